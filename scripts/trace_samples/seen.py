@@ -8,6 +8,7 @@ from typing import Any
 from trace_samples.scripted_endpoint import Json, Reply, Seen
 
 SAMPLES = Path(__file__).parents[2] / "tests" / "fixtures" / "traces"
+_ROLES = {"developer": "system"}
 _REMINDER = "<system-reminder>"
 
 
@@ -78,7 +79,9 @@ def chat_call(seen: Seen) -> Json:
             messages.append(_message(text, message.get("reasoning_content") or "", calls))
         else:
             link = {"tool_call_id": message["tool_call_id"]} if message["role"] == "tool" else {}
-            messages.append({"role": message["role"], "content": text, **link})
+            messages.append(
+                {"role": _ROLES.get(message["role"], message["role"]), "content": text, **link}
+            )
     return _call(seen, messages)
 
 
@@ -103,7 +106,7 @@ def responses_call(seen: Seen) -> Json:
             output = _text(item["output"])
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
         else:
-            role = "system" if item["role"] == "developer" else item["role"]
+            role = _ROLES.get(item["role"], item["role"])
             messages.append({"role": role, "content": _text(item["content"])})
     return _call(seen, messages)
 

@@ -75,6 +75,16 @@ def read_json_rows(path: Path) -> Iterator[JsonRow | Refusal]:
         yield _row_of(Place(path, line.number), decode_line(line))
 
 
+def read_field_rows(path: Path, field: str) -> Iterator[JsonRow | Refusal]:
+    """Yields the elements of the list that a document holds in a field, one at a time.
+
+    Raises InputError for a file that must not be read.
+    """
+    check_readable(path)
+    for number, data in enumerate(_array_elements(path, field), start=1):
+        yield _row_of(Place(path, number), _too_long() if data is None else decode_row(data))
+
+
 def _too_long() -> Problem:
     return Problem("", TOO_LONG, "take it out, or split what it holds into rows")
 
@@ -90,9 +100,12 @@ def _is_array(path: Path) -> bool:
         return stream.read(4096).removeprefix(BOM).lstrip(_BLANKS).startswith(b"[")
 
 
-def _array_elements(path: Path) -> Iterator[bytes | None]:
-    """Yields the bytes of each element of the array that a file holds; None if it is too long."""
-    scan = _ArrayScan()
+def _array_elements(path: Path, field: str | None = None) -> Iterator[bytes | None]:
+    """Yields the bytes of each element of the array that a file holds; None if it is too long.
+
+    With a field, the array is the one that the file's object has in it.
+    """
+    scan = _ArrayScan(field)
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK):
             yield from scan.elements_in(block)
@@ -102,10 +115,15 @@ def _array_elements(path: Path) -> Iterator[bytes | None]:
 class _ArrayScan:
     """Cuts an array into its elements, block by block, and holds one element at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, field: str | None) -> None:
         self._data = b""
         self._place = self._begin = self._depth = 0
         self._is_cut = False
+        self._field = None if field is None else b'"%s"' % field.encode()
+        self._depth_inside = 1 if field is None else 2
+        self._is_inside = False
+        self._key = b""
+        """The last string at the depth of the field."""
 
     def elements_in(self, block: bytes) -> Iterator[bytes | None]:
         """Yields the elements that end in the next block."""
@@ -116,20 +134,30 @@ class _ArrayScan:
                 self._place = token.start()
                 break
             self._place = token.end()
-            if kind in _CLOSING:
-                self._depth += 1
-                if self._depth == 1:
-                    self._begin = token.end()
-            elif kind == b"," or kind[:1] == b'"':
-                if kind == b"," and self._depth == 1:
-                    yield from self._element(token.start(), token.end())
-            else:
-                self._depth -= 1
-                if self._depth == 0:
-                    yield from self._element(token.start(), token.end())
+            yield from self._take(kind, token.start(), token.end())
         else:
             self._place = len(self._data)
         self._drop_what_was_read()
+
+    def _take(self, kind: bytes, start: int, end: int) -> Iterator[bytes | None]:
+        """Yields the element that a token ends, if it ends one."""
+        if kind in _CLOSING:
+            self._depth += 1
+            if self._depth == self._depth_inside and self._field in (None, self._key):
+                self._is_inside, self._begin = True, end
+        elif kind[:1] == b'"':
+            if self._depth == self._depth_inside - 1:
+                self._key = kind
+        elif kind == b",":
+            if self._is_inside and self._depth == self._depth_inside:
+                yield from self._element(start, end)
+        else:
+            self._depth -= 1
+            if self._is_inside and self._depth == self._depth_inside - 1:
+                yield from self._element(start, end)
+                self._is_inside = False
+        if not self._is_inside and self._field is not None:
+            self._begin = end
 
     def rest(self) -> Iterator[bytes | None]:
         """Yields what stands after the last element that has an end."""

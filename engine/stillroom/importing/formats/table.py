@@ -8,6 +8,7 @@ from stillroom.importing.formats.datasets.alpaca import ALPACA
 from stillroom.importing.formats.datasets.openai_files import EVAL_ITEMS, FINE_TUNING, PREFERENCES
 from stillroom.importing.formats.datasets.sharegpt import SHAREGPT
 from stillroom.importing.formats.datasets.tables import CSV, PAIRS, PARQUET
+from stillroom.importing.formats.evaluations.inspect_ai import INSPECT_AI
 from stillroom.importing.formats.observability.phoenix import PHOENIX
 from stillroom.importing.formats.observability.spans import (
     OPENINFERENCE_SPANS,
@@ -20,6 +21,7 @@ from stillroom.importing.records import TraceFormat
 
 FORMATS: tuple[TraceFormat, ...] = (
     CLAUDE_CODE,
+    INSPECT_AI,
     CODEX,
     CODEX_EXEC,
     ANTHROPIC_MESSAGES,

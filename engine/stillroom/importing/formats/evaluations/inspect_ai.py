@@ -1,0 +1,197 @@
+"""Reads the logs of inspect_ai, .eval and .json: a conversation and its scores for each sample."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from stillroom.data.checks import as_number
+from stillroom.importing.bodies.blocks import BlockReader
+from stillroom.importing.bodies.facts import (
+    as_list,
+    as_row,
+    finish_reason_of,
+    first_text,
+    positive_number,
+    without_nothing,
+)
+from stillroom.importing.chat_messages import tool_schemas
+from stillroom.importing.formats.evaluations.zipped import read_members
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    head_rows,
+    read_field_rows,
+)
+from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, TraceFormat
+from stillroom.types import Usage
+
+_ZIP = b"PK\x03\x04"
+_HEAD = 64 << 10
+_ATTACHED = "attachment://"
+_GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
+_WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+_MEMBERS = ("_journal/start.json", "header.json", "samples/")
+_MOST_DEEP = 20
+_INPUT_KEYS = ("input_tokens", "input_tokens_cache_read", "input_tokens_cache_write")
+
+
+def read_logs(paths: Sequence[Path]) -> Iterator[SourceRow]:
+    """Yields the samples of logs, with one held at a time; each repetition is a row of its own.
+
+    Raises MissingExtraError for an .eval file that is packed with Zstandard, if pyarrow is missing.
+    """
+    for path in paths:
+        with path.open("rb") as stream:
+            head = stream.read(_HEAD)
+        is_zip = head.startswith(_ZIP)
+        task = Row() if is_zip else _task_of(head)
+        for row in read_members(path, *_MEMBERS) if is_zip else read_field_rows(path, "samples"):
+            if isinstance(row, Refusal):
+                yield row
+            elif row.place.part in _MEMBERS:
+                task = as_row(row.data.get("eval"))
+            else:
+                try:
+                    yield _conversation(row, task)
+                except UnreadableRowError as error:
+                    yield Refusal(row.place, error.reason, error.detail)
+
+
+def _task_of(head: bytes) -> Row:
+    return next((as_row(row.get("eval")) for row in head_rows(head)), Row())
+
+
+def _conversation(row: JsonRow, task: Row) -> LoggedConversation:
+    sample, reader = row.data, BlockReader()
+    attachments = as_row(sample.get("attachments"))
+    messages: list[Row] = []
+    for message in as_list(sample.get("messages")):
+        messages += reader.turn(_plain(_attached(message, attachments, _MOST_DEEP)))
+    error = as_row(sample.get("error")).get("message")
+    if not messages:
+        raise UnreadableRowError("holds no messages", "the sample was not run, or failed at once")
+    output = as_row(sample.get("output"))
+    choice = as_row(next(iter(as_list(output.get("choices"))), None))
+    named = first_text(task, "model")
+    provider = named.partition("/")[0] if named and "/" in named else None
+    return LoggedConversation(
+        place=row.place,
+        messages=messages,
+        is_call=False,
+        tools=_offered_tools(sample),
+        id=first_text(sample, "uuid"),
+        provider=provider,
+        model=first_text(output, "model") or named,
+        usage=_usage(as_row(sample.get("model_usage")), named),
+        started_at=first_text(sample, "started_at"),
+        duration_s=positive_number(sample.get("total_time")),
+        finish_reason=finish_reason_of(choice.get("stop_reason")),
+        error=error if isinstance(error, str) else None,
+        scores=dict(_scores(as_row(sample.get("scores")))),
+        losses=tuple(reader.losses),
+        metadata=without_nothing(
+            task=first_text(task, "task"),
+            sample_id=sample.get("id"),
+            epoch=sample.get("epoch"),
+            target=sample.get("target"),
+            choices=sample.get("choices"),
+            limit=as_row(sample.get("limit")).get("type"),
+        )
+        | as_row(sample.get("metadata")),
+    )
+
+
+def _attached(value: Any, attachments: Row, depth: int) -> Any:
+    """Returns a value with the long texts that the log keeps elsewhere back in their places."""
+    if isinstance(value, str) and value.startswith(_ATTACHED):
+        return attachments.get(value.removeprefix(_ATTACHED), value)
+    if depth and isinstance(value, list):
+        return [_attached(one, attachments, depth - 1) for one in cast("list[Any]", value)]
+    if depth and isinstance(value, dict):
+        named = cast("Row", value)
+        return {key: _attached(one, attachments, depth - 1) for key, one in named.items()}
+    return value
+
+
+def _plain(message: Any) -> Row:
+    """Returns a message with its calls and thoughts in the form that other APIs have."""
+    fields = dict(as_row(message))
+    if calls := as_list(fields.get("tool_calls")):
+        fields["tool_calls"] = [_plain_call(as_row(call)) for call in calls]
+    if isinstance(fields.get("content"), list):
+        fields["content"] = [_plain_block(as_row(block)) for block in fields["content"]]
+    failure = as_row(fields.get("error")).get("message")
+    if fields.get("role") == "tool" and isinstance(failure, str) and not fields.get("content"):
+        fields["content"] = failure
+    return {key: value for key, value in fields.items() if key != "name"}
+
+
+def _plain_call(call: Row) -> Row:
+    function = {"name": call.get("function"), "arguments": call.get("arguments")}
+    return {"id": call.get("id"), "function": function}
+
+
+def _plain_block(block: Row) -> Row:
+    match block.get("type"):
+        case "reasoning":
+            text = first_text(block, "reasoning") if not block.get("redacted") else None
+            return {"type": "thinking", "thinking": text or first_text(block, "summary")}
+        case "tool_use":  # of the provider's tools; others are calls of the message
+            return {"type": "server_tool_use"}
+        case _:
+            return block
+
+
+def _offered_tools(sample: Row) -> list[Row] | None:
+    """Returns the tools of the sample's first call; None if the log has no events."""
+    events = map(as_row, as_list(sample.get("events")))
+    call = next((event for event in events if event.get("event") == "model"), Row())
+    return tool_schemas(call.get("tools"))
+
+
+def _usage(by_model: Row, model: str | None) -> Usage | None:
+    """Returns the tokens of the evaluated model, without those of a judge."""
+    counts = as_row(by_model.get(model)) if model in by_model else Row()
+    if not counts and len(by_model) == 1:
+        counts = as_row(next(iter(by_model.values())))
+    if not counts:
+        return None
+    prompt = sum(positive_number(counts.get(key)) or 0 for key in _INPUT_KEYS)
+    completion = positive_number(counts.get("output_tokens")) or 0
+    return Usage(prompt_tokens=int(prompt), completion_tokens=int(completion))
+
+
+def _scores(scores: Row) -> Iterator[tuple[str, float]]:
+    """Yields the scores that are numbers or grades; those with parts by scorer and part."""
+    for name, score in scores.items():
+        value = as_row(score).get("value", score)
+        parts = as_row(value)
+        for part, inner in parts.items():
+            if (number := _score(inner)) is not None:
+                yield f"{name}.{part}", number
+        if not parts and (number := _score(value)) is not None:
+            yield name, number
+
+
+def _score(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str):
+        return _GRADES.get(value, _WORDS.get(value.lower()))
+    return as_number(value)
+
+
+def _is_recognised(path: Path, head: bytes) -> bool:
+    if head.startswith(_ZIP):
+        return path.suffix == ".eval" or b"_journal/start.json" in head
+    first = next(iter(head_rows(head)), Row())
+    return {"version", "status", "eval"} <= first.keys() and "task" in as_row(first["eval"])
+
+
+INSPECT_AI = TraceFormat(
+    name="inspect_ai",
+    title="inspect_ai logs (.eval and .json)",
+    is_recognised=_is_recognised,
+    read=read_logs,
+)
