@@ -6,7 +6,7 @@
 import json
 from typing import Any
 
-from trace_samples.files import SAMPLES, write_rows
+from trace_samples.files import SAMPLES
 from trace_samples.scripted_endpoint import Json
 
 
@@ -86,16 +86,6 @@ def _write_document(name: str, document: Any) -> None:
 def main() -> None:
     """Writes all samples of this kind."""
     _write_document("openrouter/broadcast.json", _openrouter())
-    write_rows("phoenix/annotations.jsonl", _annotations())
-
-
-def _annotations() -> list[Json]:
-    """Returns annotations as Phoenix's API lists them."""
-    judged = {"span_id": "b" * 16, "name": "helpful", "annotator_kind": "HUMAN"}
-    return [
-        judged | {"id": "1", "result": {"label": "good", "score": 1, "explanation": None}},
-        judged | {"id": "2", "name": "tone", "result": {"label": "kind", "score": None}},
-    ]
 
 
 if __name__ == "__main__":
