@@ -1,6 +1,6 @@
 """Writes the samples of Phoenix with a Phoenix server on the loopback.
 
-`PYTHONPATH=scripts python -m trace_samples.make_phoenix`; needs arize-phoenix, arize-phoenix-client,
+`PYTHONPATH=scripts python -m trace_samples.make_phoenix`; needs arize-phoenix, its client, pandas,
 openai, openinference-instrumentation-openai and opentelemetry-exporter-otlp-proto-http.
 """
 

@@ -9,6 +9,7 @@ from stillroom.importing.formats.datasets.openai_files import EVAL_ITEMS, FINE_T
 from stillroom.importing.formats.datasets.sharegpt import SHAREGPT
 from stillroom.importing.formats.datasets.tables import CSV, PAIRS, PARQUET
 from stillroom.importing.formats.evaluations.inspect_ai import INSPECT_AI
+from stillroom.importing.formats.observability.langfuse import LANGFUSE
 from stillroom.importing.formats.observability.phoenix import PHOENIX
 from stillroom.importing.formats.observability.spans import (
     OPENINFERENCE_SPANS,
@@ -33,6 +34,7 @@ FORMATS: tuple[TraceFormat, ...] = (
     OPENROUTER,
     OTEL_GENAI,
     PHOENIX,
+    LANGFUSE,
     PREFERENCES,
     EVAL_ITEMS,
     SHAREGPT,

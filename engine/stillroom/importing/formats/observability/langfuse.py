@@ -1,0 +1,321 @@
+"""Exports of Langfuse: observations, traces and scores, of its pages, its API or its bucket.
+
+Source: the fields of the API and of the export to a bucket; the former write camelCase, the latter
+snake_case. CSV files have JSON texts in their columns.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stillroom.importing.bodies.blocks import BlockReader
+from stillroom.importing.bodies.exchanges import NO_REPLY
+from stillroom.importing.bodies.facts import (
+    as_list,
+    as_row,
+    decimal_number,
+    iso_time,
+    parsed,
+    seconds_between,
+    text_of,
+    usage_details,
+    usage_of,
+    without_nothing,
+)
+from stillroom.importing.bodies.free_form import FreeReply, free_prompt, free_replies, free_tools
+from stillroom.importing.chat_messages import IMAGES_LOST, TRUNCATED, tool_schemas
+from stillroom.importing.formats.observability.spans import NO_CALL
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    head_rows,
+)
+from stillroom.importing.records import (
+    Feedback,
+    LoggedConversation,
+    Place,
+    Refusal,
+    SourceRow,
+    TraceFormat,
+)
+from stillroom.importing.table_rows import csv_head, read_any_rows
+from stillroom.types import Usage
+
+_MEDIA = "@@@langfuseMedia:type=image"
+_TRACE_KEYS = frozenset({"sessionId", "session_id", "userId", "user_id", "bookmarked", "htmlPath"})
+_OBSERVATION_TYPES = frozenset(
+    {
+        "AGENT",
+        "CHAIN",
+        "EMBEDDING",
+        "EVALUATOR",
+        "EVENT",
+        "GENERATION",
+        "GUARDRAIL",
+        "RETRIEVER",
+        "SPAN",
+        "TOOL",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One observation, trace or score."""
+
+    place: Place
+    data: Row
+    kind: str
+    """`observation`, `trace` or `score`; empty for a row that is none of them."""
+
+
+@dataclass(slots=True)
+class _Traces:
+    """What the rows say of the traces that others belong to."""
+
+    sessions: dict[str, str] = field(default_factory=dict[str, str])
+    with_generations: set[str] = field(default_factory=set[str])
+
+
+def _value(row: Row, camel: str, *others: str) -> Any:
+    """Returns a field by its name in camelCase, else in snake_case or under another name."""
+    snake = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in camel)
+    return next((row[name] for name in (camel, snake, *others) if row.get(name) is not None), None)
+
+
+def _kind(row: Row) -> str:
+    has_trace = _value(row, "traceId") is not None
+    is_judged = has_trace or any(_value(row, f"{name}Id") for name in ("observation", "session"))
+    if "name" in row and "value" in row and is_judged:
+        return "score"
+    if has_trace and (
+        "startTime" in row or "start_time" in row or row.get("type") in _OBSERVATION_TYPES
+    ):
+        return "observation"
+    is_trace = "timestamp" in row and "name" in row and not _TRACE_KEYS.isdisjoint(row)
+    return (
+        "trace" if "id" in row and (is_trace or isinstance(row.get("observations"), list)) else ""
+    )
+
+
+def _items(row: Row, place: Place) -> Iterator[_Item]:
+    """Yields what a row holds: itself, the rows of an answer of the API, or a downloaded trace."""
+    listed = as_list(row.get("data")) if "id" not in row else []
+    if not listed and isinstance(row.get("traces"), list) and "name" not in row:
+        listed = as_list(row["traces"])
+    if listed:
+        for number, item in enumerate(listed, start=1):
+            yield from _items(as_row(item), Place(place.path, place.line, f"row {number}"))
+        return
+    trace = as_row(row.get("trace"))
+    whole = trace | {name: row.get(name) for name in ("observations", "scores")} if trace else row
+    yield _Item(place, whole, _kind(whole))
+    if _kind(whole) != "trace":
+        return
+    for name, kind in (("observations", "observation"), ("scores", "score")):
+        for number, item in enumerate(as_list(whole.get(name)), start=1):
+            if not isinstance(item, dict):
+                continue
+            part = text_of(as_row(item).get("id")) or f"{name} {number}"
+            inner = {"traceId": whole.get("id")} | as_row(item)
+            yield _Item(Place(place.path, place.line, part), inner, kind)
+
+
+def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
+    traces = _Traces()
+    for item in _all_items(paths):
+        if isinstance(item, _Item):
+            _look_at(item, traces)
+    for item in _all_items(paths):
+        if isinstance(item, Refusal):
+            yield item
+            continue
+        try:
+            rows = list(_rows_of(item, traces))
+        except UnreadableRowError as error:
+            yield Refusal(item.place, error.reason, error.detail)
+        else:
+            yield from rows
+
+
+def _all_items(paths: Sequence[Path]) -> Iterator[_Item | Refusal]:
+    for path in paths:
+        for row in read_any_rows(path):
+            if isinstance(row, JsonRow):
+                yield from _items(row.data, row.place)
+            else:
+                yield row
+
+
+def _look_at(item: _Item, traces: _Traces) -> None:
+    trace = item.data.get("id") if item.kind == "trace" else _value(item.data, "traceId")
+    session = text_of(_value(item.data, "sessionId"))
+    if not isinstance(trace, str):
+        return
+    if session is not None and item.kind != "score":
+        traces.sessions[trace] = session
+    if item.kind == "observation" and _is_generation(item.data):
+        traces.with_generations.add(trace)
+
+
+def _is_generation(row: Row) -> bool:
+    kind = row.get("type")
+    if isinstance(kind, str) and kind:
+        return kind.upper() == "GENERATION"
+    return text_of(_model(row)) is not None
+
+
+def _model(row: Row) -> Any:
+    return _value(row, "model", "providedModelName", "provided_model_name")
+
+
+def _rows_of(item: _Item, traces: _Traces) -> Iterator[SourceRow]:
+    match item.kind:
+        case "score":
+            yield _feedback(item)
+        case "observation" if _is_generation(item.data):
+            trace = text_of(_value(item.data, "traceId")) or ""
+            yield from _calls(item, trace, traces.sessions.get(trace))
+        case "observation":
+            yield Refusal(item.place, NO_CALL, str(item.data.get("type")))
+        case "trace":
+            trace = text_of(item.data.get("id")) or ""
+            yield from _scores_of(item)
+            if trace in traces.with_generations:
+                yield Refusal(item.place, NO_CALL, "a trace, whose generations are read")
+            else:
+                yield from _calls(item, trace, traces.sessions.get(trace))
+        case _:
+            yield Refusal(item.place, "neither an observation, a trace nor a score")
+
+
+def _feedback(item: _Item) -> Feedback | Refusal:
+    row = item.data
+    name = text_of(row.get("name"))
+    about = next(
+        (text for key in ("observationId", "traceId", "sessionId")
+         if (text := text_of(_value(row, key)))), None
+    )  # fmt: skip
+    if name is None or about is None:
+        return Refusal(
+            item.place, "a judgement of nothing", "it names no trace, or not what it judges"
+        )
+    is_number = str(_value(row, "dataType") or "NUMERIC").upper() in ("NUMERIC", "BOOLEAN")
+    value = row.get("value")
+    score = float(value) if isinstance(value, bool) else decimal_number(value)
+    if score is None or not is_number:
+        label = _value(row, "stringValue")
+        return Refusal(item.place, "a judgement without a number", f"{name}: {label}")
+    return Feedback(item.place, about, name, score)
+
+
+def _scores_of(item: _Item) -> Iterator[Feedback]:
+    """Yields the judgements in a trace's row of a table: the values of each score by its name."""
+    for name, values in as_row(parsed(item.data.get("scores"))).items():
+        for number, value in enumerate(as_list(values) or [values]):
+            score = decimal_number(value)
+            about = text_of(item.data.get("id"))
+            if score is not None and about is not None:
+                place = Place(item.place.path, item.place.line, f"{name} {number}")
+                yield Feedback(place, about, name, score)
+
+
+def _calls(item: _Item, trace: str, session: str | None) -> Iterator[LoggedConversation]:
+    row, reader = item.data, BlockReader()
+    given, said = parsed(row.get("input")), parsed(row.get("output"))
+    _note_losses(row, reader)
+    prompt = free_prompt(given, reader)
+    failed = str(row.get("level")).upper() == "ERROR"
+    error = (text_of(_value(row, "statusMessage")) or "unknown") if failed else None
+    if said in (None, "", {}, []):
+        if error is None:
+            raise UnreadableRowError(NO_REPLY, "the observation has no output")
+        found = [FreeReply([])]
+    else:
+        found = free_replies(said, reader)
+    begin, end = _value(row, "startTime", "timestamp"), _value(row, "endTime")
+    for number, reply in enumerate(found):
+        own = text_of(row.get("id"))
+        place = item.place
+        if number:
+            place = Place(place.path, place.line, f"{place.part or own} choice {number}")
+        yield LoggedConversation(
+            place=place,
+            messages=[*prompt, *reply.messages],
+            is_call=True,
+            tools=_tools(row, given),
+            group=text_of(_value(row, "sessionId")) or session,
+            id=f"{own}#{number}" if number else own,
+            judged_as=(trace,) if trace and trace != own else (),
+            model=text_of(_model(row)),
+            usage=_usage(row),
+            cost_usd=_cost(row),
+            started_at=iso_time(begin),
+            duration_s=seconds_between(begin, end),
+            finish_reason=reply.ending,
+            error=None if reply.messages else error,
+            losses=tuple(reader.losses),
+            metadata=without_nothing(
+                trace_id=trace, tags=parsed(row.get("tags")), metadata=parsed(row.get("metadata")),
+                **usage_details(as_row(parsed(row.get("usage")))),
+            ),
+        )  # fmt: skip
+
+
+def _note_losses(row: Row, reader: BlockReader) -> None:
+    texts = [str(row.get(name)) for name in ("input", "output")]
+    if any(_MEDIA in text for text in texts):
+        reader.lose(IMAGES_LOST)
+    if any("<truncated due to size" in text for text in texts):
+        reader.lose(TRUNCATED)
+
+
+def _tools(row: Row, given: Any) -> list[Row] | None:
+    tools = free_tools(given)
+    if tools is not None:
+        return tools
+    listed = parsed(_value(row, "toolDefinitions"))
+    named = as_row(listed)
+    found = [as_row(parsed(tool)) | {"name": name} for name, tool in named.items()]
+    return tool_schemas(found or as_list(listed))
+
+
+def _usage(row: Row) -> Usage | None:
+    """Returns the tokens; details whose names have `input` or `output` in them add up."""
+    details = as_row(parsed(_value(row, "usageDetails")))
+    prompt = [v for name, v in details.items() if "input" in name or name == "prompt"]
+    completion = [v for name, v in details.items() if "output" in name or name == "completion"]
+    numbers = [[decimal_number(value) or 0 for value in side] for side in (prompt, completion)]
+    if any(numbers):
+        return Usage(prompt_tokens=int(sum(numbers[0])), completion_tokens=int(sum(numbers[1])))
+    usage = as_row(parsed(row.get("usage"))) | details
+    plain = {"prompt_tokens": usage.get("input"), "completion_tokens": usage.get("output")}
+    return usage_of(usage) or usage_of(plain) or usage_of(row)
+
+
+def _cost(row: Row) -> float | None:
+    details = as_row(parsed(_value(row, "costDetails")))
+    cost = _value(row, "calculatedTotalCost", "totalCost", "total_cost")
+    return decimal_number(details.get("total", cost) if cost is None else cost)
+
+
+def _is_recognised(path: Path, head: bytes) -> bool:
+    for row in (*head_rows(head), *csv_head(path, head)):
+        for item in _items(row, Place(path, 1)):
+            if item.kind in ("observation", "score") or (item.kind == "trace" and _is_ours(row)):
+                return True
+    return False
+
+
+def _is_ours(row: Row) -> bool:
+    return any(name in row for name in ("input", "output", "observations", "trace", "data", "tags"))
+
+
+LANGFUSE = TraceFormat(
+    name="langfuse",
+    title="Langfuse: observations, traces and scores",
+    is_recognised=_is_recognised,
+    read=_read,
+)

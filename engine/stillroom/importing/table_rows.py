@@ -1,0 +1,184 @@
+"""Reads the rows of tables: CSV and TSV files with a header, and parquet files."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from stillroom.data.row_files import MAX_ROW_BYTES, TOO_LONG
+from stillroom.errors import DataError, missing_extra
+from stillroom.importing.json_rows import JsonRow, Row, read_json_rows
+from stillroom.importing.records import Place, Refusal
+from stillroom.lines import BOM
+from stillroom.secrecy.readable import check_readable
+
+PARQUET_MARK = b"PAR1"
+"""The first bytes of a parquet file, and its last ones."""
+_BATCH = 256
+_TAIL = 256 << 10
+_MOST_HEAD_ROWS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The names of a table's columns, and its rows with the values under these names."""
+
+    columns: Sequence[str]
+    rows: Iterator[JsonRow | Refusal]
+
+
+def is_csv(path: Path, head: bytes) -> bool:
+    """Returns whether a file is a CSV or TSV table by its name and its first bytes."""
+    return path.suffix.lower() in (".csv", ".tsv") and not head.startswith(PARQUET_MARK)
+
+
+def read_any_rows(path: Path) -> Iterator[JsonRow | Refusal]:
+    """Yields the rows of a CSV, TSV or parquet table, or of a file of JSON rows.
+
+    Raises MissingExtraError for parquet without pyarrow, DataError for a broken parquet file, and
+    InputError for a file that must not be read.
+    """
+    check_readable(path)
+    with path.open("rb") as stream:
+        head = stream.read(len(PARQUET_MARK))
+    if head == PARQUET_MARK:
+        yield from parquet_table(path).rows
+    elif is_csv(path, head):
+        with csv_table(path) as table:
+            yield from table.rows
+    else:
+        yield from read_json_rows(path)
+
+
+@contextmanager
+def csv_table(path: Path) -> Iterator[Table]:
+    """Opens a CSV or TSV file; a row's line is the last one of its lines."""
+    check_readable(path)
+    with path.open("rb") as stream:
+        lines = _TextLines(stream)
+        csv.field_size_limit(MAX_ROW_BYTES)
+        rows = csv.reader(lines, delimiter=_delimiter(path, stream))
+        header = next(rows, [])
+        yield Table(header, _csv_rows(path, header, rows, lines))
+
+
+def _csv_rows(
+    path: Path, header: list[str], rows: Iterator[list[str]], lines: "_TextLines"
+) -> Iterator[JsonRow | Refusal]:
+    while True:
+        try:
+            fields = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield Refusal(Place(path, lines.number), "not a row of CSV", str(error))
+            continue
+        place = Place(path, lines.number)
+        if len(fields) != len(header):
+            detail = f"it has {len(fields)} fields, and the header has {len(header)}"
+            if fields:
+                yield Refusal(place, "another number of fields than the header", detail)
+        elif any("\ud800" <= character <= "\udfff" for field in fields for character in field):
+            yield Refusal(place, "not UTF-8 text", "save the file as UTF-8")
+        else:
+            yield JsonRow(place, dict(zip(header, fields, strict=True)))
+
+
+def csv_head(path: Path, head: bytes) -> list[Row]:
+    """Returns the first rows of a CSV table of which only the first bytes are known.
+
+    The last of them may be cut. A file that is no CSV table has none.
+    """
+    if not is_csv(path, head):
+        return []
+    lines = head.removeprefix(BOM).decode(errors="replace").splitlines(keepends=True)
+    header = lines[0] if lines else ""
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t|", key=header.count)
+    rows: list[Row] = []
+    try:
+        for row in csv.DictReader(lines, delimiter=delimiter):
+            rows.append({name: value for name, value in row.items() if isinstance(name, str)})
+            if len(rows) == _MOST_HEAD_ROWS:
+                break
+    except csv.Error:
+        return rows
+    return rows
+
+
+def parquet_columns(path: Path, head: bytes) -> bytes:
+    """Returns the end of a parquet file, in which the names of its columns stand; else nothing."""
+    if not head.startswith(PARQUET_MARK):
+        return b""
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - _TAIL))
+        return stream.read()
+
+
+def parquet_table(path: Path) -> Table:
+    """Opens a parquet file, whose rows are read some hundred at a time.
+
+    Raises MissingExtraError without pyarrow, and DataError if the file is broken.
+    """
+    check_readable(path)
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise missing_extra("traces", "reading parquet") from error
+
+    try:
+        table: Any = parquet.ParquetFile(path)
+    except pyarrow.ArrowException as error:
+        raise _broken(path, error) from error
+
+    def rows() -> Iterator[JsonRow | Refusal]:
+        number = 0
+        try:
+            for batch in table.iter_batches(batch_size=_BATCH):
+                for data in batch.to_pylist():
+                    number += 1
+                    yield JsonRow(Place(path, number), data)
+        except pyarrow.ArrowException as error:
+            raise _broken(path, error) from error
+
+    return Table(list(table.schema_arrow.names), rows())
+
+
+def _broken(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path} is no readable parquet file: {error}", "export it again")
+
+
+def _delimiter(path: Path, stream: BinaryIO) -> str:
+    """Returns the delimiter that the header has most; a .tsv file has tabs."""
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    header = stream.readline(1 << 16).decode(errors="replace")
+    stream.seek(0)
+    return max(",;\t|", key=header.count)
+
+
+class _TextLines:
+    """The lines of a text file with their number; bytes that are not UTF-8 become half characters.
+
+    A line that is too long to be held is skipped, and reading it raises csv.Error.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.number = 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        line = self._stream.readline(MAX_ROW_BYTES)
+        if not line:
+            raise StopIteration
+        self.number += 1
+        if len(line) == MAX_ROW_BYTES and not line.endswith(b"\n"):
+            while line and not line.endswith(b"\n"):
+                line = self._stream.readline(MAX_ROW_BYTES)
+            raise csv.Error(f"the line {TOO_LONG}")
+        return line.removeprefix(BOM if self.number == 1 else b"").decode(errors="surrogateescape")

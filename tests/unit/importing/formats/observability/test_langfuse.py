@@ -1,0 +1,166 @@
+"""Exports of Langfuse; the samples hold what its SDK sent."""
+
+import csv
+import json
+
+import pytest
+
+from fakes.scripted_calls import assert_holds_conversation, calls_of, write_rows
+from fakes.trace_files import SAMPLES, read, recognised_by, refusals, shown
+from stillroom.importing.records import Feedback
+
+LANGFUSE = SAMPLES / "langfuse"
+
+
+def observation(given, said, **more):
+    return {
+        "id": "o1",
+        "traceId": "t1",
+        "type": "GENERATION",
+        "name": "call",
+        "startTime": "2026-03-01T10:00:00.000Z",
+        "endTime": "2026-03-01T10:00:01.500Z",
+        "model": "m",
+        "input": given,
+        "output": said,
+    } | more
+
+
+USER = [{"role": "user", "content": "Hi?"}]
+
+
+@pytest.mark.parametrize(
+    "name", ["observations.json", "observations.csv", "bucket_observations.jsonl"]
+)
+def test_generations_come_back_as_the_sdk_sent_them(name):
+    rows = read("langfuse", LANGFUSE / name)
+    calls = calls_of(rows)
+    # The wrapper of openai's client keeps neither the reasoning nor why a reply ended.
+    assert_holds_conversation(calls, keeps_reasoning=False, loses_reasoning=True, has_finish=False)
+    assert [reason for _, reason in refusals(rows)] == ["no model call"]
+    assert {call.group for call in calls} == ({"shop-1"} if "bucket" in name else {None})
+    assert (calls[0].started_at, calls[0].duration_s) == ("2026-03-01T10:00:00Z", 0.5)
+
+
+def test_the_session_of_a_trace_is_that_of_its_generations():
+    rows = read("langfuse", LANGFUSE / "observations.json", LANGFUSE / "traces.jsonl")
+    assert {call.group for call in calls_of(rows)} == {"shop-1"}
+    assert [reason for _, reason in refusals(rows)] == ["no model call", "no model call"]
+
+
+def test_scores_are_feedback_about_their_trace():
+    rows = read(
+        "langfuse", LANGFUSE / "bucket_scores.jsonl", LANGFUSE / "bucket_observations.jsonl"
+    )
+    (score,) = (row for row in rows if isinstance(row, Feedback))
+    assert (score.name, score.value) == ("helpful", 1.0)
+    assert all(call.judged_as == (score.about,) for call in calls_of(rows))
+    assert (2, "a judgement without a number") in refusals(rows)
+
+
+def test_a_downloaded_trace_holds_its_observations_and_scores(tmp_path):
+    trace = {
+        "id": "t1",
+        "timestamp": "2026-03-01T10:00:00.000Z",
+        "name": "answer",
+        "sessionId": "s1",
+        "input": {"question": "Hi?"},
+        "output": "Yes.",
+        "observations": [
+            observation(USER, {"role": "assistant", "content": "Yes."}),
+            observation(None, None, id="o2", type="SPAN"),
+        ],
+        "scores": [
+            {"id": "x", "name": "ok", "value": True, "dataType": "BOOLEAN", "traceId": "t1"}
+        ],
+    }
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(trace, indent=1), encoding="utf-8")
+    older = {"trace": {**trace, "observations": None, "scores": None},
+             "observations": trace["observations"]}  # fmt: skip
+    assert recognised_by(path) == ["langfuse"]
+    rows = read("langfuse", path)
+    (call,) = calls_of(rows)
+    assert (call.group, call.place.part, call.judged_as) == ("s1", "o1", ("t1",))
+    assert [(row.about, row.value) for row in rows if isinstance(row, Feedback)] == [("t1", 1.0)]
+    assert [row.place.part for row in rows if hasattr(row, "reason")] == ["", "o2"]
+    again = read("langfuse", write_rows(tmp_path / "older.jsonl", older))
+    assert calls_of(again)[0].messages == call.messages
+
+
+def test_a_trace_without_generations_is_a_call_if_it_holds_messages(tmp_path):
+    trace = {"id": "t1", "timestamp": "2026-03-01 10:00:00.5", "name": "chat", "userId": None,
+             "input": USER, "output": {"role": "assistant", "content": "Yes."}, "tags": ["a"],
+             "scores": {"helpful": ["1", "0"]}}  # fmt: skip
+    function = trace | {"id": "t2", "input": {"a": 1, "b": 2}, "output": 3, "scores": None}
+    rows = read("langfuse", write_rows(tmp_path / "traces.jsonl", trace, function))
+    (call,) = calls_of(rows)
+    assert (call.id, call.judged_as, call.metadata["tags"]) == ("t1", (), ["a"])
+    assert call.started_at == "2026-03-01T10:00:00.500000Z"
+    assert [row.value for row in rows if isinstance(row, Feedback)] == [1.0, 0.0]
+    assert refusals(rows) == [(2, "holds no messages")]
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "expected"),
+    [
+        ("Hi?", "Yes.", ["user Hi?", "assistant Yes."]),
+        (json.dumps(USER), json.dumps("Yes."), ["user Hi?", 'assistant "Yes."']),
+        ({"question": "Hi?"}, {"answer": "Yes.", "role": "assistant", "content": "Y"},
+         ["user Hi?", "assistant Y"]),
+        ({"args": [], "kwargs": {"messages": USER}}, {"content": "Yes."},
+         ["user Hi?", "assistant Yes."]),
+        (USER, [{"type": "text", "text": "Yes."},
+                {"type": "tool_use", "id": "t", "name": "f", "input": {}}],
+         ["user Hi?", "assistant Yes. f{}"]),
+        ([{"role": "user", "content": "Hi?"}, {"type": "function_call", "call_id": "c", "name": "f",
+                                               "arguments": "{}"}],
+         [{"type": "message", "role": "assistant", "content": [
+             {"type": "output_text", "text": "Yes."}]}], ["user Hi?", "assistant  f{}",
+                                                          "assistant Yes."]),
+        ({"messages": USER}, {"messages": [*USER, {"role": "assistant", "content": "Yes."}]},
+         ["user Hi?", "assistant Yes."]),
+    ],
+)  # fmt: skip
+def test_inputs_and_outputs_may_have_any_shape_that_holds_messages(given, said, expected, tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", observation(given, said))
+    (call,) = calls_of(read("langfuse", path))
+    assert shown(call.messages) == expected
+
+
+def test_losses_failures_and_costs_are_named(tmp_path):
+    cut = observation(
+        [{"role": "user", "content": "<truncated due to size exceeding limit>"}],
+        "Y",
+        calculatedTotalCost=0.5,
+        usage={"input": 5, "output": 2, "unit": "TOKENS"},
+    )
+    failed = observation(USER, None, level="ERROR", statusMessage="429")
+    silent = observation(USER, None)
+    rows = read("langfuse", write_rows(tmp_path / "rows.jsonl", cut, failed, silent))  # fmt: skip
+    first, second = calls_of(rows)
+    assert first.losses == ("content truncated by the log",)
+    assert (first.cost_usd, first.usage.prompt_tokens, first.usage.completion_tokens) == (0.5, 5, 2)
+    assert (second.error, shown(second.messages)) == ("429", ["user Hi?"])
+    assert refusals(rows) == [(3, "no reply")]
+
+
+def test_broken_tables_and_rows_are_refused_by_line(tmp_path):
+    path = tmp_path / "observations.csv"
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["id", "traceId", "type", "input", "output"])
+        writer.writerow(["o1", "t1", "GENERATION", json.dumps(USER), "Yes."])
+        writer.writerow(["o2", "t1"])
+        writer.writerow(["o3", "t1", "GENERATION", "[{", ""])
+    assert recognised_by(path)[0] == "langfuse"
+    rows = read("langfuse", path)
+    assert len(calls_of(rows)) == 1
+    assert refusals(rows) == [(3, "another number of fields than the header"), (4, "no reply")]
+    other = write_rows(tmp_path / "rows.jsonl", {"a": 1}, b"[[[", {"name": "x", "value": 1,
+                                                                  "traceId": {}})  # fmt: skip
+    assert refusals(read("langfuse", other)) == [
+        (1, "neither an observation, a trace nor a score"),
+        (2, "not a JSON object"),
+        (3, "a judgement of nothing"),
+    ]
