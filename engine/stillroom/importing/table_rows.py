@@ -1,7 +1,7 @@
 """Reads the rows of tables: CSV and TSV files with a header, and parquet files."""
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ def read_any_rows(path: Path) -> Iterator[JsonRow | Refusal]:
 
 
 @contextmanager
-def csv_table(path: Path) -> Iterator[Table]:
+def csv_table(path: Path) -> Generator[Table]:
     """Opens a CSV or TSV file; a row's line is the last one of its lines."""
     check_readable(path)
     with path.open("rb") as stream:
@@ -137,7 +137,7 @@ def parquet_table(path: Path) -> Table:
         number = 0
         try:
             for batch in table.iter_batches(batch_size=_BATCH):
-                for data in batch.to_pylist():
+                for data in batch.to_pylist(maps_as_pydicts="lossy"):
                     number += 1
                     yield JsonRow(Place(path, number), data)
         except pyarrow.ArrowException as error:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any, cast
 
 import msgspec
@@ -104,10 +105,10 @@ def positive_number(value: Any) -> float | None:
 
 def decimal_number(value: Any) -> float | None:
     """Returns a number that may be written as text; None if it is not a finite one."""
-    if isinstance(value, str):
+    if isinstance(value, str | Decimal):
         try:
             value = float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
     number = as_number(value)
     return number if number is not None and math.isfinite(number) else None
@@ -158,9 +159,9 @@ def _first_count(fields: Mapping[str, Any], names: tuple[str, ...]) -> int | Non
 
 def _moment(value: Any) -> datetime | None:
     number = decimal_number(value)
-    if number is None and isinstance(value, str):
+    if number is None and isinstance(value, str | datetime):
         try:
-            moment = datetime.fromisoformat(value)
+            moment = datetime.fromisoformat(value) if isinstance(value, str) else value
             return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
         except (ValueError, OverflowError):
             return None

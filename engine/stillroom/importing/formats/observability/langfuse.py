@@ -40,7 +40,7 @@ from stillroom.importing.records import (
     SourceRow,
     TraceFormat,
 )
-from stillroom.importing.table_rows import csv_head, read_any_rows
+from stillroom.importing.table_rows import csv_head, parquet_columns, read_any_rows
 from stillroom.types import Usage
 
 _MEDIA = "@@@langfuseMedia:type=image"
@@ -59,6 +59,14 @@ _OBSERVATION_TYPES = frozenset(
         "TOOL",
     }
 )
+
+
+_PARQUET_COLUMNS = (
+    (b"trace_id", b"parent_observation_id"),
+    (b"trace_id", b"observation_id", b"data_type"),
+    (b"session_id", b"bookmarked", b"timestamp"),
+)
+"""The columns by which a parquet file of the export to a bucket is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +310,9 @@ def _cost(row: Row) -> float | None:
 
 
 def _is_recognised(path: Path, head: bytes) -> bool:
+    columns = parquet_columns(path, head)
+    if any(all(name in columns for name in names) for names in _PARQUET_COLUMNS):
+        return True
     for row in (*head_rows(head), *csv_head(path, head)):
         for item in _items(row, Place(path, 1)):
             if item.kind in ("observation", "score") or (item.kind == "trace" and _is_ours(row)):

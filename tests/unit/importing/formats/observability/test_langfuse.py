@@ -164,3 +164,20 @@ def test_broken_tables_and_rows_are_refused_by_line(tmp_path):
         (2, "not a JSON object"),
         (3, "a judgement of nothing"),
     ]
+
+
+def test_parquet_files_of_the_export_to_a_bucket_are_read(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = map(json.loads, (LANGFUSE / "bucket_observations.jsonl").read_text("utf-8").splitlines())
+    texts = [{key: row[key] for key in row if key != "model_parameters"} for row in rows]
+    for row in texts:
+        row["usage_details"] = list(row["usage_details"].items())
+    counts = pyarrow.map_(pyarrow.string(), pyarrow.int64())
+    fields = [(name, counts if name == "usage_details" else pyarrow.string()) for name in texts[0]]
+    path = tmp_path / "part-0.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(texts, pyarrow.schema(fields)), path)
+    assert recognised_by(path)[0] == "langfuse"
+    calls = calls_of(read("langfuse", path))
+    assert_holds_conversation(calls, keeps_reasoning=False, loses_reasoning=True, has_finish=False)
