@@ -115,6 +115,9 @@ def _fact_rules(request: FilterDataset) -> list[_FactRule]:
     if (tool := request.require_tool_use) is not None:
         unused = Reason(f"tool use missing ({tool})")
         rules.append(lambda facts: None if _uses(facts, tool) else unused)
+    if request.only_tools:
+        known, others = frozenset(request.only_tools), Reason("calls other tools")
+        rules.append(lambda facts: None if facts.tools_used <= known else others)
     if request.max_tool_errors is not None:
         rules.append(_tool_error_rule(request.max_tool_errors))
     return rules
