@@ -11,12 +11,13 @@ from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, 
 SAMPLES = Path(__file__).parents[1] / "fixtures" / "traces"
 """A folder for each format, with its name; `.seen.json` files say what the endpoint saw."""
 HEAD = 64 << 10
+_NOTES = (".seen.json", "metadata.json")
 
 
 def sample_files() -> list[Path]:
     """The files of all samples, without notes about them."""
     files = (path for path in SAMPLES.rglob("*") if path.is_file())
-    return sorted(path for path in files if not path.name.endswith(".seen.json"))
+    return sorted(path for path in files if not path.name.endswith(_NOTES))
 
 
 def recognised_by(path: Path) -> list[str]:

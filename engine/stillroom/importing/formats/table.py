@@ -9,6 +9,7 @@ from stillroom.importing.formats.datasets.openai_files import EVAL_ITEMS, FINE_T
 from stillroom.importing.formats.datasets.sharegpt import SHAREGPT
 from stillroom.importing.formats.datasets.tables import CSV, PAIRS, PARQUET
 from stillroom.importing.formats.evaluations.inspect_ai import INSPECT_AI
+from stillroom.importing.formats.evaluations.verifiers import EPISODES, RESULTS
 from stillroom.importing.formats.observability.langfuse import LANGFUSE
 from stillroom.importing.formats.observability.phoenix import PHOENIX
 from stillroom.importing.formats.observability.spans import (
@@ -23,6 +24,8 @@ from stillroom.importing.records import TraceFormat
 FORMATS: tuple[TraceFormat, ...] = (
     CLAUDE_CODE,
     INSPECT_AI,
+    RESULTS,
+    EPISODES,
     CODEX,
     CODEX_EXEC,
     ANTHROPIC_MESSAGES,
