@@ -9,6 +9,7 @@ from stillroom.importing.formats.datasets.openai_files import EVAL_ITEMS, FINE_T
 from stillroom.importing.formats.datasets.sharegpt import SHAREGPT
 from stillroom.importing.formats.datasets.tables import CSV, PAIRS, PARQUET
 from stillroom.importing.formats.evaluations.inspect_ai import INSPECT_AI
+from stillroom.importing.formats.evaluations.rollout_layouts import NEMO_GYM, RNOW
 from stillroom.importing.formats.evaluations.verifiers import EPISODES, RESULTS
 from stillroom.importing.formats.observability.langfuse import LANGFUSE
 from stillroom.importing.formats.observability.phoenix import PHOENIX
@@ -26,6 +27,8 @@ FORMATS: tuple[TraceFormat, ...] = (
     INSPECT_AI,
     RESULTS,
     EPISODES,
+    RNOW,
+    NEMO_GYM,
     CODEX,
     CODEX_EXEC,
     ANTHROPIC_MESSAGES,
