@@ -12,6 +12,7 @@ from stillroom.importing.formats.evaluations.inspect_ai import INSPECT_AI
 from stillroom.importing.formats.evaluations.rollout_layouts import NEMO_GYM, RNOW
 from stillroom.importing.formats.evaluations.verifiers import EPISODES, RESULTS
 from stillroom.importing.formats.observability.langfuse import LANGFUSE
+from stillroom.importing.formats.observability.langsmith import LANGSMITH
 from stillroom.importing.formats.observability.phoenix import PHOENIX
 from stillroom.importing.formats.observability.spans import (
     OPENINFERENCE_SPANS,
@@ -41,6 +42,7 @@ FORMATS: tuple[TraceFormat, ...] = (
     OTEL_GENAI,
     PHOENIX,
     LANGFUSE,
+    LANGSMITH,
     PREFERENCES,
     EVAL_ITEMS,
     SHAREGPT,

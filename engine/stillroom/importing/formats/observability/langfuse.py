@@ -98,9 +98,8 @@ def _kind(row: Row) -> str:
     is_judged = has_trace or any(_value(row, f"{name}Id") for name in ("observation", "session"))
     if "name" in row and "value" in row and is_judged:
         return "score"
-    if has_trace and (
-        "startTime" in row or "start_time" in row or row.get("type") in _OBSERVATION_TYPES
-    ):
+    has_type = row.get("type") in _OBSERVATION_TYPES
+    if has_trace and (has_type or ("input" in row and _value(row, "startTime") is not None)):
         return "observation"
     is_trace = "timestamp" in row and "name" in row and not _TRACE_KEYS.isdisjoint(row)
     return (
