@@ -9,7 +9,7 @@ from dataclasses import replace
 from stillroom.recording.admission import Admission
 from stillroom.recording.answering import Caller
 from stillroom.recording.capture import CallCapture
-from stillroom.recording.exchange import Exchange
+from stillroom.recording.pass_through import PassThrough
 from stillroom.recording.heads import RequestHead
 from stillroom.recording.journal import CallJournal, Outcome
 from stillroom.recording.records import kind_of
@@ -37,7 +37,7 @@ class RecordingProxy:
         self.loop, self.journal = loop, journal
         self.pool = ConnectionPool(loop)
         self._clients: set[Caller] = set()
-        self._exchanges: set[Exchange] = set()
+        self._exchanges: set[PassThrough] = set()
         self.is_stopping = False
         self.secrets: Sequence[str] = tuple(secrets)
         """What is taken out of all records, beside the keys of each request."""
@@ -45,7 +45,7 @@ class RecordingProxy:
         self._is_failing = False
         self._complaints = Counter[str]()
 
-    def answer(self, client: Caller, head: RequestHead) -> Exchange | Refused:
+    def answer(self, client: Caller, head: RequestHead) -> PassThrough | Refused:
         """Returns what passes a request on, or why it is refused."""
         target = self._admission.admitted(head, client.own_address)
         if isinstance(target, Refused):
@@ -69,7 +69,7 @@ class RecordingProxy:
             self._is_failing = False
         head = replace(head, target=path)
         capture = None if kind is None else CallCapture(kind, upstream, head, self._most_kept)
-        exchange = Exchange(self, client, head, upstream, capture)
+        exchange = PassThrough(self, client, head, upstream, capture)
         self._exchanges.add(exchange)
         return exchange
 
@@ -81,7 +81,7 @@ class RecordingProxy:
         """Takes note of a connection that has ended."""
         self._clients.discard(client)
 
-    def ended(self, exchange: Exchange) -> None:
+    def ended(self, exchange: PassThrough) -> None:
         """Takes note of an exchange that has ended."""
         self._exchanges.discard(exchange)
 

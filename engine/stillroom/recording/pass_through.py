@@ -27,7 +27,7 @@ _MOST_KEPT_TO_REPEAT = 1 << 20
 _NO_CONTENT = (204, 304)
 
 
-class ExchangeOwner(Protocol):
+class PassThroughOwner(Protocol):
     """What all exchanges share."""
 
     loop: asyncio.AbstractEventLoop
@@ -35,7 +35,7 @@ class ExchangeOwner(Protocol):
     journal: CallJournal
     secrets: Sequence[str]
 
-    def ended(self, exchange: "Exchange") -> None:
+    def ended(self, exchange: "PassThrough") -> None:
         """Takes note of an exchange that has ended."""
 
     def note(self, outcome: Outcome) -> None:
@@ -45,7 +45,7 @@ class ExchangeOwner(Protocol):
         """Tells the user of a problem."""
 
 
-class Exchange:
+class PassThrough:
     """Passes one request and its reply on, block by block.
 
     The reply of a recorded call ends for the client only once the call is on the disk: its last
@@ -54,7 +54,7 @@ class Exchange:
 
     def __init__(
         self,
-        owner: ExchangeOwner,
+        owner: PassThroughOwner,
         client: Caller,
         head: RequestHead,
         upstream: Upstream,
