@@ -9,15 +9,15 @@ from dataclasses import replace
 from stillroom.recording.admission import Admission
 from stillroom.recording.answering import Caller
 from stillroom.recording.capture import CallCapture
-from stillroom.recording.pass_through import PassThrough
 from stillroom.recording.heads import RequestHead
 from stillroom.recording.journal import CallJournal, Outcome
+from stillroom.recording.pass_through import PassThrough
 from stillroom.recording.records import kind_of
 from stillroom.recording.refusals import Refused
 from stillroom.recording.upstream_side import ConnectionPool
 from stillroom.recording.upstreams import Upstream, route
 
-MOST_KEPT = 32 << 20
+MOST_KEPT = 16 << 20
 """The most bytes of a request, and of a reply, that are recorded unless the user says otherwise."""
 
 

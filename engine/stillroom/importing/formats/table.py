@@ -3,6 +3,7 @@
 from stillroom.importing.formats.api_logs.anthropic import ANTHROPIC_MESSAGES
 from stillroom.importing.formats.api_logs.batches import ANTHROPIC_BATCH, OPENAI_BATCH
 from stillroom.importing.formats.api_logs.openai_chat import OPENAI_CHAT
+from stillroom.importing.formats.api_logs.recorded import STILLROOM_RECORD
 from stillroom.importing.formats.api_logs.responses import OPENAI_RESPONSES
 from stillroom.importing.formats.datasets.alpaca import ALPACA
 from stillroom.importing.formats.datasets.openai_files import EVAL_ITEMS, FINE_TUNING, PREFERENCES
@@ -24,6 +25,7 @@ from stillroom.importing.formats.sessions.codex import CODEX, CODEX_EXEC
 from stillroom.importing.records import TraceFormat
 
 FORMATS: tuple[TraceFormat, ...] = (
+    STILLROOM_RECORD,
     CLAUDE_CODE,
     INSPECT_AI,
     RESULTS,

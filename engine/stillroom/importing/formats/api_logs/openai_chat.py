@@ -17,6 +17,7 @@ from stillroom.importing.bodies.envelopes import (
 )
 from stillroom.importing.bodies.exchanges import NO_REQUEST
 from stillroom.importing.bodies.facts import as_list, as_row
+from stillroom.importing.bodies.streams import whole_completion
 from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError, convert_rows, head_rows
 from stillroom.importing.records import LoggedConversation, SourceRow, TraceFormat
 
@@ -70,46 +71,7 @@ def _whole_reply(response: Any) -> Any:
     chunks = [as_row(chunk) for chunk in as_list(response)]
     if not any(isinstance(chunk.get("choices"), list) for chunk in chunks):
         return response
-    choices: dict[int, _StreamedChoice] = {}
-    whole: Row = {}
-    for chunk in chunks:
-        whole |= {key: value for key, value in chunk.items() if value is not None}
-        for choice in map(as_row, as_list(chunk.get("choices"))):
-            index = choice.get("index") if isinstance(choice.get("index"), int) else 0
-            choices.setdefault(index or 0, _StreamedChoice()).add(choice)
-    return whole | {"choices": [choices[index].whole() for index in sorted(choices)]}
-
-
-class _StreamedChoice:
-    """Adds up the pieces of one choice of a streamed reply."""
-
-    def __init__(self) -> None:
-        self._texts: dict[str, str] = {}
-        self._calls: dict[int, Row] = {}
-        self._finish_reason: Any = None
-
-    def add(self, choice: Row) -> None:
-        """Adds the piece in one chunk."""
-        delta = as_row(choice.get("delta"))
-        for key, value in delta.items():
-            if isinstance(value, str) and key != "role":
-                self._texts[key] = self._texts.get(key, "") + value
-        for call in map(as_row, as_list(delta.get("tool_calls"))):
-            index = call.get("index") if isinstance(call.get("index"), int) else 0
-            known = self._calls.setdefault(index or 0, {"function": {"name": "", "arguments": ""}})
-            if call.get("id"):
-                known["id"] = call["id"]
-            for key in ("name", "arguments"):
-                piece = as_row(call.get("function")).get(key)
-                known["function"][key] += piece if isinstance(piece, str) else ""
-        self._finish_reason = choice.get("finish_reason") or self._finish_reason
-
-    def whole(self) -> Row:
-        """Returns the choice as an unstreamed reply has it."""
-        message: Row = {"role": "assistant", "content": None, **self._texts}
-        if self._calls:
-            message["tool_calls"] = [self._calls[index] for index in sorted(self._calls)]
-        return {"message": message, "finish_reason": self._finish_reason}
+    return whole_completion(chunks, is_complete=False)
 
 
 OPENAI_CHAT = TraceFormat(

@@ -1,0 +1,134 @@
+"""The journals of `stillroom record`: each line is a call as it passed through the proxy."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from stillroom.data.checks import Problem, decode_row
+from stillroom.data.row_files import TOO_LONG, read_row_lines
+from stillroom.importing.bodies.envelopes import logged_calls
+from stillroom.importing.bodies.exchanges import (
+    NO_REPLY,
+    NO_REQUEST,
+    failure_text,
+    read_exchanges,
+)
+from stillroom.importing.bodies.facts import iso_time, without_nothing
+from stillroom.importing.bodies.streams import stream_events, whole_reply
+from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
+from stillroom.lines import BOM, Line
+from stillroom.recording.records import (
+    BEGINNING,
+    Content,
+    RecordedCall,
+    RecordedReply,
+    decoded_call,
+)
+
+NOT_A_CALL = "not a recorded call"
+CUT = "not recorded whole"
+_BROKEN = {
+    "client_left": "broken off by the client",
+    "upstream_left": "broken off by the endpoint",
+    "proxy_stopped": "broken off as the recording stopped",
+}
+_STREAM = "text/event-stream"
+_MOST_OF_ERROR = 500
+
+
+def _is_recognised(_path: Path, head: bytes) -> bool:
+    return head.removeprefix(BOM).lstrip().startswith(BEGINNING)
+
+
+def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
+    for path in paths:
+        for line in read_row_lines(path):
+            place = Place(path, line.number)
+            try:
+                calls = list(_calls(place, line))
+            except UnreadableRowError as error:
+                yield Refusal(place, error.reason, error.detail)
+            else:
+                yield from calls
+
+
+def _calls(place: Place, line: Line) -> Iterator[LoggedConversation]:
+    """Yields the call in a line. Raises UnreadableRowError if there is none, or not all of it."""
+    call = _decoded(line)
+    request = _body(call.request.content, NO_REQUEST)
+    exchanges = read_exchanges(request, _reply_body(call))
+    facts = without_nothing(
+        judged_as=(call.id,),
+        group=call.session,
+        started_at=iso_time(call.started_at),
+        duration_s=call.duration_s,
+    )
+    metadata = without_nothing(upstream=call.upstream, first_block_s=call.first_block_s)
+    rows = [exchange.facts() for exchange in exchanges]
+    yield from logged_calls(place, rows, facts, metadata, call.provider)
+
+
+def _decoded(line: Line) -> RecordedCall:
+    if line.is_cut:
+        raise UnreadableRowError(NOT_A_CALL, f"the line {TOO_LONG}")
+    try:
+        return decoded_call(line.utf8)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableRowError(NOT_A_CALL, str(error)[:200]) from error
+
+
+def _reply_body(call: RecordedCall) -> Row:
+    """Returns the reply's body as the API gives it unstreamed, or what stands for its failure.
+
+    Raises UnreadableRowError if there is none, or not all of it.
+    """
+    reply = call.reply
+    if reply is None:
+        raise UnreadableRowError(_BROKEN.get(call.end, NO_REPLY), call.problem or "")
+    if reply.status >= 400:
+        return {"error": f"HTTP {reply.status}: {_failure(reply.content)}"}
+    try:
+        if _is_stream(reply):
+            return whole_reply(stream_events(_text(reply.content)))
+        return _body(reply.content, NO_REPLY)
+    except UnreadableRowError as error:
+        if call.end == "whole":
+            raise
+        # What came may be whole all the same: some programs leave before the stream is closed.
+        raise UnreadableRowError(_BROKEN[call.end], call.problem or error.detail) from error
+
+
+def _is_stream(reply: RecordedReply) -> bool:
+    kinds = (value for name, value in reply.headers if name.lower() == "content-type")
+    return next(kinds, "").lower().startswith(_STREAM)
+
+
+def _failure(content: Content) -> str:
+    body = decode_row(content.data)
+    text = failure_text(body) if isinstance(body, dict) else None
+    return text or content.data[:_MOST_OF_ERROR].decode("utf-8", "replace").strip()
+
+
+def _text(content: Content) -> str:
+    """Returns a content as text. Raises UnreadableRowError if it is none, or was cut."""
+    if content.cut is not None:
+        raise UnreadableRowError(CUT, f"{content.cut}; see --max-body-mb of stillroom record")
+    if content.text is None:
+        raise UnreadableRowError("not UTF-8")
+    return content.text
+
+
+def _body(content: Content, reason: str) -> Row:
+    """Returns the JSON object that a content is. Raises UnreadableRowError with the reason."""
+    body = decode_row(_text(content).encode())
+    if isinstance(body, Problem):
+        raise UnreadableRowError(reason, f"the content {body.message}")
+    return body
+
+
+STILLROOM_RECORD = TraceFormat(
+    name="stillroom_record",
+    title="Calls recorded by `stillroom record`",
+    is_recognised=_is_recognised,
+    read=_read,
+)
