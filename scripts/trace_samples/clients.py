@@ -73,7 +73,7 @@ def chat(client: Any, *, is_streamed: bool = False, **more: Any) -> list[tuple[J
 
 
 def responses(
-    client: Any, *, is_chained: bool, num_calls: int = 3, **more: Any
+    client: Any, *, is_chained: bool, is_streamed: bool = False, num_calls: int = 3, **more: Any
 ) -> list[tuple[Json, Any]]:
     """Holds the conversation through the Responses API.
 
@@ -100,7 +100,11 @@ def responses(
         else:
             history += items
             request |= {"input": [*history], "store": False}
-        response = client.responses.create(**request, **more)
+        if is_streamed:
+            *_, last = client.responses.create(**request, stream=True, **more)
+            response = last.response
+        else:
+            response = client.responses.create(**request, **more)
         history += [item.model_dump(mode="json", exclude_none=True) for item in response.output]
         calls.append((request, response))
     return calls

@@ -27,6 +27,7 @@ _ENDS = ("ended_at", "end_time", "endTime", "finished_at", "completed_at")
 _SESSIONS = ("session_id", "sessionId", "conversation_id", "thread_id", "group_id")
 _MARKS = frozenset(
     {
+        "stillroom_record",
         "custom_id",
         "call_type",
         "custom_llm_provider",
@@ -37,7 +38,7 @@ _MARKS = frozenset(
         "resourceSpans",
     }
 )
-"""Fields of batches, LiteLLM, LangSmith, Langfuse, Helicone, NeMo Gym and OpenTelemetry."""
+"""Fields of our own recordings, batches, LiteLLM, LangSmith, Langfuse, Helicone, NeMo Gym and OpenTelemetry."""
 _ANTHROPIC_BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "image", "document"})
 
 

@@ -1,11 +1,12 @@
 """The journals of `stillroom record`: each line is a call as it passed through the proxy."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from stillroom.data.checks import Problem, decode_row
 from stillroom.data.row_files import TOO_LONG, read_row_lines
-from stillroom.importing.bodies.envelopes import logged_calls
+from stillroom.importing.bodies.envelopes import LoggedPair, logged_calls
 from stillroom.importing.bodies.exchanges import (
     NO_REPLY,
     NO_REQUEST,
@@ -13,6 +14,7 @@ from stillroom.importing.bodies.exchanges import (
     read_exchanges,
 )
 from stillroom.importing.bodies.facts import iso_time, without_nothing
+from stillroom.importing.bodies.response_chains import ResponseChains
 from stillroom.importing.bodies.streams import stream_events, whole_reply
 from stillroom.importing.json_rows import Row, UnreadableRowError
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
@@ -34,6 +36,7 @@ _BROKEN = {
 }
 _STREAM = "text/event-stream"
 _MOST_OF_ERROR = 500
+_RESPONSES, _KIND_IS_WITHIN = b'"kind":"responses"', 128
 
 
 def _is_recognised(_path: Path, head: bytes) -> bool:
@@ -41,31 +44,48 @@ def _is_recognised(_path: Path, head: bytes) -> bool:
 
 
 def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
+    with ResponseChains(lambda: _responses(paths)) as chains:
+        for path in paths:
+            for line in read_row_lines(path):
+                place = Place(path, line.number)
+                try:
+                    calls = list(_calls(place, line, chains))
+                except UnreadableRowError as error:
+                    yield Refusal(place, error.reason, error.detail)
+                else:
+                    yield from calls
+
+
+def _responses(paths: Sequence[Path]) -> Iterator[LoggedPair]:
+    """Yields the calls of the Responses API, which may continue one another."""
     for path in paths:
         for line in read_row_lines(path):
-            place = Place(path, line.number)
-            try:
-                calls = list(_calls(place, line))
-            except UnreadableRowError as error:
-                yield Refusal(place, error.reason, error.detail)
-            else:
-                yield from calls
+            if _RESPONSES in bytes(line.view[:_KIND_IS_WITHIN]):
+                with suppress(UnreadableRowError):
+                    yield _pair(_decoded(line))
 
 
-def _calls(place: Place, line: Line) -> Iterator[LoggedConversation]:
+def _calls(place: Place, line: Line, chains: ResponseChains) -> Iterator[LoggedConversation]:
     """Yields the call in a line. Raises UnreadableRowError if there is none, or not all of it."""
     call = _decoded(line)
-    request = _body(call.request.content, NO_REQUEST)
-    exchanges = read_exchanges(request, _reply_body(call))
+    pair = _pair(call)
     facts = without_nothing(
         judged_as=(call.id,),
         group=call.session,
         started_at=iso_time(call.started_at),
         duration_s=call.duration_s,
     )
+    if call.kind == "responses":
+        exchange, known = chains.exchange(pair)
+        rows, facts = [exchange], known | facts
+    else:
+        rows = [exchange.facts() for exchange in read_exchanges(pair.request, pair.response)]
     metadata = without_nothing(upstream=call.upstream, first_block_s=call.first_block_s)
-    rows = [exchange.facts() for exchange in exchanges]
     yield from logged_calls(place, rows, facts, metadata, call.provider)
+
+
+def _pair(call: RecordedCall) -> LoggedPair:
+    return LoggedPair(_body(call.request.content, NO_REQUEST), _reply_body(call), {}, call.path)
 
 
 def _decoded(line: Line) -> RecordedCall:
