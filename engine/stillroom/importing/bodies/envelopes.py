@@ -38,7 +38,7 @@ _MARKS = frozenset(
         "resourceSpans",
     }
 )
-"""Fields of our own recordings, batches, LiteLLM, LangSmith, Langfuse, Helicone, NeMo Gym and OpenTelemetry."""
+"""Fields of our recordings, batches, LiteLLM, LangSmith, Langfuse, Helicone, NeMo Gym and OTLP."""
 _ANTHROPIC_BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "image", "document"})
 
 
