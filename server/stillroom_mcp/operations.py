@@ -99,7 +99,7 @@ OPERATIONS = (
         name="generate_rollouts",
         title="Generate rollouts",
         description="Let a teacher or student answer prompts with tools; starts a run. The same "
-        "call resumes it: nothing is paid for twice.",
+        "call resumes it and pays nothing twice.",
         next_step=next_steps.after_run,
         positional=("input",),
         is_open_world=True,

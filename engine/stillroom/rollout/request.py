@@ -57,9 +57,7 @@ _MAX_CONCURRENCY = 256
 class RolloutOptions(JudgeOptions):
     """Options that every run of rollouts has: who answers, with which tools and limits."""
 
-    model: Annotated[
-        str, Field(description="Model name at the provider; for hf a folder, hub id or run id")
-    ]
+    model: Annotated[str, Field(description="At the provider; for hf a folder, hub id or run id")]
     provider: Annotated[
         ProviderName,
         Field(
@@ -76,21 +74,21 @@ class RolloutOptions(JudgeOptions):
     mcp_servers: Annotated[
         tuple[str, ...],
         WITHOUT_SECRETS,
-        Field(description="More tools: MCP servers, each a command line or a URL"),
+        Field(description="MCP servers: command lines or URLs"),
     ] = ()
     system: Annotated[
         str | None, Field(description='System message in place of the rows\' own; "": none')
     ] = None
     context_file: Annotated[
-        str | None, Field(description="Text file put after the system message: rules, a SKILL.md")
+        str | None, Field(description="Text file after the system message: rules, a SKILL.md")
     ] = None
     browse: Annotated[bool, Field(description="More tools: a web browser")] = False
     browse_allow: Annotated[
-        tuple[str, ...], Field(description="Private hosts (host:port, CIDR) the browser may open")
+        tuple[str, ...], Field(description="Private hosts (host:port, CIDR) it may open")
     ] = ()
     rewards: Annotated[
         str,
-        Field(description="Python file with @reward functions; none: match expected_answer"),
+        Field(description="Python file with @reward functions; else expected_answer"),
     ] = NO_FILE
     n: Annotated[int | None, Field(ge=1, description="Only the first n")] = None
     entries: Annotated[str | None, Field(description="Only these, e.g. 0,2,5-9 (0-based)")] = None
@@ -100,7 +98,7 @@ class RolloutOptions(JudgeOptions):
     ] = 20
     max_concurrency: Annotated[
         int | None,
-        Field(ge=1, le=4096, description="Endpoints: concurrency grows to this if none is refused"),
+        Field(ge=1, le=4096, description="Endpoints: concurrency may grow to it"),
     ] = None
     max_tokens: Annotated[int, Field(ge=1, description="Per assistant turn")] = 2048
     max_turns: Annotated[int, Field(ge=1, le=1000)] = 10
@@ -120,7 +118,7 @@ class RolloutOptions(JudgeOptions):
         bool, Field(description="Endpoints: send earlier reasoning back each turn")
     ] = False
     max_tool_response: Annotated[
-        int | None, Field(ge=1, description="Characters of a tool's reply; the rest is cut")
+        int | None, Field(ge=1, description="Characters kept of a tool's reply")
     ] = None
     request_timeout: Annotated[float, Field(gt=0, description="Seconds per call")] = 120.0
     tool_timeout: Annotated[float, Field(gt=0)] = 60.0

@@ -54,9 +54,9 @@ class RefineOptions(StrictModel):
     turns: Annotated[Literal["rest", "one"], Field(description="one: then the student goes on")] = (
         "rest"
     )
-    critic: Annotated[
-        str, Field(description="critic.yml with another model to criticise; none: the teacher")
-    ] = "none"
+    critic: Annotated[str, Field(description="critic.yml: another model; none: the teacher")] = (
+        "none"
+    )
     train_turns: Annotated[TrainedTurns, Field(description="Turns of weight 1")] = "all"
 
     @model_validator(mode="after")

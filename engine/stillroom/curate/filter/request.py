@@ -33,9 +33,7 @@ class FilterDataset(ReplacingRequest):
     max_turns: Annotated[int | None, Field(ge=1)] = None
     require_final_answer: Annotated[bool, Field(description="Must end with text")] = False
     require_tool_use: Annotated[str | None, Field(description="any, or a tool's name")] = None
-    only_tools: Annotated[
-        tuple[str, ...], Field(description="Drop rows that call others, e.g. of an old version")
-    ] = ()
+    only_tools: Annotated[tuple[str, ...], Field(description="Drop rows that call others")] = ()
     max_tool_errors: Annotated[int | None, Field(ge=0)] = None
     max_tokens: Annotated[int | None, Field(ge=1, description="In model's tokens")] = None
     model: Annotated[str | None, Field(description="Student, for max_tokens")] = None

@@ -36,10 +36,10 @@ class JudgeOptions(StrictModel):
 
     answer_match: Annotated[
         Literal["contained", "exact", "normalised", "numeric", "choice"],
-        Field(description="How expected_answer is compared; a row's metadata.answer_match wins"),
+        Field(description="How expected_answer is compared; metadata.answer_match wins"),
     ] = "contained"
     judge: Annotated[
-        str, Field(description="judge.yml with model and rubric of a judging model, or none")
+        str, Field(description="judge.yml: a judging model and its rubric; or none")
     ] = _NO_JUDGE
 
     @property
