@@ -71,6 +71,8 @@ OPTIONS = {
     "--eval-id": "the file of held-out prompts, as the first argument",
     "--project-id": "--workspace, the project's folder",
     "--save-model": "nothing: cancel-run writes a checkpoint first",
+    "--filter-success": "nothing: without --include-failed only successes are converted",
+    "--api-url": "nothing: there is no account",
     "--keep-archive": "nothing: export-model writes a folder",
     "--debug": "plan-training, which starts nothing",
     "--verbose": "inspect-examples, which shows the rollouts",

@@ -26,7 +26,7 @@ _BY_NAME: tuple[tuple[ProviderName, re.Pattern[str]], ...] = (
 )
 """Names of models that only one provider serves, and that no folder or hub id can be."""
 # OpenAI's reasoning models take no temperature and no top_p in the request.
-_REASONS = re.compile(r"gpt-5|o\d")
+_REASONS = re.compile(r"gpt-[5-9]|o\d")
 
 
 @dataclass(frozen=True, slots=True)
