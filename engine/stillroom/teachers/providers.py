@@ -15,10 +15,8 @@ ProviderName = Literal[
 ]
 IN_PROCESS = frozenset({"demo", "hf"})
 _BY_NAME: tuple[tuple[ProviderName, re.Pattern[str]], ...] = (
-    (
-        "openai",
-        re.compile(r"(gpt-\d(?!.*oss)|o[134](-(mini|pro|preview))?(-\d|$)|chatgpt-)[\w.-]*"),
-    ),
+    ("openai", re.compile(r"(gpt-\d|chatgpt-|ft:)[\w.:-]*")),
+    ("openai", re.compile(r"o[134](-(mini|pro|preview))?(-\d[\d-]*)?")),
     ("anthropic", re.compile(r"claude-(\d|opus|sonnet|haiku|fable|mythos)[\w.-]*")),
     ("google", re.compile(r"gemini-\d[\w.-]*")),
     ("openrouter", re.compile(r"openai/(gpt-\d|o\d|chatgpt-)\S*|anthropic/claude-\S+")),

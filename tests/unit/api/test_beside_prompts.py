@@ -107,6 +107,7 @@ def test_an_output_that_was_begun_without_them_goes_on_without_them(workspace: W
         ("gpt-5.2", "openai"),
         ("gpt-4o-mini-2024-07-18", "openai"),
         ("o3", "openai"),
+        ("ft:gpt-4o-mini-2024-07-18:acme::abc123", "openai"),
         ("claude-sonnet-4-5", "anthropic"),
         ("gemini-2.5-pro", "google"),
         ("openai/gpt-4o-mini", "openrouter"),

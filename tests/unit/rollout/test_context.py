@@ -1,12 +1,21 @@
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fakes.docker_cli import install_docker
 from fakes.loops import run_async
 from fakes.rollout_rows import assistant, tool_call, tool_reply, user
 from fakes.scripted_policy import ScriptedPolicy, turn
-from stillroom.rollout.context import MeteredConversation, MeteredPolicy
+from stillroom.data.formats import task_from_row
+from stillroom.rollout.context import (
+    MeteredConversation,
+    MeteredPolicy,
+    open_tools_and_rewards,
+)
+from stillroom.rollout.request import RolloutOptions, ToolsPlan
+from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget, BudgetSpentError, Cost
 
 MAX_TOKENS = 50
@@ -61,3 +70,31 @@ def test_a_turn_that_breaks_off_costs_nothing() -> None:
     budget = Budget(tokens=1000)
     converse(budget, [RuntimeError()], use)
     assert (budget.spent, budget.num_reserved) == (Cost(), 0)
+
+
+def test_the_server_of_the_rows_containers_is_not_opened_a_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "Dockerfile.shop").write_text("FROM shop\n", "utf-8")
+    fake = install_docker(tmp_path / "engine")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'engine' / 'bin'}:/usr/bin:/bin")
+    # As rnow's template for browsing agents has it.
+    options = RolloutOptions(model="m", mcp_servers=("localhost:8931",))
+    task = task_from_row({"prompt": "a", "docker": "local/shop", "docker_env": {"LAMP": "red"}})
+
+    async def main() -> tuple[list[str], Sequence[str]]:
+        plan = ToolsPlan(Workspace(tmp_path), options, None, None)
+        async with open_tools_and_rewards(plan, [task]) as opened:
+            assert opened.tools is not None
+            return [one["function"]["name"] for one in opened.tools.schemas], opened.notes
+
+    names, notes = run_async(main)
+
+    assert "count" in names
+    assert fake.calls("run")
+    assert notes == [
+        (
+            "mcp_url localhost:8931: taken for the server in the rows' containers; write "
+            "http://localhost:8931/mcp for one on this machine"
+        )
+    ]
