@@ -8,6 +8,7 @@ and the long lists that Claude Code adds to its calls are cut out of the kept fi
 
 import base64
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -101,7 +102,7 @@ def _kept_lines(path: Path, folder: Path) -> str:
 def _without_paths(text: str, folder: Path) -> str:
     for inner in ("project", "home"):
         text = text.replace(str(folder / inner), f"/{inner}")
-    return text.replace(str(folder).replace("/", "-"), "")
+    return text.replace(re.sub(r"\W|_", "-", str(folder)), "")
 
 
 def main(program: str) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from stillroom.data.checks import Problem, decode_row
 from stillroom.data.row_files import MAX_ROW_BYTES, TOO_LONG, decode_line, read_row_lines
+from stillroom.errors import InputError
 from stillroom.importing.records import Place, Refusal, SourceRow
 from stillroom.lines import BOM
 from stillroom.secrecy.readable import check_readable
@@ -73,6 +74,18 @@ def read_json_rows(path: Path) -> Iterator[JsonRow | Refusal]:
         return
     for line in read_row_lines(path):
         yield _row_of(Place(path, line.number), decode_line(line))
+
+
+def read_document(path: Path) -> Row:
+    """Returns the JSON object of a small file that belongs to a source; empty if there is none."""
+    try:
+        if path.stat().st_size > MAX_ROW_BYTES:
+            return {}
+        check_readable(path)
+        document = decode_row(path.read_bytes())
+    except (OSError, InputError):
+        return {}
+    return {} if isinstance(document, Problem) else document
 
 
 def read_field_rows(path: Path, field: str) -> Iterator[JsonRow | Refusal]:

@@ -20,6 +20,7 @@ from stillroom.importing.formats.observability.spans import (
     OPENROUTER,
     OTEL_GENAI,
 )
+from stillroom.importing.formats.sessions.atif import ATIF
 from stillroom.importing.formats.sessions.claude_code import CLAUDE_CODE
 from stillroom.importing.formats.sessions.codex import CODEX, CODEX_EXEC
 from stillroom.importing.records import TraceFormat
@@ -33,6 +34,7 @@ FORMATS: tuple[TraceFormat, ...] = (
     RNOW,
     NEMO_GYM,
     CODEX,
+    ATIF,
     CODEX_EXEC,
     ANTHROPIC_MESSAGES,
     OPENAI_RESPONSES,

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from stillroom.data.checks import Problem, as_number, decode_row
+from stillroom.data.checks import as_number, decode_row
 from stillroom.data.layouts.foreign import numbers_by_name
 from stillroom.importing.bodies.blocks import BlockReader
 from stillroom.importing.bodies.facts import (
@@ -25,6 +25,7 @@ from stillroom.importing.json_rows import (
     UnreadableRowError,
     convert_rows,
     head_rows,
+    read_document,
 )
 from stillroom.importing.records import LoggedConversation, Place, SourceRow, TraceFormat
 from stillroom.types import Usage
@@ -49,16 +50,8 @@ _SETUP = frozenset(
 def read_results(paths: Sequence[Path]) -> Iterator[SourceRow]:
     """Yields the rollouts of results files; the model's name is in `metadata.json` beside one."""
     for path in paths:
-        model = _model_beside(path)
+        model = first_text(read_document(path.parent / "metadata.json"), "model")
         yield from convert_rows([path], lambda row, model=model: [_result(row, model)])
-
-
-def _model_beside(path: Path) -> str | None:
-    try:
-        metadata = decode_row((path.parent / "metadata.json").read_bytes())
-    except OSError:
-        return None
-    return None if isinstance(metadata, Problem) else first_text(metadata, "model")
 
 
 def _result(row: JsonRow, model: str | None) -> LoggedConversation:

@@ -13,7 +13,7 @@ from stillroom.types import Usage
 CONTEXT_LOST = "system prompt and reminders that the agent adds are not in its file"
 HISTORY_LOST = "earlier messages are not in the file"
 NO_REPLY = "holds no reply of the model"
-_SYNTHETIC = "<synthetic>"
+SYNTHETIC = "<synthetic>"
 """The model of replies that the agent itself writes into the conversation."""
 
 
@@ -54,7 +54,7 @@ class Turn:
     @property
     def is_reply(self) -> bool:
         """Whether the model wrote it."""
-        return bool(self.blocks) and self.model != _SYNTHETIC
+        return bool(self.blocks) and self.model != SYNTHETIC
 
 
 class MessageTree:
@@ -267,7 +267,7 @@ def _turn_messages(turn: Turn, losses: dict[str, None]) -> list[Row]:
         reader = BlockReader()
         messages = reader.turn({"role": "assistant", "content": turn.blocks})
         losses |= reader.losses
-        if turn.model == _SYNTHETIC:
+        if turn.model == SYNTHETIC:
             messages = [_unweighted(message) for message in messages]
     losses |= dict.fromkeys(turn.losses)
     return messages

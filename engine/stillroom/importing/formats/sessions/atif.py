@@ -1,0 +1,158 @@
+"""Reads ATIF, Harbor's format for the trajectories of agents, with those of sub-agents inside."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stillroom.data.checks import as_number
+from stillroom.data.layouts.foreign import numbers_by_name
+from stillroom.importing.bodies.facts import (
+    as_list,
+    as_row,
+    first_text,
+    usage_of,
+    without_nothing,
+)
+from stillroom.importing.chat_messages import ChatReader, tool_call, tool_schemas
+from stillroom.importing.formats.sessions.message_tree import NO_REPLY, SYNTHETIC
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    convert_rows,
+    head_rows,
+    read_document,
+)
+from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
+from stillroom.types import Usage, total_usd
+
+_ROLES = {"agent": "assistant", "user": "user", "system": "system"}
+_MOST_NESTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What the parts of one file share: its place, its run's id and the rewards of its trial."""
+
+    place: Place
+    session: str | None
+    rewards: dict[str, float]
+
+
+def _trajectories(row: JsonRow) -> Iterator[SourceRow]:
+    session = first_text(row.data, "session_id", "trajectory_id")
+    run = _Run(row.place, session, _rewards_of_trial(row.place.path))
+    yield from _with_sub_agents(row.data, run, parent=None, depth=0)
+
+
+def _with_sub_agents(
+    data: Row, run: _Run, *, parent: str | None, depth: int
+) -> Iterator[SourceRow]:
+    """Yields the conversation of a trajectory, and those of the sub-agents in it."""
+    own_id = first_text(data, "trajectory_id") or (None if depth else run.session)
+    place = run.place if depth == 0 else Place(run.place.path, run.place.line, own_id or "")
+    try:
+        yield _conversation(data, run, place, own_id, parent)
+    except UnreadableRowError as error:
+        yield Refusal(place, error.reason, error.detail)
+    inner_ones = as_list(data.get("subagent_trajectories"))
+    if inner_ones and depth == _MOST_NESTED:
+        yield Refusal(place, "sub-agents are nested too deeply", "put them into files of their own")
+        return
+    for inner in inner_ones:
+        yield from _with_sub_agents(as_row(inner), run, parent=own_id, depth=depth + 1)
+
+
+def _conversation(
+    data: Row, run: _Run, place: Place, own_id: str | None, parent: str | None
+) -> LoggedConversation:
+    reader, agent = ChatReader(), as_row(data.get("agent"))
+    steps = [as_row(step) for step in as_list(data.get("steps"))]
+    messages = [message for step in steps for message in _step_messages(step, reader)]
+    replies = [step for step in steps if step.get("source") == "agent" and not _is_given(step)]
+    if not replies:
+        raise UnreadableRowError(NO_REPLY, "no step is the agent's own")
+    metrics = [as_row(step.get("metrics")) for step in replies if step.get("metrics")]
+    models = [first_text(step, "model_name") for step in replies]
+    usages = [usage for each in metrics if (usage := usage_of(each)) is not None]
+    is_root = parent is None
+    return LoggedConversation(
+        place=place,
+        messages=messages,
+        is_call=False,
+        tools=tool_schemas(agent.get("tool_definitions")),
+        group=run.session,
+        id=own_id,
+        parent=parent,
+        model=next(filter(None, reversed(models)), None) or first_text(agent, "model_name"),
+        usage=sum(usages, Usage()) if usages else None,
+        cost_usd=total_usd(as_number(each.get("cost_usd")) for each in metrics)
+        if metrics
+        else None,
+        started_at=next((at for step in steps if (at := first_text(step, "timestamp"))), None),
+        scores=run.rewards if is_root else {},
+        losses=tuple(reader.losses),
+        metadata=without_nothing(
+            agent=agent.get("name"),
+            agent_version=agent.get("version"),
+            notes=data.get("notes"),
+            continued_in=data.get("continued_trajectory_ref"),
+        ),
+    )
+
+
+def _is_given(step: Row) -> bool:
+    """Returns whether a step of the agent's was not written by the model in this trajectory."""
+    is_dispatched = step.get("llm_call_count") == 0
+    is_copied = step.get("is_copied_context") is True
+    return is_dispatched or is_copied or step.get("model_name") == SYNTHETIC
+
+
+def _step_messages(step: Row, reader: ChatReader) -> Iterator[Row]:
+    """Yields the message of a step, and then the results of its calls."""
+    role = _ROLES.get(str(step.get("source")))
+    if role is None:
+        detail = f"step {step.get('step_id')!r} is from {step.get('source')!r}"
+        raise UnreadableRowError("a step is from nobody known", detail)
+    message: Row = {"role": role, "content": reader.text(step.get("message"))}
+    calls = [as_row(call) for call in as_list(step.get("tool_calls"))]
+    if role == "assistant":
+        if reasoning := first_text(step, "reasoning_content"):
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = [_call(call) for call in calls]
+        if _is_given(step):
+            message["weight"] = 0
+    yield message
+    call_ids = [first_text(call, "tool_call_id") for call in calls]
+    for result in map(as_row, as_list(as_row(step.get("observation")).get("results"))):
+        text, call_id = reader.text(result.get("content")), first_text(result, "source_call_id")
+        if call_id is None and len(call_ids) == 1:
+            call_id = call_ids[0]
+        if call_id in call_ids:
+            yield {"role": "tool", "tool_call_id": call_id, "content": text}
+        elif text:  # what the environment says to an action that was no call
+            yield {"role": "user", "content": text}
+
+
+def _call(call: Row) -> Row:
+    function = {"name": call.get("function_name"), "arguments": call.get("arguments")}
+    return tool_call({"id": call.get("tool_call_id"), "function": function})
+
+
+def _rewards_of_trial(path: Path) -> dict[str, float]:
+    """Returns the verifier's rewards, which Harbor writes into `result.json` of the trial."""
+    result = read_document(path.parent.parent / "result.json")
+    return numbers_by_name(as_row(result.get("verifier_result")).get("rewards"))
+
+
+def _is_recognised(path: Path, head: bytes) -> bool:
+    return any(str(row.get("schema_version")).startswith("ATIF-v") for row in head_rows(head))
+
+
+ATIF = TraceFormat(
+    name="atif",
+    title="ATIF trajectories (Harbor)",
+    is_recognised=_is_recognised,
+    read=lambda paths: convert_rows(paths, _trajectories),
+)
