@@ -23,6 +23,7 @@ from stillroom.importing.formats.observability.spans import (
 from stillroom.importing.formats.sessions.atif import ATIF
 from stillroom.importing.formats.sessions.claude_code import CLAUDE_CODE
 from stillroom.importing.formats.sessions.codex import CODEX, CODEX_EXEC
+from stillroom.importing.formats.sessions.openai_agents import OPENAI_AGENTS
 from stillroom.importing.records import TraceFormat
 
 FORMATS: tuple[TraceFormat, ...] = (
@@ -35,6 +36,7 @@ FORMATS: tuple[TraceFormat, ...] = (
     NEMO_GYM,
     CODEX,
     ATIF,
+    OPENAI_AGENTS,
     CODEX_EXEC,
     ANTHROPIC_MESSAGES,
     OPENAI_RESPONSES,

@@ -1,0 +1,131 @@
+"""Reads traces of OpenAI's Agents SDK: its exported traces and spans, one or many a row."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from stillroom.importing.bodies.exchanges import ApiCall, read_exchanges
+from stillroom.importing.bodies.facts import (
+    as_list,
+    as_row,
+    first_text,
+    iso_time,
+    seconds_between,
+    usage_of,
+    without_nothing,
+)
+from stillroom.importing.formats.sessions.message_tree import HISTORY_LOST
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    convert_rows,
+    head_rows,
+)
+from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
+
+NO_CALL = "no model call"
+_NO_CONTENT = "the span of a response lacks its messages"
+_HINT = (
+    "the SDK exports only the response's id: write span_data.input and span_data.response beside "
+    "it, as the guide on traces shows"
+)
+
+
+class _Traces:
+    """The threads of the traces that were read so far, and the calls in their spans."""
+
+    def __init__(self) -> None:
+        self._threads: dict[str, str] = {}
+
+    def calls(self, row: JsonRow) -> Iterator[SourceRow]:
+        """Yields the calls among the items of a row: a span or trace, or a batch of them."""
+        batch = row.data.get("data")
+        if not isinstance(batch, list):
+            yield from self._calls(row.place, row.data)
+            return
+        for number, item in enumerate(as_list(batch), start=1):
+            place = Place(row.place.path, row.place.line, str(number))
+            try:
+                yield from list(self._calls(place, as_row(item)))
+            except UnreadableRowError as error:
+                yield Refusal(place, error.reason, error.detail)
+
+    def _calls(self, place: Place, item: Row) -> Iterator[SourceRow]:
+        span, trace = as_row(item.get("span_data")), first_text(item, "trace_id")
+        failure = first_text(as_row(item.get("error")), "message")
+        match span.get("type"):
+            case "generation":
+                call = _generation(span, failure)
+            case "response":
+                call = _response(span, failure)
+            case kind:
+                trace, thread = first_text(item, "id"), first_text(item, "group_id")
+                if trace and thread:
+                    self._threads[trace] = thread
+                yield Refusal(place, NO_CALL, str(kind or item.get("object")))
+                return
+        yield LoggedConversation(
+            place=place,
+            is_call=True,
+            group=self._threads.get(trace or "", trace),
+            provider="openai" if span["type"] == "response" else None,
+            **call.facts()
+            | {
+                "id": first_text(item, "id"),
+                "started_at": iso_time(item.get("started_at")),
+                "duration_s": seconds_between(item.get("started_at"), item.get("ended_at")),
+                "metadata": call.metadata
+                | without_nothing(response_id=call.id, parent_span=first_text(item, "parent_id")),
+            },
+        )
+
+
+def _generation(span: Row, failure: str | None) -> ApiCall:
+    """Returns the call of a span that holds chat messages.
+
+    Raises UnreadableRowError if it holds none.
+    """
+    request = {"messages": span.get("input"), "model": span.get("model")}
+    output = as_list(span.get("output"))
+    response: Row = {"choices": [{"message": output[-1]}]} if output else {}
+    if not output and failure:
+        response = {"error": {"message": failure}}
+    (call,) = read_exchanges(request, response)
+    return replace(call, usage=usage_of(span.get("usage")))
+
+
+def _response(span: Row, failure: str | None) -> ApiCall:
+    """Returns the call of a span to which its input and its response were added.
+
+    Raises UnreadableRowError if they were not.
+    """
+    response = as_row(span.get("response"))
+    sent = span.get("input")
+    if sent is None or not (response or failure):
+        raise UnreadableRowError(_NO_CONTENT, _HINT)
+    named = ("instructions", "model", "tools")
+    request = {key: response[key] for key in named if response.get(key)} | {"input": sent}
+    (call,) = read_exchanges(request, response or {"error": {"message": failure}})
+    if response.get("previous_response_id") or response.get("conversation"):
+        return replace(call, losses=(HISTORY_LOST, *call.losses))
+    return call
+
+
+def _is_recognised(path: Path, head: bytes) -> bool:
+    return any(_is_item(row) for row in head_rows(head))
+
+
+def _is_item(row: Row) -> bool:
+    items = as_list(row.get("data")) or [row]
+    first = as_row(items[0])
+    is_trace = first.get("object") == "trace" and "workflow_name" in first
+    return is_trace or (first.get("object") == "trace.span" and "span_data" in first)
+
+
+OPENAI_AGENTS = TraceFormat(
+    name="openai_agents",
+    title="Traces of OpenAI's Agents SDK",
+    is_recognised=_is_recognised,
+    read=lambda paths: convert_rows(paths, _Traces().calls),
+)
