@@ -11,6 +11,8 @@ from stillroom.errors import InputError
 from stillroom.recording.admission import Admission
 from stillroom.recording.journal import CallJournal
 from stillroom.recording.proxy import MOST_KEPT, RecordingProxy
+from stillroom.recording.replay.player import ReplayFront
+from stillroom.recording.replay.tape import Tape
 from stillroom.recording.serving import run_until_stopped
 from stillroom.recording.upstreams import Upstream, client_settings, upstreams_of
 from stillroom.settings import Workspace, open_workspace
@@ -59,13 +61,15 @@ def run(options: argparse.Namespace) -> int:
     workspace = open_workspace(options.workspace)
     if options.max_body_mb < 1:
         raise InputError("--max-body-mb is less than 1", "give 1 or more, or leave it away")
+    token = _token(options.token_file)
+    admission = Admission(token.value or None, frozenset(map(str.lower, options.allow_host)))
+    if options.replay:
+        return _replay(workspace, options, token, admission)
     if not options.upstream:
         raise InputError(
             "no upstream was given, so there is nowhere to pass calls on to",
             "give --upstream openai, anthropic, openrouter or a URL; or --replay with a folder",
         )
-    token = _token(options.token_file)
-    admission = Admission(token.value or None, frozenset(map(str.lower, options.allow_host)))
     return _record(workspace, options, token, admission)
 
 
@@ -98,6 +102,50 @@ def _record(
     return 0
 
 
+def _replay(
+    workspace: Workspace, options: argparse.Namespace, token: ServerToken, admission: Admission
+) -> int:
+    if options.upstream:
+        raise InputError(
+            "--replay calls no upstream, and --upstream was given too",
+            "leave one of the two away",
+        )
+    tape = Tape([workspace.existing(name, label="replay") for name in options.replay])
+    with listening_socket(options.host, options.port, token) as listener:
+        address = address_of(listener)
+        shown = f"{address}/token/TOKEN" if token.value else address
+        left_out = f" ({tape.num_left_out} others cannot be)" if tape.num_left_out else ""
+        sys.stderr.write(
+            f"{tape.num_calls} recorded calls are answered again{left_out}, and none goes on\n"
+            f"  OpenAI clients: base_url={shown}/v1 (OPENAI_BASE_URL)\n"
+            f"  Anthropic clients: base_url={shown} (ANTHROPIC_BASE_URL)\n"
+            f"{_token_line(token)}stop with Ctrl-C\n"
+        )
+        sys.stderr.flush()
+        _print_line(
+            {
+                "replaying": address,
+                "calls": tape.num_calls,
+                "token": token.place or None,
+                "openai_base_url": f"{address}/v1",
+                "anthropic_base_url": address,
+            }
+        )
+        run_until_stopped(lambda loop: ReplayFront(loop, tape, admission), listener)
+    return 0
+
+
+def _token_line(token: ServerToken) -> str:
+    if not token.value:
+        return ""
+    return f"TOKEN is that of {token.place}; or send it as x-stillroom-token\n"
+
+
+def _print_line(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
 def _announce(address: str, upstreams: Sequence[Upstream], folder: str, token: ServerToken) -> None:
     """Prints what programs set: as one line of JSON, and for a person on standard error."""
     is_alone = len(upstreams) == 1
@@ -119,10 +167,7 @@ def _announce(address: str, upstreams: Sequence[Upstream], folder: str, token: S
                 "anthropic_base_url": settings.anthropic,
             }
         )
-    if token.value:
-        sys.stderr.write(f"TOKEN is that of {token.place}; or send it as x-stillroom-token\n")
-    sys.stderr.write(f"recording into {folder}; stop with Ctrl-C\n")
+    sys.stderr.write(f"{_token_line(token)}recording into {folder}; stop with Ctrl-C\n")
     sys.stderr.flush()
     line = {"recording": address, "output": folder, "token": token.place or None}
-    sys.stdout.write(json.dumps({**line, "upstreams": listed}) + "\n")
-    sys.stdout.flush()
+    _print_line({**line, "upstreams": listed})

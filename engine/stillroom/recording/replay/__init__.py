@@ -1,0 +1,1 @@
+"""Answers recorded calls again, from their journals alone."""

@@ -1,0 +1,149 @@
+"""The recorded calls of journals, looked up by their requests."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stillroom.data.row_files import RowReader, read_row_lines
+from stillroom.errors import DataError, InputError
+from stillroom.recording.journal import journals_in
+from stillroom.recording.records import RecordedCall, RecordedReply, decoded_call
+from stillroom.recording.replay.requests import RequestKey, first_difference, request_key
+
+_REPLAYED = ("whole", "upstream_left")
+
+
+@dataclass(frozen=True, slots=True)
+class TapeEntry:
+    """The place of a recorded call."""
+
+    path: Path
+    line: int
+    offset: int
+    num_bytes: int
+    started_at: str
+    key: RequestKey
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The reply to a request, and the line and number of the recorded call that it is from."""
+
+    reply: RecordedReply
+    is_whole: bool
+    entry: TapeEntry
+    number: int
+    total: int
+
+
+class Tape:
+    """The calls of some journals; those with the same request are given in their order.
+
+    Raises InputError if there is none, and DataError for a line that holds no call.
+    """
+
+    def __init__(self, places: Sequence[Path]) -> None:
+        self._entries = defaultdict[bytes, list[TapeEntry]](list)
+        self._given = defaultdict[bytes, int](int)
+        self._rows = RowReader()
+        self.num_left_out = 0
+        """The number of calls that cannot be answered again, as their client left or a part of
+        them was not recorded."""
+        for path in _journals(places):
+            self._read(path)
+        for entries in self._entries.values():
+            entries.sort(key=lambda entry: entry.started_at)
+        if not self._entries:
+            shown = ", ".join(map(str, places))
+            raise InputError(
+                f"{shown} holds no recorded call that can be answered again",
+                "record some first: stillroom record --upstream …",
+            )
+
+    @property
+    def num_calls(self) -> int:
+        """The number of calls that can be answered again."""
+        return sum(map(len, self._entries.values()))
+
+    def _read(self, path: Path) -> None:
+        for line in read_row_lines(path):
+            try:
+                call = decoded_call(line.utf8)
+            except (ValueError, RecursionError) as error:
+                raise DataError(
+                    f"{path}:{line.number} holds no recorded call: {str(error)[:200]}",
+                    "give the journals of `stillroom record`; one that was killed while it wrote "
+                    "is mended when it is started again",
+                ) from error
+            if not _can_be_replayed(call):
+                self.num_left_out += 1
+                continue
+            key = request_key(call.kind, call.path, call.request.content.data)
+            entry = TapeEntry(path, line.number, line.offset, line.num_bytes, call.started_at, key)
+            self._entries[key.digest].append(entry)
+
+    def answer(self, key: RequestKey) -> Replayed | None:
+        """Returns the next reply to a request, the last one again after it; None if unknown."""
+        entries = self._entries.get(key.digest)
+        if entries is None:
+            return None
+        self._given[key.digest] += 1
+        number = self._given[key.digest]
+        entry = entries[min(number, len(entries)) - 1]
+        call = self._call(entry)
+        if call.reply is None:
+            raise DataError(f"{entry} has changed", "start the replay again")
+        return Replayed(call.reply, call.end == "whole", entry, number, len(entries))
+
+    def nearest(self, key: RequestKey, data: bytes) -> str | None:
+        """Returns which recorded request is most like one, and where they differ first.
+
+        None if no call of the same API was recorded.
+        """
+        entries = [
+            entry for known in self._entries.values() for entry in known
+            if entry.key.kind == key.kind
+        ]  # fmt: skip
+        if not entries:
+            return None
+        best = max(entries, key=lambda entry: _likeness(entry.key, key))
+        recorded = self._call(best).request.content.data
+        return f"{best}, which differs at {first_difference(data, recorded)}"
+
+    def close(self) -> None:
+        """Closes the journals."""
+        self._rows.__exit__()
+
+    def _call(self, entry: TapeEntry) -> RecordedCall:
+        return decoded_call(self._rows.read(entry.path, entry.offset, entry.num_bytes))
+
+
+def _likeness(known: RequestKey, given: RequestKey) -> tuple[int, bool, int]:
+    """Returns how like two requests are: how many messages they begin alike with, and the rest."""
+    num_alike = 0
+    for ours, others in zip(known.messages, given.messages, strict=False):
+        if ours != others:
+            break
+        num_alike += 1
+    return num_alike, known.rest == given.rest, -abs(len(known.messages) - len(given.messages))
+
+
+def _can_be_replayed(call: RecordedCall) -> bool:
+    reply = call.reply
+    return (
+        call.end in _REPLAYED
+        and reply is not None
+        and reply.content.cut is None
+        and call.request.content.cut is None
+    )
+
+
+def _journals(places: Sequence[Path]) -> list[Path]:
+    found: list[Path] = []
+    for place in places:
+        found += journals_in(place) if place.is_dir() else [place]
+    return found
