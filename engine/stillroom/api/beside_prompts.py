@@ -2,6 +2,7 @@
 the `rollout` section of config.yml. Options that the request names win."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from stillroom.errors import ConfigError, InputError
+from stillroom.data.formats import RowFormat, read_rows, task_from_row
+from stillroom.errors import ConfigError, DataError, InputError
+from stillroom.evaluate.request import EvaluateModel
 from stillroom.rollout.journal.journal import begun_settings
-from stillroom.rollout.request import GenerateRollouts, nudge_for
+from stillroom.rollout.request import GenerateRollouts, RolloutOptions, nudge_for
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import provider_of
 from stillroom.tools.user.named import TOOLS_FILE
@@ -19,7 +22,8 @@ from stillroom.train.config.distill_sections import RolloutSection
 from stillroom.train.config.file import read_config
 from stillroom.validation import describe_errors
 
-_CONFIG = "config.yml"
+_CONFIG, _REWARDS_FILE = "config.yml", "rewards.py"
+_ROWS_LOOKED_AT = 50
 _SAME_NAME = (
     "max_turns",
     "max_tokens",
@@ -54,9 +58,10 @@ def complete_request(workspace: Workspace, request: GenerateRollouts) -> Complet
     An output that has been begun goes on as it was begun. Raises InputError if the `rollout`
     section of config.yml cannot be read.
     """
-    notes = list(_name_notes(request))
-    folder = workspace.existing(request.input, label="input").parent
+    prompts = workspace.existing(request.input, label="input")
+    folder = prompts.parent
     section = _section(folder)
+    notes = [*_provider_notes(request), *_difference_notes(request, prompts, section)]
     found = dict(_found(workspace, request, folder, section))
     recorded = begun_settings(workspace.output_file(request.output, label="output"))
     if recorded is not None:
@@ -65,7 +70,7 @@ def complete_request(workspace: Workspace, request: GenerateRollouts) -> Complet
         notes.append(f"{found['tools']} beside the prompts is used (tools: none leaves it out)")
     taken = {name: value for name, value in found.items() if name != "tools"}
     if taken:
-        shown = ", ".join(f"{name} {_shown(value)}" for name, value in taken.items())
+        shown = ", ".join(f"{name} {_shown(name, value)}" for name, value in taken.items())
         notes.append(f"{_CONFIG} beside the prompts says: {shown} (options that are given win)")
         notes += [
             f"{_CONFIG}: rollout.{key} is not taken: {reason}"
@@ -75,7 +80,34 @@ def complete_request(workspace: Workspace, request: GenerateRollouts) -> Complet
     return CompletedRequest(request.model_copy(update=found) if found else request, notes)
 
 
-def _name_notes(request: GenerateRollouts) -> Iterator[str]:
+def evaluation_notes(workspace: Workspace, request: EvaluateModel) -> list[str]:
+    """Returns notes on the provider that a model's name told, and on files that are not used."""
+    folder = workspace.existing(request.data, label="data").parent
+    unused = [
+        f"{name} beside the prompts is not used ({field}: {name} does)"
+        for field, name in (("tools", TOOLS_FILE), ("rewards", _REWARDS_FILE))
+        if field not in request.model_fields_set and (folder / name).is_file()
+    ]
+    return [*_provider_notes(request), *unused]
+
+
+def _difference_notes(
+    request: GenerateRollouts, prompts: Path, section: RolloutSection
+) -> Iterator[str]:
+    """Yields notes on what other systems do otherwise with the same options."""
+    given = request.model_fields_set
+    if "rewards" not in given and (prompts.parent / _REWARDS_FILE).is_file():
+        yield f"{_REWARDS_FILE} beside the prompts is not used (rewards: {_REWARDS_FILE} does)"
+    if request.n is not None and section.model_fields_set:
+        yield f"n takes the first {request.n} prompts, in the file's order; entries chooses others"
+    if request.system is not None:
+        with contextlib.suppress(DataError):
+            rows = itertools.islice(read_rows(prompts, RowFormat.PROMPTS), _ROWS_LOOKED_AT)
+            if any(task_from_row(row).messages[0]["role"] == "system" for row in rows):
+                yield "system takes the place of the rows' own system messages"
+
+
+def _provider_notes(request: RolloutOptions) -> Iterator[str]:
     is_inferred = "provider" not in request.model_fields_set and request.base_url is None
     if is_inferred and provider_of(request.model) is not None:
         yield f"provider {request.provider}, as the model's name says (provider names another)"
@@ -133,5 +165,6 @@ def _as_begun(
     return kept
 
 
-def _shown(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def _shown(name: str, value: Any) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return f"{text} (the assistant's, the last answer among them)" if name == "max_turns" else text

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from pydantic import BaseModel
 
-from stillroom.api.beside_prompts import complete_request
+from stillroom.api.beside_prompts import complete_request, evaluation_notes
 from stillroom.api.operations import child_work
 from stillroom.api.runs import RunReport, report_run
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
@@ -134,7 +134,8 @@ def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
     """Starts an evaluation. Raises an EngineError for a faulty request, before loading a model."""
     plan = plan_evaluation(workspace, request)
     keys = workspace.read_keys(plan.rollouts.key_names)
-    return _start(workspace, RunKind.EVALUATE, request, keys=keys, new=NewRun(inputs=plan.inputs))
+    new = NewRun(inputs=plan.inputs, notes=evaluation_notes(workspace, request))
+    return _start(workspace, RunKind.EVALUATE, request, keys=keys, new=new)
 
 
 def export_model(workspace: Workspace, request: ExportModel) -> RunReport:

@@ -7,7 +7,7 @@ import pytest
 
 from fakes.projects import endpoint_project
 from stillroom import api
-from stillroom.api.beside_prompts import complete_request
+from stillroom.api.beside_prompts import complete_request, evaluation_notes
 from stillroom.errors import InputError
 from stillroom.files import write_json
 from stillroom.rollout.journal.journal import journal_folder
@@ -76,6 +76,30 @@ def test_what_is_given_stays_and_other_programs_files_are_not_read(
     found = complete_request(workspace, given)
 
     assert (found.request, found.notes) == (given, [])
+
+
+def test_what_other_systems_do_otherwise_is_said_where_it_happens(workspace: Workspace) -> None:
+    (workspace.root / "config.yml").write_text(CONFIG, encoding="utf-8")
+    (workspace.root / "rewards.py").write_text("", encoding="utf-8")
+    (workspace.root / "prompts.jsonl").write_text('{"prompt": "a", "system": "b"}\n', "utf-8")
+
+    notes = complete_request(workspace, request(n=5, system="c")).notes
+
+    assert notes[:3] == [
+        "rewards.py beside the prompts is not used (rewards: rewards.py does)",
+        "n takes the first 5 prompts, in the file's order; entries chooses others",
+        "system takes the place of the rows' own system messages",
+    ]
+    assert "max_turns 4 (the assistant's, the last answer among them)" in notes[4]
+
+
+def test_an_evaluation_says_which_files_it_leaves_alone(workspace: Workspace) -> None:
+    given = api.EvaluateModel(data="prompts.jsonl", model="gpt-5.2")
+
+    assert evaluation_notes(workspace, given) == [
+        "provider openai, as the model's name says (provider names another)",
+        "tools.py beside the prompts is not used (tools: tools.py does)",
+    ]
 
 
 def test_a_section_that_cannot_be_read_is_refused_by_name(workspace: Workspace) -> None:

@@ -76,6 +76,8 @@ async def score_rollouts(
             tool_timeout_s=request.reward_timeout,
             reward_timeout_s=request.reward_timeout,
         )
+        for note in pool.notes if pool is not None else ():
+            reporter.note(note)
         judge = await open_judge(
             stack,
             workspace,

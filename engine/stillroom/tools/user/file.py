@@ -14,7 +14,11 @@ import msgspec
 
 from stillroom.errors import ToolFileError
 from stillroom.secrecy.readable import check_readable
-from stillroom.tools.user.imports import how_to_install, names_not_imported
+from stillroom.tools.user.imports import (
+    how_to_install,
+    modules_missing_later,
+    names_not_imported,
+)
 from stillroom.tools.user.modules import FixedModules, read_modules
 from stillroom.tools.user.rnow_modules import RnowModules
 from stillroom.types import Message
@@ -157,8 +161,8 @@ class LoadedFile:
     """A user's Python file that has been run."""
 
     module: ModuleType
-    note: str | None
-    """What the file was given that it did not import from us, for the user; None if nothing."""
+    notes: list[str]
+    """What the file was given that it did not import from us, and what it lacks, for the user."""
 
 
 def load_user_file(file: UserFile) -> ModuleType:
@@ -203,14 +207,22 @@ def run_user_file(file: UserFile) -> LoadedFile:
         ) from error
     codes = (file.code, *file.modules.values())
     imports_rnow = rnow.is_used and any(b"rnow" in code for code in codes)
-    return LoadedFile(module, _note(path, bare, imports_rnow=imports_rnow))
+    missing = modules_missing_later(file.code, path.parent)
+    return LoadedFile(module, _notes(path, bare, missing, imports_rnow=imports_rnow))
 
 
-def _note(path: Path, bare: frozenset[str], *, imports_rnow: bool) -> str | None:
-    """Returns what a file was given that it did not import from us; None if nothing."""
+def _notes(
+    path: Path, bare: frozenset[str], missing: list[str], *, imports_rnow: bool
+) -> list[str]:
+    """Returns what a file was given that it did not import from us, and what will fail later."""
     given = ["what it imports from rnow"] if imports_rnow else []
     given += [", ".join(sorted(bare)) + ", which it does not import"] if bare else []
-    return f"{path.name}: stillroom provides {' and '.join(given)}" if given else None
+    notes = [f"{path.name}: stillroom provides {' and '.join(given)}"] if given else []
+    return notes + [
+        f"{path.name}: a function imports {name}, which is not installed: calls of it will fail; "
+        + how_to_install(name, path.parent)
+        for name in missing
+    ]
 
 
 def _line_of(error: BaseException, path: Path) -> int:

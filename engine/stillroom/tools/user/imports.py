@@ -1,6 +1,7 @@
 """The imports of a user's Python file: names that it did not import, modules not installed."""
 
 import ast
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,43 @@ def _bound_by(node: ast.AST) -> Iterator[str]:
         yield node.name
     elif isinstance(node, ast.Import | ast.ImportFrom):
         yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+
+
+def modules_missing_later(code: bytes, folder: Path) -> list[str]:
+    """Returns the modules that only functions import, and that are neither here nor installed.
+
+    An import within `try` is not among them, since the code goes on without it.
+    """
+    tree = ast.parse(code)
+    tried = {id(node) for block in ast.walk(tree) if isinstance(block, ast.Try)
+             for node in ast.walk(block)}  # fmt: skip
+    names = {
+        name
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if id(node) not in tried
+        for name in _imported_by(node)
+    }
+    return sorted(name for name in names if not _is_there(name, folder))
+
+
+def _imported_by(node: ast.AST) -> list[str]:
+    """Returns the top-level modules that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name.partition(".")[0] for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return [node.module.partition(".")[0]]
+    return []
+
+
+def _is_there(name: str, folder: Path) -> bool:
+    if name in sys.modules or (folder / f"{name}.py").exists() or (folder / name).is_dir():
+        return True
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def how_to_install(module: str, folder: Path) -> str:

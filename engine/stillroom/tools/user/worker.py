@@ -64,7 +64,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     tools: list[_ToolDescription]
     rewards: list[RewardDescription]
     notes: list[str] = []
-    """What the files were given that they did not import, for the user."""
+    """What the files were given that they did not import, and what they lack, for the user."""
 
 
 class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
@@ -164,8 +164,7 @@ class UserCode:
                     f"{path}: {name!r} has sandbox=True, which is not supported yet",
                     "leave sandbox out; the function then runs in a child process with your rights",
                 )
-        if loaded.note is not None:
-            self._notes.append(loaded.note)
+        self._notes += loaded.notes
         return functions
 
     def describe(self) -> Ready:

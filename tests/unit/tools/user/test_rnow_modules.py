@@ -155,6 +155,33 @@ def test_a_module_that_is_not_installed_comes_with_its_command(
     assert f"pip install -r {tmp_path / 'requirements.txt'}`" in caught.value.fix
 
 
+def test_a_module_that_only_a_function_imports_is_named_before_it_is_called(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mine.py").write_text("", encoding="utf-8")
+    file = written(
+        tmp_path,
+        """
+        @tool
+        def look(url: str) -> str:
+            "Look."
+            import json, mine, no_such_browser
+            try:
+                import no_such_parser
+            except ImportError:
+                pass
+            from no_such_browser.pages import page
+            return json.dumps(url)
+        """.replace("\n        ", "\n"),
+    )
+
+    (bare, missing) = UserCode(file, None).describe().notes
+
+    assert "tool, which it does not import" in bare
+    assert "a function imports no_such_browser, which is not installed" in missing
+    assert "pip install no-such-browser`" in missing
+
+
 def test_rewards_receive_the_variables_that_the_user_gives_to_tools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
