@@ -13,7 +13,7 @@ from stillroom.data.checks import Problem, decode_row
 from stillroom.data.row_files import MAX_ROW_BYTES, TOO_LONG, decode_line, read_row_lines
 from stillroom.errors import InputError
 from stillroom.importing.records import Place, Refusal, SourceRow
-from stillroom.lines import BOM
+from stillroom.lines import BOM, Line
 from stillroom.secrecy.readable import check_readable
 
 Row = dict[str, Any]
@@ -50,15 +50,24 @@ def convert_rows(
     """
     for path in paths:
         for row in read_json_rows(path):
-            if isinstance(row, Refusal):
-                yield row
-                continue
-            try:
-                converted = list(convert(row))
-            except UnreadableRowError as error:
-                yield Refusal(row.place, error.reason, error.detail)
-            else:
-                yield from converted
+            yield from convert_row(row, convert)
+
+
+def convert_row(
+    row: JsonRow | Refusal, convert: Callable[[JsonRow], Iterable[SourceRow]]
+) -> list[SourceRow]:
+    """Returns what a converter makes of a row, or the refusal of an unreadable one."""
+    if isinstance(row, Refusal):
+        return [row]
+    try:
+        return list(convert(row))
+    except UnreadableRowError as error:
+        return [Refusal(row.place, error.reason, error.detail)]
+
+
+def row_of_line(path: Path, line: Line) -> JsonRow | Refusal:
+    """Returns the object that a line of a file holds, or the refusal of one that holds none."""
+    return _row_of(Place(path, line.number), decode_line(line))
 
 
 def read_json_rows(path: Path) -> Iterator[JsonRow | Refusal]:
@@ -67,13 +76,13 @@ def read_json_rows(path: Path) -> Iterator[JsonRow | Refusal]:
     Only one row is held at a time. Raises InputError for a file that must not be read.
     """
     check_readable(path)
-    if _is_array(path):
+    if is_array_file(path):
         for number, data in enumerate(_array_elements(path), start=1):
             problem_or_row = _too_long() if data is None else decode_row(data)
             yield _row_of(Place(path, number), problem_or_row)
         return
     for line in read_row_lines(path):
-        yield _row_of(Place(path, line.number), decode_line(line))
+        yield row_of_line(path, line)
 
 
 def read_document(path: Path) -> Row:
@@ -108,7 +117,8 @@ def _row_of(place: Place, row: Row | Problem) -> JsonRow | Refusal:
     return JsonRow(place, row)
 
 
-def _is_array(path: Path) -> bool:
+def is_array_file(path: Path) -> bool:
+    """Returns whether a file holds one JSON array, whose elements are its rows."""
     with path.open("rb") as stream:
         return stream.read(4096).removeprefix(BOM).lstrip(_BLANKS).startswith(b"[")
 

@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any, cast
 
 from stillroom.curate.filter.secrets import PERSONAL_DATA, SECRETS, without_kinds
+from stillroom.importing.joining.messages import PlainMessage
 from stillroom.secrecy.redaction import Redactor
 
 _OWN_KEY = "key of this machine"
@@ -13,8 +14,9 @@ _OWN_MARK = "[key]"
 class Redaction:
     """Replaces secrets and personal data by marks such as `[email address 3 removed]`.
 
-    The same value has the same number throughout an import, so that a conversation in which a tool
-    is called with an address that the user gave still shows that.
+    The same value has the same number throughout a conversation, so that a tool that is called with
+    an address which the user gave still shows that; from one conversation to another, nothing is
+    told of whose it is.
     """
 
     def __init__(self, own: Redactor, *, keep_secrets: bool, keep_personal: bool) -> None:
@@ -25,10 +27,17 @@ class Redaction:
         self._own = None if keep_secrets or not own.secrets else own
         self._numbers: dict[tuple[str, int], int] = {}
         self.found: Counter[str] = Counter()
-        """How often something of a kind was replaced, in distinct messages."""
+        """How often something of a kind was replaced."""
+        self.has_marked = False
+        """Whether the last message or value has a mark."""
+
+    def begin_conversation(self) -> None:
+        """Begins to count the values of the next conversation."""
+        self._numbers.clear()
 
     def message(self, message: dict[str, Any]) -> dict[str, Any]:
         """Returns a message in our shape with marks in place of what is removed."""
+        self.has_marked = False
         clean = dict(message)
         for field in ("content", "reasoning_content"):
             if message.get(field):
@@ -36,6 +45,16 @@ class Redaction:
         if calls := message.get("tool_calls"):
             clean["tool_calls"] = [self._call(call) for call in calls]
         return clean
+
+    def clean(self, message: PlainMessage) -> None:
+        """Puts marks in place of what is removed from a message."""
+        self.has_marked = False
+        if message.content:
+            message.content = self.text(message.content)
+        if message.reasoning_content:
+            message.reasoning_content = self.text(message.reasoning_content)
+        for call in message.tool_calls or ():
+            call.function.arguments = self.text(call.function.arguments)
 
     def _call(self, call: dict[str, Any]) -> dict[str, Any]:
         function = call["function"]
@@ -61,12 +80,14 @@ class Redaction:
         if self._own is not None:
             clean = self._own.text(text)
             if clean != text:
+                self.has_marked = True
                 self.found[_OWN_KEY] += clean.count(_OWN_MARK) - text.count(_OWN_MARK)
             return clean
         return text
 
     def _mark(self, kind: str, removed: str) -> str:
         self.found[kind] += 1
+        self.has_marked = True
         known = self._numbers
         number = known.setdefault((kind, hash(removed)), len(known) + 1)
         return f"[{kind} {number} removed]"

@@ -17,7 +17,7 @@ from stillroom.importing.output.notes import import_notes
 from stillroom.importing.output.split import Split, split_rollouts
 from stillroom.importing.output.terms import model_records
 from stillroom.importing.output.writing import RolloutSide, RolloutWriter
-from stillroom.importing.records import Place, Refusal, SourceRow
+from stillroom.importing.records import Place, RawRow, Refusal
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.request import HeldOut, ImportResult, ImportRollouts
 from stillroom.importing.sources import FormatFiles, ImportSources, import_sources
@@ -118,7 +118,7 @@ class _Import:
         )
         refused = new[outputs.rollouts].side[outputs.refused]
         self._tally = ImportTally(refused, workspace.shown, self._redaction.text)
-        self._intake = Intake(spill, self._redaction, self._tally)
+        self._intake = Intake(spill, self._redaction, self._tally, infers=request.infer_tools)
         self._writer = RolloutWriter(request, self._intake, self._tally)
         self._train = self._side(outputs.rollouts, outputs.prompts)
         self._heldout = (
@@ -144,9 +144,10 @@ class _Import:
         joined = joined_rows(self._intake.rows, self._intake.tree)
         if not joined.kept:
             raise self._nothing_kept()
-        composer = Composer(self._intake, joined)
-        if self._request.split_heldout is not None:
-            self._split = split_rollouts(joined, composer, share=self._request.split_heldout)
+        composer = Composer(self._intake, joined, self._redaction)
+        if (share := self._request.split_heldout) is not None:
+            as_logged = Composer(self._intake, joined, None)
+            self._split = split_rollouts(joined, as_logged, share=share)
         feedback = settled_feedback(self._intake, joined, self._tally)
         for row in joined.kept:
             is_heldout = self._split is not None and row in self._split.heldout
@@ -219,7 +220,7 @@ class _Import:
         )
 
 
-def _rows_of(each: FormatFiles, request: ImportRollouts) -> Iterator[SourceRow]:
+def _rows_of(each: FormatFiles, request: ImportRollouts) -> Iterator[RawRow]:
     if each.format.read_columns is not None:
         return each.format.read_columns(each.files, request.chosen_columns)
-    return each.format.read(each.files)
+    return (each.format.read_raw or each.format.read)(each.files)

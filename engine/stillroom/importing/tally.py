@@ -42,15 +42,23 @@ class ImportTally:
     ) -> None:
         """`redact` takes secrets out of a text that may quote a row."""
         self._refused, self._shown_path, self._redact = refused, shown_path, redact
+        self._names: dict[Path, str] = {}
         self.formats: dict[str, FormatCount] = {}
         self.reasons: Counter[str] = Counter()
         self.first_refused: list[str] = []
         """The first refused rows, at most 5, each with its place and what is wrong with it."""
 
-    def shown(self, place: Place) -> str:
+    def shown(self, path: Path, line: int) -> str:
+        """Returns the place of a line as users read it."""
+        name = self._names.get(path)
+        if name is None:
+            name = self._names[path] = self._shown_path(path)
+        return f"{name}:{line}"
+
+    def shown_place(self, place: Place) -> str:
         """Returns a place as users read it."""
-        part = f"#{place.part}" if place.part else ""
-        return f"{self._shown_path(place.path)}:{place.line}{part}"
+        shown = self.shown(place.path, place.line)
+        return f"{shown}#{place.part}" if place.part else shown
 
     def read(self, name: str, num_rows: int = 1) -> None:
         """Counts rows that are not refused so far."""
@@ -70,7 +78,10 @@ class ImportTally:
         count.read += not is_read
         count.refused += 1
         self.reasons[refusal.reason] += 1
-        source, detail = self.shown(refusal.place), self._redact(writable_text(refusal.detail))
+        source, detail = (
+            self.shown_place(refusal.place),
+            self._redact(writable_text(refusal.detail)),
+        )
         if len(self.first_refused) < 5:
             said = f" ({detail[:200]})" if detail else ""
             self.first_refused.append(f"{source}: {refusal.reason}{said}")

@@ -5,7 +5,8 @@ alone: people stop using a filter that drops good rows for a random number.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 _Check = Callable[[str], bool]
@@ -23,6 +24,8 @@ class SensitiveKind:
     is_real: _Check
     end: _End
     """Returns where in the text the data ends of which the pattern matches the beginning."""
+    least_digits: int = 0
+    """The pattern is tried only on texts with as many digits."""
 
 
 def _match_end(_text: str, match: re.Match[str]) -> int:
@@ -30,9 +33,15 @@ def _match_end(_text: str, match: re.Match[str]) -> int:
 
 
 def _kind(
-    name: str, marks: str, pattern: str, is_real: _Check = bool, end: _End = _match_end
+    name: str,
+    marks: str,
+    pattern: str,
+    is_real: _Check = bool,
+    end: _End = _match_end,
+    least_digits: int = 0,
 ) -> SensitiveKind:
-    return SensitiveKind(name, tuple(marks.split()), re.compile(pattern), is_real, end)
+    found = re.compile(pattern)
+    return SensitiveKind(name, tuple(marks.split()), found, is_real, end, least_digits)
 
 
 _KEY_BEGIN = r"-----BEGIN (?:[A-Z]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
@@ -179,21 +188,24 @@ PERSONAL_DATA = (
         "+",
         r"(?<![\w+])\+[1-9]\d{0,2}(?:[ .()-]{0,2}\d){7,12}(?!\w)",
         _is_phone,
+        least_digits=8,
     ),
     _kind(
         "phone number",
         "- . )",
         r"(?<![\w.+-])(?:\([2-9]\d\d\) ?|[2-9]\d\d[-.])[2-9]\d\d[-.]\d{4}(?![\w-]|\.\d)",
         _is_phone,
+        least_digits=10,
     ),
     _kind("card number", "", r"[2-6](?<![\w.-].)(?:[ -]?\d){12,18}(?![\w-]|\.\d)", _card_at,
-        lambda _text, match: match.start() + _card_length(match[0])),
+        lambda _text, match: match.start() + _card_length(match[0]), 12),
     _kind("IBAN", "", r"[A-Z](?<![A-Za-z0-9].)[A-Z]\d{2}(?: ?[A-Z0-9]){11,30}", _iban_at,
-        lambda _text, match: match.start() + _iban_length(match[0])),
+        lambda _text, match: match.start() + _iban_length(match[0]), 6),
     _kind(
         "US social security number",
         "-",
         r"(?<![\w-])(?!000|666|9)\d{3}-(?!00)\d\d-(?!0000)\d{4}(?![\w-])",
+        least_digits=9,
     ),
 )  # fmt: skip
 
@@ -201,7 +213,8 @@ PERSONAL_DATA = (
 def kinds_in(text: str, kinds: tuple[SensitiveKind, ...]) -> list[str]:
     """Returns the names of the kinds found in a text, each once, in the order of `kinds`."""
     scanned = _unescaped(text)
-    names = (kind.name for kind in kinds if next(_places(scanned, kind), None) is not None)
+    likely = _likely(scanned, kinds)
+    names = (kind.name for kind in likely if next(_places(scanned, kind), None) is not None)
     return list(dict.fromkeys(names))
 
 
@@ -213,9 +226,10 @@ def without_kinds(
     `mark` is called with the kind's name and the text that is replaced.
     """
     scanned = _unescaped(text)
-    found = sorted((*place, kind.name) for kind in kinds for place in _places(scanned, kind))
-    if not found:
+    likely = _likely(scanned, kinds)
+    if not likely:
         return text
+    found = sorted((*place, kind.name) for kind in likely for place in _places(scanned, kind))
     parts, done = list[str](), 0
     for start, end, name in found:
         if start >= done:
@@ -225,6 +239,8 @@ def without_kinds(
 
 
 _ESCAPES = re.compile(r"\\[nrt\"]")
+_NO_DIGITS = bytes(code for code in range(128) if not chr(code).isdecimal())
+_DIGIT = re.compile(r"\d")
 
 
 def _unescaped(text: str) -> str:
@@ -235,10 +251,52 @@ def _unescaped(text: str) -> str:
     return _ESCAPES.sub("  ", text) if "\\" in text else text
 
 
+def _likely(text: str, kinds: tuple[SensitiveKind, ...]) -> Sequence[SensitiveKind]:
+    """Returns the kinds whose marks and digits a text has. Most texts have none's."""
+    screen = _SCREENS.get(id(kinds))
+    if screen is None or screen.kinds is not kinds:
+        screen = _SCREENS[id(kinds)] = _Screen(kinds)
+    marked = {
+        kind
+        for gate, numbers in screen.gates
+        if gate in text
+        for mark, kind in numbers
+        if mark in text
+    }
+    if not marked and not screen.unmarked:
+        return ()
+    num_digits = _num_digits(text)
+    found = sorted(marked.union(screen.unmarked))
+    return [kinds[kind] for kind in found if kinds[kind].least_digits <= num_digits]
+
+
+class _Screen:
+    """The marks of kinds, put together so that most texts are ruled out by a few searches."""
+
+    def __init__(self, kinds: tuple[SensitiveKind, ...]) -> None:
+        self.kinds = kinds
+        self.unmarked = [number for number, kind in enumerate(kinds) if not kind.marks]
+        gates = defaultdict[str, list[tuple[str, int]]](list)
+        for number, kind in enumerate(kinds):
+            for mark in kind.marks:
+                gate = next((char for char in _GATES if char in mark), mark)
+                gates[gate].append((mark, number))
+        self.gates = tuple(gates.items())
+
+
+_GATES = "-_"
+"""Characters that many marks have and many texts have not."""
+_SCREENS: dict[int, _Screen] = {}
+
+
+def _num_digits(text: str) -> int:
+    if text.isascii():
+        return len(text.encode().translate(None, _NO_DIGITS))
+    return len(_DIGIT.findall(text))
+
+
 def _places(text: str, kind: SensitiveKind) -> Iterator[tuple[int, int]]:
     """Yields the start and end of everything of a kind in a text."""
-    if kind.marks and not any(mark in text for mark in kind.marks):
-        return
     for match in kind.pattern.finditer(text):
         if kind.is_real(match[0]):
             yield match.start(), kind.end(text, match)

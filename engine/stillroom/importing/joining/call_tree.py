@@ -36,30 +36,38 @@ class CallTree:
 
         Raises UnreadableRowError if a tool's message answers no call of the conversation.
         """
-        store, path, node, has_user = self._store, hash(("group", group)), NONE, 0
+        store, path = self._store, hash(("group", group))
+        roles, digests = store.roles, store.digests
         numbers: dict[int, int] = {}
-        num_calls = 0
+        paths, results, num_calls = list[int](), list[int](), 0
         for message in messages:
-            role, result = store.roles[message], NONE
+            role, result = roles[message], NONE
             if role == TOOL:
                 result = self._number_of_call(message, numbers)
             elif role == ASSISTANT:
-                for call in store.calls(message):
+                for call in store.calls.get(message, ()):
                     numbers[call] = num_calls
                     num_calls += 1
-            elif role == USER:
-                has_user = 1
-            path = hash((path, store.digest(message), result))
-            found = self._by_path.get(path)
-            if found is None:
-                found = self._by_path[path] = len(self._parents)
-                self._parents.append(node)
-                self._messages.append(message)
-                self._results.append(result)
-                self._has_user.append(has_user)
-                self._first_rows.append(NONE)
-            node = found
+            path = hash((path, digests[message], result))
+            paths.append(path)
+            results.append(result)
+        # Most calls extend an earlier one: from the end, a known path is soon met.
+        begin, node = len(paths), NONE
+        while begin and (node := self._by_path.get(paths[begin - 1], NONE)) == NONE:
+            begin -= 1
+        for index in range(begin, len(paths)):
+            node = self._new_node(node, messages[index], results[index], paths[index])
         self._end_row(node, row)
+        return node
+
+    def _new_node(self, parent: int, message: int, result: int, path: int) -> int:
+        node = self._by_path[path] = len(self._parents)
+        is_users = self._store.roles[message] == USER
+        self._parents.append(parent)
+        self._messages.append(message)
+        self._results.append(result)
+        self._has_user.append(is_users or (parent != NONE and self._has_user[parent]))
+        self._first_rows.append(NONE)
         return node
 
     def _number_of_call(self, message: int, numbers: dict[int, int]) -> int:
@@ -67,7 +75,7 @@ class CallTree:
 
         Raises UnreadableRowError if it names none of them.
         """
-        answered = self._store.answered(message)
+        answered = self._store.answered[message]
         if answered == 0:
             return NONE
         number = numbers.get(answered)

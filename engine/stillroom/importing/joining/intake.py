@@ -5,17 +5,26 @@ import math
 import msgspec
 
 from stillroom.data.checks import message_problems
-from stillroom.importing.joining.call_tree import NONE, ORPHAN, CallTree
+from stillroom.importing.bodies.exchanges import offered_tools
+from stillroom.importing.chat_messages import ChatReader
+from stillroom.importing.joining.call_tree import NONE, CallTree
 from stillroom.importing.joining.message_store import MessageStore
-from stillroom.importing.joining.messages import clean_message
 from stillroom.importing.joining.row_table import LoggedFacts, RowTable
 from stillroom.importing.joining.spill import Spill
 from stillroom.importing.joining.tool_lists import InferredTools, ToolLists, sound_tools
-from stillroom.importing.json_rows import UnreadableRowError
-from stillroom.importing.records import Feedback, LoggedConversation, Refusal, SourceRow
+from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.records import (
+    Feedback,
+    LoggedConversation,
+    Place,
+    RawCall,
+    RawRow,
+    Refusal,
+)
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.tally import ImportTally
 
+_NO_METADATA = b"{}"
 _NO_SCHEMA = "tools without a schema dropped"
 _UNWRITABLE = (TypeError, UnicodeError, RecursionError, msgspec.MsgspecError)
 
@@ -23,17 +32,24 @@ _UNWRITABLE = (TypeError, UnicodeError, RecursionError, msgspec.MsgspecError)
 class Intake:
     """Everything that was read, ready to be joined to rollouts."""
 
-    def __init__(self, spill: Spill, redaction: Redaction, tally: ImportTally) -> None:
-        self._redaction, self._tally = redaction, tally
+    def __init__(
+        self, spill: Spill, redaction: Redaction, tally: ImportTally, *, infers: bool = False
+    ) -> None:
+        """`infers` is whether schemas of tools are to be inferred from calls."""
+        self._redaction, self._tally, self._infers = redaction, tally, infers
         self.inferred = InferredTools()
-        self.store = MessageStore(spill, redact=redaction.message, look_at=self.inferred.look_at)
+        self.store = MessageStore(spill, look_at=self.inferred.look_at if infers else None)
+        self._known_tools: dict[bytes, tuple[int, tuple[str, ...]]] = {}
         self.tree = CallTree(self.store)
         self.rows = RowTable(spill)
         self.tools = ToolLists()
         self.feedback: list[tuple[str, Feedback]] = []
 
-    def take(self, row: SourceRow, format_name: str) -> None:
+    def take(self, row: RawRow, format_name: str) -> None:
         """Takes in one row of a format."""
+        if isinstance(row, RawCall):
+            self.take_raw(row, format_name)
+            return
         if isinstance(row, Refusal):
             self._tally.refuse(format_name, row)
             return
@@ -67,6 +83,47 @@ class Intake:
             return Refusal(row.place, "no assistant message")
         return None
 
+    def take_raw(self, row: RawCall, format_name: str) -> None:
+        """Takes in a call whose messages are not decoded."""
+        try:
+            number_of = self.store.number_of
+            numbers = [number_of(bytes(message)) for message in row.messages]
+            tools, losses = self._offered(row.tools)
+            facts = LoggedFacts(
+                format_name, self._tally.shown(row.path, row.line), row.id, row.group, None,
+                row.model, row.usage, None, row.started_at, row.duration_s, row.finish_reason,
+                None, {}, (), losses, _NO_METADATA, tools,
+            )  # fmt: skip
+            node = self.tree.add(row.group, numbers, len(self.rows))
+        except UnreadableRowError as error:
+            refusal = Refusal(Place(row.path, row.line), error.reason, error.detail)
+            for again in [refusal] if row.reread is None else row.reread():
+                self.take(again, format_name)
+            return
+        self.rows.add(facts, node=node, reply=numbers[-1], length=len(numbers))
+        self._tally.read(format_name)
+
+    def _offered(self, raw: msgspec.Raw) -> tuple[int, tuple[str, ...]]:
+        """Returns the number of a request's tools, and what is lost of them."""
+        data = bytes(raw)
+        if data == b"null":
+            return NONE, ()
+        known = self._known_tools.get(data)
+        if known is None:
+            try:
+                tools = offered_tools({"tools": msgspec.json.decode(data)})
+            except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+                raise UnreadableRowError("the tools are not valid JSON", str(error)) from error
+            known = self._known_tools[data] = self._number_of_tools(tools)
+        return known
+
+    def _number_of_tools(self, tools: list[Row] | None) -> tuple[int, tuple[str, ...]]:
+        if tools is None:
+            return NONE, ()
+        sound = sound_tools(tools)
+        lost = (_NO_SCHEMA,) if len(sound) < len(tools) else ()
+        return self.tools.number_of(self._redaction.value(sound)), lost
+
     def _take_call(self, row: LoggedConversation, format_name: str) -> None:
         numbers = [self.store.number_of(msgspec.json.encode(message)) for message in row.messages]
         facts = self._facts(row, format_name)
@@ -81,16 +138,19 @@ class Intake:
         )
 
     def _take_whole(self, row: LoggedConversation, format_name: str) -> None:
-        clean = [clean_message(message) for message in row.messages]
-        messages = [each.message for each in clean]
+        reader = ChatReader()
+        messages = reader.messages(row.messages)
+        for index, message in enumerate(messages):
+            for number, call in enumerate(message.get("tool_calls", ())):
+                call.setdefault("id", f"call_{index}_{number}")
         if (problem := next(message_problems(messages), None)) is not None:
-            raise UnreadableRowError(ORPHAN, f"{problem.field} {problem.message}")
-        for message in messages:
-            if message.get("tool_calls"):
-                self.inferred.look_at(message)
-        pieces = [msgspec.json.encode(self._redaction.message(message)) for message in messages]
-        lost = tuple(loss for each in clean for loss in each.losses)
-        facts = self._facts(row, format_name, lost=lost, pieces=pieces)
+            raise UnreadableRowError("unsound message", f"{problem.field} {problem.message}")
+        if self._infers:
+            for message in messages:
+                if message.get("tool_calls"):
+                    self.inferred.look_at(message)
+        pieces = [msgspec.json.encode(message) for message in messages]
+        facts = self._facts(row, format_name, lost=tuple(reader.losses), pieces=pieces)
         self.rows.add(facts, judged_as=row.judged_as, parent=row.parent)
 
     def _facts(
@@ -101,12 +161,9 @@ class Intake:
         lost: tuple[str, ...] = (),
         pieces: list[bytes] | None = None,
     ) -> LoggedFacts:
-        tools, losses = NONE, row.losses + lost
-        if row.tools is not None:
-            sound = sound_tools(row.tools)
-            tools = self.tools.number_of(sound)
-            losses += (_NO_SCHEMA,) if len(sound) < len(row.tools) else ()
-        shown = self._tally.shown
+        tools, unsound = self._number_of_tools(row.tools)
+        losses = row.losses + lost + unsound
+        shown = self._tally.shown_place
         return LoggedFacts(
             format=format_name,
             source=shown(row.place),
@@ -123,7 +180,7 @@ class Intake:
             scores={name: value for name, value in row.scores.items() if math.isfinite(value)},
             also_at=tuple(shown(place) for place in row.also_at),
             losses=tuple(dict.fromkeys(losses)),
-            metadata=msgspec.json.encode(self._redaction.value(row.metadata)),
+            metadata=msgspec.json.encode(row.metadata),
             tools=tools,
             pieces=pieces or [],
         )

@@ -1,5 +1,6 @@
 """Puts a rollout together from its calls: its messages, and what is known of each of its turns."""
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,9 +11,12 @@ from stillroom.importing.joining.call_tree import NONE
 from stillroom.importing.joining.intake import Intake
 from stillroom.importing.joining.join import JoinedRows
 from stillroom.importing.joining.message_store import ASSISTANT, TOOL
+from stillroom.importing.joining.messages import plain_message, shaped_message
 from stillroom.importing.joining.row_table import LoggedFacts
+from stillroom.importing.redaction import Redaction
 
 _ASSISTANT, _USER = b'{"role":"assistant"', b'{"role":"user"'
+_REMEMBERED = 256
 _ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
@@ -26,6 +30,8 @@ class ImportedRollout:
     """The messages as JSON objects in our shape."""
     facts: list[LoggedFacts]
     """What is known of its rows, in the order of the conversation; the kept row's is the last."""
+    metadata: bytes
+    """The kept row's metadata as a JSON object."""
     losses: list[str] = field(default_factory=list[str])
     num_turns: int = 0
     """The number of assistant turns that were sampled for it."""
@@ -62,20 +68,32 @@ class ImportedRollout:
 class Composer:
     """Composes the rollouts of an import, each when it is wanted."""
 
-    def __init__(self, intake: Intake, joined: JoinedRows) -> None:
-        self._intake, self._joined = intake, joined
+    def __init__(self, intake: Intake, joined: JoinedRows, redaction: Redaction | None) -> None:
+        """`redaction` takes secrets out; without it rollouts are as their sources have them."""
+        self._intake, self._joined, self._redaction = intake, joined, redaction
+        self._clean: OrderedDict[int, bytes] = OrderedDict()
 
     def compose(self, row: int) -> ImportedRollout:
         """Returns the rollout of a kept row."""
+        if self._redaction is not None:
+            self._redaction.begin_conversation()
         rows = self._intake.rows
         branch_of = self._joined.branch_of.get(row)
         if rows.nodes[row] != NONE:
             return self._of_calls(row, branch_of)
         facts = rows.facts(row)
-        turns = [piece for piece in facts.pieces if piece.startswith(_ASSISTANT)]
+        pieces = [self._cleaned(_ANY.decode(piece)) for piece in facts.pieces]
+        turns = [piece for piece in pieces if piece.startswith(_ASSISTANT)]
         num_trained = sum(b'"weight":0' not in piece for piece in turns)
-        losses = list(facts.losses)
-        return ImportedRollout(row, facts.pieces, [facts], losses, num_trained, branch_of)
+        return ImportedRollout(
+            row,
+            pieces,
+            [facts],
+            self._metadata(facts),
+            list(facts.losses),
+            num_trained,
+            branch_of,
+        )
 
     def _of_calls(self, row: int, branch_of: int | None) -> ImportedRollout:
         store, tree, rows = self._intake.store, self._intake.tree, self._intake.rows
@@ -94,17 +112,50 @@ class Composer:
             if store.roles[messages[-1]] == ASSISTANT and not is_own:
                 untrained.append(index)
                 num_unanswered += not calls
-        pieces = [store.data(message) for message in messages]
+        pieces = [self._piece(message) for message in messages]
         for index in untrained:
             pieces[index] = pieces[index][:-1] + b',"weight":0}'
         results = [tree.result_of(node) for node in path]
         if not self._agree(messages, results):
             pieces = list(_with_ids(pieces, results))
         facts = [rows.facts(call) for call in own]
-        lost = [loss for message in messages for loss in store.losses(message)]
+        lost = [loss for message in messages for loss in store.losses.get(message, ())]
         lost += [loss for each in facts for loss in each.losses]
         losses = list(dict.fromkeys(lost))
-        return ImportedRollout(row, pieces, facts, losses, num_turns, branch_of, num_unanswered)
+        metadata = self._metadata(facts[-1])
+        return ImportedRollout(
+            row, pieces, facts, metadata, losses, num_turns, branch_of, num_unanswered
+        )
+
+    def _piece(self, number: int) -> bytes:
+        """Returns a message as JSON in our shape; one that was just wanted is remembered."""
+        piece = self._clean.get(number)
+        if piece is not None:
+            self._clean.move_to_end(number)
+            return piece
+        raw = self._intake.store.raw(number)
+        plain = plain_message(raw)
+        if plain is None:
+            piece = self._cleaned(shaped_message(raw))
+        else:
+            if self._redaction is not None:
+                self._redaction.clean(plain)
+            piece = msgspec.json.encode(plain)
+        # What has marks may have other numbers in another conversation.
+        if self._redaction is None or not self._redaction.has_marked:
+            self._clean[number] = piece
+            if len(self._clean) > _REMEMBERED:
+                self._clean.popitem(last=False)
+        return piece
+
+    def _cleaned(self, message: dict[str, Any]) -> bytes:
+        clean = message if self._redaction is None else self._redaction.message(message)
+        return msgspec.json.encode(clean)
+
+    def _metadata(self, facts: LoggedFacts) -> bytes:
+        if self._redaction is None or facts.metadata == b"{}":
+            return facts.metadata
+        return msgspec.json.encode(self._redaction.value(_ANY.decode(facts.metadata)))
 
     def _agree(self, messages: Sequence[int], results: Sequence[int]) -> bool:
         """Returns whether each tool's message has the id of the call that it answers."""
@@ -113,8 +164,8 @@ class Composer:
         for message, result in zip(messages, results, strict=True):
             role = store.roles[message]
             if role == ASSISTANT:
-                calls += store.calls(message)
-            elif role == TOOL and result != NONE and calls[result] != store.answered(message):
+                calls += store.calls.get(message, ())
+            elif role == TOOL and result != NONE and calls[result] != store.answered[message]:
                 return False
         return True
 

@@ -22,7 +22,8 @@ class LoggedFacts(msgspec.Struct, array_like=True, frozen=True, gc=False):
     model: str | None
     usage: Usage | None
     cost_usd: float | None
-    started_at: str | None
+    started_at: str | float | None
+    """In ISO 8601, or as a number since 1970."""
     duration_s: float | None
     finish_reason: str | None
     error: str | None
@@ -32,7 +33,7 @@ class LoggedFacts(msgspec.Struct, array_like=True, frozen=True, gc=False):
     losses: tuple[str, ...]
     metadata: bytes
     """The metadata as a JSON object."""
-    tools: int
+    tools: int = -1
     """The number of its list of tools; NONE if the source does not say which were offered."""
     pieces: list[bytes] = []
     """The messages of a whole conversation as JSON; empty for a call."""
@@ -61,7 +62,7 @@ class RowTable:
         facts: LoggedFacts,
         *,
         judged_as: Sequence[str] = (),
-        parent: str | None,
+        parent: str | None = None,
         node: int = NONE,
         reply: int = NONE,
         length: int = 0,

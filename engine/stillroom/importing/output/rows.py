@@ -1,7 +1,6 @@
 """Writes an imported rollout as a row in our layout, with where it comes from."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -9,6 +8,7 @@ import msgspec
 from stillroom.data.layouts.foreign import ending
 from stillroom.errors import FailureClass
 from stillroom.files import content_hash
+from stillroom.importing.bodies.facts import iso_time, seconds_between
 from stillroom.importing.joining.rollouts import ImportedRollout
 from stillroom.importing.joining.row_table import LoggedFacts
 from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
@@ -43,7 +43,7 @@ def rollout_row(
         "sample": 0,
         "messages": msgspec.Raw(rollout.messages),
         "tools": tools,
-        "metadata": msgspec.Raw(kept.metadata),
+        "metadata": msgspec.Raw(rollout.metadata),
         "reward": reward,
         "rewards": scores,
         "success": None if reward is None else reward >= SUCCESS_THRESHOLD,
@@ -65,7 +65,7 @@ def _failure(error: str | None) -> dict[str, str] | None:
 def _known(facts: Sequence[LoggedFacts]) -> dict[str, Any]:
     """Returns those fields of a row that only some sources know."""
     usages = [each.usage for each in facts if each.usage is not None]
-    starts = sorted(each.started_at for each in facts if each.started_at is not None)
+    start = iso_time(next((each.started_at for each in facts if each.started_at), None))
     named = [each for each in facts if each.model is not None]
     known: dict[str, Any] = {}
     if usages:
@@ -76,8 +76,8 @@ def _known(facts: Sequence[LoggedFacts]) -> dict[str, Any]:
         known["teacher"] = teacher
         models = dict.fromkeys(each.model for each in named if each.model is not None)
         known["answered_by"] = [Answerer(model=model) for model in models]
-    if starts:
-        known["started_at"] = starts[0]
+    if start is not None:
+        known["started_at"] = start
     if (duration := _duration(facts)) is not None:
         known["duration_s"] = duration
     return known
@@ -88,9 +88,5 @@ def _duration(facts: Sequence[LoggedFacts]) -> float | None:
     first, last = facts[0], facts[-1]
     if last.duration_s is None or len(facts) == 1:
         return last.duration_s
-    try:
-        begin = datetime.fromisoformat(first.started_at or "")
-        passed = datetime.fromisoformat(last.started_at or "") - begin
-    except (ValueError, TypeError):
-        return None
-    return round(passed.total_seconds() + last.duration_s, 3)
+    passed = seconds_between(first.started_at, last.started_at)
+    return None if passed is None else round(passed + last.duration_s, 3)

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from stillroom.curate.filter.near_duplicates import (
 )
 from stillroom.curate.rows.words import shingles_of, spoken_text, user_texts, words_of
 from stillroom.files import content_hash
+from stillroom.importing.bodies.facts import iso_time
 from stillroom.importing.joining.join import JoinedRows
 from stillroom.importing.joining.rollouts import Composer
 
@@ -163,11 +164,6 @@ def _template(num_texts: int, text_at: _Text) -> frozenset[str]:
     return frozenset(shingle for shingle, count in counts.items() if count >= least)
 
 
-def _seconds(time: str | None) -> float | None:
-    if time is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(time)
-    except ValueError:
-        return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+def _seconds(time: str | float | None) -> float | None:
+    written = iso_time(time)
+    return None if written is None else datetime.fromisoformat(written).timestamp()

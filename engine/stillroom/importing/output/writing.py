@@ -164,7 +164,7 @@ def _as_prompt(piece: bytes) -> bytes:
 
 def _prompt_metadata(rollout: ImportedRollout, row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a rollout's metadata, with its answer as the expected one if it may serve as one."""
-    metadata: dict[str, Any] = msgspec.json.decode(rollout.kept.metadata)
+    metadata: dict[str, Any] = msgspec.json.decode(rollout.metadata)
     is_right = row["stop_reason"] is StopReason.ANSWERED and row["success"] is not False
     metadata[IMPORTED_FROM] = rollout.kept.source
     answer = msgspec.json.decode(rollout.pieces[-1]).get("content")

@@ -29,7 +29,7 @@ def rollouts_of(log, folder):
         for row in log.rows:
             intake.take(row, "calls")
         joined = joined_rows(intake.rows, intake.tree)
-        composer = Composer(intake, joined)
+        composer = Composer(intake, joined, redaction)
         return [composer.compose(row) for row in joined.kept], joined
 
 

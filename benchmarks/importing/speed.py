@@ -1,0 +1,139 @@
+"""Imports logs of calls that each repeat their history, and shows the speed and the memory.
+
+`python benchmarks/importing/speed.py [--calls 200000] [--folder DIR]` writes the logs once (about
+1 GB for 200,000 calls, four files, the conversations interleaved as an endpoint sees them), then
+imports them in a process of its own. Prints one JSON line: MB are source bytes, wall seconds are of
+the whole process, and the memory is the largest that it had at one time.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+CALLS_OF_ONE = 10
+FILES = 4
+OPEN_AT_ONCE = 200
+IMPORT = (
+    "import sys; from pathlib import Path; from stillroom.settings import Workspace;"
+    "from stillroom.importing.request import ImportRollouts;"
+    "from stillroom.importing.run import import_rollouts; import msgspec;"
+    "made = import_rollouts(Workspace(Path(sys.argv[1])),"
+    " ImportRollouts(input='logs', output='rollouts.jsonl', overwrite=True));"
+    "sys.stdout.buffer.write(msgspec.json.encode(made))"
+)
+
+
+class Talk:
+    """One conversation of an agent with two tools, which grows by one call at a time."""
+
+    def __init__(self, draw, words, number):
+        self._draw, self._words, self._number = draw, words, number
+        self.messages = [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": self._text(40)},
+        ]
+        self.calls = 0
+
+    def _text(self, num_words):
+        return " ".join(self._draw.choices(self._words, k=num_words))
+
+    def next_call(self):
+        """Returns the row of the next call and adds its reply, and what follows, to the history."""
+        history, self.calls = list(self.messages), self.calls + 1
+        reply = {"role": "assistant", "content": self._text(30), "refusal": None}
+        is_last = self.calls == CALLS_OF_ONE
+        if not is_last:
+            call_id = f"call_{self._draw.getrandbits(64):016x}"
+            arguments = json.dumps({"query": self._text(6), "page": self.calls})
+            function = {"name": "search", "arguments": arguments}
+            reply["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
+            sent = {key: reply[key] for key in ("role", "content", "tool_calls")}
+            result = {"role": "tool", "tool_call_id": call_id, "content": self._text(60)}
+            self.messages += [sent, result]
+        return {
+            "timestamp": 1_760_000_000 + self._number * 60 + self.calls,
+            "request": {"model": "gpt-4o-mini", "messages": history, "tools": TOOLS,
+                        "temperature": 0.2},
+            "response": {
+                "id": f"chatcmpl-{self._number}-{self.calls}",
+                "object": "chat.completion",
+                "created": 1_760_000_000 + self._number * 60 + self.calls,
+                "model": "gpt-4o-mini-2024-07-18",
+                "choices": [{"index": 0, "message": reply, "logprobs": None,
+                             "finish_reason": "stop" if is_last else "tool_calls"}],
+                "usage": {"prompt_tokens": 900, "completion_tokens": 60, "total_tokens": 960},
+            },
+            "latency_ms": 812,
+        }  # fmt: skip
+
+
+SYSTEM = "You are the shop's assistant. Look things up before you answer. " * 12
+TOOLS = [
+    {"type": "function", "function": {
+        "name": name, "description": "Searches the shop's catalogue and its orders. " * 4,
+        "parameters": {"type": "object", "properties": {
+            "query": {"type": "string", "description": "Words to look for"},
+            "page": {"type": "integer", "description": "Page of results, from 1"}},
+            "required": ["query"]}}}
+    for name in ("search", "order")
+]  # fmt: skip
+
+
+def write_logs(folder, num_calls):
+    """Writes the logs, in which OPEN_AT_ONCE conversations go on at the same time."""
+    draw = random.Random(11)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9)))
+             for _ in range(5000)]  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    streams = [(folder / f"calls-{n}.jsonl").open("wb") for n in range(FILES)]
+    number, open_talks = 0, []
+    for index in range(num_calls):
+        if len(open_talks) < OPEN_AT_ONCE and number * CALLS_OF_ONE < num_calls:
+            open_talks.append(Talk(draw, words, number))
+            number += 1
+        talk = draw.choice(open_talks)
+        row = talk.next_call()
+        streams[index * FILES // num_calls].write(json.dumps(row).encode() + b"\n")
+        if talk.calls == CALLS_OF_ONE:
+            open_talks.remove(talk)
+    for stream in streams:
+        stream.close()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--calls", type=int, default=200_000)
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="import-speed-"))
+    logs = folder / "logs"
+    if not logs.exists():
+        write_logs(logs, options.calls)
+    num_bytes = sum(path.stat().st_size for path in logs.iterdir())
+    for path in logs.iterdir():
+        path.read_bytes()  # into the page cache
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", IMPORT, str(folder)], stdout=subprocess.PIPE,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)  # fmt: skip
+    wall_s = time.monotonic() - started
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    made = json.loads(done.stdout)
+    print(json.dumps({
+        "calls": made["read"], "rollouts": made["kept"], "refused": made["refused"],
+        "source_mb": round(num_bytes / 1e6, 1), "wall_s": round(wall_s, 2),
+        "mb_per_s": round(num_bytes / 1e6 / wall_s, 1),
+        "cpu_s": round(used.ru_utime + used.ru_stime, 2),
+        "mb_per_cpu_s": round(num_bytes / 1e6 / (used.ru_utime + used.ru_stime), 1),
+        "rss_mb": round(used.ru_maxrss / 1024, 1),
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+import json
+
+import pytest
+
+from stillroom.importing.formats.api_logs.openai_chat import OPENAI_CHAT
+from stillroom.importing.joining.intake import Intake
+from stillroom.importing.joining.join import joined_rows
+from stillroom.importing.joining.rollouts import Composer
+from stillroom.importing.joining.spill import Spill
+from stillroom.importing.records import LoggedConversation, RawCall, Refusal
+from stillroom.importing.redaction import Redaction
+from stillroom.importing.tally import ImportTally
+from stillroom.secrecy.redaction import NO_SECRETS
+
+USER = {"role": "user", "content": "Hi"}
+REPLY = {"role": "assistant", "content": "Hello"}
+COMPLETION = {
+    "id": "c1",
+    "object": "chat.completion",
+    "created": 1_700_000_000,
+    "model": "m-2",
+    "choices": [{"index": 0, "message": REPLY, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6},
+}
+CALL = {"id": "t1", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+CHUNKS = [
+    {"id": "c1", "model": "m", "choices": [{"index": 0, "delta": {"role": "assistant"}}]},
+    {"choices": [{"index": 0, "delta": {"content": "Hel"}}]},
+    {"choices": [{"index": 0, "delta": {"content": "lo", "reasoning_content": "so"}}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": [
+        {"index": 0, "id": "t1", "function": {"name": "look", "arguments": ""}}]}}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": [
+        {"index": 0, "function": {"arguments": '{"a": 1}'}}]}}]},
+    {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]},
+    {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 2}},
+]  # fmt: skip
+SPELLINGS = {
+    "pair": {"request": {"model": "m", "messages": [USER]}, "response": COMPLETION},
+    "bodies": {"request": {"body": {"messages": [USER]}}, "response": {"body": COMPLETION}},
+    "beside": {"messages": [USER], "response": COMPLETION},
+    "text": {"messages": [USER], "completion": "Hello"},
+    "output": {"messages": [USER], "output": REPLY},
+    "whole": {**COMPLETION, "messages": [USER]},
+    "whole with its request": {**COMPLETION, "request": {"messages": [USER]}},
+    "chunks": {"request": {"messages": [USER]}, "response": CHUNKS},
+}
+
+
+def read(tmp_path, rows, *, raw=False):
+    path = tmp_path / "calls.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert OPENAI_CHAT.is_recognised(path, path.read_bytes())
+    return list((OPENAI_CHAT.read_raw if raw else OPENAI_CHAT.read)([path]))
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_every_usual_spelling_of_a_logged_call_is_read(tmp_path, name):
+    [call] = read(tmp_path, [SPELLINGS[name]])
+    assert call.is_call
+    assert [message["content"] for message in call.messages] == ["Hi", "Hello"]
+    if name == "chunks":
+        reply = call.messages[-1]
+        assert reply["reasoning_content"] == "so"
+        assert reply["tool_calls"][0]["function"] == CALL["function"]
+        assert (call.finish_reason, call.usage.completion_tokens) == ("tool_calls", 2)
+
+
+def test_choices_are_parts_of_their_row_and_a_failed_call_is_one(tmp_path):
+    two = {**COMPLETION, "choices": [
+        {"index": n, "message": {"role": "assistant", "content": str(n)}, "finish_reason": "stop"}
+        for n in range(2)]}  # fmt: skip
+    failed = {"request": {"messages": [USER]}, "response": {"error": {"message": "busy"}}}
+    first, second, third = read(tmp_path, [{"messages": [USER], "response": two}, failed])
+    assert (first.place.part, second.place.part) == ("", "choice 1")
+    assert third.error == "busy"
+
+
+def test_scores_beside_a_call_are_read(tmp_path):
+    [call] = read(tmp_path, [{**SPELLINGS["pair"], "scores": {"right": 1, "why": "x"},
+                              "feedback": True}])  # fmt: skip
+    assert call.scores == {"right": 1.0, "feedback": 1.0}
+
+
+ODD_MESSAGES = [
+    {
+        "role": "developer",
+        "content": [{"type": "text", "text": "be"}, {"type": "text", "text": "!"}],
+    },
+    {"role": "user", "content": None, "name": "ann"},
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
+    {"role": "assistant", "content": None, "function_call": CALL["function"]},
+    {"role": "function", "name": "look", "content": "3"},
+    {"role": "assistant", "tool_calls": [CALL], "reasoning": "so"},
+    {"role": "tool", "tool_call_id": "t1", "content": [{"type": "text", "text": "4"}]},
+    {"role": "assistant", "content": "", "refusal": "No.", "weight": 0},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "5"}]},
+    USER,
+]
+
+
+def imported(tmp_path, rows):
+    """Returns the messages, facts and losses of the rollouts that source rows make."""
+    refused = []
+    with Spill(tmp_path) as spill:
+        tally = ImportTally(_Rows(refused), str, str)
+        redaction = Redaction(NO_SECRETS, keep_secrets=False, keep_personal=False)
+        intake = Intake(spill, redaction, tally)
+        for row in rows:
+            intake.take(row, "openai_chat")
+        joined = joined_rows(intake.rows, intake.tree)
+        composer = Composer(intake, joined, redaction)
+        rollouts = [composer.compose(row) for row in joined.kept]
+        tools = [intake.tools.united([r.kept.tools] if r.kept.tools >= 0 else []) for r in rollouts]
+    return [
+        (json.loads(r.messages), r.kept.source, r.kept.model, r.kept.usage, sorted(r.losses),
+         r.kept.finish_reason, r.kept.duration_s, r.kept.id, r.kept.group, offered)
+        for r, offered in zip(rollouts, tools, strict=True)
+    ] + refused  # fmt: skip
+
+
+class _Rows:
+    def __init__(self, rows):
+        self.write = rows.append
+
+
+def test_rows_read_undecoded_become_the_same_rollouts(tmp_path):
+    rows = [{"request": {"messages": [*ODD_MESSAGES[: n + 1], USER]}, "response": COMPLETION}
+            for n in range(len(ODD_MESSAGES))]  # fmt: skip
+    rows += [{"request": {"messages": [message]}, "response": COMPLETION}
+             for message in ODD_MESSAGES]  # fmt: skip
+    rows += list(SPELLINGS.values())
+    rows += [
+        {"request": {"messages": [USER], "tools": [TOOL, {"type": "web_search"}]},
+         "response": COMPLETION, "session_id": "s", "latency_ms": 1500, "id": "x"},
+        {"request": {"messages": [USER]}, "response": {**COMPLETION, "usage": {
+            **COMPLETION["usage"], "prompt_tokens_details": {"cached_tokens": 3}}}},
+        {"request": {"messages": [{"role": "wizard", "content": "?"}]}, "response": COMPLETION},
+        {"request": {"messages": []}, "response": COMPLETION},
+    ]  # fmt: skip
+    raw = read(tmp_path, rows, raw=True)
+    assert sum(isinstance(row, RawCall) for row in raw) > 10
+    plain = read(tmp_path, rows)
+    assert {type(row) for row in plain} == {LoggedConversation, Refusal}
+    assert imported(tmp_path, raw) == imported(tmp_path, plain)
