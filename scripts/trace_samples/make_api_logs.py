@@ -86,6 +86,55 @@ def _write_anthropic_batch() -> None:
     write_rows("anthropic_batch/results.jsonl", results[-1:] + results[:-1])
 
 
+def _write_stored_completions() -> None:
+    """Writes the pages of the stored completions API, and with them what a gateway logs."""
+    with ScriptedEndpoint(in_order(REPLIES)) as endpoint:
+        client = openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key=KEY, max_retries=0)
+        calls = clients.chat(client)
+    completions: list[Json] = []
+    pages: list[Json] = []
+    for request, reply in calls:
+        completion = reply.model_dump(mode="json", exclude_unset=True)
+        completions.append(completion | {"tools": request["tools"], "metadata": {"shop": "1"}})
+        listed: list[Json] = []
+        for number, message in enumerate(request["messages"]):
+            content = message.get("content")
+            parts = content if isinstance(content, list) else None
+            named = {"id": f"{completion['id']}-{number}", "name": None, "content_parts": parts}
+            listed.append(message | named | ({"content": None} if parts else {}))
+        pages.append({"object": "list", "data": listed, "has_more": False})
+    page = {"object": "list", "data": completions[::-1], "has_more": False}
+    write_rows("stored_completions/completions.json", [page])
+    write_rows("stored_completions/messages.jsonl", pages)
+    write_rows("helicone/requests.jsonl", [_helicone(n, *call) for n, call in enumerate(calls)])
+
+
+def _helicone(number: int, request: Json, reply: Any) -> Json:
+    """Returns a call as a row of Helicone's export, after its public description."""
+    return {
+        "request_id": f"hel-{number}",
+        "request_created_at": f"2026-03-01 10:00:0{number}.000",
+        "response_id": f"res-{number}",
+        "response_created_at": f"2026-03-01 10:00:0{number}.900",
+        "response_status": 200,
+        "request_path": "https://api.openai.com/v1/chat/completions",
+        "request_user_id": None,
+        "request_properties": {"Helicone-Session-Id": "shop-1", "app": "shop"},
+        "request_model": "scripted-1",
+        "response_model": "scripted-1",
+        "provider": "OPENAI",
+        "delay_ms": 900,
+        "prompt_tokens": reply.usage.prompt_tokens,
+        "completion_tokens": reply.usage.completion_tokens,
+        "total_tokens": reply.usage.total_tokens,
+        "costUSD": 0.25,
+        "scores": {"helpful": 1},
+        "feedback_rating": True,
+        "request_body": request,
+        "response_body": reply.model_dump(mode="json", exclude_unset=True),
+    }
+
+
 def main() -> None:
     """Writes all samples of API logs."""
     write_rows(
@@ -96,6 +145,7 @@ def main() -> None:
     write_rows("openai_responses/chained.jsonl", _responses(is_chained=True))
     _write_openai_batch()
     _write_anthropic_batch()
+    _write_stored_completions()
 
 
 if __name__ == "__main__":

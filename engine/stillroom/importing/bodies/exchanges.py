@@ -30,6 +30,8 @@ from stillroom.importing.chat_messages import (
 from stillroom.importing.json_rows import Row, UnreadableRowError
 from stillroom.types import Usage
 
+NO_CALL = "no model call"
+NO_CONTENTS = "contents were not recorded"
 NO_REPLY = "no reply"
 NO_REQUEST = "no request"
 

@@ -2,9 +2,12 @@
 
 from stillroom.importing.formats.api_logs.anthropic import ANTHROPIC_MESSAGES
 from stillroom.importing.formats.api_logs.batches import ANTHROPIC_BATCH, OPENAI_BATCH
+from stillroom.importing.formats.api_logs.helicone import HELICONE
+from stillroom.importing.formats.api_logs.litellm import LITELLM
 from stillroom.importing.formats.api_logs.openai_chat import OPENAI_CHAT
 from stillroom.importing.formats.api_logs.recorded import STILLROOM_RECORD
 from stillroom.importing.formats.api_logs.responses import OPENAI_RESPONSES
+from stillroom.importing.formats.api_logs.stored_completions import STORED_COMPLETIONS
 from stillroom.importing.formats.datasets.alpaca import ALPACA
 from stillroom.importing.formats.datasets.openai_files import EVAL_ITEMS, FINE_TUNING, PREFERENCES
 from stillroom.importing.formats.datasets.sharegpt import SHAREGPT
@@ -49,6 +52,9 @@ FORMATS: tuple[TraceFormat, ...] = (
     PHOENIX,
     LANGFUSE,
     LANGSMITH,
+    LITELLM,
+    HELICONE,
+    STORED_COMPLETIONS,
     PREFERENCES,
     EVAL_ITEMS,
     SHAREGPT,

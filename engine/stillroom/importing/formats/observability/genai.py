@@ -10,7 +10,7 @@ from typing import Any
 
 from stillroom.data.checks import describe
 from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.exchanges import system_message
+from stillroom.importing.bodies.exchanges import NO_CONTENTS, system_message
 from stillroom.importing.bodies.facts import (
     as_list,
     as_row,
@@ -115,7 +115,7 @@ def _prompt(attributes: Row, events: tuple[SpanEvent, ...], reader: BlockReader)
         raise UnreadableRowError(NO_MESSAGES, f"its messages are {describe(given)}")
     if not as_list(given) and not first:
         detail = "have the application record the contents of messages; see docs/traces.md"
-        raise UnreadableRowError("contents were not recorded", detail)
+        raise UnreadableRowError(NO_CONTENTS, detail)
     for message in map(as_row, as_list(given)):
         is_empty = not any(message.get(key) for key in ("content", "parts", "tool_calls"))
         if is_empty and message.get("role") in ("user", "system"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.exchanges import NO_REPLY
+from stillroom.importing.bodies.exchanges import NO_CALL, NO_REPLY
 from stillroom.importing.bodies.facts import (
     as_list,
     as_row,
@@ -25,7 +25,6 @@ from stillroom.importing.bodies.facts import (
     without_nothing,
 )
 from stillroom.importing.bodies.free_form import FreeReply, free_prompt, free_replies, free_tools
-from stillroom.importing.formats.observability.spans import NO_CALL
 from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError, head_rows
 from stillroom.importing.records import (
     Feedback,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.exchanges import read_exchanges
+from stillroom.importing.bodies.exchanges import NO_CONTENTS, read_exchanges
 from stillroom.importing.bodies.facts import (
     as_list,
     as_row,
@@ -46,7 +46,7 @@ def _read_call(span: Span) -> Iterator[SpanCall]:
         messages, reply = bodies.messages[:-1], bodies.messages[-1:]
     if not messages:
         detail = "have the application record the contents of messages; see docs/traces.md"
-        raise UnreadableRowError("contents were not recorded", detail)
+        raise UnreadableRowError(NO_CONTENTS, detail)
     losses = dict.fromkeys([*reader.losses, *(bodies.losses if bodies else ())])
     ending = finish_reason_of(attributes.get("llm.finish_reason"))
     yield SpanCall(

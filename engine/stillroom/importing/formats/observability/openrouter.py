@@ -6,6 +6,7 @@ The request's messages and the reply are JSON texts in `gen_ai.prompt` and `gen_
 from collections.abc import Iterator
 
 from stillroom.importing.bodies.blocks import BlockReader
+from stillroom.importing.bodies.exchanges import NO_CONTENTS
 from stillroom.importing.bodies.facts import as_row, decimal_number, finish_reason_of, parsed
 from stillroom.importing.chat_messages import tool_schemas
 from stillroom.importing.formats.observability.calls import Convention, SpanCall, read_messages
@@ -37,7 +38,7 @@ def _read_call(span: Span) -> Iterator[SpanCall]:
     given = request if isinstance(request, list) else as_row(request).get("messages")
     if not given:
         detail = "turn off the destination's privacy mode, so that it is sent the contents"
-        raise UnreadableRowError("contents were not recorded", detail)
+        raise UnreadableRowError(NO_CONTENTS, detail)
     reader = BlockReader()
     messages = read_messages(given, reader)
     fields: Row = as_row(reply)

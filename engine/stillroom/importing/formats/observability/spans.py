@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stillroom.importing.bodies.exchanges import NO_REPLY
+from stillroom.importing.bodies.exchanges import NO_CALL, NO_REPLY
 from stillroom.importing.bodies.facts import (
     first_text,
     iso_time,
@@ -44,7 +44,6 @@ from stillroom.importing.records import (
     TraceFormat,
 )
 
-NO_CALL = "no model call"
 _SESSIONS = ("session.id", "langfuse.session.id")
 _CONVERSATION = "gen_ai.conversation.id"
 _AMBIGUOUS = ""
