@@ -19,6 +19,7 @@ FINAL = "final"
 RECORD = "stillroom.json"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_SERVICE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ACCEPTED = (
     "give a folder with config.json, the id of a finished training run, a hub id such as "
     "Qwen/Qwen3-0.6B, or one of " + ", ".join(DEMO_MODELS)
@@ -89,6 +90,11 @@ def locate_model(workspace: Workspace, name: str) -> ModelLocation:
     run = workspace.runs / name
     if "/" not in name and run.is_dir():
         return _checkpoint_of_run(name, run)
+    if _SERVICE_ID.fullmatch(name):
+        raise ModelError(
+            f"{name!r} is a model's id at a hosted service, and on no hub",
+            "download its weights there, and give their folder",
+        )
     if _HUB_ID.fullmatch(name):
         return ModelLocation(name, name, is_local=False)
     raise ModelError(f"there is no model {name!r} (no folder {path}, no run, no hub id)", _ACCEPTED)

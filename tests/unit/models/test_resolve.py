@@ -84,3 +84,10 @@ def test_a_folder_without_a_model_is_refused_by_its_path(tmp_path):
 def test_a_nul_character_is_refused(tmp_path):
     with pytest.raises(InputError, match="null byte"):
         locate_model(Workspace(tmp_path), "a\0b")
+
+
+def test_a_models_id_at_a_hosted_service_is_told_apart_from_a_hub_id(tmp_path):
+    with pytest.raises(ModelError, match="at a hosted service") as caught:
+        locate_model(Workspace(tmp_path), "acfa2862-23a9-4e65-ab68-b9b2698b0e75")
+
+    assert "download its weights" in caught.value.fix

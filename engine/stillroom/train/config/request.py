@@ -18,6 +18,7 @@ from stillroom.data.instruction import (
     PromptViews,
     read_context,
 )
+from stillroom.data.layouts.detect import layout_of
 from stillroom.data.tool_names import has_tool_names
 from stillroom.errors import ConfigError, DataError, missing_extra
 from stillroom.models.pairing import refuse_api_teacher
@@ -234,6 +235,12 @@ def plan_request(
     supervised += train_files if config.dataset_type == "sft" else []
     named = _file_with_tool_names(folder, supervised)
     notes = config_notes(config_file, request.overrides, source=source)
+    notes += [
+        f"{file.name} holds rollouts as they came: unsuccessful ones are trained too "
+        "(convert_rollouts leaves them out)"
+        for file in supervised
+        if file is not None and _holds_rollouts(file)
+    ]
     if named is not None:
         notes.append(f"{named.name} names tools: their schemas are those of {TOOLS_FILE}")
     return TrainingPlan(
@@ -293,6 +300,12 @@ def _rows_file(
     if not sum(1 for _ in itertools.islice(rows, _CHECKED_ROWS)):
         raise DataError(f"{path} holds no rows", "write one row per line")
     return path
+
+
+def _holds_rollouts(path: Path) -> bool:
+    """Returns whether the first row of a file with supervised rows is a rollout."""
+    row = next(read_rows(path, RowFormat.SFT), None)
+    return row is not None and layout_of(row) is not None
 
 
 def _eval_file(folder: Path, section: EvalSection) -> Path:

@@ -1,6 +1,7 @@
 import pytest
 
 from fakes.conversations import answer, user
+from fakes.rollout_rows import rollout_row
 from fakes.training import PRICE_TOOL, make_project
 from stillroom.data.inspect import InspectExamples
 from stillroom.errors import ConfigError, DataError, InputError, ModelError
@@ -113,6 +114,15 @@ def test_rows_that_name_tools_get_those_of_tools_py_and_it_is_said(project, tmp_
     assert row.tools[0]["function"]["description"] == "The price of an item."
     assert found.code_files == [tmp_path / "tools.py"]
     assert found.notes == ("train.jsonl names tools: their schemas are those of tools.py",)
+
+
+def test_rollouts_that_are_trained_as_they_came_are_said_to_be(project):
+    rows = [rollout_row(reward=0.0, success=False), rollout_row()]
+    project.write(rows)
+
+    (note,) = plan(project).notes
+
+    assert note.startswith("train.jsonl holds rollouts as they came: unsuccessful ones are")
 
 
 def test_rows_that_name_tools_need_a_tools_py(project):
