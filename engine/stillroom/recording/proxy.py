@@ -110,5 +110,5 @@ class RecordingProxy:
         for exchange in [*self._exchanges]:
             exchange.stop()
         for client in [*self._clients]:
-            client.transport.abort()
+            client.transport.close()
         self.pool.close()

@@ -12,6 +12,7 @@ from stillroom.recording.answering import Front
 from stillroom.recording.client_side import ClientConnection
 
 _LOOK_EVERY_S = 0.02
+_FLUSH_S = 0.05
 _STOP_S = 10.0
 """Seconds that calls have to end once the process is asked to stop."""
 
@@ -65,6 +66,8 @@ async def _serve(
         with suppress(TimeoutError):
             await asyncio.wait_for(breaking.wait(), _LOOK_EVERY_S)
     served.stop()
+    # What has been written may still lie in the connections' buffers.
+    await asyncio.sleep(_FLUSH_S)
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -84,7 +84,7 @@ class ReplayFront:
     def stop(self) -> None:
         """Breaks off what is still being answered, and closes all connections."""
         for client in [*self._clients]:
-            client.transport.abort()
+            client.transport.close()
         self._tape.close()
 
 

@@ -1,0 +1,196 @@
+"""`stillroom record` as a process: what it prints, kills, and the way to rollouts."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fakes.raw_endpoint import CHUNK_END, STREAM_HEAD, RawEndpoint, chunk, json_reply
+from fakes.recording import CHAT, RawClient, calls_in, request, wait_until
+from fakes.trace_files import SAMPLES
+from stillroom import api
+from stillroom.settings import Workspace
+from stillroom_mcp.cli import main
+from trace_samples.conversation import compared, expected_messages
+
+TOKEN = "the-token-of-these-tests"
+
+
+@contextmanager
+def started(
+    root: Path, *arguments: str, **variables: str
+) -> Iterator[tuple[dict, subprocess.Popen]]:
+    """The command in a process of its own, and the JSON of its first line."""
+    command = [sys.executable, "-P", "-m", "stillroom_mcp", "record", "--workspace", str(root)]
+    with subprocess.Popen(
+        [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield json.loads(process.stdout.readline()), process
+        finally:
+            process.kill()
+
+
+def test_the_command_says_what_clients_set_and_ends_with_the_calls_it_has(tmp_path):
+    held = threading.Event()
+
+    def script(sent):
+        yield STREAM_HEAD + chunk(b"data: {}\n\n")
+        if b"slow" in sent.body:
+            held.wait(10)
+        yield CHUNK_END
+
+    token_file = tmp_path / "the_token"
+    token_file.write_text(TOKEN, encoding="ascii")
+    token_file.chmod(0o600)
+    with (
+        RawEndpoint(script) as endpoint,
+        started(
+            tmp_path, "--upstream", f"{endpoint.url}/v1", "--port", "0", "--output", "t/u",
+            "--token-file", str(token_file),
+        ) as (said, process),
+    ):  # fmt: skip
+        address = said["recording"]
+        assert said == {
+            "recording": address,
+            "output": "t/u",
+            "token": str(token_file),
+            "upstreams": [
+                {
+                    "name": "upstream",
+                    "upstream": endpoint.url,
+                    "openai_base_url": f"{address}/v1",
+                    "anthropic_base_url": address,
+                }
+            ],
+        }
+        assert request(address, "POST", CHAT, b"{}").status == 401
+        path = f"/token/{TOKEN}{CHAT}"
+        assert request(address, "POST", path, b"{}").status == 200
+        with RawClient(address) as client:
+            client.send("POST", path, b'"slow"')
+            wait_until(lambda: len(endpoint.requests) == 2)
+            process.send_signal(signal.SIGTERM)
+            wait_until(lambda: _refuses(address))
+            held.set()
+            assert client.read().is_whole
+            assert process.wait(20) == 0
+        printed = process.stderr.read()
+    assert f"OpenAI clients: base_url={address}/token/TOKEN/v1 (OPENAI_BASE_URL)" in printed
+    assert "waiting up to 10 s for 1 calls to end" in printed
+    assert "recorded 2 calls in t/u" in printed
+    assert TOKEN not in printed
+    assert [call.end for call in calls_in(tmp_path / "t/u")] == ["whole"] * 2
+
+
+def _refuses(address: str) -> bool:
+    try:
+        RawClient(address).close()
+    except ConnectionError:
+        return True
+    return False
+
+
+def test_a_killed_recorder_has_lost_no_call_that_ended(tmp_path):
+    """More of the same: benchmarks/recording/kills.py."""
+    ended: list[bytes] = []
+    is_stopping = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def call_on_and_on(name: int) -> None:
+        number = 0
+        while not is_stopping.is_set():
+            number += 1
+            body = b'{"text":"%d %d"}' % (name, number)
+            try:
+                if request(f"http://127.0.0.1:{port}", "POST", CHAT, body).body == b'"ok"':
+                    ended.append(body)
+            except (OSError, IndexError):
+                is_stopping.wait(0.01)
+
+    threads = [threading.Thread(target=call_on_and_on, args=(name,)) for name in range(4)]
+    with RawEndpoint(lambda _: [0.005, json_reply(b'"ok"')]) as endpoint:
+        for thread in threads:
+            thread.start()
+        for _ in range(2):
+            num_before = len(ended)
+            with started(tmp_path, "--upstream", endpoint.url, "--port", str(port)):
+                wait_until(lambda n=num_before: len(ended) >= n + 20)
+        is_stopping.set()
+        for thread in threads:
+            thread.join(10)
+    journal = tmp_path / "traces" / "calls-0001.jsonl"
+    lines = journal.read_bytes().split(b"\n")
+    recorded = [json.loads(line)["request"]["content"]["text"].encode() for line in lines[:-1]]
+    assert set(ended) <= set(recorded)
+    assert len(set(recorded)) == len(recorded)
+
+
+def test_recorded_calls_become_the_rollouts_that_the_endpoint_saw(tmp_path):
+    sample = SAMPLES / "stillroom_record"
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    (folder / ".recording.lock").touch()
+    lines = [path.read_bytes() for path in sorted(sample.glob("messages_*.jsonl"))]
+    (folder / "calls-0001.jsonl").write_bytes(b"".join(lines) + b'{"stillroom_record":1,"torn')
+    workspace = Workspace(tmp_path)
+    result = api.import_rollouts(
+        workspace, api.ImportRollouts(input="traces", output="rollouts.jsonl")
+    )
+    assert (result.read, result.refused) == (7, 1)
+    assert [*result.formats] == ["stillroom_record"]
+    rows = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_bytes().splitlines()]
+    expected = [compared(message) for message in expected_messages(keeps_reasoning=True)[-1]]
+    found = [[_plain(message) for message in row["messages"]] for row in rows]
+    assert expected in found
+
+
+def _plain(message: dict) -> dict:
+    return compared({key: value for key, value in message.items() if key != "weight"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "no upstream was given"),
+        (("--upstream", "openai", "--replay", "."), "--replay calls no upstream"),
+        (("--upstream", "http://a:b@c.example"), "holds a login"),
+        (("--upstream", "http://c.example/?key=1"), "has a query"),
+        (("--upstream", "opnai"), "neither a known provider nor an address"),
+        (("--upstream", "openai", "http://c.example"), "has no name"),
+        (("--upstream", "openai", "openai=http://c.example"), "two upstreams are called"),
+        (("--upstream", "openai", "--output", "../x"), "is outside the workspace"),
+        (("--upstream", "openai", "--max-body-mb", "0"), "--max-body-mb"),
+        (("--upstream", "openai", "--host", "0.0.0.0"), "from other machines"),  # noqa: S104
+        (("--replay", "nothing-here"), "does not exist"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_with_what_to_do(
+    tmp_path, capsys, monkeypatch, arguments, problem
+):
+    monkeypatch.delenv("STILLROOM_TOKEN", raising=False)
+    with pytest.raises(SystemExit) as ending:
+        main(["record", "--workspace", str(tmp_path), "--port", "0", *arguments])
+    printed = capsys.readouterr().err
+    assert ending.value.code == 1
+    assert problem in printed
+    assert "fix: " in printed
+    assert not (tmp_path / "traces").exists()
+
+
+def test_the_command_line_loads_nothing_of_the_proxy_for_other_commands():
+    code = (
+        "import sys; from stillroom_mcp.cli import build_parser; build_parser([]); "
+        "print([m for m in sys.modules if m in ('aiohttp', 'httptools', 'uvloop') "
+        "or m.startswith('stillroom.recording')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
