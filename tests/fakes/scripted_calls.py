@@ -67,3 +67,9 @@ def _plain(tool: dict[str, Any]) -> dict[str, Any]:
 
 def _without_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in message.items() if key != "reasoning_content"}
+
+
+def plain_conversation() -> list[tuple[str, str]]:
+    """The role and the text of each message of the whole conversation."""
+    whole = expected_messages(keeps_reasoning=True)[-1]
+    return [(message["role"], message["content"]) for message in whole]
