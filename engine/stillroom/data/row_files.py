@@ -18,6 +18,8 @@ MAX_ROW_BYTES = 64 << 20
 TOO_LONG = f"is longer than {MAX_ROW_BYTES >> 20} MB"
 _MAX_OPEN = 16
 _MANIFEST = ".manifest.json"
+_DOCUMENTS = (".json", ".traj")
+"""The endings of files that may be one document; in others, each line is a row."""
 _BLANKS = re.compile(rb'("[^"\\]*+(?:\\.[^"\\]*+)*+")|[ \t\r\n]++')
 _JSON = msgspec.json.Decoder(msgspec.Raw)
 
@@ -36,7 +38,7 @@ def read_row_blocks(path: Path) -> Iterator[list[Line]]:
     Raises InputError for a file that must not be read.
     """
     check_readable(path)
-    document = _document(path) if path.suffix == ".json" else None
+    document = _document(path) if path.suffix in _DOCUMENTS else None
     if document is not None:
         yield [document]
         return

@@ -15,7 +15,7 @@ _OF_OTHER_FORMATS = frozenset(
     (
         "body", "choices", "chosen", "completion", "events", "history", "kind", "object", "output",
         "outputs", "rejected", "request", "response", "scores", "steps", "stop_reason",
-        "trajectory", "usage",
+        "trajectory", "trajectory_format", "usage",
     )
 )  # fmt: skip
 """Fields beside `messages` that a log or a result has, and a dataset has not."""

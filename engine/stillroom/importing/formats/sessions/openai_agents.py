@@ -65,19 +65,19 @@ class _Traces:
                     self._threads[trace] = thread
                 yield Refusal(place, NO_CALL, str(kind or item.get("object")))
                 return
+        facts: Row = call.facts() | {
+            "id": first_text(item, "id"),
+            "started_at": iso_time(item.get("started_at")),
+            "duration_s": seconds_between(item.get("started_at"), item.get("ended_at")),
+            "metadata": call.metadata
+            | without_nothing(response_id=call.id, parent_span=first_text(item, "parent_id")),
+        }
         yield LoggedConversation(
             place=place,
             is_call=True,
             group=self._threads.get(trace or "", trace),
             provider="openai" if span["type"] == "response" else None,
-            **call.facts()
-            | {
-                "id": first_text(item, "id"),
-                "started_at": iso_time(item.get("started_at")),
-                "duration_s": seconds_between(item.get("started_at"), item.get("ended_at")),
-                "metadata": call.metadata
-                | without_nothing(response_id=call.id, parent_span=first_text(item, "parent_id")),
-            },
+            **facts,
         )
 
 

@@ -1,0 +1,132 @@
+"""Reads the trajectories of SWE-agent and mini-swe-agent."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from stillroom.data.checks import Problem, as_number, decode_row
+from stillroom.importing.bodies.blocks import BlockReader
+from stillroom.importing.bodies.exchanges import input_messages
+from stillroom.importing.bodies.facts import as_list, as_row, first_text, usage_of, without_nothing
+from stillroom.importing.formats.sessions.message_tree import NO_REPLY
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    convert_rows,
+    head_rows,
+)
+from stillroom.importing.records import LoggedConversation, SourceRow, TraceFormat
+from stillroom.types import Usage
+
+_ENDED = "exit"
+"""The role of the message with which mini-swe-agent notes why it ended."""
+
+
+def _trajectory(row: JsonRow) -> Iterator[SourceRow]:
+    data, reader = row.data, BlockReader()
+    is_mini = "trajectory_format" in data
+    steps = [as_row(step) for step in as_list(data.get("messages" if is_mini else "history"))]
+    read = _mini_messages if is_mini else _messages
+    messages = [message for step in steps for message in read(step, reader)]
+    if not any(m["role"] == "assistant" and m.get("weight") != 0 for m in messages):
+        raise UnreadableRowError(NO_REPLY, "the agent did not begin")
+    info = as_row(data.get("info"))
+    stats = as_row(info.get("model_stats"))
+    yield LoggedConversation(
+        place=row.place,
+        messages=messages,
+        is_call=False,
+        id=first_text(data, "instance_id"),
+        model=_model_of(data, info),
+        usage=_usage(stats, steps),
+        cost_usd=as_number(stats.get("instance_cost")),
+        losses=tuple(reader.losses),
+        metadata=without_nothing(
+            agent="mini-swe-agent" if is_mini else "swe-agent",
+            environment=first_text(data, "environment"),
+            exit_status=info.get("exit_status"),
+            submission=info.get("submission"),
+        ),
+    )
+
+
+def _messages(step: Row, reader: BlockReader) -> list[Row]:
+    """Returns the messages of an entry of SWE-agent's history.
+
+    A demonstration's replies are read, not trained.
+    """
+    message = {key: value for key, value in step.items() if key not in ("thinking", "reasoning")}
+    thoughts = [
+        text
+        for block in map(as_row, as_list(step.get("thinking_blocks")))
+        if (text := first_text(block, "thinking"))
+    ]
+    if thoughts:
+        message["reasoning_content"] = "\n\n".join(thoughts)
+    call_ids = as_list(step.get("tool_call_ids"))
+    if step.get("role") == "tool" and call_ids and "tool_call_id" not in step:
+        message["tool_call_id"] = call_ids[0]
+    if step.get("is_demo") is True and step.get("role") == "assistant":
+        message["weight"] = 0
+    return reader.turn({key: value for key, value in message.items() if key != "name"})
+
+
+def _mini_messages(step: Row, reader: BlockReader) -> list[Row]:
+    """Returns the messages of an entry of mini-swe-agent's, also one of the Responses API."""
+    if step.get("role") == _ENDED:
+        return []
+    if step.get("object") == "response":
+        return input_messages(step.get("output"), reader)
+    if isinstance(step.get("type"), str) and "role" not in step:
+        return input_messages([step], reader)
+    return reader.turn(step)
+
+
+def _model_of(data: Row, info: Row) -> str | None:
+    config = as_row(info.get("config"))
+    if "replay_config" in data:
+        replayed = data["replay_config"]
+        decoded = decode_row(replayed.encode()) if isinstance(replayed, str) else as_row(replayed)
+        config = {} if isinstance(decoded, Problem) else as_row(decoded.get("agent"))
+    return first_text(as_row(config.get("model")), "model_name", "name")
+
+
+def _usage(stats: Row, steps: list[Row]) -> Usage | None:
+    """Returns the tokens of a trajectory, from its totals or from the replies that it keeps."""
+    total = usage_of(
+        {
+            "prompt_tokens": stats.get("tokens_sent"),
+            "completion_tokens": stats.get("tokens_received"),
+        }
+    )
+    if total is not None:
+        return total
+    replies = [as_row(as_row(step.get("extra")).get("response")) for step in steps]
+    usages = [usage for reply in replies if (usage := usage_of(reply.get("usage"))) is not None]
+    return sum(usages, Usage()) if usages else None
+
+
+def _is_recognised(path: Path, head: bytes) -> bool:
+    return any(
+        str(row.get("trajectory_format")).startswith("mini-swe-agent")
+        or (
+            isinstance(row.get("trajectory"), list)
+            and bool({"history", "environment"} & row.keys())
+        )
+        or _is_mini_head(row)
+        for row in head_rows(head)
+    )
+
+
+def _is_mini_head(row: Row) -> bool:
+    """Returns whether a row begins as mini-swe-agent's do, which end with their format's name."""
+    info = as_row(row.get("info"))
+    return "mini_version" in info or {"exit_status", "submission", "model_stats"} <= info.keys()
+
+
+SWE_AGENT = TraceFormat(
+    name="swe_agent",
+    title="SWE-agent and mini-swe-agent trajectories",
+    is_recognised=_is_recognised,
+    read=lambda paths: convert_rows(paths, _trajectory),
+)
