@@ -26,6 +26,7 @@ from stillroom.teachers.budget import Budget, Cost
 from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
 from stillroom.teachers.limits.words import LimitSettings, LimitUnit
 from stillroom.teachers.providers import Endpoint
+from stillroom.tools.browser.playwright_names import PlaywrightNames
 from stillroom.tools.browser.tool import BrowseTools
 from stillroom.tools.containers.docker import PLAYWRIGHT, DockerTools
 from stillroom.tools.containers.engine import MCP_PORT
@@ -418,7 +419,8 @@ class _ToolSources:
             if browser is not None and self._options.browse:
                 sources["the browser"] = browser
             if self._tasks:
-                containers = await stack.enter_async_context(self._containers(browser))
+                stand_in = PlaywrightNames(browser) if browser is not None else None
+                containers = await stack.enter_async_context(self._containers(stand_in))
                 sources["the rows' containers"] = containers
                 self.notes += containers.notes
             if len(sources) > 1:

@@ -162,7 +162,7 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
             ) from reason
         self.notes.append(
             f"docker: {PLAYWRIGHT!r} was replaced by a browser on this machine, with tools of the "
-            f"same names, since there is no container engine: {reason}"
+            f"same names ({_names(self._fallback)}), since there is no container engine: {reason}"
         )
 
     async def _prepare(self, engine: DockerEngine) -> None:
@@ -252,6 +252,10 @@ class _NoContainerSession:
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         return error_result(f"{name} is not available in this task, which has no container")
+
+
+def _names(source: ToolSource) -> str:
+    return ", ".join(schema["function"]["name"] for schema in source.schemas)
 
 
 def _merged(by_image: Mapping[str, Sequence[ToolSchema]]) -> list[ToolSchema]:

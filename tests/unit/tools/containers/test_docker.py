@@ -214,6 +214,7 @@ def test_without_an_engine_the_playwright_container_is_a_local_browser(
                 assert (await session.call("browse", {})).content == "a page"
             [note] = tools.notes
             assert "'local/playwright' was replaced by a browser on this machine" in note
+            assert "tools of the same names (browse)" in note
 
     run_async(main)
 
