@@ -1,12 +1,13 @@
 """A scripted endpoint whose replies are streams: a head, then --events events --gap-ms apart. Prints {"port": …}.
 
-Each event is a chunk of its own. GET /counters tells how many replies it has sent whole. Ends on SIGTERM.
+Each event is a chunk of its own, and says when it was sent (`"t"`, on the clock that all processes of a machine share). GET /counters tells how many replies it has sent whole. Ends on SIGTERM.
 """
 
 import argparse
 import asyncio
 import json
 import signal
+import time
 
 import uvloop
 
@@ -19,6 +20,7 @@ def chunk(data: bytes) -> bytes:
 
 def event(delta: dict, reason: str | None = None) -> bytes:
     body = {
+        "t": round(time.perf_counter(), 7),
         "id": "chatcmpl-1",
         "object": "chat.completion.chunk",
         "created": 1,

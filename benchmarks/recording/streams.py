@@ -1,14 +1,16 @@
 """What `stillroom record` adds to a call, and what many streams at once cost it. streams.py [--streams 500] [--peer]
 
-A scripted endpoint streams the same reply to all. In one run, half of the clients call it directly and half through the proxy, at the same
-time, so that whatever else the machine does slows both. `added_ms` is the difference of the medians: to the first event, and of the whole call,
-which the proxy ends only once the call is on the disk. First at a moderate load (--moderate clients on each side), then --streams clients
-through the proxy alone. Exits with 1 if a call that a client saw whole is not in the journal. --peer measures a bare aiohttp proxy too.
+A scripted endpoint streams the same reply to all, and each event says when it was sent. In one run, half of the clients call it directly and
+half through the proxy, at the same time, so that whatever else the machine does slows both. `added_ms` are differences of medians: `first`,
+from the request to the first event; `lag`, from when an event was sent to when it was read; `end`, the same of the end of the reply, which the
+proxy passes on only once the call is on the disk (`disk_sync_ms` is what the disk alone takes for that). First at a moderate load (--moderate clients on each side), then --streams clients, all
+through the proxy. Exits with 1 if a call that a client saw whole is not in the journal. --peer measures a bare aiohttp proxy too.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -28,7 +30,9 @@ BODY = json.dumps({"model": "scripted", "stream": True, "messages": [{"role": "u
 @contextmanager
 def process(*command: str) -> Iterator[tuple[dict, psutil.Process]]:
     """Starts a program, and yields the JSON of its first line and the process."""
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     try:
         yield json.loads(started.stdout.readline()), psutil.Process(started.pid)
     finally:
@@ -42,7 +46,8 @@ class Client(asyncio.Protocol):
     def __init__(self, num_calls: int, done: asyncio.Future, start_s: float) -> None:
         self.left, self.done, self.start_s = num_calls, done, start_s
         self.first_ms: list[float] = []
-        self.whole_ms: list[float] = []
+        self.lag_ms: list[float] = []
+        self.end_ms: list[float] = []
         self.num_blocks = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -59,12 +64,17 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.num_blocks += 1
+        now = time.perf_counter()
+        if (start := data.find(b'"t": ')) >= 0:
+            sent = float(data[start + 5 : data.index(b",", start)])
+            self.lag_ms.append(1000 * (now - sent))
         if self.is_first and b"data: " in data:
             self.is_first = False
             self.first_ms.append(1000 * (time.perf_counter() - self.began))
         # Servers send the end with the last block, or by itself.
         if data.endswith(b"\r\n0\r\n\r\n") or data == b"0\r\n\r\n":
-            self.whole_ms.append(1000 * (time.perf_counter() - self.began))
+            # The last event comes with the end.
+            self.end_ms.append(self.lag_ms.pop())
             self.left -= 1
             if self.left:
                 self.call()
@@ -94,15 +104,12 @@ async def load(ports: dict[str, int], num_clients: int, num_calls: int) -> dict[
 
 
 def figures(clients: list[Client]) -> dict:
-    first = [ms for client in clients for ms in client.first_ms]
-    whole = [ms for client in clients for ms in client.whole_ms]
-    return {
-        "calls": len(whole),
-        "first_ms_p50": round(median(first), 3),
-        "first_ms_p95": round(quantiles(first, n=20)[-1], 3),
-        "whole_ms_p50": round(median(whole), 3),
-        "whole_ms_p95": round(quantiles(whole, n=20)[-1], 3),
-    }
+    row: dict = {"calls": sum(len(client.end_ms) for client in clients)}
+    for what in ("first", "lag", "end"):
+        found = [ms for client in clients for ms in getattr(client, f"{what}_ms")]
+        row[f"{what}_ms_p50"] = round(median(found), 3)
+        row[f"{what}_ms_p95"] = round(quantiles(found, n=20)[-1], 3)
+    return row
 
 
 def measured(ports: dict[str, int], proxy: psutil.Process, clients: int, calls: int) -> dict:
@@ -117,7 +124,7 @@ def measured(ports: dict[str, int], proxy: psutil.Process, clients: int, calls: 
     if "direct" in row:
         row["added_ms"] = {
             what: round(row["proxied"][f"{what}_ms_p50"] - row["direct"][f"{what}_ms_p50"], 3)
-            for what in ("first", "whole")
+            for what in ("first", "lag", "end")
         }
     row["proxy"] = {
         "cores": round(cpu_s / wall_s, 3),
@@ -128,6 +135,19 @@ def measured(ports: dict[str, int], proxy: psutil.Process, clients: int, calls: 
         "rss_mb": round(proxy.memory_info().rss / 1e6, 1),
     }
     return row
+
+
+def disk_sync_ms(folder: str) -> float:
+    """What the disk itself takes to make a call durable, which is within `end`: the median of 50."""
+    took = []
+    with tempfile.TemporaryFile(dir=folder) as stream:
+        for _ in range(50):
+            os.write(stream.fileno(), bytes(30_000))
+            began = time.perf_counter()
+            os.fdatasync(stream.fileno())
+            took.append(1000 * (time.perf_counter() - began))
+            time.sleep(0.005)
+    return round(median(took), 3)
 
 
 def num_recorded(folder: Path) -> int:
@@ -145,7 +165,12 @@ def main() -> int:
     parser.add_argument("--peer", action="store_true")
     options = parser.parse_args()
     script = ["--events", str(options.events), "--gap-ms", str(options.gap_ms)]
-    row: dict = {"events": options.events, "gap_ms": options.gap_ms}
+    row: dict = {
+        "events": options.events,
+        "gap_ms": options.gap_ms,
+        "moderate": options.moderate,
+        "many": options.streams,
+    }
     lost = 0
     with (
         tempfile.TemporaryDirectory(dir=".") as name,
@@ -160,9 +185,10 @@ def main() -> int:
                 port = int(said["recording"].rpartition(":")[2])
                 both = {"direct": upstream["port"], "proxied": port}
                 uvloop.run(load({"proxied": port}, options.moderate, 1))
+                sync_ms = disk_sync_ms(name)
                 moderate = measured(both, proxy, options.moderate, options.calls)
                 many = measured({"proxied": port}, proxy, options.streams, options.calls)
-            row[kind] = {f"{options.moderate} streams": moderate, f"{options.streams} streams": many}  # fmt: skip
+            row[kind] = {"disk_sync_ms": sync_ms, "moderate": moderate, "many": many}
             if kind == "ours":
                 seen = sum(part["proxied"]["calls"] for part in (moderate, many))
                 lost = seen + options.moderate - num_recorded(Path(name) / "traces")

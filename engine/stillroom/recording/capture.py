@@ -1,9 +1,9 @@
 """What is kept of a call while it passes through, and the record that this becomes."""
 
+import functools
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -27,7 +27,7 @@ from stillroom.recording.records import (
     content_of,
     encoded_call,
 )
-from stillroom.recording.scrubbing import redactor_of, scrubbed
+from stillroom.recording.scrubbing import StreamTexts, redactor_of, scrubbed
 from stillroom.recording.upstreams import Upstream
 from stillroom.secrecy.redaction import Redactor
 
@@ -78,118 +78,129 @@ class Kept:
         return self.cut is None
 
 
-@dataclass(slots=True)
 class CallCapture:
-    """A call that is being recorded."""
+    """A call that is being recorded.
 
-    kind: CallKind
-    upstream: Upstream
-    head: RequestHead
-    limit: int
-    """The most bytes that are kept of the request, and of the reply."""
-    began: float = field(default_factory=time.perf_counter)
-    began_at: float = field(default_factory=time.time)
-    first_block: float | None = None
-    reply: Kept | None = None
-    is_stream: bool = False
-    _status: tuple[int, bytes] = (0, b"")
-    _headers: Sequence[Header] = ()
-    _tail: bytes = b"\n"
+    What can be made of it before its reply ends is made by then, since the client waits for the
+    end until the call is in the journal. `limit` is the most bytes that are kept of the request,
+    and of the reply; `secrets` are as secret as the keys that the request shows.
+    """
 
-    def begin_reply(self, status: int, reason: bytes, headers: Sequence[Header]) -> None:
+    def __init__(
+        self,
+        kind: CallKind,
+        upstream: Upstream,
+        head: RequestHead,
+        *,
+        limit: int,
+        secrets: Sequence[str] = (),
+    ) -> None:
+        self.request = Kept(limit)
+        self._kind, self._upstream, self._head, self._limit = kind, upstream, head, limit
+        self._secrets = secrets
+        self._began, self._began_at = time.perf_counter(), time.time()
+        self._first_block: float | None = None
+        self._reply: Kept | None = None
+        self._texts: StreamTexts | None = None
+        self._status: tuple[int, bytes] = (0, b"")
+        self._headers: Sequence[Header] = ()
+        self._tail = b"\n"
+        self._recorded_request: RecordedRequest | None = None
+
+    @functools.cached_property
+    def _redactor(self) -> Redactor:
+        return redactor_of((*dict.fromkeys(keys_in(self._head)), *self._secrets))
+
+    def begin_reply(
+        self, status: int, reason: bytes, headers: Sequence[Header], *, is_request_whole: bool
+    ) -> None:
         """Takes the head of the reply."""
         self._status, self._headers = (status, reason), headers
         named = {key.lower(): value for key, value in headers}
-        self.is_stream = named.get(b"content-type", b"").lower().startswith(_STREAM)
-        encodings = named.get(b"content-encoding", b"").decode("latin-1")
-        try:
-            decoder = Decoder(encodings) if encodings else None
-        except UndecodableError as error:
-            self.reply = Kept(0)
-            self.reply.cut = f"{NOT_DECODED}: {error}"
-        else:
-            self.reply = Kept(self.limit, decoder)
+        if named.get(b"content-type", b"").lower().startswith(_STREAM):
+            self._texts = StreamTexts()
+        self._reply = _kept(named.get(b"content-encoding", b""), self._limit)
+        if is_request_whole:
+            self._recorded_request = self._request_record()
 
     def add(self, data: bytes) -> bool:
         """Keeps bytes of the reply. Returns whether a program takes the stream for ended now."""
-        if self.first_block is None:
-            self.first_block = time.perf_counter()
-        data = self.reply.add(data) if self.reply else b""
-        if not self.is_stream or not data:
+        if self._first_block is None:
+            self._first_block = time.perf_counter()
+        data = self._reply.add(data) if self._reply else b""
+        if self._texts is None or not data:
             return False
+        self._texts.add(data)
         window = self._tail + data
         start = window.rfind(b"\n")
         # A long line is none of the events, and what follows is not the beginning of one.
         self._tail = window[start:] if start >= 0 and len(window) - start <= _TAIL else b"-"
         return _LAST_EVENT.search(window) is not None
 
-    def line(
-        self, end: CallEnd, ended: float, request: Kept, problem: str | None, secrets: Sequence[str]
-    ) -> bytes:
-        """Returns the journal's line of the call, from which keys have been taken.
-
-        `ended` is when the reply ended, `secrets` what is no key of the request and as secret.
-        """
-        redactor = redactor_of((*dict.fromkeys(keys_in(self.head)), *secrets))
-        session = self.head.get(SESSION_HEADER)
-        began_at = datetime.fromtimestamp(self.began_at, UTC)
-        first = self.first_block
+    def line(self, end: CallEnd, problem: str | None = None) -> bytes:
+        """Returns the journal's line of the call, which ends now, without keys."""
+        seconds = time.perf_counter() - self._began
+        redactor, first = self._redactor, self._first_block
+        session = self._head.get(SESSION_HEADER)
+        began_at = datetime.fromtimestamp(self._began_at, UTC)
         call = RecordedCall(
             stillroom_record=1,
             id=uuid4().hex,
-            kind=self.kind,
-            path=redactor.text(without_keys(self.head.target)),
-            upstream=self.upstream.origin,
-            provider=self.upstream.provider,
+            kind=self._kind,
+            path=redactor.text(without_keys(self._head.target)),
+            upstream=self._upstream.origin,
+            provider=self._upstream.provider,
             started_at=began_at.isoformat(timespec="milliseconds"),
-            duration_s=round(ended - self.began, 6),
-            first_block_s=None if first is None else round(first - self.began, 6),
+            duration_s=round(seconds, 6),
+            first_block_s=None if first is None else round(first - self._began, 6),
             end=end,
             session=redactor.text(session.decode("utf-8", "replace")) if session else None,
             problem=None if problem is None else redactor.text(problem),
-            request=RecordedRequest(
-                content=_content(_plain_request(request, self.head), redactor),
-                headers=redactor.value(recorded_request_headers(self.head)),
-            ),
-            reply=None if self.reply is None else self._recorded_reply(self.reply, redactor),
+            request=self._recorded_request or self._request_record(),
+            reply=None if self._reply is None else self._reply_record(self._reply),
         )
         return encoded_call(call)
 
-    def _recorded_reply(self, reply: Kept, redactor: Redactor) -> RecordedReply:
+    def _request_record(self) -> RecordedRequest:
+        encodings = self._head.get(b"content-encoding")
+        plain = self.request
+        if encodings:
+            plain = _kept(encodings, self._limit)
+            for part in self.request.parts:
+                plain.add(part)
+            plain.cut = plain.cut or self.request.cut
+        headers = recorded_request_headers(self._head)
+        content = _content(plain, scrubbed(b"".join(plain.parts), self._redactor))
+        return RecordedRequest(content=content, headers=self._redactor.value(headers))
+
+    def _reply_record(self, reply: Kept) -> RecordedReply:
         status, reason = self._status
-        content = _content(reply, redactor, is_stream=self.is_stream)
-        sizes = [len(part) for part in reply.parts] if self.is_stream else []
-        headers = recorded_reply_headers(self._headers)
+        data = b"".join(reply.parts)
+        clean = scrubbed(data, self._redactor, self._texts)
+        sizes = [len(part) for part in reply.parts] if self._texts is not None else []
         return RecordedReply(
             status=status,
-            reason=redactor.text(reason.decode("latin-1")),
-            headers=[(name, redactor.text(value)) for name, value in headers],
-            content=content,
+            reason=self._redactor.text(reason.decode("latin-1")),
+            headers=[
+                (name, self._redactor.text(value))
+                for name, value in recorded_reply_headers(self._headers)
+            ],
+            content=_content(reply, clean),
             # Where a key was taken out, other bytes came at once than are there now.
-            blocks=sizes if content.num_bytes == reply.size else [],
+            blocks=sizes if clean is data and reply.is_whole else [],
         )
 
 
-def _plain_request(request: Kept, head: RequestHead) -> Kept:
-    """Returns the content of a request without its content encoding, which few have."""
-    encodings = (head.get(b"content-encoding") or b"").decode("latin-1")
-    if not encodings:
-        return request
+def _kept(encodings: bytes, limit: int) -> Kept:
+    """Returns what keeps a content with these encodings; nothing of it if one is not known."""
     try:
-        plain = Kept(request.limit, Decoder(encodings))
+        return Kept(limit, Decoder(encodings.decode("latin-1")) if encodings else None)
     except UndecodableError as error:
-        plain = Kept(0)
-        plain.cut = f"{NOT_DECODED}: {error}"
-        return plain
-    for part in request.parts:
-        plain.add(part)
-    plain.cut = plain.cut or request.cut
-    return plain
+        kept = Kept(0)
+        kept.cut = f"{NOT_DECODED}: {error}"
+        return kept
 
 
-def _content(kept: Kept, redactor: Redactor, *, is_stream: bool = False) -> Content:
-    data = scrubbed(b"".join(kept.parts), redactor, is_stream=is_stream)
-    if kept.cut is not None:
-        # The cut may have gone through a key, whose beginning nobody recognises.
-        data = data[:-_LONGEST_KEY]
-    return content_of(data, cut=kept.cut)
+def _content(kept: Kept, data: bytes) -> Content:
+    # A cut may have gone through a key, whose beginning nobody recognises.
+    return content_of(data if kept.is_whole else data[:-_LONGEST_KEY], cut=kept.cut)

@@ -42,7 +42,7 @@ class CallJournal:
         except BaseException:
             self._lock.release()
             raise
-        self._waiting: list[tuple[Callable[[], bytes], Callable[[Outcome], None]]] = []
+        self._waiting: list[tuple[bytes, Callable[[Outcome], None]]] = []
         self._wakes, self._file = threading.Condition(), threading.Lock()
         self._is_closing = False
         self.num_calls = 0
@@ -54,13 +54,13 @@ class CallJournal:
         """The file that is written now."""
         return self.folder / f"calls-{self._number:04d}.jsonl"
 
-    def append(self, encode: Callable[[], bytes], done: Callable[[Outcome], None]) -> None:
-        """Puts a call in the queue; `encode` gives its line, and runs in the journal's thread.
+    def append(self, line: bytes, done: Callable[[Outcome], None]) -> None:
+        """Puts a call's line in the queue.
 
-        `done` is called from that thread once the line is on the disk, or could not be written.
+        `done` is called from another thread once it is on the disk, or could not be written.
         """
         with self._wakes:
-            self._waiting.append((encode, done))
+            self._waiting.append((line, done))
             self._wakes.notify()
 
     def can_write(self) -> bool:
@@ -101,13 +101,11 @@ class CallJournal:
                 batch, self._waiting = self._waiting, []
             if not batch:
                 return
-            lines = [_line(encode) for encode, _ in batch]
-            data = b"".join(line for line in lines if isinstance(line, bytes))
             with self._file:
-                written = self._write(data)
-            for line, (_, done) in zip(lines, batch, strict=True):
-                outcome = written if isinstance(line, bytes) else line
-                self.num_calls += outcome is None
+                outcome = self._write(b"".join(line for line, _ in batch))
+            if outcome is None:
+                self.num_calls += len(batch)
+            for _, done in batch:
                 done(outcome)
 
     def _write(self, data: bytes) -> Outcome:
@@ -130,13 +128,6 @@ class CallJournal:
         self._size += len(data)
         self._is_torn = False
         return None
-
-
-def _line(encode: Callable[[], bytes]) -> bytes | Exception:
-    try:
-        return encode()
-    except Exception as error:  # the rim of one call: the others that wait must be written
-        return error
 
 
 def _locked(folder: Path) -> FileLock:

@@ -1,7 +1,6 @@
 """One request that is passed on to its upstream, and the reply that is passed back."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -33,7 +32,6 @@ class PassThroughOwner(Protocol):
     loop: asyncio.AbstractEventLoop
     pool: ConnectionPool
     journal: CallJournal
-    secrets: Sequence[str]
 
     def ended(self, exchange: "PassThrough") -> None:
         """Takes note of an exchange that has ended."""
@@ -62,7 +60,7 @@ class PassThrough:
     ) -> None:
         self.client = client
         self._owner, self._head, self._upstream, self._capture = owner, head, upstream, capture
-        self._request = Kept(capture.limit if capture else _MOST_KEPT_TO_REPEAT)
+        self._request = capture.request if capture else Kept(_MOST_KEPT_TO_REPEAT)
         self._is_request_whole = False
         self._unsent: list[bytes] = []
         """What has come of the request's content before there is a connection."""
@@ -146,7 +144,9 @@ class PassThrough:
         """Takes the head of the reply."""
         self._has_reply = True
         if self._capture is not None:
-            self._capture.begin_reply(status, reason, headers)
+            self._capture.begin_reply(
+                status, reason, headers, is_request_whole=self._is_request_whole
+            )
         names = {key.lower() for key, _ in headers}
         has_length = b"content-length" in names
         has_content = self._head.method != "HEAD" and status not in _NO_CONTENT
@@ -263,19 +263,18 @@ class PassThrough:
         """Puts the call into the journal, which calls `_recorded` once it is on the disk."""
         if self._timer is not None:
             self._timer.cancel()
-        capture, request = self._capture, self._request
-        if capture is None or self._is_recorded:
+        if self._capture is None or self._is_recorded:
             return
         self._is_recorded = True
-        ended, loop, secrets = time.perf_counter(), self._owner.loop, self._owner.secrets
-
-        def encode() -> bytes:
-            return capture.line(end, ended, request, problem, secrets)
-
-        def done(outcome: Outcome) -> None:
-            loop.call_soon_threadsafe(self._recorded, outcome)
-
-        self._owner.journal.append(encode, done)
+        loop = self._owner.loop
+        try:
+            line = self._capture.line(end, problem)
+        except Exception as error:  # the rim of one call: its client must not wait for ever
+            loop.call_soon(self._recorded, error)
+            return
+        self._owner.journal.append(
+            line, lambda outcome: loop.call_soon_threadsafe(self._recorded, outcome)
+        )
 
     def _recorded(self, outcome: Outcome) -> None:
         self._owner.note(outcome)

@@ -22,7 +22,10 @@ MOST_KEPT = 16 << 20
 
 
 class RecordingProxy:
-    """Answers each request with what its upstream answers."""
+    """Answers each request with what its upstream answers.
+
+    `secrets` are taken out of all records, as the keys of each request are out of its own.
+    """
 
     def __init__(
         self,
@@ -39,8 +42,7 @@ class RecordingProxy:
         self._clients: set[Caller] = set()
         self._exchanges: set[PassThrough] = set()
         self.is_stopping = False
-        self.secrets: Sequence[str] = tuple(secrets)
-        """What is taken out of all records, beside the keys of each request."""
+        self._secrets = tuple(secrets)
         self._upstreams, self._admission, self._most_kept = upstreams, admission, most_kept
         self._is_failing = False
         self._complaints = Counter[str]()
@@ -68,7 +70,10 @@ class RecordingProxy:
                 )  # fmt: skip
             self._is_failing = False
         head = replace(head, target=path)
-        capture = None if kind is None else CallCapture(kind, upstream, head, self._most_kept)
+        capture = None
+        if kind is not None:
+            limit, secrets = self._most_kept, self._secrets
+            capture = CallCapture(kind, upstream, head, limit=limit, secrets=secrets)
         exchange = PassThrough(self, client, head, upstream, capture)
         self._exchanges.add(exchange)
         return exchange

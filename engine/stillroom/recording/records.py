@@ -47,11 +47,6 @@ class Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return base64.b64decode(self.base64)
         return (self.text or "").encode()
 
-    @property
-    def num_bytes(self) -> int:
-        """The number of the bytes."""
-        return len(self.data)
-
 
 def content_of(data: bytes, *, cut: str | None = None) -> Content:
     """Returns the content that holds these bytes."""

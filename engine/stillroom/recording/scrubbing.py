@@ -24,15 +24,37 @@ def redactor_of(keys: tuple[str, ...]) -> Redactor:
     return Redactor(keys)
 
 
-def scrubbed(data: bytes, redactor: Redactor, *, is_stream: bool) -> bytes:
-    """Returns a content without keys; it is the same object if there were none."""
+class StreamTexts:
+    """The texts that the events of a stream hold in pieces, collected as the events come."""
+
+    def __init__(self) -> None:
+        self._pieces = defaultdict[bytes, list[bytes]](list)
+        self._rest: list[bytes] = []
+        """The beginning of a line whose end has not come."""
+
+    def add(self, data: bytes) -> None:
+        """Collects the pieces in the next bytes of the stream."""
+        end = data.rfind(b"\n") + 1
+        if not end:
+            self._rest.append(data)
+            return
+        lines = b"".join([*self._rest, data[:end]])
+        self._rest = [data[end:]]
+        for name, piece in _PIECES.findall(lines):
+            self._pieces[name].append(piece)
+
+    def fields_with_keys(self, redactor: Redactor) -> set[bytes]:
+        """Returns the names of the fields whose pieces put together hold a key."""
+        return {name for name, parts in self._pieces.items() if redactor.spans(b"".join(parts))}
+
+
+def scrubbed(data: bytes, redactor: Redactor, texts: StreamTexts | None = None) -> bytes:
+    """Returns a content without keys; it is the same object if there were none.
+
+    `texts` are those of a stream.
+    """
     data = redactor.data(data)
-    if not is_stream or not redactor.secrets:
-        return data
-    texts = defaultdict[bytes, list[bytes]](list)
-    for name, piece in _PIECES.findall(data):
-        texts[name].append(piece)
-    names = {name for name, parts in texts.items() if redactor.spans(b"".join(parts))}
+    names = texts.fields_with_keys(redactor) if texts is not None else ()
     if not names:
         return data
     pieces = defaultdict[bytes, list[Span]](list)

@@ -12,6 +12,7 @@ from stillroom.recording.answering import Front
 from stillroom.recording.client_side import ClientConnection
 
 _LOOK_EVERY_S = 0.02
+_SWITCH_S = 0.0002
 _FLUSH_S = 0.05
 _STOP_S = 10.0
 """Seconds that calls have to end once the process is asked to stop."""
@@ -24,8 +25,9 @@ def run_until_stopped(
     stop_s: float = _STOP_S,
 ) -> None:
     """Serves at a socket until SIGINT or SIGTERM; a second signal ends what is still going on."""
-    runner = asyncio.Runner(loop_factory=_new_loop)
-    with runner:
+    # The journal's thread has little to do between two waits for the disk, and clients wait for it.
+    sys.setswitchinterval(_SWITCH_S)
+    with asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(_serve(make, listener, stop_s))
 
 
