@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from stillroom.importing.formats.table import FORMATS
+from stillroom.importing.json_rows import read_head
 from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, TraceFormat
 
 SAMPLES = Path(__file__).parents[1] / "fixtures" / "traces"
 """A folder for each format, with its name; `.seen.json` files say what the endpoint saw."""
-HEAD = 64 << 10
 _NOTES = (".seen.json", "metadata.json")
 
 
@@ -22,8 +22,7 @@ def sample_files() -> list[Path]:
 
 def recognised_by(path: Path) -> list[str]:
     """The names of the formats that recognise a file."""
-    with path.open("rb") as stream:
-        head = stream.read(HEAD)
+    head = read_head(path)
     return [form.name for form in FORMATS if form.is_recognised(path, head)]
 
 

@@ -23,6 +23,8 @@ _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["\[\]{},]', re.DOTALL)
 """A whole string, a bracket or a comma; a lone quote is a string whose end is not there."""
 _CLOSING = {b"{": b"}", b"[": b"]"}
 _MOST_HEAD_ROWS = 20
+_HEAD = 64 << 10
+_LONG_HEAD = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,16 @@ class _ArrayScan:
         self._data = self._data[self._begin :]
         self._place -= self._begin
         self._begin = 0
+
+
+def read_head(path: Path) -> bytes:
+    """Returns the first 64 KiB of a file, or its first MiB if its first row is longer than that."""
+    with path.open("rb") as stream:
+        head = stream.read(_HEAD)
+        first_line = head.removeprefix(BOM).lstrip(_BLANKS).split(b"\n", 1)[0]
+        if len(head) == _HEAD and first_line.startswith((b"{", b"[")) and not _decoded(first_line):
+            head += stream.read(_LONG_HEAD)
+    return head
 
 
 @functools.lru_cache(maxsize=4)

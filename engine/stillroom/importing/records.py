@@ -133,7 +133,8 @@ class TraceFormat:
     title: str
     """The system and the kind of file, as a person calls them."""
     is_recognised: Callable[[Path, bytes], bool]
-    """Whether a file has this format, judged by its path and its first 64 KiB."""
+    """Whether a file has this format, judged by its path and its first 64 KiB, or its first MiB if
+    its first row is longer."""
     read: Callable[[Sequence[Path]], Iterator[SourceRow]]
     """Yields every row of the files once, in constant memory but for what it must hold together."""
     read_columns: Callable[[Sequence[Path], Mapping[str, str]], Iterator[SourceRow]] | None = None

@@ -7,12 +7,11 @@ from pathlib import Path
 from stillroom.errors import InputError
 from stillroom.importing.formats.table import FORMATS
 from stillroom.importing.inputs import input_files
+from stillroom.importing.json_rows import read_head
 from stillroom.importing.records import TraceFormat
 from stillroom.importing.request import AUTO, ImportRollouts
 from stillroom.secrecy.readable import check_readable
 from stillroom.settings import Workspace
-
-_HEAD = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +75,7 @@ def _format_of(file: Path, name: str, *, is_named: bool) -> TraceFormat | None:
         return None
     if name != AUTO:
         return next(known for known in FORMATS if known.name == name)
-    with file.open("rb") as stream:
-        head = stream.read(_HEAD)
+    head = read_head(file)
     return next((known for known in FORMATS if known.is_recognised(file, head)), None)
 
 

@@ -89,7 +89,8 @@ def _csv_rows(
 def csv_head(path: Path, head: bytes) -> list[Row]:
     """Returns the first rows of a CSV table of which only the first bytes are known.
 
-    The last of them may be cut. A file that is no CSV table has none.
+    The last of them may be cut; what it lacks is a question mark. A file that is no CSV table has
+    none.
     """
     if not is_csv(path, head):
         return []
@@ -99,7 +100,8 @@ def csv_head(path: Path, head: bytes) -> list[Row]:
     rows: list[Row] = []
     try:
         for row in csv.DictReader(lines, delimiter=delimiter):
-            rows.append({name: value for name, value in row.items() if isinstance(name, str)})
+            named = {name: value for name, value in row.items() if isinstance(name, str)}
+            rows.append({name: "?" if value is None else value for name, value in named.items()})
             if len(rows) == _MOST_HEAD_ROWS:
                 break
     except csv.Error:

@@ -56,3 +56,38 @@ def test_the_names_of_formats_differ():
 )
 def test_the_first_rows_are_seen_though_the_rest_of_the_file_is_not(head, rows):
     assert list(head_rows(head)) == rows
+
+
+_LONG = ("What does the lamp cost", "You help in a shop", "Price of the lamp", "Let me look")
+
+
+@pytest.mark.parametrize("long_text", _LONG)
+def test_a_file_is_recognised_though_its_first_row_is_long(long_text, tmp_path):
+    for path in sample_files():
+        own = path.relative_to(SAMPLES).parts[0]
+        data = path.read_bytes()
+        if own in _LOGS and long_text.encode() in data:
+            longer = tmp_path / path.name
+            longer.write_bytes(
+                data.replace(long_text.encode(), long_text.encode() + b" x" * 50_000)
+            )
+            assert recognised_by(longer)[0] == own, path
+
+
+_LOGS = frozenset(
+    {
+        "anthropic_batch",
+        "anthropic_messages",
+        "helicone",
+        "langfuse",
+        "langsmith",
+        "litellm",
+        "openai_batch",
+        "openai_responses",
+        "openinference",
+        "openrouter",
+        "otel_genai",
+        "phoenix",
+        "stored_completions",
+    }
+)

@@ -36,7 +36,10 @@ _SESSIONS = ("Helicone-Session-Id", "helicone-session-id", "session_id")
 
 
 def _is_row(row: Row) -> bool:
-    return "request_created_at" in row and ("request_body" in row or "response_status" in row)
+    has_request = "request_created_at" in row and "request_id" in row
+    # An export begins with the response, which may be longer than what is looked at.
+    has_response = "response_created_at" in row and "response_id" in row
+    return has_request or has_response
 
 
 def _items(row: Row) -> list[Row]:

@@ -21,7 +21,7 @@ _Key = tuple[str, int]
 
 
 def _items(row: Row, place: Place) -> Iterator[tuple[Place, Row]]:
-    listed = as_list(row.get("data")) if row.get("object") == "list" else []
+    listed = as_list(row.get("data")) if row.get("object", "list") == "list" else []
     if not listed:
         yield place, row
     for number, item in enumerate(listed, start=1):
@@ -42,9 +42,7 @@ def _key_of_message(row: Row) -> _Key | None:
 
 def _is_recognised(path: Path, head: bytes) -> bool:
     for row in head_rows(head):
-        if row.get("object") != "list":
-            continue
-        items = [item for _, item in _items(row, Place(path, 1))]
+        items = [item for _, item in _items(row, Place(path, 1)) if item is not row]
         if any(_is_completion(item) or _key_of_message(item) is not None for item in items):
             return True
     return False
