@@ -19,6 +19,11 @@ def after_create_project(request: api.CreateProject, result: api.ProjectResult) 
             "tools_example.py), then check_setup with your teacher's provider"
         )
     folder = "" if result.folder == "." else f"{result.folder}/"
+    if request.template == "traces":
+        return (
+            f"import_rollouts(input={folder}traces, output={folder}rollouts/app.jsonl, "
+            "split_heldout=0.25, prompts=true)"
+        )
     own = " (first put in your own prompts, tools and models, if you have them; see CLAUDE.md)"
     return (
         f"generate_rollouts(input={folder}prompts.jsonl, output={folder}rollouts/teacher.jsonl, "

@@ -1,5 +1,6 @@
 """Writes a new project folder from a template; existing files are never overwritten."""
 
+import gzip
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,7 +25,7 @@ class CreateProject(StrictModel):
 
     path: Annotated[str, Field(description="Folder, new or without these files")] = "."
     template: Annotated[
-        Literal["demo", "starter", "on-policy-agent", "refine", "other-tokenizer"],
+        Literal["demo", "starter", "on-policy-agent", "refine", "other-tokenizer", "traces"],
         Field(description="starter: for your own prompts; the others run as they are"),
     ] = "demo"
     seed: Annotated[int, Field(description="Which demo tasks are drawn")] = 0
@@ -57,11 +58,13 @@ def create_project(workspace: Workspace, request: CreateProject) -> ProjectResul
 
 def _files(request: CreateProject) -> Iterator[tuple[str, bytes]]:
     """Yields the name and content of each file of the template."""
-    for path in sorted((_TEMPLATES / request.template).iterdir()):
+    folder = _TEMPLATES / request.template
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         # Some archives drop dot files, so the template keeps this one without the dot.
-        name = ".gitignore" if path.name == "gitignore" else path.name
-        yield name, path.read_bytes()
-    if request.template != "starter":
+        name = ".gitignore" if path.name == "gitignore" else path.relative_to(folder).as_posix()
+        data = path.read_bytes()
+        yield name.removesuffix(".gz"), gzip.decompress(data) if name.endswith(".gz") else data
+    if request.template not in ("starter", "traces"):
         for name in ("tools.py", "rewards.py"):
             yield name, (_DEMO_FILES / name).read_bytes()
         prompts = training_tasks(_NUM_PROMPTS, seed=request.seed)
