@@ -77,10 +77,10 @@ def conversations() -> list[Row]:
         lines = "".join(json.dumps(row) + "\n" for row in questions(shop()))
         (Path(folder) / "asked.jsonl").write_text(lines, encoding="utf-8")
         subprocess.run(
-            [*run, "generate-rollouts", "asked.jsonl", "--output", "answered.jsonl", "--provider", "demo",
-             "--model", "teacher", "--tools", "tools.py", "--rewards", "rewards.py", "--temperature",
-             str(TEMPERATURE), "--max-turns", "5", "--max-tokens", "48", "--concurrency", "64",
-             "--seed", "1", "--workspace", folder],
+            [*run, "generate-rollouts", "asked.jsonl", "--output", "answered.jsonl",
+             "--provider", "demo", "--model", "teacher", "--tools", "tools.py",
+             "--rewards", "rewards.py", "--temperature", str(TEMPERATURE), "--max-turns", "5",
+             "--max-tokens", "48", "--concurrency", "64", "--seed", "1", "--workspace", folder],
             check=True,
         )  # fmt: skip
         rows = (Path(folder) / "answered.jsonl").read_text(encoding="utf-8").splitlines()

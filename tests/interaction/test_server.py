@@ -156,7 +156,7 @@ BAD_CALLS = [
     (
         "create_project",
         {"template": "dmo"},
-        "input should be 'demo', 'starter', 'on-policy-agent', 'refine' or 'other-tokenizer'",
+        "'demo', 'starter', 'on-policy-agent', 'refine', 'other-tokenizer' or 'traces', not 'dmo'",
     ),
     ("create_project", {"path": "../elsewhere"}, "is outside the workspace"),
     ("check_setup", {"modle": "x"}, "did you mean 'model'?"),

@@ -182,6 +182,7 @@ def test_the_off_policy_skill_works_as_written(tmp_path: Path) -> None:
     "skill",
     [
         "own-rollouts",
+        "import-traces",
         "rollout-quality",
         "on-policy-distillation",
         "prompt-distillation",

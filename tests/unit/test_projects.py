@@ -6,7 +6,8 @@ from typing import get_args
 import pytest
 
 from fakes.loops import run_async
-from stillroom.api import CreateProject, create_project
+from fakes.rollout_rows import read_rows
+from stillroom.api import CreateProject, ImportRollouts, create_project, import_rollouts
 from stillroom.data.formats import load_tasks
 from stillroom.data.validate import ValidateDataset, validate_dataset
 from stillroom.settings import Workspace
@@ -66,3 +67,28 @@ def test_the_guard_set_of_a_starter_project_is_one(tmp_path: Path) -> None:
         task.metadata.get("expected_answer") for task in load_tasks(tmp_path / "guard.jsonl")
     ]
     assert sum(answer is not None for answer in expected) == 22
+
+
+def test_the_logs_of_the_traces_project_become_the_conversations_that_they_were(
+    tmp_path: Path,
+) -> None:
+    workspace = Workspace(tmp_path)
+    create_project(workspace, CreateProject(template="traces"))
+
+    request = ImportRollouts(input="traces", output="app.jsonl", split_heldout=0.25, prompts=True)
+    result = import_rollouts(workspace, request)
+
+    assert (result.kept, result.refused_by_reason) == (380, {"failed call": 6})
+    assert result.read == result.kept + result.merged + result.refused
+    assert set(result.formats) == {"openai_chat", "anthropic_messages", "otel_genai"}
+    assert result.losses == {}
+    assert result.removed == {"email address": 8}
+    assert result.heldout is not None
+    assert result.heldout.rollouts == 95
+    rows = read_rows(tmp_path / "app.jsonl") + read_rows(tmp_path / "app.heldout.jsonl")
+    assert len(rows) == 380
+    assert sum(row["messages"][-1]["role"] == "assistant" for row in rows) == 380
+    # The conversations are whole: each begins with its question, and no call is left out.
+    calls = sum(message["role"] == "assistant" for row in rows for message in row["messages"])
+    copies = 10
+    assert result.read - 6 == calls + copies

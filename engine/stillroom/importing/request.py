@@ -113,12 +113,12 @@ class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
     """The number of rollouts that lack something which their source had, by what it is."""
     removed: dict[str, int]
     """How often secrets and personal data were replaced by a mark, by kind."""
-    models: dict[OthersText, int]
+    models: dict[str, int]
     """The number of rollouts by the model that answered."""
     calls_per_rollout: Quantiles | None
     branches: int
     """The rollouts that begin as another one does, or were begun by it."""
-    scores: dict[OthersText, int]
+    scores: dict[str, int]
     """The number of rollouts by the name of a score that they have."""
     rewarded: int
     """The rollouts with a reward."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from stillroom.errors import DataError, EngineError, InputError, RunError
 from stillroom.run_folder import RunEvent, RunFailure, RunFolder, create_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
+from stillroom_mcp import fencing
 from stillroom_mcp.answers import structured
 from stillroom_mcp.fencing import fenced_answer, fenced_error
 from stillroom_mcp.operations import OPERATIONS
@@ -141,3 +143,20 @@ def test_no_answer_holds_a_secret_of_the_server_wherever_it_was_found(
     assert "canary" not in shown
     assert shown.count("My keys: [key]") == 2
     assert "sk-no-secret" in shown
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_only_texts_and_lists_of_them_are_marked_as_others_words(operation: Any):
+    # Marks around the keys of an object would make a list of it; keys are put on one line anyway.
+    waiting, seen = [operation.result], set[Any]()
+    while waiting:
+        kind = waiting.pop()
+        if kind in seen:
+            continue
+        seen.add(kind)
+        waiting += typing.get_args(kind)
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            hints = typing.get_type_hints(kind, include_extras=True)
+            waiting += hints.values()
+            marked = {name: str(hints[name]) for name in fencing._others(kind)}
+            assert not [name for name, hint in marked.items() if "dict" in hint], marked
