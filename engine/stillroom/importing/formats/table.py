@@ -27,6 +27,7 @@ from stillroom.importing.formats.sessions.atif import ATIF
 from stillroom.importing.formats.sessions.claude_code import CLAUDE_CODE
 from stillroom.importing.formats.sessions.codex import CODEX, CODEX_EXEC
 from stillroom.importing.formats.sessions.openai_agents import OPENAI_AGENTS
+from stillroom.importing.formats.sessions.openhands import OPENHANDS
 from stillroom.importing.formats.sessions.swe_agent import SWE_AGENT
 from stillroom.importing.records import TraceFormat
 
@@ -41,6 +42,7 @@ FORMATS: tuple[TraceFormat, ...] = (
     CODEX,
     ATIF,
     SWE_AGENT,
+    OPENHANDS,
     OPENAI_AGENTS,
     CODEX_EXEC,
     ANTHROPIC_MESSAGES,
