@@ -1,9 +1,10 @@
 """An endpoint on the loopback that answers with bytes as a test gives them, and keeps requests."""
 
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -56,8 +57,13 @@ def stream_reply(*events: bytes) -> list[Step]:
 class RawEndpoint:
     """Answers the nth request with what `script` returns for it; threads of the test's process."""
 
-    def __init__(self, script: Callable[[RawRequest], Sequence[Step] | bytes]) -> None:
-        self._script = script
+    def __init__(
+        self,
+        script: Callable[[RawRequest], Iterable[Step] | bytes],
+        *,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._script, self._tls = script, tls
         self.requests: list[RawRequest] = []
         self.num_connections = self.num_hung_up = 0
         self.hung_up = threading.Event()
@@ -89,6 +95,8 @@ class RawEndpoint:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_side=True)
             with connection, connection.makefile("rb") as stream:
                 while request := _read(stream):
                     self.requests.append(request)

@@ -96,7 +96,8 @@ class CallCapture:
         secrets: Sequence[str] = (),
     ) -> None:
         self.request = Kept(limit)
-        self._kind, self._upstream, self._head, self._limit = kind, upstream, head, limit
+        self._kind: CallKind = kind
+        self._upstream, self._head, self._limit = upstream, head, limit
         self._secrets = secrets
         self._began, self._began_at = time.perf_counter(), time.time()
         self._first_block: float | None = None

@@ -272,9 +272,11 @@ class PassThrough:
         except Exception as error:  # the rim of one call: its client must not wait for ever
             loop.call_soon(self._recorded, error)
             return
-        self._owner.journal.append(
-            line, lambda outcome: loop.call_soon_threadsafe(self._recorded, outcome)
-        )
+
+        def done(outcome: Outcome) -> None:
+            loop.call_soon_threadsafe(self._recorded, outcome)
+
+        self._owner.journal.append(line, done)
 
     def _recorded(self, outcome: Outcome) -> None:
         self._owner.note(outcome)

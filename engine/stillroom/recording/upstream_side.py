@@ -1,7 +1,6 @@
 """Connections to the upstreams, which are used again for as long as they stay open."""
 
 import asyncio
-import ssl
 import time
 from collections import defaultdict
 from typing import cast
@@ -9,10 +8,10 @@ from typing import cast
 import httptools
 
 from stillroom.recording.answering import ReplyTaker
+from stillroom.recording.dialing import Dialer
 from stillroom.recording.heads import Header
 from stillroom.recording.upstreams import Upstream
 
-CONNECT_S = 30.0
 _MOST_IDLE_S = 60.0
 _MOST_IDLE = 512
 _MOST_HEAD_BYTES = 256 << 10
@@ -144,9 +143,8 @@ class ConnectionPool:
     """The connections to all upstreams that wait for an exchange."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self._dialer = Dialer(loop)
         self._idle = defaultdict[Upstream, list[UpstreamConnection]](list)
-        self._tls: ssl.SSLContext | None = None
 
     def take(self, upstream: Upstream) -> UpstreamConnection | None:
         """Returns the connection that was used last, or None if a new one must be made."""
@@ -175,23 +173,10 @@ class ConnectionPool:
 
     async def connect(self, upstream: Upstream) -> UpstreamConnection:
         """Returns a new connection. Raises OSError or TimeoutError if none can be made."""
-        async with asyncio.timeout(CONNECT_S):
-            _, connection = await self._loop.create_connection(
-                lambda: UpstreamConnection(self, upstream),
-                upstream.host,
-                upstream.port,
-                ssl=self._context() if upstream.scheme == "https" else None,
-            )
-        return connection
+        return await self._dialer.connect(upstream, lambda: UpstreamConnection(self, upstream))
 
     def close(self) -> None:
         """Closes the connections that wait."""
         for idle in self._idle.values():
             for connection in [*idle]:
                 connection.transport.abort()
-
-    def _context(self) -> ssl.SSLContext:
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-            self._tls.set_alpn_protocols(["http/1.1"])
-        return self._tls
