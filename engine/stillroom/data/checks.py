@@ -14,6 +14,7 @@ _VALUE = msgspec.json.Decoder()
 _Encoded = TypeVar("_Encoded")
 _Decoded = TypeVar("_Decoded")
 ROLES = ("system", "user", "assistant", "tool")
+_ITEMS = ("function_call", "function_call_output", "reasoning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,13 @@ def message_problems(messages: Any, field: str = "messages") -> Iterator[Problem
 
 def _one_message(message: dict[str, Any], where: str, open_calls: set[str]) -> Iterator[Problem]:
     role = message.get("role")
+    if role is None and message.get("type") in _ITEMS:
+        yield Problem(
+            where,
+            f"is an item of the Responses API ({message['type']}), not a message",
+            "convert the rollouts that it came from (convert_rollouts reads NeMo Gym's)",
+        )
+        return
     if role not in ROLES:
         yield Problem(
             f"{where}.role", f"role {role!r} is unknown", f"use one of {', '.join(ROLES)}"

@@ -14,6 +14,8 @@ from stillroom.curate.filter.request import FilterDataset, FilterResult
 from stillroom.curate.filter.run import filter_dataset
 from stillroom.curate.pairs import MakeDpoPairs, make_dpo_pairs
 from stillroom.curate.review import SampleForReview, sample_for_review
+from stillroom.data.formats import load_dpo_rows, load_sft_rows
+from stillroom.errors import DataError
 from stillroom.settings import Workspace
 
 REWARDS = (1.0, 0.9, 0.8, 0.75, 0.7, 0.6, 0.4, 0.2, 0.0)
@@ -150,3 +152,41 @@ def test_the_pairs_are_the_tutorials(tmp_path: Path, rows: list[dict[str, Any]])
     assert found == expected
     assert result.pairs == len(expected) > 20
     assert json.loads((tmp_path / "pairs.jsonl").read_text("utf-8").splitlines()[0])["chosen"]
+
+
+def test_the_rows_that_the_tutorial_shows_are_trained_as_they_are(tmp_path: Path) -> None:
+    sft = {
+        "messages": [
+            {"role": "user", "content": "What's the weather in Paris?"},
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {"function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+                ],
+            },
+            {"role": "tool", "content": "Temperature: 22°C, sunny"},
+            {"role": "assistant", "content": "The weather in Paris is 22°C and sunny."},
+        ],
+        "quality_score": 0.95,
+    }
+    pair = {
+        "prompt": [{"role": "user", "content": "Solve this math problem: 2x + 5 = 13"}],
+        "chosen": [{"role": "assistant", "content": "x = 4"}],
+        "rejected": [{"role": "assistant", "content": "The answer is x = 3"}],
+        "quality_difference": 0.7,
+    }
+    write_rows(tmp_path / "sft.jsonl", [sft])
+    write_rows(tmp_path / "dpo.jsonl", [pair])
+
+    assert load_sft_rows(tmp_path / "sft.jsonl")[0].messages == sft["messages"]
+    assert load_dpo_rows(tmp_path / "dpo.jsonl")[0].chosen == pair["chosen"]
+
+
+def test_rows_of_items_are_told_to_be_converted(tmp_path: Path) -> None:
+    # What the tutorial's own script writes where the rollouts called tools.
+    write_rows(tmp_path / "sft_data.jsonl", [{"messages": output(1, "7"), "reward": 1.0}])
+
+    with pytest.raises(DataError, match="is an item of the Responses API") as caught:
+        load_sft_rows(tmp_path / "sft_data.jsonl")
+
+    assert "convert_rollouts" in caught.value.fix
