@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from stillroom.errors import InputError
@@ -121,6 +121,20 @@ def provider_of(model: str) -> ProviderName | None:
     `openai/gpt-4o` is a name at OpenRouter, and `openai/gpt-oss-20b` may be there or on the hub.
     """
     return next((name for name, pattern in _BY_NAME if pattern.fullmatch(model)), None)
+
+
+def with_provider(given: Any) -> Any:
+    """Returns a document's fields with the provider that its model's name tells, if none is given.
+
+    An address that is given decides instead. What is no object of fields is returned as it is.
+    """
+    if not isinstance(given, dict):
+        return given
+    fields = cast("dict[str, Any]", given)
+    if fields.get("base_url") is not None or fields.get("provider") is not None:
+        return fields
+    told = provider_of(str(fields.get("model", "")))
+    return fields if told is None else {**fields, "provider": told}
 
 
 def endpoint_for(

@@ -12,6 +12,7 @@ from stillroom.errors import InputError
 from stillroom.files import write_json
 from stillroom.rollout.journal.journal import journal_folder
 from stillroom.rollout.request import output_settings, plan_generation
+from stillroom.rollout.rewards.judge_request import JudgeFile
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import provider_of
 
@@ -159,3 +160,13 @@ def test_a_models_name_tells_its_provider_where_only_one_has_it(
     assert [note.startswith(f"provider {provider},") for note in notes] == [True] * bool(provider)
     assert api.GenerateRollouts(input="p", model=model, provider="vllm").provider == "vllm"
     assert api.EvaluateModel(data="p", model=model, base_url="http://h/v1").provider == "openai"
+
+
+@pytest.mark.parametrize(
+    ("more", "provider"),
+    [({}, "anthropic"), ({"provider": "openrouter"}, "openrouter"), ({"base_url": "x"}, "openai")],
+)
+def test_a_judges_name_tells_its_provider_too(more: dict[str, str], provider: str) -> None:
+    given = {"model": "claude-haiku-4-5", "rubric": "Right.", **more}
+
+    assert JudgeFile.model_validate(given).provider == provider

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from stillroom.errors import DocumentError
 from stillroom.lineage import ModelRecord
@@ -23,7 +23,7 @@ from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget
 from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
 from stillroom.teachers.pricing import FREE, Price, price_for
-from stillroom.teachers.providers import PROFILES, Endpoint, endpoint_for, terms_of
+from stillroom.teachers.providers import PROFILES, Endpoint, endpoint_for, terms_of, with_provider
 from stillroom.types import SamplingSettings
 from stillroom.validation import StrictModel, describe_errors
 from stillroom.yaml_text import read_yaml
@@ -66,6 +66,11 @@ class JudgeFile(StrictModel):
     """The reply format that the endpoint is asked to enforce; replies are checked in any case."""
     max_tokens: Annotated[int, Field(ge=64)] = 1024
     """The most tokens of one reply of the judge."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _provider_by_name(cls, given: Any) -> Any:
+        return with_provider(given)
 
 
 @dataclass(frozen=True, slots=True)
