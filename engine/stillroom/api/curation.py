@@ -33,7 +33,10 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
 
     It runs in a child process, since some readers need heavy libraries.
     """
-    return run_in_child(workspace, child_work("import_rollouts"), request, result=ImportResult)
+    # The child has no keys in its environment, and is to take them out of what it imports.
+    keys = {f"SECRET_{n}": key for n, key in enumerate(workspace.redactor().secrets)}
+    work = child_work("import_rollouts")
+    return run_in_child(workspace, work, request, result=ImportResult, secrets=keys)
 
 
 def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult:

@@ -26,6 +26,8 @@ class Redaction:
         self._kinds = tuple(removed)
         self._own = None if keep_secrets or not own.secrets else own
         self._numbers: dict[tuple[str, int], int] = {}
+        self.settings = (keep_secrets, keep_personal, list(own.secrets))
+        """What it was made from, to make it again in another process."""
         self.found: Counter[str] = Counter()
         """How often something of a kind was replaced."""
         self.has_marked = False

@@ -1,5 +1,6 @@
 """import_rollouts: reads every source once, joins calls to conversations, and writes them."""
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from stillroom.curate.rows.sources import check_output
 from stillroom.errors import DataError
+from stillroom.importing.joining.cleaning import CleaningProcess
 from stillroom.importing.joining.intake import Intake
 from stillroom.importing.joining.join import joined_rows
 from stillroom.importing.joining.rollouts import Composer
@@ -27,6 +29,9 @@ from stillroom.outputs import NewOutput, new_output
 from stillroom.settings import Workspace
 
 OPERATION = "import_rollouts"
+_LARGE = 16 << 20
+"""Sources of more bytes are worth a second process."""
+_BATCH = 1024
 _NO_FORMAT = "unknown"
 
 
@@ -85,8 +90,14 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
             path: stack.enter_context(_writing(path, outputs, request)) for path in outputs.of_rows
         }
         importing = _Import(workspace, request, outputs, new, spill)
-        importing.read(sources)
-        importing.write()
+        cleaning = None
+        if (
+            sum(file.stat().st_size for file in sources.files) > _LARGE
+            and (os.cpu_count() or 1) > 1
+        ):
+            cleaning = stack.enter_context(importing.cleaning_process(spill))
+        importing.read(sources, cleaning)
+        importing.write(cleaning)
         records = recording.records()
         importing.record(records)
         return importing.result(sources, recording.grown)
@@ -131,20 +142,31 @@ class _Import:
             self._new[rollouts].rows, None if prompts is None else self._new[prompts].rows
         )
 
-    def read(self, sources: ImportSources) -> None:
+    def cleaning_process(self, spill: Spill) -> CleaningProcess:
+        """Returns a second process, which cleans messages while this one reads."""
+        return CleaningProcess(self._workspace, spill, self._redaction)
+
+    def read(self, sources: ImportSources, cleaning: CleaningProcess | None) -> None:
         """Takes in every row of the sources."""
+        store = self._intake.store
         for each in sources.formats:
-            for row in _rows_of(each, self._request):
+            for number, row in enumerate(_rows_of(each, self._request)):
                 self._intake.take(row, each.format.name)
+                if cleaning is not None and number % _BATCH == 0:
+                    cleaning.give(store.places, store.sizes)
+        if cleaning is not None:
+            cleaning.give(store.places, store.sizes)
         for path in sources.unread:
             self._tally.refuse(_NO_FORMAT, Refusal(Place(path, 1), "a file of no known format"))
 
-    def write(self) -> None:
+    def write(self, cleaning: CleaningProcess | None) -> None:
         """Joins the rows, and writes the rollouts. Raises DataError if there is none."""
         joined = joined_rows(self._intake.rows, self._intake.tree)
         if not joined.kept:
             raise self._nothing_kept()
-        composer = Composer(self._intake, joined, self._redaction)
+        if cleaning is not None:
+            cleaning.finish()
+        composer = Composer(self._intake, joined, self._redaction, cleaning)
         if (share := self._request.split_heldout) is not None:
             as_logged = Composer(self._intake, joined, None)
             self._split = split_rollouts(joined, as_logged, share=share)

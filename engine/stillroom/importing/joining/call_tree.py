@@ -13,6 +13,8 @@ from stillroom.importing.joining.message_store import ASSISTANT, TOOL, USER, Mes
 from stillroom.importing.json_rows import UnreadableRowError
 
 NONE = -1
+_MOST_NEW = 8
+"""The most messages behind a known beginning for which one is looked for."""
 ORPHAN = "a tool's message answers no tool call"
 
 
@@ -22,8 +24,10 @@ class CallTree:
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._by_path: dict[int, int] = {}
+        self._by_request: dict[int, int] = {}
         self._parents, self._messages = array("i"), array("I")
         self._results, self._has_user = array("i"), array("B")
+        self._paths, self._num_calls = array("q"), array("I")
         self._first_rows, self._next_rows = array("i"), array("i")
 
     @property
@@ -36,10 +40,38 @@ class CallTree:
 
         Raises UnreadableRowError if a tool's message answers no call of the conversation.
         """
-        store, path = self._store, hash(("group", group))
+        request = tuple(messages[:-1])
+        known, node = self._known_beginning(group, request)
+        try:
+            node = self._extend(group, node, messages[known:])
+        except UnreadableRowError:
+            if known == 0:
+                raise
+            # The result of a call that is further back than the last messages.
+            node = self._extend(group, NONE, messages)
+        self._by_request[hash((group, request))] = self._parents[node]
+        self._end_row(node, row)
+        return node
+
+    def _known_beginning(self, group: str | None, request: tuple[int, ...]) -> tuple[int, int]:
+        """Returns how many messages of a request are an earlier one's, and the node of the last.
+
+        Most calls repeat the request before them and add a reply, and results or a question.
+        """
+        num_messages = len(request)
+        for known in range(num_messages - 1, max(num_messages - _MOST_NEW, 0), -1):
+            node = self._by_request.get(hash((group, request[:known])))
+            if node is not None:
+                return known, node
+        return 0, NONE
+
+    def _extend(self, group: str | None, node: int, messages: Sequence[int]) -> int:
+        """Returns the node after further messages, which follow a node (NONE: nothing)."""
+        store, by_path = self._store, self._by_path
         roles, digests = store.roles, store.digests
+        path = hash(("group", group)) if node == NONE else self._paths[node]
+        num_calls = 0 if node == NONE else self._num_calls[node]
         numbers: dict[int, int] = {}
-        paths, results, num_calls = list[int](), list[int](), 0
         for message in messages:
             role, result = roles[message], NONE
             if role == TOOL:
@@ -49,26 +81,22 @@ class CallTree:
                     numbers[call] = num_calls
                     num_calls += 1
             path = hash((path, digests[message], result))
-            paths.append(path)
-            results.append(result)
-        # Most calls extend an earlier one: from the end, a known path is soon met.
-        begin, node = len(paths), NONE
-        while begin and (node := self._by_path.get(paths[begin - 1], NONE)) == NONE:
-            begin -= 1
-        for index in range(begin, len(paths)):
-            node = self._new_node(node, messages[index], results[index], paths[index])
-        self._end_row(node, row)
+            found = by_path.get(path)
+            if found is None:
+                found = by_path[path] = self._new_node(node, message, result, path, num_calls)
+            node = found
         return node
 
-    def _new_node(self, parent: int, message: int, result: int, path: int) -> int:
-        node = self._by_path[path] = len(self._parents)
+    def _new_node(self, parent: int, message: int, result: int, path: int, num_calls: int) -> int:
         is_users = self._store.roles[message] == USER
         self._parents.append(parent)
         self._messages.append(message)
         self._results.append(result)
+        self._paths.append(path)
+        self._num_calls.append(num_calls)
         self._has_user.append(is_users or (parent != NONE and self._has_user[parent]))
         self._first_rows.append(NONE)
-        return node
+        return len(self._parents) - 1
 
     def _number_of_call(self, message: int, numbers: dict[int, int]) -> int:
         """Returns which of the conversation's calls a tool's message answers; NONE if it is mute.

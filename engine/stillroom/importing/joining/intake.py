@@ -86,8 +86,7 @@ class Intake:
     def take_raw(self, row: RawCall, format_name: str) -> None:
         """Takes in a call whose messages are not decoded."""
         try:
-            number_of = self.store.number_of
-            numbers = [number_of(bytes(message)) for message in row.messages]
+            numbers = self.store.numbers_of(list(map(bytes, row.messages)))
             tools, losses = self._offered(row.tools)
             facts = LoggedFacts(
                 format_name, self._tally.shown(row.path, row.line), row.id, row.group, None,
@@ -125,7 +124,7 @@ class Intake:
         return self.tools.number_of(self._redaction.value(sound)), lost
 
     def _take_call(self, row: LoggedConversation, format_name: str) -> None:
-        numbers = [self.store.number_of(msgspec.json.encode(message)) for message in row.messages]
+        numbers = self.store.numbers_of(list(map(msgspec.json.encode, row.messages)))
         facts = self._facts(row, format_name)
         node = self.tree.add(row.group, numbers, len(self.rows))
         self.rows.add(

@@ -5,8 +5,8 @@ source wrote them, and is decoded only when it is seen first, and again when it 
 """
 
 from array import array
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 from stillroom.importing.chat_messages import PARTS_LOST
 from stillroom.importing.joining.messages import SeenMessage, seen_message, shaped_message
@@ -26,7 +26,8 @@ class MessageStore:
         """`look_at` is shown each distinct message that calls tools, in our shape."""
         self._spill, self._look_at = spill, look_at
         self._by_hash: dict[int, int] = {}
-        self._places, self._sizes = array("Q"), array("I")
+        self.places, self.sizes = array("Q"), array("I")
+        """Where in the spill each message is as its source wrote it, and its length."""
         self.digests, self.roles, self.answered = array("q"), array("B"), array("q")
         """For each message the digest of what a later history repeats of it, the role, and the
         hash of the id of the call that a tool's message answers (0 for none)."""
@@ -35,23 +36,26 @@ class MessageStore:
         self.losses: dict[int, tuple[str, ...]] = {}
         """What some messages had in their source and lack in our shape."""
 
-    def number_of(self, raw: bytes) -> int:
-        """Returns the number of a message, given as the JSON that its source wrote.
+    def numbers_of(self, raws: Sequence[bytes]) -> list[int]:
+        """Returns the numbers of messages, given as the JSON that their source wrote.
 
         Raises UnreadableRowError for one that no chat can hold.
         """
-        key = hash(raw)
-        number = self._by_hash.get(key)
-        if number is None:
-            number = self._by_hash[key] = self._add(raw, seen_message(raw))
-        return number
+        keys = list(map(hash, raws))
+        numbers = list(map(self._by_hash.get, keys))
+        if None in numbers:
+            for index, number in enumerate(numbers):
+                if number is None:
+                    raw, key = raws[index], keys[index]
+                    numbers[index] = self._by_hash[key] = self._add(raw, seen_message(raw))
+        return cast("list[int]", numbers)
 
     def _add(self, raw: bytes, seen: SeenMessage) -> int:
         if PARTS_LOST in seen.losses:
             raise UnreadableRowError("content of an unknown kind", "its format's reader is needed")
-        number = len(self._places)
-        self._places.append(self._spill.append(raw))
-        self._sizes.append(len(raw))
+        number = len(self.places)
+        self.places.append(self._spill.append(raw))
+        self.sizes.append(len(raw))
         self.digests.append(seen.digest)
         self.roles.append(_ROLES[seen.role])
         self.answered.append(0 if seen.answered is None else hash(seen.answered) or 1)
@@ -63,10 +67,6 @@ class MessageStore:
             self.losses[number] = seen.losses
         return number
 
-    def size(self, number: int) -> int:
-        """Returns the length of a message in bytes, as its source wrote it."""
-        return self._sizes[number]
-
     def raw(self, number: int) -> bytes:
         """Returns a message as its source wrote it."""
-        return self._spill.read(self._places[number], self._sizes[number])
+        return self._spill.read(self.places[number], self.sizes[number])

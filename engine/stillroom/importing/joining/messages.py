@@ -92,9 +92,9 @@ def seen_message(raw: bytes) -> SeenMessage:
         plain.role,
         plain.content or "",
         plain.name,
-        ((call.function.name, call.function.arguments) for call in calls),
+        [(call.function.name, call.function.arguments) for call in calls],
     )
-    ids = tuple(call.id for call in calls)
+    ids = tuple([call.id for call in calls])
     return SeenMessage(plain.role, digest, ids, plain.tool_call_id)
 
 
@@ -155,14 +155,14 @@ def _is_of_others(problem: Problem) -> bool:
 
 def _digest(role: str, text: str, name: str | None, calls: Iterable[tuple[str, str]]) -> int:
     if role == "assistant":
-        made = tuple((called, _compared(arguments)) for called, arguments in calls)
+        made = tuple([(called, _compared(arguments)) for called, arguments in calls])
         return hash((role, _trimmed(without_thinking(text)), made))
     # A tool's name is left out by many histories; a speaker's tells two of them apart.
     return hash((role, _trimmed(text), None if role == "tool" else name))
 
 
 def _trimmed(text: str) -> str:
-    return text.replace("\r\n", "\n").strip()
+    return (text.replace("\r\n", "\n") if "\r" in text else text).strip()
 
 
 def _compared(arguments: str) -> bytes:

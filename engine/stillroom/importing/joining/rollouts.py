@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from stillroom.importing.joining.call_tree import NONE
+from stillroom.importing.joining.cleaning import CleaningProcess, clean_piece
 from stillroom.importing.joining.intake import Intake
 from stillroom.importing.joining.join import JoinedRows
 from stillroom.importing.joining.message_store import ASSISTANT, TOOL
-from stillroom.importing.joining.messages import plain_message, shaped_message
 from stillroom.importing.joining.row_table import LoggedFacts
 from stillroom.importing.redaction import Redaction
 
@@ -68,8 +68,18 @@ class ImportedRollout:
 class Composer:
     """Composes the rollouts of an import, each when it is wanted."""
 
-    def __init__(self, intake: Intake, joined: JoinedRows, redaction: Redaction | None) -> None:
-        """`redaction` takes secrets out; without it rollouts are as their sources have them."""
+    def __init__(
+        self,
+        intake: Intake,
+        joined: JoinedRows,
+        redaction: Redaction | None,
+        cleaning: CleaningProcess | None = None,
+    ) -> None:
+        """`redaction` takes secrets out; without it rollouts are as their sources have them.
+
+        `cleaning` is a process that has cleaned messages with this redaction.
+        """
+        self._cleaning = cleaning
         self._intake, self._joined, self._redaction = intake, joined, redaction
         self._clean: OrderedDict[int, bytes] = OrderedDict()
 
@@ -108,7 +118,9 @@ class Composer:
                 num_turns += 1
             replies = [rows.replies[call] for call in calls]
             # The reply itself has what histories leave out, such as reasoning.
-            messages.append(max(replies, key=store.size) if replies else tree.message(node))
+            messages.append(
+                max(replies, key=store.sizes.__getitem__) if replies else tree.message(node)
+            )
             if store.roles[messages[-1]] == ASSISTANT and not is_own:
                 untrained.append(index)
                 num_unanswered += not calls
@@ -133,14 +145,9 @@ class Composer:
         if piece is not None:
             self._clean.move_to_end(number)
             return piece
-        raw = self._intake.store.raw(number)
-        plain = plain_message(raw)
-        if plain is None:
-            piece = self._cleaned(shaped_message(raw))
-        else:
-            if self._redaction is not None:
-                self._redaction.clean(plain)
-            piece = msgspec.json.encode(plain)
+        if self._cleaning is not None and (piece := self._cleaning.piece(number)) is not None:
+            return piece
+        piece = clean_piece(self._intake.store.raw(number), self._redaction)
         # What has marks may have other numbers in another conversation.
         if self._redaction is None or not self._redaction.has_marked:
             self._clean[number] = piece

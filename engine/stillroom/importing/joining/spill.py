@@ -15,10 +15,19 @@ class Spill:
     """Keeps pieces of bytes in a temporary file, which vanishes with the process."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._waiting: list[bytes] = []
         self._view: mmap.mmap | bytes = b""
         self._num_waiting = self._num_written = self._num_reads = 0
+
+    @property
+    def handle(self) -> int:
+        """The descriptor of the file."""
+        return self._file.fileno()
+
+    def grown_to(self, num_bytes: int) -> None:
+        """Says that another process has written the file, up to this length."""
+        self._num_written = num_bytes
 
     def append(self, data: bytes) -> int:
         """Keeps a piece and returns its position."""
@@ -55,9 +64,9 @@ class Spill:
             self._view = mmap.mmap(self._file.fileno(), self._num_written, prot=mmap.PROT_READ)
 
     def __enter__(self) -> Self:
-        make_folder(self._folder)
+        make_folder(self.folder)
         # Beside the output and not in the system's folder, which may be small or in memory.
-        self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
+        self._file = tempfile.TemporaryFile(dir=self.folder, buffering=0)
         return self
 
     def __exit__(self, *_: object) -> None:
