@@ -389,10 +389,12 @@ def test_a_session_that_is_still_written_is_recorded_as_it_was_read(tmp_path):
     assert record.num_bytes == path.stat().st_size
 
 
-def test_the_operation_imports_small_logs_at_once_in_a_child(tmp_path):
+def test_the_operation_imports_small_logs_at_once_in_a_child(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHOP_API_KEY", "correct-horse-battery")
     operation = api.operation_named("import_rollouts")
-    write(tmp_path, conversation("lamp"))
+    write(tmp_path, conversation("correct-horse-battery"))
     request = ImportRollouts(input="*.jsonl", output="out.jsonl")
     made = api.carry_out(Workspace(tmp_path), operation, request)
     assert isinstance(made, api.ImportResult)
     assert made.kept == 1
+    assert b"correct-horse" not in (tmp_path / "out.jsonl").read_bytes()
