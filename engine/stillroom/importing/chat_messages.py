@@ -91,11 +91,13 @@ class ChatReader:
         if isinstance(part, str):
             return part
         fields = cast("Row", part) if isinstance(part, dict) else {}
-        kind = fields.get("type")
-        text = fields.get(_TEXT_KEYS.get(kind, "text") if isinstance(kind, str) else "text")
-        if isinstance(text, str) and (kind is None or kind in _TEXT_KEYS):
+        kind = fields.get("type", "text")
+        if not isinstance(kind, str):
+            kind = ""
+        text = fields.get(_TEXT_KEYS.get(kind, "text"))
+        if isinstance(text, str) and kind in _TEXT_KEYS:
             return text
-        self.lose(_LOST_PARTS.get(kind, PARTS_LOST) if isinstance(kind, str) else PARTS_LOST)
+        self.lose(_LOST_PARTS.get(kind, PARTS_LOST))
         return ""
 
     def _add_reply(self, ours: Row, message: Row) -> None:

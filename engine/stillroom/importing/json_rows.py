@@ -65,6 +65,8 @@ def convert_row(
         return list(convert(row))
     except UnreadableRowError as error:
         return [Refusal(row.place, error.reason, error.detail)]
+    except RecursionError:
+        return [Refusal(row.place, "nested too deeply")]
 
 
 def row_of_line(path: Path, line: Line) -> JsonRow | Refusal:

@@ -209,7 +209,7 @@ def _response_ending(response: Row) -> str | None:
     incomplete = as_row(response.get("incomplete_details")).get("reason")
     if incomplete:
         return finish_reason_of(incomplete)
-    kinds = {as_row(item).get("type") for item in as_list(response.get("output"))}
+    kinds = {text_of(as_row(item).get("type")) for item in as_list(response.get("output"))}
     if kinds & {"function_call", "custom_tool_call"}:
         return "tool_calls"
     return finish_reason_of(response.get("status"))

@@ -69,6 +69,13 @@ def _prompt_of_object(fields: Row, reader: BlockReader) -> list[Row] | None:
 
 def free_replies(value: Any, reader: BlockReader) -> list[FreeReply]:
     """Returns the replies of an output. Raises UnreadableRowError if it holds none."""
+    found = [reply for reply in _replies_in(value, reader) if reply.messages]
+    if not found:
+        raise UnreadableRowError(NO_REPLY, f"the output is {describe(value)}")
+    return found
+
+
+def _replies_in(value: Any, reader: BlockReader) -> list[FreeReply]:
     given = parsed(value)
     if isinstance(given, str):
         note_cut(given, reader)
@@ -81,7 +88,7 @@ def free_replies(value: Any, reader: BlockReader) -> list[FreeReply]:
         return [FreeReply(reader.turns(fields["messages"][-1:]), _ending(fields["messages"]))]
     for name in ("message", "output", "response", "result", "completion", "text"):
         if _is_reply(fields.get(name)) and not _is_body(fields):
-            return free_replies(fields[name], reader)
+            return _replies_in(fields[name], reader)
     if "lc" in fields or fields.get("type") in ("ai", "AIMessageChunk"):
         return [FreeReply(reader.turn(fields), _ending([fields]))]
     if "role" not in fields and ("content" in fields or "tool_calls" in fields):
@@ -123,7 +130,7 @@ def _is_batch(value: Any) -> bool:
 def _listed(items: list[Any], reader: BlockReader) -> list[Row]:
     if len(items) == 1 and _is_batch(items[0]):
         return _listed(as_list(items[0]), reader)
-    kinds = {as_row(item).get("type") for item in items}
+    kinds = {text_of(as_row(item).get("type")) for item in items}
     if kinds & _ITEM_KINDS and not any("lc" in as_row(item) for item in items):
         return input_messages(items, reader)
     if not items:
@@ -133,7 +140,7 @@ def _listed(items: list[Any], reader: BlockReader) -> list[Row]:
 
 def _reply_of_list(items: list[Any], reader: BlockReader) -> list[Row]:
     """Returns the reply that a list holds: items of Responses, blocks of Anthropic, or messages."""
-    kinds = {as_row(item).get("type") for item in items}
+    kinds = {text_of(as_row(item).get("type")) for item in items}
     if kinds and kinds <= _BLOCK_KINDS:
         return reader.turn({"role": "assistant", "content": items})
     if not items:

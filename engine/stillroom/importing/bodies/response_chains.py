@@ -35,7 +35,7 @@ class ResponseChains:
         self._messages.__enter__()
         continued = set(self._parents.values())
         for pair in self._pairs() if continued else ():
-            if as_row(pair.response).get("id") in continued:
+            if text_of(as_row(pair.response).get("id")) in continued:
                 self._keep(pair)
         return self
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, Self, TypeVar
 import msgspec
 
 _Key = TypeVar("_Key", bound=Hashable)
-_DECODER = msgspec.msgpack.Decoder()
+_DECODER = msgspec.json.Decoder()
 
 
 class Shelf(Generic[_Key]):
@@ -32,7 +32,7 @@ class Shelf(Generic[_Key]):
         """Keeps a value and returns True, or returns False if there is one under this key."""
         if key in self._places:
             return False
-        data = msgspec.msgpack.encode(value)
+        data = msgspec.json.encode(value)
         self._file.write(data)
         self._places[key] = (self._size, len(data))
         self._size += len(data)

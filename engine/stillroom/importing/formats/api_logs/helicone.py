@@ -22,7 +22,13 @@ from stillroom.importing.bodies.facts import (
     usage_of,
     without_nothing,
 )
-from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError, head_rows
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    convert_row,
+    head_rows,
+)
 from stillroom.importing.records import (
     LoggedConversation,
     Place,
@@ -62,16 +68,7 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
                 place = row.place
                 if item is not row.data:
                     place = Place(path, place.line, f"request {number}")
-                yield from _rows_of(JsonRow(place, item))
-
-
-def _rows_of(row: JsonRow) -> Iterator[SourceRow]:
-    try:
-        calls = list(_calls(row))
-    except UnreadableRowError as error:
-        yield Refusal(row.place, error.reason, error.detail)
-    else:
-        yield from calls
+                yield from convert_row(JsonRow(place, item), _calls)
 
 
 def _calls(row: JsonRow) -> Iterator[LoggedConversation]:

@@ -29,11 +29,16 @@ from stillroom.importing.bodies.facts import (
     without_nothing,
 )
 from stillroom.importing.chat_messages import TRUNCATED
-from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError, head_rows
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    convert_row,
+    head_rows,
+)
 from stillroom.importing.records import (
     LoggedConversation,
     Place,
-    Refusal,
     SourceRow,
     TraceFormat,
 )
@@ -65,22 +70,14 @@ def _is_recognised(path: Path, head: bytes) -> bool:
 def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
     for path in paths:
         for row in read_any_rows(path):
-            if isinstance(row, Refusal):
-                yield row
-                continue
-            try:
-                calls = list(_calls(row))
-            except UnreadableRowError as error:
-                yield Refusal(row.place, error.reason, error.detail)
-            else:
-                yield from calls
+            yield from convert_row(row, _calls)
 
 
 def _calls(row: JsonRow) -> Iterator[LoggedConversation]:
     data = row.data
     if not _is_row(data):
         raise UnreadableRowError("neither a payload nor a row of spend")
-    if data["call_type"] not in _CHAT_CALLS:
+    if text_of(data["call_type"]) not in _CHAT_CALLS:
         raise UnreadableRowError(NO_CALL, str(data["call_type"]))
     request = _request(data)
     error = _error(data)

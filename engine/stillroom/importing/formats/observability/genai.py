@@ -53,7 +53,7 @@ _CALL_MARKS = ("gen_ai.request.model", "gen_ai.system", "gen_ai.provider.name", 
 def _is_model_call(span: Span) -> bool:
     """Returns whether a span is one call of a chat model."""
     attributes = span.attributes
-    operation = attributes.get("gen_ai.operation.name")
+    operation = text_of(attributes.get("gen_ai.operation.name"))
     kind = attributes.get("llm.request.type")
     if operation in _OTHER_OPERATIONS or kind in ("embedding", "rerank"):
         return False

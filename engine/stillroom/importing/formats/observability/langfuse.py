@@ -29,6 +29,7 @@ from stillroom.importing.json_rows import (
     JsonRow,
     Row,
     UnreadableRowError,
+    convert_row,
     head_rows,
 )
 from stillroom.importing.records import (
@@ -97,7 +98,7 @@ def _kind(row: Row) -> str:
     is_judged = has_trace or any(_value(row, f"{name}Id") for name in ("observation", "session"))
     if "name" in row and "value" in row and is_judged:
         return "score"
-    has_type = row.get("type") in _OBSERVATION_TYPES
+    has_type = text_of(row.get("type")) in _OBSERVATION_TYPES
     if has_trace and (has_type or ("input" in row and _value(row, "startTime") is not None)):
         return "observation"
     is_trace = "timestamp" in row and "name" in row and not _TRACE_KEYS.isdisjoint(row)
@@ -137,13 +138,9 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
     for item in _all_items(paths):
         if isinstance(item, Refusal):
             yield item
-            continue
-        try:
-            rows = list(_rows_of(item, traces))
-        except UnreadableRowError as error:
-            yield Refusal(item.place, error.reason, error.detail)
         else:
-            yield from rows
+            row = JsonRow(item.place, item.data)
+            yield from convert_row(row, lambda _, item=item: _rows_of(item, traces))
 
 
 def _all_items(paths: Sequence[Path]) -> Iterator[_Item | Refusal]:

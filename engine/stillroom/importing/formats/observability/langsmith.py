@@ -25,7 +25,13 @@ from stillroom.importing.bodies.facts import (
     without_nothing,
 )
 from stillroom.importing.bodies.free_form import FreeReply, free_prompt, free_replies, free_tools
-from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError, head_rows
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    convert_row,
+    head_rows,
+)
 from stillroom.importing.records import (
     Feedback,
     LoggedConversation,
@@ -79,13 +85,9 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
     for item in _all_items(paths):
         if isinstance(item, Refusal):
             yield item
-            continue
-        try:
-            rows = list(_rows_of(item, threads))
-        except UnreadableRowError as error:
-            yield Refusal(item.place, error.reason, error.detail)
         else:
-            yield from rows
+            row = JsonRow(item.place, item.data)
+            yield from convert_row(row, lambda _, item=item: _rows_of(item, threads))
 
 
 def _rows_of(item: _Item, threads: dict[str, str]) -> Iterator[SourceRow]:
