@@ -9,6 +9,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from fakes.browsing import TASK, Setting, a_setting, call, fail, ref_of
+from stillroom.tools.browser.playwright_names import PlaywrightNames
 
 pytestmark = pytest.mark.browser
 
@@ -65,6 +66,30 @@ def test_pages_are_opened_read_clicked_filled_in_and_gone_back_from(run: Run) ->
             assert "wrong arguments" in await fail(session, "browse_click", ref="x")
             assert "wrong arguments" in await fail(session, "browse_open", link="x")
             assert "no tool" in await fail(session, "browse_dance")
+
+    run(body)
+
+
+def test_the_playwright_servers_tools_do_the_same(run: Run) -> None:
+    async def body(setting: Setting) -> None:
+        async with PlaywrightNames(setting.tools).session(TASK) as session:
+            assert "begin with browser_navigate" in await fail(session, "browser_navigate_back")
+            home = await call(session, "browser_navigate", url=setting.url())
+            shop = await call(
+                session, "browser_click", element="Shop", target=str(ref_of(home, "Shop"))
+            )
+            assert "/shop {}" in shop
+            home = await call(session, "browser_navigate_back")
+            home = await call(
+                session, "browser_select_option",
+                element="kind", target=str(ref_of(home, "kind")), values=["Copper"],
+            )  # fmt: skip
+            assert "*Copper" in await call(session, "browser_snapshot")
+            found = await call(
+                session, "browser_type",
+                element="Words", ref=str(ref_of(home, "Words")), text="tea", submit=True,
+            )  # fmt: skip
+            assert "{'q': 'tea', 'kind': 'Copper'}" in found
 
     run(body)
 
