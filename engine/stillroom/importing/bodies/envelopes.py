@@ -16,7 +16,8 @@ from stillroom.importing.bodies.facts import (
     seconds_between,
     without_nothing,
 )
-from stillroom.importing.json_rows import JsonRow, Row
+from stillroom.importing.bodies.streams import unstreamed
+from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError
 from stillroom.importing.records import LoggedConversation, Place
 
 Api = Literal["chat", "responses", "anthropic"]
@@ -92,7 +93,11 @@ def _response_body(row: Row, name: str | None) -> Any:
         return {"error": row["error"]} if row.get("error") else None
     response = parsed(row[name])
     body = parsed(as_row(response).get("body"))
-    return body if as_row(body) else response
+    whole = body or response
+    try:
+        return unstreamed(whole)
+    except UnreadableRowError:
+        return whole  # it is refused when it is read
 
 
 def api_of(request: Row, response: Any = None, path: str = "") -> Api:

@@ -21,6 +21,7 @@ from stillroom.importing.bodies.facts import (
     usage_details,
     usage_of,
 )
+from stillroom.importing.bodies.streams import unstreamed
 from stillroom.importing.chat_messages import (
     NO_MESSAGES,
     REASONING_LOST,
@@ -67,6 +68,7 @@ def read_exchanges(request: Any, response: Any) -> list[ApiCall]:
         raise UnreadableRowError(NO_REQUEST, f"the request is {describe(request)}")
     reader = BlockReader()
     prompt = request_messages(request_body, reader)
+    response = unstreamed(response)
     reply = as_row(response)
     tools = offered_tools(request_body)
     failure = failure_text(response)

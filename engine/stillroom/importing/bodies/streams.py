@@ -56,6 +56,20 @@ def whole_reply(events: Iterable[Row]) -> Row:
     return whole_message(listed)
 
 
+def unstreamed(response: Any) -> Any:
+    """Returns the body that a streamed reply comes to, logged as its text or as its events.
+
+    Any other response is unchanged. Raises UnreadableRowError for a stream without its end.
+    """
+    if isinstance(response, str) and response.lstrip().startswith(("data:", "event:")):
+        return whole_reply(stream_events(response))
+    events = [as_row(event) for event in as_list(response)]
+    first = events[0] if events else {}
+    if first.get("type") in ("message_start", "response.created"):
+        return whole_reply(events)
+    return response
+
+
 def _is_failure(event: Row) -> bool:
     return event.get("type") == "error" or (bool(event.get("error")) and not event.get("choices"))
 

@@ -2,8 +2,18 @@
 
 import json
 
+import pytest
+
 from fakes.scripted_calls import assert_holds_conversation, calls_of, write_rows
-from fakes.trace_files import SAMPLES, read, refusals
+from fakes.trace_files import SAMPLES, read, recognised_by, refusals
+from trace_samples.conversation import REPLIES, compared, expected_messages
+from trace_samples.scripted_endpoint import (
+    Seen,
+    anthropic_message,
+    message_events,
+    response,
+    response_events,
+)
 
 
 def anthropic_row(content, **more):
@@ -219,3 +229,33 @@ def test_responses_that_continue_each_other_in_a_circle_are_read_once_each(tmp_p
     first, second = calls_of(read("openai_responses", path))
     assert [len(first.messages), len(second.messages)] == [6, 6]
     assert "earlier messages are not in the log" in first.losses
+
+
+def as_stream(events):
+    return "".join(f"event: {e.get('type')}\ndata: {json.dumps(e)}\n\n" for e in events)
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_replies_may_be_logged_as_the_stream_that_they_came_in(is_text, tmp_path):
+    seen = Seen("", {}, REPLIES[0], id="1")
+    expected = compared(expected_messages(keeps_reasoning=True)[0][-1])
+    shaped = as_stream if is_text else list
+    message = shaped(message_events(anthropic_message(seen, "m")))
+    request = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi?"}]}
+    row = {"request": request | {"stream": True}, "response": message, "url": "/v1/messages"}
+    path = write_rows(
+        tmp_path / "messages.jsonl", row, row | {"response": message[: len(message) // 2]}
+    )
+    assert recognised_by(path) == ["anthropic_messages"]
+    rows = read("anthropic_messages", path)
+    (call,) = calls_of(rows)
+    assert compared(call.messages[-1]) == expected
+    assert (call.usage.prompt_tokens, call.finish_reason) == (50, "tool_calls")
+    assert [row.place.line for row in rows] == [1, 2]
+    items = {"request": {"model": "m", "input": "Hi?"}}
+    items["response"] = shaped(response_events(response(seen, "m")))
+    path = write_rows(tmp_path / "responses.jsonl", items)
+    assert recognised_by(path) == ["openai_responses"]
+    (call,) = calls_of(read("openai_responses", path))
+    assert compared(call.messages[-1]) == expected
+    assert call.id == "resp_1"
