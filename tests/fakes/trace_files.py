@@ -11,7 +11,7 @@ from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, 
 
 SAMPLES = Path(__file__).parents[1] / "fixtures" / "traces"
 """A folder for each format, with its name; `.seen.json` files say what the endpoint saw."""
-_NOTES = (".seen.json", "metadata.json")
+_NOTES = (".seen.json",)
 
 
 def sample_files() -> list[Path]:

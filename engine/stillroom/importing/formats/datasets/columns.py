@@ -36,7 +36,7 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "score": (),
 }
 """What a column can hold, and the names by which it is found if nobody says which one does."""
-_EXAMPLE = 'columns={"user": "question", "assistant": "answer"}'
+_EXAMPLE = "columns user=question assistant=answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,7 @@ def choose_columns(
     if not columns.hold_a_conversation and not (not chosen and _is_alpaca(present)):
         raise DataError(
             f"{path}: no column holds the conversation; it has {', '.join(map(repr, present))}",
-            f"say which columns do, for example {_EXAMPLE} or "
-            'columns={"messages": "conversations"}',
+            f"say which do: {_EXAMPLE}, or messages=conversations",
         )
     return columns
 

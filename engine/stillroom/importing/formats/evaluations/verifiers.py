@@ -30,6 +30,7 @@ from stillroom.importing.json_rows import (
 from stillroom.importing.records import LoggedConversation, Place, SourceRow, TraceFormat
 from stillroom.types import Usage
 
+_METADATA = "metadata.json"
 _RESULT_FIELDS = frozenset(
     (
         "answer", "completion", "error", "example_id", "generation_ms", "info", "is_completed",
@@ -49,8 +50,8 @@ _SETUP = frozenset(
 
 def read_results(paths: Sequence[Path]) -> Iterator[SourceRow]:
     """Yields the rollouts of results files; the model's name is in `metadata.json` beside one."""
-    for path in paths:
-        model = first_text(read_document(path.parent / "metadata.json"), "model")
+    for path in (path for path in paths if path.name != _METADATA):
+        model = first_text(read_document(path.parent / _METADATA), "model")
         yield from convert_rows([path], lambda row, model=model: [_result(row, model)])
 
 
@@ -234,6 +235,10 @@ def _trace_scores(trace: Row) -> Iterator[tuple[str, float]]:
 
 
 def _are_results(path: Path, head: bytes) -> bool:
+    if path.name == _METADATA:
+        return any(
+            {"env_id", "model", "rollouts_per_example"} <= row.keys() for row in head_rows(head)
+        )
     return any(
         {"prompt", "completion", "reward"} <= row.keys()
         and bool({"example_id", "task"} & row.keys())
