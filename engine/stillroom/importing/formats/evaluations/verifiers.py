@@ -157,8 +157,10 @@ def _branches(row: JsonRow, trace: Row) -> Iterator[LoggedConversation]:
         if not any(nodes[index].get("sampled") is True for index in set(path) - counted):
             continue
         is_first = not counted
+        # A turn that another branch holds is only read here.
+        branch = [nodes[i] | ({"sampled": False} if i in counted else {}) for i in path]
         counted.update(path)
-        yield _branch(row, trace, [nodes[index] for index in path], own, leaf, is_first)
+        yield _branch(row, trace, branch, own, leaf, is_first)
 
 
 def _parent(node: Row, index: int) -> int | None:

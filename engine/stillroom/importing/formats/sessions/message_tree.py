@@ -193,11 +193,12 @@ class MessageTree:
             return Refusal(last.place, NO_REPLY, "it was interrupted, or went on elsewhere")
         conversation_id = self._id_of(last, path)
         parent = self._parent_of(path)
+        given = {id(turn) for turn in path if turn.conversation is not None}
         for turn in own:
             turn.conversation = conversation_id
         losses: dict[str, None] = {CONTEXT_LOST: None}
         try:
-            messages = list(_joined(_messages(path, losses)))
+            messages = list(_joined(_messages(path, given, losses)))
         except UnreadableRowError as error:
             return Refusal(last.place, error.reason, error.detail)
         replies = [turn for turn in path if turn.is_reply and turn.model]
@@ -251,10 +252,12 @@ def _path(last: Turn) -> list[Turn]:
     return path[::-1]
 
 
-def _messages(path: Sequence[Turn], losses: dict[str, None]) -> Iterator[Row]:
+def _messages(path: Sequence[Turn], given: set[int], losses: dict[str, None]) -> Iterator[Row]:
+    """Yields the messages of a path; replies that another conversation holds are only read."""
     compaction = path[0]
     for turn in path:
-        yield from _turn_messages(turn, losses)
+        messages = _turn_messages(turn, losses)
+        yield from map(_unweighted, messages) if id(turn) in given else messages
         if compaction.kept_after is not None and turn.uuid == compaction.kept_after:
             for kept in compaction.kept:
                 # The model did not write these after the summary, so they are only read here.

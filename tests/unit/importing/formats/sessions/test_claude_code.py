@@ -96,6 +96,7 @@ def test_a_question_that_was_asked_again_is_a_branch_and_tokens_count_once(tmp_p
         "assistant 12 euros.",
     ]
     assert (first.id, second.id, second.parent) == ("s", "s/f", "s")
+    assert [m.get("weight") for m in second.messages] == [None, 0, None, None]
     assert (first.usage.completion_tokens, second.usage.completion_tokens) == (4, 2)
 
 
