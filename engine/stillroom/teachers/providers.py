@@ -133,8 +133,8 @@ def with_provider(given: Any) -> Any:
     fields = cast("dict[str, Any]", given)
     if fields.get("base_url") is not None or fields.get("provider") is not None:
         return fields
-    told = provider_of(str(fields.get("model", "")))
-    return fields if told is None else {**fields, "provider": told}
+    provider = provider_of(str(fields.get("model", "")))
+    return fields if provider is None else {**fields, "provider": provider}
 
 
 def endpoint_for(
