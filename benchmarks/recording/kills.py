@@ -45,7 +45,7 @@ class Clients:
                 await self.call(text)
             except (OSError, asyncio.IncompleteReadError):
                 self.num_broken += 1
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.1)
 
     async def call(self, text: str) -> None:
         body = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": text}]}).encode()  # fmt: skip
