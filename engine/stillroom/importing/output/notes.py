@@ -1,8 +1,9 @@
 """What is to be known of an import before its rollouts are used."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from stillroom.fences import on_one_line
 from stillroom.importing.chat_messages import IMAGES_LOST
 from stillroom.importing.output.split import Split
 from stillroom.importing.output.terms import terms_notes
@@ -10,7 +11,8 @@ from stillroom.importing.output.writing import UNKNOWN, RolloutCounts
 from stillroom.importing.request import ImportRollouts
 from stillroom.importing.sources import ImportSources
 
-_SHOWN = 3
+_SHOWN, _MOST_NAMES = 3, 20
+_LONGEST_NAME = 60
 
 
 def import_notes(
@@ -23,7 +25,7 @@ def import_notes(
 ) -> Iterator[str]:
     """Yields the notes, the ones about a fault of the sources first."""
     if sources.unread:
-        names = ", ".join(path.name for path in sources.unread[:_SHOWN])
+        names = _listed(path.name for path in sources.unread[:_SHOWN])
         more = len(sources.unread) - _SHOWN
         yield (
             f"{len(sources.unread)} files are of no known format: {names}"
@@ -57,7 +59,7 @@ def _notes_on_content(counts: RolloutCounts) -> Iterator[str]:
 
 def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator[str]:
     if counts.scores and not request.reward_from:
-        names = ", ".join(name for name, _ in counts.scores.most_common(_SHOWN))
+        names = _listed(name for name, _ in counts.scores.most_common(_SHOWN))
         yield f"the sources have scores ({names}): reward_from makes them the reward"
     if request.reward_from and counts.largest_score > 1:
         yield (
@@ -65,5 +67,10 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
             "0.5: choose rows by min_reward of filter_dataset"
         )
     if request.reward_from and not counts.rewarded:
-        names = ", ".join(name for name, _ in counts.scores.most_common()) or "none"
+        names = _listed(name for name, _ in counts.scores.most_common(_MOST_NAMES)) or "none"
         yield f"no rollout has all of reward_from; the sources' scores are: {names}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Returns names that others gave, each on one line and cut."""
+    return ", ".join(on_one_line(name, most=_LONGEST_NAME) for name in names)

@@ -5,11 +5,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from stillroom.fences import on_one_line
 from stillroom.lineage import AnsweringModel, ModelRecord
 
 WRITTEN = "2026-11"
 """When the table of terms was written; terms change."""
 _MAX_MODELS = 40
+_LONGEST_NAME = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ def terms_notes(models: Mapping[tuple[str, str], int]) -> Iterator[str]:
             answered.setdefault(terms.title, []).append(model)
     for title, names in answered.items():
         terms, more = by_title[title], len(names) - 3
-        shown = ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")
+        first = ", ".join(on_one_line(name, most=_LONGEST_NAME) for name in names[:3])
+        shown = first + (f" and {more} more" if more > 0 else "")
         yield (
             f"{shown} answered: the terms of {title}, as known in {WRITTEN}, {terms.says}; "
             f"read them before training: {terms.url}"
