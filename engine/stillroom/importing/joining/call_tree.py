@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from stillroom.importing.joining.message_store import ASSISTANT, TOOL, USER, MessageStore
+from stillroom.importing.joining.recent import REMEMBERED, RecentNumbers
 from stillroom.importing.json_rows import UnreadableRowError
 
 NONE = -1
@@ -21,10 +22,10 @@ ORPHAN = "a tool's message answers no tool call"
 class CallTree:
     """The messages of all calls as a tree; a node is a message after exactly those before it."""
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: MessageStore, *, remembered: int = REMEMBERED) -> None:
         self._store = store
         self._by_path: dict[int, int] = {}
-        self._by_request: dict[int, int] = {}
+        self._by_request = RecentNumbers(remembered)
         self._parents, self._messages = array("i"), array("I")
         self._results, self._has_user = array("i"), array("B")
         self._paths, self._num_calls = array("q"), array("I")
@@ -77,7 +78,7 @@ class CallTree:
             if role == TOOL:
                 result = self._number_of_call(message, numbers)
             elif role == ASSISTANT:
-                for call in store.calls.get(message, ()):
+                for call in store.calls(message):
                     numbers[call] = num_calls
                     num_calls += 1
             path = hash((path, digests[message], result))

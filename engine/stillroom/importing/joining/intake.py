@@ -9,6 +9,7 @@ from stillroom.importing.bodies.exchanges import offered_tools
 from stillroom.importing.chat_messages import ChatReader
 from stillroom.importing.joining.call_tree import NONE, CallTree
 from stillroom.importing.joining.message_store import MessageStore
+from stillroom.importing.joining.recent import REMEMBERED
 from stillroom.importing.joining.row_table import LoggedFacts, RowTable
 from stillroom.importing.joining.spill import Spill
 from stillroom.importing.joining.tool_lists import InferredTools, ToolLists, sound_tools
@@ -33,14 +34,25 @@ class Intake:
     """Everything that was read, ready to be joined to rollouts."""
 
     def __init__(
-        self, spill: Spill, redaction: Redaction, tally: ImportTally, *, infers: bool = False
+        self,
+        spill: Spill,
+        redaction: Redaction,
+        tally: ImportTally,
+        *,
+        infers: bool = False,
+        remembered: int = REMEMBERED,
     ) -> None:
-        """`infers` is whether schemas of tools are to be inferred from calls."""
+        """`infers` is whether schemas of tools are to be inferred from calls.
+
+        `remembered` bounds the memory: how many messages and calls are known by their bytes. It
+        changes the speed alone.
+        """
         self._redaction, self._tally, self._infers = redaction, tally, infers
         self.inferred = InferredTools()
-        self.store = MessageStore(spill, look_at=self.inferred.look_at if infers else None)
+        look_at = self.inferred.look_at if infers else None
+        self.store = MessageStore(spill, look_at=look_at, remembered=remembered)
         self._known_tools: dict[bytes, tuple[int, tuple[str, ...]]] = {}
-        self.tree = CallTree(self.store)
+        self.tree = CallTree(self.store, remembered=remembered)
         self.rows = RowTable(spill)
         self.tools = ToolLists()
         self.feedback: list[tuple[str, Feedback]] = []

@@ -171,7 +171,7 @@ class Composer:
         for message, result in zip(messages, results, strict=True):
             role = store.roles[message]
             if role == ASSISTANT:
-                calls += store.calls.get(message, ())
+                calls += store.calls(message)
             elif role == TOOL and result != NONE and calls[result] != store.answered[message]:
                 return False
         return True

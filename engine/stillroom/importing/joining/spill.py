@@ -8,7 +8,7 @@ from typing import Self
 from stillroom.places import make_folder
 
 _BLOCK = 1 << 20
-_READS_KEPT = 1024
+_READS_KEPT = 256
 
 
 class Spill:

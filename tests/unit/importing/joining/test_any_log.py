@@ -2,8 +2,10 @@
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fakes.call_logs import call_logs, expected_conversations, plain_messages
 from stillroom.data.checks import message_problems
@@ -11,6 +13,7 @@ from stillroom.importing.joining.intake import Intake
 from stillroom.importing.joining.join import joined_rows
 from stillroom.importing.joining.rollouts import Composer
 from stillroom.importing.joining.spill import Spill
+from stillroom.importing.records import RawCall
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.tally import ImportTally
 from stillroom.secrecy.redaction import NO_SECRETS
@@ -21,20 +24,28 @@ class _NoRefusals:
         raise AssertionError(row)
 
 
-def rollouts_of(log, folder):
+def undecoded(row):
+    """Returns a call as a reader that decodes no messages yields it."""
+    messages = [msgspec.Raw(json.dumps(message).encode()) for message in row.messages]
+    place = row.place
+    return RawCall(path=place.path, line=place.line, messages=messages, group=row.group)
+
+
+def rollouts_of(log, folder, *, is_raw, remembered):
     """Returns the rollouts that a log makes."""
     redaction = Redaction(NO_SECRETS, keep_secrets=True, keep_personal=True)
     with Spill(folder) as spill:
-        intake = Intake(spill, redaction, ImportTally(_NoRefusals(), str, str))
+        intake = Intake(spill, redaction, ImportTally(_NoRefusals(), str, str),
+                        remembered=remembered)  # fmt: skip
         for row in log.rows:
-            intake.take(row, "calls")
+            intake.take(undecoded(row) if is_raw else row, "calls")
         joined = joined_rows(intake.rows, intake.tree)
         composer = Composer(intake, joined, redaction)
         return [composer.compose(row) for row in joined.kept], joined
 
 
-def check(log, folder):
-    rollouts, joined = rollouts_of(log, folder)
+def check(log, folder, **options):
+    rollouts, joined = rollouts_of(log, folder, **options)
     messages = [json.loads(rollout.messages) for rollout in rollouts]
     found = [(r.kept.group, plain_messages(m)) for r, m in zip(rollouts, messages, strict=True)]
     assert sorted(map(repr, found)) == sorted(map(repr, expected_conversations(log)))
@@ -62,14 +73,16 @@ def check(log, folder):
         assert main in joined.kept
 
 
-@given(call_logs())
+@given(call_logs(), st.booleans(), st.sampled_from([1, 3, 1000]))
 @settings(max_examples=25, deadline=None)
-def test_any_log_of_calls_gives_back_its_conversations(tmp_path_factory, log):
-    check(log, tmp_path_factory.getbasetemp())
+def test_any_log_of_calls_gives_back_its_conversations(tmp_path_factory, log, is_raw, remembered):
+    check(log, tmp_path_factory.getbasetemp(), is_raw=is_raw, remembered=remembered)
 
 
 @pytest.mark.thorough
-@given(call_logs(max_turns=12))
+@given(call_logs(max_turns=12), st.booleans(), st.sampled_from([1, 3, 1000]))
 @settings(max_examples=60, deadline=None)
-def test_very_many_logs_of_calls_give_back_their_conversations(tmp_path_factory, log):
-    check(log, tmp_path_factory.getbasetemp())
+def test_very_many_logs_of_calls_give_back_their_conversations(
+    tmp_path_factory, log, is_raw, remembered
+):
+    check(log, tmp_path_factory.getbasetemp(), is_raw=is_raw, remembered=remembered)
