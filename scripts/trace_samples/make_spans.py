@@ -99,9 +99,9 @@ def make(kind: Kind) -> None:
             _converse(kind, endpoint)
         finish()
     assert len(endpoint.seen) == kind.num_calls  # noqa: S101 - the sample would lack a call
-    _tidy(path, endpoint.url)
+    tidy(path, endpoint.url)
     if kind.has_logs:
-        _tidy(path.with_name("logs.jsonl"), endpoint.url)
+        tidy(path.with_name("logs.jsonl"), endpoint.url)
 
 
 def _converse(kind: Kind, endpoint: ScriptedEndpoint) -> None:
@@ -143,7 +143,7 @@ def _providers(path: Path, logs: Path | None) -> tuple[dict[str, Any], Callable[
     return given | {"logger_provider": loggers}, finish
 
 
-def _tidy(path: Path, address: str) -> None:
+def tidy(path: Path, address: str) -> None:
     """Takes what tells of this machine out of a sample."""
     lines: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines():

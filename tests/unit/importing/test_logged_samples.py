@@ -20,6 +20,7 @@ from stillroom.settings import Workspace
         ("openai_batch", 3),
         ("anthropic_batch", 3),
         ("otel_genai/traceloop_anthropic.jsonl", 3),
+        ("otel_genai/ai_sdk.jsonl", 3),
         ("openinference", 7),
         ("phoenix", 6),
         ("langfuse", 9),

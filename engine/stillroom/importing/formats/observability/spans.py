@@ -19,6 +19,7 @@ from stillroom.importing.bodies.facts import (
     without_nothing,
 )
 from stillroom.importing.bodies.shelf import Shelf
+from stillroom.importing.formats.observability.ai_sdk import AI_SDK
 from stillroom.importing.formats.observability.calls import SpanCall
 from stillroom.importing.formats.observability.genai import EVENT_NAMES, GENAI
 from stillroom.importing.formats.observability.openinference import OPENINFERENCE
@@ -44,10 +45,10 @@ from stillroom.importing.records import (
     TraceFormat,
 )
 
-_SESSIONS = ("session.id", "langfuse.session.id")
+_SESSIONS = ("session.id", "langfuse.session.id", "ai.telemetry.metadata.sessionId")
 _CONVERSATION = "gen_ai.conversation.id"
 _AMBIGUOUS = ""
-_CONVENTIONS = (OPENINFERENCE, OPENROUTER_SPANS, GENAI)
+_CONVENTIONS = (OPENINFERENCE, OPENROUTER_SPANS, AI_SDK, GENAI)
 _HEAD_PLACE = Place(Path(), 1)
 
 

@@ -138,6 +138,65 @@ def test_calls_of_openinference_come_back_as_they_were(name, num_calls, keeps_re
     assert calls[0].metadata["cache_read_tokens"] == 16
 
 
+def test_calls_of_the_ai_sdk_come_back_as_they_were():
+    rows = read("otel_genai", OTEL / "ai_sdk.jsonl")
+    # Its client of chat completions reads no reasoning.
+    assert_holds_conversation(calls_of(rows), keeps_reasoning=False, loses_reasoning=True)
+    assert {call.group for call in calls_of(rows)} == {"shop-1"}
+    assert [reason for _, reason in refusals(rows)] == ["no model call"] * 3
+
+
+def test_parts_of_the_ai_sdk_are_read_in_the_shapes_of_all_its_versions(tmp_path):
+    messages = [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Add."},
+                {"type": "file", "mediaType": "image/png", "data": "x"},
+            ],
+        },
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "reasoning", "text": "Hm."},
+                {"type": "tool-call", "toolCallId": "c", "toolName": "add", "args": {"a": 1}},
+            ],
+        },
+        {
+            "role": "tool",
+            "content": [
+                {"type": "tool-result", "toolCallId": "c", "toolName": "add", "result": {"sum": 1}}
+            ],
+        },
+    ]
+    attributes = {
+        "ai.operationId": "ai.generateObject.doGenerate",
+        "ai.prompt.messages": json.dumps(messages),
+        "ai.prompt.tools": ['{"type":"function","name":"add","parameters":{"type":"object"}}'],
+        "ai.response.object": '{"sum": 1}',
+        "ai.response.reasoning": json.dumps([{"type": "reasoning", "text": "So."}]),
+        "ai.response.finishReason": "content-filter",
+        "ai.usage.promptTokens": 5,
+        "ai.usage.completionTokens": 2,
+        "ai.model.id": "m",
+    }
+    hidden = {"ai.operationId": "ai.generateText.doGenerate", "ai.model.id": "m"}
+    path = write_rows(tmp_path / "spans.jsonl", exported(span(attributes), span(hidden, "s2")))
+    rows = read("otel_genai", path)
+    (call,) = calls_of(rows)
+    assert shown(call.messages) == [
+        "user Add.",
+        'assistant  add{"a": 1}',
+        'tool {"sum": 1}',
+        'assistant {"sum": 1}',
+    ]
+    assert [m.get("reasoning_content") for m in call.messages] == [None, "Hm.", None, "So."]
+    assert (call.losses, call.finish_reason) == (("images left out",), "content_filter")
+    assert (call.usage.prompt_tokens, call.model) == (5, "m")
+    assert call.tools[0]["function"]["parameters"] == {"type": "object"}
+    assert refusals(rows) == [(1, "contents were not recorded")]
+
+
 def test_calls_that_openrouter_broadcast_are_read_with_their_cost():
     rows = read("openrouter", SAMPLES / "openrouter" / "broadcast.json")
     (call,) = calls_of(rows)

@@ -1,0 +1,127 @@
+"""Model calls in spans of the AI SDK for TypeScript, `ai.generateText.doGenerate` and so on."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from stillroom.importing.bodies.blocks import BlockReader
+from stillroom.importing.bodies.exchanges import NO_CONTENTS
+from stillroom.importing.bodies.facts import as_list, as_row, finish_reason_of, first_text, parsed
+from stillroom.importing.chat_messages import tool_schemas
+from stillroom.importing.formats.observability.calls import Convention, SpanCall
+from stillroom.importing.formats.observability.genai import call_facts
+from stillroom.importing.formats.observability.otlp import Span
+from stillroom.importing.json_rows import Row, UnreadableRowError
+
+_OPERATION = "ai.operationId"
+
+
+def _is_model_call(span: Span) -> bool:
+    """Returns whether a span is the call itself; the one around it may make several."""
+    return str(span.attributes[_OPERATION]).endswith((".doGenerate", ".doStream"))
+
+
+def _read_call(span: Span) -> Iterator[SpanCall]:
+    """Yields the call of a span. Raises UnreadableRowError if its inputs were not recorded."""
+    attributes = span.attributes
+    given = parsed(attributes.get("ai.prompt.messages"))
+    if not as_list(given):
+        detail = "do not turn off recordInputs and recordOutputs in experimental_telemetry"
+        raise UnreadableRowError(NO_CONTENTS, detail)
+    reader = BlockReader()
+    messages = reader.turns([_message(item) for item in as_list(given)])
+    facts = call_facts(attributes)
+    facts |= {
+        "tools": tool_schemas([_tool(tool) for tool in as_list(attributes.get("ai.prompt.tools"))]),
+        "provider": (facts["provider"] or "").partition(".")[0] or None,
+        "model": first_text(attributes, "ai.response.model", "ai.model.id"),
+        "usage": facts["usage"] | _usage(attributes),
+    }
+    reply = _reply(attributes)
+    ending = first_text(attributes, "ai.response.finishReason")
+    yield SpanCall(
+        messages=[*messages, *(reader.turn(reply) if reply else ())],
+        finish_reason=finish_reason_of(ending.replace("-", "_")) if ending else None,
+        losses=tuple(reader.losses),
+        **facts,
+    )
+
+
+def _message(item: Any) -> Any:
+    """Returns a message whose content has blocks of the kinds that others use."""
+    message = as_row(item)
+    if not isinstance(message.get("content"), list):
+        return item
+    return message | {"content": [_block(as_row(part)) for part in message["content"]]}
+
+
+def _block(part: Row) -> Row:
+    match part.get("type"):
+        case "tool-call":
+            return _call(part)
+        case "tool-result":
+            output = part.get("output", part.get("result"))
+            is_typed = isinstance(output, dict) and "value" in output and "type" in output
+            result = as_row(output)["value"] if is_typed else output
+            return {
+                "type": "tool_call_response",
+                "id": part.get("toolCallId"),
+                "response": result,
+            }
+        case "reasoning":
+            return {"type": "reasoning", "content": part.get("text")}
+        case "file":
+            return {"type": "file", "mime_type": first_text(part, "mediaType", "mimeType")}
+        case _:
+            return part
+
+
+def _call(call: Row) -> Row:
+    return {
+        "type": "tool_call",
+        "id": call.get("toolCallId"),
+        "name": call.get("toolName"),
+        "arguments": call.get("input", call.get("args")),
+    }
+
+
+def _reply(attributes: Row) -> Row | None:
+    """Returns the reply as a message of blocks; None if the span has none."""
+    blocks: list[Row] = []
+    reasoning = parsed(attributes.get("ai.response.reasoning"))
+    for part in as_list(reasoning) or [reasoning]:
+        thought = as_row(part).get("text", part)
+        if isinstance(thought, str) and thought:
+            blocks.append({"type": "reasoning", "content": thought})
+    text = first_text(attributes, "ai.response.text", "ai.response.object")
+    if text is not None:
+        blocks.append({"type": "text", "text": text})
+    calls = as_list(parsed(attributes.get("ai.response.toolCalls")))
+    blocks += [_call(as_row(call)) for call in calls]
+    return {"role": "assistant", "content": blocks} if blocks else None
+
+
+def _tool(value: Any) -> Row:
+    tool = as_row(parsed(value))
+    schema = tool.get("inputSchema", tool.get("parameters"))
+    return tool | ({"parameters": schema} if isinstance(schema, dict) else {})
+
+
+def _usage(attributes: Row) -> Row:
+    start = "ai.usage."
+    counts = {
+        "prompt_tokens": ("inputTokens", "promptTokens"),
+        "completion_tokens": ("outputTokens", "completionTokens"),
+    }
+    usage = {
+        ours: next((attributes[start + name] for name in names if start + name in attributes), None)
+        for ours, names in counts.items()
+    }
+    details = {
+        "cached_tokens": attributes.get(f"{start}cachedInputTokens"),
+        "reasoning_tokens": attributes.get(f"{start}reasoningTokens"),
+    }
+    known = {ours: count for ours, count in usage.items() if count is not None}
+    return known | {"prompt_tokens_details": details}
+
+
+AI_SDK = Convention(lambda span: _OPERATION in span.attributes, _is_model_call, _read_call)
