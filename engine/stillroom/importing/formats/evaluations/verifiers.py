@@ -153,8 +153,9 @@ def _branches(row: JsonRow, trace: Row) -> Iterator[LoggedConversation]:
     counted: set[int] = set()
     for leaf in (index for index in range(len(nodes)) if index not in parents):
         path = _path(nodes, leaf)
-        own = [c for c in calls if c.get("node") in set(path) - counted]
-        if not any(nodes[index].get("sampled") is True for index in set(path) - counted):
+        own_nodes = {*path} - counted
+        own = [c for c in calls if isinstance(c.get("node"), int) and c["node"] in own_nodes]
+        if not any(nodes[index].get("sampled") is True for index in own_nodes):
             continue
         is_first = not counted
         # A turn that another branch holds is only read here.

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stillroom.importing.bodies.blocks import BlockReader
 from stillroom.importing.bodies.exchanges import input_messages
@@ -29,6 +30,7 @@ from stillroom.types import Usage
 _ENVELOPES = frozenset(
     ("session_meta", "response_item", "event_msg", "turn_context", "compacted", "world_state")
 )
+_IMAGE = "input_image"
 _UNSENT = frozenset(("ghost_snapshot", "compaction", "other"))
 _NO_PROMPT = "the output of `codex exec --json` lacks the prompts and the tools' calls"
 
@@ -169,7 +171,7 @@ def _add_row(thread: _Thread, row: JsonRow) -> Iterator[SourceRow]:
             yield from _add_event(thread, row.place, payload)
         case None if not thread.meta and "timestamp" in row.data:
             thread.meta = row.data
-        case kind if kind not in _ENVELOPES and "payload" not in row.data and thread.meta:
+        case str(kind) if kind not in _ENVELOPES and "payload" not in row.data and thread.meta:
             _add_item(thread, row.data)
         case _:
             pass
@@ -193,7 +195,7 @@ def _add_item(thread: _Thread, item: Row) -> None:
 
 def _sent_item(value: object) -> Row | None:
     """Returns an item of a request in the form that all APIs have; None if it is never sent."""
-    item = as_row(value)
+    item = {key: _without_images(part) for key, part in as_row(value).items()}
     match item.get("type"):
         case "local_shell_call":
             arguments = json_text(item.get("action"))
@@ -214,6 +216,14 @@ def _sent_item(value: object) -> Row | None:
             return item
         case _:
             return None
+
+
+def _without_images(content: Any) -> Any:
+    """Returns a content whose images are empty, so that a thread's are not all held at once."""
+    if not isinstance(content, list):
+        return content
+    parts = as_list(content)
+    return [{"type": _IMAGE} if as_row(part).get("type") == _IMAGE else part for part in parts]
 
 
 def _add_event(thread: _Thread, place: Place, event: Row) -> Iterator[SourceRow]:
