@@ -36,16 +36,28 @@ class FreeReply:
 
 def free_prompt(value: Any, reader: BlockReader) -> list[Row]:
     """Returns the messages of an input. Raises UnreadableRowError if it holds none."""
-    given = parsed(value)
-    if isinstance(given, str) and given:
-        note_cut(given, reader)
-        return [{"role": "user", "content": given}]
-    if isinstance(given, list):
-        return _listed(cast("list[Any]", given), reader)
-    messages = _prompt_of_object(as_row(given), reader)
+    if isinstance(value, str) and value:
+        note_cut(value, reader)
+        return _prompt_of_text(value, reader)
+    if isinstance(value, list):
+        return _listed(cast("list[Any]", value), reader)
+    messages = _prompt_of_object(as_row(value), reader)
     if messages is None:
         raise UnreadableRowError(NO_MESSAGES, f"the input is {describe(value)}")
     return messages
+
+
+def _prompt_of_text(text: str, reader: BlockReader) -> list[Row]:
+    """Returns the messages that a JSON text holds; any other text is the user's."""
+    given, trial = parsed(text), BlockReader()
+    if not isinstance(given, str):
+        try:
+            messages = free_prompt(given, trial)
+        except UnreadableRowError:
+            return [{"role": "user", "content": text}]
+        reader.losses |= trial.losses
+        return messages
+    return [{"role": "user", "content": text}]
 
 
 def _prompt_of_object(fields: Row, reader: BlockReader) -> list[Row] | None:
@@ -69,7 +81,15 @@ def _prompt_of_object(fields: Row, reader: BlockReader) -> list[Row] | None:
 
 def free_replies(value: Any, reader: BlockReader) -> list[FreeReply]:
     """Returns the replies of an output. Raises UnreadableRowError if it holds none."""
-    found = [reply for reply in _replies_in(value, reader) if reply.messages]
+    trial = BlockReader()
+    try:
+        found = [reply for reply in _replies_in(value, trial) if reply.messages]
+    except UnreadableRowError:
+        if not isinstance(value, str) or not value:
+            raise
+        found = [FreeReply([{"role": "assistant", "content": value}])]  # JSON that a model wrote
+    else:
+        reader.losses |= trial.losses
     if not found:
         raise UnreadableRowError(NO_REPLY, f"the output is {describe(value)}")
     return found

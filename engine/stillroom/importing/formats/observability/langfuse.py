@@ -227,12 +227,12 @@ def _scores_of(item: _Item) -> Iterator[Feedback]:
 
 def _calls(item: _Item, trace: str, session: str | None) -> Iterator[LoggedConversation]:
     row, reader = item.data, BlockReader()
-    given, said = parsed(row.get("input")), parsed(row.get("output"))
+    given, said = row.get("input"), row.get("output")
     _note_losses(row, reader)
     prompt = free_prompt(given, reader)
     failed = str(row.get("level")).upper() == "ERROR"
     error = (text_of(_value(row, "statusMessage")) or "unknown") if failed else None
-    if said in (None, "", {}, []):
+    if said in (None, "", {}, [], "null"):
         if error is None:
             raise UnreadableRowError(NO_REPLY, "the observation has no output")
         found = [FreeReply([])]

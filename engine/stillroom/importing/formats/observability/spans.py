@@ -48,6 +48,15 @@ from stillroom.importing.records import (
 _SESSIONS = ("session.id", "langfuse.session.id", "ai.telemetry.metadata.sessionId")
 _CONVERSATION = "gen_ai.conversation.id"
 _AMBIGUOUS = ""
+_MARKS = (
+    b"session",
+    b"conversation",
+    b"Logs",
+    b"_logs",
+)
+"""Texts of which one is in each file that holds a session, a conversation or log records."""
+_LONGEST_MARK = max(map(len, _MARKS))
+_BLOCK = 1 << 20
 _CONVENTIONS = (OPENINFERENCE, OPENROUTER_SPANS, AI_SDK, GENAI)
 _HEAD_PLACE = Place(Path(), 1)
 
@@ -91,15 +100,35 @@ def read_spans(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Sou
     """
     with Shelf[tuple[str, int]]() as records:
         others = _Others(records)
-        yield from _take_in(paths, telemetry_of, others)
+        if any(_names_others(path) for path in paths):
+            _take_in(paths, telemetry_of, others)
         used: set[str] = set()
         for item in _telemetry(paths, telemetry_of):
             if isinstance(item, Span):
                 yield from _rows_of(item, others, used, paths)
+            elif not isinstance(item, LogRecord):
+                yield item
+            elif not _has_messages(item):
+                yield Refusal(item.place, NO_CALL, "a log record without messages")
         for span_id, number in records:
             if span_id not in used:
                 event = _record(others, (span_id, number), paths)
                 yield Refusal(event.place, "a message without its span", f"span {span_id!r}")
+
+
+def _names_others(path: Path) -> bool:
+    """Returns whether a file may hold what calls need of other spans and of log records."""
+    tail = b""
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            if any(mark in tail + block for mark in _MARKS):
+                return True
+            tail = block[-_LONGEST_MARK:]
+    return False
+
+
+def _has_messages(record: LogRecord) -> bool:
+    return record.event.name in EVENT_NAMES and bool(record.span_id)
 
 
 def _telemetry(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Telemetry]:
@@ -111,22 +140,16 @@ def _telemetry(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Tel
                 yield from telemetry_of(row.data, row.place)
 
 
-def _take_in(
-    paths: Sequence[Path], telemetry_of: TelemetryOf, others: _Others
-) -> Iterator[Feedback | Refusal]:
-    """Keeps what calls need of others; yields the rows that hold neither spans nor messages."""
+def _take_in(paths: Sequence[Path], telemetry_of: TelemetryOf, others: _Others) -> None:
+    """Keeps what calls need of other spans and of log records."""
     for item in _telemetry(paths, telemetry_of):
         if isinstance(item, Span):
             others.look_at(item)
-        elif not isinstance(item, LogRecord):
-            yield item
-        elif item.event.name in EVENT_NAMES and item.span_id:
+        elif isinstance(item, LogRecord) and _has_messages(item):
             number = others.num_records.get(item.span_id, 0)
             others.num_records[item.span_id] = number + 1
             place = [paths.index(item.place.path), item.place.line, item.place.part]
             others.records.put((item.span_id, number), [item.event.name, item.event.fields, place])
-        else:
-            yield Refusal(item.place, NO_CALL, "a log record without messages")
 
 
 def _otlp_of(row: Row, place: Place) -> Iterator[Telemetry]:

@@ -105,6 +105,8 @@ def test_a_trace_without_generations_is_a_call_if_it_holds_messages(tmp_path):
     ("given", "said", "expected"),
     [
         ("Hi?", "Yes.", ["user Hi?", "assistant Yes."]),
+        ('{"a": 1, "b": 2}', '{"sum": 3}', ['user {"a": 1, "b": 2}', 'assistant {"sum": 3}']),
+        ("[1, 2]", "[3]", ["user [1, 2]", "assistant [3]"]),
         (json.dumps(USER), json.dumps("Yes."), ["user Hi?", 'assistant "Yes."']),
         ({"question": "Hi?"}, {"answer": "Yes.", "role": "assistant", "content": "Y"},
          ["user Hi?", "assistant Y"]),

@@ -359,10 +359,10 @@ def test_hostile_spans_are_refused_or_survive(tmp_path):
     rows = read("otel_genai", path)
     assert [call.started_at for call in calls_of(rows)] == [None]
     assert refusals(rows) == [
-        (3, "neither spans nor log records"),
-        (4, "not a JSON object"),
         (1, "a message has no role"),
         (2, "no model call"),
+        (3, "neither spans nor log records"),
+        (4, "not a JSON object"),
         (5, "holds no messages"),
         (6, "a message has no role"),
     ]
