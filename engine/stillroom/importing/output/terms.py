@@ -73,13 +73,14 @@ def model_records(models: Counter[tuple[str, str]]) -> Iterator[ModelRecord]:
 
 def terms_notes(models: Mapping[tuple[str, str], int]) -> Iterator[str]:
     """Yields a note for each provider whose terms limit training on the outputs of its models."""
-    answered: dict[str, list[str]] = {}
+    answered: dict[str, dict[str, None]] = {}
     by_title = {terms.title: terms for terms in _TERMS}
     for provider, model in models:
         if (terms := terms_for(provider, model)) is not None:
-            answered.setdefault(terms.title, []).append(model)
-    for title, names in answered.items():
-        terms, more = by_title[title], len(names) - 3
+            answered.setdefault(terms.title, {})[model] = None
+    for title, models_of in answered.items():
+        names, terms = list(models_of), by_title[title]
+        more = len(names) - 3
         first = ", ".join(on_one_line(name, most=_LONGEST_NAME) for name in names[:3])
         shown = first + (f" and {more} more" if more > 0 else "")
         yield (
