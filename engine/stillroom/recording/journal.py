@@ -110,6 +110,10 @@ class CallJournal:
 
     def _write(self, data: bytes) -> Outcome:
         try:
+            if os.fstat(self._handle).st_nlink == 0:
+                # Somebody has deleted the file, and nobody could ever read what is written there.
+                os.close(self._handle)
+                self._open(self._number)
             if self._is_torn:
                 os.ftruncate(self._handle, self._size)
             elif self._size >= self._full_at:

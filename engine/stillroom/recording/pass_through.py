@@ -22,6 +22,7 @@ from stillroom.recording.upstreams import Upstream
 
 _WAIT_FOR_END_S = 0.025
 """Seconds for which the last event of a stream waits for the end of the reply behind it."""
+_CLOSED_WITHIN_S = 1.0
 _MOST_KEPT_TO_REPEAT = 1 << 20
 _NO_CONTENT = (204, 304)
 
@@ -76,6 +77,7 @@ class PassThrough:
         self._ends_with_connection = False
         self._is_ended = self._is_recorded = self._is_durable = self._is_over = False
         self._is_reusable = self._is_broken = False
+        self._sent_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     # The request.
@@ -127,6 +129,7 @@ class PassThrough:
 
     def _begin_on(self, connection: UpstreamConnection) -> None:
         self._connection = connection
+        self._sent_at = self._owner.loop.time()
         connection.begin(self)
         accepted = None
         if self._capture is not None and (offered := self._head.get(b"accept-encoding")):
@@ -214,9 +217,13 @@ class PassThrough:
         self._fail(problem or (str(error) if error else "it closed the connection"))
 
     def _may_be_repeated(self, connection: UpstreamConnection) -> bool:
-        """Returns whether a request may be sent again: only if the upstream closed an idle
-        connection just as the request was sent on it."""
-        return connection.is_used and not self._has_reply and self._request.is_whole
+        """Returns whether a request may be sent again without being answered, and paid, twice.
+
+        That is so only if the upstream closed an idle connection just as the request was sent.
+        """
+        is_just_sent = self._owner.loop.time() - self._sent_at < _CLOSED_WITHIN_S
+        is_repeatable = not self._has_reply and self._request.is_whole
+        return connection.is_used and is_just_sent and is_repeatable
 
     # Both ends.
 

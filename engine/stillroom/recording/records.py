@@ -15,6 +15,8 @@ BEGINNING = b'{"stillroom_record":1,'
 """The first bytes of every line."""
 JOURNAL_NAME = re.compile(r"calls-\d{4,}\.jsonl")
 
+_OF_A_THREAD = re.compile(r"/threads/[^/]+/messages$")
+"""A message that is added to a thread of OpenAI's Assistants, which no model answers."""
 _KINDS: dict[str, CallKind] = {
     "/chat/completions": "chat",
     "/responses": "responses",
@@ -27,6 +29,8 @@ def kind_of(method: str, path: str) -> CallKind | None:
     if method != "POST":
         return None
     path = path.partition("?")[0].rstrip("/")
+    if _OF_A_THREAD.search(path):
+        return None
     return next((kind for end, kind in _KINDS.items() if path.endswith(end)), None)
 
 

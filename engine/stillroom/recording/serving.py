@@ -1,6 +1,7 @@
 """Runs the proxy, or a replay, at a socket until the process is asked to stop."""
 
 import asyncio
+import resource
 import signal
 import socket
 import sys
@@ -12,6 +13,7 @@ from stillroom.recording.answering import Front
 from stillroom.recording.client_side import ClientConnection
 
 _LOOK_EVERY_S = 0.02
+_MOST_FILES = 1 << 16
 _SWITCH_S = 0.0002
 _FLUSH_S = 0.05
 _STOP_S = 10.0
@@ -25,10 +27,21 @@ def run_until_stopped(
     stop_s: float = _STOP_S,
 ) -> None:
     """Serves at a socket until SIGINT or SIGTERM; a second signal ends what is still going on."""
+    _allow_files()
     # The journal's thread has little to do between two waits for the disk, and clients wait for it.
     sys.setswitchinterval(_SWITCH_S)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(_serve(make, listener, stop_s))
+
+
+def _allow_files() -> None:
+    """Lets the process open as many files as it may: each call has two connections."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if most == resource.RLIM_INFINITY else min(most, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        # macOS has a limit of its own below the one that it names.
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

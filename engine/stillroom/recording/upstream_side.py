@@ -12,7 +12,7 @@ from stillroom.recording.dialing import Dialer
 from stillroom.recording.heads import Header
 from stillroom.recording.upstreams import Upstream
 
-_MOST_IDLE_S = 60.0
+_MOST_IDLE_S = 30.0
 _MOST_IDLE = 512
 _MOST_HEAD_BYTES = 256 << 10
 

@@ -1,6 +1,7 @@
 """When a call is on the disk, and what is there after a fault."""
 
 import os
+import shutil
 import threading
 
 import pytest
@@ -162,3 +163,15 @@ def test_on_a_full_disk_replies_break_off_and_no_further_call_is_paid_for(
         assert request(url, "POST", CHAT, b"{}").body == b'"x"'
         assert len(calls_in(tmp_path)) == 1
     assert "No space left on device" in capsys.readouterr().err
+
+
+def test_a_journal_that_was_deleted_is_begun_anew(tmp_path):
+    journal, waiting = CallJournal(tmp_path / "traces"), Waiting()
+    journal.append(b"1\n", waiting.done)
+    waiting.wait()
+    shutil.rmtree(tmp_path / "traces")
+    journal.append(b"2\n", waiting.done)
+    waiting.wait()
+    journal.close()
+    assert waiting.outcomes == [None, None]
+    assert journal.path.read_bytes() == b"2\n"

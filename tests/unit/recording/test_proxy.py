@@ -14,6 +14,7 @@ from backports import zstd
 
 from fakes.raw_endpoint import CHUNK_END, STREAM_HEAD, RawEndpoint, chunk, json_reply, stream_reply
 from fakes.recording import CHAT, RawClient, calls_in, recording, request, wait_until
+from stillroom.recording.records import kind_of
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hé"}]}).encode()
 REPLY = b'{"choices":[{"message":{"role":"assistant","content":"yes"}}]}'
@@ -267,6 +268,25 @@ def test_a_request_goes_again_if_the_upstream_closed_the_connection_it_was_sent_
         assert [call.end for call in calls_in(tmp_path)] == ["whole"] * 2
 
 
+def test_a_request_that_the_upstream_has_worked_on_is_not_sent_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("stillroom.recording.pass_through._CLOSED_WITHIN_S", 0.02)
+    num = count(1)
+
+    def script(_):
+        return [0.1, None] if next(num) == 2 else json_reply(REPLY)
+
+    with (
+        RawEndpoint(script) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+        RawClient(url) as client,
+    ):
+        client.send("POST", CHAT, BODY)
+        client.read()
+        client.send("POST", CHAT, BODY)
+        assert client.read().status == 502
+    assert len(endpoint.requests) == 2
+
+
 def test_a_request_that_is_refused_on_a_new_connection_is_not_repeated(tmp_path):
     with (
         RawEndpoint(lambda _: [None]) as endpoint,
@@ -384,3 +404,21 @@ def test_of_several_upstreams_each_is_reached_by_its_name(tmp_path):
     assert [call.upstream for call in calls] == [first.url, second.url]
     assert refused.status == 404
     assert b"/one, /two" in refused.body
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "kind"),
+    [
+        ("POST", "/v1/chat/completions", "chat"),
+        ("POST", "/openai/deployments/d/chat/completions?api-version=1", "chat"),
+        ("POST", "/api/v1/responses/", "responses"),
+        ("POST", "/v1/messages?beta=true", "messages"),
+        ("GET", "/v1/responses", None),
+        ("POST", "/v1/messages/count_tokens", None),
+        ("POST", "/v1/messages/batches", None),
+        ("POST", "/v1/threads/t1/messages", None),
+        ("POST", "/v1/embeddings", None),
+    ],
+)
+def test_which_requests_are_recorded(method, path, kind):
+    assert kind_of(method, path) == kind
