@@ -1,4 +1,4 @@
-"""What a student learns from logs as they are, cleaned, and asked again. raw_or_cleaned.py [--seeds 1 2 3]
+"""What a student learns from logs as they are, cleaned, and asked again. raw_or_cleaned.py [--seeds 1 2 3] [--on-policy 1]
 
 The logs of the project template `traces`, of which a quarter, the newest conversations, is held out. Each arm trains the demo's student on
 rows of the rest for the same number of epochs, and is measured on the held-out prompts by what the logs answered. `raw`: all rows. `clean`:
@@ -90,6 +90,9 @@ def rows_of_arms(project: Project) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument(
+        "--on-policy", type=int, default=1, help="seeds that have the last two arms"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         project = Project(Path(folder))
@@ -101,19 +104,24 @@ def main() -> None:
                 began = time.monotonic()
                 runs[arm] = project.trained(rows, seed)
                 seconds[arm] = time.monotonic() - began
-            began = time.monotonic()
-            start = (f"model.path={runs['clean']}", f"trainer.seed={seed}")
-            runs["distilled"] = project("start-training", "distill.yml", *start)["run_id"]
-            epochs = round(6 * (time.monotonic() - began) / seconds["clean"])
-            more = (f"model.path={runs['clean']}", f"trainer.num_epochs={epochs}")
-            runs["longer"] = project.trained(arms["clean"], seed, *more)
+            pairs = [("raw", "before"), ("clean", "raw"), ("again", "raw"), ("again", "clean")]
+            if options.seeds.index(seed) < options.on_policy:
+                began = time.monotonic()
+                start = (f"model.path={runs['clean']}", f"trainer.seed={seed}")
+                runs["distilled"] = project("start-training", "distill.yml", *start)["run_id"]
+                epochs = round(6 * (time.monotonic() - began) / seconds["clean"])
+                more = (f"model.path={runs['clean']}", f"trainer.num_epochs={epochs}")
+                runs["longer"] = project.trained(arms["clean"], seed, *more)
+                pairs += [("distilled", "clean"), ("distilled", "longer")]
             measured = {arm: project.measured(run, f"{arm}-{seed}") for arm, run in runs.items()}
-            for arm, baseline in (("raw", before), ("clean", measured["raw"]), ("again", measured["raw"]),
-                                  ("again", measured["clean"]), ("distilled", measured["longer"])):  # fmt: skip
-                found = project("compare-evaluations", baseline, measured[arm])["comparisons"]
+            measured["before"] = before
+            for arm, baseline in pairs:
+                found = project("compare-evaluations", measured[baseline], measured[arm])[
+                    "comparisons"
+                ]
                 print(
                     json.dumps(
-                        {"seed": seed, "arm": arm, "more_epochs": epochs, "comparison": found[0]}
+                        {"seed": seed, "arm": arm, "than": baseline, "comparison": found[0]}
                     ),
                     flush=True,
                 )
