@@ -72,7 +72,8 @@ install_packages() {
   if [ "$PURPOSE" = demo ] && [ -f "$VENV/.installed" ] &&
     [ "$(head -n 1 "$VENV/.installed")" = "$(echo "$wanted" | head -n 1)" ]; then return; fi
   say "installing pinned dependencies [$EXTRAS] (the first time takes a while)"
-  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+  # Compiling all modules takes a minute; those that are used are compiled at their first import.
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
     -c constraints.txt -e ".[$EXTRAS]"
   echo "$wanted" >"$VENV/.installed"
 }
