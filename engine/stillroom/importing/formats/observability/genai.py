@@ -19,7 +19,7 @@ from stillroom.importing.bodies.facts import (
     parsed,
     text_of,
 )
-from stillroom.importing.chat_messages import NO_MESSAGES, TRUNCATED, tool_schemas
+from stillroom.importing.chat_messages import TRUNCATED, tool_schemas
 from stillroom.importing.formats.observability.calls import Convention, SpanCall, read_messages
 from stillroom.importing.formats.observability.otlp import Span, SpanEvent, nested
 from stillroom.importing.json_rows import Row, UnreadableRowError
@@ -104,15 +104,13 @@ class _Reply:
 def _prompt(attributes: Row, events: tuple[SpanEvent, ...], reader: BlockReader) -> list[Row]:
     system = parsed(attributes.get("gen_ai.system_instructions"))
     first = _system(system, reader)
-    given = parsed(attributes.get("gen_ai.input.messages"))
+    given = _messages_in(attributes, "gen_ai.input.messages")
     if given is None:
         given = _whole_event(events, "gen_ai.content.prompt", "gen_ai.prompt")
     if given is None:
         given = nested(attributes, "gen_ai.prompt")
     if given is None:
         given = [_event_message(event) for event in events if event.name in _MESSAGE_EVENTS]
-    if isinstance(given, str):
-        raise UnreadableRowError(NO_MESSAGES, f"its messages are {describe(given)}")
     if not as_list(given) and not first:
         detail = "have the application record the contents of messages; see docs/traces.md"
         raise UnreadableRowError(NO_CONTENTS, detail)
@@ -121,6 +119,15 @@ def _prompt(attributes: Row, events: tuple[SpanEvent, ...], reader: BlockReader)
         if is_empty and message.get("role") in ("user", "system"):
             reader.lose(TRUNCATED)
     return [*first, *read_messages(as_list(given), reader)]
+
+
+def _messages_in(attributes: Row, name: str) -> Any:
+    """Returns the messages of an attribute. Raises UnreadableRowError if their JSON was cut off."""
+    value = parsed(attributes.get(name))
+    if isinstance(value, str) and value:
+        detail = f"{name} is {describe(value)}: raise OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT"
+        raise UnreadableRowError("contents were cut off", detail)
+    return value or None
 
 
 def _system(value: Any, reader: BlockReader) -> list[Row]:
@@ -152,7 +159,7 @@ def _replies(
     attributes: Row, events: tuple[SpanEvent, ...], reader: BlockReader, num_endings: int
 ) -> Iterator[_Reply]:
     """Yields the replies of a call; several output messages with one ending are one reply."""
-    given = parsed(attributes.get("gen_ai.output.messages"))
+    given = _messages_in(attributes, "gen_ai.output.messages")
     if given is None:
         given = _whole_event(events, "gen_ai.content.completion", "gen_ai.completion")
     if given is None:
