@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stillroom.errors import InputError
+from stillroom.importing.formats.datasets.tables import PAIRS
 from stillroom.importing.formats.table import FORMATS
 from stillroom.importing.inputs import input_files
-from stillroom.importing.json_rows import read_head
+from stillroom.importing.json_rows import head_rows, read_head
 from stillroom.importing.records import TraceFormat
 from stillroom.importing.request import AUTO, ImportRollouts
 from stillroom.secrecy.readable import check_readable
@@ -48,7 +49,7 @@ def import_sources(
     for file, is_named in input_files(workspace, request.inputs).items():
         if not is_named and file.resolve() in outputs:
             continue
-        chosen = _format_of(file, request.format, is_named=is_named)
+        chosen = _format_of(file, request, is_named=is_named)
         if chosen is not None:
             by_format.setdefault(chosen.name, FormatFiles(chosen, [])).files.append(file)
         elif is_named and file.stat().st_size:
@@ -66,17 +67,20 @@ def import_sources(
     return ImportSources(list(by_format.values()), unread)
 
 
-def _format_of(file: Path, name: str, *, is_named: bool) -> TraceFormat | None:
+def _format_of(file: Path, request: ImportRollouts, *, is_named: bool) -> TraceFormat | None:
     try:
         check_readable(file)
     except InputError:
         if is_named:
             raise
         return None
-    if name != AUTO:
-        return next(known for known in FORMATS if known.name == name)
+    if request.format != AUTO:
+        return next(known for known in FORMATS if known.name == request.format)
     head = read_head(file)
-    return next((known for known in FORMATS if known.is_recognised(file, head)), None)
+    found = next((known for known in FORMATS if known.is_recognised(file, head)), None)
+    # Whoever names columns says that rows of unknown fields are a table.
+    is_table = found is None and request.columns and head_rows(head)
+    return PAIRS if is_table else found
 
 
 def _unrecognised(file: Path) -> InputError:

@@ -5,7 +5,15 @@ import sys
 
 import pytest
 
-from fakes.trace_files import SAMPLES, conversations, read, refusals, shown
+from fakes.trace_files import (
+    SAMPLES,
+    conversations,
+    read,
+    recognised_by,
+    refusals,
+    shown,
+    write_lines,
+)
 from stillroom.data.checks import message_problems, tool_schema_problems
 from stillroom.errors import DataError, InputError, MissingExtraError
 from stillroom.importing.records import LoggedConversation
@@ -91,6 +99,21 @@ def test_sharegpt_turns_become_messages_with_calls_that_their_results_name():
         ("chat_1", 2),
         ("chat_2", 3),
     ]
+
+
+def test_conversations_may_be_messages_of_chat_apis(tmp_path):
+    call = {"id": "c", "function": {"name": "price", "arguments": {"item": "lamp"}}}
+    turns = [
+        {"role": "user", "content": "Price?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "12", "tool_call_id": "c"},
+        {"role": "assistant", "content": "12."},
+    ]
+    path = write_lines(tmp_path / "x.jsonl", {"conversations": turns, "source": "web"})
+    assert recognised_by(path) == ["sharegpt"]
+    (row,) = conversations(read("sharegpt", path))
+    assert shown(row.messages)[1] == 'assistant  price{"item": "lamp"}'
+    assert row.metadata == {"source": "web"}
 
 
 def test_alpaca_rows_put_the_input_after_the_instruction():

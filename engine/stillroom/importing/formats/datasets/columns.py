@@ -13,12 +13,10 @@ from stillroom.errors import DataError, InputError
 from stillroom.importing.chat_messages import FILES_LOST, tool_schemas
 from stillroom.importing.formats.datasets.alpaca import conversation_of_alpaca_row
 from stillroom.importing.formats.datasets.openai_files import (
-    conversation_of_chat_row,
     is_completion_row,
 )
 from stillroom.importing.formats.datasets.sharegpt import (
     conversation_of_sharegpt_row,
-    is_sharegpt_row,
 )
 from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError
 from stillroom.importing.records import LoggedConversation, SourceRow
@@ -138,10 +136,7 @@ def _whole_conversation(row: JsonRow, names: Mapping[str, str]) -> LoggedConvers
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             detail = f"{names['messages']}: {error}"
             raise UnreadableRowError("the messages are not valid JSON", detail) from error
-    is_sharegpt = is_sharegpt_row({"conversations": value})
-    convert = conversation_of_sharegpt_row if is_sharegpt else conversation_of_chat_row
-    plain = {"conversations" if is_sharegpt else "messages": value}
-    read = convert(JsonRow(row.place, plain))
+    read = conversation_of_sharegpt_row(JsonRow(row.place, {"conversations": value}))
     return replace(_conversation(row, names, read.messages), losses=read.losses)
 
 

@@ -42,10 +42,11 @@ _FIELDS = ("conversations", "conversation", "system", "tools", "id", "model", *_
 
 
 def is_sharegpt_row(row: Row) -> bool:
-    """Returns whether a row holds turns with `from` and `value`."""
+    """Returns whether a row holds turns with `from` and `value`, or `conversations` of messages."""
     turns = row.get("conversations", row.get("conversation"))
     first = as_object(cast("list[Any]", turns)[0]) if isinstance(turns, list) and turns else {}
-    return "from" in first and ("value" in first or len(first) == 1)
+    are_messages = "conversations" in row and {"role", "content"} <= first.keys()
+    return are_messages or ("from" in first and ("value" in first or len(first) == 1))
 
 
 def conversation_of_sharegpt_row(row: JsonRow) -> LoggedConversation:
@@ -55,7 +56,12 @@ def conversation_of_sharegpt_row(row: JsonRow) -> LoggedConversation:
     if not isinstance(turns, list) or not turns:
         detail = f"conversations must be a non-empty list, not {describe(turns)}"
         raise UnreadableRowError("holds no messages", detail)
-    messages = list(_messages(cast("list[Any]", turns)))
+    are_messages = "role" in as_object(cast("list[Any]", turns)[0])
+    messages = (
+        reader.messages(turns, "conversations")
+        if are_messages
+        else list(_messages(cast("list[Any]", turns)))
+    )
     system = data.get("system")
     if isinstance(system, str) and system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
@@ -79,9 +85,9 @@ def _messages(turns: list[Any]) -> Iterator[Row]:
     open_calls: list[str] = []
     for index, turn in enumerate(turns):
         fields = as_object(turn)
-        name = fields.get("from", fields.get("role"))
+        name = fields.get("from")
         role = _ROLES.get(name) if isinstance(name, str) else None
-        value = fields.get("value", fields.get("content"))
+        value = fields.get("value")
         if role is None or not isinstance(value, str):
             detail = f"turn {index} must have `from` and the text `value`, not {describe(turn)}"
             raise UnreadableRowError("a turn is from nobody known", detail)

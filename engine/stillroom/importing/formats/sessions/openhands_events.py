@@ -149,12 +149,11 @@ class EventLog:
         yield from self.end()
         forgotten = {*map(str, as_list(condensation.get("forgotten_event_ids")))}
         first, last = (condensation.get(f"forgotten_events_{end}_id") for end in ("start", "end"))
-        if isinstance(first, int) and isinstance(last, int):
-            forgotten |= {str(number) for number in range(first, min(last, first + 10**6) + 1)}
+        span = range(first, last + 1) if isinstance(first, int) and isinstance(last, int) else ()
         kept = [
             _Said(one.event_ids, [_unweighted(m) for m in one.messages], is_given=True)
             for one in said
-            if not forgotten & {*map(str, one.event_ids)}
+            if not any(str(event) in forgotten or event in span for event in one.event_ids)
         ]
         summary, offset = first_text(condensation, "summary"), condensation.get("summary_offset")
         if summary is not None:
