@@ -10,9 +10,12 @@ import anyio
 import pytest
 
 from fakes.raw_endpoint import RawEndpoint, json_reply
-from fakes.recording import calls_in, recording
+from fakes.recording import calls_in, in_thread, recording
 from fakes.scripted_calls import assert_holds_conversation, calls_of
 from fakes.trace_files import read
+from stillroom.recording.admission import Admission
+from stillroom.recording.replay.player import ReplayFront
+from stillroom.recording.replay.tape import Tape
 from trace_samples import clients
 from trace_samples.conversation import REPLIES
 from trace_samples.scripted_endpoint import ScriptedEndpoint, in_order
@@ -51,6 +54,15 @@ def test_a_conversation_is_the_same_with_the_proxy_and_without_it(tmp_path, kind
     assert shown(through) == shown(direct)
     assert_holds_conversation(calls, keeps_reasoning=kind != "chat")
     assert KEY.encode() not in journal.read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["chat", "responses", "messages"])
+def test_a_recorded_conversation_is_replayed_to_the_clients_alike(tmp_path, kind):
+    with ScriptedEndpoint(in_order(REPLIES)) as endpoint, recording(tmp_path, endpoint.url) as url:
+        recorded = holds(kind, url, is_streamed=True)
+    tape = Tape([tmp_path])
+    with in_thread(lambda loop: ReplayFront(loop, tape, Admission())) as (url, _):
+        assert shown(holds(kind, url, is_streamed=True)) == shown(recorded)
 
 
 def test_async_clients_stream_at_once(tmp_path):

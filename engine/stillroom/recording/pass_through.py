@@ -170,12 +170,16 @@ class PassThrough:
 
     def reply_block(self, data: bytes) -> None:
         """Takes a part of the reply's content."""
+        if self._is_ended:
+            return  # a content after HEAD, which has none
         if self._capture is not None and not self._is_recorded:
             self._is_held = self._capture.add(data) or self._is_held
         self._parts.append(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
 
     def reply_end(self, *, is_reusable: bool) -> None:
         """Takes note that the reply has come whole."""
+        if self._is_ended:
+            return
         self._is_ended, self._is_reusable = True, is_reusable
         if self._is_chunked:
             self._parts.append(b"0\r\n\r\n")

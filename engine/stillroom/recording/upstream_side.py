@@ -30,7 +30,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._headers: list[Header] = []
         self._reason = b""
         self._is_in_head, self._num_head_bytes = True, 0
-        self._is_ended = False
+        self._is_ended = self._is_ahead = False
         self.is_used = False
         """Whether an earlier exchange was made on it, so that the upstream may just close it."""
         self.idle_since = 0.0
@@ -45,7 +45,8 @@ class UpstreamConnection(asyncio.Protocol):
         """Ends the exchange; the connection waits for another one if it can be used again."""
         self._exchange = None
         self.is_used = True
-        if is_reusable and self._is_ended and not self.transport.is_closing():
+        is_open = not self._is_ahead and not self.transport.is_closing()
+        if is_reusable and self._is_ended and is_open:
             self.transport.resume_reading()
             self._pool.put(self)
         else:
@@ -108,17 +109,23 @@ class UpstreamConnection(asyncio.Protocol):
 
     # What the parser calls.
 
+    def on_message_begin(self) -> None:
+        """Notes a reply that nobody has requested, and after which none can be trusted."""
+        self._is_ahead = self._is_ended
+
     def on_status(self, status: bytes) -> None:
         """Takes a part of the reason phrase."""
         self._reason += status
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Takes a header; those that follow a content in chunks are left out."""
-        if self._is_in_head:
+        if self._is_in_head and not self._is_ahead:
             self._headers.append((name, value.strip(b" \t")))
 
     def on_headers_complete(self) -> None:
         """Takes the head of a reply; one that only announces another is left out."""
+        if self._is_ahead:
+            return
         status = self._parser.get_status_code()
         if status < 200:
             self._headers, self._reason = [], b""
@@ -129,12 +136,12 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Takes a part of the content."""
-        if self._exchange is not None:
+        if self._exchange is not None and not self._is_ahead:
             self._exchange.reply_block(body)
 
     def on_message_complete(self) -> None:
         """Ends a reply."""
-        if not self._is_in_head and self._exchange is not None:
+        if not self._is_in_head and not self._is_ended and self._exchange is not None:
             self._is_ended = True
             self._exchange.reply_end(is_reusable=self._parser.should_keep_alive())
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import socket
 import threading
 import tracemalloc
 import zlib
@@ -422,3 +423,82 @@ def test_of_several_upstreams_each_is_reached_by_its_name(tmp_path):
 )
 def test_which_requests_are_recorded(method, path, kind):
     assert kind_of(method, path) == kind
+
+
+@pytest.mark.parametrize(
+    ("sent", "problem"),
+    [
+        (b"220 smtp.example ready\r\n\r\n", b"is no HTTP/1.1"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 300_000, b"is longer than 262144 bytes"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", b"is no HTTP"),
+        (b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", b"is no HTTP"),
+    ],
+)
+def test_an_upstream_that_speaks_no_http_is_named_in_the_error(tmp_path, sent, problem):
+    with RawEndpoint(lambda _: [sent, 0.05]) as endpoint, recording(tmp_path, endpoint.url) as url:
+        reply = request(url, "POST", CHAT, BODY)
+        (call,) = calls_in(tmp_path)
+    assert reply.status == 502
+    assert problem in reply.body
+    assert (call.end, call.reply) == ("upstream_left", None)
+
+
+def test_heads_that_announce_another_and_bytes_behind_a_reply_go_no_further(tmp_path):
+    early = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"
+    behind = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil"
+    with (
+        RawEndpoint(lambda _: early + json_reply(REPLY) + behind) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+        RawClient(url) as client,
+    ):
+        for _ in range(2):
+            client.send("POST", CHAT, BODY, "Expect: 100-continue")
+            assert client.read_head() == b"HTTP/1.1 100 Continue\r\n"
+            reply = client.read()
+            assert (reply.status, reply.body) == (200, REPLY)
+            assert "link" not in reply.headers
+    assert "expect" not in endpoint.requests[0].headers
+
+
+def test_a_content_after_head_goes_no_further(tmp_path):
+    with (
+        RawEndpoint(lambda _: json_reply(REPLY)) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+        RawClient(url) as client,
+    ):
+        for _ in range(2):
+            client.send("HEAD", "/v1/models")
+            assert client.read(has_body=False).status == 200
+        client.send("GET", "/v1/models")
+        assert client.read().body == REPLY
+
+
+def test_a_client_of_http_1_0_gets_a_stream_without_chunks(tmp_path):
+    with (
+        RawEndpoint(lambda _: stream_reply(*EVENTS)) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+        RawClient(url) as client,
+    ):
+        head = f"POST {CHAT} HTTP/1.0\r\nHost: {client.host}\r\nContent-Length: 2\r\n\r\n{{}}"
+        client.socket.sendall(head.encode())
+        reply = client.read()
+    assert reply.body == b"".join(EVENTS)
+    assert "transfer-encoding" not in reply.headers
+    assert endpoint.requests[0].first_line.endswith("HTTP/1.1")
+
+
+def test_a_reply_before_the_end_of_its_request_reaches_the_client(tmp_path):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        recording(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}") as url,
+        RawClient(url) as client,
+    ):
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: {client.host}\r\nContent-Length: 1000\r\n\r\n"
+        client.socket.sendall(head.encode() + b"begin")
+        listener.settimeout(10)
+        with listener.accept()[0] as upstream:
+            upstream.recv(1 << 16)
+            upstream.sendall(json_reply(b"too large", status=b"413 Content Too Large"))
+            assert client.read().body == b"too large"
+        (call,) = calls_in(tmp_path)
+    assert (call.reply.status, call.request.content.data) == (413, b"begin")
