@@ -6,7 +6,7 @@
 import json
 from typing import Any
 
-from trace_samples.files import SAMPLES
+from trace_samples.files import SAMPLES, write_rows
 from trace_samples.scripted_endpoint import Json
 
 
@@ -83,9 +83,74 @@ def _write_document(name: str, document: Any) -> None:
     path.write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
+def _attributes() -> Json:
+    instructions = [{"type": "text", "content": "Be brief."}]
+    question = [{"role": "user", "parts": [{"type": "text", "content": "Hi?"}]}]
+    answer = [
+        {
+            "role": "assistant",
+            "parts": [{"type": "text", "content": "Yes."}],
+            "finish_reason": "stop",
+        }
+    ]
+    return {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "m",
+        "gen_ai.response.model": "m-1",
+        "gen_ai.conversation.id": "thread-1",
+        "gen_ai.usage.input_tokens": 7,
+        "gen_ai.usage.output_tokens": 2,
+        "gen_ai.system_instructions": instructions,
+        "gen_ai.input.messages": question,
+        "gen_ai.output.messages": answer,
+    }
+
+
+def _logfire() -> Json:
+    """Returns the answer to a query of Logfire's records, with its rows as objects."""
+    row = {
+        "trace_id": "a" * 32,
+        "span_id": "b" * 16,
+        "span_name": "chat m",
+        "start_timestamp": "2026-03-01T10:00:00.000000Z",
+        "end_timestamp": "2026-03-01T10:00:01.500000Z",
+        "otel_status_code": None,
+        "attributes": _attributes(),
+    }
+    agent = {"gen_ai.operation.name": "invoke_agent", "gen_ai.request.model": "m"}
+    root = row | {"span_id": "c" * 16, "span_name": "invoke_agent", "attributes": agent}
+    return {"columns": [{"name": name} for name in row], "rows": [row, root]}
+
+
+def _clickhouse() -> list[Json]:
+    """Returns rows of ClickHouse's otel_traces, whose attributes are all texts."""
+    attributes = {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in _attributes().items()
+    }
+    row = {
+        "Timestamp": "2026-03-01 10:00:00.000000000",
+        "TraceId": "a" * 32,
+        "SpanId": "b" * 16,
+        "SpanName": "chat m",
+        "ServiceName": "shop",
+        "ResourceAttributes": {"service.name": "shop"},
+        "SpanAttributes": attributes,
+        "Duration": 1_500_000_000,
+        "StatusCode": "Unset",
+        "StatusMessage": "",
+        "Events.Name": [],
+        "Events.Attributes": [],
+    }
+    return [row, row | {"SpanId": "c" * 16, "SpanAttributes": {"http.route": "/"}}]
+
+
 def main() -> None:
     """Writes all samples of this kind."""
     _write_document("openrouter/broadcast.json", _openrouter())
+    _write_document("span_table/logfire.json", _logfire())
+    write_rows("span_table/clickhouse.jsonl", _clickhouse())
 
 
 if __name__ == "__main__":

@@ -89,6 +89,12 @@ def iso_time(value: Any) -> str | None:
     return None if moment is None else moment.isoformat().replace("+00:00", "Z")
 
 
+def iso_seconds(value: Any) -> float | None:
+    """Returns the seconds from 1970 to a time, as iso_time reads it; None if it is none."""
+    moment = _moment(value)
+    return None if moment is None else moment.timestamp()
+
+
 def seconds_between(begin: Any, end: Any) -> float | None:
     """Returns the seconds from one time to a later one; None if one is unknown or it is earlier."""
     first, last = _moment(begin), _moment(end)

@@ -18,6 +18,7 @@ from stillroom.importing.formats.evaluations.verifiers import EPISODES, RESULTS
 from stillroom.importing.formats.observability.langfuse import LANGFUSE
 from stillroom.importing.formats.observability.langsmith import LANGSMITH
 from stillroom.importing.formats.observability.phoenix import PHOENIX
+from stillroom.importing.formats.observability.span_tables import SPAN_TABLE
 from stillroom.importing.formats.observability.spans import (
     OPENINFERENCE_SPANS,
     OPENROUTER,
@@ -54,6 +55,7 @@ FORMATS: tuple[TraceFormat, ...] = (
     OPENROUTER,
     OTEL_GENAI,
     PHOENIX,
+    SPAN_TABLE,
     LANGFUSE,
     LANGSMITH,
     LITELLM,

@@ -23,6 +23,7 @@ _FORMATS = (
     "openrouter",
     "otel_genai",
     "phoenix",
+    "span_table",
     "stored_completions",
 )
 _ODD = (None, 0, -1.5, True, "", "x", "[", '{"a": [', [], {}, [[]], [None], {"a": 1},

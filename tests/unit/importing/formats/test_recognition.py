@@ -88,6 +88,7 @@ _LOGS = frozenset(
         "openrouter",
         "otel_genai",
         "phoenix",
+        "span_table",
         "stored_completions",
     }
 )

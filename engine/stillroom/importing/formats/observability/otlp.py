@@ -143,12 +143,12 @@ def _as_lists(node: Any) -> Any:
     return fields
 
 
-def _flat(attributes: Row, start: str = "", levels: int = _MOST_LEVELS) -> Row:
+def flat_attributes(attributes: Row, start: str = "", levels: int = _MOST_LEVELS) -> Row:
     """Returns attributes that stand in objects in objects under their names with dots."""
     flat: Row = {}
     for key, value in attributes.items():
         if isinstance(value, dict) and value and levels:
-            flat |= _flat(cast("Row", value), f"{start}{key}.", levels - 1)
+            flat |= flat_attributes(cast("Row", value), f"{start}{key}.", levels - 1)
         else:
             flat[start + key] = value
     return flat
@@ -186,7 +186,7 @@ def plain_span(span: Row, place: Place) -> Span:
         trace_id=text_of(context.get("trace_id")) or "",
         id=span_id,
         name=text_of(span.get("name")) or "",
-        attributes=_flat(as_row(span["attributes"])),
+        attributes=flat_attributes(as_row(span["attributes"])),
         resource=as_row(as_row(span.get("resource")).get("attributes")),
         events=tuple(_events(span)),
         begin=span.get("start_time"),

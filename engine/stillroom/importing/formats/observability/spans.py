@@ -34,7 +34,6 @@ from stillroom.importing.json_rows import (
     Row,
     UnreadableRowError,
     head_rows,
-    read_json_rows,
 )
 from stillroom.importing.records import (
     Feedback,
@@ -44,6 +43,7 @@ from stillroom.importing.records import (
     SourceRow,
     TraceFormat,
 )
+from stillroom.importing.table_rows import read_any_rows
 
 _SESSIONS = ("session.id", "langfuse.session.id", "ai.telemetry.metadata.sessionId")
 _CONVERSATION = "gen_ai.conversation.id"
@@ -133,7 +133,7 @@ def _has_messages(record: LogRecord) -> bool:
 
 def _telemetry(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Telemetry]:
     for path in paths:
-        for row in read_json_rows(path):
+        for row in read_any_rows(path):
             if isinstance(row, Refusal):
                 yield row
             else:
