@@ -20,6 +20,12 @@ from trace_samples.scripted_endpoint import Call, Json, Reply, Script, ScriptedE
 from trace_samples.seen import SAMPLES, anthropic_call, write_seen
 
 _SUB_TASK = "Say what the chair costs."
+_SESSION = (
+    ("What do a lamp and a chair cost?", "--allowedTools", "Read,Agent"),
+    ("/compact", "--continue"),
+    ("And both together?", "--continue"),
+)
+_AS_EVENTS = ("--no-session-persistence", "--verbose", "--output-format", "stream-json")
 _LISTS = ("skill_listing", "agent_listing_delta", "deferred_tools_delta")
 
 
@@ -62,7 +68,8 @@ def _script(project: Path) -> Script:
     return reply
 
 
-def _run(program: str, folder: Path, endpoint: ScriptedEndpoint) -> None:
+def _run(program: str, folder: Path, endpoint: ScriptedEndpoint, *words: str) -> str:
+    """Runs one turn, and returns what is printed."""
     environment = {
         "HOME": str(folder / "home"),
         "PATH": "/usr/bin:/bin",
@@ -71,19 +78,15 @@ def _run(program: str, folder: Path, endpoint: ScriptedEndpoint) -> None:
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
     }
-    for words in (
-        ["What do a lamp and a chair cost?", "--allowedTools", "Read,Agent"],
-        ["/compact", "--continue"],
-        ["And both together?", "--continue"],
-    ):
-        subprocess.run(
-            [program, "-p", *words],
-            cwd=folder / "project",
-            env=environment,
-            check=True,
-            timeout=120,
-            stdin=subprocess.DEVNULL,
-        )
+    return subprocess.run(
+        [program, "-p", *words],
+        cwd=folder / "project",
+        env=environment,
+        check=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    ).stdout.decode()
 
 
 def _kept_lines(path: Path, folder: Path) -> str:
@@ -117,10 +120,16 @@ def main(program: str) -> None:
         (folder / "project" / "prices.txt").write_text("lamp 12\nchair 30\n", encoding="utf-8")
         (folder / "project" / "lamp.png").write_bytes(base64.b64decode(IMAGE))
         with ScriptedEndpoint(_script(folder / "project")) as endpoint:
-            _run(program, folder, endpoint)
+            for words in _SESSION:
+                _run(program, folder, endpoint, *words)
+        with ScriptedEndpoint(_script(folder / "project")) as other:
+            printed = _run(program, folder, other, "And both together?", *_AS_EVENTS)
         for path in sorted((folder / "home" / ".claude" / "projects").rglob("*.jsonl")):
             name = "agent-chair.jsonl" if path.name.startswith("agent-") else "session.jsonl"
             (sample / name).write_text(_kept_lines(path, folder), encoding="utf-8")
+        (SAMPLES / "claude_code_output").mkdir(exist_ok=True)
+        output = SAMPLES / "claude_code_output" / "printed.jsonl"
+        output.write_text(_without_paths(printed, folder), encoding="utf-8")
         calls = json.dumps([anthropic_call(seen) for seen in endpoint.seen])
         write_seen(sample / "session.seen.json", json.loads(_without_paths(calls, folder)))
 

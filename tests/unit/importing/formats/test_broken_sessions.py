@@ -14,6 +14,7 @@ _FORMATS = (
     "alpaca",
     "atif",
     "claude_code",
+    "claude_code_output",
     "codex",
     "inspect_ai",
     "nemo_gym",

@@ -213,3 +213,41 @@ def test_hostile_links_and_broken_lines_do_not_stop_the_reader(tmp_path):
 def test_a_session_is_recognised_whatever_its_first_line(first, tmp_path):
     path = write_lines(tmp_path / "s.jsonl", first)
     assert recognised_by(path) == ["claude_code"]
+
+
+def test_what_claude_code_prints_is_refused_as_it_lacks_the_users_messages():
+    rows = read("claude_code_output", SAMPLES / "claude_code_output" / "printed.jsonl")
+    assert {reason for _, reason in refusals(rows)} == {
+        "the output lacks the user's messages",
+        "holds no reply of the model",  # of the sub-agent, whose prompt alone is printed
+    }
+    assert len(rows) == 2
+    assert any("~/.claude/projects" in row.detail for row in rows)
+
+
+def test_printed_sessions_with_the_users_messages_are_read_by_thread(tmp_path):
+    def printed(uuid, role, content, **more):
+        message = {"role": role, "content": content, "id": f"m{uuid}", "model": "claude-x"}
+        return {
+            "type": role,
+            "uuid": uuid,
+            "session_id": "s",
+            "parent_tool_use_id": None,
+            "message": message,
+        } | more
+
+    path = write_lines(
+        tmp_path / "printed.jsonl",
+        {"type": "system", "subtype": "init", "session_id": "s", "uuid": "0"},
+        printed("1", "user", "Hi"),
+        printed("2", "user", "Look", parent_tool_use_id="t"),
+        printed("3", "assistant", text("Hello.")),
+        printed("4", "assistant", text("Seen."), parent_tool_use_id="t"),
+        printed("5", "user", "Hi again", session_id="other"),
+        printed("6", "assistant", text("Hello again."), session_id="other"),
+        {"type": "result", "session_id": "s", "result": "Hello."},
+    )
+    main, agent, other = conversations(read("claude_code_output", path))
+    assert shown(main.messages) == ["user Hi", "assistant Hello."]
+    assert (shown(agent.messages)[0], agent.parent) == ("user Look", main.id)
+    assert (other.id, other.group) == ("other", "other")
