@@ -49,11 +49,6 @@ class CallJournal:
         self._thread = threading.Thread(target=self._write_all, name="journal", daemon=True)
         self._thread.start()
 
-    @property
-    def path(self) -> Path:
-        """The file that is written now."""
-        return self.folder / f"calls-{self._number:04d}.jsonl"
-
     def append(self, line: bytes, done: Callable[[Outcome], None]) -> None:
         """Puts a call's line in the queue.
 
@@ -67,9 +62,9 @@ class CallJournal:
         """Returns whether some bytes can be written now, after a write that failed."""
         with self._file:
             try:
+                self._prepare()
+                self._is_torn = True
                 try:
-                    self._is_torn = True
-                    os.ftruncate(self._handle, self._size)
                     return os.write(self._handle, _PROBE) == len(_PROBE)
                 finally:
                     os.ftruncate(self._handle, self._size)
@@ -86,13 +81,30 @@ class CallJournal:
         self._lock.release()
 
     def _open(self, number: int) -> None:
-        self._number = number
-        self._handle = open_real(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        # The calls of a person's programs are nobody else's business.
-        os.fchmod(self._handle, 0o600)
-        self._size = os.fstat(self._handle).st_size
-        self._is_torn = False
-        wait_for_disk(self.folder)
+        path = self.folder / f"calls-{number:04d}.jsonl"
+        handle = open_real(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        try:
+            # The calls of a person's programs are nobody else's business.
+            os.fchmod(handle, 0o600)
+            size = os.fstat(handle).st_size
+            wait_for_disk(self.folder)
+        except BaseException:
+            os.close(handle)
+            raise
+        self.path, self._number = path, number
+        self._handle, self._size, self._is_torn = handle, size, False
+
+    def _prepare(self) -> None:
+        """Makes the file ready for the next lines. Raises OSError if it cannot be."""
+        handle = self._handle
+        # Nobody could ever read what is written into a file that was deleted.
+        is_gone = os.fstat(handle).st_nlink == 0
+        if is_gone or self._size >= self._full_at:
+            # Closed after the next one is open: its number may be given to a connection at once.
+            self._open(self._number if is_gone else self._number + 1)
+            os.close(handle)
+        elif self._is_torn:
+            os.ftruncate(handle, self._size)
 
     def _write_all(self) -> None:
         while True:
@@ -110,15 +122,7 @@ class CallJournal:
 
     def _write(self, data: bytes) -> Outcome:
         try:
-            if os.fstat(self._handle).st_nlink == 0:
-                # Somebody has deleted the file, and nobody could ever read what is written there.
-                os.close(self._handle)
-                self._open(self._number)
-            if self._is_torn:
-                os.ftruncate(self._handle, self._size)
-            elif self._size >= self._full_at:
-                os.close(self._handle)
-                self._open(self._number + 1)
+            self._prepare()
             self._is_torn = True
             rest = memoryview(data)
             while rest:

@@ -175,3 +175,24 @@ def test_a_journal_that_was_deleted_is_begun_anew(tmp_path):
     journal.close()
     assert waiting.outcomes == [None, None]
     assert journal.path.read_bytes() == b"2\n"
+
+
+def test_a_next_journal_that_cannot_be_opened_costs_no_file_that_is_open(tmp_path, monkeypatch):
+    journal, waiting = CallJournal(tmp_path, full_at=1), Waiting()
+    journal.append(b"1\n", waiting.done)
+    waiting.wait()
+
+    def fail(*_):
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("stillroom.recording.journal.open_real", fail)
+        journal.append(b"2\n", waiting.done)
+        waiting.wait()
+        assert not journal.can_write()
+    assert journal.can_write()
+    journal.append(b"3\n", waiting.done)
+    waiting.wait()
+    journal.close()
+    assert [outcome is None for outcome in waiting.outcomes] == [True, False, True]
+    assert b"".join(path.read_bytes() for path in journals_in(tmp_path)) == b"1\n3\n"

@@ -249,6 +249,25 @@ def test_a_client_that_leaves_breaks_the_call_off_at_the_upstream_too(tmp_path):
     assert call.reply.content.data.startswith(EVENTS[0])
 
 
+def test_a_call_that_goes_on_when_the_proxy_stops_is_recorded_as_that(tmp_path):
+    ended = threading.Event()
+
+    def script(_):
+        yield STREAM_HEAD + chunk(EVENTS[0])
+        ended.wait(10)
+
+    with RawEndpoint(script) as endpoint:
+        with recording(tmp_path, endpoint.url) as url:
+            client = RawClient(url)
+            client.send("POST", CHAT, BODY)
+            assert client.read_head()
+        with client:
+            assert not client.socket.recv(1 << 16).endswith(CHUNK_END)
+        ended.set()
+    (call,) = calls_in(tmp_path)
+    assert (call.end, call.reply.content.data) == ("proxy_stopped", EVENTS[0])
+
+
 def test_a_request_goes_again_if_the_upstream_closed_the_connection_it_was_sent_on(tmp_path):
     num = count(1)
 
