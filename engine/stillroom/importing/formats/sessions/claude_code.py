@@ -23,10 +23,12 @@ def read_sessions(paths: Sequence[Path]) -> Iterator[SourceRow]:
     """Yields the conversations of session files, with one file held at a time.
 
     These are the main one, the branches that were left, what came after each compaction, and those
-    of sub-agents. A line that cannot be read is refused, and so is a branch without a reply.
+    of sub-agents. A line that cannot be read is refused, and so is a branch without a reply. What
+    a session copied from another one (a fork) is only read there.
     """
+    known: dict[str, str] = {}
     for path in paths:
-        tree = MessageTree("claude_code")
+        tree = MessageTree("claude_code", known)
         for row in read_json_rows(path):
             if isinstance(row, Refusal):
                 yield row

@@ -13,6 +13,7 @@ from stillroom.types import Usage
 CONTEXT_LOST = "system prompt and reminders that the agent adds are not in its file"
 HISTORY_LOST = "earlier messages are not in the file"
 NO_REPLY = "holds no reply of the model"
+COPIED = "copied from another session"
 SYNTHETIC = "<synthetic>"
 """The model of replies that the agent itself writes into the conversation."""
 
@@ -60,8 +61,10 @@ class Turn:
 class MessageTree:
     """The messages of one session file, in its order."""
 
-    def __init__(self, agent: str) -> None:
+    def __init__(self, agent: str, known: dict[str, str] | None = None) -> None:
+        """`known` has the conversations of the replies in other files, to which it adds its own."""
         self._agent = agent
+        self._known = {} if known is None else known
         self._turns: list[Turn] = []
         self._at: dict[str, Turn | None] = {}
         """For the id of each line, the last turn up to it."""
@@ -164,6 +167,8 @@ class MessageTree:
     def conversations(self) -> Iterator[SourceRow]:
         """Yields each conversation, those of branches too, and refuses branches without replies."""
         yield from self._problems
+        for turn in self._turns:
+            turn.conversation = self._known.get(turn.uuid)
         # A turn stands after the one that it follows on.
         for turn in reversed(self._turns):
             if turn.before is not None and (turn.is_reply or turn.is_answered):
@@ -189,6 +194,9 @@ class MessageTree:
         path = _path(last)
         own = [turn for turn in path if turn.conversation is None]
         last_reply = next((turn for turn in reversed(own) if turn.is_reply), None)
+        if last_reply is None and path[-1].conversation is not None:
+            detail = f"its replies are in {path[-1].conversation}"
+            return Refusal(last.place, COPIED, detail)
         if last_reply is None or last_reply.is_answered:
             return Refusal(last.place, NO_REPLY, "it was interrupted, or went on elsewhere")
         conversation_id = self._id_of(last, path)
@@ -196,6 +204,8 @@ class MessageTree:
         given = {id(turn) for turn in path if turn.conversation is not None}
         for turn in own:
             turn.conversation = conversation_id
+            if turn.is_reply:
+                self._known[turn.uuid] = conversation_id
         losses: dict[str, None] = {CONTEXT_LOST: None}
         try:
             messages = list(_joined(_messages(path, given, losses)))

@@ -251,3 +251,28 @@ def test_printed_sessions_with_the_users_messages_are_read_by_thread(tmp_path):
     assert shown(main.messages) == ["user Hi", "assistant Hello."]
     assert (shown(agent.messages)[0], agent.parent) == ("user Look", main.id)
     assert (other.id, other.group) == ("other", "other")
+
+
+@pytest.mark.parametrize("is_fork_first", [True, False])
+def test_what_a_forked_session_copies_is_trained_once(is_fork_first, tmp_path):
+    def talk(session):
+        return [
+            line("a", None, "Hi", sessionId=session),
+            line("b", "a", text("Hello."), reply="m1", sessionId=session),
+        ]
+
+    asked = line("c", "b", "Price?", sessionId="fork")
+    answered = line("d", "c", text("12."), reply="m2", sessionId="fork")
+    original = write_lines(tmp_path / "1.jsonl", *talk("original"))
+    fork = write_lines(tmp_path / "2.jsonl", *talk("fork"), asked, answered)
+    files = (fork, original) if is_fork_first else (original, fork)
+    rows = read("claude_code", *files)
+    if is_fork_first:
+        assert refusals(rows) == [(2, "copied from another session")]
+        (row,) = (row for row in rows if hasattr(row, "messages"))
+        assert [m.get("weight") for m in row.messages] == [None] * 4
+    else:
+        first, second = conversations(rows)
+        assert (second.id, second.parent) == ("fork", "original")
+        assert [m.get("weight") for m in second.messages] == [None, 0, None, None]
+        assert [row.usage.completion_tokens for row in (first, second)] == [2, 2]
