@@ -129,6 +129,8 @@ def _logged(
     tags = as_list(parsed(row.get("request_tags")))
     begin, end = row.get("startTime"), row.get("endTime")
     cost = decimal_number(row.get("response_cost", row.get("spend")))
+    if row.get("response_cost_failure_debug_info"):
+        cost = None  # LiteLLM writes 0 for a model whose price it does not know
     known = without_nothing(
         id=first_text(row, "id", "request_id"),
         group=first_text(row, "session_id") or first_text(metadata, "session_id"),

@@ -38,7 +38,10 @@ def _is_call(row: Row) -> bool:
     if row.get("object") == "response":
         return True
     pair = find_pair(row)
-    return pair is not None and pair.api == "responses"
+    if pair is None or pair.api != "responses":
+        return False
+    is_response = as_row(pair.response).get("object") == "response"
+    return is_response or bool(pair.path) or "model" in pair.request
 
 
 def _pair_of(row: Row) -> LoggedPair | None:

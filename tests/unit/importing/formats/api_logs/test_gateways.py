@@ -41,6 +41,8 @@ def test_payloads_that_litellm_logs_come_back_as_they_were(name):
     assert len(rows) == 3
     assert_holds_conversation(calls, keeps_reasoning=False)
     assert {call.provider for call in calls} == {name}
+    # LiteLLM knows no price of this model, and writes 0.
+    assert {call.cost_usd for call in calls} == {None}
     assert {call.judged_as for call in calls} == {("shop-1",)}
     assert all(call.duration_s < 60 and call.started_at.startswith("2026-") for call in calls)
     assert calls[0].metadata["cache_read_tokens"] == 16
