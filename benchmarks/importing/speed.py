@@ -1,13 +1,15 @@
 """Imports logs of calls that each repeat their history, and shows the speed and the memory.
 
-`python benchmarks/importing/speed.py [--calls 200000] [--folder DIR]` writes the logs once (about
-1 GB for 200,000 calls, four files, the conversations interleaved as an endpoint sees them), then
-imports them in a process of its own. Prints one JSON line: MB are source bytes, wall seconds are of
+`python benchmarks/importing/speed.py [--calls 200000] [--shape chat] [--folder DIR]` writes the logs
+once (four files, the conversations interleaved as an endpoint sees them), then imports them in a
+process of its own. Rows of the shape `chat` have 7 KB (10 calls in a conversation, 1.4 GB for
+200,000 calls), those of `agent` 34 KB (20 calls, more tools, longer results). Prints one JSON line: MB are source bytes, wall seconds are of
 the whole process, and the memory is the largest that it had at one time. `json_loads_cpu_s` is what
 decoding the same rows with the standard library would take, for machines that differ or are busy.
 """
 
 import argparse
+import functools
 import json
 import os
 import random
@@ -16,9 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-CALLS_OF_ONE = 10
 FILES = 4
 OPEN_AT_ONCE = 200
 IMPORT = (
@@ -31,13 +33,26 @@ IMPORT = (
 )
 
 
-class Talk:
-    """One conversation of an agent with two tools, which grows by one call at a time."""
+@dataclass(frozen=True)
+class Shape:
+    """How long conversations and their parts are."""
 
-    def __init__(self, draw, words, number):
-        self._draw, self._words, self._number = draw, words, number
+    calls: int
+    result_words: int
+    tools: int
+    instructions: int
+
+
+SHAPES = {"chat": Shape(10, 60, 2, 12), "agent": Shape(20, 250, 10, 70)}
+
+
+class Talk:
+    """One conversation of an agent, which grows by one call at a time."""
+
+    def __init__(self, draw, words, number, shape):
+        self._draw, self._words, self._number, self._shape = draw, words, number, shape
         self.messages = [
-            {"role": "system", "content": SYSTEM},
+            {"role": "system", "content": SYSTEM * shape.instructions},
             {"role": "user", "content": self._text(40)},
         ]
         self.calls = 0
@@ -49,18 +64,22 @@ class Talk:
         """Returns the row of the next call and adds its reply, and what follows, to the history."""
         history, self.calls = list(self.messages), self.calls + 1
         reply = {"role": "assistant", "content": self._text(30), "refusal": None}
-        is_last = self.calls == CALLS_OF_ONE
+        is_last = self.calls == self._shape.calls
         if not is_last:
             call_id = f"call_{self._draw.getrandbits(64):016x}"
             arguments = json.dumps({"query": self._text(6), "page": self.calls})
             function = {"name": "search", "arguments": arguments}
             reply["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
             sent = {key: reply[key] for key in ("role", "content", "tool_calls")}
-            result = {"role": "tool", "tool_call_id": call_id, "content": self._text(60)}
+            result = {
+                "role": "tool",
+                "tool_call_id": call_id,
+                "content": self._text(self._shape.result_words),
+            }
             self.messages += [sent, result]
         return {
             "timestamp": 1_760_000_000 + self._number * 60 + self.calls,
-            "request": {"model": "gpt-4o-mini", "messages": history, "tools": TOOLS,
+            "request": {"model": "gpt-4o-mini", "messages": history, "tools": tools(self._shape.tools),
                         "temperature": 0.2},
             "response": {
                 "id": f"chatcmpl-{self._number}-{self.calls}",
@@ -75,19 +94,22 @@ class Talk:
         }  # fmt: skip
 
 
-SYSTEM = "You are the shop's assistant. Look things up before you answer. " * 12
-TOOLS = [
-    {"type": "function", "function": {
-        "name": name, "description": "Searches the shop's catalogue and its orders. " * 4,
-        "parameters": {"type": "object", "properties": {
-            "query": {"type": "string", "description": "Words to look for"},
-            "page": {"type": "integer", "description": "Page of results, from 1"}},
-            "required": ["query"]}}}
-    for name in ("search", "order")
-]  # fmt: skip
+SYSTEM = "You are the shop's assistant. Look things up before you answer. "
 
 
-def write_logs(folder, num_calls):
+@functools.cache
+def tools(count):
+    """Returns the schemas of some tools."""
+    words = {"query": {"type": "string", "description": "Words to look for"},
+             "page": {"type": "integer", "description": "Page of results, from 1"}}  # fmt: skip
+    parameters = {"type": "object", "properties": words, "required": ["query"]}
+    about = "Searches the shop's catalogue and its orders. " * 4
+    names = ["search", *(f"order_{n}" for n in range(1, count))]
+    return [{"type": "function", "function": {
+        "name": name, "description": about, "parameters": parameters}} for name in names]  # fmt: skip
+
+
+def write_logs(folder, num_calls, shape):
     """Writes the logs, in which OPEN_AT_ONCE conversations go on at the same time."""
     draw = random.Random(11)
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9)))
@@ -96,13 +118,13 @@ def write_logs(folder, num_calls):
     streams = [(folder / f"calls-{n}.jsonl").open("wb") for n in range(FILES)]
     number, open_talks = 0, []
     for index in range(num_calls):
-        if len(open_talks) < OPEN_AT_ONCE and number * CALLS_OF_ONE < num_calls:
-            open_talks.append(Talk(draw, words, number))
+        if len(open_talks) < OPEN_AT_ONCE and number * shape.calls < num_calls:
+            open_talks.append(Talk(draw, words, number, shape))
             number += 1
         talk = draw.choice(open_talks)
         row = talk.next_call()
         streams[index * FILES // num_calls].write(json.dumps(row).encode() + b"\n")
-        if talk.calls == CALLS_OF_ONE:
+        if talk.calls == shape.calls:
             open_talks.remove(talk)
     for stream in streams:
         stream.close()
@@ -123,11 +145,12 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--calls", type=int, default=200_000)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--shape", choices=SHAPES, default="chat")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="import-speed-"))
     logs = folder / "logs"
     if not logs.exists():
-        write_logs(logs, options.calls)
+        write_logs(logs, options.calls, SHAPES[options.shape])
     num_bytes = sum(path.stat().st_size for path in logs.iterdir())
     for path in logs.iterdir():
         with path.open("rb") as stream:  # into the page cache, and not into this process
@@ -141,7 +164,7 @@ def main():
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     made = json.loads(done.stdout)
     print(json.dumps({
-        "calls": made["read"], "rollouts": made["kept"], "refused": made["refused"],
+        "shape": options.shape, "calls": made["read"], "rollouts": made["kept"], "refused": made["refused"],
         "source_mb": round(num_bytes / 1e6, 1), "wall_s": round(wall_s, 2),
         "mb_per_s": round(num_bytes / 1e6 / wall_s, 1),
         "cpu_s": round(used.ru_utime + used.ru_stime, 2),
