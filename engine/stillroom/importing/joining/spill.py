@@ -1,6 +1,7 @@
 """A temporary file for what an import reads and does not need yet; it has no name on the disk."""
 
 import mmap
+import os
 import tempfile
 from pathlib import Path
 from typing import Self
@@ -9,13 +10,14 @@ from stillroom.places import make_folder
 
 _BLOCK = 1 << 20
 _READS_KEPT = 256
+_MOST_MAPPED = 1 << 30
 
 
 class Spill:
     """Keeps pieces of bytes in a temporary file, which vanishes with the process."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, most_mapped: int = _MOST_MAPPED) -> None:
+        self.folder, self._most_mapped = folder, most_mapped
         self._waiting: list[bytes] = []
         self._view: mmap.mmap | bytes = b""
         self._num_waiting = self._num_written = self._num_reads = 0
@@ -51,6 +53,8 @@ class Spill:
         """Returns the piece of this length at a position."""
         if place + num_bytes > len(self._view):
             self._map()
+            if not self._view:
+                return os.pread(self.handle, num_bytes, place)
         self._num_reads += 1
         if self._num_reads % _READS_KEPT == 0 and isinstance(self._view, mmap.mmap):
             # The pages that were read would count as memory of this process.
@@ -58,9 +62,13 @@ class Spill:
         return self._view[place : place + num_bytes]
 
     def _map(self) -> None:
-        """Maps the file into memory, which reads many pieces faster than calls of the system."""
+        """Maps the file into memory, which reads many pieces faster than calls of the system.
+
+        A file that is too large for the addresses that a process may be allowed is not mapped.
+        """
         self.flush()
-        if self._num_written:
+        self._view = b""
+        if 0 < self._num_written <= self._most_mapped:
             self._view = mmap.mmap(self._file.fileno(), self._num_written, prot=mmap.PROT_READ)
 
     def __enter__(self) -> Self:
