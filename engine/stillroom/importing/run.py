@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from stillroom.curate.filter.near_duplicates import Signer
 from stillroom.curate.rows.sources import check_output
 from stillroom.errors import DataError
 from stillroom.importing.joining.cleaning import CleaningProcess
@@ -78,6 +79,8 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
     """
     outputs = ImportOutputs.of(workspace, request)
     written = [*outputs.of_rows, outputs.refused]
+    if request.split_heldout is not None:
+        Signer()  # before all is read: it raises if what finds near duplicates is missing
     sources = import_sources(workspace, request, outputs=set(written))
     for path in written:
         check_output(path, sources.files)

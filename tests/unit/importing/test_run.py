@@ -423,3 +423,25 @@ def test_who_answered_reaches_the_card_of_a_model_trained_on_it(tmp_path):
     assert [each.model for each in steps[1].answered_by] == ["gpt-4o-2024"]
     manifest = read_manifest(tmp_path / "out.jsonl")
     assert manifest.models[0].terms == "https://openai.com/policies"
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "expected"),
+    [
+        ("stop", ("answered", False)),
+        ("length", ("max_tokens", True)),
+        ("content_filter", ("content_filter", True)),
+    ],
+)
+def test_how_the_last_reply_ended_is_how_the_rollout_ended(tmp_path, finish_reason, expected):
+    row = call([user("A")], answer("a"))
+    row["response"]["choices"][0]["finish_reason"] = finish_reason
+    imported(tmp_path, [row])
+    [rollout] = rows_of(tmp_path)
+    assert (rollout["stop_reason"], rollout["truncated"]) == expected
+
+
+def test_a_log_that_ends_with_a_tool_call_has_no_answer(tmp_path):
+    imported(tmp_path, [call([user("A")], asks_for("look"))], prompts=True)
+    assert rows_of(tmp_path)[0]["stop_reason"] == "max_turns"
+    assert "expected_answer" not in rows_of(tmp_path, "out.prompts.jsonl")[0]["metadata"]
