@@ -11,6 +11,8 @@ from stillroom.importing.request import ImportRollouts
 from stillroom.importing.run import import_rollouts
 from stillroom.settings import Workspace
 
+_JUDGED = ("helicone", "langfuse", "phoenix")
+
 
 @pytest.mark.parametrize(
     ("sources", "num_calls"),
@@ -43,4 +45,5 @@ def test_the_calls_of_a_sample_become_the_conversation_that_was_held(sources, nu
         assert [(m["role"], m["content"]) for m in row["messages"]] == plain_conversation()
         assert {answerer["model"] for answerer in row["answered_by"]} == {"scripted-1"}
         assert [tool["function"]["name"] for tool in row["tools"]] == ["price", "stock"]
+        assert row["rewards"].get("helpful") == (1.0 if sources in _JUDGED else None)
     assert set(result.refused_by_reason) <= {"no model call", "a judgement without a number"}

@@ -21,6 +21,11 @@ from stillroom.importing.bodies.facts import (
 from stillroom.importing.bodies.shelf import Shelf
 from stillroom.importing.formats.observability.ai_sdk import AI_SDK
 from stillroom.importing.formats.observability.calls import SpanCall
+from stillroom.importing.formats.observability.evaluations import (
+    EVALUATION,
+    judgement_of,
+    judgements_in,
+)
 from stillroom.importing.formats.observability.genai import EVENT_NAMES, GENAI
 from stillroom.importing.formats.observability.openinference import OPENINFERENCE
 from stillroom.importing.formats.observability.openrouter import OPENROUTER_SPANS
@@ -47,6 +52,7 @@ from stillroom.importing.table_rows import read_any_rows
 
 _SESSIONS = ("session.id", "langfuse.session.id", "ai.telemetry.metadata.sessionId")
 _CONVERSATION = "gen_ai.conversation.id"
+_RESPONSE = "gen_ai.response.id"
 _AMBIGUOUS = ""
 _MARKS = (
     b"session",
@@ -106,8 +112,11 @@ def read_spans(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Sou
         for item in _telemetry(paths, telemetry_of):
             if isinstance(item, Span):
                 yield from _rows_of(item, others, used, paths)
+                yield from judgements_in(item)
             elif not isinstance(item, LogRecord):
                 yield item
+            elif item.event.name == EVALUATION:
+                yield judgement_of(item)
             elif not _has_messages(item):
                 yield Refusal(item.place, NO_CALL, "a log record without messages")
         for span_id, number in records:
@@ -205,7 +214,9 @@ def _logged(span: Span, call: SpanCall, group: str | None) -> LoggedConversation
         tools=call.tools,
         group=group,
         id=span.id or None,
-        judged_as=(span.trace_id,) if span.trace_id else (),
+        judged_as=tuple(
+            name for name in (span.trace_id, first_text(span.attributes, _RESPONSE)) if name
+        ),
         provider=call.provider,
         model=call.model,
         usage=usage_of(call.usage),

@@ -6,6 +6,7 @@ import pytest
 
 from fakes.scripted_calls import assert_holds_conversation, calls_of, write_rows
 from fakes.trace_files import SAMPLES, read, recognised_by, refusals, shown
+from stillroom.importing.records import Feedback
 
 OTEL, INFERENCE = SAMPLES / "otel_genai", SAMPLES / "openinference"
 
@@ -66,7 +67,7 @@ def test_anthropic_calls_of_openllmetry_come_back_as_they_were():
     assert refusals(rows) == [(4, "no model call")]
     first = calls_of(rows)[0]
     assert first.metadata["cache_read_tokens"] == 16
-    assert first.judged_as == (first.metadata["trace_id"],)
+    assert first.judged_as == (first.metadata["trace_id"], "msg_0001")
     assert (first.provider, first.id) == ("anthropic", first.place.part)
 
 
@@ -339,6 +340,38 @@ def test_all_messages_may_stand_in_one_event(tmp_path):
         ["user One?", "assistant One."],
     ]
     assert calls[2].finish_reason == "stop"
+
+
+def test_evaluations_are_feedback_about_their_span_or_response(tmp_path):
+    def evaluation(**more):
+        fields = {"gen_ai.evaluation.name": "helpful", "gen_ai.evaluation.score.value": 0.5} | more
+        return [pair(*item) for item in fields.items()]
+
+    name = "gen_ai.evaluation.result"
+    own = {"name": name, "attributes": evaluation()}
+    judged = span(chat(**{"gen_ai.response.id": "resp"}), events=[own])
+    records = [
+        {"eventName": name, "spanId": "s1", "traceId": "t1", "attributes": evaluation()},
+        {"eventName": name, "attributes": evaluation(**{"gen_ai.response.id": "resp"})},
+        {"eventName": name, "spanId": "s1", "attributes": [pair("gen_ai.evaluation.name", "tone")]},
+        {"eventName": name, "attributes": evaluation()},
+        {"eventName": "other", "spanId": "s1", "attributes": []},
+    ]
+    logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}
+    rows = read("otel_genai", write_rows(tmp_path / "spans.jsonl", exported(judged), logs))
+    (call,) = calls_of(rows)
+    assert call.judged_as == ("t1", "resp")
+    feedback = [row for row in rows if isinstance(row, Feedback)]
+    assert [(row.about, row.name, row.value) for row in feedback] == [
+        ("s1", "helpful", 0.5),
+        ("s1", "helpful", 0.5),
+        ("resp", "helpful", 0.5),
+    ]
+    assert refusals(rows) == [
+        (2, "a judgement without a number"),
+        (2, "a judgement of nothing"),
+        (2, "no model call"),
+    ]
 
 
 def test_hostile_spans_are_refused_or_survive(tmp_path):
