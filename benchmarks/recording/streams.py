@@ -4,7 +4,7 @@ A scripted endpoint streams the same reply to all, and each event says when it w
 half through the proxy, at the same time, so that whatever else the machine does slows both. `added_ms` are differences of medians: `first`,
 from the request to the first event; `lag`, from when an event was sent to when it was read; `end`, the same of the end of the reply, which the
 proxy passes on only once the call is on the disk (`disk_sync_ms` is what the disk alone takes for that). First at a moderate load (--moderate clients on each side), then --streams clients, all
-through the proxy. Exits with 1 if a call that a client saw whole is not in the journal. --peer measures a bare aiohttp proxy too.
+through the proxy, and for comparison (`without_it`) all directly: so many keep the endpoint and the clients themselves busy. Exits with 1 if a call that a client saw whole is not in the journal. --peer measures a bare aiohttp proxy too.
 """
 
 import argparse
@@ -87,13 +87,15 @@ class Client(asyncio.Protocol):
             self.done.set_exception(error or ConnectionError("broken off"))
 
 
-async def load(ports: dict[str, int], num_clients: int, num_calls: int) -> dict[str, list[Client]]:
-    """Runs so many clients of each port at once, whose calls begin evenly spread over a second."""
+async def load(
+    ports: dict[str, int], num_clients: int, num_calls: int, spread_s: float
+) -> dict[str, list[Client]]:
+    """Runs so many clients of each port at once, whose calls begin, and end, evenly spread."""
     loop, clients, ends = asyncio.get_running_loop(), {}, []
     for number, (name, port) in enumerate(ports.items()):
         clients[name] = []
         for i in range(num_clients):
-            start_s = (i + number / len(ports)) / num_clients
+            start_s = spread_s * (i + number / len(ports)) / num_clients
             end = loop.create_future()
             client = Client(num_calls, end, start_s)
             await loop.create_connection(lambda c=client: c, "127.0.0.1", port)
@@ -112,10 +114,12 @@ def figures(clients: list[Client]) -> dict:
     return row
 
 
-def measured(ports: dict[str, int], proxy: psutil.Process, clients: int, calls: int) -> dict:
+def measured(
+    ports: dict[str, int], proxy: psutil.Process, clients: int, calls: int, spread_s: float
+) -> dict:
     """Loads the ports at once; says what each saw, what the proxy added and what it cost."""
     before, began = proxy.cpu_times(), time.perf_counter()
-    seen = uvloop.run(load(ports, clients, calls))
+    seen = uvloop.run(load(ports, clients, calls, spread_s))
     after, wall_s = proxy.cpu_times(), time.perf_counter() - began
     cpu_s = after.user + after.system - before.user - before.system
     row: dict = {name: figures(found) for name, found in seen.items()}
@@ -171,7 +175,7 @@ def main() -> int:
         "moderate": options.moderate,
         "many": options.streams,
     }
-    lost = 0
+    lost, spread_s = 0, options.events * options.gap_ms / 1000
     with (
         tempfile.TemporaryDirectory(dir=".") as name,
         process(sys.executable, str(HERE / "endpoint.py"), *script) as (upstream, _),
@@ -184,11 +188,16 @@ def main() -> int:
             with process(*command) as (said, proxy):
                 port = int(said["recording"].rpartition(":")[2])
                 both = {"direct": upstream["port"], "proxied": port}
-                uvloop.run(load({"proxied": port}, options.moderate, 1))
+                uvloop.run(load({"proxied": port}, options.moderate, 1, 1.0))
                 sync_ms = disk_sync_ms(name)
-                moderate = measured(both, proxy, options.moderate, options.calls)
-                many = measured({"proxied": port}, proxy, options.streams, options.calls)
-            row[kind] = {"disk_sync_ms": sync_ms, "moderate": moderate, "many": many}
+                moderate = measured(both, proxy, options.moderate, options.calls, spread_s)
+                many = measured({"proxied": port}, proxy, options.streams, options.calls, spread_s)
+                alone = uvloop.run(load({"direct": both["direct"]}, options.streams, 1, spread_s))
+            row[kind] = {
+                "disk_sync_ms": sync_ms,
+                "moderate": moderate,
+                "many": many | {"without_it": figures(alone["direct"])},
+            }
             if kind == "ours":
                 seen = sum(part["proxied"]["calls"] for part in (moderate, many))
                 lost = seen + options.moderate - num_recorded(Path(name) / "traces")
