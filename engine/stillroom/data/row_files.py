@@ -47,7 +47,9 @@ def read_row_blocks(path: Path) -> Iterator[list[Line]]:
 
 def count_rows(path: Path) -> int:
     """Returns the number of rows of a file."""
-    return count_lines(path) if path.suffix != ".json" else sum(1 for _ in read_row_lines(path))
+    return (
+        count_lines(path) if path.suffix not in _DOCUMENTS else sum(1 for _ in read_row_lines(path))
+    )
 
 
 def decode_line(line: Line) -> dict[str, Any] | Problem:

@@ -19,13 +19,14 @@ _KEPT = {
     "nemo_gym": 1,
     "openai_agents": 4,
     "openai_evals": 1,
-    "openai_fine_tuning": 7,
+    "openai_fine_tuning": 8,
     "openai_preferences": 2,
     "openhands": 3,
-    "pairs": 2,
+    "pairs": 3,
     "rnow": 1,
     "sharegpt": 3,
     "swe_agent": 2,
+    "trl_preferences": 6,
     "verifiers": 1,
     "verifiers_traces": 2,
 }
@@ -45,8 +46,9 @@ def test_the_samples_of_all_formats_are_recognised_and_kept_in_one_import(tmp_pa
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_bytes().splitlines()]
     assert [list(message_problems(row["messages"])) for row in rows] == [[]] * sum(_KEPT.values())
     pair = [row for row in rows if row["reward"] is not None]
-    assert sorted(row["reward"] for row in pair) == [0.0, 1.0]
-    assert len({row["task_id"] for row in pair}) == 1
+    assert sorted(row["reward"] for row in pair) == [0.0] * 4 + [1.0] * 4
+    # The pairs about Oslo, of both formats, are of one task.
+    assert len({row["task_id"] for row in pair}) == 3
 
 
 def test_named_columns_make_a_table_of_rows_that_no_format_knows(tmp_path):

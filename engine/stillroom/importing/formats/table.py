@@ -9,7 +9,12 @@ from stillroom.importing.formats.api_logs.recorded import STILLROOM_RECORD
 from stillroom.importing.formats.api_logs.responses import OPENAI_RESPONSES
 from stillroom.importing.formats.api_logs.stored_completions import STORED_COMPLETIONS
 from stillroom.importing.formats.datasets.alpaca import ALPACA
-from stillroom.importing.formats.datasets.openai_files import EVAL_ITEMS, FINE_TUNING, PREFERENCES
+from stillroom.importing.formats.datasets.openai_files import (
+    EVAL_ITEMS,
+    FINE_TUNING,
+    PREFERENCES,
+    TRL_PREFERENCES,
+)
 from stillroom.importing.formats.datasets.sharegpt import SHAREGPT
 from stillroom.importing.formats.datasets.tables import CSV, PAIRS, PARQUET
 from stillroom.importing.formats.evaluations.inspect_ai import INSPECT_AI
@@ -64,6 +69,7 @@ FORMATS: tuple[TraceFormat, ...] = (
     HELICONE,
     STORED_COMPLETIONS,
     PREFERENCES,
+    TRL_PREFERENCES,
     EVAL_ITEMS,
     SHAREGPT,
     ALPACA,

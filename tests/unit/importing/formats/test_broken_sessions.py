@@ -27,6 +27,7 @@ _FORMATS = (
     "rnow",
     "sharegpt",
     "swe_agent",
+    "trl_preferences",
     "verifiers",
     "verifiers_traces",
 )

@@ -20,7 +20,8 @@ from stillroom.importing.records import LoggedConversation
 from stillroom.types import Usage
 
 _DATASETS = (
-    "openai_fine_tuning", "openai_preferences", "sharegpt", "alpaca", "csv", "parquet", "pairs"
+    "openai_fine_tuning", "openai_preferences", "trl_preferences", "sharegpt", "alpaca", "csv",
+    "parquet", "pairs",
 )  # fmt: skip
 
 
@@ -71,6 +72,26 @@ def test_both_answers_of_a_preference_row_share_its_prompt_and_differ_in_their_s
         "assistant Not very.",
     ]
     assert str(good.place).endswith("pairs.jsonl:1#preferred")
+
+
+def test_pairs_as_trl_has_them_are_read_with_the_prompt_within_or_beside_the_answers():
+    rows = sample("trl_preferences", "pairs.jsonl")
+    assert [(shown(row.messages), row.scores["preferred"]) for row in rows] == [
+        (["user How cold is it in Oslo?", "assistant 3 degrees."], 1.0),
+        (["user How cold is it in Oslo?", "assistant Not very."], 0.0),
+        (["user How far is it?", "assistant 40 km."], 1.0),
+        (["user How far is it?", "assistant Far."], 0.0),
+        (["user Name a colour.", "assistant Blue."], 1.0),
+        (["user Name a colour.", "assistant No."], 0.0),
+    ]
+    assert rows[2].metadata == {"score_chosen": 9.0}
+
+
+def test_messages_may_be_text_and_a_completion_messages():
+    (row,) = sample("pairs", "messages_as_text.jsonl")
+    assert (shown(row.messages), row.id, row.tools) == (["user Hi", "assistant Hello."], "u1", None)
+    (row,) = sample("openai_fine_tuning", "prompt_completion.jsonl")
+    assert shown(row.messages) == ["user Name a colour.", "assistant Blue."]
 
 
 def test_items_of_an_eval_keep_the_grades_and_a_failed_call_its_error():

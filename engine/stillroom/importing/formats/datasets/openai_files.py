@@ -21,6 +21,7 @@ _OF_OTHER_FORMATS = frozenset(
 """Fields beside `messages` that a log or a result has, and a dataset has not."""
 _CHAT_FIELDS = ("messages", "tools", "functions", "id", "model", "metadata")
 _OUTPUTS = {"preferred": 1.0, "non_preferred": 0.0}
+_ANSWERS = {"chosen": 1.0, "rejected": 0.0}
 
 
 def is_chat_row(row: Row) -> bool:
@@ -59,17 +60,29 @@ def other_fields(data: Row, read: Sequence[str]) -> Row:
 def _fine_tuning(row: JsonRow) -> Iterable[SourceRow]:
     if "messages" in row.data:
         return [conversation_of_chat_row(row)]
-    prompt, completion = row.data.get("prompt"), row.data.get("completion")
-    if not isinstance(prompt, str) or not isinstance(completion, str):
+    if not is_completion_row(row.data):
         raise UnreadableRowError("has no messages", "a row has messages, or prompt and completion")
-    messages = [
-        {"role": "user", "content": prompt},
-        {"role": "assistant", "content": completion},
-    ]
-    metadata = other_fields(row.data, ("prompt", "completion", "metadata"))
+    reader = ChatReader()
     return [
-        LoggedConversation(place=row.place, messages=messages, is_call=False, metadata=metadata)
+        LoggedConversation(
+            place=row.place,
+            messages=[
+                *turns_of(row.data["prompt"], "user", reader),
+                *turns_of(row.data["completion"], "assistant", reader),
+            ],
+            tools=tool_schemas(row.data.get("tools")),
+            is_call=False,
+            losses=tuple(reader.losses),
+            metadata=other_fields(row.data, ("prompt", "completion", "metadata", "tools")),
+        )
     ]
+
+
+def turns_of(value: Any, role: str, reader: ChatReader) -> list[Row]:
+    """Returns messages, or the message of a text. Raises UnreadableRowError if it is neither."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    return reader.messages(value, role)
 
 
 def _is_fine_tuning(path: Path, head: bytes) -> bool:
@@ -77,9 +90,17 @@ def _is_fine_tuning(path: Path, head: bytes) -> bool:
 
 
 def is_completion_row(row: Row) -> bool:
-    """Returns whether a row is a legacy prompt with its completion."""
-    is_pair = isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str)
-    return is_pair and row.keys() <= {"prompt", "completion", "metadata", "id"}
+    """Returns whether a row is a prompt with its completion: texts, or messages as TRL has them."""
+    prompt, completion = row.get("prompt"), row.get("completion")
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return row.keys() <= {"prompt", "completion", "metadata", "id"}
+    lists = (prompt, completion)
+    are_messages = all(isinstance(one, list) and one and _is_message(one[0]) for one in lists)
+    return are_messages and "reward" not in row
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(as_object(value).get("role"), str)
 
 
 def _is_preference(path: Path, head: bytes) -> bool:
@@ -87,6 +108,33 @@ def _is_preference(path: Path, head: bytes) -> bool:
         "messages" in as_object(row.get("input")) and "non_preferred_output" in row
         for row in head_rows(head)
     )
+
+
+def _is_trl_preference(path: Path, head: bytes) -> bool:
+    return any(
+        all(isinstance(row.get(name), str | list) and row[name] for name in _ANSWERS)
+        for row in head_rows(head)
+    )
+
+
+def _trl_preferences(row: JsonRow) -> Iterator[SourceRow]:
+    """Yields both answers of a row of TRL's, whose prompt may be within them."""
+    data, place = row.data, row.place
+    for name, score in _ANSWERS.items():
+        reader = ChatReader()
+        prompt = turns_of(data["prompt"], "user", reader) if data.get("prompt") else []
+        answer = turns_of(data.get(name), "assistant", reader)
+        # Some datasets repeat the prompt in the answers.
+        is_whole = answer[0]["role"] != "assistant"
+        yield LoggedConversation(
+            place=type(place)(place.path, place.line, name),
+            messages=answer if is_whole else [*prompt, *answer],
+            tools=tool_schemas(data.get("tools")),
+            is_call=False,
+            scores={"preferred": score},
+            losses=tuple(reader.losses),
+            metadata=other_fields(data, ("prompt", "tools", *_ANSWERS)),
+        )
 
 
 def _preferences(row: JsonRow) -> Iterator[SourceRow]:
@@ -165,6 +213,12 @@ PREFERENCES = TraceFormat(
     title="OpenAI preference fine-tuning files",
     is_recognised=_is_preference,
     read=lambda paths: convert_rows(paths, _preferences),
+)
+TRL_PREFERENCES = TraceFormat(
+    name="trl_preferences",
+    title="Preference pairs as TRL has them (prompt, chosen, rejected)",
+    is_recognised=_is_trl_preference,
+    read=lambda paths: convert_rows(paths, _trl_preferences),
 )
 EVAL_ITEMS = TraceFormat(
     name="openai_evals",

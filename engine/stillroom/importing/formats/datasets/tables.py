@@ -12,6 +12,7 @@ from stillroom.importing.formats.datasets.columns import (
 )
 from stillroom.importing.json_rows import (
     JsonRow,
+    Row,
     UnreadableRowError,
     head_rows,
     read_json_rows,
@@ -33,7 +34,7 @@ def read_csv(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[
 
 
 def read_parquet(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
-    """Yields the rows of parquet files, some hundred at a time.
+    """Yields the rows of parquet files, some at a time.
 
     Raises MissingExtraError without pyarrow; InputError or DataError if the columns are missing or
     the file is broken.
@@ -78,11 +79,23 @@ def _is_parquet(path: Path, head: bytes) -> bool:
 
 
 def _are_pairs(path: Path, head: bytes) -> bool:
-    return not is_csv(path, head) and any(is_pair_row(row) for row in head_rows(head))
+    if is_csv(path, head):
+        return False
+    return any(is_pair_row(row) or _are_messages_as_text(row) for row in head_rows(head))
+
+
+def _are_messages_as_text(row: Row) -> bool:
+    """Returns whether a row holds its conversation as JSON text, as exports of tables do."""
+    text = row.get("messages", row.get("conversations"))
+    return isinstance(text, str) and text.lstrip().startswith("[{")
 
 
 CSV = TraceFormat("csv", "CSV and TSV tables", is_csv, read_csv, read_csv)
 PARQUET = TraceFormat("parquet", "Parquet tables", _is_parquet, read_parquet, read_parquet)
 PAIRS = TraceFormat(
-    "pairs", "JSON rows of a question and its answer", _are_pairs, read_pairs, read_pairs
+    "pairs",
+    "JSON rows of a question and its answer, or of messages as text",
+    _are_pairs,
+    read_pairs,
+    read_pairs,
 )
