@@ -15,6 +15,7 @@ from backports import zstd
 
 from fakes.raw_endpoint import CHUNK_END, STREAM_HEAD, RawEndpoint, chunk, json_reply, stream_reply
 from fakes.recording import CHAT, RawClient, calls_in, recording, request, wait_until
+from stillroom.recording import encodings
 from stillroom.recording.records import kind_of
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hé"}]}).encode()
@@ -123,6 +124,19 @@ def test_an_encoded_reply_passes_as_it_is_and_is_recorded_in_plain(
     assert endpoint.requests[0].headers["accept-encoding"] == "gzip, deflate, br, zstd"
     assert call.reply.content.data == plain
     assert "content-encoding" not in dict(call.reply.headers)
+
+
+def test_an_encoding_whose_library_is_missing_is_not_asked_for(tmp_path, monkeypatch):
+    monkeypatch.delitem(encodings._STEPS, "br")
+    with (
+        RawEndpoint(lambda _: json_reply(b"{}")) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+    ):
+        for accepted in ("gzip;q=1, br, zstd", "br", "*"):
+            request(url, "POST", CHAT, BODY, f"Accept-Encoding: {accepted}")
+        request(url, "GET", "/v1/models", b"", "Accept-Encoding: br")
+    accepted = [sent.headers["accept-encoding"] for sent in endpoint.requests]
+    assert accepted == ["gzip;q=1, zstd", "identity", "identity", "br"]
 
 
 def test_a_reply_in_an_unknown_encoding_is_marked_and_holds_nothing(tmp_path):

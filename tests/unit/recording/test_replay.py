@@ -125,6 +125,14 @@ def test_calls_whose_client_left_are_not_answered_again(tmp_path):
     assert (tape.num_calls, tape.num_left_out) == (1, 1)
 
 
+def test_a_last_line_without_an_end_is_left_out(tmp_path):
+    record(tmp_path, lambda _: json_reply(b"1"), body())
+    with (tmp_path / "calls-0001.jsonl").open("ab") as stream:
+        stream.write(b'{"stillroom_record":1,"id"')
+    tape = Tape([tmp_path])
+    assert (tape.num_calls, tape.num_left_out) == (1, 1)
+
+
 def test_streams_written_by_the_official_clients_are_answered_event_by_event(tmp_path):
     sample = SAMPLES / "stillroom_record" / "messages_streamed.jsonl"
     call = json.loads(sample.read_bytes().splitlines()[0])

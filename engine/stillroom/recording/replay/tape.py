@@ -74,10 +74,13 @@ class Tape:
             try:
                 call = decoded_call(line.utf8)
             except (ValueError, RecursionError) as error:
+                if path.stat().st_size == line.offset + line.num_bytes:
+                    # The recorder was killed, or is at work, while it wrote its last line.
+                    self.num_left_out += 1
+                    continue
                 raise DataError(
                     f"{path}:{line.number} holds no recorded call: {str(error)[:200]}",
-                    "give the journals of `stillroom record`; one that was killed while it wrote "
-                    "is mended when it is started again",
+                    "give the journals of `stillroom record`, as it wrote them",
                 ) from error
             if not _can_be_replayed(call):
                 self.num_left_out += 1
