@@ -189,6 +189,22 @@ def test_parquet_rows_keep_their_calls_and_lose_their_pictures_openly():
     assert plain.losses == ()
 
 
+def test_columns_of_a_question_and_an_answer_may_hold_messages(tmp_path):
+    from pyarrow import Table, parquet
+
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    rows = [
+        {"prompt": prompt, "completion": [{"role": "assistant", "content": "Hello."}], "reward": 1},
+        {"prompt": prompt, "completion": [], "reward": 0},
+    ]
+    parquet.write_table(Table.from_pylist(rows), tmp_path / "saved.parquet")
+    columns = {"user": "prompt", "assistant": "completion", "score": "reward"}
+    read_rows = read("parquet", tmp_path / "saved.parquet", columns=columns)
+    assert shown(read_rows[0].messages) == ["system Be brief.", "user Hi", "assistant Hello."]
+    assert read_rows[0].scores == {"reward": 1.0}
+    assert refusals(read_rows) == [(2, "a column holds no text")]
+
+
 @pytest.mark.parametrize(
     ("columns", "error", "words"),
     [

@@ -10,14 +10,10 @@ import msgspec
 from stillroom.data.checks import as_number, describe
 from stillroom.data.layouts.foreign import as_object
 from stillroom.errors import DataError, InputError
-from stillroom.importing.chat_messages import FILES_LOST, tool_schemas
+from stillroom.importing.chat_messages import FILES_LOST, ChatReader, tool_schemas
 from stillroom.importing.formats.datasets.alpaca import conversation_of_alpaca_row
-from stillroom.importing.formats.datasets.openai_files import (
-    is_completion_row,
-)
-from stillroom.importing.formats.datasets.sharegpt import (
-    conversation_of_sharegpt_row,
-)
+from stillroom.importing.formats.datasets.openai_files import is_completion_row, turns_of
+from stillroom.importing.formats.datasets.sharegpt import conversation_of_sharegpt_row
 from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError
 from stillroom.importing.records import LoggedConversation, SourceRow
 from stillroom.validation import nearest
@@ -111,21 +107,25 @@ def convert_table_row(row: JsonRow, columns: ChosenColumns) -> Iterable[SourceRo
     if "messages" in names:
         yield _with_clean_metadata(_whole_conversation(row, names))
         return
-    for thing in ("user", "assistant"):
-        text = data.get(names[thing])
-        if not isinstance(text, str) or not text.strip():
-            detail = f"{names[thing]} must be a text, not {describe(text)}"
+    question, answer = (data.get(names[thing]) for thing in ("user", "assistant"))
+    reader = ChatReader()
+    for thing, value in (("user", question), ("assistant", answer)):
+        is_blank = not value.strip() if isinstance(value, str) else not value
+        if is_blank or not isinstance(value, str | list):
+            detail = f"{names[thing]} must be a text or messages, not {describe(value)}"
             raise UnreadableRowError("a column holds no text", detail)
-    answer: Row = {"role": "assistant", "content": data[names["assistant"]]}
-    if reasoning := _text_of(data, names, "reasoning"):
-        answer["reasoning_content"] = reasoning
+    replies = turns_of(answer, "assistant", reader)
+    reasoning = _text_of(data, names, "reasoning")
+    if reasoning and replies[0]["role"] == "assistant":
+        replies[0]["reasoning_content"] = reasoning
     system = _text_of(data, names, "system")
     messages = [
         *([{"role": "system", "content": system}] if system else []),
-        {"role": "user", "content": data[names["user"]]},
-        answer,
+        *turns_of(question, "user", reader),
+        *replies,
     ]
-    yield _with_clean_metadata(_conversation(row, names, messages))
+    read = _conversation(row, names, messages)
+    yield _with_clean_metadata(replace(read, losses=tuple(reader.losses)))
 
 
 def _whole_conversation(row: JsonRow, names: Mapping[str, str]) -> LoggedConversation:
