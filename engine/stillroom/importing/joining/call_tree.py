@@ -29,7 +29,7 @@ class CallTree:
         self._parents, self._messages = array("i"), array("I")
         self._results, self._has_user = array("i"), array("B")
         self._paths, self._num_calls = array("q"), array("I")
-        self._first_rows, self._next_rows = array("i"), array("i")
+        self._first_rows, self._next_rows, self._replies = array("i"), array("i"), array("i")
 
     @property
     def num_nodes(self) -> int:
@@ -51,7 +51,7 @@ class CallTree:
             # The result of a call that is further back than the last messages.
             node = self._extend(group, NONE, messages)
         self._by_request[hash((group, request))] = self._parents[node]
-        self._end_row(node, row)
+        self._end_row(node, row, messages[-1])
         return node
 
     def _known_beginning(self, group: str | None, request: tuple[int, ...]) -> tuple[int, int]:
@@ -97,6 +97,7 @@ class CallTree:
         self._num_calls.append(num_calls)
         self._has_user.append(is_users or (parent != NONE and self._has_user[parent]))
         self._first_rows.append(NONE)
+        self._replies.append(NONE)
         return len(self._parents) - 1
 
     def _number_of_call(self, message: int, numbers: dict[int, int]) -> int:
@@ -112,9 +113,12 @@ class CallTree:
             raise UnreadableRowError(ORPHAN, "its call was cut off the history, or has another id")
         return number
 
-    def _end_row(self, node: int, row: int) -> None:
+    def _end_row(self, node: int, row: int, reply: int) -> None:
         while len(self._next_rows) <= row:
             self._next_rows.append(NONE)
+        sizes, best = self._store.sizes, self._replies[node]
+        if best == NONE or sizes[reply] > sizes[best]:
+            self._replies[node] = reply
         first = self._first_rows[node]
         if first == NONE:
             self._first_rows[node] = row
@@ -129,6 +133,10 @@ class CallTree:
             yield row
             row = self._next_rows[row]
 
+    def first_row(self, node: int) -> int:
+        """Returns the row of the first call that ends at a node; NONE if none does."""
+        return self._first_rows[node]
+
     def path_to(self, node: int) -> list[int]:
         """Returns the nodes from the first message to this one."""
         path: list[int] = []
@@ -142,8 +150,13 @@ class CallTree:
         return self._parents[node]
 
     def message(self, node: int) -> int:
-        """Returns the number of the message at a node, in the form that was seen first."""
-        return self._messages[node]
+        """Returns the number of the message at a node, in the form that was seen first.
+
+        Of a reply that was logged as one, it is the longest form of the reply itself, which has
+        what histories leave out, such as reasoning.
+        """
+        reply = self._replies[node]
+        return self._messages[node] if reply == NONE else reply
 
     def result_of(self, node: int) -> int:
         """Returns which of the conversation's calls the tool's message at a node answers."""

@@ -111,7 +111,7 @@ class Intake:
             for again in [refusal] if row.reread is None else row.reread():
                 self.take(again, format_name)
             return
-        self.rows.add(facts, node=node, reply=numbers[-1], length=len(numbers))
+        self.rows.add(facts, node=node, length=len(numbers))
         self._tally.read(format_name)
 
     def _offered(self, raw: msgspec.Raw) -> tuple[int, tuple[str, ...]]:
@@ -144,7 +144,6 @@ class Intake:
             judged_as=row.judged_as,
             parent=row.parent,
             node=node,
-            reply=numbers[-1],
             length=len(numbers),
         )
 

@@ -111,19 +111,15 @@ class Composer:
         messages, own, untrained = list[int](), list[int](), list[int]()
         num_turns = num_unanswered = 0
         for index, node in enumerate(path):
-            calls = list(tree.rows_at(node))
-            is_own = bool(calls) and self._joined.owners[calls[0]] == row
+            first = tree.first_row(node)
+            is_own = first != NONE and self._joined.owners[first] == row
             if is_own:
-                own += sorted(calls, key=lambda call: call == row)
+                own += sorted(tree.rows_at(node), key=lambda call: call == row)
                 num_turns += 1
-            replies = [rows.replies[call] for call in calls]
-            # The reply itself has what histories leave out, such as reasoning.
-            messages.append(
-                max(replies, key=store.sizes.__getitem__) if replies else tree.message(node)
-            )
+            messages.append(tree.message(node))
             if store.roles[messages[-1]] == ASSISTANT and not is_own:
                 untrained.append(index)
-                num_unanswered += not calls
+                num_unanswered += first == NONE
         pieces = [self._piece(message) for message in messages]
         for index in untrained:
             pieces[index] = pieces[index][:-1] + b',"weight":0}'

@@ -50,7 +50,7 @@ class RowTable:
         self._spill = spill
         self._places, self._sizes = array("Q"), array("I")
         self._ids, self._parents, self._groups = array("q"), array("q"), array("q")
-        self.nodes, self.replies, self.lengths = array("i"), array("i"), array("I")
+        self.nodes, self.lengths = array("i"), array("I")
         self._aliases, self._alias_rows = array("q"), array("i")
         self.has_parents = False
 
@@ -64,13 +64,12 @@ class RowTable:
         judged_as: Sequence[str] = (),
         parent: str | None = None,
         node: int = NONE,
-        reply: int = NONE,
         length: int = 0,
     ) -> int:
         """Adds a row and returns its number.
 
-        `node` is the end of its call in the tree, `reply` the number of its last message, and
-        `length` that of its messages; a whole conversation has neither node nor reply.
+        `node` is the end of its call in the tree, and `length` the number of its messages; a whole
+        conversation has no node.
         """
         data = _ENCODER.encode(facts)
         self._places.append(self._spill.append(data))
@@ -79,7 +78,6 @@ class RowTable:
         self._parents.append(hashed_id(parent))
         self._groups.append(hashed_id(facts.group))
         self.nodes.append(node)
-        self.replies.append(reply)
         self.lengths.append(length)
         self.has_parents = self.has_parents or parent is not None
         row = len(self._places) - 1
