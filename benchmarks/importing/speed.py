@@ -3,7 +3,7 @@
 `python benchmarks/importing/speed.py [--calls 200000] [--shape chat] [--folder DIR]` writes the logs
 once (four files, the conversations interleaved as an endpoint sees them), then imports them in a
 process of its own. Rows of the shape `chat` have 7 KB (10 calls in a conversation, 1.4 GB for
-200,000 calls), those of `agent` 34 KB (20 calls, more tools, longer results). Prints one JSON line: MB are source bytes, wall seconds are of
+200,000 calls), those of `agent` 30 KB (20 calls, more tools, longer results). Prints one JSON line: MB are source bytes, wall seconds are of
 the whole process, and the memory is the largest that it had at one time. `json_loads_cpu_s` is what
 decoding the same rows with the standard library would take, for machines that differ or are busy.
 """
