@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import BrowserContext, Page
@@ -28,8 +29,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory, warm_program: Path) -> Path
 
 
 def write_pages(folder: Path) -> None:
-    talk = [assistant("I look.", tool_call()), tool_reply("error: " + "x" * 3000), assistant("12")]
-    rows = [
+    # Each token is an element of the page, and axe looks at each.
+    for name, length in (("tokens", 30), ("plain", 3000)):
+        write_rows(folder / f"{name}.jsonl", _rows(length))
+    write_rows(folder / "rows.jsonl", [*_rows(3000), {"messages": 5}])
+    workspace = Workspace(folder)
+    api.validate_dataset(workspace, api.ValidateDataset(path="rows.jsonl", format="rollouts"))
+    api.sample_for_review(workspace, api.SampleForReview(input="rows.jsonl", output="review.jsonl"))
+    for name, model in (("plain", None), ("tokens", "demo/student")):
+        requested = api.InspectExamples(path=f"{name}.jsonl", model=model, html=f"{name}.html")
+        api.inspect_examples(workspace, requested)
+
+
+def _rows(length: int) -> list[dict[str, Any]]:
+    reply = tool_reply("error: " + "x" * length)
+    talk = [assistant("I look.", tool_call()), reply, assistant("12")]
+    return [
         rollout_row(
             task_id=f"t{n}",
             messages=[user(f"{n} {ATTACK}"), *talk],
@@ -38,13 +53,6 @@ def write_pages(folder: Path) -> None:
         )
         for n in range(12)
     ]
-    write_rows(folder / "rows.jsonl", [*rows, {"messages": 5}])
-    workspace = Workspace(folder)
-    api.validate_dataset(workspace, api.ValidateDataset(path="rows.jsonl", format="rollouts"))
-    api.sample_for_review(workspace, api.SampleForReview(input="rows.jsonl", output="review.jsonl"))
-    for name, model in (("plain", None), ("tokens", "demo/student")):
-        requested = api.InspectExamples(path="rows.jsonl", model=model, html=f"{name}.html")
-        api.inspect_examples(workspace, requested)
 
 
 def opened(context: BrowserContext, path: Path) -> Page:
