@@ -16,8 +16,11 @@
 
 BIN := .venv/bin
 SEED ?= 1
-# Three for two processors, as a test often waits for another process. Each holds up to 1.5 GB.
-WORKERS ?= $(shell n=$$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )); echo $$(( n > 8 ? 8 : n )))
+# Two for a processor, as a test often waits for another process, if there are 2 GB for each; else
+# three for two processors.
+WORKERS ?= $(shell p=$$(getconf _NPROCESSORS_ONLN); few=$$(( (p * 3 + 1) / 2 )); \
+  gb=$$(( $$(getconf _PHYS_PAGES 2>/dev/null || echo 0) / 262144 )); \
+  n=$$(( gb / 2 >= p * 2 ? p * 2 : few )); echo $$(( n > 8 ? 8 : n )))
 PYTEST = $(BIN)/pytest -q --dist worksteal -n
 export OMP_WAIT_POLICY ?= PASSIVE
 # Tests start some hundred processes, which take a second each to compile what they import.
