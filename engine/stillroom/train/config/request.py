@@ -196,33 +196,8 @@ def plan_request(
         _rows_file(workspace, config_file, name, key="data.train_file", kind=kind)
         for name in config.data.train_files
     ]
-    cold_start_file = None
-    if config.cold_start is not None:
-        cold_start_file = _rows_file(
-            workspace,
-            config_file,
-            config.cold_start.train_file,
-            key="cold_start.train_file",
-            kind=RowFormat.SFT,
-        )
-    added_rows_file = None
-    if config.rollout.on_policy_share is not None:
-        added_rows_file = cold_start_file
-        if (name := config.rollout.rows_file) is not None:
-            added_rows_file = _rows_file(
-                workspace, config_file, name, key="rollout.rows_file", kind=RowFormat.SFT
-            )
-    models = [locate_model(workspace, config.model.path)]
-    if config.model.quantization is not None or any(
-        teacher.section.quantization is not None for teacher in config.teachers
-    ):
-        check_quantization()
-    for teacher in config.teachers:
-        refuse_api_teacher(teacher.path)
-        if teacher.section.is_served:
-            served_teacher(workspace, teacher)
-        else:
-            models.append(locate_model(workspace, teacher.path))
+    cold_start_file, added_rows_file = _mixed_files(workspace, config_file, config)
+    models = _checked_models(workspace, config)
     for server in config.rollout.mcp_servers:
         parse_spec(server)
     context_file = None
@@ -235,14 +210,7 @@ def plan_request(
     supervised += train_files if config.dataset_type == "sft" else []
     named = _file_with_tool_names(folder, supervised)
     notes = config_notes(config_file, request.overrides, source=source)
-    notes += [
-        f"{file.name} holds rollouts as they came: unsuccessful ones are trained too "
-        "(convert_rollouts leaves them out)"
-        for file in supervised
-        if file is not None and _holds_rollouts(file)
-    ]
-    if named is not None:
-        notes.append(f"{named.name} names tools: their schemas are those of {TOOLS_FILE}")
+    notes += _row_notes(supervised, named)
     return TrainingPlan(
         config,
         config_file,
@@ -253,11 +221,57 @@ def plan_request(
         eval_files={section.name: _eval_file(folder, section) for section in config.evals},
         cold_start_file=cold_start_file,
         added_rows_file=added_rows_file,
-        models=tuple(models),
+        models=models,
         context_file=context_file,
         views=_views(workspace, config, context_file),
         notes=tuple(notes),
     )
+
+
+def _mixed_files(
+    workspace: Workspace, config_file: Path, config: TrainConfig
+) -> tuple[Path | None, Path | None]:
+    """Returns the rows of the cold start, and those that are mixed into the student's rollouts."""
+
+    def checked(name: str, key: str) -> Path:
+        return _rows_file(workspace, config_file, name, key=key, kind=RowFormat.SFT)
+
+    cold_start_file = None
+    if config.cold_start is not None:
+        cold_start_file = checked(config.cold_start.train_file, "cold_start.train_file")
+    if config.rollout.on_policy_share is None:
+        return cold_start_file, None
+    if (name := config.rollout.rows_file) is None:
+        return cold_start_file, cold_start_file
+    return cold_start_file, checked(name, "rollout.rows_file")
+
+
+def _checked_models(workspace: Workspace, config: TrainConfig) -> tuple[ModelLocation, ...]:
+    """Returns the student, then the teachers that the run loads; servers are checked too."""
+    models = [locate_model(workspace, config.model.path)]
+    sections = (config.model, *(teacher.section for teacher in config.teachers))
+    if any(section.quantization is not None for section in sections):
+        check_quantization()
+    for teacher in config.teachers:
+        refuse_api_teacher(teacher.path)
+        if teacher.section.is_served:
+            served_teacher(workspace, teacher)
+        else:
+            models.append(locate_model(workspace, teacher.path))
+    return tuple(models)
+
+
+def _row_notes(supervised: Sequence[Path | None], named: Path | None) -> list[str]:
+    """Returns notes on supervised rows; `named` is the first file with rows that name tools."""
+    notes = [
+        f"{file.name} holds rollouts as they came: unsuccessful ones are trained too "
+        "(convert_rollouts leaves them out)"
+        for file in supervised
+        if file is not None and _holds_rollouts(file)
+    ]
+    if named is not None:
+        notes.append(f"{named.name} names tools: their schemas are those of {TOOLS_FILE}")
+    return notes
 
 
 def _file_with_tool_names(folder: Path, files: Sequence[Path | None]) -> Path | None:
