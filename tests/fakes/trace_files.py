@@ -1,7 +1,7 @@
 """The samples of other systems' traces, and short ways to read them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,23 @@ from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, 
 
 SAMPLES = Path(__file__).parents[1] / "fixtures" / "traces"
 """A folder for each format, with its name; `.seen.json` files say what the endpoint saw."""
+LOG_FORMATS = (
+    "anthropic_batch",
+    "anthropic_messages",
+    "helicone",
+    "langfuse",
+    "langsmith",
+    "litellm",
+    "openai_batch",
+    "openai_responses",
+    "openinference",
+    "openrouter",
+    "otel_genai",
+    "phoenix",
+    "span_table",
+    "stored_completions",
+)
+"""The formats of logs and traces whose samples clients or services wrote."""
 _NOTES = (".seen.json",)
 
 
@@ -90,3 +107,12 @@ def write_lines(path: Path, *rows: object) -> Path:
     lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
     path.write_bytes(b"\n".join(lines) + b"\n")
     return path
+
+
+def places_in(value: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
+    """Each container of a value with each of its keys."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in items:
+        yield value, key
+        if isinstance(item, dict | list) and depth < 12:
+            yield from places_in(item, depth + 1)

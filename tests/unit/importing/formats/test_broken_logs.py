@@ -7,38 +7,13 @@ import random
 import pytest
 
 from fakes.scripted_calls import write_rows
-from fakes.trace_files import SAMPLES, read, sample_files
+from fakes.trace_files import LOG_FORMATS, SAMPLES, places_in, read, sample_files
 from stillroom.importing.records import LoggedConversation
 
-_FORMATS = (
-    "anthropic_batch",
-    "anthropic_messages",
-    "helicone",
-    "langfuse",
-    "langsmith",
-    "litellm",
-    "openai_batch",
-    "openai_responses",
-    "openinference",
-    "openrouter",
-    "otel_genai",
-    "phoenix",
-    "span_table",
-    "stored_completions",
-)
 _ODD = (None, 0, -1.5, True, "", "x", "[", '{"a": [', [], {}, [[]], [None], {"a": 1},
         [{"type": 5}], {"type": []}, 10**30, "2026", "\u0000", [{"role": "user"}],
         {"role": "assistant"})  # fmt: skip
 _NUM_BROKEN = 25
-
-
-def places_in(value, depth=0):
-    """Yields each container of a value with each of its keys."""
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, item in items:
-        yield value, key
-        if isinstance(item, dict | list) and depth < 12:
-            yield from places_in(item, depth + 1)
 
 
 def rows_of(path):
@@ -49,7 +24,7 @@ def rows_of(path):
     return [json.loads(document) for document in documents]
 
 
-@pytest.mark.parametrize("name", _FORMATS)
+@pytest.mark.parametrize("name", LOG_FORMATS)
 def test_rows_with_odd_values_are_read_or_refused(name, tmp_path):
     chosen = random.Random(name)
     files = [path for path in sample_files() if path.is_relative_to(SAMPLES / name)]

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from fakes.trace_files import SAMPLES, read, sample_files, write_lines
+from fakes.trace_files import SAMPLES, places_in, read, sample_files, write_lines
 from stillroom.data.checks import message_problems
 from stillroom.importing.records import LoggedConversation
 
@@ -35,15 +35,6 @@ _ODD = (None, 0, -1.5, True, "", "x", "[", '{"a": [', [], {}, [[]], [None], {"a"
         [{"type": 5}], {"type": []}, {"type": "x"}, "\u0000", [{"role": "user"}], ["x"],
         {"role": "assistant"}, [{"type": "text", "text": 5}])  # fmt: skip
 _NUM_FILES = 12
-
-
-def places_in(value, depth=0):
-    """Yields each container of a value with each of its keys."""
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, item in items:
-        yield value, key
-        if isinstance(item, dict | list) and depth < 12:
-            yield from places_in(item, depth + 1)
 
 
 def rows_of(path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fakes.trace_files import SAMPLES, recognised_by, sample_files
+from fakes.trace_files import LOG_FORMATS, SAMPLES, recognised_by, sample_files
 from stillroom.importing.formats.table import FORMATS
 from stillroom.importing.json_rows import head_rows
 
@@ -66,7 +66,7 @@ def test_a_file_is_recognised_though_its_first_row_is_long(long_text, tmp_path):
     for path in sample_files():
         own = path.relative_to(SAMPLES).parts[0]
         data = path.read_bytes()
-        if own in _LOGS and long_text.encode() in data:
+        if own in LOG_FORMATS and long_text.encode() in data:
             longer = tmp_path / path.name
             longer.write_bytes(
                 data.replace(long_text.encode(), long_text.encode() + b" x" * 50_000)
@@ -74,29 +74,9 @@ def test_a_file_is_recognised_though_its_first_row_is_long(long_text, tmp_path):
             assert recognised_by(longer)[0] == own, path
 
 
-_LOGS = frozenset(
-    {
-        "anthropic_batch",
-        "anthropic_messages",
-        "helicone",
-        "langfuse",
-        "langsmith",
-        "litellm",
-        "openai_batch",
-        "openai_responses",
-        "openinference",
-        "openrouter",
-        "otel_genai",
-        "phoenix",
-        "span_table",
-        "stored_completions",
-    }
-)
-
-
 def test_samples_of_logs_tell_nothing_of_the_machine_that_made_them():
     for path in sample_files():
-        if path.relative_to(SAMPLES).parts[0] in _LOGS:
+        if path.relative_to(SAMPLES).parts[0] in LOG_FORMATS:
             data = path.read_bytes()
             assert len(data) < 20_000, path
             for mark in (
