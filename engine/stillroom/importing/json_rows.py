@@ -234,6 +234,11 @@ def head_rows(head: bytes) -> tuple[Row, ...]:
     return tuple(_objects(elements[:_MOST_HEAD_ROWS]))
 
 
+def has_row(is_wanted: Callable[[Row], bool]) -> Callable[[Path, bytes], bool]:
+    """Returns the recognition of a format: whether any of a file's first rows is wanted."""
+    return lambda _path, head: any(is_wanted(row) for row in head_rows(head))
+
+
 def _objects(values: Iterable[Any]) -> Iterator[Row]:
     return (cast("Row", value) for value in values if isinstance(value, dict) and value)
 

@@ -10,13 +10,9 @@ from stillroom.importing.json_rows import (
     Row,
     UnreadableRowError,
     convert_rows,
-    head_rows,
+    has_row,
 )
 from stillroom.importing.records import LoggedConversation, SourceRow, TraceFormat
-
-
-def _is_recognised(_path: Path, head: bytes) -> bool:
-    return any(_is_call(row) for row in head_rows(head))
 
 
 def _is_call(row: Row) -> bool:
@@ -38,6 +34,6 @@ def _calls(row: JsonRow) -> Iterator[LoggedConversation]:
 ANTHROPIC_MESSAGES = TraceFormat(
     name="anthropic_messages",
     title="Anthropic Messages: requests and responses",
-    is_recognised=_is_recognised,
+    is_recognised=has_row(_is_call),
     read=_read,
 )

@@ -28,7 +28,7 @@ from stillroom.importing.json_rows import (
     UnreadableRowError,
     convert_row,
     convert_rows,
-    head_rows,
+    has_row,
     is_array_file,
     row_of_line,
 )
@@ -46,10 +46,6 @@ from stillroom.types import Usage
 
 _REPLIES = ("output", "reply")
 _SCORES = ("score", "rating", "reward", "feedback")
-
-
-def _is_recognised(_path: Path, head: bytes) -> bool:
-    return any(_is_call(row) for row in head_rows(head))
 
 
 def _is_call(row: Row) -> bool:
@@ -198,7 +194,7 @@ def _read_line(path: Path, line: Line) -> list[SourceRow]:
 OPENAI_CHAT = TraceFormat(
     name="openai_chat",
     title="OpenAI chat completions: requests and responses",
-    is_recognised=_is_recognised,
+    is_recognised=has_row(_is_call),
     read=_read,
     read_raw=_read_raw,
 )

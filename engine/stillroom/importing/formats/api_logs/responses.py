@@ -22,14 +22,10 @@ from stillroom.importing.json_rows import (
     Row,
     UnreadableRowError,
     convert_rows,
-    head_rows,
+    has_row,
     read_json_rows,
 )
 from stillroom.importing.records import Refusal, SourceRow, TraceFormat
-
-
-def _is_recognised(_path: Path, head: bytes) -> bool:
-    return any(_is_call(row) for row in head_rows(head))
 
 
 def _is_call(row: Row) -> bool:
@@ -113,6 +109,6 @@ def _calls(row: JsonRow, chains: ResponseChains) -> Iterator[SourceRow]:
 OPENAI_RESPONSES = TraceFormat(
     name="openai_responses",
     title="OpenAI Responses: stored responses, or requests and responses",
-    is_recognised=_is_recognised,
+    is_recognised=has_row(_is_call),
     read=_read,
 )

@@ -1,12 +1,11 @@
 """Reads Alpaca rows, also Dolly's: an instruction, an input that belongs to it, an output."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 from stillroom.data.checks import describe
 from stillroom.importing.formats.datasets.openai_files import other_fields
-from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError, convert_rows, head_rows
+from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError, convert_rows, has_row
 from stillroom.importing.records import LoggedConversation, SourceRow, TraceFormat
 
 _OUTPUTS = ("output", "response")
@@ -64,13 +63,9 @@ def _rows(row: JsonRow) -> Iterator[SourceRow]:
     yield conversation_of_alpaca_row(row)
 
 
-def _is_recognised(path: Path, head: bytes) -> bool:
-    return any(is_alpaca_row(row) for row in head_rows(head))
-
-
 ALPACA = TraceFormat(
     name="alpaca",
     title="Alpaca and Dolly datasets",
-    is_recognised=_is_recognised,
+    is_recognised=has_row(is_alpaca_row),
     read=lambda paths: convert_rows(paths, _rows),
 )

@@ -1,7 +1,6 @@
 """Reads ShareGPT rows: a conversation as turns that say who they are from."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -17,7 +16,7 @@ from stillroom.importing.chat_messages import (
     tool_schemas,
 )
 from stillroom.importing.formats.datasets.openai_files import other_fields
-from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError, convert_rows, head_rows
+from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError, convert_rows, has_row
 from stillroom.importing.records import LoggedConversation, SourceRow, TraceFormat
 
 _ROLES = {
@@ -119,13 +118,9 @@ def _rows(row: JsonRow) -> Iterator[SourceRow]:
     yield conversation_of_sharegpt_row(row)
 
 
-def _is_recognised(path: Path, head: bytes) -> bool:
-    return any(is_sharegpt_row(row) for row in head_rows(head))
-
-
 SHAREGPT = TraceFormat(
     name="sharegpt",
     title="ShareGPT datasets",
-    is_recognised=_is_recognised,
+    is_recognised=has_row(is_sharegpt_row),
     read=lambda paths: convert_rows(paths, _rows),
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stillroom.importing.bodies.facts import as_list, as_row, first_text, text_of
 from stillroom.importing.formats.sessions.message_tree import MessageTree, Turn
-from stillroom.importing.json_rows import JsonRow, Row, head_rows, read_json_rows
+from stillroom.importing.json_rows import JsonRow, Row, has_row, read_json_rows
 from stillroom.importing.records import Refusal, SourceRow, TraceFormat
 
 _KINDS = frozenset(("user", "assistant", "system", "attachment", "progress"))
@@ -86,10 +86,6 @@ def _queued_prompt(line: Row) -> object:
     return attachment.get("prompt") if attachment.get("type") == "queued_command" else None
 
 
-def _is_recognised(path: Path, head: bytes) -> bool:
-    return any(_is_line(row) for row in head_rows(head))
-
-
 def _is_line(row: Row) -> bool:
     kind = row.get("type")
     if not isinstance(kind, str):
@@ -102,6 +98,6 @@ def _is_line(row: Row) -> bool:
 CLAUDE_CODE = TraceFormat(
     name="claude_code",
     title="Claude Code sessions",
-    is_recognised=_is_recognised,
+    is_recognised=has_row(_is_line),
     read=read_sessions,
 )

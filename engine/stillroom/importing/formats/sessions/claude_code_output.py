@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stillroom.importing.bodies.facts import as_row, first_text, text_of
 from stillroom.importing.formats.sessions.message_tree import MessageTree, Turn
-from stillroom.importing.json_rows import JsonRow, Row, head_rows, read_json_rows
+from stillroom.importing.json_rows import JsonRow, Row, has_row, read_json_rows
 from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, TraceFormat
 
 _NO_PROMPT = "the output lacks the user's messages"
@@ -76,10 +76,6 @@ def _checked(item: SourceRow) -> SourceRow:
     return replace(item, usage=None, finish_reason=None)
 
 
-def _is_recognised(path: Path, head: bytes) -> bool:
-    return any(_is_line(row) for row in head_rows(head))
-
-
 def _is_line(row: Row) -> bool:
     if "session_id" not in row or "parentUuid" in row:
         return False
@@ -90,6 +86,6 @@ def _is_line(row: Row) -> bool:
 CLAUDE_CODE_OUTPUT = TraceFormat(
     name="claude_code_output",
     title="What `claude -p --output-format stream-json` prints",
-    is_recognised=_is_recognised,
+    is_recognised=has_row(_is_line),
     read=read_outputs,
 )

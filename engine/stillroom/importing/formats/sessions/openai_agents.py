@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from stillroom.importing.bodies.exchanges import ApiCall, read_exchanges
 from stillroom.importing.bodies.facts import (
@@ -20,7 +19,7 @@ from stillroom.importing.json_rows import (
     Row,
     UnreadableRowError,
     convert_rows,
-    head_rows,
+    has_row,
 )
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
 
@@ -112,10 +111,6 @@ def _response(span: Row, failure: str | None) -> ApiCall:
     return call
 
 
-def _is_recognised(path: Path, head: bytes) -> bool:
-    return any(_is_item(row) for row in head_rows(head))
-
-
 def _is_item(row: Row) -> bool:
     items = as_list(row.get("data")) or [row]
     first = as_row(items[0])
@@ -126,6 +121,6 @@ def _is_item(row: Row) -> bool:
 OPENAI_AGENTS = TraceFormat(
     name="openai_agents",
     title="Traces of OpenAI's Agents SDK",
-    is_recognised=_is_recognised,
+    is_recognised=has_row(_is_item),
     read=lambda paths: convert_rows(paths, _Traces().calls),
 )
