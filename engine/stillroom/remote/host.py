@@ -1,0 +1,77 @@
+"""What any place that runs work for us can do; `ssh/host.py` and `rented/` keep the promise."""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from stillroom.errors import EngineError
+from stillroom.remote.records import Blob, MachineFacts, News, Order, StartThere
+
+
+class UnreachableError(EngineError):
+    """The machine did not answer. It says nothing about the run, which may well go on there."""
+
+
+class RunHost(Protocol):
+    """A machine on which runs are done.
+
+    Each method may be called again after it broke off, and then goes on or finds its work done.
+    Each raises UnreachableError if the machine does not answer, and another EngineError for what
+    waiting does not mend (a full disk, a changed host key, no Python), with what to do.
+    """
+
+    def bring_up(self) -> None:
+        """Brings the machine up, where it is ours to stop; returns when it can be reached."""
+        ...
+
+    def facts(self) -> MachineFacts:
+        """Looks at the machine without changing anything there."""
+        ...
+
+    def prepare(self, order: Order, say: Callable[[str], None]) -> None:
+        """Puts this code and the run's packages there, in environments that are made once.
+
+        `say` is given a short text for each thing that takes long.
+        """
+        ...
+
+    def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
+        """Returns the hashes that are not there yet, with the bytes of each that already are."""
+        ...
+
+    def send(self, blobs: Sequence[Blob], have: Mapping[str, int]) -> Iterator[int]:
+        """Sends contents, each from where an earlier call broke off; yields bytes as they go.
+
+        A content counts only when its hash has been verified there.
+        """
+        ...
+
+    def start(self, run: StartThere) -> None:
+        """Starts a run's detached worker there. A run that was started before is left alone."""
+        ...
+
+    def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[News]:
+        """Yields a run's news until it has ended there, at least a Pulse every few seconds.
+
+        `seen` has the bytes of each growing file (path relative to the workspace) that are here.
+        """
+        ...
+
+    def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
+        """Yields the bytes of a finished file of a run there, from `offset` on."""
+        ...
+
+    def cancel(self, run_id: str, *, kill: bool) -> None:
+        """Asks a run there to stop; with `kill` ends its processes."""
+        ...
+
+    def remove(self, run_id: str) -> None:
+        """Deletes a run's folder there; contents that other runs may need stay."""
+        ...
+
+    def put_down(self) -> None:
+        """Stops the machine, where it is ours to stop and nothing else of ours runs on it."""
+        ...
+
+    def close(self) -> None:
+        """Ends the connection; what runs there goes on."""
+        ...

@@ -1,0 +1,257 @@
+"""What the parts of a remote run tell one another: the machine, the order, the files, the view.
+
+A remote run has two folders. The one here is the run's own: everything that looks at runs reads it.
+The one there belongs to an ordinary worker in a workspace of its own, made for this run alone. The
+follower (`remote/follower/`), a process here, is the only one that writes the folder here.
+"""
+
+from typing import Literal
+
+import msgspec
+
+ORDER_FILE = "remote.json"
+"""The file of a run's folder with its `Order`; a run without it is a local one."""
+VIEW_FILE = "remote_view.json"
+"""The file of a run's folder with its `View`, which the follower writes."""
+
+
+class SshAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine that the system's own ssh reaches."""
+
+    host: str
+    """What `ssh` is given: an alias of ~/.ssh/config, or user@host."""
+    port: int | None = None
+    options: list[str] = []
+    """More arguments for `ssh`, such as `-F` and a file, before the host."""
+
+
+class SkyPilotCluster(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster that SkyPilot brings up; then ssh reaches it by its name."""
+
+    resources: dict[str, object]
+    """The arguments of `sky.Resources`, as machines.yml has them: accelerators, use_spot, …"""
+    autostop: int = 10
+    """The minutes without work after which SkyPilot puts it down by itself."""
+
+
+class HfJobsFlavor(msgspec.Struct, frozen=True, kw_only=True):
+    """A job of huggingface_hub; its state and checkpoints go through a private repository."""
+
+    flavor: str
+    timeout: str = "4h"
+    """The time after which the service ends the job by itself."""
+    namespace: str | None = None
+    image: str | None = None
+
+
+class RayCluster(msgspec.Struct, frozen=True, kw_only=True):
+    """A Ray cluster; the run's own process stays here, and its work goes there."""
+
+    address: str
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of machines.yml: one of `ssh`, `skypilot`, `hf_jobs` and `ray` is set."""
+
+    name: str
+    ssh: SshAddress | None = None
+    skypilot: SkyPilotCluster | None = None
+    hf_jobs: HfJobsFlavor | None = None
+    ray: RayCluster | None = None
+    price_per_hour: float | None = None
+    """US dollars for an hour of the machine; None if it is not known."""
+    folder: str = "~/.stillroom-remote"
+    """The folder on that machine in which everything of ours lies."""
+    python: str | None = None
+    """An interpreter there whose packages are used, such as an image's own torch; None: the first
+    Python of at least 3.11, or one that uv brings, with packages of our own."""
+    max_hours: float = 24.0
+    """The hours after which a run there stops by itself, with a checkpoint, reached or not."""
+    keep_remote: bool = False
+    """Whether a run's folder there stays when everything of it is here."""
+
+    @property
+    def kind(self) -> Literal["ssh", "skypilot", "hf_jobs", "ray"]:
+        """How the machine is reached."""
+        if self.ssh is not None:
+            return "ssh"
+        if self.skypilot is not None:
+            return "skypilot"
+        return "hf_jobs" if self.hf_jobs is not None else "ray"
+
+    @property
+    def is_ours_to_stop(self) -> bool:
+        """Whether we bring it up, and so have to put it down."""
+        return self.skypilot is not None or self.hf_jobs is not None
+
+
+class SentFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that the run reads: where it lies here, and where it will lie there."""
+
+    source: str
+    """Its absolute path here."""
+    place: str
+    """Its path there, relative to the folder that holds `workspace/` and `outside/`."""
+
+
+class HomePath(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder or file here, and the place there that stands for it (see `home_paths.py`)."""
+
+    home: str
+    """Its absolute path here, which is what requests name and what outputs record."""
+    place: str
+    """Its path there, relative as `SentFile.place`; or `package:` and a path inside Stillroom's
+    own package, which is there already."""
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of remote.json: all that the follower needs to have a run done elsewhere.
+
+    It holds no secrets, only their names.
+    """
+
+    machine: Machine
+    files: list[SentFile]
+    home_paths: list[HomePath]
+    key_names: list[str] = []
+    """The secrets that the run's process needs, by the names of their variables."""
+    packages: list[str] = []
+    """The requirements, beside our own, of tools.py and rewards.py, e.g. `rapidfuzz==3.9`."""
+    extras: list[str] = []
+    """The extras of Stillroom that the run needs there, e.g. `train`."""
+    outputs: list[str] = []
+    """The files and folders that the run writes beside its own folder, relative to the workspace;
+    what else begins with their names (manifests, journals) comes back with them."""
+    start_after: list[str] = []
+    """The runs here that must have ended before anything is sent."""
+    budget_usd: float | None = None
+    """The most that machine and teacher may cost together; None for no limit."""
+
+
+class Blob(msgspec.Struct, frozen=True, kw_only=True):
+    """A content that is sent: named by its hash, so that it is sent once."""
+
+    sha256: str
+    num_bytes: int
+    source: str
+    """The absolute path here of a file with this content."""
+
+
+class PlacedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that is to lie in the run's folder there before it starts."""
+
+    place: str
+    sha256: str
+    is_executable: bool = False
+
+
+class StartThere(msgspec.Struct, frozen=True, kw_only=True):
+    """What the machine is told to start; telling it twice starts it once."""
+
+    run_id: str
+    files: list[PlacedFile]
+    home_paths: list[HomePath]
+    home_root: str
+    """The workspace here, for which `workspace/` there stands."""
+    request: bytes
+    """request.json as it is here; the machine writes its own workspace and inputs into it."""
+    copies: dict[str, bytes] = {}
+    """The small files of the run's folder, by their names (given_config.yml)."""
+    outputs: list[str] = []
+    secrets: dict[str, str] = {}
+    """Handed to the worker through its standard input, and written nowhere."""
+    max_hours: float
+    price_per_hour: float | None = None
+    budget_usd: float | None = None
+    spent_usd: float = 0.0
+    """What the machine has cost before the start: bringing it up, sending, installing."""
+
+
+class FileThere(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of a run there that is finished and may be brought back."""
+
+    path: str
+    """Relative to the workspace there, and so to the one here."""
+    sha256: str
+    num_bytes: int
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
+    """Whole new lines of a growing file; `offset` 0 begins it anew."""
+
+    path: str
+    offset: int
+    data: bytes
+
+
+class StateThere(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
+    """The run's state there, as `read_run` there sees it: the truth about its process."""
+
+    run_json: bytes
+    elapsed_s: float
+    """Seconds since the start there, by the monotonic clock there."""
+
+
+class FilesThere(msgspec.Struct, frozen=True, kw_only=True, tag="files"):
+    """All finished files of the run there by now, e.g. each whole checkpoint.
+
+    `is_last`: the run has ended, and these are all there will be.
+    """
+
+    files: list[FileThere]
+    is_last: bool
+
+
+class Pulse(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
+    """Nothing new, but the connection lives."""
+
+
+News = Growth | StateThere | FilesThere | Pulse
+"""What a machine tells about a run, in order."""
+
+
+class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What check_setup finds on a machine; None where it could not be found out."""
+
+    system: str
+    python: str | None = None
+    python_version: str | None = None
+    has_uv: bool = False
+    num_processors: int | None = None
+    memory_gb: float | None = None
+    free_disk_gb: float | None = None
+    gpus: list[str] = []
+    """Each GPU's name and memory, e.g. `NVIDIA H100 80GB HBM3, 79.6 GB`."""
+    gpu_memory_gb: list[float] = []
+    driver: str | None = None
+    stillroom_version: str | None = None
+    """The version that is installed there for us; None if none is."""
+    has_same_code: bool = False
+    """Whether exactly this version's code is there."""
+    clock_ahead_s: float | None = None
+    """How far its clock is ahead of the one here."""
+    start_s: float | None = None
+    """How long a worker took to answer there, from the call to its first line."""
+
+
+Phase = Literal[
+    "waiting", "bringing_up", "preparing", "sending", "running", "bringing_back", "over"
+]
+"""How far the follower has come with a run."""
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of remote_view.json: how old the view is, and what the machine has cost."""
+
+    where: str
+    phase: Phase
+    last_contact: str | None = None
+    """When the machine answered last; None if it never has."""
+    problem: str | None = None
+    """Why it cannot be reached at the moment, and what to do; None if it can."""
+    machine_usd: float | None = None
+    """What the machine has cost so far; None without a price."""
+    seconds_there: float = 0.0
+    """How long the machine has been used, by its own monotonic clock where it is known."""
+    has_started: bool = False
+    """Whether the machine has been told to start: from then on only it knows how the run stands."""
