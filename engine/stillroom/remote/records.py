@@ -54,6 +54,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """An entry of machines.yml: one of `ssh`, `skypilot`, `hf_jobs` and `ray` is set."""
 
     name: str
+    file: str = ""
+    """The machines.yml that names it; keys go to a machine of the user's own file only."""
     ssh: SshAddress | None = None
     skypilot: SkyPilotCluster | None = None
     hf_jobs: HfJobsFlavor | None = None

@@ -1,0 +1,298 @@
+"""Reads machines.yml, which names the machines on which runs can be done.
+
+The project's file lies in the workspace and wins over the user's own, which lies beside keys.yml.
+Whatever lies in the workspace may have been written by an agent or come with somebody's project,
+so that it can neither give `ssh` options, which run programs here, nor receive keys unasked.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from stillroom.errors import ConfigError, InputError
+from stillroom.remote.records import HfJobsFlavor, Machine, RayCluster, SkyPilotCluster, SshAddress
+from stillroom.secrecy.keys import check_host, is_loopback, keys_file
+from stillroom.secrecy.readable import check_readable, unreadable
+from stillroom.settings import Workspace
+from stillroom.validation import StrictModel, describe_errors, nearest
+from stillroom.yaml_text import read_yaml
+
+MACHINES_FILE = "machines.yml"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HERE = frozenset({"local", "localhost", "here", "this"})
+_KINDS = ("ssh", "skypilot", "hf_jobs", "ray")
+_EXAMPLE = "gpu-box: {ssh: me@host, price_per_hour: 2.40}"
+_SSH_PORT = 22
+_UNREADABLE = (OSError, yaml.YAMLError, ValueError, RecursionError)
+
+_Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1000)]
+
+
+class _Ssh(StrictModel):
+    host: _Line
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    options: tuple[_Line, ...] = ()
+
+    @field_validator("host")
+    @classmethod
+    def _is_a_host(cls, host: str) -> str:
+        if host.startswith("-"):
+            raise ValueError("a host cannot begin with `-`: ssh would take it for an option")
+        if "://" in host or any(map(str.isspace, host)):
+            raise ValueError("write it as ssh takes it: an alias of ~/.ssh/config, or user@host")
+        if re.fullmatch(r"[^:]+:\d+", host):
+            name, _, port = host.partition(":")
+            raise ValueError(f"write the port on its own: {{host: {name}, port: {port}}}")
+        if not host.rpartition("@")[2]:
+            raise ValueError("the host's name is missing")
+        return host
+
+    @model_validator(mode="after")
+    def _is_elsewhere(self) -> "_Ssh":
+        # A forwarded port leads somewhere else: to a container, a virtual machine, a tunnel's end.
+        if is_loopback(self.host.rpartition("@")[2].lower()) and self.port in (None, _SSH_PORT):
+            raise ValueError(
+                "host is this machine: a run without `where` is done here "
+                "(for a forwarded port give `port`)"
+            )
+        return self
+
+
+class _SkyPilot(StrictModel):
+    autostop: Annotated[int, Field(ge=1)] = 10
+    resources: Annotated[dict[str, Any], Field(min_length=1)]
+
+
+class _HfJobs(StrictModel):
+    flavor: _Line
+    timeout: Annotated[str, Field(pattern=r"^\d+(\.\d+)?[smhd]?$")] = "4h"
+    namespace: _Line | None = None
+    image: _Line | None = None
+
+
+class _Ray(StrictModel):
+    address: _Line
+
+
+class _Entry(StrictModel):
+    """One machine of machines.yml, with each short form written out."""
+
+    ssh: _Ssh | None = None
+    skypilot: _SkyPilot | None = None
+    hf_jobs: _HfJobs | None = None
+    ray: _Ray | None = None
+    price_per_hour: Annotated[float, Field(ge=0)] | None = None
+    folder: _Line = "~/.stillroom-remote"
+    python: _Line | None = None
+    max_hours: Annotated[float, Field(gt=0, le=24 * 365)] = 24.0
+    keep_remote: bool = False
+
+    @field_validator("folder")
+    @classmethod
+    def _is_a_folder(cls, folder: str) -> str:
+        parts = folder.rstrip("/").split("/")
+        if parts[0] not in ("~", "") or len(parts) == 1 or ".." in parts:
+            raise ValueError("give an absolute path or one that begins with ~/, e.g. /data/runs")
+        return folder
+
+    @field_validator("python")
+    @classmethod
+    def _is_a_program(cls, python: str | None) -> str | None:
+        if python is not None and python.startswith("-"):
+            raise ValueError("give the path of an interpreter on that machine")
+        return python
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_out(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ValueError(f"must hold keys and values, e.g. {_EXAMPLE}")
+        entry = dict(cast("dict[str, Any]", value))
+        if sum(kind in entry for kind in _KINDS) != 1:
+            raise ValueError(f"needs exactly one of {', '.join(_KINDS)}")
+        for kind, key in (("ssh", "host"), ("hf_jobs", "flavor"), ("ray", "address")):
+            if isinstance(entry.get(kind), str):
+                entry[kind] = {key: entry[kind]}
+        sky = entry.get("skypilot")
+        if isinstance(sky, dict):
+            resources = dict(cast("dict[str, Any]", sky))
+            own = {"autostop": resources.pop("autostop")} if "autostop" in resources else {}
+            entry["skypilot"] = {**own, "resources": resources}
+        return entry
+
+    @model_validator(mode="after")
+    def _has_one(self) -> "_Entry":
+        if all(getattr(self, kind) is None for kind in _KINDS):
+            raise ValueError(f"needs exactly one of {', '.join(_KINDS)}")
+        return self
+
+
+def users_machines_file() -> Path:
+    """Returns the path of the user's own machines.yml, beside keys.yml."""
+    return keys_file().with_name(MACHINES_FILE)
+
+
+def find_machine(workspace: Workspace, name: str) -> Machine:
+    """Returns the machine with this name.
+
+    Raises InputError if neither file names it, and ConfigError if a file is malformed.
+    """
+    machines = {machine.name: machine for machine in all_machines(workspace)}
+    if name in machines:
+        return machines[name]
+    if name.lower() in _HERE:
+        raise InputError(
+            f"where: {name!r} is no machine of machines.yml", "leave `where` out to run here"
+        )
+    known = ", ".join(machines) or "none yet"
+    raise InputError(
+        f"where: there is no machine {name[:80]!r}{nearest(name, list(machines))} (known: {known})",
+        f"name it in {workspace.root / MACHINES_FILE} or {users_machines_file()}, e.g. {_EXAMPLE}",
+    )
+
+
+def all_machines(workspace: Workspace) -> list[Machine]:
+    """Returns every machine, the project's first; of two with one name the project's.
+
+    Raises ConfigError for a file that is malformed, with the line.
+    """
+    files = [workspace.root / MACHINES_FILE, users_machines_file()]
+    machines = dict[str, Machine]()
+    for path in files:
+        for machine in _machines_of(path, is_own=is_users_own(workspace, path)):
+            machines.setdefault(machine.name, machine)
+    return list(machines.values())
+
+
+def is_users_own(workspace: Workspace, path: Path) -> bool:
+    """Whether only the user writes a machines.yml: it is the user's, and not in the workspace."""
+    is_users_file = path.resolve() == users_machines_file().resolve()
+    return is_users_file and not path.resolve().is_relative_to(workspace.root)
+
+
+def check_keys_may_go(workspace: Workspace, machine: Machine, key_names: Sequence[str]) -> None:
+    """Raises InputError if a secret must not be handed to a machine.
+
+    It may if the user's own machines.yml names the machine, or keys.yml the key and the host.
+    """
+    if machine.file and is_users_own(workspace, Path(machine.file)):
+        return
+    for name in key_names:
+        try:
+            check_host(name, _host_of(machine), None, workspace=workspace.root, own=())
+        except InputError as error:
+            raise InputError(
+                f"the run needs {name}, and {machine.name!r} is named only in the workspace "
+                f"({machine.file}), where anybody's project may name a machine",
+                f"if the machine may have it, the user moves its entry to {users_machines_file()}; "
+                f"or: {error.fix}",
+            ) from error
+
+
+def _host_of(machine: Machine) -> str:
+    """Returns what stands for a machine in `host` of keys.yml."""
+    return machine.ssh.host.rpartition("@")[2] if machine.ssh is not None else machine.name
+
+
+def _machines_of(path: Path, *, is_own: bool) -> list[Machine]:
+    if not path.is_file():
+        return []
+    check_readable(path)
+    try:
+        text = path.read_bytes()
+        raw: Any = read_yaml(text)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except _UNREADABLE as error:
+        raise ConfigError(unreadable(path, error), "mend the syntax") from error
+    if raw is None or root is None:
+        return []
+    _check_keys(path, root)
+    if not isinstance(raw, dict):
+        raise ConfigError(
+            f"{path}:1: must hold names of machines, not {type(raw).__name__}",
+            f"write e.g. {_EXAMPLE}",
+        )
+    entries = cast("dict[object, object]", raw).items()
+    return [_machine(path, root, name, value, is_own=is_own) for name, value in entries]
+
+
+def _machine(path: Path, root: yaml.Node, name: object, value: object, *, is_own: bool) -> Machine:
+    fix = f"mend the file; an entry is e.g. {_EXAMPLE}"
+    where = f"{path}:{_line_of(root, (name,))}: "
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() in _HERE:
+        shown = repr(name)[:80]
+        raise ConfigError(
+            f"{where}{shown} cannot name a machine",
+            "take letters, digits, `.`, `_` and `-`, and not local or localhost",
+        )
+    try:
+        entry = _Entry.model_validate(value)
+    except ValidationError as error:
+        line = _line_of(root, (name, *error.errors()[0]["loc"]))
+        raise ConfigError(
+            f"{path}:{line}: {name}: {describe_errors(error, _Entry)}", fix
+        ) from error
+    if entry.ssh is not None and entry.ssh.options and not is_own:
+        raise ConfigError(
+            f"{path}:{_line_of(root, (name, 'ssh', 'options'))}: {name}: ssh.options can make ssh "
+            "run any program here, so the workspace's file cannot give them",
+            f"the user writes them to ~/.ssh/config, or moves the entry to {users_machines_file()}",
+        )
+    return _from_entry(name, path, entry)
+
+
+def _from_entry(name: str, path: Path, entry: _Entry) -> Machine:
+    ssh, sky, job, ray = entry.ssh, entry.skypilot, entry.hf_jobs, entry.ray
+    return Machine(
+        name=name,
+        file=str(path),
+        ssh=SshAddress(host=ssh.host, port=ssh.port, options=list(ssh.options)) if ssh else None,
+        skypilot=SkyPilotCluster(resources=sky.resources, autostop=sky.autostop) if sky else None,
+        hf_jobs=HfJobsFlavor(**job.model_dump()) if job else None,
+        ray=RayCluster(address=ray.address) if ray else None,
+        price_per_hour=entry.price_per_hour,
+        folder=entry.folder,
+        python=entry.python,
+        max_hours=entry.max_hours,
+        keep_remote=entry.keep_remote,
+    )
+
+
+def _check_keys(path: Path, node: yaml.Node) -> None:
+    """Raises ConfigError for a key that stands twice: YAML would silently drop the first."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    lines = dict[str, int]()
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if lines.setdefault(key.value if isinstance(key.value, str) else "", line) != line:
+            raise ConfigError(
+                f"{path}:{line}: {key.value!r} stands in line {lines[key.value]} too",
+                "leave one of them",
+            )
+        _check_keys(path, value)
+
+
+def _line_of(root: yaml.Node, place: Sequence[object]) -> int:
+    """Returns the line of the innermost value on the way to a place that the text has."""
+    node, line = root, root.start_mark.line + 1
+    for part in place:
+        inner = _inner(node, part)
+        if inner is None:
+            continue  # a short form that was written out
+        line, node = inner
+    return line
+
+
+def _inner(node: yaml.Node, part: object) -> tuple[int, yaml.Node] | None:
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        return node.value[part].start_mark.line + 1, node.value[part]
+    if isinstance(node, yaml.MappingNode):
+        for key, value in cast("list[tuple[yaml.Node, yaml.Node]]", node.value):
+            if key.value == str(part):
+                return key.start_mark.line + 1, value
+    return None
