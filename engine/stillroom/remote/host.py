@@ -11,16 +11,31 @@ class UnreachableError(EngineError):
     """The machine did not answer. It says nothing about the run, which may well go on there."""
 
 
+class MachineGoneError(EngineError):
+    """The machine no longer exists (a spot machine was taken back, a job was ended from outside).
+
+    A run that had started there is lost but for what is here; one that had not may start anew.
+    """
+
+
 class RunHost(Protocol):
     """A machine on which runs are done.
 
     Each method may be called again after it broke off, and then goes on or finds its work done.
-    Each raises UnreachableError if the machine does not answer, and another EngineError for what
-    waiting does not mend (a full disk, a changed host key, no Python), with what to do.
+    Each raises UnreachableError if the machine does not answer, MachineGoneError if it never will,
+    and another EngineError for what waiting does not mend (a full disk, a changed host key, no
+    Python), with what to do.
     """
 
     def bring_up(self) -> None:
         """Brings the machine up, where it is ours to stop; returns when it can be reached."""
+        ...
+
+    def price_per_hour(self) -> float | None:
+        """Returns the US dollars for an hour: what machines.yml says, else what its provider says.
+
+        It is asked after `bring_up`, when the provider has chosen the machine.
+        """
         ...
 
     def facts(self) -> MachineFacts:
