@@ -12,7 +12,8 @@ class UnreachableError(EngineError):
 
 
 class MachineGoneError(EngineError):
-    """The machine no longer exists (a spot machine was taken back, a job was ended from outside).
+    """The machine no longer exists (a spot machine was taken back, a job was ended from outside),
+    or it no longer has the folder of a run that was started there.
 
     A run that had started there is lost but for what is here; one that had not may start anew.
     """

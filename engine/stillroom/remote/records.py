@@ -159,6 +159,8 @@ class StartThere(msgspec.Struct, frozen=True, kw_only=True):
     """request.json as it is here; the machine writes its own workspace and inputs into it."""
     copies: dict[str, bytes] = {}
     """The small files of the run's folder, by their names (given_config.yml)."""
+    notes: list[str] = []
+    """The run's first notes to the user."""
     outputs: list[str] = []
     secrets: dict[str, str] = {}
     """Handed to the worker through its standard input, and written nowhere."""
@@ -167,6 +169,8 @@ class StartThere(msgspec.Struct, frozen=True, kw_only=True):
     budget_usd: float | None = None
     spent_usd: float = 0.0
     """What the machine has cost before the start: bringing it up, sending, installing."""
+    reserve_s: float = 0.0
+    """The seconds of the machine that are kept back for the last checkpoint and bringing back."""
 
 
 class FileThere(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,6 +196,11 @@ class StateThere(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     run_json: bytes
     elapsed_s: float
     """Seconds since the start there, by the monotonic clock there."""
+    root: str
+    """The absolute path there of the folder that holds `workspace/` and `outside/`, which texts
+    may name."""
+    clock: float
+    """The time there, in seconds since the epoch, when this was said."""
 
 
 class FilesThere(msgspec.Struct, frozen=True, kw_only=True, tag="files"):
