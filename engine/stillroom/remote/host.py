@@ -19,13 +19,17 @@ class MachineGoneError(EngineError):
     """
 
 
+class MachineError(EngineError):
+    """The machine is there, but something on it or about it stands in the way until a user acts."""
+
+
 class RunHost(Protocol):
     """A machine on which runs are done.
 
     Each method may be called again after it broke off, and then goes on or finds its work done.
     Each raises UnreachableError if the machine does not answer, MachineGoneError if it never will,
-    and another EngineError for what waiting does not mend (a full disk, a changed host key, no
-    Python), with what to do.
+    and MachineError for what waiting does not mend (a full disk, a changed host key, no Python),
+    with what to do.
     """
 
     def bring_up(self) -> None:

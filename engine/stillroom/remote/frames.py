@@ -1,0 +1,137 @@
+"""Messages over a pair of byte streams: a header line of JSON with a length, then the message.
+
+The program there (`there/`) and the code here talk in them. What a shell's start files print before
+the first message is passed over; a stream that ends without the end's own frame has been broken.
+"""
+
+from typing import IO, Any, Literal, TypeVar
+
+import msgspec
+
+from stillroom.errors import EngineError
+from stillroom.remote.host import MachineGoneError
+
+MARK = b"--stillroom-frames-1--\n"
+"""Written before the first message, since a machine may greet whoever connects."""
+_MAX_GREETING_BYTES = 1 << 20
+_MAX_HEADER_BYTES = 1 << 10
+_MAX_MESSAGE_BYTES = 1 << 28
+
+_Message = TypeVar("_Message")
+
+
+class BrokenStreamError(Exception):
+    """The stream ended or held something that is no message; the connection has to be made anew."""
+
+
+class ErrorThere(msgspec.Struct, frozen=True, kw_only=True):
+    """An error that the program there could name."""
+
+    problem: str
+    fix: str
+    is_gone: bool = False
+    """Whether what was asked for will never be there again (`MachineGoneError`)."""
+
+
+class _Header(msgspec.Struct, frozen=True, kw_only=True):
+    length: int
+    holds: Literal["message", "error", "end"] = "message"
+
+
+class Frames:
+    """Sends and receives messages (anything that msgspec can encode) over two byte streams."""
+
+    def __init__(self, source: IO[bytes], sink: IO[bytes]) -> None:
+        self._source, self._sink = source, sink
+
+    def begin(self) -> None:
+        """Tells the other side that what follows are messages."""
+        self._write(MARK)
+
+    def skip_greeting(self) -> bytes:
+        """Passes over what comes before the messages and returns it.
+
+        Raises BrokenStreamError if they never begin.
+        """
+        seen = bytearray()
+        while not seen.endswith(MARK):
+            byte = self._read(1)
+            if not byte or len(seen) > _MAX_GREETING_BYTES:
+                raise BrokenStreamError(_shown(bytes(seen)))
+            seen += byte
+        return bytes(seen[: -len(MARK)])
+
+    def send(self, message: object) -> None:
+        """Sends one message."""
+        self._send(msgspec.msgpack.encode(message), "message")
+
+    def send_error(self, error: EngineError) -> None:
+        """Sends an error, which the other side raises."""
+        is_gone = isinstance(error, MachineGoneError)
+        shown = ErrorThere(problem=error.problem, fix=error.fix, is_gone=is_gone)
+        self._send(msgspec.msgpack.encode(shown), "error")
+
+    def end(self) -> None:
+        """Tells the other side that nothing more comes, and that all went well."""
+        self._send(b"", "end")
+
+    def receive(self, kind: type[_Message] | Any) -> _Message | None:
+        """Returns the next message, or None if the other side has said that none follows.
+
+        Raises EngineError with an error of the other side, and BrokenStreamError.
+        """
+        line = self._read_line()
+        try:
+            header = msgspec.json.decode(line, type=_Header)
+        except msgspec.MsgspecError as error:
+            raise BrokenStreamError(_shown(line)) from error
+        if header.length > _MAX_MESSAGE_BYTES:
+            raise BrokenStreamError(f"a message of {header.length} bytes")
+        body = self._read(header.length)
+        if len(body) < header.length:
+            raise BrokenStreamError("it ended inside a message")
+        if header.holds == "end":
+            return None
+        return self._decode(body, kind, header)
+
+    def _decode(self, body: bytes, kind: type[_Message] | Any, header: _Header) -> _Message:
+        try:
+            if header.holds == "message":
+                return msgspec.msgpack.decode(body, type=kind)
+            error = msgspec.msgpack.decode(body, type=ErrorThere)
+        except msgspec.MsgspecError as broken:
+            raise BrokenStreamError(f"a message of another kind: {broken}") from broken
+        raise (MachineGoneError if error.is_gone else EngineError)(error.problem, error.fix)
+
+    def _read_line(self) -> bytes:
+        try:
+            line = self._source.readline(_MAX_HEADER_BYTES)
+        except (OSError, ValueError) as error:
+            raise BrokenStreamError(str(error)) from error
+        if not line.endswith(b"\n"):
+            raise BrokenStreamError(_shown(line) if line else "it ended")
+        return line
+
+    def _read(self, size: int) -> bytes:
+        try:
+            return self._source.read(size)
+        # ValueError: the stream was closed.
+        except (OSError, ValueError) as error:
+            raise BrokenStreamError(str(error)) from error
+
+    def _send(self, body: bytes, holds: Literal["message", "error", "end"]) -> None:
+        header = msgspec.json.encode(_Header(length=len(body), holds=holds))
+        self._write(header + b"\n" + body)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._sink.write(data)
+            self._sink.flush()
+        except (OSError, ValueError) as error:
+            raise BrokenStreamError(str(error)) from error
+
+
+def _shown(data: bytes) -> str:
+    """Returns the end of what came, to be quoted."""
+    text = data[-400:].decode("utf-8", errors="replace").strip()
+    return f"it said {text!r}" if text else "it said nothing"

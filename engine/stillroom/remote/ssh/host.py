@@ -1,0 +1,158 @@
+"""A machine behind a channel, as `RunHost` has it: every thing wanted is a command there."""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from stillroom.remote.channel import Channel, CommandThere, command_there, shell_words
+from stillroom.remote.frames import MARK
+from stillroom.remote.host import MachineError
+from stillroom.remote.records import Blob, Machine, MachineFacts, News, Order, StartThere
+from stillroom.remote.there.store import Piece, Stored, WantedContent
+
+_PIECE_BYTES = 1 << 20
+_MOST_UNANSWERED = 200
+"""Answers that wait in the pipe while we still send; they must fit into it."""
+
+
+class ChannelHost:
+    """A machine on which everything is done by commands through one channel."""
+
+    def __init__(self, machine: Machine, channel: Channel, *, python: str | None = None) -> None:
+        """`python`: an interpreter there that has this code already; else `prepare` finds one."""
+        self.machine, self._channel, self._python = machine, channel, python
+
+    def bring_up(self) -> None:
+        """Connects; the machine is not ours to start."""
+        with command_there(self._channel, _HELLO):
+            pass
+
+    def price_per_hour(self) -> float | None:
+        """Returns the US dollars for an hour of the machine, as machines.yml says."""
+        return self.machine.price_per_hour
+
+    def facts(self) -> MachineFacts:
+        """Looks at the machine without changing anything there."""
+        raise NotImplementedError
+
+    def prepare(self, order: Order, say: Callable[[str], None]) -> None:
+        """Puts this code and the run's packages there, in environments that are made once."""
+        raise NotImplementedError
+
+    def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
+        """Returns the hashes that are not there yet, with the bytes of each that already are."""
+        wanted = [WantedContent(sha256=b.sha256, num_bytes=b.num_bytes) for b in blobs]
+        with self.command("have") as have:
+            have.send(wanted)
+            return have.expect(dict[str, int])
+
+    def send(self, blobs: Sequence[Blob], have: Mapping[str, int]) -> Iterator[int]:
+        """Sends contents, each from where an earlier call broke off; yields bytes as they go."""
+        with self.command("put") as put:
+            sender = _Sender(put)
+            for blob in {blob.sha256: blob for blob in blobs}.values():
+                yield from sender.send(blob, have.get(blob.sha256, 0))
+            yield from sender.finish()
+
+    def start(self, run: StartThere) -> None:
+        """Starts a run's detached worker there. A run that was started before is left alone."""
+        with self.command("start") as start:
+            start.send(run)
+            start.finish()
+
+    def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[News]:
+        """Yields a run's news until it has ended there, at least a Pulse every few seconds."""
+        with self.command("follow") as follow:
+            follow.send((run_id, dict(seen)))
+            while (news := follow.receive(News)) is not None:
+                yield news
+
+    def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
+        """Yields the bytes of a finished file of a run there, from `offset` on."""
+        with self.command("fetch") as fetch:
+            fetch.send((run_id, path, offset))
+            while (data := fetch.receive(bytes)) is not None:
+                yield data
+
+    def cancel(self, run_id: str, *, kill: bool) -> None:
+        """Asks a run there to stop; with `kill` ends its processes."""
+        with self.command("cancel") as cancel:
+            cancel.send((run_id, kill))
+            cancel.finish()
+
+    def remove(self, run_id: str) -> None:
+        """Deletes a run's folder there; contents that other runs may need stay."""
+        with self.command("remove") as remove:
+            remove.send(run_id)
+            remove.finish()
+
+    def put_down(self) -> None:
+        """Does nothing: the machine is not ours to stop."""
+
+    def close(self) -> None:
+        """Ends the connection; what runs there goes on."""
+        self._channel.close()
+
+    def command(self, name: str) -> AbstractContextManager[CommandThere]:
+        """Starts a command of the program there; `there/__main__.py` has their names."""
+        if self._python is None:
+            self.prepare(Order(machine=self.machine, files=[], home_paths=[]), lambda _text: None)
+        words = [self._python or "", "-P", "-m", "stillroom.remote.there", self.machine.folder]
+        return command_there(self._channel, "exec " + shell_words([*words, name]))
+
+
+_HELLO = f"printf '%s\\n' '{MARK.decode().strip()}'"
+
+
+class _Sender:
+    """Sends contents over one `put`, and keeps count of the answers that are still to come."""
+
+    def __init__(self, put: CommandThere) -> None:
+        self._put = put
+        self._unanswered = dict[str, Blob]()
+        self._begun_late = set[str]()
+
+    def send(self, blob: Blob, offset: int) -> Iterator[int]:
+        """Sends a content from `offset` on, and yields the bytes of each piece."""
+        if offset:
+            self._begun_late.add(blob.sha256)
+        with Path(blob.source).open("rb") as stream:
+            stream.seek(offset)
+            while True:
+                data = stream.read(min(_PIECE_BYTES, blob.num_bytes - offset))
+                if not data and offset < blob.num_bytes:
+                    raise _changed(blob)
+                self._put.send(
+                    Piece(sha256=blob.sha256, num_bytes=blob.num_bytes, offset=offset, data=data)
+                )
+                offset += len(data)
+                yield len(data)
+                if offset == blob.num_bytes:
+                    break
+        self._unanswered[blob.sha256] = blob
+        while len(self._unanswered) > _MOST_UNANSWERED:
+            yield from self._take_answer()
+
+    def finish(self) -> Iterator[int]:
+        """Waits until all contents have been verified there."""
+        while self._unanswered:
+            yield from self._take_answer()
+        self._put.finish()
+
+    def _take_answer(self) -> Iterator[int]:
+        stored = self._put.expect(Stored)
+        blob = self._unanswered.pop(stored.sha256)
+        if stored.is_stored:
+            return
+        if blob.sha256 not in self._begun_late:
+            raise _changed(blob)
+        # What an earlier connection had left there was wrong, so all of it is sent again.
+        self._begun_late.remove(blob.sha256)
+        yield from self.send(blob, 0)
+
+
+def _changed(blob: Blob) -> MachineError:
+    return MachineError(
+        f"{blob.source} has changed since this run was started",
+        "start the run again: it then sends the file as it is by then",
+    )

@@ -1,0 +1,1 @@
+"""The program that does our work on another machine, one command for each thing we want there."""

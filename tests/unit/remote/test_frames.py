@@ -1,0 +1,95 @@
+"""Messages come whole or not at all, whatever else a machine prints."""
+
+import io
+
+import pytest
+
+from stillroom.errors import EngineError
+from stillroom.remote.channel import LocalChannel, command_there, shell_words
+from stillroom.remote.frames import BrokenStreamError, Frames
+from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
+
+
+def written(*messages: object, ends: bool = True) -> bytes:
+    sink = io.BytesIO()
+    frames = Frames(io.BytesIO(), sink)
+    frames.begin()
+    for message in messages:
+        frames.send(message)
+    if ends:
+        frames.end()
+    return sink.getvalue()
+
+
+def reading(data: bytes) -> Frames:
+    return Frames(io.BytesIO(data), io.BytesIO())
+
+
+@pytest.mark.parametrize("greeting", [b"", b"Welcome!\n", b"no end", b"--stillroom", b"\x00\xff"])
+def test_what_a_machine_prints_first_is_passed_over(greeting):
+    frames = reading(greeting + written({"a": b"\x00\n"}, "b"))
+
+    assert frames.skip_greeting() == greeting
+    assert frames.receive(dict[str, bytes]) == {"a": b"\x00\n"}
+    assert frames.receive(str) == "b"
+    assert frames.receive(str) is None
+
+
+@pytest.mark.parametrize("cut", range(1, 40))
+def test_a_stream_that_is_cut_anywhere_is_never_a_shorter_one(cut):
+    frames = reading(written(b"x" * 9)[:-cut])
+
+    with pytest.raises(BrokenStreamError):  # noqa: PT012 - any of the three may be the one
+        frames.skip_greeting()
+        while frames.receive(bytes) is not None:
+            pass
+
+
+def test_what_is_no_message_is_quoted():
+    frames = reading(written("a", ends=False) + b"Killed\n")
+    frames.skip_greeting()
+    frames.receive(str)
+
+    with pytest.raises(BrokenStreamError, match="Killed"):
+        frames.receive(str)
+
+
+def test_an_error_of_the_other_side_is_raised():
+    sink = io.BytesIO()
+    Frames(io.BytesIO(), sink).send_error(EngineError("no room", "make some"))
+
+    with pytest.raises(EngineError, match="no room") as caught:
+        reading(sink.getvalue()).receive(str)
+    assert caught.value.fix == "make some"
+    assert not isinstance(caught.value, MachineGoneError)
+
+
+def test_what_will_never_be_there_again_stays_so_on_the_way():
+    sink = io.BytesIO()
+    Frames(io.BytesIO(), sink).send_error(MachineGoneError("no run r1", "start it anew"))
+
+    with pytest.raises(MachineGoneError, match="no run r1"):
+        reading(sink.getvalue()).receive(str)
+
+
+def test_a_command_that_cannot_be_found_says_so():
+    with (
+        pytest.raises(UnreachableError, match="no-such-program"),
+        command_there(LocalChannel(), "exec no-such-program"),
+    ):
+        pass
+
+
+def test_a_path_with_a_line_break_is_refused():
+    with pytest.raises(MachineError, match="line break"), command_there(LocalChannel(), "a\nb"):
+        pass
+
+
+@pytest.mark.parametrize("word", ["a b", "it's", "$HOME", "a;b", "*", 'say "no"', "\\", "!x", "~x"])
+def test_a_word_reaches_the_machine_as_it_is(word):
+    line = f"printf %s {shell_words([word])}"
+    process = LocalChannel().open()
+    output, _ = process.communicate(line.encode() + b"\n", timeout=10)
+    process.stderr.close()
+
+    assert output.decode() == word

@@ -1,0 +1,147 @@
+"""Contents are sent once, go on where a connection broke, and count only when they are whole."""
+
+from pathlib import Path
+
+import pytest
+
+from fakes.machines import blob_of, local_host
+from stillroom.remote.host import MachineError
+from stillroom.remote.ssh.host import ChannelHost
+from stillroom.remote.there.place import There
+from stillroom.remote.there.store import keep_file, place_file
+
+MB = 1 << 20
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    return tmp_path / "there"
+
+
+@pytest.fixture
+def host(there: Path) -> ChannelHost:
+    return local_host(there)
+
+
+def file_of(folder: Path, name: str, data: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+def send_all(host: ChannelHost, *paths: Path) -> int:
+    blobs = [blob_of(path) for path in paths]
+    return sum(host.send(blobs, host.missing(blobs)))
+
+
+def partial_of(there: Path, path: Path) -> Path:
+    return there / "store" / f".{blob_of(path).sha256}.partial-sent"
+
+
+def test_contents_are_sent_once_and_verified(tmp_path, there, host):
+    files = [file_of(tmp_path, f"{i}", bytes([i]) * i * 1000) for i in range(3)]
+    blobs = [blob_of(path) for path in files]
+
+    assert host.missing(blobs) == {blob.sha256: 0 for blob in blobs}
+    assert sum(host.send(blobs, {})) == 3000
+    assert host.missing(blobs) == {}
+
+    for blob, path in zip(blobs, files, strict=True):
+        assert (there / "store" / blob.sha256).read_bytes() == path.read_bytes()
+    assert sorted(p.name for p in (there / "store").iterdir()) == sorted(b.sha256 for b in blobs)
+    assert there.stat().st_mode & 0o77 == 0
+
+
+def test_more_files_than_answers_fit_into_a_pipe_are_sent_in_one_connection(tmp_path, there, host):
+    files = [file_of(tmp_path, f"{i}", f"{i}".encode()) for i in range(500)]
+
+    send_all(host, *files)
+
+    assert len(list((there / "store").iterdir())) == 500
+
+
+def test_a_broken_off_content_goes_on_where_it_broke(tmp_path, there, host):
+    path = file_of(tmp_path, "model", bytes(range(256)) * (3 * MB // 256))
+    blob = blob_of(path)
+    sending = host.send([blob], {})
+    next(sending)
+    sending.close()
+
+    missing = host.missing([blob])
+    assert missing == {blob.sha256: MB}
+    assert sum(host.send([blob], missing)) == 2 * MB
+    assert (there / "store" / blob.sha256).read_bytes() == path.read_bytes()
+
+
+def test_wrong_bytes_of_an_earlier_connection_are_sent_again(tmp_path, there, host):
+    path = file_of(tmp_path, "model", b"right" * 1000)
+    blob = blob_of(path)
+    (there / "store").mkdir(parents=True)
+    partial_of(there, path).write_bytes(b"wrong" * 100)
+
+    assert sum(host.send([blob], host.missing([blob]))) == 4500 + 5000
+    assert (there / "store" / blob.sha256).read_bytes() == path.read_bytes()
+
+
+def test_more_bytes_than_there_can_be_are_written_over(tmp_path, there, host):
+    path = file_of(tmp_path, "model", b"right")
+    (there / "store").mkdir(parents=True)
+    partial_of(there, path).write_bytes(b"wrong" * 100)
+
+    assert send_all(host, path) == 5
+    assert (there / "store" / blob_of(path).sha256).read_bytes() == b"right"
+
+
+@pytest.mark.parametrize("now", [b"other", b"less"])
+def test_a_file_that_has_changed_since_it_was_hashed_is_no_content(tmp_path, there, host, now):
+    path = file_of(tmp_path, "rows", b"these")
+    blob = blob_of(path)
+    path.write_bytes(now)
+
+    with pytest.raises(MachineError, match="has changed since this run was started"):
+        list(host.send([blob], {}))
+    assert not (there / "store" / blob.sha256).exists()
+
+
+def test_a_stored_file_of_another_size_is_sent_again(tmp_path, there, host):
+    path = file_of(tmp_path, "model", b"right")
+    send_all(host, path)
+    (there / "store" / blob_of(path).sha256).write_bytes(b"cut")
+
+    assert send_all(host, path) == 5
+    assert (there / "store" / blob_of(path).sha256).read_bytes() == b"right"
+
+
+def test_a_folder_that_must_not_be_written_is_named_with_what_to_do(tmp_path):
+    blocked = file_of(tmp_path, "file", b"")
+    path = file_of(tmp_path, "rows", b"these")
+
+    with pytest.raises(MachineError, match="this machine") as caught:
+        list(local_host(blocked / "there").send([blob_of(path)], {}))
+    assert str(blocked) in caught.value.problem
+
+
+def test_what_programs_edit_in_place_is_copied_and_weights_are_not(tmp_path, there, host):
+    weights = file_of(tmp_path, "model.safetensors", b"w" * MB)
+    database = file_of(tmp_path, "shop.db", b"d" * MB)
+    send_all(host, weights, database)
+    here = There(there, None)
+    run = there / "runs" / "r1"
+
+    for path in (weights, database):
+        place_file(here, blob_of(path).sha256, run / path.name)
+    (run / "shop.db").write_bytes(b"edited")
+
+    assert host.missing([blob_of(weights), blob_of(database)]) == {}
+    assert (run / "model.safetensors").stat().st_nlink == 2
+    assert (run / "shop.db").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_output_that_a_later_run_reads_is_not_sent(tmp_path, there, host):
+    made = there / "runs" / "r1" / "model.safetensors"
+    made.parent.mkdir(parents=True)
+    made.write_bytes(b"w" * MB)
+
+    keep_file(There(there, None), made, blob_of(made).sha256)
+
+    assert host.missing([blob_of(made)]) == {}
