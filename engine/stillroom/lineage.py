@@ -12,6 +12,7 @@ import msgspec
 from stillroom import __version__
 from stillroom.errors import DataError
 from stillroom.files import LineWriter, file_sha256, read_json, write_json
+from stillroom.home_paths import as_recorded
 
 FOLDER_MANIFEST = "stillroom.manifest.json"
 """The name of a folder's manifest, which is inside it so that a copy of the folder has it too."""
@@ -88,7 +89,7 @@ def now() -> str:
 def record_file(path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -> FileRecord:
     """Returns the path, SHA-256 and size of a file as it is now."""
     sha256 = file_sha256(path, is_stopped=is_stopped)
-    return FileRecord(path=str(path), sha256=sha256, num_bytes=path.stat().st_size)
+    return FileRecord(path=as_recorded(path), sha256=sha256, num_bytes=path.stat().st_size)
 
 
 def record_folder(folder: Path) -> FileRecord:
@@ -118,7 +119,7 @@ def folder_record(folder: Path, files: Sequence[FileRecord]) -> FileRecord:
     """Returns a folder's record, made from its files' records in the order of their paths."""
     listed = "".join(f"{file.sha256}  {file.path}\n" for file in files)
     return FileRecord(
-        path=str(folder),
+        path=as_recorded(folder),
         sha256=hashlib.sha256(listed.encode()).hexdigest(),
         num_bytes=sum(file.num_bytes for file in files),
     )
@@ -126,7 +127,7 @@ def folder_record(folder: Path, files: Sequence[FileRecord]) -> FileRecord:
 
 def record_written(path: Path, written: LineWriter) -> FileRecord:
     """Returns the record of a file from its closed writer, which has hashed it already."""
-    return FileRecord(path=str(path), sha256=written.sha256, num_bytes=written.num_bytes)
+    return FileRecord(path=as_recorded(path), sha256=written.sha256, num_bytes=written.num_bytes)
 
 
 def _recorded(file: Path | FileRecord) -> FileRecord:
@@ -141,7 +142,8 @@ def _record_beginning(path: Path) -> FileRecord:
         while rest and (block := stream.read(min(rest, 1 << 20))):
             digest.update(block)
             rest -= len(block)
-    return FileRecord(path=str(path), sha256=digest.hexdigest(), num_bytes=num_bytes - rest)
+    sha256 = digest.hexdigest()
+    return FileRecord(path=as_recorded(path), sha256=sha256, num_bytes=num_bytes - rest)
 
 
 def _times(file: Path) -> tuple[int, int]:
@@ -169,13 +171,14 @@ class Recording:
         self._thread = ThreadPoolExecutor(1)
         self._is_over = self._is_checked = False
         self._begun = {file: _times(file) for file in files if file not in (copies or {})}
-        self._records = self._thread.submit(self._record, list(files), copies or {})
+        self._files = list(dict.fromkeys(files))
+        self._records = self._thread.submit(self._record, self._files, copies or {})
 
     def _record(self, files: list[Path], copies: Mapping[Path, Path]) -> list[FileRecord]:
         sources = {file: copies.get(file, file) for file in files}
         records = [record_file(file, is_stopped=lambda: self._is_over) for file in sources.values()]
         return [
-            msgspec.structs.replace(record, path=str(file))
+            msgspec.structs.replace(record, path=as_recorded(file))
             for file, record in zip(sources, records, strict=True)
         ]
 
@@ -199,8 +202,8 @@ class Recording:
             self._is_checked = True
         if self.grown:
             records = [
-                _record_beginning(Path(r.path)) if Path(r.path) in self.grown else r
-                for r in records
+                _record_beginning(file) if file in self.grown else record
+                for file, record in zip(self._files, records, strict=True)
             ]
         return records
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stillroom.errors import InputError
+from stillroom.home_paths import as_found, as_recorded
 from stillroom.secrecy.commands import with_secrets
 from stillroom.secrecy.keys import keys_file
 from stillroom.secrecy.names import is_secret_name
@@ -51,7 +52,7 @@ class Workspace:
         Raises InputError for a name that no file can have.
         """
         try:
-            path = self.root / Path(name).expanduser()
+            path = as_found(self.root / as_found(name).expanduser())
             # Manifests and requests name it, and JSON holds Unicode only.
             str(path).encode()
             with suppress(FileNotFoundError, NotADirectoryError):
@@ -156,9 +157,9 @@ class Workspace:
     def shown(self, path: Path) -> str:
         """Returns a path as it is shown to a user: relative to the workspace where possible."""
         try:
-            return str(path.resolve().relative_to(self.root))
+            return str(as_found(path).resolve().relative_to(self.root))
         except ValueError:
-            return str(path)
+            return as_recorded(path)
 
 
 def _nearby_files(path: Path) -> str | None:

@@ -10,6 +10,7 @@ import msgspec
 
 from stillroom.demo import DEMO_MODELS
 from stillroom.errors import ModelError
+from stillroom.home_paths import as_recorded
 from stillroom.lineage import ModelRecord, record_folder
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
@@ -138,7 +139,8 @@ def identify(location: ModelLocation, *, role: str) -> ModelRecord:
     """
     if location.is_local:
         sha256 = record_folder(location.folder).sha256
-        return ModelRecord(role=role, name=location.name, location=location.location, sha256=sha256)
+        place = as_recorded(location.location)
+        return ModelRecord(role=role, name=location.name, location=place, sha256=sha256)
     revision = _hub_commit(location.location)
     return ModelRecord(role=role, name=location.name, location=location.location, revision=revision)
 

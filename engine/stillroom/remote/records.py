@@ -91,7 +91,7 @@ class SentFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that the run reads: where it lies here, and where it will lie there."""
 
     source: str
-    """Its absolute path here."""
+    """Its absolute path here; or `run:` and the name of a file in the run's folder."""
     place: str
     """Its path there, relative to the folder that holds `workspace/` and `outside/`."""
 
@@ -103,7 +103,8 @@ class HomePath(msgspec.Struct, frozen=True, kw_only=True):
     """Its absolute path here, which is what requests name and what outputs record."""
     place: str
     """Its path there, relative as `SentFile.place`; or `package:` and a path inside Stillroom's
-    own package, which is there already."""
+    own package, which is there already. For the home `~` it is the user's own folder here, as it
+    is (see `home_paths.home_variable`)."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +118,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     home_paths: list[HomePath]
     key_names: list[str] = []
     """The secrets that the run's process needs, by the names of their variables."""
+    variables: list[str] = []
+    """Those of them that have to be in the process's environment, where libraries look for them:
+    HF_TOKEN, WANDB_API_KEY, and what keys.yml gives to tools."""
     packages: list[str] = []
     """The requirements, beside our own, of tools.py and rewards.py, e.g. `rapidfuzz==3.9`."""
     extras: list[str] = []
@@ -164,6 +168,8 @@ class StartThere(msgspec.Struct, frozen=True, kw_only=True):
     outputs: list[str] = []
     secrets: dict[str, str] = {}
     """Handed to the worker through its standard input, and written nowhere."""
+    variables: list[str] = []
+    """Those of the secrets that the worker's environment holds too, as `Order.variables`."""
     max_hours: float
     price_per_hour: float | None = None
     budget_usd: float | None = None

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from stillroom.errors import InputError
+from stillroom.home_paths import as_found, is_away
 from stillroom.secrecy.readable import unreadable
 
 _FILE = "keys.yml"
@@ -46,7 +47,12 @@ _RULES = TypeAdapter(tuple[KeyRule, ...])
 
 
 def keys_file() -> Path:
-    """Returns the path of keys.yml: in $STILLROOM_CONFIG, or else in the user's config folder."""
+    """Returns the path of keys.yml: in $STILLROOM_CONFIG, or else in the user's config folder.
+
+    A run on another machine has the user's, which was sent with it: names and hosts, no keys.
+    """
+    if is_away():
+        return as_found(f"~/.config/stillroom/{_FILE}")
     folder = os.environ.get("STILLROOM_CONFIG")
     if folder:
         return Path(folder) / _FILE

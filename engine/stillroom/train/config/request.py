@@ -21,6 +21,7 @@ from stillroom.data.instruction import (
 from stillroom.data.layouts.detect import layout_of
 from stillroom.data.tool_names import has_tool_names
 from stillroom.errors import ConfigError, DataError, missing_extra
+from stillroom.home_paths import as_found
 from stillroom.models.pairing import refuse_api_teacher
 from stillroom.models.precision import check_quantization
 from stillroom.models.resolve import ModelLocation, locate_model
@@ -202,7 +203,7 @@ def plan_request(
         parse_spec(server)
     context_file = None
     if config.teacher is not None and config.teacher.context_file is not None:
-        context_file = folder / config.teacher.context_file
+        context_file = as_found(folder / config.teacher.context_file)
     _check_trackers(config)
     check_launcher(config.launcher)
     acts = config.dataset_type == "distill" or bool(config.evals)
@@ -302,7 +303,7 @@ def _rows_file(
 ) -> Path:
     """Returns the path that a key of config.yml names, once the file's first rows are checked."""
     folder = config_file.parent
-    path = folder / name
+    path = as_found(folder / name)
     if "@" in path.name:
         path = workspace.existing(path, label=key)
     if not path.is_file():
@@ -324,7 +325,7 @@ def _holds_rollouts(path: Path) -> bool:
 
 def _eval_file(folder: Path, section: EvalSection) -> Path:
     """Returns the path of an evaluation's prompts. Raises an EngineError if there are none."""
-    path = folder / section.prompts_file
+    path = as_found(folder / section.prompts_file)
     if not path.is_file():
         raise ConfigError(
             f"the prompts {section.prompts_file!r} of the evaluation {section.name!r} do not exist "
