@@ -1,0 +1,160 @@
+"""One connection to a machine through the system's own ssh, over which all commands go.
+
+ssh shares it between its processes (ControlMaster) through a socket in a folder of the user's own.
+The process that owns it holds a pipe to a command on the machine: when this process ends, however
+it ends, the pipe closes, that command ends, and with it the connection.
+"""
+
+import os
+import secrets
+import shutil
+import stat
+import subprocess
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, cast
+
+from stillroom.errors import EngineError
+from stillroom.remote.channel import SHELL_LINE, read_errors, start_process
+from stillroom.remote.frames import MARK, BrokenStreamError, Frames
+from stillroom.remote.host import MachineError
+from stillroom.remote.records import SshAddress
+from stillroom.remote.ssh.diagnosis import broken_connection
+
+_CONNECT_S = 20
+_LOGIN_S = 60.0
+_ALIVE_EVERY_S = 5
+_ALIVE_TRIES = 3
+_HELD_LINE = f"echo {MARK.decode().strip()}; exec cat >/dev/null"
+_NO_ANSWER = 255
+"""ssh's exit code for its own errors, as against those of the command."""
+_OPTIONS = {
+    "BatchMode": "yes",
+    "ConnectTimeout": str(_CONNECT_S),
+    "ServerAliveInterval": str(_ALIVE_EVERY_S),
+    "ServerAliveCountMax": str(_ALIVE_TRIES),
+    "ControlPersist": "no",
+    "LogLevel": "ERROR",
+    # What the user's settings may say for sessions by hand, and what has no place here.
+    "RemoteCommand": "none",
+    "RequestTTY": "no",
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "ClearAllForwardings": "yes",
+    "PermitLocalCommand": "no",
+}
+"""A dead connection is noticed within about 15 seconds; nobody is asked for a password."""
+
+
+class SshChannel:
+    """Runs commands on a machine that ssh reaches, over one connection that is made when needed.
+
+    Several threads may run commands at once.
+    """
+
+    def __init__(self, name: str, address: SshAddress) -> None:
+        self._name, self._address = name, address
+        self._owner: subprocess.Popen[bytes] | None = None
+        self._socket = Path()
+        self._making = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """What errors call the machine."""
+        return self._name
+
+    def open(self) -> subprocess.Popen[bytes]:
+        """Starts a shell there that reads one line and carries it out.
+
+        Raises UnreachableError or MachineError if there is no connection and none can be made.
+        """
+        with self._making:
+            if self._owner is None or self._owner.poll() is not None:
+                self._connect()
+        return start_process(self._arguments("no"))
+
+    def explain(self, exit_code: int | None, printed: str) -> EngineError | None:
+        """Returns what a broken command says about the connection; None if it was the command."""
+        owner = self._owner
+        if exit_code == _NO_ANSWER or owner is None or owner.poll() is not None:
+            return broken_connection(self._name, self._address, printed)
+        return None
+
+    def close(self) -> None:
+        """Ends the connection, and with it the commands that still talk."""
+        with self._making:
+            self._drop()
+
+    def _connect(self) -> None:
+        self._drop()
+        self._socket = _socket_folder() / secrets.token_hex(6)
+        owner = start_process(self._arguments("yes"))
+        self._owner = owner
+        # It may hang in a log-in that never answers, and reading has no limit of its own.
+        limit = threading.Timer(_LOGIN_S, owner.kill)
+        limit.start()
+        try:
+            _greet(owner)
+        except BrokenStreamError as broken:
+            with suppress(subprocess.TimeoutExpired):
+                owner.wait(_ALIVE_EVERY_S)
+            printed = read_errors(owner) or str(broken)
+            self._drop()
+            raise broken_connection(self._name, self._address, printed) from broken
+        finally:
+            limit.cancel()
+
+    def _drop(self) -> None:
+        if (owner := self._owner) is None:
+            return
+        self._owner = None
+        for stream in (owner.stdin, owner.stdout, owner.stderr):
+            with suppress(OSError):
+                cast("IO[bytes]", stream).close()
+        # On its own it would wait for the other commands' end.
+        owner.terminate()
+        try:
+            owner.wait(_ALIVE_EVERY_S)
+        except subprocess.TimeoutExpired:
+            owner.kill()
+            owner.wait()
+        self._socket.unlink(missing_ok=True)
+
+    def _arguments(self, is_owner: str) -> list[str]:
+        program = shutil.which("ssh")
+        if program is None:
+            raise MachineError(
+                f"there is no `ssh` on this machine, which reaches {self._name}",
+                "install OpenSSH's client (Debian/Ubuntu: apt-get install openssh-client)",
+            )
+        options = {**_OPTIONS, "ControlMaster": is_owner, "ControlPath": str(self._socket)}
+        words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+        port = [] if self._address.port is None else ["-p", str(self._address.port)]
+        # The first of two settings counts, so that ours come before the user's.
+        host = [*self._address.options, *port, "--", self._address.host]
+        return [program, "-T", *words, *host, SHELL_LINE]
+
+
+def _greet(owner: subprocess.Popen[bytes]) -> None:
+    """Returns when the machine has answered. Raises BrokenStreamError if it does not."""
+    with suppress(OSError):
+        stream = cast("IO[bytes]", owner.stdin)
+        stream.write(_HELD_LINE.encode() + b"\n")
+        stream.flush()
+    Frames(cast("IO[bytes]", owner.stdout), cast("IO[bytes]", owner.stdin)).skip_greeting()
+
+
+def _socket_folder() -> Path:
+    """Returns a folder for sockets that only this user may enter; their paths must be short."""
+    folder = Path("/tmp") / f"stillroom-ssh-{os.getuid()}"  # noqa: S108
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    state = folder.lstat()
+    is_safe = stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid()
+    if not is_safe or state.st_mode & 0o77:
+        raise MachineError(
+            f"{folder} is not a folder that only you may enter",
+            "delete it: connections to machines keep their sockets there",
+        )
+    return folder
