@@ -32,7 +32,7 @@ def play(root: Path, output: str) -> None:
     request = GenerateRollouts(
         input="prompts.jsonl", output=output, provider="demo", model="teacher", tools="tools.py",
         rewards="rewards.py", max_turns=5, max_tokens=48, concurrency=4, temperature=1.0, seed=1,
-        refine="pool-student.jsonl", where="first_difference", turns="one", n=ROLLOUTS,
+        refine="pool-student.jsonl", takeover="first_difference", turns="one", n=ROLLOUTS,
     )  # fmt: skip
     folder = root / "runs" / output.removesuffix(".jsonl")
     folder.mkdir(parents=True, exist_ok=True)

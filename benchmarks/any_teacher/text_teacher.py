@@ -242,7 +242,7 @@ class Lab:
         request: Row = {
             "input": "prompts.jsonl",
             "refine": "pool-student.jsonl",
-            "where": "first_difference",
+            "takeover": "first_difference",
             **policy(self.world.models.teacher),
         }
         if base == "diff":
@@ -251,13 +251,13 @@ class Lab:
             return self.rollouts("diff1", **request, turns="one")
         if base in ("trained", "trained1"):
             turns, n = ("one", 2.4) if base == "trained1" else ("rest", 1.6)
-            asked = {"where": "critic", "critic": "critic.yml", "n": round(n * num_plain)}
+            asked = {"takeover": "critic", "critic": "critic.yml", "n": round(n * num_plain)}
             return self.rollouts(f"{base}-{num_plain}", **(request | asked), turns=turns)
         right = {row["task_id"]: row["refined"]["turn"] for row in self._refined("diff", 0)}
         critic = ScriptedCritic(right, int(base.removeprefix("critic")) / 100, self.world.seed)
         rollout_context.Critic = lambda _policy: critic
         try:
-            return self.rollouts(base, **(request | {"where": "critic"}), turns="one")
+            return self.rollouts(base, **(request | {"takeover": "critic"}), turns="one")
         finally:
             rollout_context.Critic = Critic
 

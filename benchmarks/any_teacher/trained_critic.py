@@ -9,7 +9,7 @@ turn that leaves the task's plan first. Its chat template leaves out the instruc
 follows, and writes the rollout as the clerk's own turns.
 
 Each CHECK, whose student is another, gets a critic.yml that names the model in FOLDER. After its arm
-`trained@300`: how often the critic named the turn at which `where: first_difference` takes over.
+`trained@300`: how often the critic named the turn at which `takeover: first_difference` takes over.
 """
 
 import argparse

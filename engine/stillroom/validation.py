@@ -2,9 +2,9 @@
 
 import difflib
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from stillroom.fences import on_one_line
 from stillroom.secrecy.names import is_secret_name
@@ -25,6 +25,19 @@ class StrictModel(BaseModel):
         if isinstance(value, int) and not _LEAST <= value <= _MOST:
             raise ValueError("the number is too large")
         return value
+
+
+class PlacedRequest(StrictModel):
+    """A request whose work may be done on another machine.
+
+    Where it is done is no part of what is done, so that neither a run's request nor a manifest
+    has it.
+    """
+
+    where: Annotated[
+        str | None,
+        Field(description="A machine of machines.yml", exclude=True),
+    ] = None
 
 
 def describe_errors(error: ValidationError, model: type[BaseModel]) -> str:

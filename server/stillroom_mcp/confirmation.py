@@ -79,5 +79,5 @@ def _agreed(request: BaseModel, answer: ElicitResult) -> BaseModel:
     if not isinstance(budget_usd, int | float) or budget_usd <= 0:
         return request
     # Checked as if the agent had given it.
-    given = request.model_dump(exclude_unset=True) | {"budget_usd": budget_usd}
-    return type(request).model_validate(given)
+    given = {name: getattr(request, name) for name in request.model_fields_set}
+    return type(request).model_validate(given | {"budget_usd": budget_usd})

@@ -18,30 +18,27 @@ from stillroom.rollout.request import (
 )
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import Price
+from stillroom.validation import PlacedRequest
 
 
-class EvaluateModel(RolloutOptions):
+class EvaluateModel(PlacedRequest, RolloutOptions):
     """Ask for an evaluation: the model answers held-out prompts, rewards say how well."""
 
     data: Annotated[str, Field(description="Held-out prompts (.jsonl) that nothing trained on")]
-    name: Annotated[str | None, Field(description="Label in comparisons; default: the model")] = (
-        None
-    )
+    name: Annotated[str | None, Field(description="Label; default: the model")] = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     group_by: Annotated[
         tuple[str, ...], Field(description="Metadata fields to break the accuracy down by")
     ] = ("difficulty", "task_type")
     teacher: Annotated[
         str | None,
-        Field(description="In-process model: also measure the reverse KL per token to it"),
+        Field(description="In-process: also measure the KL per token to it"),
     ] = None
     kl_prompts: Annotated[int, Field(ge=2, description="Prompts for the KL, at temperature 1")] = 90
-    sampled_prompts: Annotated[
-        int, Field(ge=0, description="Also answer so many at temperature 1")
-    ] = 0
+    sampled_prompts: Annotated[int, Field(ge=0, description="So many at temperature 1 too")] = 0
     guard: Annotated[
         str | None,
-        Field(description="Other prompts, none needs a tool: shows forgetting, needless calls"),
+        Field(description="Prompts that need no tool: shows forgetting"),
     ] = None
     budget_usd: Annotated[float | None, Field(gt=0, description="Spending cap")] = None
     dry_run: Annotated[

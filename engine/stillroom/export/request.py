@@ -19,11 +19,12 @@ from stillroom.models.precision import Precision
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.outputs import ReplacingRequest
 from stillroom.settings import Workspace
+from stillroom.validation import PlacedRequest
 
 ExportFormat = Literal["merged", "text", "adapter", "gguf"]
 
 
-class ExportModel(ReplacingRequest):
+class ExportModel(PlacedRequest, ReplacingRequest):
     """Ask for a model folder that other programs load."""
 
     model: Annotated[str, Field(description="Run id or checkpoint folder")]

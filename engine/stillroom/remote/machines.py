@@ -24,6 +24,8 @@ from stillroom.yaml_text import read_yaml
 MACHINES_FILE = "machines.yml"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HERE = frozenset({"local", "localhost", "here", "this"})
+_TAKEN = frozenset({"start", "first_difference", "critic"})
+"""What `where` of generate_rollouts once said, which older requests still do."""
 _KINDS = ("ssh", "skypilot", "hf_jobs", "ray")
 _EXAMPLE = "gpu-box: {ssh: me@host, price_per_hour: 2.40}"
 _SSH_PORT = 22
@@ -223,11 +225,11 @@ def _machines_of(path: Path, *, is_own: bool) -> list[Machine]:
 def _machine(path: Path, root: yaml.Node, name: object, value: object, *, is_own: bool) -> Machine:
     fix = f"mend the file; an entry is e.g. {_EXAMPLE}"
     where = f"{path}:{_line_of(root, (name,))}: "
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() in _HERE:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() in _HERE | _TAKEN:
         shown = repr(name)[:80]
         raise ConfigError(
             f"{where}{shown} cannot name a machine",
-            "take letters, digits, `.`, `_` and `-`, and not local or localhost",
+            "take letters, digits, `.`, `_` and `-`, and no word such as local or start",
         )
     try:
         entry = _Entry.model_validate(value)

@@ -240,7 +240,7 @@ async def _open_refiner(
         policy = await _load_policy(plan, refine.student, sampling, notes)
         student = _metered(await stack.enter_async_context(policy), spending, sampling)
     critic = None
-    if refine.options.where == "critic":
+    if refine.options.takeover == "critic":
         policy = teacher
         if refine.critic is not None:
             policy = await _open_critic(stack, plan, refine.critic, spending, notes)

@@ -170,7 +170,7 @@ def _refining(
     """
     turns = [[turn, *replies] for turn, replies in rollout.steps]
     sent = len(msgspec.json.encode(turns))
-    asks, critic = request.where == "critic", None
+    asks, critic = request.takeover == "critic", None
     steps = known.get(spec.key, KnownSteps())
     if asks:
         messages = critic_messages(spec.task, turns)

@@ -35,6 +35,7 @@ from stillroom.teachers.providers import (
 )
 from stillroom.tools.user.file import UserFile, read_user_file
 from stillroom.types import SamplingSettings
+from stillroom.validation import PlacedRequest
 
 TerminationPolicy = Literal["last_tool", "max_turns"]
 """When a rollout ends: with the first turn that calls no tool, or only after `max_turns` turns."""
@@ -80,7 +81,7 @@ class RolloutOptions(JudgeOptions):
         str | None, Field(description='System message in place of the rows\' own; "": none')
     ] = None
     context_file: Annotated[
-        str | None, Field(description="Text file after the system message: rules, a SKILL.md")
+        str | None, Field(description="Text after the system message, e.g. a SKILL.md")
     ] = None
     browse: Annotated[bool, Field(description="More tools: a web browser")] = False
     browse_allow: Annotated[
@@ -93,17 +94,15 @@ class RolloutOptions(JudgeOptions):
     n: Annotated[int | None, Field(ge=1, description="Only the first n")] = None
     entries: Annotated[str | None, Field(description="Only these, e.g. 0,2,5-9 (0-based)")] = None
     samples_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 1
-    concurrency: Annotated[
-        int, Field(ge=1, le=4096, description="Conversations at once, initially")
-    ] = 20
+    concurrency: Annotated[int, Field(ge=1, le=4096, description="Conversations at once")] = 20
     max_concurrency: Annotated[
         int | None,
-        Field(ge=1, le=4096, description="Endpoints: concurrency may grow to it"),
+        Field(ge=1, le=4096, description="Endpoints: it may grow to"),
     ] = None
     max_tokens: Annotated[int, Field(ge=1, description="Per assistant turn")] = 2048
     max_turns: Annotated[int, Field(ge=1, le=1000)] = 10
     termination_policy: Annotated[
-        TerminationPolicy, Field(description="max_turns: goes on after a turn without a tool call")
+        TerminationPolicy, Field(description="max_turns: goes on without tool calls")
     ] = "last_tool"
     nudge: Annotated[str, Field(min_length=1, description="max_turns: what the user then says")] = (
         DEFAULT_NUDGE
@@ -115,7 +114,7 @@ class RolloutOptions(JudgeOptions):
         Field(description="Endpoints: how much the model reasons"),
     ] = None
     include_thinking: Annotated[
-        bool, Field(description="Endpoints: send earlier reasoning back each turn")
+        bool, Field(description="Endpoints: send earlier reasoning back")
     ] = False
     max_tool_response: Annotated[
         int | None, Field(ge=1, description="Characters kept of a tool's reply")
@@ -162,14 +161,14 @@ class RolloutOptions(JudgeOptions):
         return max(self.concurrency, self.max_concurrency or _MAX_CONCURRENCY)
 
 
-class GenerateRollouts(RefineOptions, RolloutOptions):
+class GenerateRollouts(PlacedRequest, RefineOptions, RolloutOptions):
     """Ask for rollouts: the model answers each prompt, using tools; every conversation is kept."""
 
     input: Annotated[str, Field(description="Prompts: .txt (one a line) or .jsonl")]
     output: Annotated[str, Field(description="Rows are appended")] = "rollouts/rollouts.jsonl"
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
     budget_usd: Annotated[
-        float | None, Field(gt=0, description="Spending cap of this output, reruns included")
+        float | None, Field(gt=0, description="Cap of this output, reruns included")
     ] = None
     max_total_tokens: Annotated[int | None, Field(ge=1, description="The same cap in tokens")] = (
         None
@@ -179,7 +178,7 @@ class GenerateRollouts(RefineOptions, RolloutOptions):
         bool, Field(description="Only forecast calls, tokens and cost; calls nothing")
     ] = False
     ray_address: Annotated[
-        str | None, Field(description="Splits the run over Ray: auto, local or an address")
+        str | None, Field(description="Splits it over Ray: auto, local, an address")
     ] = None
     ray_workers: Annotated[int, Field(ge=1, le=999)] = 2
 
@@ -302,7 +301,7 @@ class GenerationPlan:
                 "give the prompts that its rollouts were made of, with the system message they have"
             )
             if request.begins_inside and request.system is not None:
-                fix += "; another one for the teacher goes with where start alone"
+                fix += "; another one for the teacher goes with takeover start alone"
             raise InputError(
                 f"the student failed none of the prompts of {request.input} in {request.refine}",
                 fix,

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast, get_args
 
 import msgspec
 import yaml
@@ -33,7 +33,7 @@ from stillroom.types import Failure, Message, StopReason, TeacherRecord
 from stillroom.validation import StrictModel, describe_errors
 from stillroom.yaml_text import read_yaml
 
-Where = Literal["start", "first_difference", "critic"]
+Takeover = Literal["start", "first_difference", "critic"]
 TrainedTurns = Literal["all", "teacher"]
 _FAILED_SHARE = 0.5
 """The share of a prompt's rollouts that the student must have failed, for the prompt to be hard."""
@@ -45,11 +45,9 @@ class RefineOptions(StrictModel):
     refine: Annotated[
         str | None, Field(description="A student's rollouts: do only what it failed there")
     ] = None
-    where: Annotated[
-        Where,
-        Field(
-            description="It takes over where it acts otherwise, a critic says, or from the start"
-        ),
+    takeover: Annotated[
+        Takeover,
+        Field(description="It takes over where it acts otherwise, or a critic says"),
     ] = "first_difference"
     turns: Annotated[Literal["rest", "one"], Field(description="one: then the student goes on")] = (
         "rest"
@@ -59,42 +57,55 @@ class RefineOptions(StrictModel):
     )
     train_turns: Annotated[TrainedTurns, Field(description="Turns of weight 1")] = "all"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_its_old_name(cls, given: Any) -> Any:
+        """Takes `where` for takeover, as it was once called; now it names a machine."""
+        if not isinstance(given, dict):
+            return given
+        fields = dict(cast("dict[str, Any]", given))
+        if fields.get("where") in get_args(Takeover) and "takeover" not in fields:
+            fields["takeover"] = fields.pop("where")
+        return fields
+
     @model_validator(mode="after")
     def _refine_options_fit(self) -> Self:
-        # By value: a run's recorded request names every option. `start` was the default of `where`.
+        # By value: a run's recorded request names every option; `start` was once the default.
         fields = type(self).model_fields
         names = ("turns", "critic", "train_turns")
         given = [name for name in names if getattr(self, name) != fields[name].default]
-        if self.refine is None and (given or self.where == "critic"):
-            raise ValueError(f"{min([*given, 'where'])} needs refine: a student's rollouts")
-        if self.where == "start" and given:
+        if self.refine is None and (given or self.takeover == "critic"):
+            raise ValueError(f"{min(given, default='takeover')} needs refine: a student's rollouts")
+        if self.takeover == "start" and given:
             raise ValueError(
-                f"{min(given)} needs where first_difference or critic: with start the teacher "
+                f"{min(given)} needs takeover first_difference or critic: with start the teacher "
                 "writes every turn"
             )
-        if self.critic != "none" and self.where != "critic":
-            raise ValueError("critic names who criticises: set where to critic")
+        if self.critic != "none" and self.takeover != "critic":
+            raise ValueError("critic names who criticises: set takeover to critic")
         if not self.begins_inside:
             return self
         if getattr(self, "context_file", None) is not None:
             raise ValueError(
-                "context_file is for where start: within a student's rollouts it would be read by "
-                "the student too"
+                "context_file is for takeover start: within a student's rollouts it would be read "
+                "by the student too"
             )
         several, ray = getattr(self, "samples_per_prompt", 1), getattr(self, "ray_address", None)
         if several > 1:
             raise ValueError(
-                "samples_per_prompt stays 1: each failed rollout is refined once, unless where is "
-                "start"
+                "samples_per_prompt stays 1: each failed rollout is refined once, unless takeover "
+                "is start"
             )
         if ray is not None:
-            raise ValueError("ray_address is for where start: rollouts are refined by one process")
+            raise ValueError(
+                "ray_address is for takeover start: rollouts are refined by one process"
+            )
         return self
 
     @property
     def begins_inside(self) -> bool:
         """Whether the teacher takes over within the student's rollouts."""
-        return self.refine is not None and self.where != "start"
+        return self.refine is not None and self.takeover != "start"
 
 
 class CriticFile(StrictModel):
@@ -151,8 +162,9 @@ class RefinePlan:
         """The settings that shape the rollouts, beside those of every run."""
         critic = self.critic.file.model_dump(mode="json") if self.critic is not None else None
         sources = [file_sha256(file) for file in self.files]
-        names = ("where", "turns", "train_turns")
+        names = ("turns", "train_turns")
         return {name: getattr(self.options, name) for name in names} | {
+            "where": self.options.takeover,
             "critic": critic,
             "rollouts_sha256": sources,
         }

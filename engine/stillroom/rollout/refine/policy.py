@@ -84,7 +84,7 @@ class RefiningPolicy:
         authors = episode.authors
         return Refinement(
             rollout=cast("RefiningConversation", conversation).rollout.id,
-            where=self.options.where,
+            where=self.options.takeover,
             turn=authors.index("teacher") if "teacher" in authors else None,
             authors=authors,
             critic=critic,
@@ -151,7 +151,11 @@ class RefiningConversation:
     async def _next(self) -> SampledTurn:
         index, given = self._num_turns, self.rollout.turns
         is_inside = index < len(given)
-        if is_inside and self.takeover is None and self._policy.options.where == "first_difference":
+        if (
+            is_inside
+            and self.takeover is None
+            and self._policy.options.takeover == "first_difference"
+        ):
             return await self._asked_beside(index)
         if is_inside and (self.takeover is None or index < self.takeover):
             return self._given(index)

@@ -14,9 +14,10 @@ from stillroom.rollout.request import NO_FILE, user_file
 from stillroom.rollout.rewards.judge_request import JudgeOptions, JudgePlan, plan_judge
 from stillroom.settings import Workspace
 from stillroom.tools.user.file import UserFile
+from stillroom.validation import PlacedRequest
 
 
-class ScoreRollouts(JudgeOptions, ReplacingRequest):
+class ScoreRollouts(PlacedRequest, JudgeOptions, ReplacingRequest):
     """Ask for new rewards of rollouts that are there already; the teacher is not asked again."""
 
     input: Annotated[str, Field(description="Rollouts file or folder; also of rnow or NeMo Gym")]

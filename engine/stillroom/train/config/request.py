@@ -35,7 +35,7 @@ from stillroom.train.config.launcher import LauncherSection, split_address
 from stillroom.train.config.resume import TrainingState, find_resume_point, run_to_resume
 from stillroom.train.config.schema import EvalSection, TrainConfig
 from stillroom.train.config.teacher_servers import served_teacher
-from stillroom.validation import StrictModel
+from stillroom.validation import PlacedRequest, StrictModel
 
 _CHECKED_ROWS = 1000
 _CONNECT_S = 3.0
@@ -55,7 +55,7 @@ class PlanTraining(StrictModel):
     ] = ()
 
 
-class StartTraining(PlanTraining):
+class StartTraining(PlacedRequest, PlanTraining):
     """Ask for training."""
 
     resume: Annotated[str | None, Field(description="Run id to continue from")] = None
@@ -74,7 +74,7 @@ def resolve_resume(workspace: Workspace, request: StartTraining) -> StartTrainin
     config = request.config if "config" in request.model_fields_set else before.config
     overrides = (*before.overrides, *request.overrides)
     kept = _group_size_of(workspace, point.state, config, overrides)
-    return StartTraining(config=config, overrides=(*overrides, *kept), resume=request.resume)
+    return request.model_copy(update={"config": config, "overrides": (*overrides, *kept)})
 
 
 def _group_size_of(

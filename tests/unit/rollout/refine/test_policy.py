@@ -108,7 +108,7 @@ def test_after_the_teachers_one_turn_the_student_goes_on(tmp_path: Path) -> None
 
     rollout, tools = refined(
         tmp_path,
-        {"where": "first_difference", "turns": "one", "train_turns": "teacher"},
+        {"takeover": "first_difference", "turns": "one", "train_turns": "teacher"},
         teacher,
         student,
     )
@@ -133,7 +133,7 @@ def test_a_teacher_that_acts_as_the_student_does_leaves_the_rollout_as_it_was(
     turns = [other(0), other(1), other(2), turn(assistant(" 7 "))]
     teacher = ScriptedPolicy(lambda key: [turns[int(key[-1])]])
 
-    rollout, _ = refined(tmp_path, {"where": "first_difference"}, teacher)
+    rollout, _ = refined(tmp_path, {"takeover": "first_difference"}, teacher)
 
     assert rollout.refined is not None
     assert (rollout.refined.turn, rollout.refined.authors) == (None, ["student"] * 4)
@@ -147,7 +147,7 @@ def test_a_teacher_that_acts_as_the_student_does_leaves_the_rollout_as_it_was(
 def test_a_refined_rollout_goes_on_from_its_record_at_any_turn(
     tmp_path: Path, num_known: int
 ) -> None:
-    options = {"where": "first_difference", "turns": "one"}
+    options = {"takeover": "first_difference", "turns": "one"}
 
     def models() -> tuple[ScriptedPolicy, ScriptedPolicy]:
         by_turn = {"teacher0": [other(0)], "teacher1": [other(5)]}

@@ -29,7 +29,7 @@ from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.request import GenerateRollouts, with_system
 from stillroom.rollout.results import RolloutsResult
 from stillroom.rollout.run import generate_rollouts
-from stillroom.rollout.students import Where
+from stillroom.rollout.students import Takeover
 from stillroom.settings import Workspace
 
 LAMP, CHAIR = '{"item": "lamp"}', '{"item": "chair"}'
@@ -143,13 +143,13 @@ def test_hard_prompts_are_those_that_the_student_failed_with_their_own_ids(
 ) -> None:
     teacher = Teacher()
 
-    result = run_of(workspace, teacher, where="start")
+    result = run_of(workspace, teacher, takeover="start")
 
     tasks = load_tasks(workspace.root / "prompts.jsonl")
     assert [row["task_id"] for row in rows_of(workspace)] == [task.task_id for task in tasks[1:3]]
     assert (result.requested, result.num_success, result.taken_over) == (2, 2, None)
     assert {row["refined"] for row in rows_of(workspace)} == {None}
-    assert len(run_of(workspace, Teacher(), where="start", output="one.jsonl", n=1).output) > 0
+    assert len(run_of(workspace, Teacher(), takeover="start", output="one.jsonl", n=1).output) > 0
     assert len(read_rows(workspace.root / "one.jsonl")) == 1
     inputs = read_manifest(workspace.root / "refined.jsonl").inputs  # type: ignore[union-attr]
     assert "student.jsonl" in [Path(record.path).name for record in inputs]
@@ -167,13 +167,13 @@ def test_a_teacher_with_a_system_message_of_its_own_answers_the_prompts_that_the
         write_rows(workspace.root / "student.jsonl", moved)
     teacher = Teacher()
 
-    result = run_of(workspace, teacher, where="start", system="Be brief.")
+    result = run_of(workspace, teacher, takeover="start", system="Be brief.")
 
     assert {row["task_id"] for row in rows_of(workspace)} == {t.task_id for t in tasks[1:3]}
     assert {body["messages"][0]["content"] for body in teacher.bodies} == {"Be brief."}
     assert (result.requested, result.num_success) == (2, 2)
     # The rows stand under the same ids when they are read again.
-    assert run_of(workspace, Teacher(), where="start", system="Be brief.").calls == 0
+    assert run_of(workspace, Teacher(), takeover="start", system="Be brief.").calls == 0
 
 
 def test_the_teacher_takes_over_where_it_acts_otherwise_and_who_wrote_what_is_on_record(
@@ -181,7 +181,7 @@ def test_the_teacher_takes_over_where_it_acts_otherwise_and_who_wrote_what_is_on
 ) -> None:
     teacher = Teacher()
 
-    # `where: first_difference` is the default.
+    # `takeover: first_difference` is the default.
     result = run_of(workspace, teacher, train_turns="teacher")
 
     first, second = rows_of(workspace)
@@ -212,7 +212,7 @@ def test_the_teacher_takes_over_where_it_acts_otherwise_and_who_wrote_what_is_on
 def test_a_critic_says_in_text_where_the_teacher_takes_over(workspace: Workspace) -> None:
     teacher = Teacher('{"turn": 1}', '{"turn": 2}')
 
-    result = run_of(workspace, teacher, where="critic")
+    result = run_of(workspace, teacher, takeover="critic")
 
     first, second = rows_of(workspace)
     assert [row["refined"]["turn"] for row in (first, second)] == [0, 1]
@@ -231,7 +231,7 @@ def test_another_model_criticises_if_critic_yml_names_one(workspace: Workspace) 
     (workspace.root / "critic.yml").write_text(critic)
     teacher = Teacher("1", "2")
 
-    result = run_of(workspace, teacher, where="critic", critic="critic.yml")
+    result = run_of(workspace, teacher, takeover="critic", critic="critic.yml")
 
     assert [row["refined"]["turn"] for row in rows_of(workspace)] == [0, 1]
     assert (result.critic.calls, result.num_success) == (2, 2)
@@ -248,7 +248,7 @@ def test_a_critic_in_this_process_is_asked_and_its_calls_are_counted(workspace: 
     teacher = Teacher()
 
     # The demo's clerk cannot criticise: it names no turn in two tries.
-    result = run_of(workspace, teacher, where="critic", critic="critic.yml", n=1)
+    result = run_of(workspace, teacher, takeover="critic", critic="critic.yml", n=1)
 
     [row] = rows_of(workspace)
     assert (row["refined"]["turn"], row["refined"]["critic"]["calls"]) == (None, 2)
@@ -261,7 +261,7 @@ def test_a_critic_that_names_no_turn_is_asked_once_more_and_then_nothing_is_take
 ) -> None:
     teacher = Teacher(reply)
 
-    result = run_of(workspace, teacher, where="critic")
+    result = run_of(workspace, teacher, takeover="critic")
 
     first, second = rows_of(workspace)
     assert first["refined"]["turn"] is None
@@ -277,7 +277,7 @@ def test_a_rollout_whose_tools_reply_otherwise_now_is_refused_and_counted(
 ) -> None:
     write_tools(workspace.root, PRICES.replace('"12"', '"13"'))
 
-    result = run_of(workspace, Teacher('{"turn": 2}'), where="critic")
+    result = run_of(workspace, Teacher('{"turn": 2}'), takeover="critic")
 
     assert result.failed_by_class == {"replay": 1}
     [failure] = read_rows(workspace.runs / "run" / "failures.jsonl")
@@ -285,20 +285,20 @@ def test_a_rollout_whose_tools_reply_otherwise_now_is_refused_and_counted(
     assert "replied '12' then and '13' now" in failure["message"]
 
 
-@pytest.mark.parametrize("where", ["critic", "first_difference"])
+@pytest.mark.parametrize("takeover", ["critic", "first_difference"])
 @pytest.mark.parametrize("lasts", range(1, 4))
 def test_after_a_stop_at_any_call_no_finished_call_is_made_again(
-    workspace: Workspace, where: str, lasts: int
+    workspace: Workspace, takeover: str, lasts: int
 ) -> None:
     verdicts = ('{"turn": 1}', '{"turn": 2}')
     whole = Teacher(*verdicts)
-    run_of(workspace, whole, where=where, output="whole.jsonl")
+    run_of(workspace, whole, takeover=takeover, output="whole.jsonl")
     before = Teacher(*verdicts, lasts=lasts)
     with pytest.RaisesGroup(PowerCutError, flatten_subgroups=True):
-        run_of(workspace, before, where=where)
+        run_of(workspace, before, takeover=takeover)
 
     after = Teacher(*verdicts[before.served.count("critic") :])
-    result = run_of(workspace, after, where=where)
+    result = run_of(workspace, after, takeover=takeover)
 
     assert before.served + after.served == whole.served
     assert result.calls == len(after.served)
@@ -313,17 +313,22 @@ def test_after_a_stop_at_any_call_no_finished_call_is_made_again(
 
 def test_the_budget_counts_the_critic_and_turns_that_were_not_taken(workspace: Workspace) -> None:
     (workspace.root / "prices.yml").write_text("m: {input: 1000, output: 1000}\n")
-    dry = run_of(workspace, Teacher(), where="critic", turns="rest", dry_run=True)
+    dry = run_of(workspace, Teacher(), takeover="critic", turns="rest", dry_run=True)
     assert isinstance(dry, Forecast)
     assert dry.critic is not None
     assert (dry.critic.calls.low, dry.critic.calls.high) == (2, 4)
     assert dry.calls.low == 0
     assert dry.cost_usd is not None
 
-    for where in ("critic", "first_difference"):
+    for takeover in ("critic", "first_difference"):
         teacher = Teacher('{"turn": 2}')
         result = run_of(
-            workspace, teacher, where=where, output=f"{where}.jsonl", max_total_tokens=1, n=1
+            workspace,
+            teacher,
+            takeover=takeover,
+            output=f"{takeover}.jsonl",
+            max_total_tokens=1,
+            n=1,
         )
         assert (teacher.served, result.stopped_by) == ([], "max_total_tokens")
 
@@ -331,13 +336,13 @@ def test_the_budget_counts_the_critic_and_turns_that_were_not_taken(workspace: W
 @pytest.mark.parametrize(
     ("options", "reported"),
     [
-        ({"where": "critic", "refine": None}, "where needs refine"),
-        ({"where": "start", "turns": "one"}, "turns needs where first_difference or critic"),
+        ({"takeover": "critic", "refine": None}, "takeover needs refine"),
+        ({"takeover": "start", "turns": "one"}, "turns needs takeover first_difference or critic"),
         ({"turns": "one", "refine": None}, "turns needs refine"),
-        ({"where": "first_difference", "critic": "critic.yml"}, "set where to critic"),
+        ({"takeover": "first_difference", "critic": "critic.yml"}, "set takeover to critic"),
         ({"samples_per_prompt": 2}, "samples_per_prompt stays 1"),
-        ({"where": "critic", "context_file": "a.md"}, "context_file is for where start"),
-        ({"ray_address": "auto"}, "ray_address is for where start"),
+        ({"takeover": "critic", "context_file": "a.md"}, "context_file is for takeover start"),
+        ({"ray_address": "auto"}, "ray_address is for takeover start"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], reported: str) -> None:
@@ -348,19 +353,19 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], reported: 
 
 
 @pytest.mark.parametrize("refine", [None, "student.jsonl"])
-@pytest.mark.parametrize("where", ["start", "first_difference"])
+@pytest.mark.parametrize("takeover", ["start", "first_difference"])
 def test_a_recorded_request_which_names_every_option_is_taken_as_it_was(
-    refine: str | None, where: Where
+    refine: str | None, takeover: Takeover
 ) -> None:
-    request = GenerateRollouts(input="p", model="m", refine=refine, where=where)
+    request = GenerateRollouts(input="p", model="m", refine=refine, takeover=takeover)
 
     assert GenerateRollouts.model_validate(request.model_dump()) == request
 
 
 def test_rollouts_that_cannot_be_refined_are_refused(workspace: Workspace) -> None:
     with pytest.raises(InputError, match="its student cannot go on"):
-        run_of(workspace, Teacher(), where="critic", turns="one")
-    with pytest.raises(InputError, match="goes with where start alone"):
+        run_of(workspace, Teacher(), takeover="critic", turns="one")
+    with pytest.raises(InputError, match="goes with takeover start alone"):
         run_of(workspace, Teacher(), system="Be brief.")
     (workspace.root / "others.jsonl").write_text('{"prompt": "the chair?"}\n')
     with pytest.raises(InputError, match=r"with the system message they have$"):
@@ -371,3 +376,10 @@ def test_rollouts_that_cannot_be_refined_are_refused(workspace: Workspace) -> No
     (workspace.root / "student.jsonl").write_text('{"a": 1}\n')
     with pytest.raises((DataError, InputError)):
         run_of(workspace, Teacher())
+
+
+def test_a_request_with_the_old_name_of_takeover_is_understood():
+    request = GenerateRollouts.model_validate(
+        {"input": "p", "model": "m", "refine": "r", "where": "critic"}
+    )
+    assert (request.takeover, request.where) == ("critic", None)
