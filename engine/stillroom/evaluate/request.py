@@ -28,13 +28,13 @@ class EvaluateModel(PlacedRequest, RolloutOptions):
     name: Annotated[str | None, Field(description="Label; default: the model")] = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     group_by: Annotated[
-        tuple[str, ...], Field(description="Metadata fields to break the accuracy down by")
+        tuple[str, ...], Field(description="Metadata fields to split the accuracy by")
     ] = ("difficulty", "task_type")
     teacher: Annotated[
         str | None,
         Field(description="In-process: also measure the KL per token to it"),
     ] = None
-    kl_prompts: Annotated[int, Field(ge=2, description="Prompts for the KL, at temperature 1")] = 90
+    kl_prompts: Annotated[int, Field(ge=2, description="Prompts for the KL")] = 90
     sampled_prompts: Annotated[int, Field(ge=0, description="So many at temperature 1 too")] = 0
     guard: Annotated[
         str | None,
