@@ -1,0 +1,251 @@
+"""A machine that SkyPilot brings up: then it is one that ssh reaches by the cluster's name."""
+
+import hashlib
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from stillroom.remote.host import MachineGoneError, RunHost, UnreachableError
+from stillroom.remote.records import (
+    Blob,
+    Machine,
+    MachineFacts,
+    News,
+    Order,
+    SkyPilotCluster,
+    SshAddress,
+    StartThere,
+)
+from stillroom.remote.rented.ledger import BroughtUp, HeldEntry, Ledger
+from stillroom.remote.rented.sky_calls import ClusterView, SkyCalls
+
+_WAIT_S = 20.0
+_POLL_S = 2.0
+_LOOK_AGAIN_S = 30.0
+
+
+class SkyPilotHost:
+    """A `RunHost` on a cluster that SkyPilot brings up and that we put down.
+
+    The runs of one machine share its cluster. `run` is the folder of the run that it is for;
+    without one nothing is ever brought up.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        run: Path | None,
+        *,
+        calls: SkyCalls,
+        ledger: Ledger,
+        by_ssh: Callable[[Machine], RunHost],
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._machine, self._run = machine, run
+        self._cluster = machine.skypilot or SkyPilotCluster(resources={})
+        self._calls, self._ledger, self._pause = calls, ledger, pause
+        self._name = cluster_name(machine, ledger)
+        reached = msgspec.structs.replace(machine, ssh=SshAddress(host=self._name), skypilot=None)
+        self._inner = by_ssh(reached)
+        self._looked_at = -_LOOK_AGAIN_S
+
+    @property
+    def name(self) -> str:
+        """The cluster's name, by which SkyPilot and ssh know it."""
+        return self._name
+
+    @property
+    def _own_run(self) -> Path:
+        if self._run is None:
+            raise ValueError("only a run brings a machine up or is started on it")
+        return self._run
+
+    def bring_up(self) -> None:
+        """Brings the cluster up, or takes the one that is up.
+
+        Raises UnreachableError every 20 seconds until it is, so that the caller can stop waiting.
+        """
+        for _ in range(2):
+            request_id = self._take_or_request()
+            if request_id is None:
+                return
+            self._await(request_id)
+        raise UnreachableError(
+            f"SkyPilot says that it has brought up {self._name}, and that it is not up",
+            f"nothing: it is tried again; `sky status {self._name}` shows how it stands",
+        )
+
+    def price_per_hour(self) -> float | None:
+        """Returns machines.yml's price, else that of the cluster that is up."""
+        if self._machine.price_per_hour is not None:
+            return self._machine.price_per_hour
+        entry = self._ledger.find(self._name)
+        return None if entry is None else entry.price_per_hour
+
+    def facts(self) -> MachineFacts:
+        """Looks at the cluster if it is up; else says what machines.yml asks for."""
+        view = self._calls.look(self._name)
+        if view is not None and view.is_up:
+            self._calls.write_ssh_entry(self._name)
+            return self._inner.facts()
+        wanted = self._cluster.resources.get("accelerators")
+        return MachineFacts(
+            system="a SkyPilot cluster, which the first run brings up",
+            gpus=[] if wanted is None else [str(wanted)],
+        )
+
+    def prepare(self, order: Order, say: Callable[[str], None]) -> None:
+        """Puts our code and the run's packages there."""
+        with self._watching():
+            self._inner.prepare(order, say)
+
+    def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
+        """Returns the hashes that are not there yet."""
+        with self._watching():
+            return self._inner.missing(blobs)
+
+    def send(self, blobs: Sequence[Blob], have: Mapping[str, int]) -> Iterator[int]:
+        """Sends contents, each from where an earlier call broke off."""
+        with self._watching():
+            yield from self._inner.send(blobs, have)
+
+    def start(self, run: StartThere) -> None:
+        """Starts the worker there, which from now on keeps the cluster up by itself."""
+        with self._ledger.holding(self._name) as held:
+            held.add(self._machine, self._name, self._own_run)
+            held.mark_started(self._own_run)
+        with self._watching():
+            # Before the start: a worker without it would lose its machine with our connection.
+            self._calls.hold(self._name)
+            self._inner.start(run)
+
+    def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[News]:
+        """Yields the run's news until it has ended there."""
+        with self._watching():
+            yield from self._inner.follow(run_id, seen)
+
+    def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
+        """Yields the bytes of a finished file."""
+        with self._watching():
+            yield from self._inner.fetch(run_id, path, offset)
+
+    def cancel(self, run_id: str, *, kill: bool) -> None:
+        """Asks the run there to stop; with `kill` ends it."""
+        with self._watching():
+            self._inner.cancel(run_id, kill=kill)
+
+    def remove(self, run_id: str) -> None:
+        """Deletes the run's folder there."""
+        with self._watching():
+            self._inner.remove(run_id)
+
+    def put_down(self) -> None:
+        """Deletes the cluster unless another of our runs is on it; there may be none.
+
+        Raises UnreachableError if that could not be done; the ledger then still names it.
+        """
+        with self._ledger.holding(self._name) as held:
+            if held.entry is not None and held.release(self._run):
+                self._calls.put_down(self._name)
+                self._check_gone(held, held.entry)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._inner.close()
+
+    def _take_or_request(self) -> str | None:
+        """Returns the request that brings the cluster up; None if it is up, and now in use."""
+        with self._ledger.holding(self._name) as held:
+            entry = held.add(self._machine, self._name, self._own_run)
+            view = self._calls.look(self._name)
+            if view is None or not view.is_up:
+                # A run that had started there would begin anew, at the cost of the first one.
+                if str(self._run) in entry.started and (view is None or view.is_stopped):
+                    raise self._gone(view)
+                return self._request(held, entry)
+            held.update(request_id=None, price_per_hour=view.price_per_hour)
+            # The job of the launch may have ended with an earlier run.
+            self._calls.hold(self._name)
+            self._calls.write_ssh_entry(self._name)
+            return None
+
+    def _request(self, held: HeldEntry, entry: BroughtUp) -> str:
+        """Returns the request that brings the cluster up: the one under way, or a new one."""
+        request_id = entry.request_id
+        outcome = None if request_id is None else self._calls.outcome(request_id)
+        if request_id is not None and outcome == "waiting":
+            return request_id
+        if request_id is not None and outcome == "failed":
+            # What a failed launch leaves behind costs money too.
+            if held.release(self._run):
+                self._calls.put_down(self._name)
+                held.forget()
+            self._calls.raise_failure(request_id, self._name)
+        request_id = self._calls.launch(self._name, self._cluster)
+        held.update(request_id=request_id)
+        return request_id
+
+    def _await(self, request_id: str) -> None:
+        """Waits until a request has ended; raises UnreachableError if that takes long."""
+        waited_s = 0.0
+        while self._calls.outcome(request_id) == "waiting":
+            if waited_s >= _WAIT_S:
+                raise UnreachableError(
+                    f"SkyPilot is still bringing up {self._name}",
+                    f"nothing: that takes minutes; `sky api logs {request_id}` shows how far it is",
+                )
+            self._pause(_POLL_S)
+            waited_s += _POLL_S
+
+    def _check_gone(self, held: HeldEntry, entry: BroughtUp) -> None:
+        """Strikes the cluster out of the ledger once SkyPilot no longer knows it.
+
+        A launch that a kill cut off may still be on its way to SkyPilot, so an entry without an
+        answer stays for a while.
+        """
+        view = self._calls.look(self._name)
+        if view is not None:
+            raise UnreachableError(
+                f"the cluster {self._name} is still there after it was put down ({view.status})",
+                f"nothing: it is tried again; by hand: `sky down -y {self._name}`",
+            )
+        if entry.is_answered or entry.is_old:
+            held.forget()
+
+    @contextmanager
+    def _watching(self) -> Generator[None]:
+        """Tells a cluster that no longer exists from one that does not answer."""
+        try:
+            yield
+        except MachineGoneError:
+            raise
+        except UnreachableError:
+            if time.monotonic() - self._looked_at >= _LOOK_AGAIN_S:
+                self._looked_at = time.monotonic()
+                view = self._calls.look(self._name)
+                if view is None or view.is_stopped:
+                    raise self._gone(view) from None
+            raise
+
+    def _gone(self, view: ClusterView | None) -> MachineGoneError:
+        state = "was stopped" if view is not None else "no longer exists"
+        spot = " (a spot machine, which its provider may take back)" if self._is_spot else ""
+        return MachineGoneError(
+            f"the cluster {self._name} {state}{spot}",
+            f"what was written there since the last checkpoint that is here is lost; go on with "
+            f"`resume`, on {self._machine.name} again or elsewhere",
+        )
+
+    @property
+    def _is_spot(self) -> bool:
+        return bool(self._cluster.resources.get("use_spot"))
+
+
+def cluster_name(machine: Machine, ledger: Ledger) -> str:
+    """Returns the name of a machine's cluster: the same for all of this user's runs on it here."""
+    content = msgspec.json.encode([machine.skypilot, machine.folder, ledger.identity])
+    label = "".join(each if each.isalnum() else "-" for each in machine.name.lower())[:24]
+    return f"stillroom-{label.strip('-')}-{hashlib.sha256(content).hexdigest()[:8]}"
