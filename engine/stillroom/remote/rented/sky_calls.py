@@ -4,7 +4,7 @@ import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,9 +12,9 @@ from typing import Any, Literal
 from stillroom.errors import EngineError, missing_extra
 from stillroom.remote.host import UnreachableError
 from stillroom.remote.records import SkyPilotCluster
-from stillroom.remote.rented.holding import HOLD_SCRIPT
+from stillroom.remote.rented.holding import hold_script
 
-_CONFIG_LIMIT_S = 120
+_CLI_LIMIT_S = 120
 _LONGEST = 600
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _HOUR_S = 3600
@@ -49,17 +49,20 @@ class ClusterView:
 class SkyCalls:
     """SkyPilot's package. `package` is that module, or one with the same functions."""
 
-    def __init__(self, package: Any = None) -> None:
+    def __init__(
+        self, package: Any = None, *, cli: Callable[[Sequence[str]], None] | None = None
+    ) -> None:
+        self._cli = cli or _run_cli
         self._sky = package if package is not None else _imported()
 
-    def launch(self, name: str, cluster: SkyPilotCluster) -> str:
+    def launch(self, name: str, cluster: SkyPilotCluster, *, folder: str) -> str:
         """Asks for a cluster, whose belt is set in the same call; returns the request's id.
 
         SkyPilot puts it down by itself once nothing of ours has run on it for `autostop` minutes,
         whether or not anything of ours is left here by then.
         """
         with _our_words(self._sky, f"could not ask for the cluster {name}"):
-            task = self._task(run=HOLD_SCRIPT)
+            task = self._task(run=hold_script(folder))
             task.set_resources(self._resources(cluster))
             return str(
                 self._sky.launch(
@@ -93,13 +96,14 @@ class SkyCalls:
         status = str(getattr(record["status"], "value", record["status"]))
         return ClusterView(status, _price(record.get("handle")))
 
-    def hold(self, name: str) -> None:
+    def hold(self, name: str, *, folder: str) -> None:
         """Gives the cluster a job that lasts as long as anything of ours runs there.
 
         A run there is no job of SkyPilot's, which would take the cluster for idle.
         """
         with _our_words(self._sky, f"could not keep the cluster {name} for the run"):
-            self._sky.get(self._sky.exec(self._task(run=HOLD_SCRIPT), cluster_name=name))
+            task = self._task(run=hold_script(folder))
+            self._sky.get(self._sky.exec(task, cluster_name=name))
 
     def put_down(self, name: str) -> None:
         """Deletes the cluster, and returns when it is gone; there may be none."""
@@ -121,26 +125,7 @@ class SkyCalls:
 
     def write_ssh_entry(self, name: str) -> None:
         """Writes the cluster's entry for ssh, as SkyPilot's own command line does."""
-        command = [sys.executable, "-P", "-c", "from sky.cli import cli; cli()", "status", name]
-        try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_CONFIG_LIMIT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise UnreachableError(
-                f"`sky status {name}` did not answer within {_CONFIG_LIMIT_S} s",
-                "nothing: it is tried again; `sky api info` shows whether SkyPilot's server lives",
-            ) from error
-        if done.returncode:
-            text = _plain(done.stderr.decode(errors="replace"))
-            raise EngineError(
-                f"`sky status {name}` failed, which tells ssh how to reach the cluster: {text}",
-                "run it in a terminal and mend what it says",
-            )
+        self._cli(["status", name])
 
     def _task(self, *, run: str | None) -> Any:
         return self._sky.Task(name="stillroom", run=run)
@@ -163,6 +148,31 @@ def _imported() -> Any:
         if error.name != "sky":
             raise
         raise missing_extra("sky", "a machine that SkyPilot brings up") from error
+
+
+def _run_cli(arguments: Sequence[str]) -> None:
+    """Carries out a command of SkyPilot's command line."""
+    command = [sys.executable, "-P", "-c", "from sky.cli import cli; cli()", *arguments]
+    shown = f"`sky {' '.join(arguments)}`"
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_CLI_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UnreachableError(
+            f"{shown} did not answer within {_CLI_LIMIT_S} s",
+            "nothing: it is tried again; `sky api info` shows whether SkyPilot's server lives",
+        ) from error
+    if done.returncode:
+        text = _plain(done.stderr.decode(errors="replace"))
+        raise EngineError(
+            f"{shown} failed, which tells ssh how to reach the cluster: {text}",
+            "run it in a terminal and mend what it says",
+        )
 
 
 @contextmanager

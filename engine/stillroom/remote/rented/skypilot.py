@@ -119,7 +119,7 @@ class SkyPilotHost:
             held.mark_started(self._own_run)
         with self._watching():
             # Before the start: a worker without it would lose its machine with our connection.
-            self._calls.hold(self._name)
+            self._calls.hold(self._name, folder=self._machine.folder)
             self._inner.start(run)
 
     def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[News]:
@@ -160,33 +160,40 @@ class SkyPilotHost:
         """Returns the request that brings the cluster up; None if it is up, and now in use."""
         with self._ledger.holding(self._name) as held:
             entry = held.add(self._machine, self._name, self._own_run)
+            # Before the look at the cluster: it may come up between the two.
+            outcome = None if entry.request_id is None else self._calls.outcome(entry.request_id)
+            if outcome == "waiting":
+                return entry.request_id
             view = self._calls.look(self._name)
-            if view is None or not view.is_up:
-                # A run that had started there would begin anew, at the cost of the first one.
-                if str(self._run) in entry.started and (view is None or view.is_stopped):
-                    raise self._gone(view)
-                return self._request(held, entry)
-            held.update(request_id=None, price_per_hour=view.price_per_hour)
-            # The job of the launch may have ended with an earlier run.
-            self._calls.hold(self._name)
-            self._calls.write_ssh_entry(self._name)
-            return None
+            if view is not None and view.is_up:
+                self._take(held, view)
+                return None
+            # A run that had started there would begin anew, at the cost of the first one.
+            if str(self._run) in entry.started and (view is None or view.is_stopped):
+                raise self._gone(view)
+            if entry.request_id is not None and outcome == "failed":
+                self._clear_away(held)
+                self._calls.raise_failure(entry.request_id, self._name)
+            return self._launch(held)
 
-    def _request(self, held: HeldEntry, entry: BroughtUp) -> str:
-        """Returns the request that brings the cluster up: the one under way, or a new one."""
-        request_id = entry.request_id
-        outcome = None if request_id is None else self._calls.outcome(request_id)
-        if request_id is not None and outcome == "waiting":
-            return request_id
-        if request_id is not None and outcome == "failed":
-            # What a failed launch leaves behind costs money too.
-            if held.release(self._run):
-                self._calls.put_down(self._name)
-                held.forget()
-            self._calls.raise_failure(request_id, self._name)
-        request_id = self._calls.launch(self._name, self._cluster)
+    def _take(self, held: HeldEntry, view: ClusterView) -> None:
+        held.update(request_id=None, price_per_hour=view.price_per_hour)
+        # The job of the launch may have ended with an earlier run.
+        self._calls.hold(self._name, folder=self._machine.folder)
+        self._calls.write_ssh_entry(self._name)
+
+    def _launch(self, held: HeldEntry) -> str:
+        request_id = self._calls.launch(self._name, self._cluster, folder=self._machine.folder)
         held.update(request_id=request_id)
         return request_id
+
+    def _clear_away(self, held: HeldEntry) -> None:
+        """Puts down what a failed launch has left, which costs money too."""
+        if held.release(self._run):
+            self._calls.put_down(self._name)
+            held.forget()
+        else:
+            held.update(request_id=None)
 
     def _await(self, request_id: str) -> None:
         """Waits until a request has ended; raises UnreachableError if that takes long."""

@@ -1,0 +1,316 @@
+"""A cluster that SkyPilot brings up is put down again, whenever our side is killed."""
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from fakes.sky_cloud import EXCEPTIONS, PRICE, KilledError, Moments, ScriptedCloud
+from stillroom.errors import EngineError, MissingExtraError
+from stillroom.files import write_json
+from stillroom.remote.host import MachineGoneError, UnreachableError
+from stillroom.remote.records import (
+    VIEW_FILE,
+    Machine,
+    Pulse,
+    SkyPilotCluster,
+    SshAddress,
+    StartThere,
+    View,
+)
+from stillroom.remote.rented.holding import hold_script
+from stillroom.remote.rented.ledger import Ledger
+from stillroom.remote.rented.sky_calls import SkyCalls
+from stillroom.remote.rented.skypilot import SkyPilotHost
+
+MACHINE = Machine(
+    name="sky-h100",
+    skypilot=SkyPilotCluster(resources={"accelerators": "H100:1", "use_spot": True}, autostop=10),
+)
+
+
+class Reached:
+    """The machine behind ssh, as far as these tests need it."""
+
+    def __init__(self, machine: Machine, cloud: ScriptedCloud, moments: Moments) -> None:
+        assert isinstance(machine.ssh, SshAddress)
+        self.machine, self._cloud, self._moments = machine, cloud, moments
+        self.started: list[str] = []
+
+    def start(self, run: StartThere) -> None:
+        self._answer()
+        with self._moments.around():
+            self.started.append(run.run_id)
+
+    def follow(self, run_id: str, seen: Any) -> Iterator[Pulse]:
+        self._answer()
+        yield Pulse()
+
+    def close(self) -> None: ...
+
+    def _answer(self) -> None:
+        cluster = self._cloud.clusters.get(self.machine.ssh.host)
+        if cluster is None or cluster.status != "UP":
+            raise UnreachableError("no answer", "wait")
+
+
+class Life:
+    """Processes of ours, one after another, with one ledger and one cloud."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cloud, self.ledger = ScriptedCloud(), Ledger(tmp_path / "state")
+        self.run = self.new_run(tmp_path / "work" / "runs" / "sft-one")
+        self.pauses: list[float] = []
+
+    def new_run(self, folder: Path) -> Path:
+        folder.mkdir(parents=True)
+        return folder
+
+    def host(
+        self, run: Path | None = None, *, moments: Moments | None = None, machine: Machine = MACHINE
+    ) -> SkyPilotHost:
+        moments = moments or Moments()
+        return SkyPilotHost(
+            machine,
+            run or self.run,
+            calls=SkyCalls(self.cloud.package(moments), cli=lambda arguments: None),
+            ledger=self.ledger,
+            by_ssh=lambda reached: Reached(reached, self.cloud, moments),
+            pause=self.pauses.append,
+        )
+
+    def whole_run(self, *, moments: Moments | None = None) -> None:
+        """Does what the follower of a run does with its machine."""
+        host = self.host(moments=moments)
+        host.bring_up()
+        host.start(start_of(self.run))
+        list(host.follow(self.run.name, {}))
+        host.put_down()
+        host.close()
+
+
+def start_of(run: Path) -> StartThere:
+    return StartThere(
+        run_id=run.name, files=[], home_paths=[], home_root="/", request=b"", max_hours=1
+    )
+
+
+def say(run: Path, phase: Any) -> None:
+    write_json(run / VIEW_FILE, View(where="sky-h100", phase=phase))
+
+
+@pytest.fixture
+def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
+    return Life(tmp_path, monkeypatch)
+
+
+def moments_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    moments = Moments()
+    Life(tmp_path, monkeypatch).whole_run(moments=moments)
+    return moments.passed
+
+
+MOST_MOMENTS = 32
+
+
+def test_a_run_brings_its_cluster_up_with_the_belt_on_and_puts_it_down(life):
+    host = life.host()
+    host.bring_up()
+    (cluster,) = life.cloud.clusters.values()
+    assert cluster.belt == (10, True)
+    assert [entry.name for entry in life.ledger.entries()] == [host.name]
+    host.start(start_of(life.run))
+    host.put_down()
+    assert not life.cloud.clusters
+    assert not life.ledger.entries()
+
+
+@pytest.mark.parametrize("moment", range(1, MOST_MOMENTS + 1))
+def test_a_follower_killed_at_any_moment_leaves_nothing_up_once_it_was_started_again(life, moment):
+    try:
+        life.whole_run(moments=Moments(kill_at=moment))
+    except KilledError:
+        # Whatever is up is on the list, so that somebody knows of it.
+        assert set(life.cloud.clusters) <= {entry.name for entry in life.ledger.entries()}
+        try:
+            life.whole_run()
+        except MachineGoneError:
+            # It had been put down already.
+            life.host().put_down()
+    assert not life.cloud.clusters
+    assert not life.ledger.entries()
+    assert life.cloud.launched == 1
+
+
+def test_every_moment_of_a_run_is_tried(tmp_path, monkeypatch):
+    assert MOST_MOMENTS - 4 < moments_of_a_run(tmp_path, monkeypatch) <= MOST_MOMENTS
+
+
+@pytest.mark.parametrize("moment", range(1, MOST_MOMENTS + 1))
+def test_a_side_killed_for_good_leaves_nothing_up_after_the_clusters_own_belt(life, moment):
+    try:
+        life.whole_run(moments=Moments(kill_at=moment))
+    except KilledError:
+        life.cloud.let_time_pass()
+    assert not life.cloud.clusters
+
+
+@pytest.mark.parametrize("moment", range(1, MOST_MOMENTS + 1))
+def test_what_a_deleted_run_left_up_is_put_down_by_whoever_looks_next(life, moment):
+    try:
+        life.whole_run(moments=Moments(kill_at=moment))
+    except KilledError:
+        shutil.rmtree(life.run)
+        SkyPilotHost.put_down(life.host(life.run.with_name("another")))
+    assert not life.cloud.clusters
+
+
+def test_a_cluster_stays_while_another_run_is_on_it(life):
+    other = life.new_run(life.run.with_name("sft-two"))
+    first, second = life.host(), life.host(other)
+    first.bring_up()
+    second.bring_up()
+    assert first.name == second.name
+    assert life.cloud.launched == 1
+    first.put_down()
+    assert list(life.cloud.clusters) == [first.name]
+    second.put_down()
+    assert not life.cloud.clusters
+
+
+def test_a_run_that_is_over_does_not_keep_a_cluster_up(life):
+    other = life.new_run(life.run.with_name("sft-two"))
+    life.host(other).bring_up()
+    life.host().bring_up()
+    say(other, "over")
+    life.host().put_down()
+    assert not life.cloud.clusters
+
+
+def test_a_workspace_that_is_away_keeps_its_cluster(life, tmp_path):
+    elsewhere = life.new_run(tmp_path / "disk" / "runs" / "sft-two")
+    life.host(elsewhere).bring_up()
+    life.host().bring_up()
+    shutil.rmtree(tmp_path / "disk")
+    life.host().put_down()
+    assert life.cloud.clusters
+
+
+def test_waiting_for_a_cluster_gives_way_every_20_seconds_and_asks_for_it_once(life):
+    life.cloud.slow = 25
+    with pytest.raises(UnreachableError, match="still bringing up"):
+        life.host().bring_up()
+    assert sum(life.pauses) == 20
+    for cluster in life.cloud.clusters.values():
+        cluster.status = "INIT"
+    with pytest.raises(UnreachableError):
+        life.host().bring_up()
+    life.cloud.slow = 0
+    life.host().bring_up()
+    assert life.cloud.launched == 1
+    assert life.cloud.calls.count("launch") == 1
+
+
+def test_a_launch_that_fails_is_put_down_and_says_what_to_do(life):
+    life.cloud.failing["launch"] = EXCEPTIONS.ResourcesUnavailableError("\x1b[31mno H100\x1b[0m")
+    with pytest.raises(EngineError, match="no provider has these resources now: no H100"):
+        life.host().bring_up()
+    assert not life.cloud.clusters
+    assert not life.ledger.entries()
+
+
+def test_a_failed_launch_does_not_take_the_machine_of_another_run(life):
+    other = life.new_run(life.run.with_name("sft-two"))
+    life.host(other).bring_up()
+    for cluster in life.cloud.clusters.values():
+        cluster.status = "INIT"
+    life.cloud.failing["launch"] = EXCEPTIONS.ResourcesUnavailableError("no H100")
+    with pytest.raises(EngineError, match="no H100"):
+        life.host().bring_up()
+    assert life.cloud.clusters
+
+
+def test_a_spot_machine_that_was_taken_back_is_gone_and_not_brought_up_anew(life):
+    host = life.host()
+    host.bring_up()
+    host.start(start_of(life.run))
+    life.cloud.clusters.clear()
+    with pytest.raises(MachineGoneError, match="no longer exists"):
+        list(host.follow(life.run.name, {}))
+    with pytest.raises(MachineGoneError, match="resume"):
+        life.host().bring_up()
+    assert life.cloud.launched == 1
+    life.host().put_down()
+    assert not life.ledger.entries()
+
+
+def test_a_cluster_that_does_not_answer_is_not_gone(life):
+    host = life.host()
+    host.bring_up()
+    (cluster,) = life.cloud.clusters.values()
+    cluster.status = "INIT"
+    with pytest.raises(UnreachableError):
+        list(host.follow(life.run.name, {}))
+
+
+def test_a_cluster_that_cannot_be_put_down_stays_on_the_list(life):
+    host = life.host()
+    host.bring_up()
+    life.cloud.failing["down"] = RuntimeError("the cloud is away")
+    with pytest.raises(UnreachableError, match="could not put down"):
+        host.put_down()
+    (entry,) = life.ledger.entries()
+    assert entry.put_down_command == f"sky down -y {host.name}"
+    del life.cloud.failing["down"]
+    host.put_down()
+    assert not life.ledger.entries()
+
+
+def test_the_price_is_the_files_or_else_what_skypilot_says(life):
+    host = life.host()
+    assert host.price_per_hour() is None
+    host.bring_up()
+    assert host.price_per_hour() == PRICE
+    own = msgspec.structs.replace(MACHINE, price_per_hour=9.0)
+    assert life.host(machine=own).price_per_hour() == 9.0
+    calls = SkyCalls(life.cloud.package(), cli=lambda arguments: None)
+    assert calls.catalogue_price(MACHINE.skypilot) == PRICE
+
+
+def test_looking_at_a_machine_brings_nothing_up(life):
+    facts = life.host().facts()
+    assert facts.gpus == ["H100:1"]
+    assert not life.cloud.clusters
+    assert not life.ledger.entries()
+
+
+def test_resources_that_skypilot_does_not_take_are_named(life):
+    wrong = Machine(name="sky", skypilot=SkyPilotCluster(resources={"accelerator": "H100"}))
+    with pytest.raises(EngineError, match="Invalid resources YAML: accelerator"):
+        life.host(machine=wrong).bring_up()
+    assert not life.cloud.clusters
+
+
+def test_without_the_package_the_extra_is_named():
+    with pytest.raises(MissingExtraError, match=r"stillroom\[sky\]"):
+        SkyCalls()
+
+
+def test_the_job_that_keeps_a_cluster_up_lasts_as_long_as_something_of_ours(tmp_path):
+    folder = tmp_path / "kept-there"
+    folder.mkdir()
+    script = hold_script(str(folder), look_every_s=0.05, patience=2)
+    # Its own text in a command line must not keep it up.
+    assert subprocess.run(["/bin/sh", "-c", script], timeout=20, check=False).returncode == 0
+    ours = subprocess.Popen([sys.executable, "-c", "input()", f"{folder}/x"], stdin=subprocess.PIPE)
+    held = subprocess.Popen(["/bin/sh", "-c", script])
+    time.sleep(0.5)
+    assert held.poll() is None
+    ours.communicate(b"\n")
+    assert held.wait(20) == 0
