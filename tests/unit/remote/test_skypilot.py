@@ -27,6 +27,7 @@ from stillroom.remote.records import (
 from stillroom.remote.rented.holding import hold_script
 from stillroom.remote.rented.ledger import Ledger
 from stillroom.remote.rented.sky_calls import SkyCalls
+from stillroom.remote.rented.sky_process import SkyProcess
 from stillroom.remote.rented.skypilot import SkyPilotHost
 
 MACHINE = Machine(
@@ -38,9 +39,8 @@ MACHINE = Machine(
 class Reached:
     """The machine behind ssh, as far as these tests need it."""
 
-    def __init__(self, machine: Machine, cloud: ScriptedCloud, moments: Moments) -> None:
-        assert isinstance(machine.ssh, SshAddress)
-        self.machine, self._cloud, self._moments = machine, cloud, moments
+    def __init__(self, address: SshAddress, cloud: ScriptedCloud, moments: Moments) -> None:
+        self._address, self._cloud, self._moments = address, cloud, moments
         self.started: list[str] = []
 
     def start(self, run: StartThere) -> None:
@@ -55,7 +55,7 @@ class Reached:
     def close(self) -> None: ...
 
     def _answer(self) -> None:
-        cluster = self._cloud.clusters.get(self.machine.ssh.host)
+        cluster = self._cloud.clusters.get(self._address.host)
         if cluster is None or cluster.status != "UP":
             raise UnreachableError("no answer", "wait")
 
@@ -81,7 +81,7 @@ class Life:
             run or self.run,
             calls=SkyCalls(self.cloud.package(moments), cli=lambda arguments: None),
             ledger=self.ledger,
-            by_ssh=lambda reached: Reached(reached, self.cloud, moments),
+            by_ssh=lambda _machine, address: Reached(address, self.cloud, moments),
             pause=self.pauses.append,
         )
 
@@ -314,3 +314,33 @@ def test_the_job_that_keeps_a_cluster_up_lasts_as_long_as_something_of_ours(tmp_
     assert held.poll() is None
     ours.communicate(b"\n")
     assert held.wait(20) == 0
+
+
+def test_what_skypilot_prints_does_not_reach_standard_output(tmp_path, monkeypatch, capfd):
+    package = tmp_path / "sky"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        """
+import os
+from types import SimpleNamespace
+exceptions = SimpleNamespace(**{
+    name: type(name, (Exception,), {})
+    for name in ("ClusterDoesNotExist", "NoCloudAccessError", "ResourcesUnavailableError")
+})
+def down(cluster_name):
+    print("Terminating", cluster_name)
+    os.system("echo and its program")
+    if cluster_name == "away":
+        raise OSError("no network")
+    return "request"
+def get(request_id):
+    raise exceptions.ClusterDoesNotExist(request_id)
+"""
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    calls = SkyProcess()
+    calls.put_down("one")
+    with pytest.raises(UnreachableError, match="no network"):
+        calls.put_down("away")
+    calls.close()
+    assert capfd.readouterr().out == ""

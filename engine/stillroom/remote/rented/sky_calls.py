@@ -1,6 +1,7 @@
 """The few calls of SkyPilot's Python package that we make, with its errors in our words."""
 
 import importlib
+import importlib.util
 import re
 import subprocess
 import sys
@@ -127,6 +128,9 @@ class SkyCalls:
         """Writes the cluster's entry for ssh, as SkyPilot's own command line does."""
         self._cli(["status", name])
 
+    def close(self) -> None:
+        """Does nothing: there is no process to end (see `SkyProcess`)."""
+
     def _task(self, *, run: str | None) -> Any:
         return self._sky.Task(name="stillroom", run=run)
 
@@ -141,13 +145,15 @@ class SkyCalls:
             ) from error
 
 
+def check_installed() -> None:
+    """Raises MissingExtraError if SkyPilot is not installed; imports nothing of it."""
+    if importlib.util.find_spec("sky") is None:
+        raise missing_extra("sky", "a machine that SkyPilot brings up")
+
+
 def _imported() -> Any:
-    try:
-        return importlib.import_module("sky")
-    except ModuleNotFoundError as error:
-        if error.name != "sky":
-            raise
-        raise missing_extra("sky", "a machine that SkyPilot brings up") from error
+    check_installed()
+    return importlib.import_module("sky")
 
 
 def _run_cli(arguments: Sequence[str]) -> None:

@@ -20,7 +20,10 @@ from stillroom.remote.records import (
     StartThere,
 )
 from stillroom.remote.rented.ledger import BroughtUp, HeldEntry, Ledger
-from stillroom.remote.rented.sky_calls import ClusterView, SkyCalls
+from stillroom.remote.rented.sky_calls import ClusterView, SkyCalls, check_installed
+from stillroom.remote.rented.sky_process import SkyProcess
+from stillroom.remote.ssh.connection import SshChannel
+from stillroom.remote.ssh.host import ChannelHost
 
 _WAIT_S = 20.0
 _POLL_S = 2.0
@@ -39,17 +42,16 @@ class SkyPilotHost:
         machine: Machine,
         run: Path | None,
         *,
-        calls: SkyCalls,
+        calls: SkyCalls | SkyProcess,
         ledger: Ledger,
-        by_ssh: Callable[[Machine], RunHost],
+        by_ssh: Callable[[Machine, SshAddress], RunHost],
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._machine, self._run = machine, run
         self._cluster = machine.skypilot or SkyPilotCluster(resources={})
         self._calls, self._ledger, self._pause = calls, ledger, pause
         self._name = cluster_name(machine, ledger)
-        reached = msgspec.structs.replace(machine, ssh=SshAddress(host=self._name), skypilot=None)
-        self._inner = by_ssh(reached)
+        self._inner = by_ssh(machine, SshAddress(host=self._name))
         self._looked_at = -_LOOK_AGAIN_S
 
     @property
@@ -155,6 +157,7 @@ class SkyPilotHost:
     def close(self) -> None:
         """Ends the connection."""
         self._inner.close()
+        self._calls.close()
 
     def _take_or_request(self) -> str | None:
         """Returns the request that brings the cluster up; None if it is up, and now in use."""
@@ -249,6 +252,19 @@ class SkyPilotHost:
     @property
     def _is_spot(self) -> bool:
         return bool(self._cluster.resources.get("use_spot"))
+
+
+def open_cluster(machine: Machine, run: Path | None = None) -> SkyPilotHost:
+    """Returns the host for a machine that SkyPilot brings up; nothing is brought up yet.
+
+    Raises MissingExtraError if SkyPilot is not installed.
+    """
+    check_installed()
+    return SkyPilotHost(machine, run, calls=SkyProcess(), ledger=Ledger(), by_ssh=_by_ssh)
+
+
+def _by_ssh(machine: Machine, address: SshAddress) -> RunHost:
+    return ChannelHost(machine, SshChannel(machine.name, address))
 
 
 def cluster_name(machine: Machine, ledger: Ledger) -> str:
