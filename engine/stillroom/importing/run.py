@@ -10,9 +10,9 @@ from pathlib import Path
 from stillroom.curate.filter.near_duplicates import Signer
 from stillroom.curate.rows.sources import check_output
 from stillroom.errors import DataError
-from stillroom.importing.joining.cleaning import CleaningProcess
 from stillroom.importing.joining.intake import Intake
 from stillroom.importing.joining.join import joined_rows
+from stillroom.importing.joining.message_process import MessageProcess
 from stillroom.importing.joining.rollouts import Composer
 from stillroom.importing.joining.spill import Spill
 from stillroom.importing.output.feedback import settled_feedback
@@ -32,7 +32,6 @@ from stillroom.settings import Workspace
 OPERATION = "import_rollouts"
 _LARGE = 16 << 20
 """Sources of more bytes are worth a second process."""
-_BATCH = 1024
 _NO_FORMAT = "unknown"
 
 
@@ -93,14 +92,14 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
             path: stack.enter_context(_writing(path, outputs, request)) for path in outputs.of_rows
         }
         importing = _Import(workspace, request, outputs, new, spill)
-        cleaning = None
+        process = None
         if (
             sum(file.stat().st_size for file in sources.files) > _LARGE
             and (os.cpu_count() or 1) > 1
         ):
-            cleaning = stack.enter_context(importing.cleaning_process(spill))
-        importing.read(sources, cleaning)
-        importing.write(cleaning)
+            process = stack.enter_context(importing.message_process(spill))
+        importing.read(sources, process)
+        importing.write(process)
         records = recording.records()
         importing.record(records)
         return importing.result(sources, recording.grown)
@@ -145,31 +144,30 @@ class _Import:
             self._new[rollouts].rows, None if prompts is None else self._new[prompts].rows
         )
 
-    def cleaning_process(self, spill: Spill) -> CleaningProcess:
-        """Returns a second process, which cleans messages while this one reads."""
-        return CleaningProcess(self._workspace, spill, self._redaction)
+    def message_process(self, spill: Spill) -> MessageProcess:
+        """Returns a second process, which reads messages while this one reads the sources."""
+        return MessageProcess(self._workspace, spill, self._redaction)
 
-    def read(self, sources: ImportSources, cleaning: CleaningProcess | None) -> None:
+    def read(self, sources: ImportSources, process: MessageProcess | None) -> None:
         """Takes in every row of the sources."""
-        store = self._intake.store
+        intake = self._intake
+        if process is not None:
+            intake.share_with(process)
         for each in sources.formats:
-            for number, row in enumerate(_rows_of(each, self._request)):
-                self._intake.take(row, each.format.name)
-                if cleaning is not None and number % _BATCH == 0:
-                    cleaning.give(store.places, store.sizes)
-        if cleaning is not None:
-            cleaning.give(store.places, store.sizes)
+            for row in _rows_of(each, self._request):
+                intake.take(row, each.format.name)
+        intake.finish()
         for path in sources.unread:
             self._tally.refuse(_NO_FORMAT, Refusal(Place(path, 1), "a file of no known format"))
 
-    def write(self, cleaning: CleaningProcess | None) -> None:
+    def write(self, process: MessageProcess | None) -> None:
         """Joins the rows, and writes the rollouts. Raises DataError if there is none."""
         joined = joined_rows(self._intake.rows, self._intake.tree)
         if not joined.kept:
             raise self._nothing_kept()
-        if cleaning is not None:
-            cleaning.finish()
-        composer = Composer(self._intake, joined, self._redaction, cleaning)
+        if process is not None:
+            process.finish()
+        composer = Composer(self._intake, joined, self._redaction, process)
         if (share := self._request.split_heldout) is not None:
             as_logged = Composer(self._intake, joined, None)
             self._split = split_rollouts(joined, as_logged, share=share)

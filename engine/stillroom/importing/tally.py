@@ -99,4 +99,7 @@ class ImportTally:
         )
 
     def _of(self, name: str) -> FormatCount:
-        return self.formats.setdefault(name, FormatCount())
+        count = self.formats.get(name)
+        if count is None:
+            count = self.formats[name] = FormatCount()
+        return count

@@ -9,13 +9,14 @@ calls do; the tool that a result belongs to is known by the number of its call a
 from array import array
 from collections.abc import Iterator, Sequence
 
-from stillroom.importing.joining.message_store import ASSISTANT, TOOL, USER, MessageStore
+from stillroom.importing.joining.message_store import MessageStore
 from stillroom.importing.joining.recent import REMEMBERED, RecentNumbers
+from stillroom.importing.joining.seen_batch import ASSISTANT, TOOL, USER
 from stillroom.importing.json_rows import UnreadableRowError
 
 NONE = -1
-_MOST_NEW = 8
-"""The most messages behind a known beginning for which one is looked for."""
+_USUALLY_NEW = (2, 1, 3, 4, 5, 6, 7)
+"""How many messages may follow the beginning of a request that is looked for, most usual first."""
 ORPHAN = "a tool's message answers no tool call"
 
 
@@ -30,6 +31,9 @@ class CallTree:
         self._results, self._has_user = array("i"), array("B")
         self._paths, self._num_calls = array("q"), array("I")
         self._first_rows, self._next_rows, self._replies = array("i"), array("i"), array("i")
+        columns = (self._parents, self._messages, self._results, self._has_user, self._paths,
+                   self._num_calls, self._first_rows, self._replies)  # fmt: skip
+        self._appends = tuple([column.append for column in columns])
 
     @property
     def num_nodes(self) -> int:
@@ -59,11 +63,11 @@ class CallTree:
 
         Most calls repeat the request before them and add a reply, and results or a question.
         """
-        num_messages = len(request)
-        for known in range(num_messages - 1, max(num_messages - _MOST_NEW, 0), -1):
-            node = self._by_request.get(hash((group, request[:known])))
-            if node is not None:
-                return known, node
+        for num_new in _USUALLY_NEW:
+            if num_new < len(request):
+                node = self._by_request.get(hash((group, request[:-num_new])))
+                if node is not None:
+                    return len(request) - num_new, node
         return 0, NONE
 
     def _extend(self, group: str | None, node: int, messages: Sequence[int]) -> int:
@@ -75,30 +79,22 @@ class CallTree:
         numbers: dict[int, int] = {}
         for message in messages:
             role, result = roles[message], NONE
-            if role == TOOL:
-                result = self._number_of_call(message, numbers)
-            elif role == ASSISTANT:
+            if role == ASSISTANT:
                 for call in store.calls(message):
                     numbers[call] = num_calls
                     num_calls += 1
+            elif role == TOOL:
+                result = self._number_of_call(message, numbers)
             path = hash((path, digests[message], result))
             found = by_path.get(path)
             if found is None:
-                found = by_path[path] = self._new_node(node, message, result, path, num_calls)
+                found = by_path[path] = len(self._parents)
+                has_user = role == USER or (node != NONE and self._has_user[node])
+                row = (node, message, result, has_user, path, num_calls, NONE, NONE)
+                for append, value in zip(self._appends, row, strict=True):
+                    append(value)
             node = found
         return node
-
-    def _new_node(self, parent: int, message: int, result: int, path: int, num_calls: int) -> int:
-        is_users = self._store.roles[message] == USER
-        self._parents.append(parent)
-        self._messages.append(message)
-        self._results.append(result)
-        self._paths.append(path)
-        self._num_calls.append(num_calls)
-        self._has_user.append(is_users or (parent != NONE and self._has_user[parent]))
-        self._first_rows.append(NONE)
-        self._replies.append(NONE)
-        return len(self._parents) - 1
 
     def _number_of_call(self, message: int, numbers: dict[int, int]) -> int:
         """Returns which of the conversation's calls a tool's message answers; NONE if it is mute.
@@ -116,8 +112,8 @@ class CallTree:
     def _end_row(self, node: int, row: int, reply: int) -> None:
         while len(self._next_rows) <= row:
             self._next_rows.append(NONE)
-        sizes, best = self._store.sizes, self._replies[node]
-        if best == NONE or sizes[reply] > sizes[best]:
+        best = self._replies[node]
+        if best == NONE or self._store.sizes[reply] > self._store.sizes[best]:
             self._replies[node] = reply
         first = self._first_rows[node]
         if first == NONE:

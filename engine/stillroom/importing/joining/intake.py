@@ -1,6 +1,8 @@
 """Takes in the rows that readers yield: each is refused with a reason, or kept for joining."""
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -8,9 +10,11 @@ from stillroom.data.checks import message_problems
 from stillroom.importing.bodies.exchanges import offered_tools
 from stillroom.importing.chat_messages import ChatReader
 from stillroom.importing.joining.call_tree import NONE, CallTree
+from stillroom.importing.joining.message_process import MessageProcess
 from stillroom.importing.joining.message_store import MessageStore
 from stillroom.importing.joining.recent import REMEMBERED
 from stillroom.importing.joining.row_table import LoggedFacts, RowTable
+from stillroom.importing.joining.seen_batch import seen_batch
 from stillroom.importing.joining.spill import Spill
 from stillroom.importing.joining.tool_lists import InferredTools, ToolLists, sound_tools
 from stillroom.importing.json_rows import Row, UnreadableRowError
@@ -27,7 +31,19 @@ from stillroom.importing.tally import ImportTally
 
 _NO_METADATA = b"{}"
 _NO_SCHEMA = "tools without a schema dropped"
+_BATCH = 1 << 20
+"""The bytes of messages that another process is given at once."""
+_LEAST = 4096
+"""The bytes as which a row counts whose messages are not joined."""
 _UNWRITABLE = (TypeError, UnicodeError, RecursionError, msgspec.MsgspecError)
+
+
+class _Waiting(NamedTuple):
+    """A row that is to be taken in, and the numbers of its messages if they have some already."""
+
+    row: RawRow
+    format_name: str
+    numbers: Sequence[int] | None = None
 
 
 class Intake:
@@ -56,11 +72,72 @@ class Intake:
         self.rows = RowTable(spill)
         self.tools = ToolLists()
         self.feedback: list[tuple[str, Feedback]] = []
+        self._process: MessageProcess | None = None
+        self._batch = _BATCH
+        self._waiting, self._given = list[_Waiting](), list[_Waiting]()
+        self._num_waiting, self._span = 0, range(0)
+        """The bytes of the waiting rows; the messages of the rows that the process was given."""
+
+    def share_with(self, process: MessageProcess, *, batch: int = _BATCH) -> None:
+        """Has another process read the messages of the rows that come, until `finish`.
+
+        `batch` is how many bytes of messages it is given at once.
+        """
+        self._process, self._batch = process, batch
 
     def take(self, row: RawRow, format_name: str) -> None:
-        """Takes in one row of a format."""
+        """Takes in one row of a format; with another process, some rows later."""
+        raws = self._raws_of(row)
+        numbers = None if raws is None else self.store.numbers_of(raws)
+        waiting = _Waiting(row, format_name, numbers)
+        if self._process is None or (raws is None and not self._waiting and not self._given):
+            self._take(waiting)
+            return
+        self._waiting.append(waiting)
+        self._num_waiting += _LEAST if raws is None else sum(map(len, raws))
+        if self._num_waiting >= self._batch:
+            self._turn(self._process)
+
+    def finish(self) -> None:
+        """Takes in what still waits."""
+        if self._process is not None:
+            self._turn(self._process)
+            self._turn(self._process)
+            self._process = None
+
+    def _turn(self, process: MessageProcess) -> None:
+        """Gives the process the next messages, and takes in the rows whose messages it has read."""
+        rows, self._given = self._given, self._waiting
+        self._waiting, self._num_waiting = [], 0
+        if span := self._span:
+            seen = process.receive(span.start)
+            if seen is None:
+                seen = seen_batch(map(self.store.raw, span))
+            self.store.learn(span.start, seen)
+        first, raws = self.store.take_unseen()
+        self._span = range(first, first + len(raws))
+        if raws:
+            process.give(self.store.places[first:], self.store.sizes[first:])
+        for each in rows:
+            self._take(each)
+
+    def _raws_of(self, row: RawRow) -> list[bytes] | None:
+        """Returns the messages of a call as JSON; None for a row without messages to join."""
         if isinstance(row, RawCall):
-            self.take_raw(row, format_name)
+            return list(map(bytes, row.messages))
+        if not isinstance(row, LoggedConversation) or not row.is_call:
+            return None
+        if self._reason_to_refuse(row) is not None:
+            return None
+        try:
+            return list(map(msgspec.json.encode, row.messages))
+        except _UNWRITABLE:
+            return None
+
+    def _take(self, waiting: _Waiting) -> None:
+        row, format_name, numbers = waiting
+        if isinstance(row, RawCall):
+            self._take_raw(row, format_name, numbers or ())
             return
         if isinstance(row, Refusal):
             self._tally.refuse(format_name, row)
@@ -72,7 +149,10 @@ class Intake:
         try:
             refusal = self._reason_to_refuse(row)
             if refusal is None:
-                (self._take_call if row.is_call else self._take_whole)(row, format_name)
+                if row.is_call:
+                    self._take_call(row, format_name, numbers)
+                else:
+                    self._take_whole(row, format_name)
                 self._tally.read(format_name, 1 + len(row.also_at))
                 return
         except UnreadableRowError as error:
@@ -95,10 +175,10 @@ class Intake:
             return Refusal(row.place, "no assistant message")
         return None
 
-    def take_raw(self, row: RawCall, format_name: str) -> None:
+    def _take_raw(self, row: RawCall, format_name: str, numbers: Sequence[int]) -> None:
         """Takes in a call whose messages are not decoded."""
         try:
-            numbers = self.store.numbers_of(list(map(bytes, row.messages)))
+            self._check(numbers)
             tools, losses = self._offered(row.tools)
             facts = LoggedFacts(
                 format_name, self._tally.shown(row.path, row.line), row.id, row.group, None,
@@ -109,10 +189,14 @@ class Intake:
         except UnreadableRowError as error:
             refusal = Refusal(Place(row.path, row.line), error.reason, error.detail)
             for again in [refusal] if row.reread is None else row.reread():
-                self.take(again, format_name)
+                self._take(_Waiting(again, format_name))
             return
         self.rows.add(facts, node=node, length=len(numbers))
         self._tally.read(format_name)
+
+    def _check(self, numbers: Sequence[int]) -> None:
+        self.store.see()
+        self.store.check(numbers)
 
     def _offered(self, raw: msgspec.Raw) -> tuple[int, tuple[str, ...]]:
         """Returns the number of a request's tools, and what is lost of them."""
@@ -135,8 +219,12 @@ class Intake:
         lost = (_NO_SCHEMA,) if len(sound) < len(tools) else ()
         return self.tools.number_of(self._redaction.value(sound)), lost
 
-    def _take_call(self, row: LoggedConversation, format_name: str) -> None:
-        numbers = self.store.numbers_of(list(map(msgspec.json.encode, row.messages)))
+    def _take_call(
+        self, row: LoggedConversation, format_name: str, numbers: Sequence[int] | None
+    ) -> None:
+        if numbers is None:
+            numbers = self.store.numbers_of(list(map(msgspec.json.encode, row.messages)))
+        self._check(numbers)
         facts = self._facts(row, format_name)
         node = self.tree.add(row.group, numbers, len(self.rows))
         self.rows.add(

@@ -8,14 +8,11 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from stillroom.importing.chat_messages import PARTS_LOST
-from stillroom.importing.joining.messages import SeenMessage, seen_message, shaped_message
+from stillroom.importing.joining.messages import shaped_message
 from stillroom.importing.joining.recent import REMEMBERED, RecentNumbers
+from stillroom.importing.joining.seen_batch import SeenBatch, seen_batch
 from stillroom.importing.joining.spill import Spill
 from stillroom.importing.json_rows import UnreadableRowError
-
-SYSTEM, USER, ASSISTANT, TOOL = range(4)
-_ROLES = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
 
 
 class MessageStore:
@@ -36,55 +33,88 @@ class MessageStore:
         self._by_hash = RecentNumbers(remembered)
         self.places, self.sizes = array("Q"), array("I")
         """Where in the spill each message is as its source wrote it, and its length."""
+        self._unseen: list[bytes] = []
+        self._not_looked_at: dict[int, bytes] = {}
         self.digests, self.roles, self.answered = array("q"), array("B"), array("q")
         """For each message the digest of what a later history repeats of it, the role, and the
-        hash of the id of the call that a tool's message answers (0 for none)."""
+        digest of the id of the call that a tool's message answers (0 for none)."""
         self._calls = array("q")
         self._more_calls: dict[int, tuple[int, ...]] = {}
         self.losses: dict[int, tuple[str, ...]] = {}
         """What some messages had in their source and lack in our shape."""
+        self._problems: dict[int, tuple[str, str]] = {}
 
     def numbers_of(self, raws: Sequence[bytes]) -> list[int]:
         """Returns the numbers of messages, given as the JSON that their source wrote.
 
-        Raises UnreadableRowError for one that no chat can hold.
+        Of new ones nothing is known before `see` or `learn`.
         """
         keys = list(map(hash, raws))
         numbers = self._by_hash.get_all(keys)
         if None in numbers:
-            for index, number in enumerate(numbers):
-                if number is None:
-                    numbers[index] = self._number_of(raws[index], keys[index])
+            self._add(numbers, raws, keys)
         return cast("list[int]", numbers)
 
-    def _number_of(self, raw: bytes, key: int) -> int:
-        number = self._by_hash.get(key)
-        if number is None:
-            # One that was forgotten is kept once more, which changes nothing but the space.
-            number = self._by_hash[key] = self._add(raw, seen_message(raw))
-        return number
+    def _add(self, numbers: list[int | None], raws: Sequence[bytes], keys: Sequence[int]) -> None:
+        """Gives numbers to those of a row's messages that have none."""
+        known, first, new = self._by_hash, len(self.places), list[bytes]()
+        for index in range(numbers.index(None), len(numbers)):
+            if numbers[index] is not None:
+                continue
+            number = known.get(keys[index])
+            if number is None:
+                # One that was forgotten is kept once more, which changes nothing but the space.
+                number = known[keys[index]] = first + len(new)
+                new.append(raws[index])
+            numbers[index] = number
+        place = self._spill.append(b"".join(new))
+        for raw in new:
+            self.places.append(place)
+            self.sizes.append(len(raw))
+            place += len(raw)
+        self._unseen += new
+        if self._look_at is not None:
+            self._not_looked_at.update(enumerate(new, first))
 
-    def _add(self, raw: bytes, seen: SeenMessage) -> int:
-        if PARTS_LOST in seen.losses:
-            raise UnreadableRowError("content of an unknown kind", "its format's reader is needed")
-        number = len(self.places)
-        self.places.append(self._spill.append(raw))
-        self.sizes.append(len(raw))
-        self.digests.append(seen.digest)
-        self.roles.append(_ROLES[seen.role])
-        self.answered.append(0 if seen.answered is None else hash(seen.answered) or 1)
-        calls = tuple([hash(name) or 1 for name in seen.call_ids])
-        self._calls.append(calls[0] if calls else 0)
-        if len(calls) > 1:
-            self._more_calls[number] = calls
-        if calls and self._look_at is not None:
-            self._look_at(shaped_message(raw))
-        if seen.losses:
-            self.losses[number] = seen.losses
-        return number
+    def take_unseen(self) -> tuple[int, list[bytes]]:
+        """Returns the new messages of which nothing is known yet, and the first one's number."""
+        unseen, self._unseen = self._unseen, []
+        return len(self.places) - len(unseen), unseen
+
+    def see(self) -> None:
+        """Decodes the new messages of which nothing is known yet."""
+        if self._unseen:
+            first, raws = self.take_unseen()
+            self.learn(first, seen_batch(raws))
+
+    def learn(self, first: int, batch: SeenBatch) -> None:
+        """Takes in what is known of messages, of which the first has this number."""
+        end = first + len(batch.roles)
+        if (missing := end - len(self.roles)) > 0:
+            self.roles.frombytes(bytes(missing))
+            for numbers in (self.digests, self.answered, self._calls):
+                numbers.frombytes(bytes(missing * numbers.itemsize))
+        self.roles[first:end] = array("B", batch.roles)
+        self.digests[first:end] = array("q", batch.digests)
+        self.answered[first:end] = array("q", batch.answered)
+        self._calls[first:end] = array("q", batch.calls)
+        self._more_calls |= {first + place: calls for place, calls in batch.more_calls.items()}
+        self.losses |= {first + place: losses for place, losses in batch.losses.items()}
+        self._problems |= {first + place: problem for place, problem in batch.problems.items()}
+
+    def check(self, numbers: Sequence[int]) -> None:
+        """Raises UnreadableRowError if no chat can hold one of these messages."""
+        if not self._problems and self._look_at is None:
+            return
+        for number in numbers:
+            if (problem := self._problems.get(number)) is not None:
+                raise UnreadableRowError(*problem)
+            raw = self._not_looked_at.pop(number, None)
+            if raw is not None and self._look_at is not None and self._calls[number]:
+                self._look_at(shaped_message(raw))
 
     def calls(self, number: int) -> tuple[int, ...]:
-        """Returns the hashes of the ids of a message's tool calls."""
+        """Returns the digests of the ids of a message's tool calls."""
         first = self._calls[number]
         return self._more_calls.get(number, (first,)) if first else ()
 

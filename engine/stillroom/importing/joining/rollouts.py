@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from stillroom.importing.joining.call_tree import NONE
-from stillroom.importing.joining.cleaning import CleaningProcess, clean_piece
 from stillroom.importing.joining.intake import Intake
 from stillroom.importing.joining.join import JoinedRows
-from stillroom.importing.joining.message_store import ASSISTANT, TOOL
+from stillroom.importing.joining.message_process import MessageProcess, clean_piece
 from stillroom.importing.joining.row_table import LoggedFacts
+from stillroom.importing.joining.seen_batch import ASSISTANT, TOOL
 from stillroom.importing.redaction import Redaction
 
 _ASSISTANT, _USER = b'{"role":"assistant"', b'{"role":"user"'
@@ -73,13 +73,13 @@ class Composer:
         intake: Intake,
         joined: JoinedRows,
         redaction: Redaction | None,
-        cleaning: CleaningProcess | None = None,
+        process: MessageProcess | None = None,
     ) -> None:
         """`redaction` takes secrets out; without it rollouts are as their sources have them.
 
-        `cleaning` is a process that has cleaned messages with this redaction.
+        `process` has cleaned messages with this redaction.
         """
-        self._cleaning = cleaning
+        self._process = process
         self._intake, self._joined, self._redaction = intake, joined, redaction
         self._clean: OrderedDict[int, bytes] = OrderedDict()
 
@@ -108,25 +108,25 @@ class Composer:
     def _of_calls(self, row: int, branch_of: int | None) -> ImportedRollout:
         store, tree, rows = self._intake.store, self._intake.tree, self._intake.rows
         path = tree.path_to(rows.nodes[row])
-        messages, own, untrained = list[int](), list[int](), list[int]()
+        messages = list(map(tree.message, path))
+        roles = [store.roles[message] for message in messages]
+        own, untrained = list[int](), list[int]()
         num_turns = num_unanswered = 0
         for index, node in enumerate(path):
             first = tree.first_row(node)
-            is_own = first != NONE and self._joined.owners[first] == row
-            if is_own:
-                own += sorted(tree.rows_at(node), key=lambda call: call == row)
+            if first != NONE and self._joined.owners[first] == row:
+                own += sorted(tree.rows_at(node), key=row.__eq__)
                 num_turns += 1
-            messages.append(tree.message(node))
-            if store.roles[messages[-1]] == ASSISTANT and not is_own:
+            elif roles[index] == ASSISTANT:
                 untrained.append(index)
                 num_unanswered += first == NONE
-        pieces = [self._piece(message) for message in messages]
+        pieces = self._pieces(messages)
         for index in untrained:
             pieces[index] = pieces[index][:-1] + b',"weight":0}'
-        results = [tree.result_of(node) for node in path]
-        if not self._agree(messages, results):
+        results = list(map(tree.result_of, path))
+        if not self._agree(messages, roles, results):
             pieces = list(_with_ids(pieces, results))
-        facts = [rows.facts(call) for call in own]
+        facts = rows.all_facts(own)
         lost = [loss for message in messages for loss in store.losses.get(message, ())]
         lost += [loss for each in facts for loss in each.losses]
         losses = list(dict.fromkeys(lost))
@@ -135,13 +135,19 @@ class Composer:
             row, pieces, facts, metadata, losses, num_turns, branch_of, num_unanswered
         )
 
+    def _pieces(self, numbers: Sequence[int]) -> list[bytes]:
+        """Returns messages as JSON in our shape."""
+        cleaned = [None] * len(numbers) if self._process is None else self._process.pieces(numbers)
+        return [
+            self._piece(number) if piece is None else piece
+            for number, piece in zip(numbers, cleaned, strict=True)
+        ]
+
     def _piece(self, number: int) -> bytes:
         """Returns a message as JSON in our shape; one that was just wanted is remembered."""
         piece = self._clean.get(number)
         if piece is not None:
             self._clean.move_to_end(number)
-            return piece
-        if self._cleaning is not None and (piece := self._cleaning.piece(number)) is not None:
             return piece
         piece = clean_piece(self._intake.store.raw(number), self._redaction)
         # What has marks may have other numbers in another conversation.
@@ -160,12 +166,11 @@ class Composer:
             return facts.metadata
         return msgspec.json.encode(self._redaction.value(_ANY.decode(facts.metadata)))
 
-    def _agree(self, messages: Sequence[int], results: Sequence[int]) -> bool:
+    def _agree(self, messages: Sequence[int], roles: Sequence[int], results: Sequence[int]) -> bool:
         """Returns whether each tool's message has the id of the call that it answers."""
         store = self._intake.store
         calls: list[int] = []
-        for message, result in zip(messages, results, strict=True):
-            role = store.roles[message]
+        for message, role, result in zip(messages, roles, results, strict=True):
             if role == ASSISTANT:
                 calls += store.calls(message)
             elif role == TOOL and result != NONE and calls[result] != store.answered[message]:

@@ -72,15 +72,15 @@ class RowTable:
         conversation has no node.
         """
         data = _ENCODER.encode(facts)
+        row = len(self._places)
         self._places.append(self._spill.append(data))
         self._sizes.append(len(data))
         self._ids.append(hashed_id(facts.id))
-        self._parents.append(hashed_id(parent))
-        self._groups.append(hashed_id(facts.group))
+        self._parents.append(0 if parent is None else hashed_id(parent))
+        self._groups.append(0 if facts.group is None else hashed_id(facts.group))
         self.nodes.append(node)
         self.lengths.append(length)
         self.has_parents = self.has_parents or parent is not None
-        row = len(self._places) - 1
         for alias in judged_as:
             self._aliases.append(hashed_id(alias))
             self._alias_rows.append(row)
@@ -88,7 +88,13 @@ class RowTable:
 
     def facts(self, row: int) -> LoggedFacts:
         """Returns what is known of a row."""
-        return _DECODER.decode(self._spill.read(self._places[row], self._sizes[row]))
+        return self.all_facts([row])[0]
+
+    def all_facts(self, rows: Sequence[int]) -> list[LoggedFacts]:
+        """Returns what is known of several rows."""
+        places, sizes = self._places, self._sizes
+        pieces = self._spill.read_all([(places[row], sizes[row]) for row in rows])
+        return list(map(_DECODER.decode, pieces))
 
     def group(self, row: int) -> int:
         """Returns a hash of the group of a row; 0 if it has none."""

@@ -3,6 +3,7 @@
 import mmap
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
@@ -51,15 +52,25 @@ class Spill:
 
     def read(self, place: int, num_bytes: int) -> bytes:
         """Returns the piece of this length at a position."""
-        if place + num_bytes > len(self._view):
-            self._map()
-            if not self._view:
-                return os.pread(self.handle, num_bytes, place)
-        self._num_reads += 1
-        if self._num_reads % _READS_KEPT == 0 and isinstance(self._view, mmap.mmap):
+        return self.read_all(((place, num_bytes),))[0]
+
+    def read_all(self, pieces: Iterable[tuple[int, int]]) -> list[bytes]:
+        """Returns several pieces, each given by its position and its length."""
+        found: list[bytes] = []
+        for place, num_bytes in pieces:
+            if place + num_bytes > len(self._view):
+                self._map()
+            view = self._view
+            piece = (
+                view[place : place + num_bytes] if view else os.pread(self.handle, num_bytes, place)
+            )
+            found.append(piece)
+        self._num_reads += len(found)
+        if self._num_reads >= _READS_KEPT and isinstance(self._view, mmap.mmap):
             # The pages that were read would count as memory of this process.
             self._view.madvise(mmap.MADV_DONTNEED)
-        return self._view[place : place + num_bytes]
+            self._num_reads = 0
+        return found
 
     def _map(self) -> None:
         """Maps the file into memory, which reads many pieces faster than calls of the system.

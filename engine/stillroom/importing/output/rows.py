@@ -69,7 +69,10 @@ def _known(facts: Sequence[LoggedFacts]) -> dict[str, Any]:
     named = [each for each in facts if each.model is not None]
     known: dict[str, Any] = {}
     if usages:
-        known["usage"] = sum(usages, Usage())
+        known["usage"] = Usage(
+            prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+            completion_tokens=sum(usage.completion_tokens for usage in usages),
+        )
     if named:
         last = named[-1]
         teacher = {"provider": last.provider or last.format, "model": last.model, "settings": {}}
