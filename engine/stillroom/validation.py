@@ -13,6 +13,9 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 _MAX_SHOWN = 20
 _LONGEST_PART = 80
 
+Where = Annotated[str | None, Field(description="A machine of machines.yml")]
+"""The field `where` of requests whose work may be done on another machine."""
+
 
 class StrictModel(BaseModel):
     """A request or a part of a configuration: no unknown keys, and only numbers that JSON has."""
@@ -34,10 +37,7 @@ class PlacedRequest(StrictModel):
     has it.
     """
 
-    where: Annotated[
-        str | None,
-        Field(description="A machine of machines.yml", exclude=True),
-    ] = None
+    where: Annotated[Where, Field(exclude=True)] = None
 
 
 def describe_errors(error: ValidationError, model: type[BaseModel]) -> str:

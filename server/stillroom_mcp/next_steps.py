@@ -38,7 +38,31 @@ def after_check_setup(request: api.CheckSetup, result: api.SetupReport) -> str:
     missing = [check.fix for check in result.checks if check.status == "missing" and check.fix]
     if missing:
         return "first: " + "; ".join(missing)
+    if request.where is not None:
+        return (
+            f"plan_training(where={request.where}) tells memory, time and dollars there, then the "
+            f"same call of start_training; generate_rollouts and evaluate_model take where too"
+        )
     return "create_project, or generate_rollouts with your own prompts"
+
+
+def after_list_machines(request: api.ListMachines, result: api.MachineList) -> str:
+    """Suggests naming a machine, asking the machines, or what to do about those that cost."""
+    if not result.machines:
+        return (
+            "no machine is named: write one line to machines.yml, e.g. `gpu-box: {ssh: me@host, "
+            "price_per_hour: 2.40}`, then check_setup(where=gpu-box)"
+        )
+    idle = [machine for machine in result.machines if machine.state == "up" and machine.problem]
+    if idle:
+        return f"tell the user that {idle[0].name} costs without a run: see its problem"
+    silent = [machine.name for machine in result.machines if machine.state == "unreachable"]
+    if silent:
+        return f"check_setup(where={silent[0]}) says why it does not answer"
+    first = result.machines[0].name
+    if not request.check and all(machine.asked_at is None for machine in result.machines):
+        return "list_machines(check=true) asks them; then plan_training(where=…) compares them"
+    return f"plan_training(where={first}) tells memory, time and dollars on each of them"
 
 
 def after_validate_dataset(request: object, result: api.ValidationReport) -> str:
@@ -125,10 +149,24 @@ def after_inspect_examples(request: object, result: api.ExamplesPage) -> str:
 def after_plan_training(request: object, result: api.TrainingForecast) -> str:
     """Suggests starting the training, or what to change first so that it fits."""
     if not result.fits:
-        return f"it does not fit: plan_training again with {'; or '.join(result.changes)}"
+        others = [one.machine for one in result.machines[1:] if one.fits]
+        elsewhere = f", or where={others[0]}, where it fits" if others else ""
+        changes = "; or ".join(result.changes) or "a smaller model"
+        return f"it does not fit: plan_training again with {changes}{elsewhere}"
+    start = "start_training with the same config and overrides"
+    if result.machines:
+        start = f"{_price_first(result)}{start}, where={result.machines[0].machine}"
     if result.skipped:
-        return "tell the user which rows are left out (skipped), then start_training"
-    return "start_training with the same config and overrides"
+        return f"tell the user which rows are left out (skipped), then {start}"
+    return start
+
+
+def _price_first(result: api.TrainingForecast) -> str:
+    """Returns that the user should know the price, where there is one."""
+    most = result.machines[0].usd_most
+    if most is None:
+        return ""
+    return f"tell the user that it may cost up to ${most:.2f}, then (with budget_usd) "
 
 
 def after_run(request: object, result: api.RunReport) -> str:

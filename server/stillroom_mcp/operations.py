@@ -82,10 +82,20 @@ OPERATIONS = (
     OfferedOperation(
         name="check_setup",
         title="Check the setup",
-        description="What this machine has and lacks: extras, GPU, disk, teacher key, model.",
+        description="What a machine has and lacks: extras, GPU, disk, teacher key, model.",
         next_step=next_steps.after_check_setup,
         is_read_only=True,
         is_idempotent=True,
+        is_open_world=True,
+    ),
+    OfferedOperation(
+        name="list_machines",
+        title="List machines",
+        description="Machines that `where` may name: state, GPUs, runs there, what still costs.",
+        next_step=next_steps.after_list_machines,
+        is_read_only=True,
+        is_idempotent=True,
+        is_open_world=True,
     ),
     OfferedOperation(
         name="validate_dataset",
@@ -171,7 +181,7 @@ OPERATIONS = (
     OfferedOperation(
         name="plan_training",
         title="Plan training",
-        description="Check all start_training needs; forecast memory, time, disk; suggest changes.",
+        description="Check what start_training needs: memory, time, price, disk; suggest changes.",
         explained_by=api.StartTraining,
         next_step=next_steps.after_plan_training,
         positional=("config", "overrides"),

@@ -29,6 +29,7 @@ TOOLSETS: dict[str, tuple[str, ...]] = {
     ),
     "training": (
         "check_setup",
+        "list_machines",
         "plan_training",
         "start_training",
         "evaluate_model",

@@ -1,26 +1,99 @@
-"""This machine, seen as another one: commands there are subprocesses in a test's folder."""
+"""Machines for tests: what they answer is scripted, and nothing is connected."""
 
-import hashlib
-import os
-import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from fakes.source_tree import ROOT
-from stillroom.remote.channel import LocalChannel
-from stillroom.remote.records import Blob, Machine
-from stillroom.remote.ssh.host import ChannelHost
+from stillroom.errors import EngineError
+from stillroom.files import write_json
+from stillroom.remote.records import (
+    ORDER_FILE,
+    VIEW_FILE,
+    Machine,
+    MachineFacts,
+    Order,
+    SshAddress,
+    View,
+)
+from stillroom.run_folder import RunFolder, RunState, create_run
+from stillroom.settings import Workspace
+from stillroom.types import RunKind, RunStatus
+
+GPU_BOX = MachineFacts(
+    system="Linux x86_64",
+    python="/usr/bin/python3",
+    python_version="3.12.3",
+    num_processors=16,
+    memory_gb=128.0,
+    free_disk_gb=500.0,
+    gpus=["NVIDIA H100 80GB HBM3, 79.6 GB"],
+    gpu_memory_gb=[79.6],
+    driver="570.1",
+    start_s=2.5,
+)
 
 
-def local_host(folder: Path, *, environment: Mapping[str, str] | None = None) -> ChannelHost:
-    """A machine whose folder is `folder`, and which has this code and its packages already."""
-    paths = {"PYTHONPATH": f"{ROOT / 'engine'}{os.pathsep}{ROOT / 'server'}"}
-    channel = LocalChannel(environment={**os.environ, **paths, **(environment or {})})
-    return ChannelHost(Machine(name="local", folder=str(folder)), channel, python=sys.executable)
+@dataclass
+class ScriptedMachines:
+    """Opens machines by their names; one that has an error raises it when it is looked at."""
+
+    answers: Mapping[str, MachineFacts | EngineError]
+    asked: list[str] = field(default_factory=list)
+    num_open: int = 0
+
+    def __call__(self, machine: Machine) -> Any:
+        self.num_open += 1
+        return _Scripted(self, machine)
 
 
-def blob_of(path: Path) -> Blob:
-    """The content of a file, as it is sent."""
-    data = path.read_bytes()
-    digest = hashlib.sha256(data).hexdigest()
-    return Blob(sha256=digest, num_bytes=len(data), source=str(path))
+@dataclass
+class _Scripted:
+    """Of `RunHost` what looking at a machine needs."""
+
+    machines: ScriptedMachines
+    machine: Machine
+
+    def facts(self) -> MachineFacts:
+        self.machines.asked.append(self.machine.name)
+        answer = self.machines.answers[self.machine.name]
+        if isinstance(answer, EngineError):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self.machines.num_open -= 1
+
+
+def name_machines(root: Path, text: str) -> Workspace:
+    """Writes the workspace's machines.yml."""
+    (root / "machines.yml").write_text(text, encoding="utf-8")
+    return Workspace(root)
+
+
+def add_remote_run(
+    workspace: Workspace,
+    view: View | None,
+    *,
+    machine: Machine | None = None,
+    kind: RunKind = RunKind.SFT,
+    status: RunStatus = RunStatus.RUNNING,
+    **state: Any,
+) -> RunFolder:
+    """Makes the folder of a run that is done elsewhere, as a follower would have left it."""
+    chosen = machine or Machine(name="gpu-box", ssh=SshAddress(host="me@host"))
+    folder = create_run(workspace, kind, {"config": "config.yml"})
+    write_json(folder.path / ORDER_FILE, Order(machine=chosen, files=[], home_paths=[]))
+    if view is not None:
+        write_json(folder.path / VIEW_FILE, view)
+    started = folder.read()
+    folder.write(
+        RunState(
+            run_id=folder.run_id,
+            kind=kind,
+            status=status,
+            created_at=started.created_at,
+            **state,
+        )
+    )
+    return folder

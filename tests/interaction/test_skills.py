@@ -18,6 +18,8 @@ from pydantic import BaseModel
 from skills_ref import validate
 
 from fakes.rollout_rows import read_rows
+from stillroom.remote.machines import MACHINES_FILE, all_machines
+from stillroom.settings import Workspace
 from stillroom.train.config.file import load_config
 from stillroom.train.config.schema import TrainConfig
 from stillroom_mcp.operations import OPERATIONS
@@ -155,7 +157,10 @@ def test_every_example_names_a_tool_or_is_a_configuration(document: Path, tmp_pa
             assert Path(block.info).suffix == {"jsonl": ".jsonl", "python": ".py"}[block.language]
         if block.language == "json":
             assert block.info.split(" ")[0] in tools
-        if block.language == "yaml":
+        if block.info == MACHINES_FILE:
+            (tmp_path / MACHINES_FILE).write_text(block.text, encoding="utf-8")
+            assert all_machines(Workspace(tmp_path))
+        elif block.language == "yaml":
             config = tmp_path / f"{number}.yml"
             config.write_text(block.text, encoding="utf-8")
             load_config(config)

@@ -18,6 +18,7 @@ from stillroom.api.curation import (
 )
 from stillroom.api.evaluations import CompareEvaluations, ComparisonReport, compare_evaluations
 from stillroom.api.large_files import carry_out
+from stillroom.api.machines import check_setup
 from stillroom.api.metrics import RunMetrics, read_run_metrics
 from stillroom.api.operations import OPERATIONS, operation_named
 from stillroom.api.reports import write_report
@@ -59,7 +60,8 @@ from stillroom.importing.standard_input import with_standard_input
 from stillroom.jobs.child import stopped_by
 from stillroom.jobs.operations import Operation
 from stillroom.projects.create import CreateProject, ProjectResult, create_project
-from stillroom.projects.setup import CheckSetup, SetupReport, check_setup
+from stillroom.projects.setup import CheckSetup, SetupReport
+from stillroom.remote.overview import ListMachines, MachineList, list_machines
 from stillroom.report.request import WriteReport, WrittenReport
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.rescore.request import ScoreRollouts

@@ -26,6 +26,7 @@ from stillroom.importing.request import ImportResult, ImportRollouts
 from stillroom.jobs.operations import ChildWork, Operation, RunWork
 from stillroom.projects.create import CreateProject, ProjectResult
 from stillroom.projects.setup import CheckSetup, SetupReport
+from stillroom.remote.overview import ListMachines, MachineList
 from stillroom.report.request import WriteReport, WrittenReport
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.rescore.request import ScoreRollouts
@@ -49,7 +50,13 @@ OPERATIONS = (
         name="check_setup",
         request=CheckSetup,
         result=SetupReport,
-        function="stillroom.projects.setup:check_setup",
+        function="stillroom.api.machines:check_setup",
+    ),
+    Operation(
+        name="list_machines",
+        request=ListMachines,
+        result=MachineList,
+        function="stillroom.remote.overview:list_machines",
     ),
     Operation(
         name="validate_dataset",
@@ -165,7 +172,7 @@ OPERATIONS = (
         function="stillroom.api.start_runs:plan_training",
         large=RunKind.PLAN,
         child=ChildWork(
-            function="stillroom.jobs.child_work:plan_training",
+            function="stillroom.remote.planning:plan_training",
             timeout_s=600,
             action="planning the training",
             fix="plan with fewer rows (a file of the first thousand), or start the training",

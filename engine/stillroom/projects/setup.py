@@ -18,7 +18,7 @@ from stillroom.models.resolve import locate_model
 from stillroom.secrecy.environments import bare_environment
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import IN_PROCESS, ProviderName, endpoint_for
-from stillroom.validation import StrictModel
+from stillroom.validation import StrictModel, Where
 
 _EXTRAS = {
     "train": ("torch", "transformers", "peft"),
@@ -38,6 +38,7 @@ class CheckSetup(StrictModel):
     ] = None
     base_url: str | None = None
     api_key_env: str | None = None
+    where: Where = None
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,7 +35,7 @@ from stillroom.train.config.launcher import LauncherSection, split_address
 from stillroom.train.config.resume import TrainingState, find_resume_point, run_to_resume
 from stillroom.train.config.schema import EvalSection, TrainConfig
 from stillroom.train.config.teacher_servers import served_teacher
-from stillroom.validation import PlacedRequest, StrictModel
+from stillroom.validation import PlacedRequest, StrictModel, Where
 
 _CHECKED_ROWS = 1000
 _CONNECT_S = 3.0
@@ -53,6 +53,7 @@ class PlanTraining(StrictModel):
     overrides: Annotated[
         tuple[str, ...], Field(description="section.key=value, e.g. trainer.num_epochs=3")
     ] = ()
+    where: Where = None
 
 
 class StartTraining(PlacedRequest, PlanTraining):

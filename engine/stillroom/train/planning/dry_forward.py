@@ -71,6 +71,17 @@ def size_of(model: Any, *, is_quantized: bool = False) -> ModelSize:
     )
 
 
+def passed_parameters(model: Any) -> int:
+    """Returns how many parameters a token passes: of a mixture's experts only those chosen."""
+    text: Any = base_model(model).config.get_text_config()
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    num_experts = next((n for name in names if (n := getattr(text, name, None))), None)
+    chosen = getattr(text, "num_experts_per_tok", None)
+    share = chosen / num_experts if num_experts and chosen else 1.0
+    parameters = model.named_parameters()
+    return round(sum(p.numel() * (share if ".experts." in name else 1) for name, p in parameters))
+
+
 def sampling_bytes(model: Any, *, num_tokens: int) -> int:
     """Returns the bytes that a conversation of so many tokens keeps while it is sampled.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from stillroom.train.config.schema import TrainConfig
+from stillroom.train.planning.hardware import MachineForecast
 
 GB = 1e9
 # Not all memory that is free now can be used: other programs and fragmentation take some.
@@ -36,23 +37,27 @@ class TrainingForecast(msgspec.Struct, frozen=True, kw_only=True):
     """The most memory (GB) that the training process holds; with several processes, the most on one
     GPU or in this machine's main memory."""
     memory_parts_gb: dict[str, float]
-    memory_free_gb: float
+    memory_free_gb: float | None
+    """None if it is not known: a machine elsewhere that is not up."""
     measured_memory_gb: float | None
     """The most memory (GB) that a short trial held; None if there was no trial."""
     seconds: float | None
-    """The time of the run in seconds, `start_s` included; None if there was no trial."""
+    """The time of the run in seconds, `start_s` included; None if there was no trial. On a machine
+    elsewhere the most that it may take."""
     start_s: float | None = None
     """The seconds before the first step, for imports and loading models, as this plan took."""
     tokens_per_s: float | None
     checkpoint_gb: float
     disk_gb: float
-    disk_free_gb: float
+    disk_free_gb: float | None
     fits: bool
     changes: list[str]
     """Settings that would make the run fit, the mildest first."""
     notes: list[str]
     checks: list[str] = []
     """The results of checking student and teacher (distill)."""
+    machines: list[MachineForecast] = []
+    """With `where` the time and price on that machine, then on the others of machines.yml."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from stillroom.settings import Workspace
 from stillroom.train.config.file import read_config
 from stillroom.train.config.request import PlanTraining
 from stillroom.train.planning.forecast import TrainingForecast
+from stillroom.train.planning.hardware import sums_on_machines
 
 _Request = TypeVar("_Request", bound=PlanTraining)
 
@@ -77,6 +78,7 @@ def combined_forecast(
         start_s=sum(each.start_s or 0.0 for each in forecasts),
         disk_gb=sum(each.disk_gb for each in forecasts),
         fits=all(each.fits for each in forecasts),
+        machines=sums_on_machines([each.machines for each in forecasts]),
         notes=[
             f"{len(forecasts)} runs, one after another; memory is that of the run that needs most",
             *notes,

@@ -3,25 +3,21 @@
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import psutil
 import torch
 
-from stillroom.data.chat.render import ChatRenderer
-from stillroom.data.formats import Task, load_datasets, load_dpo_rows
+from stillroom.data.formats import Task
 from stillroom.models.batches import TokenSequence
-from stillroom.models.load import context_length
 from stillroom.settings import Workspace
 from stillroom.train.config.request import PlanTraining, TrainingPlan, plan_request
 from stillroom.train.config.schema import TrainConfig
-from stillroom.train.loop.row_batches import hold_out
-from stillroom.train.methods.cold_start import cold_start_steps
 from stillroom.train.planning import forecast, trial
 from stillroom.train.planning.forecast import GB, RowTokens, TrainingForecast
 from stillroom.train.planning.processes import shared_speed, spread_notes
+from stillroom.train.planning.rendered_rows import rendered_rows
 from stillroom.train.planning.trial_rollouts import try_iteration
 from stillroom.train.planning.unloaded_models import (
     UnloadedStudent,
@@ -32,18 +28,6 @@ from stillroom.train.planning.unloaded_models import (
     settings_of_less_memory,
 )
 from stillroom.train.soft_targets.scoring import as_read, check_room
-from stillroom.train.student.encode import encode_pairs, encode_sft
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The rows or prompts that are trained on, read and rendered."""
-
-    tokens: RowTokens
-    units: list[trial.Unit] = field(default_factory=list[trial.Unit])
-    """The sequences or pairs for the steps of a trial."""
-    tasks: list[Task] = field(default_factory=list[Task])
-    """The prompts of all files; a trial samples those of the first (distill)."""
 
 
 def plan_training(
@@ -60,7 +44,7 @@ def plan_training(
     unloaded = load_without_weights(workspace, plan.config)
     import_s = time.monotonic() - started
     teachers = load_teachers_without_weights(workspace, unloaded)
-    rows = _rendered(plan, unloaded)
+    rows = rendered_rows(plan, unloaded)
     if plan.config.soft_targets is not None and teachers.contexts:
         sequences = [unit for unit in rows.units if isinstance(unit, TokenSequence)]
         check_room(min(teachers.contexts.values()), as_read(sequences))
@@ -204,39 +188,6 @@ def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> lis
     if config.evals:
         notes.append("the evaluations while it trains come on top of the time")
     return notes + (tried.notes if tried is not None else [])
-
-
-def _rendered(plan: TrainingPlan, unloaded: UnloadedStudent) -> _Rows:
-    config = unloaded.config
-    max_length = config.model.row_length(context_length(unloaded.empty))
-    renderer = ChatRenderer(unloaded.tokenizer, include_thinking=config.rollout.include_thinking)
-    match config.dataset_type:
-        case "sft":
-            kept, apart = hold_out(
-                plan.load_rows(plan.train_file), config.data.val_split, seed=config.trainer.seed
-            )
-            own = plan.rows_instruction
-            sft = encode_sft(kept, renderer, max_length=max_length, teacher=own)
-            lengths = [len(sequence.ids) for sequence in sft.sequences]
-            tokens = RowTokens(lengths, sft.num_rows, len(apart), sft.skipped)
-            return _Rows(tokens, list(sft.sequences))
-        case "dpo":
-            kept, apart = hold_out(
-                load_dpo_rows(plan.train_file), config.data.val_split, seed=config.trainer.seed
-            )
-            dpo = encode_pairs(kept, renderer, max_length=max_length)
-            lengths = [trial.num_tokens(pair) for pair in dpo.pairs]
-            tokens = RowTokens(lengths, len(dpo.pairs), len(apart), dpo.skipped)
-            return _Rows(tokens, list(dpo.pairs))
-        case "distill":
-            tasks = load_datasets(plan.train_files)
-            if plan.cold_start_file is None:
-                return _Rows(RowTokens([], len(tasks)), tasks=tasks)
-            rows = plan.load_rows(plan.cold_start_file)
-            cold = encode_sft(rows, renderer, max_length=max_length)
-            num_steps = cold_start_steps(config, len(cold.sequences))
-            tokens = RowTokens([], len(tasks), skipped=cold.skipped, num_first_steps=num_steps)
-            return _Rows(tokens, tasks=tasks)
 
 
 def _free_bytes(device: torch.device) -> float:

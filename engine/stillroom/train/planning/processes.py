@@ -12,26 +12,34 @@ from stillroom.train.planning.forecast import ONE_PROCESS, Speed, Spread
 from stillroom.train.student.sharding import gathered_bytes
 
 
-def process_count(section: LauncherSection) -> int:
+def process_count(section: LauncherSection, *, num_gpus: int | None = None) -> int:
     """Returns the number of processes on all machines, as configured or one for each GPU.
 
+    num_gpus: those of the machine that would train; None: of this one.
     Raises ConfigError if no number is configured and there are no GPUs to count.
     """
     if section.num_processes is not None:
         return section.num_processes
-    if section.kind == "accelerate" and torch.cuda.is_available():
-        return torch.cuda.device_count() * section.num_machines
+    if num_gpus is None and torch.cuda.is_available():
+        num_gpus = torch.cuda.device_count()
+    if section.kind == "accelerate" and num_gpus:
+        return num_gpus * section.num_machines
     raise ConfigError(
         f"launcher.kind: {section.kind} has to be told how many processes train",
         "set launcher.num_processes, e.g. 2",
     )
 
 
-def spread_of(launcher: LauncherSection, empty: Any, device: torch.device) -> Spread:
-    """Returns how a run is spread over processes; `empty` is the model without weights."""
+def spread_of(
+    launcher: LauncherSection, empty: Any, device: torch.device, *, num_gpus: int | None = None
+) -> Spread:
+    """Returns how a run is spread over processes; `empty` is the model without weights.
+
+    num_gpus: those of the machine that would train; None: of this one.
+    """
     if launcher.kind == "local":
         return ONE_PROCESS
-    size = process_count(launcher)
+    size = process_count(launcher, num_gpus=num_gpus)
     return Spread(
         size,
         1 if device.type == "cuda" else size // launcher.num_machines,

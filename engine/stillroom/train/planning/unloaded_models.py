@@ -28,7 +28,12 @@ from stillroom.train.on_policy.preflight import (
 )
 from stillroom.train.on_policy.served_reading import open_served_pair
 from stillroom.train.planning import forecast
-from stillroom.train.planning.dry_forward import empty_model, sampling_bytes, size_of
+from stillroom.train.planning.dry_forward import (
+    empty_model,
+    passed_parameters,
+    sampling_bytes,
+    size_of,
+)
 from stillroom.train.planning.forecast import ModelSize, RowTokens
 from stillroom.train.planning.processes import spread_of
 from stillroom.train.student.adapters import (
@@ -54,27 +59,38 @@ class UnloadedStudent:
     device: torch.device
     notes: list[str]
     """Notes on the layers that the adapter is on."""
+    num_gpus: int | None = None
+    """The GPUs of the machine that would train; None: those of this one."""
 
     @property
     def spread(self) -> forecast.Spread:
         """The spread of the work and the weights over processes."""
-        return spread_of(self.config.launcher, self.empty, self.device)
+        return spread_of(self.config.launcher, self.empty, self.device, num_gpus=self.num_gpus)
 
 
-def load_without_weights(workspace: Workspace, config: TrainConfig) -> UnloadedStudent:
-    """Returns the student without weights. Raises an EngineError if the config cannot train it."""
+def load_without_weights(
+    workspace: Workspace,
+    config: TrainConfig,
+    *,
+    device: torch.device | None = None,
+    num_gpus: int | None = None,
+) -> UnloadedStudent:
+    """Returns the student without weights, as it would be on a device (None: this machine's best).
+
+    Raises an EngineError if the config cannot train it.
+    """
     location = locate_model(workspace, config.model.path)
     tokenizer = load_tokenizer(location)
     if config.dataset_type == "distill":
         reasoning_variables(tokenizer.chat_template, config.rollout.reasoning_mode)
     base = adapter_base(workspace, location) if location.is_adapter else location
-    device = best_device()
+    device = device or best_device()
     check_options(device, quantization=config.model.quantization, spread=False)
     empty = empty_model(base, precision=config.model.student_precision, device=device)
     LoadedModel(location, empty, tokenizer, frozenset()).check_vocabulary()
     size, notes = _planned(empty, config.model, location)
     notes += router_notes(empty.config)
-    return UnloadedStudent(config, location, tokenizer, empty, size, device, notes)
+    return UnloadedStudent(config, location, tokenizer, empty, size, device, notes, num_gpus)
 
 
 def _planned(
@@ -119,6 +135,8 @@ class UnloadedTeachers:
     """The teachers in this process, before their weights are loaded."""
 
     weight_bytes: int
+    num_passed: int
+    """The parameters that a token passes in all of them."""
     contexts: Mapping[DatasetTeacher, int]
     """The most tokens that each of them can read."""
     rereading: Mapping[DatasetTeacher, list[str]]
@@ -132,7 +150,7 @@ def load_teachers_without_weights(
 
     Raises ModelError for a teacher that cannot read what the student writes.
     """
-    total, no_stop_ids = 0, frozenset[int]()
+    total, num_passed, no_stop_ids = 0, 0, frozenset[int]()
     contexts: dict[DatasetTeacher, int] = {}
     rereading: dict[DatasetTeacher, list[str]] = {}
     student = LoadedModel(unloaded.location, unloaded.empty, unloaded.tokenizer, no_stop_ids)
@@ -153,8 +171,9 @@ def load_teachers_without_weights(
             check_pair(student, loaded)
         is_quantized = teacher.section.quantization is not None
         total += size_of(empty, is_quantized=is_quantized).weight_bytes
+        num_passed += passed_parameters(empty)
         contexts[teacher] = context_length(empty)
-    return UnloadedTeachers(total, contexts, rereading)
+    return UnloadedTeachers(total, num_passed, contexts, rereading)
 
 
 def check_models(

@@ -1,0 +1,164 @@
+"""What is known of a machine without asking it: what it answered last, and how fast runs were.
+
+An answer is kept in the workspace, so that a plan for a machine that is down, or busy, needs no
+connection. It counts for the entry of machines.yml that it was given for, and for no other.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stillroom.errors import DataError
+from stillroom.files import content_hash, read_json, write_json
+from stillroom.lineage import now
+from stillroom.places import make_folder
+from stillroom.remote.records import ORDER_FILE, VIEW_FILE, Machine, MachineFacts, Order, View
+from stillroom.run_folder import RunFolder, RunState, all_runs
+from stillroom.settings import Workspace
+from stillroom.train.config.schema import TrainConfig
+from stillroom.train.planning.hardware import EarlierRate, Hardware
+from stillroom.types import RunKind
+
+_FLAVOR_GPUS = {"a100": "A100 80GB"}
+"""GPUs of flavors that have more memory than the plain name says."""
+
+
+class KnownMachine(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of .stillroom/machines/<name>.json: what a machine answered last."""
+
+    address: str
+    """A hash of how it was reached, without its price and limits."""
+    asked_at: str
+    facts: MachineFacts
+
+
+def remember(workspace: Workspace, machine: Machine, facts: MachineFacts) -> None:
+    """Keeps what a machine has answered, for plans and lists to come."""
+    file = _file(workspace, machine)
+    make_folder(file.parent)
+    write_json(file, KnownMachine(address=_address(machine), asked_at=now(), facts=facts))
+
+
+def recall(workspace: Workspace, machine: Machine) -> KnownMachine | None:
+    """Returns what a machine answered last; None if it never did, or was another one by then."""
+    try:
+        known = read_json(_file(workspace, machine), KnownMachine)
+    except (OSError, DataError):
+        return None
+    return known if known.address == _address(machine) else None
+
+
+def _file(workspace: Workspace, machine: Machine) -> Path:
+    return workspace.root / ".stillroom" / "machines" / f"{machine.name}.json"
+
+
+def _address(machine: Machine) -> str:
+    parts = (machine.ssh, machine.skypilot, machine.hf_jobs, machine.ray, machine.python)
+    return content_hash(msgspec.to_builtins(parts))
+
+
+def remote_runs(workspace: Workspace) -> Iterator[tuple[RunFolder, Order, View | None]]:
+    """Yields the runs that are or were done on other machines, in no particular order."""
+    for folder in all_runs(workspace):
+        with suppress(OSError, DataError):
+            order = read_json(folder.path / ORDER_FILE, Order)
+            yield folder, order, read_view(folder)
+
+
+def read_view(folder: RunFolder) -> View | None:
+    """Returns what the follower has noted of a run elsewhere; None before it has, or of others."""
+    try:
+        return read_json(folder.path / VIEW_FILE, View)
+    except (OSError, DataError):
+        return None
+
+
+def hardware_of(
+    workspace: Workspace, machine: Machine, config: TrainConfig | None = None
+) -> Hardware:
+    """Returns what is known of a machine's hardware, and of its speed in this very training."""
+    known = recall(workspace, machine)
+    measured = _measured(workspace, machine, config) if config is not None else None
+    if known is None:
+        gpus = _listed_gpus(machine)
+        return Hardware(
+            machine.name,
+            gpus=gpus,
+            is_known=bool(gpus),
+            price_per_hour=machine.price_per_hour,
+            measured=measured,
+        )
+    facts = known.facts
+    return Hardware(
+        machine.name,
+        gpus=[gpu.rpartition(",")[0] or gpu for gpu in facts.gpus],
+        gpu_memory_gb=facts.gpu_memory_gb,
+        num_processors=facts.num_processors,
+        memory_gb=facts.memory_gb,
+        free_disk_gb=facts.free_disk_gb,
+        price_per_hour=machine.price_per_hour,
+        measured=measured,
+    )
+
+
+def _listed_gpus(machine: Machine) -> list[str]:
+    """Returns the GPUs that machines.yml asks a provider for, one name for each."""
+    if machine.hf_jobs is not None:
+        name, times, num = machine.hf_jobs.flavor.partition("-")[0].partition("x")
+        size = re.search(r"x(\d+)$", machine.hf_jobs.flavor)
+        if name.startswith("cpu") or name == "zero":
+            return []
+        count = int(num) if times and num.isdecimal() else int(size[1]) if size else 1
+        return [_FLAVOR_GPUS.get(name, name.upper())] * count
+    if machine.skypilot is None:
+        return []
+    wanted: object = machine.skypilot.resources.get("accelerators")
+    if isinstance(wanted, Mapping) and len(wanted) == 1:
+        (name, count), *_ = wanted.items()
+    elif isinstance(wanted, str):
+        name, _, count = wanted.partition(":")
+    else:
+        return []
+    with suppress(ValueError, TypeError):
+        return [str(name)] * max(1, int(float(str(count or 1))))
+    return []
+
+
+def _measured(workspace: Workspace, machine: Machine, config: TrainConfig) -> EarlierRate | None:
+    """Returns the rate of the last run of the same training on a machine; None if there is none."""
+    wanted, found = _settings(config.model_dump(mode="json")), list[tuple[str, EarlierRate]]()
+    for folder, order, _ in remote_runs(workspace):
+        if order.machine.name != machine.name or _address(order.machine) != _address(machine):
+            continue
+        with suppress(OSError, DataError):
+            state = folder.read()
+            rate = _rate(state)
+            if rate is not None and _settings(_config_of(folder)) == wanted:
+                found.append((state.created_at, EarlierRate(folder.run_id, rate)))
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _rate(state: RunState) -> float | None:
+    if state.kind not in (RunKind.SFT, RunKind.DPO, RunKind.DISTILL):
+        return None
+    return state.metrics.get("tokens_per_s") or None
+
+
+def _config_of(folder: RunFolder) -> Mapping[str, Any]:
+    return read_json(folder.path / "config.json", dict[str, Any])
+
+
+def _settings(config: Mapping[str, Any]) -> list[Any]:
+    """Returns the settings on which a training's speed depends most."""
+    model, data = config.get("model") or {}, config.get("data") or {}
+    names = ("path", "qlora_rank", "precision", "quantization", "gradient_checkpointing")
+    chosen = [config.get("dataset_type"), *(model.get(name) for name in names)]
+    if config.get("dataset_type") == "distill":
+        rollout, teacher = config.get("rollout") or {}, config.get("teacher") or {}
+        chosen += [data.get("batch_size"), data.get("group_size")]
+        chosen += [rollout.get("max_tokens"), rollout.get("max_turns"), teacher.get("path")]
+    return chosen

@@ -1,0 +1,251 @@
+"""Lists the machines of machines.yml: how they are, which runs are there, what still costs."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from pydantic import Field
+
+from stillroom.errors import EngineError
+from stillroom.remote.host import RunHost
+from stillroom.remote.hosts import open_host
+from stillroom.remote.knowledge import hardware_of, recall, remember, remote_runs
+from stillroom.remote.machines import all_machines
+from stillroom.remote.records import Machine, MachineFacts, View
+from stillroom.remote.rented.ledger import BroughtUp, Ledger, is_over
+from stillroom.run_folder import RunFolder
+from stillroom.settings import Workspace
+from stillroom.types import OthersText
+from stillroom.validation import StrictModel
+
+ASK_S = 25.0
+"""How long machines are waited for that are asked; hosts of servers give up a call after 60 s."""
+
+MachineState = Literal["in_use", "answers", "unreachable", "up", "down", "not_asked"]
+"""`up`: we brought it up and no run needs it; `down`: it costs nothing and is brought up for a run;
+`not_asked`: nothing of ours runs there, and nobody has asked it."""
+
+
+class ListMachines(StrictModel):
+    """Ask which machines there are, beside this one."""
+
+    check: Annotated[bool, Field(description="Ask each now; else what is known is told")] = False
+
+
+class MachineRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that a machine does, or is about to do."""
+
+    run_id: str
+    phase: str
+    last_contact: str | None
+    problem: OthersText | None
+    machine_usd: float | None
+
+
+class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine of machines.yml, or one that is still up although its entry is gone."""
+
+    name: str
+    kind: str
+    address: str
+    """How it is reached, or what is asked of its provider."""
+    state: MachineState
+    computes: str
+    """Its GPUs or processors, as it answered last."""
+    gpu_memory_gb: list[float]
+    free_disk_gb: float | None
+    asked_at: str | None
+    """When it was asked for that; None if it never was."""
+    price_per_hour: float | None
+    usd_per_hour_now: float | None
+    """What it costs at the moment as far as we cause it; 0 if nothing, None if not known."""
+    spent_usd: float
+    """What this workspace's runs there have cost, without teachers."""
+    runs: list[MachineRun]
+    problem: OthersText | None = None
+    """Why it did not answer, or may cost without need, and what to do."""
+
+
+class MachineList(msgspec.Struct, frozen=True, kw_only=True):
+    """The machines, those of the project first."""
+
+    machines: list[MachineSummary]
+    usd_per_hour_now: float
+    """What all of them cost at the moment, as far as it is known."""
+
+
+@dataclass(slots=True)
+class _RunsThere:
+    """This workspace's runs on one machine."""
+
+    open: list[MachineRun] = field(default_factory=list[MachineRun])
+    spent_usd: float = 0.0
+    is_used: bool = False
+    """Whether a run has the machine at this moment."""
+
+
+def list_machines(
+    workspace: Workspace,
+    request: ListMachines,
+    *,
+    opened: Callable[[Machine], RunHost] = open_host,
+    ledger: Ledger | None = None,
+) -> MachineList:
+    """Returns all machines; with `check` each is asked, for at most 25 seconds altogether.
+
+    Raises ConfigError if machines.yml is malformed.
+    """
+    machines = all_machines(workspace)
+    brought_up = {entry.machine.name: entry for entry in (ledger or Ledger()).entries()}
+    # One that is down cannot answer, and to ask must not bring it up.
+    askable = [one for one in machines if not one.is_ours_to_stop or one.name in brought_up]
+    answers = ask_all(askable, opened) if request.check else {}
+    for machine in machines:
+        if isinstance(facts := answers.get(machine.name), MachineFacts):
+            remember(workspace, machine, facts)
+    runs = _runs_by_machine(workspace)
+    known = {machine.name for machine in machines}
+    left = [entry.machine for name, entry in brought_up.items() if name not in known]
+    listed = [
+        _summary(
+            workspace,
+            machine,
+            runs.get(machine.name, _RunsThere()),
+            brought_up.get(machine.name),
+            answers.get(machine.name),
+        )
+        for machine in (*machines, *left)
+    ]
+    total = sum(machine.usd_per_hour_now or 0.0 for machine in listed)
+    return MachineList(machines=listed, usd_per_hour_now=total)
+
+
+def ask_all(
+    machines: Sequence[Machine], opened: Callable[[Machine], RunHost], *, most_s: float = ASK_S
+) -> Mapping[str, MachineFacts | EngineError]:
+    """Returns what each machine answers by its name, or why it does not, within a time."""
+    answers: dict[str, MachineFacts | EngineError] = {}
+
+    def ask(machine: Machine) -> None:
+        try:
+            host = opened(machine)
+            try:
+                answers[machine.name] = host.facts()
+            finally:
+                host.close()
+        except EngineError as error:
+            answers[machine.name] = error
+
+    askable = [machine for machine in machines if machine.ray is None]
+    threads = [threading.Thread(target=ask, args=(one,), daemon=True) for one in askable]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + most_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    silent = EngineError(
+        f"it did not answer within {most_s:g} s", "look whether `ssh` reaches it by hand"
+    )
+    return {machine.name: answers.get(machine.name, silent) for machine in askable}
+
+
+def address_of(machine: Machine) -> str:
+    """Returns how a machine is reached, or what is asked of its provider, in a line."""
+    if machine.ssh is not None:
+        port = f" port {machine.ssh.port}" if machine.ssh.port else ""
+        return f"{machine.ssh.host}{port}"
+    if machine.skypilot is not None:
+        resources = machine.skypilot.resources
+        return ", ".join(f"{key}: {value}" for key, value in resources.items())
+    if machine.hf_jobs is not None:
+        return machine.hf_jobs.flavor
+    return machine.ray.address if machine.ray is not None else ""
+
+
+def _runs_by_machine(workspace: Workspace) -> dict[str, _RunsThere]:
+    found: dict[str, _RunsThere] = {}
+    for folder, order, view in remote_runs(workspace):
+        there = found.setdefault(order.machine.name, _RunsThere())
+        there.spent_usd += (view.machine_usd if view is not None else None) or 0.0
+        if view is None or view.phase != "over":
+            there.open.append(_run(folder, view))
+            there.is_used |= view is not None and view.phase != "waiting"
+    return found
+
+
+def _run(folder: RunFolder, view: View | None) -> MachineRun:
+    return MachineRun(
+        run_id=folder.run_id,
+        phase=view.phase if view is not None else "waiting",
+        last_contact=view.last_contact if view is not None else None,
+        problem=view.problem if view is not None else None,
+        machine_usd=view.machine_usd if view is not None else None,
+    )
+
+
+def _summary(
+    workspace: Workspace,
+    machine: Machine,
+    runs: _RunsThere,
+    brought_up: BroughtUp | None,
+    answer: MachineFacts | EngineError | None,
+) -> MachineSummary:
+    known, hardware = recall(workspace, machine), hardware_of(workspace, machine)
+    price = machine.price_per_hour
+    if price is None and brought_up is not None:
+        price = brought_up.price_per_hour
+    is_costing = runs.is_used or brought_up is not None
+    return MachineSummary(
+        name=machine.name,
+        kind=machine.kind,
+        address=address_of(machine),
+        state=_state(machine, runs, brought_up, answer),
+        computes=hardware.words,
+        gpu_memory_gb=list(hardware.gpu_memory_gb),
+        free_disk_gb=hardware.free_disk_gb,
+        asked_at=known.asked_at if known is not None else None,
+        price_per_hour=price,
+        usd_per_hour_now=price if is_costing else 0.0,
+        spent_usd=runs.spent_usd,
+        runs=runs.open,
+        problem=_problem(runs, brought_up, answer),
+    )
+
+
+def _state(
+    machine: Machine,
+    runs: _RunsThere,
+    brought_up: BroughtUp | None,
+    answer: MachineFacts | EngineError | None,
+) -> MachineState:
+    if isinstance(answer, EngineError):
+        return "unreachable"
+    if runs.is_used or _is_needed(brought_up):
+        return "in_use"
+    if isinstance(answer, MachineFacts):
+        return "answers"
+    if machine.is_ours_to_stop:
+        return "up" if brought_up is not None else "down"
+    return "not_asked"
+
+
+def _is_needed(brought_up: BroughtUp | None) -> bool:
+    """Whether a run of any workspace still needs a machine that we brought up."""
+    return brought_up is not None and any(not is_over(Path(run)) for run in brought_up.runs)
+
+
+def _problem(
+    runs: _RunsThere, brought_up: BroughtUp | None, answer: MachineFacts | EngineError | None
+) -> str | None:
+    if brought_up is not None and not runs.is_used and not _is_needed(brought_up):
+        return (
+            f"it is up since {brought_up.since} and no run needs it: it stops by itself, or "
+            f"`{brought_up.put_down_command}` puts it down now"
+        )
+    if isinstance(answer, EngineError):
+        return f"{answer.problem} ({answer.fix})"
+    return next((run.problem for run in runs.open if run.problem is not None), None)

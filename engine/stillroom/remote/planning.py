@@ -1,0 +1,61 @@
+"""plan_training with `where`: the forecast for a machine, from what is known of it."""
+
+from collections.abc import Callable
+
+from stillroom.errors import InputError
+from stillroom.jobs import child_work
+from stillroom.remote.host import RunHost
+from stillroom.remote.hosts import open_host
+from stillroom.remote.knowledge import hardware_of, recall, remember
+from stillroom.remote.machines import all_machines, find_machine
+from stillroom.remote.records import Machine
+from stillroom.settings import Workspace
+from stillroom.train.config.file import load_config
+from stillroom.train.config.request import PlanTraining
+from stillroom.train.planning.forecast import TrainingForecast
+from stillroom.train.planning.hardware import Hardware
+
+
+def plan_training(
+    workspace: Workspace,
+    request: PlanTraining,
+    *,
+    opened: Callable[[Machine], RunHost] = open_host,
+) -> TrainingForecast:
+    """Returns the forecast of a training, on this machine or on that which the request names.
+
+    A machine of which nothing is known yet is asked once.
+    """
+    if request.where is None:
+        return child_work.plan_training(workspace, request)
+    from stillroom.train.planning.elsewhere import plan_elsewhere
+
+    config = load_config(workspace.existing(request.config, label="config"), request.overrides)
+    chosen = find_machine(workspace, request.where)
+    first = hardware_of(workspace, chosen, config)
+    if not first.is_known:
+        _ask(workspace, chosen, opened)
+        first = hardware_of(workspace, chosen, config)
+    others = [machine for machine in all_machines(workspace) if machine.name != chosen.name]
+    known = [hardware_of(workspace, machine, config) for machine in others]
+    return plan_elsewhere(workspace, request, [first, *filter(_is_worth_telling, known)])
+
+
+def _is_worth_telling(hardware: Hardware) -> bool:
+    return hardware.is_known or hardware.measured is not None
+
+
+def _ask(workspace: Workspace, machine: Machine, opened: Callable[[Machine], RunHost]) -> None:
+    """Keeps what a machine answers. Raises an EngineError if it does not, or cannot be asked."""
+    if machine.ray is not None:
+        raise InputError(
+            f"{machine.name} is a Ray cluster, of whose GPUs nothing is known here",
+            "plan without where for the memory; `ray status` shows the cluster's GPUs",
+        )
+    host = opened(machine)
+    try:
+        facts = host.facts()
+    finally:
+        host.close()
+    if recall(workspace, machine) is None:
+        remember(workspace, machine, facts)

@@ -1,0 +1,237 @@
+"""Plans a training on other machines: does it fit there, how long does it take, what does it cost?
+
+Nothing is tried, since the machine that plans is not the one that trains.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+import torch
+
+from stillroom.models.batches import TokenSequence
+from stillroom.settings import Workspace
+from stillroom.train.config.request import PlanTraining, TrainingPlan, plan_request
+from stillroom.train.config.schema import TrainConfig
+from stillroom.train.planning import forecast, trial
+from stillroom.train.planning.dry_forward import passed_parameters
+from stillroom.train.planning.forecast import GB, TrainingForecast
+from stillroom.train.planning.hardware import Hardware, MachineForecast, Work, forecast_on
+from stillroom.train.planning.processes import spread_notes
+from stillroom.train.planning.rendered_rows import RenderedRows, rendered_rows
+from stillroom.train.planning.unloaded_models import (
+    UnloadedStudent,
+    UnloadedTeachers,
+    check_models,
+    largest_pass,
+    load_teachers_without_weights,
+    load_without_weights,
+    settings_of_less_memory,
+)
+from stillroom.train.soft_targets.scoring import as_read, check_room
+
+_PROCESS_BYTES = int(1.2e9)
+"""What torch and transformers hold of main memory before a model is loaded."""
+_BYTES_PER_TOKEN = 4
+_SENT_GB = 0.1
+"""From so many GB on it is said how much is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OnDevice:
+    """What a run comes to on machines of one kind."""
+
+    unloaded: UnloadedStudent
+    teachers: UnloadedTeachers
+    parts: dict[str, float]
+    tokens: int
+    """The tokens of the largest pass."""
+
+    @property
+    def need(self) -> float:
+        """The most bytes that the run's process holds."""
+        return sum(self.parts.values())
+
+
+def plan_elsewhere(
+    workspace: Workspace, request: PlanTraining, machines: Sequence[Hardware]
+) -> TrainingForecast:
+    """Returns the forecast of a run on the first machine, with time and price on all of them.
+
+    Raises an EngineError for anything that would end the run.
+    """
+    plan = plan_request(workspace, request)
+    first = machines[0]
+    student = _unloaded(workspace, plan, first)
+    rows = rendered_rows(plan, student)
+    chosen = _on_device(workspace, student, rows)
+    if plan.config.soft_targets is not None and chosen.teachers.contexts:
+        sequences = [unit for unit in rows.units if isinstance(unit, TokenSequence)]
+        check_room(min(chosen.teachers.contexts.values()), as_read(sequences))
+    checks = check_models(workspace, student, chosen.teachers, plan.views, rows.tasks)
+    work = _work(plan.config, chosen, rows)
+    by_device = {first.device: chosen}
+    forecasts: list[MachineForecast] = []
+    for machine in machines:
+        if machine.is_known and machine.device not in by_device:
+            other = _unloaded(workspace, plan, machine)
+            by_device[machine.device] = _on_device(workspace, other, rows)
+        forecasts.append(_on_machine(machine, by_device.get(machine.device, chosen), work))
+    return _forecast(plan, chosen, rows, forecasts, first, checks)
+
+
+def _unloaded(workspace: Workspace, plan: TrainingPlan, machine: Hardware) -> UnloadedStudent:
+    device = torch.device(machine.device)
+    num_gpus = len(machine.gpus)
+    return load_without_weights(workspace, plan.config, device=device, num_gpus=num_gpus)
+
+
+def _on_device(workspace: Workspace, unloaded: UnloadedStudent, rows: RenderedRows) -> _OnDevice:
+    teachers = load_teachers_without_weights(workspace, unloaded)
+    tokens, cache_bytes = largest_pass(unloaded, rows.tokens)
+    parts = forecast.memory_parts(
+        unloaded.size,
+        tokens=tokens,
+        process_bytes=0 if unloaded.device.type == "cuda" else _PROCESS_BYTES,
+        teacher_bytes=teachers.weight_bytes,
+        cache_bytes=cache_bytes,
+        spread=unloaded.spread,
+    )
+    return _OnDevice(unloaded, teachers, parts, tokens)
+
+
+def _on_machine(machine: Hardware, on_device: _OnDevice, work: Work) -> MachineForecast:
+    free = machine.free_memory_gb
+    fits = None if free is None else forecast.fits(on_device.need, free * GB)
+    return forecast_on(machine, work, need_gb=on_device.need / GB, fits=fits)
+
+
+def _work(config: TrainConfig, chosen: _OnDevice, rows: RenderedRows) -> Work:
+    """Returns what the run has to compute. Forward takes 2 operations a parameter and token."""
+    unloaded, teachers = chosen.unloaded, chosen.teachers
+    num_passed = passed_parameters(unloaded.empty)
+    # The backward pass of all weights takes twice a forward one; under an adapter, once.
+    passes = 2 if config.model.qlora_rank > 0 else 3
+    learning = 2.0 * num_passed * (passes + config.model.gradient_checkpointing)
+    common = {
+        "num_parameters": num_passed,
+        "num_layers": int(unloaded.empty.config.get_text_config().num_hidden_layers),
+        "load_bytes": unloaded.size.weight_bytes + teachers.weight_bytes,
+        "num_processes": unloaded.spread.num_processes,
+    }
+    if config.dataset_type == "distill":
+        num = config.data.batch_size * config.data.group_size
+        rollouts = forecast.num_steps(config, rows.tokens.num_rows) * num
+        sampled = float(rollouts * config.rollout.max_tokens)
+        read = sampled + rollouts * _prompt_tokens(rows)
+        scored = 2.0 * read * (teachers.num_passed / max(1, len(set(config.teachers))))
+        return Work(
+            learning_flops=learning * read + scored,
+            counted_tokens=sampled,
+            sampled_tokens=sampled,
+            rows_at_once=min(config.rollout.concurrency, num),
+            **common,
+        )
+    epochs = config.trainer.num_epochs
+    read = float(sum(rows.tokens.lengths))
+    share = rows.tokens.num_held_out / max(1, rows.tokens.num_rows)
+    # DPO's reference, and held-out rows after each epoch; soft targets read all rows once.
+    reading = 2.0 * num_passed * read * ((config.dataset_type == "dpo") + share * epochs)
+    return Work(
+        learning_flops=learning * read * epochs + reading + 2.0 * teachers.num_passed * read,
+        counted_tokens=float(epochs * sum(map(_num_trained, rows.units))),
+        **common,
+    )
+
+
+def _num_trained(unit: trial.Unit) -> int:
+    if isinstance(unit, TokenSequence):
+        return unit.num_trained
+    return unit.chosen.num_trained + unit.rejected.num_trained
+
+
+def _prompt_tokens(rows: RenderedRows) -> float:
+    """Returns the tokens of a prompt, roughly, from the first prompts' characters."""
+    texts = [str(task.messages) for task in rows.tasks[:200]]
+    return mean(map(len, texts)) / _BYTES_PER_TOKEN if texts else 0.0
+
+
+def _forecast(
+    plan: TrainingPlan,
+    chosen: _OnDevice,
+    rows: RenderedRows,
+    forecasts: list[MachineForecast],
+    first: Hardware,
+    checks: list[str],
+) -> TrainingForecast:
+    config, unloaded, tokens = plan.config, chosen.unloaded, rows.tokens
+    size, free = unloaded.size, first.free_memory_gb
+    steps = forecast.num_steps(config, len(tokens.lengths) or tokens.num_rows)
+    steps += tokens.num_first_steps
+    disk = forecast.disk_bytes(config, size, steps=steps) / GB
+    fits_disk = first.free_disk_gb is None or forecast.fits(disk, first.free_disk_gb)
+    fits_memory = forecasts[0].fits is not False
+    changes = []
+    if not fits_memory and free is not None:
+        changes = settings_of_less_memory(unloaded, tokens, chosen.parts, free * GB)
+    if not fits_disk:
+        changes.append("trainer.keep_checkpoints=1 and a larger trainer.save_step need less disk")
+    return TrainingForecast(
+        method=config.dataset_type,
+        device=unloaded.device.type,
+        rows=tokens.num_rows,
+        skipped=dict(tokens.skipped or {}),
+        longest_tokens=max(tokens.lengths, default=None),
+        epoch_tokens=sum(tokens.lengths) or None,
+        steps=steps,
+        parameters=size.num_parameters,
+        trained_parameters=size.num_trained,
+        memory_gb=chosen.need / GB,
+        memory_parts_gb={name: value / GB for name, value in chosen.parts.items()},
+        memory_free_gb=free,
+        measured_memory_gb=None,
+        seconds=forecasts[0].seconds_most,
+        tokens_per_s=first.measured.tokens_per_s if first.measured else None,
+        checkpoint_gb=forecast.checkpoint_bytes(size, is_final=False) / GB,
+        disk_gb=disk,
+        disk_free_gb=first.free_disk_gb,
+        fits=fits_memory and fits_disk,
+        changes=changes,
+        notes=[*plan.notes, *_notes(plan, chosen, first)],
+        checks=checks,
+        machines=forecasts,
+    )
+
+
+def _notes(plan: TrainingPlan, chosen: _OnDevice, first: Hardware) -> list[str]:
+    config, unloaded = plan.config, chosen.unloaded
+    untried = "nothing was tried: the time is a range, which a run of this training there narrows"
+    notes = [f"the largest pass has {chosen.tokens} tokens", untried]
+    if config.dataset_type == "distill":
+        notes.append(
+            f"the time is for one turn a rollout of {config.rollout.max_tokens} tokens (the most "
+            "there may be), without tools: multiply by the turns you expect"
+        )
+    if (figures := first.figures) is not None and not figures.has_bf16:
+        notes.append(f"{first.gpus[0]} has no fast bf16: a newer GPU trains many times faster")
+    if len(first.gpus) > 1 and config.launcher.kind == "local":
+        notes.append(
+            f"one of its {len(first.gpus)} GPUs trains; launcher.kind=accelerate uses them all"
+        )
+    sent = sum(map(_num_bytes, plan.inputs)) / GB
+    if sent >= _SENT_GB:
+        notes.append(f"{sent:.1f} GB of models and rows are sent there, once")
+    if config.evals:
+        notes.append("the evaluations while it trains come on top of the time")
+    return [
+        *notes,
+        *unloaded.notes,
+        *forecast.describe_learning(config, unloaded.size.num_parameters),
+        *spread_notes(config.launcher, unloaded.spread),
+    ]
+
+
+def _num_bytes(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())

@@ -1,0 +1,99 @@
+"""What is known of a machine without asking it."""
+
+import pytest
+import yaml
+
+from fakes.machines import GPU_BOX, add_remote_run, name_machines
+from stillroom.files import write_json
+from stillroom.lineage import now
+from stillroom.remote.knowledge import hardware_of, recall, remember
+from stillroom.remote.machines import find_machine
+from stillroom.remote.records import View
+from stillroom.train.config.file import load_config
+from stillroom.types import RunStatus
+
+BOX = "gpu-box: {ssh: me@host, price_per_hour: 2.40}\n"
+CONFIG = {
+    "dataset_type": "sft",
+    "data": {"train_file": "rows.jsonl", "batch_size": 8},
+    "model": {"path": "Qwen/Qwen3-0.6B"},
+}
+
+
+def config_of(root, **model):
+    path = root / "config.yml"
+    path.write_text(yaml.safe_dump({**CONFIG, "model": {**CONFIG["model"], **model}}))
+    return load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "gpus"),
+    [
+        ("{skypilot: {accelerators: 'H100:4'}}", ["H100"] * 4),
+        ("{skypilot: {accelerators: L4}}", ["L4"]),
+        ("{skypilot: {accelerators: {A100-80GB: 8}}}", ["A100-80GB"] * 8),
+        ("{skypilot: {accelerators: [L4, A10G]}}", []),
+        ("{skypilot: {cpus: 4}}", []),
+        ("{hf_jobs: a10g-large}", ["A10G"]),
+        ("{hf_jobs: a10g-largex4}", ["A10G"] * 4),
+        ("{hf_jobs: l40sx8}", ["L40S"] * 8),
+        ("{hf_jobs: a100-large}", ["A100 80GB"]),
+        ("{hf_jobs: cpu-basic}", []),
+        ("{ssh: me@host}", []),
+    ],
+)
+def test_what_a_provider_is_asked_for_is_known_before_it_is_up(tmp_path, entry, gpus):
+    workspace = name_machines(tmp_path, f"m: {entry}\n")
+    hardware = hardware_of(workspace, find_machine(workspace, "m"))
+
+    assert (list(hardware.gpus), hardware.is_known) == (gpus, bool(gpus))
+
+
+def test_what_a_machine_answered_wins(tmp_path):
+    workspace = name_machines(tmp_path, BOX)
+    machine = find_machine(workspace, "gpu-box")
+    assert recall(workspace, machine) is None
+
+    remember(workspace, machine, GPU_BOX)
+    hardware = hardware_of(workspace, machine)
+
+    assert list(hardware.gpus) == ["NVIDIA H100 80GB HBM3"]
+    assert hardware.price_per_hour == 2.4
+    assert hardware.free_disk_gb == 500.0
+
+
+def test_a_price_that_changed_does_not_make_it_another_machine(tmp_path):
+    workspace = name_machines(tmp_path, BOX)
+    remember(workspace, find_machine(workspace, "gpu-box"), GPU_BOX)
+
+    dearer = name_machines(tmp_path, BOX.replace("2.40", "3.40"))
+
+    assert hardware_of(dearer, find_machine(dearer, "gpu-box")).price_per_hour == 3.4
+    assert recall(dearer, find_machine(dearer, "gpu-box")) is not None
+
+
+def test_the_rate_is_that_of_the_last_run_of_the_same_training_there(tmp_path):
+    workspace = name_machines(tmp_path, BOX + "other: {ssh: me@other}\n")
+    box, config = find_machine(workspace, "gpu-box"), config_of(tmp_path)
+
+    def ran(machine, rate, **model):
+        run = add_remote_run(
+            workspace,
+            View(where=machine.name, phase="over", last_contact=now()),
+            machine=machine,
+            status=RunStatus.SUCCEEDED,
+            metrics={"tokens_per_s": rate},
+        )
+        write_json(run.path / "config.json", config_of(tmp_path, **model).model_dump(mode="json"))
+        return run.run_id
+
+    ran(find_machine(workspace, "other"), 1.0)
+    ran(box, 2.0, qlora_rank=0)
+    ran(box, None)
+    assert hardware_of(workspace, box, config).measured is None
+
+    run_id = ran(box, 1500.0)
+    measured = hardware_of(workspace, box, config).measured
+
+    assert measured is not None
+    assert (measured.run_id, measured.tokens_per_s) == (run_id, 1500.0)

@@ -1,0 +1,146 @@
+"""list_machines: what is told without asking, what is asked, and what still costs."""
+
+import threading
+
+import pytest
+
+from fakes.machines import GPU_BOX, ScriptedMachines, add_remote_run, name_machines
+from stillroom.errors import ConfigError
+from stillroom.lineage import now
+from stillroom.remote.host import UnreachableError
+from stillroom.remote.machines import find_machine
+from stillroom.remote.overview import ListMachines, ask_all, list_machines
+from stillroom.remote.records import View
+from stillroom.remote.rented.ledger import Ledger
+
+TWO = """
+gpu-box: {ssh: me@host, price_per_hour: 2.40}
+sky: {skypilot: {accelerators: "A100-80GB:2", use_spot: true}}
+"""
+NOBODY = ScriptedMachines({})
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path / "ledger")
+
+
+def listed(workspace, ledger, *, check=False, opened=NOBODY):
+    return list_machines(workspace, ListMachines(check=check), opened=opened, ledger=ledger)
+
+
+def test_without_a_check_nobody_is_asked(tmp_path, ledger):
+    found = listed(name_machines(tmp_path, TWO), ledger)
+
+    box, sky = found.machines
+    assert (box.kind, box.address, box.state) == ("ssh", "me@host", "not_asked")
+    assert (box.price_per_hour, box.usd_per_hour_now, box.runs) == (2.4, 0.0, [])
+    assert box.computes == "not known yet"
+    assert (sky.kind, sky.state, sky.computes) == ("skypilot", "down", "2 x A100-80GB")
+    assert "use_spot: True" in sky.address
+    assert found.usd_per_hour_now == 0.0
+
+
+def test_without_machines_the_list_is_empty(tmp_path, ledger):
+    assert listed(name_machines(tmp_path, ""), ledger).machines == []
+
+
+def test_a_faulty_machines_yml_is_an_error_with_its_line(tmp_path, ledger):
+    with pytest.raises(ConfigError, match=r"machines.yml:1"):
+        listed(name_machines(tmp_path, "gpu-box: {shh: me@host}\n"), ledger)
+
+
+def test_a_run_shows_where_it_stands_and_what_its_machine_costs(tmp_path, ledger):
+    workspace = name_machines(tmp_path, TWO)
+    view = View(where="gpu-box", phase="running", last_contact=now(), machine_usd=0.75)
+    run = add_remote_run(workspace, view)
+    add_remote_run(workspace, View(where="gpu-box", phase="over", machine_usd=1.25))
+
+    box = listed(workspace, ledger).machines[0]
+
+    assert box.state == "in_use"
+    assert [(one.run_id, one.phase) for one in box.runs] == [(run.run_id, "running")]
+    assert box.spent_usd == pytest.approx(2.0)
+    assert box.usd_per_hour_now == 2.4
+
+
+def test_a_run_that_waits_costs_nothing_yet(tmp_path, ledger):
+    workspace = name_machines(tmp_path, TWO)
+    add_remote_run(workspace, None)
+
+    box = listed(workspace, ledger).machines[0]
+
+    assert (box.state, box.usd_per_hour_now) == ("not_asked", 0.0)
+    assert [one.phase for one in box.runs] == ["waiting"]
+
+
+def test_a_problem_of_a_run_is_that_of_its_machine(tmp_path, ledger):
+    workspace = name_machines(tmp_path, TWO)
+    add_remote_run(workspace, View(where="gpu-box", phase="running", problem="no route (wait)"))
+
+    assert listed(workspace, ledger).machines[0].problem == "no route (wait)"
+
+
+def test_a_check_asks_each_machine_once_and_keeps_what_it_answers(tmp_path, ledger):
+    workspace = name_machines(tmp_path, TWO + "far: {ssh: far}\n")
+    silent = UnreachableError("far does not answer", "look at its network")
+    opened = ScriptedMachines({"gpu-box": GPU_BOX, "far": silent})
+
+    box, sky, far = listed(workspace, ledger, check=True, opened=opened).machines
+
+    # A cluster that is down is not asked: to ask must not bring it up.
+    assert sorted(opened.asked) == ["far", "gpu-box"]
+    assert opened.num_open == 0
+    assert (box.state, box.computes) == ("answers", "NVIDIA H100 80GB HBM3")
+    assert (box.gpu_memory_gb, box.free_disk_gb) == ([79.6], 500.0)
+    assert (far.state, far.problem) == ("unreachable", "far does not answer (look at its network)")
+    assert sky.state == "down"
+    again = listed(workspace, ledger).machines[0]
+    assert (again.computes, again.asked_at is None) == ("NVIDIA H100 80GB HBM3", False)
+
+
+def test_another_address_under_the_same_name_is_another_machine(tmp_path, ledger):
+    workspace = name_machines(tmp_path, TWO)
+    listed(workspace, ledger, check=True, opened=ScriptedMachines({"gpu-box": GPU_BOX}))
+
+    changed = name_machines(tmp_path, TWO.replace("me@host", "me@other"))
+
+    assert listed(changed, ledger).machines[0].computes == "not known yet"
+
+
+def test_a_machine_that_never_answers_is_not_waited_for(tmp_path):
+    machine = find_machine(name_machines(tmp_path, TWO), "gpu-box")
+    free = threading.Event()
+
+    class Hanging(ScriptedMachines):
+        def __call__(self, machine):
+            free.wait(30)
+            return super().__call__(machine)
+
+    answer = ask_all([machine], Hanging({"gpu-box": GPU_BOX}), most_s=0.05)["gpu-box"]
+    free.set()
+
+    assert "did not answer within 0.05 s" in str(answer)
+
+
+def test_what_is_up_without_a_run_costs_and_says_how_to_put_it_down(tmp_path, ledger):
+    workspace = name_machines(tmp_path, TWO)
+    sky = find_machine(workspace, "sky")
+    run = add_remote_run(workspace, View(where="sky", phase="running"), machine=sky)
+    with ledger.holding("stillroom-sky") as held:
+        held.add(sky, "stillroom-sky", run.path)
+        held.update(request_id=None, price_per_hour=3.2)
+
+    busy = listed(workspace, ledger)
+    assert (busy.machines[1].state, busy.usd_per_hour_now) == ("in_use", 3.2)
+    assert busy.machines[1].problem is None
+
+    with ledger.holding("stillroom-sky") as held:
+        held.release(run.path)
+    (run.path / "remote_view.json").write_bytes(b'{"where": "sky", "phase": "over"}')
+
+    # Its entry is gone, and it costs all the same.
+    left = listed(name_machines(tmp_path, ""), ledger)
+    assert [(one.name, one.state) for one in left.machines] == [("sky", "up")]
+    assert left.usd_per_hour_now == 3.2
+    assert "sky down -y stillroom-sky" in (left.machines[0].problem or "")

@@ -1,0 +1,111 @@
+"""check_setup(where=): each thing that a machine lacks, with what to do."""
+
+import msgspec
+import pytest
+
+from fakes.machines import GPU_BOX, ScriptedMachines, name_machines
+from stillroom.errors import InputError
+from stillroom.projects.setup import CheckSetup
+from stillroom.remote.host import UnreachableError
+from stillroom.remote.knowledge import recall
+from stillroom.remote.machines import find_machine
+from stillroom.remote.setup_there import check_machine
+
+BOX = "gpu-box: {ssh: me@host, price_per_hour: 2.40}\n"
+
+
+def checked(tmp_path, answer=GPU_BOX, text=BOX, **request):
+    workspace = name_machines(tmp_path, text)
+    name = text.partition(":")[0]
+    opened = ScriptedMachines({name: answer})
+    report = check_machine(workspace, CheckSetup(where=name, **request), name, opened=opened)
+    return report, {check.name: check for check in report.checks}
+
+
+def changed(**facts):
+    return msgspec.structs.replace(GPU_BOX, **facts)
+
+
+def test_a_good_machine_is_ready_and_remembered(tmp_path):
+    report, checks = checked(tmp_path)
+
+    assert report.ready
+    assert "$2.4 an hour" in checks["machine"].detail
+    assert checks["gpu"].detail == "NVIDIA H100 80GB HBM3, 79.6 GB; driver 570.1"
+    assert "500 GB free" in checks["disk"].detail
+    assert "the first start sends it" in checks["stillroom"].detail
+    assert "2.5 s" in checks["stillroom"].detail
+    workspace = name_machines(tmp_path, BOX)
+    known = recall(workspace, find_machine(workspace, "gpu-box"))
+    assert known is not None
+    assert known.facts == GPU_BOX
+
+
+@pytest.mark.parametrize(
+    ("facts", "name", "status", "said"),
+    [
+        ({"python_version": "3.9.2"}, "python", "missing", "astral.sh/uv/install.sh"),
+        ({"python": None, "python_version": None}, "python", "missing", "or name one with"),
+        ({"python_version": "3.9.2", "has_uv": True}, "python", "ok", None),
+        ({"free_disk_gb": 3.0}, "disk", "note", "`folder:`"),
+        ({"free_disk_gb": None}, "disk", "note", None),
+        ({"gpus": [], "gpu_memory_gb": []}, "gpu", "note", "nvidia-smi"),
+        ({"clock_ahead_s": 7200.0}, "clock", "note", None),
+        ({"has_same_code": True}, "stillroom", "ok", None),
+        ({"stillroom_version": "0.0.9"}, "stillroom", "ok", None),
+    ],
+)
+def test_each_lack_has_its_fix(tmp_path, facts, name, status, said):
+    report, checks = checked(tmp_path, changed(**facts))
+
+    assert checks[name].status == status
+    assert report.ready == (status != "missing")
+    assert said is None or said in (checks[name].fix or "")
+
+
+def test_a_machine_that_does_not_answer_is_missing_with_what_ssh_says_to_do(tmp_path):
+    report, checks = checked(tmp_path, UnreachableError("no route to host", "is it on?"))
+
+    assert not report.ready
+    assert (checks["connection"].detail, checks["connection"].fix) == (
+        "no route to host",
+        "is it on?",
+    )
+
+
+def test_a_cluster_that_is_down_is_no_fault(tmp_path):
+    sky = "sky: {skypilot: {accelerators: 'H100:1'}}\n"
+    report, checks = checked(tmp_path, UnreachableError("it is not up", "-"), text=sky)
+
+    assert report.ready
+    assert "a run brings it up" in (checks["connection"].fix or "")
+    assert "its provider says the price" in checks["machine"].detail
+
+
+def test_a_machine_without_a_price_is_told_so(tmp_path):
+    _, checks = checked(tmp_path, text="gpu-box: {ssh: me@host}\n")
+
+    assert checks["machine"].status == "note"
+    assert "price_per_hour" in (checks["machine"].fix or "")
+
+
+def test_a_key_goes_to_no_machine_that_only_the_workspace_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("STILLROOM_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    _, checks = checked(tmp_path, provider="openai")
+    assert checks["teacher key"].status == "missing"
+    assert "machines.yml" in (checks["teacher key"].fix or "")
+
+
+def test_a_model_is_sent_or_downloaded_there(tmp_path):
+    _, checks = checked(tmp_path, model="demo/student")
+    assert checks["model"].status == "ok"
+
+    _, checks = checked(tmp_path, model="Qwen/Qwen3-0.6B")
+    assert "downloaded there" in checks["model"].detail
+
+
+def test_a_name_that_no_machine_has_is_refused(tmp_path):
+    workspace = name_machines(tmp_path, BOX)
+    with pytest.raises(InputError, match="gpu-box"):
+        check_machine(workspace, CheckSetup(where="gpubox"), "gpubox")

@@ -1,0 +1,113 @@
+"""A training's plan for a machine that this one is not."""
+
+import pytest
+
+from fakes.conversations import answer, user
+from fakes.training import make_project
+from stillroom.train.config.request import PlanTraining
+from stillroom.train.planning.elsewhere import plan_elsewhere
+from stillroom.train.planning.hardware import EarlierRate, Hardware
+from stillroom.train.planning.plan import plan_training
+
+ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}. " * 8)]} for i in range(12)]
+PAIRS = [
+    {
+        "prompt": [user(f"Item {i}?")],
+        "chosen": [answer(f"It costs {i}.")],
+        "rejected": [answer("No.")],
+    }
+    for i in range(6)
+]
+H100 = Hardware("box", gpus=["NVIDIA H100 80GB HBM3"], gpu_memory_gb=[79.6], price_per_hour=3.0)
+LAPTOP = Hardware("old", num_processors=4, memory_gb=16.0, free_disk_gb=0.001)
+
+
+@pytest.fixture
+def project(tmp_path, tiny_models):
+    project = make_project(tmp_path, "sft", tiny_models.folder("llama", "chatml"))
+    project.write(ROWS)
+    project.write_config()
+    return project
+
+
+def planned(project, *machines, overrides=()):
+    return plan_elsewhere(project.workspace, PlanTraining(overrides=overrides), machines)
+
+
+def test_the_plan_is_that_of_the_machine_and_counts_as_the_plan_here_does(project):
+    here = plan_training(project.workspace, PlanTraining())
+    there = planned(project, H100)
+
+    assert (there.device, there.fits, there.memory_free_gb) == ("cuda", True, pytest.approx(78.9))
+    for same in ("rows", "steps", "epoch_tokens", "parameters", "trained_parameters", "method"):
+        assert getattr(there, same) == getattr(here, same)
+    # The GPU holds no libraries, and weights of two bytes.
+    assert there.memory_gb < here.memory_gb
+    [box] = there.machines
+    assert there.seconds == box.seconds_most
+    assert box.usd_most == pytest.approx(there.seconds * 3.0 / 3600)
+    assert any("nothing was tried" in note for note in there.notes)
+
+
+def test_the_other_machines_are_weighed_too_each_with_its_own_device(project):
+    box, laptop, unknown = planned(project, H100, LAPTOP, Hardware("far", is_known=False)).machines
+
+    assert box.fits
+    assert laptop.fits
+    assert laptop.memory_gb > 1.0 > box.memory_gb
+    assert laptop.computes == "no GPU, 4 processors"
+    assert (unknown.seconds_most, unknown.memory_free_gb) == (None, None)
+
+
+def test_a_machine_that_is_too_small_is_said_to_be_with_what_to_change(project):
+    tiny = Hardware("toy", gpus=["T4"], gpu_memory_gb=[0.702])
+    result = planned(project, tiny, H100)
+
+    assert not result.fits
+    assert result.changes
+    assert [machine.fits for machine in result.machines] == [False, True]
+    assert any("no fast bf16" in note for note in result.notes)
+
+
+def test_a_full_disk_there_is_seen(project):
+    result = planned(project, Hardware("full", gpus=["H100"], free_disk_gb=1e-6))
+
+    assert not result.fits
+    assert "keep_checkpoints" in result.changes[0]
+
+
+def test_a_measured_rate_gives_the_time(project):
+    slow = Hardware("box", gpus=["H100"], measured=EarlierRate("sft-abc", 0.5))
+    result = planned(project, slow)
+
+    assert result.tokens_per_s == 0.5
+    assert result.seconds is not None
+    trained = 3 * sum(len(row["messages"][1]["content"]) for row in ROWS)
+    assert result.seconds > 0.1 * trained
+
+
+def test_one_gpu_of_several_is_used_unless_the_config_says_otherwise(project):
+    many = Hardware("box", gpus=["H100"] * 4, gpu_memory_gb=[79.6] * 4)
+
+    alone, shared = (
+        planned(project, many),
+        planned(project, many, overrides=["launcher=accelerate"]),
+    )
+
+    assert any("launcher.kind=accelerate uses them all" in note for note in alone.notes)
+    assert any("4 processes" in note for note in shared.notes)
+
+
+@pytest.mark.parametrize("method", ["dpo", "distill"])
+def test_pairs_and_on_policy_distillation_are_planned(tmp_path, tiny_models, method):
+    start = tiny_models.folder("llama", "chatml")
+    sections = {"teacher": {"path": str(start)}} if method == "distill" else {}
+    project = make_project(tmp_path, method, start, **sections)
+    project.write(PAIRS if method == "dpo" else [{"prompt": f"Item {i}?"} for i in range(6)])
+    project.write_config()
+
+    result = planned(project, H100)
+
+    assert result.seconds is not None
+    assert result.machines[0].seconds_least is not None
+    assert (method == "distill") == any("one turn a rollout" in note for note in result.notes)
