@@ -4,21 +4,24 @@ There are two kinds of channel: ssh (`ssh/connection.py`), and a subprocess of t
 """
 
 import os
+import re
 import shlex
 import subprocess
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, Protocol, TypeVar, cast
+from typing import IO, Any, Protocol, TypeVar, cast
 
 from stillroom.errors import EngineError
-from stillroom.remote.frames import BrokenStreamError, Frames
+from stillroom.remote.frames import MARK, BrokenStreamError, Frames
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
+from stillroom.remote.there.place import FREE_DISK, OTHER_FOLDER
 
 # The command itself comes through standard input, as one line: it is then read by a POSIX shell
 # whatever the login shell is (fish and csh quote in other ways), and no list of processes shows it.
 # `read` takes no byte after the line; the rest is the command's own input.
 SHELL_LINE = "exec sh -c 'IFS= read -r line && eval \"$line\"'"
+_SCRIPT_END = "--stillroom-script-end--"
 _MAX_STDERR_BYTES = 1 << 14
 _END_WAIT_S = 10.0
 _CLOSE_WAIT_S = 2.0
@@ -76,57 +79,20 @@ class LocalChannel:
         """Does nothing; there is no connection."""
 
 
-class CommandThere:
-    """A command that runs on a machine, to which messages are sent and from which they come."""
+class _Talk:
+    """A shell line that runs on a machine, with its pipes."""
 
     def __init__(self, channel: Channel, process: subprocess.Popen[bytes]) -> None:
         self._channel, self._process = channel, process
-        self._frames = Frames(cast("IO[bytes]", process.stdout), cast("IO[bytes]", process.stdin))
-
-    def send(self, message: object) -> None:
-        """Sends a message. Raises as `receive` does if the command has ended."""
-        try:
-            self._frames.send(message)
-        except BrokenStreamError as broken:
-            # The command may have said why before it ended.
-            while self.receive(object) is not None:
-                pass
-            raise UnreachableError(
-                f"{self._channel.name} stopped listening: {broken}", _TRY_AGAIN
-            ) from broken
-
-    def receive(self, kind: type[_Message]) -> _Message | None:
-        """Returns the next message, or None after the last.
-
-        Raises MachineError with an error of the command, UnreachableError if the connection broke.
-        """
-        try:
-            return self._frames.receive(kind)
-        except BrokenStreamError as broken:
-            raise self._broken(broken) from broken
-        except EngineError as error:
-            kind = MachineGoneError if isinstance(error, MachineGoneError) else MachineError
-            raise kind(f"{self._channel.name}: {error.problem}", error.fix) from error
-
-    def finish(self) -> None:
-        """Says that no message follows, and returns when the command has done its work."""
-        self._frames.end()
-        while self.receive(object) is not None:
-            pass
-
-    def expect(self, kind: type[_Message]) -> _Message:
-        """Returns the next message, where there must be one."""
-        message = self.receive(kind)
-        if message is None:
-            raise UnreachableError(f"{self._channel.name} gave no answer", _TRY_AGAIN)
-        return message
+        self._source = cast("IO[bytes]", process.stdout)
+        self._sink = cast("IO[bytes]", process.stdin)
+        self._frames = Frames(self._source, self._sink)
 
     def begin(self, line: str) -> None:
-        """Has the shell there carry out a command line, which must write frames."""
+        """Has the shell there carry out a line, which must print the mark of `frames.py`."""
         with suppress(OSError):  # The reading below finds out why it has ended.
-            stream = cast("IO[bytes]", self._process.stdin)
-            stream.write(line.encode() + b"\n")
-            stream.flush()
+            self._sink.write(line.encode() + b"\n")
+            self._sink.flush()
         try:
             self._frames.skip_greeting()
         except BrokenStreamError as broken:
@@ -144,23 +110,134 @@ class CommandThere:
         )
 
 
+class CommandThere(_Talk):
+    """A command that runs on a machine, to which messages are sent and from which they come."""
+
+    def send(self, message: object) -> None:
+        """Sends a message. Raises as `receive` does if the command has ended."""
+        try:
+            self._frames.send(message)
+        except BrokenStreamError as broken:
+            raise self._stopped(broken) from broken
+
+    def receive(self, kind: type[_Message] | Any) -> _Message | None:
+        """Returns the next message, or None after the last.
+
+        Raises MachineError or MachineGoneError with an error of the command, and UnreachableError
+        if the connection broke.
+        """
+        try:
+            return self._frames.receive(kind)
+        except BrokenStreamError as broken:
+            raise self._broken(broken) from broken
+        except EngineError as error:
+            problem = f"{self._channel.name}: {error.problem}"
+            is_gone = isinstance(error, MachineGoneError)
+            raise (MachineGoneError if is_gone else MachineError)(problem, error.fix) from error
+
+    def expect(self, kind: type[_Message]) -> _Message:
+        """Returns the next message, where there must be one."""
+        message = self.receive(kind)
+        if message is None:
+            raise UnreachableError(f"{self._channel.name} gave no answer", _TRY_AGAIN)
+        return message
+
+    def finish(self) -> None:
+        """Says that no message follows, and returns when the command has done its work."""
+        try:
+            self._frames.end()
+        except BrokenStreamError as broken:
+            raise self._stopped(broken) from broken
+        while self.receive(object) is not None:
+            pass
+
+    def _stopped(self, broken: BrokenStreamError) -> EngineError:
+        """Returns why a command reads no more; it may have said so before it ended."""
+        while self.receive(object) is not None:
+            pass
+        return UnreachableError(f"{self._channel.name} stopped listening: {broken}", _TRY_AGAIN)
+
+
+class ScriptThere(_Talk):
+    """A shell script that runs on a machine without code of ours; it prints lines of text."""
+
+    def write(self, data: bytes, *, is_last: bool = True) -> None:
+        """Writes to the script's standard input, and ends it after the last."""
+        with suppress(OSError):  # The script has ended; its exit code says why.
+            self._sink.write(data)
+            self._sink.flush()
+            if is_last:
+                self._sink.close()
+
+    def lines(self) -> Generator[str]:
+        """Yields what the script prints. Raises MachineError if the script fails.
+
+        Raises UnreachableError if the connection breaks.
+        """
+        for line in self._source:
+            text = line.decode("utf-8", errors="replace").rstrip("\n")
+            if text.startswith(_SCRIPT_END):
+                code = int(text.removeprefix(_SCRIPT_END))
+                if code:
+                    raise self._failed(code)
+                return
+            yield text
+        raise self._broken(BrokenStreamError("it ended early"))
+
+    def _failed(self, code: int) -> EngineError:
+        # What it printed last arrives with its end.
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_WAIT_S)
+        printed = read_errors(self._process)
+        return script_error(self._channel.name, printed or f"it ended with exit code {code}")
+
+
+def script_error(name: str, printed: str) -> MachineError:
+    """Returns what to do about a script that failed on a machine, from what it printed."""
+    problem = f"{name}: {printed[-1500:]}"
+    if _NO_ROOM.search(printed):
+        return MachineError(f"the disk of {name} is full: {printed[-500:]}", FREE_DISK)
+    if _NO_RIGHT.search(printed):
+        return MachineError(problem, OTHER_FOLDER)
+    return MachineError(problem, "mend what it names on the machine, then start again")
+
+
+_NO_ROOM = re.compile("No space left|Disk quota|File too large|File size limit")
+_NO_RIGHT = re.compile("cannot create directory|denied|not permitted|Read-only file system")
 _TRY_AGAIN = "it is tried again; if it stays so, look at the machine with check_setup"
 
 
 @contextmanager
 def command_there(channel: Channel, line: str) -> Generator[CommandThere]:
-    """Runs a command line (POSIX sh, one line) that writes frames, for the length of the block."""
-    if "\n" in line:
-        raise MachineError(
-            f"a path for {channel.name} holds a line break: {line!r}", "give another folder"
-        )
+    """Runs a command line (POSIX sh) that writes frames, for the length of the block."""
     process = channel.open()
     try:
         command = CommandThere(channel, process)
-        command.begin(line)
+        command.begin(_one_line(line))
         yield command
     finally:
         _end(process)
+
+
+@contextmanager
+def script_there(channel: Channel, script: str) -> Generator[ScriptThere]:
+    """Runs a script (POSIX sh) that needs nothing of ours there, for the length of the block."""
+    text = f"echo {MARK.decode().strip()}\n({script}\n)\nprintf '\\n{_SCRIPT_END}%s\\n' $?\n"
+    process = channel.open()
+    try:
+        running = ScriptThere(channel, process)
+        running.begin(_one_line(text))
+        yield running
+    finally:
+        _end(process)
+
+
+def _one_line(script: str) -> str:
+    """Returns a line of sh that does the same as several."""
+    if "\n" not in script:
+        return script
+    escaped = script.replace("\\", "\\\\").replace("\n", "\\n")
+    return f'eval "$(printf %b {shlex.quote(escaped)})"'
 
 
 def shell_words(words: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from stillroom.errors import EngineError
-from stillroom.remote.channel import LocalChannel, command_there, shell_words
+from stillroom.remote.channel import LocalChannel, command_there, script_there, shell_words
 from stillroom.remote.frames import BrokenStreamError, Frames
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
 
@@ -80,16 +80,42 @@ def test_a_command_that_cannot_be_found_says_so():
         pass
 
 
-def test_a_path_with_a_line_break_is_refused():
-    with pytest.raises(MachineError, match="line break"), command_there(LocalChannel(), "a\nb"):
-        pass
+def test_a_script_of_several_lines_reaches_the_machine_as_it_is():
+    script = 'a="x\\ny"\nprintf \'%s\\n\' "$a" \'it"s\'\ncat'
+    with script_there(LocalChannel(), script) as running:
+        running.write(b"given\n")
+        assert list(running.lines()) == ["x\\ny", 'it"s', "given", ""]
 
 
-@pytest.mark.parametrize("word", ["a b", "it's", "$HOME", "a;b", "*", 'say "no"', "\\", "!x", "~x"])
+@pytest.mark.parametrize(
+    ("printed", "fix"),
+    [
+        ("tar: No space left on device", "free some space"),
+        ("mkdir: Permission denied", "folder:"),
+        ("odd", "mend what it names"),
+    ],
+)
+def test_a_script_that_fails_says_what_to_do(printed, fix):
+    with (
+        pytest.raises(MachineError, match=printed) as caught,
+        script_there(LocalChannel(), f"echo '{printed}' >&2; exit 3") as running,
+    ):
+        list(running.lines())
+    assert fix in caught.value.fix
+
+
+def test_a_script_that_breaks_off_is_no_end():
+    with (
+        pytest.raises(UnreachableError, match="broke off"),
+        script_there(LocalChannel(), "echo a; kill -9 $$") as running,
+    ):
+        list(running.lines())
+
+
+@pytest.mark.parametrize(
+    "word", ["a b", "it's", "$HOME", "a;b", "*", 'say "no"', "\\", "!x", "~x", "a\nb", "\\n"]
+)
 def test_a_word_reaches_the_machine_as_it_is(word):
     line = f"printf %s {shell_words([word])}"
-    process = LocalChannel().open()
-    output, _ = process.communicate(line.encode() + b"\n", timeout=10)
-    process.stderr.close()
-
-    assert output.decode() == word
+    with script_there(LocalChannel(), line) as running:
+        assert "\n".join(running.lines()) == word

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.machines import blob_of, local_host
+from fakes.hosts import blob_of, local_host
 from stillroom.remote.host import MachineError
 from stillroom.remote.ssh.host import ChannelHost
 from stillroom.remote.there.place import There

@@ -1,13 +1,26 @@
 """A machine behind a channel, as `RunHost` has it: every thing wanted is a command there."""
 
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import msgspec
+
 from stillroom.remote.channel import Channel, CommandThere, command_there, shell_words
 from stillroom.remote.frames import MARK
 from stillroom.remote.host import MachineError
-from stillroom.remote.records import Blob, Machine, MachineFacts, News, Order, StartThere
+from stillroom.remote.records import (
+    Blob,
+    Machine,
+    MachineFacts,
+    News,
+    Order,
+    SshAddress,
+    StartThere,
+)
+from stillroom.remote.ssh.bootstrap import look, prepare
+from stillroom.remote.ssh.connection import SshChannel
 from stillroom.remote.there.store import Piece, Stored, WantedContent
 
 _PIECE_BYTES = 1 << 20
@@ -21,6 +34,7 @@ class ChannelHost:
     def __init__(self, machine: Machine, channel: Channel, *, python: str | None = None) -> None:
         """`python`: an interpreter there that has this code already; else `prepare` finds one."""
         self.machine, self._channel, self._python = machine, channel, python
+        self._has_all = python is not None
 
     def bring_up(self) -> None:
         """Connects; the machine is not ours to start."""
@@ -33,11 +47,20 @@ class ChannelHost:
 
     def facts(self) -> MachineFacts:
         """Looks at the machine without changing anything there."""
-        raise NotImplementedError
+        found = look(self._channel, self.machine)
+        if found.ready is None:
+            return found.facts
+        self._python = found.ready
+        begun = time.monotonic()
+        with self.command("have") as have:
+            have.send([])
+            have.expect(dict[str, int])
+        return msgspec.structs.replace(found.facts, start_s=round(time.monotonic() - begun, 2))
 
     def prepare(self, order: Order, say: Callable[[str], None]) -> None:
         """Puts this code and the run's packages there, in environments that are made once."""
-        raise NotImplementedError
+        if not self._has_all:
+            self._python = prepare(self._channel, self.machine, order, say)
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
         """Returns the hashes that are not there yet, with the bytes of each that already are."""
@@ -96,9 +119,22 @@ class ChannelHost:
     def command(self, name: str) -> AbstractContextManager[CommandThere]:
         """Starts a command of the program there; `there/__main__.py` has their names."""
         if self._python is None:
-            self.prepare(Order(machine=self.machine, files=[], home_paths=[]), lambda _text: None)
-        words = [self._python or "", "-P", "-m", "stillroom.remote.there", self.machine.folder]
-        return command_there(self._channel, "exec " + shell_words([*words, name]))
+            self._python = prepare(self._channel, self.machine, None, lambda _text: None)
+        words = [self._python, "-P", "-m", "stillroom.remote.there", self.machine.folder, name]
+        return command_there(
+            self._channel, "unset PYTHONPATH PYTHONHOME; exec " + shell_words(words)
+        )
+
+
+class SshHost(ChannelHost):
+    """A machine that the system's own ssh reaches."""
+
+    def __init__(self, machine: Machine, address: SshAddress | None = None) -> None:
+        """`address` is given where machines.yml does not know it, as for a rented machine."""
+        reached = address or machine.ssh
+        if reached is None:
+            raise ValueError(f"{machine.name} has no address")
+        super().__init__(machine, SshChannel(machine.name, reached))
 
 
 _HELLO = f"printf '%s\\n' '{MARK.decode().strip()}'"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stillroom.errors import EngineError
 from stillroom.remote.frames import BrokenStreamError, Frames
-from stillroom.remote.there.place import There
+from stillroom.remote.there.place import FREE_DISK, OTHER_FOLDER, There
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -77,12 +77,12 @@ def _explained(error: OSError) -> EngineError:
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
             return EngineError(
                 f"the disk is full: {name} could not be written",
-                "free some space there, or give the machine another `folder:` in machines.yml",
+                FREE_DISK,
             )
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return EngineError(
                 f"{name} must not be written there: {error.strerror}",
-                "give the machine a `folder:` in machines.yml that its user may write to",
+                OTHER_FOLDER,
             )
         case _:
             return EngineError(

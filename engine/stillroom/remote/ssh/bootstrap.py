@@ -1,0 +1,278 @@
+"""Puts our code on a machine, and makes an environment there in which it runs.
+
+Only a POSIX shell is taken for granted there. Of Python, the first of at least 3.11 is used, or one
+that uv brings; all that we make lies in the machine's one folder.
+"""
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from stillroom.remote.channel import (
+    Channel,
+    ScriptThere,
+    script_error,
+    script_there,
+    shell_words,
+)
+from stillroom.remote.host import MachineError
+from stillroom.remote.records import Machine, Order
+from stillroom.remote.ssh.code import code_archive, code_hash
+from stillroom.remote.ssh.probe import MIN_PYTHON, PATHS, Probe, PythonThere, probe
+from stillroom.remote.ssh.requirements import (
+    PackagesToInstall,
+    canonical,
+    own_requirements,
+    packages_to_install,
+    versions_here,
+)
+from stillroom.remote.there.place import FREE_DISK, OTHER_FOLDER
+
+_NEWEST = ".".join(map(str, MIN_PYTHON))
+_UNPACK = """
+umask 077
+folder={folder}
+code="$folder/code/{code}"
+mkdir -p "$folder/code" || exit 1
+{forget}
+find "$folder/code" -maxdepth 1 -name '.new-*' -mmin +60 -exec rm -rf {{}} + 2>/dev/null
+new=$(mktemp -d "$folder/code/.new-XXXXXX") || exit 1
+cat >"$new/archive" && [ "$(wc -c <"$new/archive")" -eq {size} ] &&
+  gzip -dc "$new/archive" >"$new/files" && tar -xf "$new/files" -C "$new" &&
+  rm "$new/archive" "$new/files" && {{ [ -d "$code" ] || mv "$new" "$code"; }}
+result=$?
+rm -rf "$new"
+exit $result
+"""
+_GET_UV = """
+{paths}
+umask 077
+folder={folder}
+mkdir -p "$folder" && {python} -m pip install -q --disable-pip-version-check \
+  --target "$folder/uv" uv >&2 </dev/null && echo "$folder/uv/bin/uv"
+"""
+_GET_PYTHON = """
+umask 077
+folder={folder}
+mkdir -p "$folder" || exit 1
+export UV_PYTHON_INSTALL_DIR="$folder/python" UV_PYTHON_PREFERENCE=only-managed
+{uv} python install -q {version} >&2 </dev/null && {uv} python find {version}
+"""
+_ENVIRONMENT = """
+{paths}
+umask 077
+folder={folder}
+case $folder in /*) ;; *) folder=$PWD/$folder ;; esac
+echo "$folder"
+exec {python} -E -P "$folder/code/{code}/stillroom/remote/there/environment.py"
+"""
+
+
+def look(channel: Channel, machine: Machine) -> Probe:
+    """Looks at a machine without changing anything there."""
+    minor = platform.python_version_tuple()[1]
+    names = [f"python3.{minor}", "python3.13", "python3.12", "python3.11", "python3.14"]
+    pythons = [machine.python] if machine.python else [*names, "python3", "python"]
+    return probe(channel, machine.folder, code=code_hash(), pythons=list(dict.fromkeys(pythons)))
+
+
+def prepare(
+    channel: Channel, machine: Machine, order: Order | None, say: Callable[[str], None]
+) -> str:
+    """Makes sure that our code and its packages are there; returns the interpreter to use.
+
+    Without an `order` it has what looking after runs needs, and none of the extras.
+    """
+    found = look(channel, machine)
+    if found.blocked is not None:
+        raise MachineError(
+            f"{machine.name}: {machine.folder} cannot be made, as {found.blocked} must not be "
+            "written to",
+            OTHER_FOLDER,
+        )
+    python, uv = _base_python(channel, machine, found, say)
+    if not found.facts.has_same_code:
+        say(f"sending stillroom's code to {machine.name}")
+        _send_code(channel, machine)
+    wanted = own_requirements(order.extras, order.packages) if order else own_requirements([], [])
+    ready = _environment(channel, machine, (python, uv), wanted, say)
+    if ready is None:
+        say(f"sending stillroom's code to {machine.name} again: files of it have changed there")
+        _send_code(channel, machine, anew=True)
+        ready = _environment(channel, machine, (python, uv), wanted, say)
+    if ready is None:
+        raise MachineError(
+            f"{machine.name} changes the files of stillroom's code in {machine.folder}",
+            "find out what deletes or edits files there, or " + OTHER_FOLDER,
+        )
+    return ready
+
+
+def _base_python(
+    channel: Channel, machine: Machine, found: Probe, say: Callable[[str], None]
+) -> tuple[str, str | None]:
+    """Returns the interpreter under the environment, and uv if that is to install the packages."""
+    if machine.python is not None:
+        return _given_python(machine, found), None
+    if found.python is not None and (found.python.has_pip or found.uv is not None):
+        return found.python.path, found.uv
+    uv = found.uv
+    if uv is None and found.pythons:
+        say(f"getting uv on {machine.name}, which brings a newer Python")
+        uv = _uv_by_pip(channel, machine, found.pythons)
+    if uv is None:
+        raise MachineError(_no_python(machine, found.pythons), _GET_ONE)
+    say(f"getting Python on {machine.name}")
+    wanted = ".".join(platform.python_version_tuple()[:2])
+    folder = shell_words([machine.folder])
+    script = _GET_PYTHON.format(folder=folder, uv=shell_words([uv]), version=wanted)
+    return _only_line(channel, script), uv
+
+
+_GET_ONE = (
+    f"install Python {_NEWEST} or newer there (Debian/Ubuntu: apt-get install python3 "
+    "python3-venv), or uv, which brings one (https://docs.astral.sh/uv), or name an interpreter "
+    "with `python:` in machines.yml"
+)
+
+
+def _given_python(machine: Machine, found: Probe) -> str:
+    python = next(iter(found.pythons), None)
+    if python is None:
+        raise MachineError(
+            f"{machine.name}: the interpreter {machine.python!r} of machines.yml does not run",
+            "give `python:` the path of one that does, or leave it out",
+        )
+    if not python.is_new_enough:
+        version = ".".join(map(str, python.version))
+        raise MachineError(
+            f"{machine.name}: {machine.python!r} is Python {version}, and stillroom needs "
+            f"{_NEWEST} or newer",
+            "give `python:` a newer one, or leave it out",
+        )
+    return python.path
+
+
+def _no_python(machine: Machine, pythons: Sequence[PythonThere]) -> str:
+    if not pythons:
+        return f"{machine.name} has no Python"
+    versions = ", ".join(".".join(map(str, python.version)) for python in pythons)
+    if any(python.is_new_enough for python in pythons):
+        return f"{machine.name} has Python ({versions}), but neither pip nor uv"
+    return f"{machine.name} has only Python {versions}, and no uv could be got there"
+
+
+def _uv_by_pip(channel: Channel, machine: Machine, pythons: Sequence[PythonThere]) -> str | None:
+    """Returns uv as an old Python's pip installs it; None if no Python there has a pip."""
+    for python in pythons:
+        script = _GET_UV.format(
+            paths=PATHS, folder=shell_words([machine.folder]), python=shell_words([python.path])
+        )
+        try:
+            return _only_line(channel, script)
+        except MachineError:
+            continue
+    return None
+
+
+def _only_line(channel: Channel, script: str) -> str:
+    """Returns the last line that a script prints which is not empty."""
+    with script_there(channel, script) as running:
+        running.write(b"")
+        return [line for line in running.lines() if line][-1]
+
+
+def _send_code(channel: Channel, machine: Machine, *, anew: bool = False) -> None:
+    archive = code_archive()
+    script = _UNPACK.format(
+        folder=shell_words([machine.folder]),
+        code=code_hash(),
+        size=len(archive),
+        forget='rm -rf "$code"' if anew else "",
+    )
+    with script_there(channel, script) as running:
+        running.write(archive)
+        for _ in running.lines():
+            pass
+
+
+def _environment(
+    channel: Channel,
+    machine: Machine,
+    tools: tuple[str, str | None],
+    wanted: Sequence[Requirement],
+    say: Callable[[str], None],
+) -> str | None:
+    """Has the machine make the environment, unless it is there, and returns its interpreter.
+
+    None if the code that lies there is not what was sent.
+    """
+    python, uv = tools
+    script = _ENVIRONMENT.format(
+        paths=PATHS,
+        folder=shell_words([machine.folder]),
+        python=shell_words([python]),
+        code=code_hash(),
+    )
+    with script_there(channel, script) as running:
+        lines = running.lines()
+        root = next(lines)
+        uses_packages = machine.python is not None
+        _ask(running, {"root": root, "code": code_hash(), "uses_packages": uses_packages})
+        there = json.loads(next(lines))
+        if there["code"] != code_hash():
+            return None
+        missing = packages_to_install(
+            wanted,
+            here=versions_here(),
+            there=canonical((name, version) for name, version in there["installed"]),
+            marks=there["marks"],
+        )
+        _ask(running, _wish(python, uv, missing, there["marks"]), is_last=True)
+        for line in lines:
+            answer: dict[str, str] = json.loads(line) if line else {}
+            if "say" in answer:
+                say(f"{machine.name}: {answer['say']}")
+            elif "failed" in answer:
+                raise _not_made(machine, answer["failed"])
+            elif "python" in answer:
+                return answer["python"]
+    raise MachineError(f"{machine.name} made no environment and did not say why", _GET_ONE)
+
+
+def _wish(
+    python: str, uv: str | None, missing: PackagesToInstall, marks: Mapping[str, str]
+) -> dict[str, Any]:
+    base = [python, marks["python_full_version"], missing.requirements, missing.constraints]
+    packages_key = _key(base)
+    return {
+        "code": code_hash(),
+        "key": _key([packages_key, code_hash()]),
+        "packages_key": packages_key,
+        "requirements": missing.requirements,
+        "constraints": missing.constraints,
+        "uv": uv,
+    }
+
+
+def _key(parts: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _ask(running: ScriptThere, value: Mapping[str, Any], *, is_last: bool = False) -> None:
+    running.write(json.dumps(value).encode() + b"\n", is_last=is_last)
+
+
+def _not_made(machine: Machine, failure: str) -> MachineError:
+    known = script_error(machine.name, failure)
+    if known.fix == FREE_DISK:
+        return known
+    return MachineError(
+        f"the packages could not be installed on {machine.name}: {failure}",
+        "mend what it names there (a package index that it cannot reach, a version without a wheel "
+        "for its Python), or name an interpreter that has them with `python:` in machines.yml",
+    )

@@ -1,0 +1,168 @@
+"""What a machine has, found out by a shell script that needs nothing of ours there."""
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stillroom.remote.channel import Channel, script_there, shell_words
+from stillroom.remote.records import MachineFacts
+
+MIN_PYTHON = (3, 11)
+# A session without a log-in shell often lacks what the user's start files add.
+PATHS = (
+    'PATH="$PATH:$HOME/.local/bin:$HOME/.cargo/bin:/usr/local/bin:/opt/conda/bin'
+    ":$HOME/miniconda3/bin:$HOME/miniforge3/bin:/opt/homebrew/bin:/usr/local/nvidia/bin"
+    ':/usr/lib/wsl/lib"'
+)
+_ABOUT_PYTHON = """
+import sys
+try:
+    import ensurepip
+    has_pip = 1
+except ImportError:
+    has_pip = 0
+print("%d.%d.%d %d %s" % (sys.version_info[:3] + (has_pip, sys.executable)))
+"""
+_SCRIPT = """
+{paths}
+folder={folder}
+echo "clock $(date +%s.%N)"
+echo "system $(uname -s) $(uname -r) $(uname -m)"
+for name in {pythons}; do
+  found=$(command -v "$name" 2>/dev/null) || continue
+  about=$("$found" -c {about} 2>/dev/null </dev/null) && echo "python $about"
+done
+command -v uv >/dev/null 2>&1 && echo "uv $(command -v uv)"
+echo "processors $(getconf _NPROCESSORS_ONLN 2>/dev/null || sysctl -n hw.ncpu)"
+[ -r /proc/meminfo ] && awk '/^MemTotal/ {{print "memory", $2 * 1024}}' /proc/meminfo
+[ -r /proc/meminfo ] || echo "memory $(sysctl -n hw.memsize)"
+for file in /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes; do
+  [ -r "$file" ] && echo "memory $(cat "$file")"
+done
+lies=$folder
+while [ ! -d "$lies" ]; do lies=$(dirname "$lies"); done
+[ -w "$lies" ] || echo "blocked $lies"
+df -Pk "$lies" | awk 'END {{print "disk", $4 * 1024}}'
+nvidia-smi --query-gpu=memory.total,driver_version,name --format=csv,noheader,nounits 2>/dev/null |
+  sed 's/^/gpu /'
+[ -d "$folder/code/{code}" ] && echo "code {code}"
+for file in "$folder"/code/*/stillroom/__init__.py; do
+  [ -r "$file" ] && sed -n 's/^__version__ = "\\(.*\\)"/version \\1/p' "$file"
+done
+[ -r "$folder/code/{code}.python" ] && echo "ready $(cat "$folder/code/{code}.python")"
+true
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PythonThere:
+    """A Python that the machine has."""
+
+    path: str
+    version: tuple[int, ...]
+    has_pip: bool
+    """Whether it can put pip into a new environment."""
+
+    @property
+    def is_new_enough(self) -> bool:
+        """Whether our code runs in it."""
+        return self.version >= MIN_PYTHON
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What the machine has."""
+
+    facts: MachineFacts
+    pythons: list[PythonThere]
+    """In the order of preference."""
+    uv: str | None
+    ready: str | None
+    """An environment with exactly this code, from an earlier run."""
+    blocked: str | None
+    """The folder that would have to be written to and must not."""
+
+    @property
+    def python(self) -> PythonThere | None:
+        """The Python that would be used; None if there is none that is new enough."""
+        return next((python for python in self.pythons if python.is_new_enough), None)
+
+
+def probe(channel: Channel, folder: str, *, code: str, pythons: Sequence[str]) -> Probe:
+    """Looks at a machine without changing anything; `pythons` are names or paths to try."""
+    script = _SCRIPT.format(
+        paths=PATHS,
+        folder=shell_words([folder]),
+        code=code,
+        pythons=shell_words(pythons),
+        about=shell_words([_ABOUT_PYTHON.strip()]),
+    )
+    values = defaultdict[str, list[str]](list)
+    with script_there(channel, script) as running:
+        begun_at = time.time()
+        running.write(b"")
+        for line in running.lines():
+            name, _, value = line.partition(" ")
+            values[name].append(value.strip())
+    return _probe_of(values, begun_at, code)
+
+
+def _probe_of(values: dict[str, list[str]], begun_at: float, code: str) -> Probe:
+    pythons = {python.path: python for python in map(_python, values["python"])}
+    gpus = [gpu.split(", ", 2) for gpu in values["gpu"] if gpu.count(", ") >= 2]
+    memory_gb = [_gibibytes(gpu[0]) for gpu in gpus]
+    chosen = next((python for python in pythons.values() if python.is_new_enough), None)
+    clock = _number(values["clock"])
+    facts = MachineFacts(
+        system=_first(values["system"]) or "unknown",
+        python=chosen.path if chosen else None,
+        python_version=".".join(map(str, chosen.version)) if chosen else None,
+        has_uv=bool(values["uv"]),
+        num_processors=int(_number(values["processors"]) or 0) or None,
+        memory_gb=_least(values["memory"]),
+        free_disk_gb=None if (disk := _number(values["disk"])) is None else disk / 1e9,
+        gpus=[f"{gpu[2]}, {size:.1f} GB" for gpu, size in zip(gpus, memory_gb, strict=True)],
+        gpu_memory_gb=memory_gb,
+        driver=gpus[0][1] if gpus else None,
+        stillroom_version=_first(values["version"]),
+        has_same_code=values["code"] == [code],
+        clock_ahead_s=None if clock is None else round(clock - begun_at, 3),
+    )
+    return Probe(
+        facts=facts,
+        pythons=list(pythons.values()),
+        uv=_first(values["uv"]),
+        ready=_first(values["ready"]),
+        blocked=_first(values["blocked"]),
+    )
+
+
+def _python(line: str) -> PythonThere:
+    version, has_pip, path = line.split(" ", 2)
+    return PythonThere(path, tuple(map(int, version.split("."))), has_pip == "1")
+
+
+def _gibibytes(mebibytes: str) -> float:
+    """Returns a GPU's memory; 0 if nvidia-smi does not say it, as on machines that share theirs."""
+    return round(float(mebibytes) / 1024, 1) if mebibytes.strip().isdigit() else 0.0
+
+
+def _first(values: Sequence[str]) -> str | None:
+    return next((value for value in values if value), None)
+
+
+def _number(values: Sequence[str]) -> float | None:
+    text = _first(values) or ""
+    # BSD's `date` knows no %N and prints the letter.
+    text = text.removesuffix(".N").removesuffix("N")
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _least(values: Sequence[str]) -> float | None:
+    """Returns the memory in GB: the machine's own, or less where a container has a limit."""
+    sizes = [size for value in values if (size := _number([value])) is not None]
+    return min(sizes) / 1e9 if sizes else None

@@ -1,0 +1,305 @@
+"""Makes the environment in which our code runs on a machine: `python -E -P environment.py`.
+
+It runs before any of our packages is there, so that it needs the standard library only. The other
+side writes two lines of JSON, and gets lines of JSON:
+
+1. `_Question`: which code is there, and whether this interpreter's own packages may be used.
+   Answer: `{"code": …, "installed": …, "marks": …}`.
+2. `_Wish`: what to install. Answers: `{"say": …}` from time to time, then `{"python": …}` or
+   `{"failed": …}`.
+
+There are two layers. `packages/KEY` holds installed packages, and `venvs/KEY` only names them, an
+interpreter's own packages and the code, so that new code costs no new installation. An environment
+counts when its file `whole` is there, which is written last: what a killed installation has left is
+deleted by the next. It isn't renamed into place instead, since its programs name its folder.
+"""
+
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypedDict
+
+_SAY_EVERY_S = 2.0
+_LOG_LINES = 30
+_WHOLE = "whole"
+
+
+class _Question(TypedDict):
+    root: str
+    code: str
+    """The hash of the code, which is a folder in `code/`."""
+    uses_packages: bool
+    """Whether this interpreter's own packages are used."""
+
+
+class _Wish(TypedDict):
+    code: str
+    key: str
+    """The hash of all of the environment."""
+    packages_key: str
+    """The hash of what is installed."""
+    requirements: list[str]
+    constraints: list[str]
+    uv: str | None
+    """The program that installs; pip does it if there is none."""
+
+
+class _FailedError(Exception):
+    """The environment cannot be made; the text says why."""
+
+
+def main() -> int:
+    """Answers the two lines. The installation goes on even if nobody listens any more."""
+    question: _Question = json.loads(sys.stdin.readline())
+    root = Path(question["root"])
+    sites = _own_sites() if question["uses_packages"] else []
+    installed = _installed() if sites else []
+    code = code_hash_of(code_files(root / "code" / question["code"] / "stillroom"))
+    _answer({"code": code, "installed": installed, "marks": _marks()})
+    line = sys.stdin.readline()
+    if not line:
+        return 0  # The code is to be sent anew.
+    wish: _Wish = json.loads(line)
+    try:
+        python = _environment(root, wish, sites)
+    except (_FailedError, OSError, subprocess.SubprocessError) as error:
+        _answer({"failed": f"{error}{_seen_in(_log(root, wish))}"})
+        return 0
+    _answer({"python": str(python)})
+    return 0
+
+
+def code_hash_of(files: Iterable[tuple[str, bytes]]) -> str:
+    """Returns a name for the files of a package, given in order with their contents."""
+    digest = hashlib.sha256()
+    for name, data in files:
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    return digest.hexdigest()[:24]
+
+
+def code_files(package: Path) -> Iterator[tuple[str, bytes]]:
+    """Yields the names and contents of a package's files in order, but for what Python makes."""
+    for path in sorted(package.rglob("*")):
+        if "__pycache__" not in path.parts and path.suffix != ".pyc" and path.is_file():
+            yield path.relative_to(package).as_posix(), path.read_bytes()
+
+
+def _environment(root: Path, wish: _Wish, sites: list[str]) -> Path:
+    """Returns the interpreter of the environment, which is made first if it isn't there."""
+    folder, packages = root / "venvs" / wish["key"], root / "packages" / wish["packages_key"]
+    try:
+        python = _made(root, wish, sites)
+        _check(python)
+    except _FailedError:
+        if not (folder / _WHOLE).exists():
+            raise
+        # Somebody deletes old files there, say.
+        for old in (folder, packages):
+            (old / _WHOLE).unlink(missing_ok=True)
+        python = _made(root, wish, sites)
+        _check(python)
+    named = root / "code" / f"{wish['code']}.python"
+    temporary = named.with_name(f".{named.name}.{os.getpid()}")
+    temporary.write_text(f"{python}\n", encoding="utf-8")
+    temporary.replace(named)
+    return python
+
+
+def _made(root: Path, wish: _Wish, sites: list[str]) -> Path:
+    folder = root / "venvs" / wish["key"]
+    paths = [str(root / "code" / wish["code"])]
+    if wish["requirements"]:
+        packages = root / "packages" / wish["packages_key"]
+        _make_whole(packages, lambda: _install(packages, wish, sites, _log(root, wish)))
+        paths.append(_adding(_site_of(packages)))
+    paths.extend(_adding(path) for path in sites)
+    _make_whole(folder, lambda: _name_paths(folder, paths))
+    return folder / "bin" / "python"
+
+
+def _check(python: Path) -> None:
+    """Raises _FailedError if our code does not run there, which no run should have to find out."""
+    program = "import msgspec, stillroom.remote.there.store"
+    try:
+        subprocess.run([python, "-P", "-c", program], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        printed = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else ""
+        raise _FailedError(
+            f"{python} does not run stillroom: {printed[-1500:] or error}"
+        ) from error
+
+
+def _make_whole(folder: Path, make: Any) -> None:
+    """Makes an environment unless it is whole; two that want the same one wait for each other."""
+    mark = folder / _WHOLE
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+        # The installer inherits it: if only this process is killed, nobody deletes what the
+        # installer still writes.
+        os.set_inheritable(lock.fileno(), True)
+        _take(lock.fileno())
+        if mark.exists():
+            return
+        if folder.exists():
+            shutil.rmtree(folder)
+        make()
+        mark.touch()
+
+
+def _take(lock: int) -> None:
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _answer({"say": "another run is installing the same packages there"})
+            time.sleep(_SAY_EVERY_S)
+        else:
+            return
+
+
+def _install(folder: Path, wish: _Wish, sites: list[str], log: Path) -> None:
+    wishes = {"requirements": wish["requirements"], "constraints": wish["constraints"]}
+    _bare_environment(folder)
+    for name, lines in wishes.items():
+        (folder / f"{name}.txt").write_text("".join(f"{x}\n" for x in lines), encoding="utf-8")
+    # pip then sees what is there already.
+    _write_paths(folder, [_adding(path) for path in sites])
+    arguments = ["-r", str(folder / "requirements.txt"), "-c", str(folder / "constraints.txt")]
+    log.write_bytes(b"")
+    _run([*_installer(folder, wish, log), *arguments], log)
+
+
+def _installer(folder: Path, wish: _Wish, log: Path) -> list[str]:
+    """Returns the command that installs into an environment; makes sure that there is one."""
+    python, uv = str(folder / "bin" / "python"), wish["uv"]
+    if uv is not None:
+        command = [uv, "pip", "install", "--python", python]
+        about = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False)
+        # It chooses torch's build by the machine's GPU and driver.
+        return [*command, *(["--torch-backend=auto"] if "--torch-backend" in about.stdout else [])]
+    pip = [python, "-P", "-m", "pip"]
+    if subprocess.run([*pip, "--version"], capture_output=True, check=False).returncode:
+        try:
+            _run([python, "-m", "ensurepip", "--default-pip"], log)
+        except _FailedError as error:
+            raise _FailedError(
+                f"{sys.executable} has neither pip nor ensurepip, and there is no uv; "
+                "install one (Debian/Ubuntu: apt-get install python3-venv)"
+            ) from error
+    return [*pip, "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+
+
+def _run(command: list[str], log: Path) -> None:
+    """Runs a program and says the last line that it prints from time to time."""
+    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+    with log.open("ab") as stream:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            env=environment,
+            close_fds=False,
+        )
+    while True:
+        try:
+            code = process.wait(_SAY_EVERY_S)
+        except subprocess.TimeoutExpired:
+            _answer({"say": f"installing packages there: {_tail(log, 1)[:200]}"})
+        else:
+            break
+    if code:
+        raise _FailedError(_tail(log, _LOG_LINES) or f"{command[0]} ended with exit code {code}")
+
+
+def _bare_environment(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True)
+    venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
+
+
+def _name_paths(folder: Path, paths: list[str]) -> None:
+    _bare_environment(folder)
+    _write_paths(folder, paths)
+
+
+def _write_paths(folder: Path, paths: list[str]) -> None:
+    # The name comes before those of other files, so that no other Stillroom is found first.
+    file = Path(_site_of(folder)) / "_0_stillroom.pth"
+    file.write_text("".join(f"{path}\n" for path in paths), encoding="utf-8")
+
+
+def _adding(path: str) -> str:
+    """Returns a line of a .pth file that adds a folder of packages with its own .pth files."""
+    return f"import site; site.addsitedir({path!r})"
+
+
+def _site_of(folder: Path) -> str:
+    return sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)})
+
+
+def _own_sites() -> list[str]:
+    folders = site.getsitepackages()
+    if site.ENABLE_USER_SITE is not False:
+        folders.append(site.getusersitepackages())
+    return [folder for folder in dict.fromkeys(folders) if Path(folder).is_dir()]
+
+
+def _installed() -> list[tuple[str, str]]:
+    found = ((each.metadata["Name"], each.version) for each in importlib.metadata.distributions())
+    return [(name, version) for name, version in found if name and version]
+
+
+def _marks() -> dict[str, str]:
+    """Returns what requirements' markers ask (PEP 508)."""
+    major, minor = sys.version_info[:2]
+    return {
+        "implementation_name": sys.implementation.name,
+        "implementation_version": platform.python_version(),
+        "os_name": os.name,
+        "platform_machine": platform.machine(),
+        "platform_python_implementation": platform.python_implementation(),
+        "platform_release": platform.release(),
+        "platform_system": platform.system(),
+        "platform_version": platform.version(),
+        "python_full_version": platform.python_version(),
+        "python_version": f"{major}.{minor}",
+        "sys_platform": sys.platform,
+    }
+
+
+def _log(root: Path, wish: _Wish) -> Path:
+    return root / "packages" / f"{wish['packages_key']}.log"
+
+
+def _seen_in(log: Path) -> str:
+    return f" (all of it is in {log} there)" if log.exists() else ""
+
+
+def _tail(log: Path, num_lines: int) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return "\n".join(lines[-num_lines:])[-2000:]
+
+
+def _answer(value: dict[str, Any]) -> None:
+    try:
+        sys.stdout.write(json.dumps(value) + "\n")
+        sys.stdout.flush()
+    except OSError:
+        # The connection is gone, and the work is not in vain: the next one finds it done.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
