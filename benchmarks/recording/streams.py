@@ -3,7 +3,7 @@
 A scripted endpoint streams the same reply to all, and each event says when it was sent. In one run, half of the clients call it directly and
 half through the proxy, at the same time, so that whatever else the machine does slows both. `added_ms` are differences of medians: `first`,
 from the request to the first event; `lag`, from when an event was sent to when it was read; `end`, the same of the end of the reply, which the
-proxy passes on only once the call is on the disk (`disk_sync_ms` is what the disk alone takes for that). First at a moderate load (--moderate clients on each side), then --streams clients, all
+proxy passes on only once the call is on the disk (`disk_sync_ms` is what the disk alone takes for that, before and after). First at a moderate load (--moderate clients on each side), then --streams clients, all
 through the proxy, and for comparison (`without_it`) all directly: so many keep the endpoint and the clients themselves busy. Exits with 1 if a call that a client saw whole is not in the journal. --peer measures a bare aiohttp proxy too.
 """
 
@@ -191,6 +191,7 @@ def main() -> int:
                 uvloop.run(load({"proxied": port}, options.moderate, 1, 1.0))
                 sync_ms = disk_sync_ms(name)
                 moderate = measured(both, proxy, options.moderate, options.calls, spread_s)
+                sync_ms = [sync_ms, disk_sync_ms(name)]
                 many = measured({"proxied": port}, proxy, options.streams, options.calls, spread_s)
                 alone = uvloop.run(load({"direct": both["direct"]}, options.streams, 1, spread_s))
             row[kind] = {

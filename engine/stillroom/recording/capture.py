@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from uuid import uuid4
 
+import msgspec
+
 from stillroom.recording.encodings import Decoder, UndecodableError
 from stillroom.recording.heads import (
     SESSION_HEADER,
@@ -25,9 +27,10 @@ from stillroom.recording.records import (
     RecordedReply,
     RecordedRequest,
     content_of,
+    encoded_ahead,
     encoded_call,
 )
-from stillroom.recording.scrubbing import StreamTexts, redactor_of, scrubbed
+from stillroom.recording.scrubbing import StreamText, redactor_of, scrubbed
 from stillroom.recording.upstreams import Upstream
 from stillroom.secrecy.redaction import Redactor
 
@@ -81,9 +84,10 @@ class Kept:
 class CallCapture:
     """A call that is being recorded.
 
-    What can be made of it before its reply ends is made by then, since the client waits for the
-    end until the call is in the journal. `limit` is the most bytes that are kept of the request,
-    and of the reply; `secrets` are as secret as the keys that the request shows.
+    The client waits for the end of its reply until the call is in the journal, so what can be made
+    of the record before is made while the call goes on: `prepare` and `read_on` are called where
+    nobody waits for them. `limit` is the most bytes that are kept of the request, and of the reply;
+    `secrets` are as secret as the keys that the request shows.
     """
 
     def __init__(
@@ -101,50 +105,70 @@ class CallCapture:
         self._secrets = secrets
         self._began, self._began_at = time.perf_counter(), time.time()
         self._first_block: float | None = None
+        self._prepared: RecordedCall | None = None
         self._reply: Kept | None = None
-        self._texts: StreamTexts | None = None
+        self._stream: StreamText | None = None
         self._status: tuple[int, bytes] = (0, b"")
         self._headers: Sequence[Header] = ()
+        self._reply_head: RecordedReply | None = None
         self._tail = b"\n"
-        self._recorded_request: RecordedRequest | None = None
 
     @functools.cached_property
     def _redactor(self) -> Redactor:
         return redactor_of((*dict.fromkeys(keys_in(self._head)), *self._secrets))
 
-    def begin_reply(
-        self, status: int, reason: bytes, headers: Sequence[Header], *, is_request_whole: bool
-    ) -> None:
+    def prepare(self) -> None:
+        """Makes what the record says of the request, which has come whole."""
+        self._prepared = self._call()
+
+    def begin_reply(self, status: int, reason: bytes, headers: Sequence[Header]) -> None:
         """Takes the head of the reply."""
         self._status, self._headers = (status, reason), headers
         named = {key.lower(): value for key, value in headers}
         if named.get(b"content-type", b"").lower().startswith(_STREAM):
-            self._texts = StreamTexts()
+            self._stream = StreamText(self._redactor)
         self._reply = _kept(named.get(b"content-encoding", b""), self._limit)
-        if is_request_whole:
-            self._recorded_request = self._request_record()
 
     def add(self, data: bytes) -> bool:
         """Keeps bytes of the reply. Returns whether a program takes the stream for ended now."""
         if self._first_block is None:
             self._first_block = time.perf_counter()
         data = self._reply.add(data) if self._reply else b""
-        if self._texts is None or not data:
+        if self._stream is None or not data:
             return False
-        self._texts.add(data)
+        self._stream.add(data)
         window = self._tail + data
         start = window.rfind(b"\n")
         # A long line is none of the events, and what follows is not the beginning of one.
         self._tail = window[start:] if start >= 0 and len(window) - start <= _TAIL else b"-"
         return _LAST_EVENT.search(window) is not None
 
+    def read_on(self) -> None:
+        """Makes what the record says of a stream so far."""
+        if self._stream is not None:
+            self._stream.read_on()
+            self._reply_head = self._reply_head or self._reply_without_content()
+
     def line(self, end: CallEnd, problem: str | None = None) -> bytes:
         """Returns the journal's line of the call, which ends now, without keys."""
         seconds = time.perf_counter() - self._began
-        redactor, first = self._redactor, self._first_block
-        session = self._head.get(SESSION_HEADER)
+        first = self._first_block
+        call = msgspec.structs.replace(
+            self._prepared or self._call(),
+            duration_s=round(seconds, 6),
+            first_block_s=None if first is None else round(first - self._began, 6),
+            end=end,
+            problem=None if problem is None else self._redactor.text(problem),
+            reply=self._reply_record(),
+        )
+        return encoded_call(call)
+
+    def _call(self) -> RecordedCall:
+        """Returns the record of the call as it is before there is a reply."""
+        redactor, session = self._redactor, self._head.get(SESSION_HEADER)
         began_at = datetime.fromtimestamp(self._began_at, UTC)
-        call = RecordedCall(
+        request = msgspec.json.encode(self._request_record())
+        return RecordedCall(
             stillroom_record=1,
             id=uuid4().hex,
             kind=self._kind,
@@ -152,15 +176,11 @@ class CallCapture:
             upstream=self._upstream.origin,
             provider=self._upstream.provider,
             started_at=began_at.isoformat(timespec="milliseconds"),
-            duration_s=round(seconds, 6),
-            first_block_s=None if first is None else round(first - self._began, 6),
-            end=end,
+            duration_s=0.0,
+            end="proxy_stopped",
             session=redactor.text(session.decode("utf-8", "replace")) if session else None,
-            problem=None if problem is None else redactor.text(problem),
-            request=self._recorded_request or self._request_record(),
-            reply=None if self._reply is None else self._reply_record(self._reply),
+            request=encoded_ahead(request, RecordedRequest),
         )
-        return encoded_call(call)
 
     def _request_record(self) -> RecordedRequest:
         encodings = self._head.get(b"content-encoding")
@@ -174,22 +194,27 @@ class CallCapture:
         content = _content(plain, scrubbed(b"".join(plain.parts), self._redactor))
         return RecordedRequest(content=content, headers=self._redactor.value(headers))
 
-    def _reply_record(self, reply: Kept) -> RecordedReply:
-        status, reason = self._status
+    def _reply_without_content(self) -> RecordedReply:
+        (status, reason), text = self._status, self._redactor.text
+        headers = [(name, text(value)) for name, value in recorded_reply_headers(self._headers)]
+        reason_text = text(reason.decode("latin-1"))
+        return RecordedReply(status=status, reason=reason_text, headers=headers, content=Content())
+
+    def _reply_record(self) -> RecordedReply | None:
+        reply, stream = self._reply, self._stream
+        if reply is None:
+            return None
+        head = self._reply_head or self._reply_without_content()
+        sizes = [len(part) for part in reply.parts] if stream is not None and reply.is_whole else []
+        encoded = stream.encoded() if stream is not None else None
+        if encoded is not None and reply.is_whole:
+            content = Content(text=encoded_ahead(encoded, str))
+            return msgspec.structs.replace(head, content=content, blocks=sizes)
         data = b"".join(reply.parts)
-        clean = scrubbed(data, self._redactor, self._texts)
-        sizes = [len(part) for part in reply.parts] if self._texts is not None else []
-        return RecordedReply(
-            status=status,
-            reason=self._redactor.text(reason.decode("latin-1")),
-            headers=[
-                (name, self._redactor.text(value))
-                for name, value in recorded_reply_headers(self._headers)
-            ],
-            content=_content(reply, clean),
-            # Where a key was taken out, other bytes came at once than are there now.
-            blocks=sizes if clean is data and reply.is_whole else [],
-        )
+        clean = scrubbed(data, self._redactor, stream)
+        # Where a key was taken out, other bytes came at once than are there now.
+        sizes = sizes if clean is data else []
+        return msgspec.structs.replace(head, content=_content(reply, clean), blocks=sizes)
 
 
 def _kept(encodings: bytes, limit: int) -> Kept:

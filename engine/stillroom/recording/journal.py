@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from stillroom.errors import InputError
 from stillroom.files import FileLock, cut_torn_line, wait_for_disk
@@ -18,6 +19,7 @@ _PROBE = bytes(1 << 16)
 
 Outcome = Exception | None
 """Why a call is not on the disk; None if it is."""
+_Waiting = tuple[bytes, Callable[[Outcome], None]]
 _sync = getattr(os, "fdatasync", os.fsync)
 
 
@@ -42,9 +44,8 @@ class CallJournal:
         except BaseException:
             self._lock.release()
             raise
-        self._waiting: list[tuple[bytes, Callable[[Outcome], None]]] = []
-        self._wakes, self._file = threading.Condition(), threading.Lock()
-        self._is_closing = False
+        self._waiting = SimpleQueue[_Waiting | None]()
+        self._file = threading.Lock()
         self.num_calls = 0
         self._thread = threading.Thread(target=self._write_all, name="journal", daemon=True)
         self._thread.start()
@@ -54,9 +55,7 @@ class CallJournal:
 
         `done` is called from another thread once it is on the disk, or could not be written.
         """
-        with self._wakes:
-            self._waiting.append((line, done))
-            self._wakes.notify()
+        self._waiting.put((line, done))
 
     def can_write(self) -> bool:
         """Returns whether some bytes can be written now, after a write that failed."""
@@ -73,9 +72,7 @@ class CallJournal:
 
     def close(self) -> None:
         """Writes all that waits, and lets another process write to the folder."""
-        with self._wakes:
-            self._is_closing = True
-            self._wakes.notify()
+        self._waiting.put(None)
         self._thread.join()
         os.close(self._handle)
         self._lock.release()
@@ -107,12 +104,16 @@ class CallJournal:
             os.ftruncate(handle, self._size)
 
     def _write_all(self) -> None:
-        while True:
-            with self._wakes:
-                self._wakes.wait_for(lambda: self._waiting or self._is_closing)
-                batch, self._waiting = self._waiting, []
+        is_closing = False
+        while not is_closing:
+            found = [self._waiting.get()]
+            with suppress(Empty):
+                while True:
+                    found.append(self._waiting.get_nowait())
+            is_closing = None in found
+            batch = [one for one in found if one is not None]
             if not batch:
-                return
+                continue
             with self._file:
                 outcome = self._write(b"".join(line for line, _ in batch))
             if outcome is None:

@@ -103,6 +103,8 @@ class PassThrough:
         self._is_request_whole = True
         if self._connection is not None and self._head.is_chunked:
             self._connection.write(b"0\r\n\r\n")
+        if self._capture is not None:
+            self._capture.prepare()
 
     def _framed(self, data: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(data), data) if self._head.is_chunked else data
@@ -147,9 +149,7 @@ class PassThrough:
         """Takes the head of the reply."""
         self._has_reply = True
         if self._capture is not None:
-            self._capture.begin_reply(
-                status, reason, headers, is_request_whole=self._is_request_whole
-            )
+            self._capture.begin_reply(status, reason, headers)
         names = {key.lower() for key, _ in headers}
         has_length = b"content-length" in names
         has_content = self._head.method != "HEAD" and status not in _NO_CONTENT
@@ -195,6 +195,7 @@ class PassThrough:
         if not (self._is_held or self._is_ended):
             self._write(self._parts)
             self._parts = []
+            self._capture.read_on()
             return
         self._is_held = True
         self._held += self._parts

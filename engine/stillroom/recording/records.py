@@ -2,10 +2,11 @@
 
 import base64
 import re
-from typing import Literal
+from typing import Literal, TypeVar, cast
 
 import msgspec
 
+T = TypeVar("T")
 CallKind = Literal["chat", "responses", "messages"]
 """The API of a call: OpenAI's chat completions or Responses, or Anthropic's Messages."""
 CallEnd = Literal["whole", "client_left", "upstream_left", "proxy_stopped"]
@@ -113,6 +114,11 @@ _DECODER = msgspec.json.Decoder(RecordedCall)
 def decoded_call(line: bytes | memoryview) -> RecordedCall:
     """Returns the call in a journal's line. Raises ValueError (msgspec's too) if it holds none."""
     return _DECODER.decode(line)
+
+
+def encoded_ahead(data: bytes, _kind: type[T]) -> T:
+    """Returns what stands in a record for a value of this type that is encoded as JSON already."""
+    return cast("T", msgspec.Raw(data))
 
 
 def encoded_call(call: RecordedCall) -> bytes:

@@ -5,6 +5,8 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
+import msgspec
+
 from stillroom.secrecy.redaction import MARK, Redactor
 
 _PIECES = re.compile(
@@ -14,6 +16,8 @@ _PIECES = re.compile(
 )
 """The fields in which the events of a stream hold the pieces of texts."""
 _MOST_REDACTORS = 256
+_WORTH_READING = 512
+"""Bytes of a stream that are read at once: less each time costs more in all."""
 
 Span = tuple[int, int]
 
@@ -24,37 +28,99 @@ def redactor_of(keys: tuple[str, ...]) -> Redactor:
     return Redactor(keys)
 
 
-class StreamTexts:
-    """The texts that the events of a stream hold in pieces, collected as the events come."""
+class StreamText:
+    """The text of a stream, which is made ready for its record while the stream still goes on.
 
-    def __init__(self) -> None:
-        self._pieces = defaultdict[bytes, list[bytes]](list)
-        self._rest: list[bytes] = []
-        """The beginning of a line whose end has not come."""
+    Keys are looked for in the stream as it is, and in the texts whose pieces its events hold.
+    """
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._unread: list[bytes] = []
+        self._num_unread, self._has_line_end = 0, False
+        self._whole = KeySearch(redactor)
+        self._fields = defaultdict[bytes, KeySearch](lambda: KeySearch(redactor))
+        self._encoded: list[bytes] = []
+        self._is_utf8 = True
 
     def add(self, data: bytes) -> None:
-        """Collects the pieces in the next bytes of the stream."""
-        end = data.rfind(b"\n") + 1
-        if not end:
-            self._rest.append(data)
+        """Takes the next bytes of the stream."""
+        self._unread.append(data)
+        self._num_unread += len(data)
+        self._has_line_end = self._has_line_end or b"\n" in data
+
+    def read_on(self) -> None:
+        """Reads the lines that have come, if they are worth it: called while nobody waits."""
+        if not self._has_line_end or self._num_unread < _WORTH_READING:
             return
-        lines = b"".join([*self._rest, data[:end]])
-        self._rest = [data[end:]]
-        for name, piece in _PIECES.findall(lines):
-            self._pieces[name].append(piece)
+        data = b"".join(self._unread)
+        end = data.rfind(b"\n") + 1
+        self._unread = [data[end:]]
+        self._num_unread, self._has_line_end = len(data) - end, False
+        self._read(data[:end])
 
-    def fields_with_keys(self, redactor: Redactor) -> set[bytes]:
+    def encoded(self) -> bytes | None:
+        """Returns the ended stream as a JSON string; None if it holds keys or no UTF-8."""
+        rest, self._unread = b"".join(self._unread), []
+        self._read(rest)
+        if not self._is_utf8 or self._whole.has_found or self.fields_with_keys():
+            return None
+        return b'"%b"' % b"".join(self._encoded)
+
+    def fields_with_keys(self) -> list[bytes]:
         """Returns the names of the fields whose pieces put together hold a key."""
-        return {name for name, parts in self._pieces.items() if redactor.spans(b"".join(parts))}
+        return [name for name, search in self._fields.items() if search.has_found]
+
+    def _read(self, lines: bytes) -> None:
+        self._whole.add(lines)
+        pieces = defaultdict[bytes, list[bytes]](list)
+        for name, piece in _PIECES.findall(lines):
+            pieces[name].append(piece)
+        for name, parts in pieces.items():
+            self._fields[name].add(b"".join(parts))
+        try:
+            self._encoded.append(msgspec.json.encode(lines.decode())[1:-1])
+        except UnicodeDecodeError:
+            self._is_utf8 = False
 
 
-def scrubbed(data: bytes, redactor: Redactor, texts: StreamTexts | None = None) -> bytes:
+class KeySearch:
+    """Looks for keys in a text that comes in parts, between which a key may be cut in two."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._parts: list[bytes] = []
+        self._num_new = 0
+        self._has_found = False
+
+    def add(self, data: bytes) -> None:
+        """Takes the next part."""
+        self._parts.append(data)
+        self._num_new += len(data)
+        # A part is looked into together with what a key may have begun in before it.
+        if self._num_new >= self._redactor.reach:
+            self._look()
+
+    @property
+    def has_found(self) -> bool:
+        """Whether the parts so far hold a key."""
+        if self._num_new:
+            self._look()
+        return self._has_found
+
+    def _look(self) -> None:
+        data = b"".join(self._parts)
+        self._has_found = self._has_found or self._redactor.is_in(data)
+        self._parts = [data[max(0, len(data) - self._redactor.reach) :]]
+        self._num_new = 0
+
+
+def scrubbed(data: bytes, redactor: Redactor, stream: StreamText | None = None) -> bytes:
     """Returns a content without keys; it is the same object if there were none.
 
-    `texts` are those of a stream.
+    `stream` has read the content, if it is one.
     """
     data = redactor.data(data)
-    names = texts.fields_with_keys(redactor) if texts is not None else ()
+    names = stream.fields_with_keys() if stream is not None else ()
     if not names:
         return data
     pieces = defaultdict[bytes, list[Span]](list)

@@ -14,6 +14,8 @@ _ENCODED = re.compile(rb"%([0-9a-fA-F]{2})|\\+u00([0-9a-fA-F]{2})|\\+/")
 _PERCENT = re.compile(rb"%[0-9a-fA-F]{2}")
 _MOST_ESCAPES = 4
 """How often a text may be escaped again and still be recognised."""
+_MOST_SPELLED = 64
+"""The most bytes that a character of a key becomes where it is escaped again and again."""
 _MOST_HELD = 1 << 14
 """The most bytes of a line that are held back; no key in any spelling is longer."""
 _BASE64_AROUND = rb"[A-Za-z0-9+/_\-]{0,4}"
@@ -32,7 +34,13 @@ class Redactor:
         self._secrets = sorted(found, key=len, reverse=True)
         plain = [secret.encode() for secret in self._secrets]
         encoded = list(dict.fromkeys(form for key in plain for form in _base64_forms(key)))
-        self._needles = [*plain, *encoded]
+        needles = [*plain, *encoded]
+        # What holds another needle is found with it.
+        self._needles = [
+            one for one in needles if not any(other != one and other in one for other in needles)
+        ]
+        self.reach = _MOST_SPELLED * max(map(len, plain), default=0)
+        """The most bytes that a secret takes in any spelling."""
         self._pattern = _any_of(plain, encoded) if plain else None
 
     @property
@@ -48,15 +56,10 @@ class Redactor:
         pattern = self._pattern
         if pattern is None:
             return data
-        return pattern.sub(MARK.encode(), data) if self._is_in(data) else data
+        return pattern.sub(MARK.encode(), data) if self.is_in(data) else data
 
-    def spans(self, data: bytes) -> list[tuple[int, int]]:
-        """Returns the start and end of each secret in bytes, for what must be replaced in parts."""
-        if self._pattern is None or not self._is_in(data):
-            return []
-        return [found.span() for found in self._pattern.finditer(data)]
-
-    def _is_in(self, data: bytes) -> bool:
+    def is_in(self, data: bytes) -> bool:
+        """Returns whether bytes hold a secret in any spelling."""
         for _ in range(_MOST_ESCAPES):
             if any(needle in data for needle in self._needles):
                 return True
@@ -64,6 +67,12 @@ class Redactor:
                 return False
             data = _ENCODED.sub(_decoded, data)
         return any(needle in data for needle in self._needles)
+
+    def spans(self, data: bytes) -> list[tuple[int, int]]:
+        """Returns the start and end of each secret in bytes, for what must be replaced in parts."""
+        if self._pattern is None or not self.is_in(data):
+            return []
+        return [found.span() for found in self._pattern.finditer(data)]
 
     def text(self, text: str) -> str:
         """Returns a text without the secrets."""

@@ -77,3 +77,18 @@ def test_a_key_that_is_printed_in_pieces_is_taken_out(size: int):
     assert KEY[:8] not in clean
     assert clean.startswith("a\n[key]\nlong xxx")
     assert clean.endswith(", the end")
+
+
+@settings(max_examples=60, deadline=None)
+@given(key=keys, before=around, after=around, form=st.integers(0, 3))
+def test_a_key_within_a_longer_one_is_found_alone_and_in_it(key, before, after, form):
+    longer = f"Bearer {key} and more"
+    both = Redactor([longer, key])
+    for one in (key, longer):
+        spelled = [one, quote(one, safe=""), base64.b64encode(one.encode()).decode(),
+                   "".join(f"\\u{byte:04x}" for byte in one.encode())][form]  # fmt: skip
+        text = f"{before} {spelled} {after}".encode()
+        assert both.is_in(text)
+        assert len(spelled) <= both.reach
+    plain = f"{before}{after}".encode()
+    assert both.is_in(plain) == (Redactor([key]).is_in(plain) or Redactor([longer]).is_in(plain))
