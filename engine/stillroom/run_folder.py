@@ -25,6 +25,9 @@ from stillroom.types import OthersText, RunKind, RunStatus
 
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # 32 letters, none that look alike
 _ID_LENGTH = 26  # 130 random bits
+REMOTE_FILE = "remote.json"
+"""The file in the folder of a run whose process is on another machine (`remote/records.py`)."""
+_VIEW_FILE = "remote_view.json"
 _FOREIGN = "if it is no run of yours, move its folder elsewhere; its other files can still be read"
 
 
@@ -146,6 +149,30 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     values: dict[str, float | None] | None = None
     """The values of the metrics by name; None where one was not finite, as JSON has no NaN."""
     text: str | None = None
+
+
+class RunElsewhere(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of remote_view.json that users are shown."""
+
+    where: str
+    """The machine's name in machines.yml."""
+    phase: str = "waiting"
+    last_contact: str | None = None
+    """When the machine answered last; None if it never has."""
+    problem: str | None = None
+    """Why it cannot be reached at the moment, and what to do; None if it can."""
+    machine_usd: float | None = None
+    """What the machine has cost so far; None without a price."""
+
+
+class _Named(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _Order(msgspec.Struct, frozen=True):
+    """The part of remote.json that is shown before the run has a view."""
+
+    machine: _Named
 
 
 class RunFolder:
@@ -298,6 +325,17 @@ def create_run(
     )
     folder.write(state)
     return folder
+
+
+def read_elsewhere(folder: Path) -> RunElsewhere | None:
+    """Returns how a run on another machine stands; None for a run whose process is here."""
+    if not (folder / REMOTE_FILE).is_file():
+        return None
+    with suppress(OSError, DataError):
+        return read_json(folder / _VIEW_FILE, RunElsewhere)
+    with suppress(OSError, DataError):
+        return RunElsewhere(where=read_json(folder / REMOTE_FILE, _Order).machine.name)
+    return RunElsewhere(where="a machine that cannot be read from remote.json")
 
 
 def given_config(config: Path) -> str:

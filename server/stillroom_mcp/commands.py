@@ -185,10 +185,15 @@ class _ProgressView:
 
     def start(self, run: api.RunReport) -> None:
         """Prints the run's id and log path, so that the run can be found again."""
-        sys.stderr.write(f"run {run.run_id} ({run.log_path})\n")
+        place = f" on {run.where}" if run.where is not None else ""
+        sys.stderr.write(f"run {run.run_id}{place} ({run.log_path})\n")
 
     def show(self, run: api.RunReport) -> None:
         """Shows how much of the run's current phase is done."""
+        if run.unreachable is not None and time.monotonic() - self._line_at >= _LINE_EVERY_S:
+            silent = f"{run.where} does not answer, last at {run.last_contact or 'no time'}"
+            sys.stderr.write(f"{silent}; the run goes on there: {run.unreachable}\n")
+            self._line_at = time.monotonic()
         progress = run.progress
         if progress is None:
             return

@@ -174,6 +174,11 @@ def after_run(request: object, result: api.RunReport) -> str:
     if result.status in ("starting", "running"):
         then = f"; then the same for {', '.join(result.then)}" if result.then else ""
         following = f"get_run(run_id={result.run_id}, wait_s=110) until status is succeeded{then}"
+        if result.unreachable is not None:
+            return (
+                f"{result.where} does not answer at the moment, and the run goes on there: do not "
+                f"start it again. {following}; if it stays so, check_setup(where={result.where})"
+            )
         if result.alarms:
             return f"tell the user of the alarms; cancel_run if they persist, else {following}"
         return following
@@ -187,7 +192,10 @@ def after_run(request: object, result: api.RunReport) -> str:
 
 def _go_on(result: api.RunReport) -> str:
     if result.kind in ("sft", "dpo", "distill"):
-        return f"start_training(resume={result.run_id}) goes on from its last checkpoint"
+        there = f", where={result.where}" if result.where is not None else ""
+        elsewhere = ", there or elsewhere" if there else ""
+        again = f"start_training(resume={result.run_id}{there})"
+        return f"{again} goes on from its last checkpoint{elsewhere}"
     return "make the same call again if the work is still wanted"
 
 

@@ -1,12 +1,13 @@
 """Machines for tests: what they answer is scripted, and nothing is connected."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stillroom.errors import EngineError
-from stillroom.files import write_json
+from stillroom.files import FileLock, write_json
 from stillroom.remote.records import (
     ORDER_FILE,
     VIEW_FILE,
@@ -97,3 +98,15 @@ def add_remote_run(
         )
     )
     return folder
+
+
+@contextmanager
+def followed(folder: RunFolder) -> Iterator[None]:
+    """Has the run's follower seem alive: else one is started whenever the run is read."""
+    locks = [FileLock(folder.path / "follower.lock"), folder.owner_lock()]
+    assert all(lock.try_acquire() for lock in locks)
+    try:
+        yield
+    finally:
+        for lock in locks:
+            lock.release()

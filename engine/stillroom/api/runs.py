@@ -9,7 +9,15 @@ from pydantic import Field
 from stillroom.errors import DataError, InputError
 from stillroom.jobs import supervise
 from stillroom.lines import Tail, read_tail
-from stillroom.run_folder import Progress, RunFailure, RunFolder, RunState, all_runs, find_run
+from stillroom.run_folder import (
+    Progress,
+    RunFailure,
+    RunFolder,
+    RunState,
+    all_runs,
+    find_run,
+    read_elsewhere,
+)
 from stillroom.settings import Workspace
 from stillroom.types import OthersText, RunKind, RunStatus, WaitReason
 from stillroom.validation import StrictModel
@@ -86,6 +94,14 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """The spending cap that the run was started with; `metrics.cost_usd` is what it has spent."""
     answered_at: WaitReason | None = None
     """Why a call with wait_s answered when it did; None if it did not wait."""
+    where: str | None = None
+    """The machine that does the run; None: this one, and the next three fields say nothing."""
+    last_contact: str | None = None
+    """When that machine answered last: how old all else here is."""
+    unreachable: OthersText | None = None
+    """Why it cannot be reached at the moment; the run goes on there nevertheless."""
+    machine_usd: float | None = None
+    """What the machine has cost for this run so far; None without a price."""
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +117,10 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The seconds from its start to its end, or to now; None if it has not begun."""
     progress: Progress | None
     problem: OthersText | None
+    where: str | None = None
+    """The machine that does it; None: this one."""
+    last_contact: str | None = None
+    machine_usd: float | None = None
 
 
 class UnreadableRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,6 +216,7 @@ def get_run_logs(workspace: Workspace, request: GetRunLogs) -> LogPage:
 
 def report_run(workspace: Workspace, folder: RunFolder, state: RunState) -> RunReport:
     """Returns a run's state as a report, with the paths of its folder and log as users see them."""
+    elsewhere = read_elsewhere(folder.path)
     return RunReport(
         run_id=state.run_id,
         kind=state.kind,
@@ -211,6 +232,10 @@ def report_run(workspace: Workspace, folder: RunFolder, state: RunState) -> RunR
         error=state.error,
         folder=workspace.shown(folder.path),
         log_path=workspace.shown(folder.log),
+        where=elsewhere.where if elsewhere else None,
+        last_contact=elsewhere.last_contact if elsewhere else None,
+        unreachable=elsewhere.problem if elsewhere else None,
+        machine_usd=elsewhere.machine_usd if elsewhere else None,
     )
 
 
@@ -232,7 +257,8 @@ def _resumed_by(workspace: Workspace, folder: RunFolder, kind: RunKind) -> str |
 
 
 def _summary(workspace: Workspace, state: RunState) -> RunSummary:
-    request = RunFolder(workspace.runs / state.run_id).known_request()
+    folder = RunFolder(workspace.runs / state.run_id)
+    request, elsewhere = folder.known_request(), read_elsewhere(folder.path)
     name = request.given_name if request is not None else None
     return RunSummary(
         run_id=state.run_id,
@@ -243,6 +269,9 @@ def _summary(workspace: Workspace, state: RunState) -> RunSummary:
         duration_s=state.seconds,
         progress=state.progress,
         problem=state.error.problem if state.error else None,
+        where=elsewhere.where if elsewhere else None,
+        last_contact=elsewhere.last_contact if elsewhere else None,
+        machine_usd=elsewhere.machine_usd if elsewhere else None,
     )
 
 

@@ -63,7 +63,6 @@ def _tenth(run: RunReport) -> tuple[str, int] | None:
 
 
 def _is_nearly_spent(run: RunReport) -> bool:
-    spent = run.metrics.get("cost_usd")
-    return (
-        run.budget_usd is not None and spent is not None and spent >= _BUDGET_SHARE * run.budget_usd
-    )
+    # The budget of a run on another machine is for that machine too.
+    spent = (run.metrics.get("cost_usd") or 0.0) + (run.machine_usd or 0.0)
+    return run.budget_usd is not None and spent > 0 and spent >= _BUDGET_SHARE * run.budget_usd

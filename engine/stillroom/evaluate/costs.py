@@ -11,7 +11,7 @@ import msgspec
 from stillroom.errors import DataError
 from stillroom.evaluate.files import EvaluationResult, TaskCost
 from stillroom.evaluate.words import dollars
-from stillroom.run_folder import RunFolder, all_runs
+from stillroom.run_folder import RunFolder, all_runs, read_elsewhere
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import MACHINE, PRICES_FILE, machine_usd_per_hour
 from stillroom.teachers.providers import IN_PROCESS, PROFILES
@@ -33,8 +33,8 @@ class CostComparison(msgspec.Struct, frozen=True, kw_only=True):
     teacher_usd: float | None
     teacher_seconds: float
     spent_usd: float | None
-    """The dollars of all calls of the workspace's runs, and of this machine's time where it has a
-    price; None if the price of some calls is unknown."""
+    """The dollars of all calls of the workspace's runs, of machines elsewhere, and of this
+    machine's time where it has a price; None if the price of some calls or machines is unknown."""
     machine_hours: float
     """The hours that trainings, and rollouts of models on this machine, have taken."""
     break_even_tasks: int | None
@@ -59,7 +59,9 @@ class Spent:
     """What the runs of a workspace have cost."""
 
     calls_usd: float | None
+    """The calls, and the machines elsewhere; None if the price of some is not known."""
     machine_hours: float
+    """The hours of this machine."""
 
 
 def spent_on_runs(workspace: Workspace) -> Spent:
@@ -74,7 +76,9 @@ def spent_on_runs(workspace: Workspace) -> Spent:
             is_local = _is_local(request)
             if state.kind in _CALLING and not (is_local and "cost_usd" not in result):
                 calls.append(result.get("cost_usd", state.metrics.get("cost_usd", 0.0)))
-            if state.kind in _TRAINING or (state.kind in _CALLING and is_local):
+            if (elsewhere := read_elsewhere(folder.path)) is not None:
+                calls.append(elsewhere.machine_usd)
+            elif state.kind in _TRAINING or (state.kind in _CALLING and is_local):
                 seconds += state.seconds or 0.0
     return Spent(total_usd(calls), seconds / 3600)
 

@@ -19,12 +19,23 @@ from stillroom.report.wording import (
     number_interval,
     percent,
     percent_interval,
+    place,
     plural,
     short_name,
 )
 
 _FOLDER = Path(__file__).parent
-_FILTERS = (count, moment, number, number_interval, percent, percent_interval, plural, short_name)
+_FILTERS = (
+    count,
+    moment,
+    number,
+    number_interval,
+    percent,
+    percent_interval,
+    place,
+    plural,
+    short_name,
+)
 
 
 def page_environment(*folders: Path) -> jinja2.Environment:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from stillroom.errors import DataError
 from stillroom.files import read_json
-from stillroom.run_folder import RunFolder, RunState
+from stillroom.run_folder import RunElsewhere, RunFolder, RunState, read_elsewhere
 from stillroom.types import RunKind
 
 TRAINING_KINDS = frozenset((RunKind.SFT, RunKind.DPO, RunKind.DISTILL))
@@ -26,6 +26,11 @@ class Run:
     def run_id(self) -> str:
         """The run's id is the folder's name."""
         return self.folder.name
+
+    @property
+    def elsewhere(self) -> RunElsewhere | None:
+        """How the run stands on another machine; None if its process is here."""
+        return read_elsewhere(self.folder)
 
 
 @dataclass(frozen=True, slots=True)

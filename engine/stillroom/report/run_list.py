@@ -19,7 +19,7 @@ from stillroom.report.wording import (
     short_name,
     span,
 )
-from stillroom.run_folder import RunFolder, RunRequest, RunState
+from stillroom.run_folder import RunElsewhere, RunFolder, RunRequest, RunState
 from stillroom.types import RunKind, RunStatus
 
 
@@ -30,6 +30,8 @@ class RunRow:
     run: Run
     took: str
     outcome: str
+    where: RunElsewhere | None
+    """How it stands on the machine that does it; None if that is this one."""
     cost: str | None
     """What it has cost, in US dollars; None where that is not known, or nothing."""
     command: str | None
@@ -152,7 +154,8 @@ def run_rows(
             run=run,
             took=_took(run.state),
             outcome=_outcome(run.state),
-            cost=dollars(spent) if (spent := spent_usd(run.state)) else None,
+            where=run.elsewhere,
+            cost=dollars(spent) if (spent := spent_usd(run)) else None,
             command=_command(run, command_of) if command_of else None,
         )
         for run in reversed(runs)
@@ -162,15 +165,20 @@ def run_rows(
 def totals(runs: Sequence[Run]) -> str:
     """Returns the time that the runs took one after the other, and their cost, as a sentence."""
     spans = (seconds_between(run.state.started_at or "", run.state.ended_at or "") for run in runs)
-    costs = [spent for run in runs if (spent := spent_usd(run.state))]
+    costs = [spent for run in runs if (spent := spent_usd(run))]
     words = f"Added up, they took {span(sum(filter(None, spans)))}"
     return f"{words} and cost {dollars(sum(costs))}." if costs else f"{words}."
 
 
-def spent_usd(state: RunState) -> float | None:
-    """Returns what a run has cost so far in US dollars; None where that is not known."""
-    known = (state.metrics.get("cost_usd"), (state.result or {}).get("cost_usd"))
-    return next((float(cost) for cost in known if isinstance(cost, int | float)), None)
+def spent_usd(run: Run) -> float | None:
+    """Returns what a run's calls and the machine that does it have cost so far, in US dollars.
+
+    None where neither is known.
+    """
+    known = (run.state.metrics.get("cost_usd"), (run.state.result or {}).get("cost_usd"))
+    calls = next((float(cost) for cost in known if isinstance(cost, int | float)), None)
+    machine = run.elsewhere.machine_usd if run.elsewhere is not None else None
+    return None if calls is None and machine is None else (calls or 0.0) + (machine or 0.0)
 
 
 def _command(run: Run, command_of: Callable[[RunRequest], str]) -> str | None:

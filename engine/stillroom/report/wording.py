@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from stillroom.evaluate.intervals import Estimate
+from stillroom.run_folder import RunElsewhere
 from stillroom.types import RunKind
 
 NOTHING = "–"
@@ -95,6 +96,18 @@ def moment(written: str) -> str:
     """Returns an ISO 8601 time in a readable form; any other text comes back unchanged."""
     time = parse_time(written)
     return written if time is None else f"{time.day} {time:%b %Y, %H:%M} UTC"
+
+
+def place(elsewhere: RunElsewhere) -> str:
+    """Returns on which machine a run is, what happens there, and how old the view of it is."""
+    words = f"on {elsewhere.where}"
+    if elsewhere.phase == "over":
+        return words
+    if elsewhere.phase != "running":
+        words += f", {elsewhere.phase.replace('_', ' ')}"
+    if elsewhere.last_contact is None:
+        return f"{words}, not reached yet"
+    return f"{words}, seen {moment(elsewhere.last_contact)}"
 
 
 def duration(started: str | None, ended: str | None) -> str | None:

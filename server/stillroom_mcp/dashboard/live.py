@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from stillroom.report.folders import Run
 from stillroom.report.run_list import spent_usd
 from stillroom.report.wording import Figure, count, dollars, number, percent, span
 from stillroom.run_folder import Progress, RunEvent, RunState
@@ -90,9 +91,9 @@ def _whole_lines(path: Path, start: int) -> bytes:
     return b""
 
 
-def spending(state: RunState, request: Mapping[str, Any]) -> Spending | None:
+def spending(run: Run, request: Mapping[str, Any]) -> Spending | None:
     """Returns what a run has spent; None if it is not known to cost anything."""
-    spent = spent_usd(state)
+    spent = spent_usd(run)
     budget = request.get("budget_usd")
     if not isinstance(budget, int | float):
         budget = None
@@ -101,9 +102,10 @@ def spending(state: RunState, request: Mapping[str, Any]) -> Spending | None:
     return Spending(spent or 0.0, budget)
 
 
-def figures(state: RunState, request: Mapping[str, Any]) -> list[Figure]:
+def figures(run: Run, request: Mapping[str, Any]) -> list[Figure]:
     """Returns the large figures of a run as it stands now."""
-    return [*_time_figures(state), *_metric_figures(state), *_money_figures(state, request)]
+    state = run.state
+    return [*_time_figures(state), *_metric_figures(state), *_money_figures(run, request)]
 
 
 def _time_figures(state: RunState) -> Iterator[Figure]:
@@ -129,11 +131,14 @@ def _metric_figures(state: RunState) -> Iterator[Figure]:
             yield Figure(label, number(value), note)
 
 
-def _money_figures(state: RunState, request: Mapping[str, Any]) -> Iterator[Figure]:
-    money = spending(state, request)
-    if money is not None:
-        note = "no budget was set" if money.share is None else f"{percent(money.share)} of it"
-        yield Figure("Spent", money.words, note)
+def _money_figures(run: Run, request: Mapping[str, Any]) -> Iterator[Figure]:
+    money, elsewhere = spending(run, request), run.elsewhere
+    if money is None:
+        return
+    note = "no budget was set" if money.share is None else f"{percent(money.share)} of it"
+    if elsewhere is not None and elsewhere.machine_usd is not None:
+        note += f", {dollars(elsewhere.machine_usd)} for {elsewhere.where}"
+    yield Figure("Spent", money.words, note)
 
 
 def share_done(progress: Progress) -> float:

@@ -20,7 +20,7 @@ from stillroom.report.run_list import RunRow, run_rows
 from stillroom.report.scoreboard import Scoreboard, scoreboard
 from stillroom.report.wording import Figure, plural, points
 from stillroom.report.write import costs_of
-from stillroom.run_folder import RunFolder, all_runs, find_run
+from stillroom.run_folder import RunElsewhere, RunFolder, all_runs, find_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind
 from stillroom_mcp.dashboard.live import Spending, figures, share_done, spending
@@ -48,6 +48,8 @@ class RunView:
 
     run: Run
     outcome: str
+    where: RunElsewhere | None
+    """How it stands on the machine that does it; None if that is this one."""
     name: str | None
     figures: Sequence[Figure]
     share: float | None
@@ -119,7 +121,7 @@ def _card(row: RunRow) -> RunCard:
     name = request.given_name if request else None
     is_open = not state.status.is_final and state.progress is not None
     share = share_done(state.progress) if is_open and state.progress else None
-    return RunCard(row, name, share, spending(state, values))
+    return RunCard(row, name, share, spending(row.run, values))
 
 
 def run_view(workspace: Workspace, run: Run) -> RunView:
@@ -132,10 +134,11 @@ def run_view(workspace: Workspace, run: Run) -> RunView:
     return RunView(
         run=run,
         outcome=run_rows([run])[0].outcome,
+        where=run.elsewhere,
         name=request.given_name if request else None,
-        figures=figures(state, values),
+        figures=figures(run, values),
         share=share_done(state.progress) if state.progress else None,
-        money=spending(state, values),
+        money=spending(run, values),
         charts=chart_plans(reader, run),
         settings=settings.rows if settings else _plain_settings(values),
         command=api.command_of(request) if request else None,

@@ -40,9 +40,12 @@
       const value = metrics[metric];
       if (typeof value === "number") shown.push([title, metric === "cost_usd" ? `$${value.toFixed(4)}` : number(value), unit || "now"]);
     }
+    if (typeof run.machine_usd === "number") shown.push(["Machine", `$${run.machine_usd.toFixed(2)}`, run.where]);
     const alarms = (run.alarms ?? []).map((alarm) => make("li", "", alarm));
     head.replaceChildren(
       make("h1", "", run.run_id.slice(0, run.run_id.indexOf("-") + 7), make("span", "", ` · ${run.kind} `), make("span", `status ${run.status}`, run.status)),
+      ...(run.where ? [make("p", "small muted", `On ${run.where}, ${run.last_contact ? `seen ${run.last_contact.slice(0, 16).replace("T", " ")} UTC` : "not reached yet"}.`)] : []),
+      ...(run.unreachable ? [make("div", "problem", make("p", "", `Not reached at the moment: ${unfenced(run.unreachable)}`), make("p", "muted", "The run goes on there."))] : []),
       figures(shown.slice(0, 6)),
       ...(alarms.length ? [make("ul", "alarms", ...alarms)] : []),
       ...(run.error ? [make("div", "problem", make("p", "", unfenced(run.error.problem)), make("p", "muted", `Fix: ${run.error.fix}`))] : []),

@@ -4,7 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fakes.machines import add_remote_run
+from stillroom.lineage import now
+from stillroom.remote.records import View
+from stillroom.report.folders import Run
 from stillroom.run_folder import Progress, RunState
+from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
 from stillroom_mcp.dashboard.live import figures, read_metrics_from
 
@@ -36,7 +41,8 @@ def shown(request: dict[str, Any], **fields: Any) -> dict[str, tuple[str, str]]:
         run_id="r", kind=RunKind.ROLLOUTS, status=RunStatus.RUNNING,
         created_at="2026-11-20T10:00:00Z", started_at="2026-11-20T10:00:00Z", **fields,
     )  # fmt: skip
-    return {figure.label: (figure.value, figure.note) for figure in figures(state, request)}
+    run = Run(Path("r"), state)
+    return {figure.label: (figure.value, figure.note) for figure in figures(run, request)}
 
 
 def test_spend_stands_beside_its_budget_and_time_beside_what_is_left() -> None:
@@ -49,3 +55,14 @@ def test_spend_stands_beside_its_budget_and_time_beside_what_is_left() -> None:
 
 def test_what_costs_nothing_shows_no_money() -> None:
     assert "Spent" not in shown({"budget_usd": None}, metrics={"loss": 1.0})
+
+
+def test_the_machine_that_does_a_run_counts_as_spent(tmp_path: Path) -> None:
+    view = View(where="gpu-box", phase="running", last_contact=now(), machine_usd=0.75)
+    workspace = Workspace(tmp_path)
+    folder = add_remote_run(workspace, view, metrics={"cost_usd": 0.25})
+
+    found = {f.label: f for f in figures(Run(folder.path, folder.read()), {"budget_usd": 4.0})}
+
+    assert found["Spent"].value == "$1.00 of $4.00"
+    assert found["Spent"].note == "25.0\xa0% of it, $0.7500 for gpu-box"

@@ -1,0 +1,130 @@
+"""A run on another machine, as calls, lists, pages and costs show it."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fakes.dashboards import client_of
+from fakes.machines import add_remote_run, followed
+from stillroom import api
+from stillroom.evaluate.costs import spent_on_runs
+from stillroom.remote.records import ORDER_FILE, View
+from stillroom.run_folder import REMOTE_FILE, RunFailure, read_elsewhere
+from stillroom.settings import Workspace
+from stillroom.types import RunStatus
+from stillroom_mcp.next_steps import after_run
+
+SEEN = "2026-11-23T03:04:05+00:00"
+RUNNING = View(where="gpu-box", phase="running", last_contact=SEEN, machine_usd=1.5)
+SILENT = View(where="gpu-box", phase="running", last_contact=SEEN, problem="no route to host")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path)
+
+
+def test_the_files_have_the_names_that_the_follower_gives_them() -> None:
+    assert REMOTE_FILE == ORDER_FILE
+
+
+def test_get_run_and_list_runs_say_where_it_is_and_how_old_the_view_is(workspace) -> None:
+    folder = add_remote_run(workspace, RUNNING)
+    with followed(folder):
+        run = api.get_run(workspace, api.GetRun(run_id=folder.run_id))
+        [listed] = api.list_runs(workspace, api.ListRuns()).runs
+
+    assert (run.where, run.last_contact, run.machine_usd) == ("gpu-box", SEEN, 1.5)
+    assert run.unreachable is None
+    assert (listed.where, listed.last_contact, listed.machine_usd) == ("gpu-box", SEEN, 1.5)
+
+
+def test_a_machine_that_does_not_answer_makes_no_other_status_and_no_second_start(workspace):
+    folder = add_remote_run(workspace, SILENT)
+    with followed(folder):
+        run = api.get_run(workspace, api.GetRun(run_id=folder.run_id))
+
+    assert (run.status, run.unreachable) == ("running", "no route to host")
+    step = after_run(None, run)
+    assert "do not start it again" in step
+    assert f"get_run(run_id={folder.run_id}" in step
+    assert "check_setup(where=gpu-box)" in step
+
+
+def test_a_run_that_ended_early_there_goes_on_there_or_elsewhere(workspace) -> None:
+    view = View(where="gpu-box", phase="over", last_contact=SEEN)
+    folder = add_remote_run(workspace, view, status=RunStatus.CANCELLED)
+    with followed(folder):
+        step = after_run(None, api.get_run(workspace, api.GetRun(run_id=folder.run_id)))
+
+    assert f"start_training(resume={folder.run_id}, where=gpu-box)" in step
+
+
+def test_before_the_first_view_the_machine_is_known_all_the_same(workspace) -> None:
+    folder = add_remote_run(workspace, None)
+
+    found = read_elsewhere(folder.path)
+
+    assert found is not None
+    assert (found.where, found.phase, found.last_contact) == ("gpu-box", "waiting", None)
+
+
+def test_a_run_here_is_nowhere_else(workspace) -> None:
+    folder = add_remote_run(workspace, None)
+    (folder.path / REMOTE_FILE).unlink()
+
+    assert read_elsewhere(folder.path) is None
+
+
+def test_what_a_machine_elsewhere_has_cost_is_spent_and_no_time_of_this_one(workspace) -> None:
+    times = {"started_at": "2026-11-23T01:00:00Z", "ended_at": "2026-11-23T03:00:00Z"}
+    done = View(where="gpu-box", phase="over", machine_usd=1.5)
+    add_remote_run(workspace, done, status=RunStatus.SUCCEEDED, **times)
+
+    spent = spent_on_runs(workspace)
+
+    assert (spent.calls_usd, spent.machine_hours) == (1.5, 0.0)
+
+
+@pytest.mark.parametrize(("machine_usd", "reason"), [(1.0, None), (3.5, "budget")])
+def test_a_nearly_spent_budget_counts_the_machine(workspace, machine_usd, reason) -> None:
+    folder = add_remote_run(workspace, RUNNING)
+    with followed(folder):
+        run = api.get_run(workspace, api.GetRun(run_id=folder.run_id))
+    first = api_run(run, machine_usd=0.5)
+
+    watch = api.RunWatch(first, 110.0)
+
+    assert watch.reason(api_run(run, machine_usd=machine_usd), 1.0) == reason
+
+
+def api_run(run: api.RunReport, **changes: float) -> api.RunReport:
+    return msgspec.structs.replace(run, budget_usd=4.0, **changes)
+
+
+def test_the_pages_say_where_a_run_is_what_it_costs_and_why_it_is_not_seen(workspace) -> None:
+    reached, silent = add_remote_run(workspace, RUNNING), add_remote_run(workspace, SILENT)
+    with followed(reached), followed(silent):
+        client = client_of(workspace.root)
+        listed = client.get("/").text
+        page, other = (client.get(f"/runs/{run.run_id}/live").text for run in (reached, silent))
+
+    assert "on gpu-box, seen 23 Nov 2026, 03:04 UTC" in listed
+    assert "$1.50" in listed
+    assert "on gpu-box, seen" in page
+    assert "$1.50 for gpu-box" in page
+    assert "Not reached at the moment: no route to host" in other
+    assert "The run goes on there" in other
+
+
+def test_the_report_says_where_a_run_was_done_and_adds_its_machine_up(workspace) -> None:
+    view = View(where="gpu-box", phase="over", machine_usd=1.5)
+    failure = RunFailure(problem="it broke", fix="-")
+    folder = add_remote_run(workspace, view, status=RunStatus.FAILED, error=failure)
+    with followed(folder):
+        written = api.write_report(workspace, api.WriteReport(output="report.html"))
+    text = (workspace.root / written.output).read_text(encoding="utf-8")
+
+    assert "on gpu-box" in text
+    assert "and cost $1.50" in text
