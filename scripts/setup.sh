@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes .venv with pinned dependencies; with `quick` also the tools of the tests, and with `test`
-# their browser too.
+# their browser and their ssh server too.
 # Usage: scripts/setup.sh demo|quick|test
 set -eu
 cd "$(dirname "$0")/.."
@@ -93,6 +93,22 @@ install_browser() {
   exit 1
 }
 
+# An ssh server for the tests, which start it themselves on a port of the loopback.
+has_sshd() { PATH="$PATH:/usr/sbin:/usr/local/sbin:/sbin" command -v sshd >/dev/null; }
+
+install_sshd() {
+  has_sshd && return
+  # The package also starts a server for the whole machine where a system manager runs, and letting
+  # others log in is for the user to decide.
+  if [ ! -d /run/systemd/system ]; then apt_install openssh-server || true; fi
+  has_sshd && return
+  say "note: no sshd, so that the tests of runs on other machines are passed over"
+  say "fix: install OpenSSH's server (Debian/Ubuntu: apt-get install openssh-server)"
+}
+
 make_venv
 install_packages
-if [ "$PURPOSE" = test ]; then install_browser; fi
+if [ "$PURPOSE" = test ]; then
+  install_browser
+  install_sshd
+fi

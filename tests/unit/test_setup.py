@@ -1,9 +1,11 @@
-"""The set-up asks whether a browser is there, and hears the truth."""
+"""The set-up asks whether a browser and an ssh server are there, and hears the truth."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 CHECK = Path(__file__).parents[1] / "fakes" / "browser.py"
 SETUP = Path(__file__).parents[2] / "scripts" / "setup.sh"
@@ -23,3 +25,31 @@ def test_where_no_browser_is_the_check_of_the_set_up_fails(tmp_path: Path) -> No
     assert requested.returncode != 0
     assert "no Chromium" in requested.stderr
     assert "tests/fakes/browser.py" in SETUP.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("has_systemd", "installs"), [(False, True), (True, False)])
+def test_an_ssh_server_is_installed_only_where_none_would_be_started(
+    tmp_path: Path, has_systemd: bool, installs: bool
+) -> None:
+    text = SETUP.read_text(encoding="utf-8")
+    parts = text[text.index("has_sshd()") : text.index("make_venv\ninstall_packages\nif")]
+    there = tmp_path / "systemd"
+    if has_systemd:
+        there.mkdir()
+    program = (
+        parts.replace("/run/systemd/system", str(there))
+        .replace(":/sbin", "")
+        .replace("/usr", "/none")
+    )
+    program = f'say() {{ echo "$@"; }}\napt_install() {{ echo installs "$@"; }}\n{program}'
+
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{program}\ninstall_sshd"],
+        check=True,
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert ("installs openssh-server" in done.stdout) == installs
+    assert "apt-get install openssh-server" in done.stdout

@@ -16,11 +16,12 @@ def code_hash() -> str:
     return code_hash_of(_files())
 
 
+@cache
 def code_archive() -> bytes:
     """Returns the package's files as a tar.gz; the same files give the same bytes."""
     archive = io.BytesIO()
     with (
-        gzip.GzipFile(fileobj=archive, mode="wb", mtime=0, compresslevel=6) as packed,
+        gzip.GzipFile(fileobj=archive, mode="wb", mtime=0, compresslevel=4) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as files,
     ):
         for name, data in _files():

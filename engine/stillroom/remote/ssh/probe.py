@@ -112,7 +112,8 @@ def _probe_of(values: dict[str, list[str]], begun_at: float, code: str) -> Probe
     pythons = {python.path: python for python in map(_python, values["python"])}
     gpus = [gpu.split(", ", 2) for gpu in values["gpu"] if gpu.count(", ") >= 2]
     memory_gb = [_gibibytes(gpu[0]) for gpu in gpus]
-    chosen = next((python for python in pythons.values() if python.is_new_enough), None)
+    new_enough = [python for python in pythons.values() if python.is_new_enough]
+    chosen = next(iter(new_enough or pythons.values()), None)
     clock = _number(values["clock"])
     facts = MachineFacts(
         system=_first(values["system"]) or "unknown",

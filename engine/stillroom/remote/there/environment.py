@@ -32,7 +32,10 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 _SAY_EVERY_S = 2.0
+_LOCK_POLL_S = 0.2
 _LOG_LINES = 30
+# What conflicts in an image is not ours to say, and takes longer to find than a small installation.
+_QUIET = ("--no-warn-conflicts", "--progress-bar", "off")
 _WHOLE = "whole"
 
 
@@ -159,12 +162,15 @@ def _make_whole(folder: Path, make: Any) -> None:
 
 
 def _take(lock: int) -> None:
+    said_at = 0.0
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _answer({"say": "another run is installing the same packages there"})
-            time.sleep(_SAY_EVERY_S)
+            if time.monotonic() - said_at > _SAY_EVERY_S:
+                said_at = time.monotonic()
+                _answer({"say": "another run is installing the same packages there"})
+            time.sleep(_LOCK_POLL_S)
         else:
             return
 
@@ -198,7 +204,7 @@ def _installer(folder: Path, wish: _Wish, log: Path) -> list[str]:
                 f"{sys.executable} has neither pip nor ensurepip, and there is no uv; "
                 "install one (Debian/Ubuntu: apt-get install python3-venv)"
             ) from error
-    return [*pip, "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    return [*pip, "install", "--disable-pip-version-check", "--no-input", *_QUIET]
 
 
 def _run(command: list[str], log: Path) -> None:

@@ -1,0 +1,231 @@
+"""An environment is made whole on machines with an old Python, none, or one of their own."""
+
+import os
+import sys
+import sysconfig
+import threading
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stillroom.remote.channel import LocalChannel
+from stillroom.remote.host import MachineError
+from stillroom.remote.records import Machine, Order
+from stillroom.remote.ssh.host import ChannelHost
+from stillroom.remote.ssh.requirements import versions_here
+
+NEW = ("python3.14", "python3.13", "python3.12", "python3.11")
+NONE = "#!/bin/sh\nexit 127\n"
+OLD = """#!/bin/sh
+case "$1 $2 $3" in
+"-c "*) echo "3.8.10 1 $0" ;;
+"-m pip install") mkdir -p "$7/bin" && cp {uv} "$7/bin/uv" ;;
+*) exit 1 ;;
+esac
+"""
+# It installs by naming the packages that the suite runs with.
+UV = """#!/bin/sh
+echo "$@" >>{log}
+case "$1 $2" in
+"python find") echo {python} ;;
+"pip install")
+  [ "$5" = --help ] && echo " --torch-backend <BACKEND>" && exit
+  {before}
+  site=$("$4" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  echo "import site; site.addsitedir('{site}')" >"$site/suite.pth" ;;
+esac
+"""
+
+
+@dataclass
+class Box:
+    """A machine without any Python but what a test gives it; its commands run on this one."""
+
+    folder: Path
+
+    def give(self, name: str, text: str) -> Path:
+        path = self.folder / "bin" / name
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def give_uv(self, name: str = "uv", *, before: str = ":") -> Path:
+        site = sysconfig.get_path("purelib")
+        text = UV.format(log=self.log, python=sys.executable, site=site, before=before)
+        return self.give(name, text)
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "uv.log"
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "home" / ".stillroom-remote"
+
+    def installs(self) -> int:
+        return self.log.read_text().count(" -r ")
+
+    def host(self, python: str | None = None, **environment: str) -> ChannelHost:
+        variables = {
+            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+            "HOME": f"{self.folder}/home",
+        }
+        channel = LocalChannel(environment={**os.environ, **variables, **environment})
+        return ChannelHost(Machine(name="box", python=python), channel)
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "home").mkdir()
+    machine = Box(tmp_path)
+    for name in (*NEW, "python3", "python"):
+        machine.give(name, NONE)
+    return machine
+
+
+def prepare(host: ChannelHost, **order: list[str]) -> list[str]:
+    said = list[str]()
+    host.prepare(Order(machine=host.machine, files=[], home_paths=[], **order), said.append)
+    return said
+
+
+def test_a_machine_without_python_says_what_to_install(box: Box):
+    host = box.host()
+
+    with pytest.raises(MachineError, match="box has no Python") as caught:
+        prepare(host)
+
+    assert "apt-get install python3 python3-venv" in caught.value.fix
+    assert "uv" in caught.value.fix
+    assert "`python:` in machines.yml" in caught.value.fix
+    assert host.facts().python is None
+    assert not box.root.exists()
+
+
+def test_a_machine_with_an_old_python_gets_uv_from_its_pip_and_a_python_from_uv(box: Box):
+    box.give("python3", OLD.format(uv=box.give_uv("fetched")))
+    host = box.host()
+    before = host.facts()
+
+    said = prepare(host, extras=["train"])
+
+    assert (before.python_version, before.has_uv) == ("3.8.10", False)
+    assert said == [
+        "getting uv on box, which brings a newer Python",
+        "getting Python on box",
+        "sending stillroom's code to box",
+    ]
+    assert host.missing([]) == {}
+    version = ".".join(map(str, sys.version_info[:2]))
+    install = box.log.read_text().splitlines()
+    assert install[:2] == [f"python install -q {version}", f"python find {version}"]
+    assert install[3].startswith(f"pip install --python {box.root}/packages/")
+    assert "--torch-backend=auto" in install[3]
+    [requirements] = box.root.glob("packages/*/requirements.txt")
+    here = versions_here()
+    assert f"msgspec=={here['msgspec']}" in requirements.read_text().splitlines()
+    assert f"torch=={here['torch'].partition('+')[0]}" in requirements.read_text().splitlines()
+
+    [code] = box.root.glob("code/*/stillroom")
+    code.parent.rename(code.parent.with_name("other"))  # As an earlier version would have left it.
+    prepare(host, extras=["train"])
+
+    assert host.missing([]) == {}
+    assert box.installs() == 1  # New code costs no installation.
+
+
+def test_an_old_python_without_pip_is_named_with_its_version(box: Box):
+    box.give("python3", OLD.replace("mkdir", "exit 1; mkdir").format(uv="none"))
+
+    with pytest.raises(MachineError, match=r"has only Python 3\.8\.10, and no uv"):
+        prepare(box.host())
+
+
+def test_a_given_python_that_is_too_old_is_refused(box: Box):
+    old = box.give("old", OLD)
+
+    with pytest.raises(MachineError, match=r"is Python 3\.8\.10, and stillroom needs"):
+        prepare(box.host(str(old)))
+
+
+def test_an_installation_that_failed_is_quoted_and_begun_anew(box: Box):
+    box.give_uv(before="echo No solution found for torch; exit 1")
+    with pytest.raises(MachineError, match="No solution found for torch") as caught:
+        prepare(box.host())
+    assert "packages could not be installed on box" in caught.value.problem
+    assert "all of it is in " in caught.value.problem
+    assert "package index" in caught.value.fix
+    [half] = box.root.glob("packages/*/bin")
+    (half / "left_over").touch()
+
+    box.give_uv()
+    host = box.host()
+    prepare(host)
+
+    assert host.missing([]) == {}
+    assert not (half / "left_over").exists()
+
+
+def test_an_installation_without_room_says_so(box: Box):
+    box.give_uv(before="echo No space left on device >&2; exit 1")
+
+    with pytest.raises(MachineError, match="the disk of box is full"):
+        prepare(box.host())
+
+
+def test_a_killed_installation_is_begun_anew(box: Box):
+    # The installer goes on for a while, and nobody deletes what it writes.
+    box.give_uv(before=f"kill -9 $PPID; sleep 0.5; date +%s%N >{box.folder}/written")
+    with pytest.raises(MachineError, match="Killed"):
+        prepare(box.host())
+
+    box.give_uv(before=f"[ -e {box.folder}/written ] || exit 1")
+    host = box.host()
+    prepare(host)
+
+    assert host.missing([]) == {}
+
+
+def test_two_runs_that_begin_at_once_install_once(box: Box):
+    box.give_uv(before="sleep 0.5")
+    hosts = [box.host(), box.host()]
+    threads = [threading.Thread(target=prepare, args=[host]) for host in hosts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert [host.missing([]) for host in hosts] == [{}, {}]
+    assert box.installs() == 1
+
+
+def test_of_a_given_python_the_packages_are_used_and_the_missing_ones_installed(box: Box):
+    index = box.folder / "index"
+    index.mkdir()
+    write_wheel(index)
+    host = box.host(
+        sys.executable, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(index), PIP_CONFIG_FILE="/"
+    )
+
+    prepare(host, extras=["train"], packages=["tiny-there==1.0"])
+
+    assert host.missing([]) == {}
+    [installed] = box.root.glob("packages/*/lib/*/site-packages/tiny_there.py")
+    packages = {path.name for path in installed.parent.glob("*.dist-info")}
+    assert packages == {"tiny_there-1.0.dist-info"}
+
+
+def write_wheel(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "tiny_there-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("tiny_there.py", "")
+        about = "tiny_there-1.0.dist-info"
+        wheel.writestr(
+            f"{about}/METADATA", "Metadata-Version: 2.1\nName: tiny-there\nVersion: 1.0\n"
+        )
+        wheel.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{about}/RECORD", "")
