@@ -106,6 +106,11 @@ def copy_of(root: Path, version: Version) -> Path:
     return root / FOLDER / "datasets" / version.copy
 
 
+def record_of(root: Path, version: Version) -> Path:
+    """Returns the path of the file that records a version."""
+    return _record(root, version.file, version.tag)
+
+
 def find_version(root: Path, given: str | Path) -> Path | None:
     """Returns a file with the content that `name@hash` or `name@tag` names; None for other names.
 

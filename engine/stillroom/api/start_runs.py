@@ -11,6 +11,7 @@ import msgspec
 from pydantic import BaseModel
 
 from stillroom.api.beside_prompts import complete_request, evaluation_notes
+from stillroom.api.elsewhere import check_not_written_elsewhere, packed, placed, with_order
 from stillroom.api.operations import child_work
 from stillroom.api.runs import RunReport, report_run
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
@@ -18,6 +19,16 @@ from stillroom.export.request import ExportModel, plan_export
 from stillroom.jobs import supervise
 from stillroom.jobs.child import run_in_child
 from stillroom.outputs import ReplacingRequest, check_at_once, check_free
+from stillroom.remote.package.needs import (
+    needs_of_evaluation,
+    needs_of_export,
+    needs_of_generation,
+    needs_of_scoring,
+    needs_of_training,
+)
+from stillroom.remote.package.order import Packed
+from stillroom.remote.package.refusals import refuse_config
+from stillroom.remote.records import Machine
 from stillroom.rollout.request import GenerateRollouts, plan_generation
 from stillroom.rollout.rescore.request import ScoreRollouts, plan_scoring
 from stillroom.run_folder import NewRun, StartAfter, find_run, given_config
@@ -44,11 +55,14 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
 
     Raises an EngineError if the request is faulty, before any spending.
     """
+    request, machine = placed(workspace, request)
     completed = complete_request(workspace, request)
     request = completed.request
     plan = plan_generation(workspace, request)
     check_free(plan.output)
+    check_not_written_elsewhere(workspace, plan.output)
     keys = workspace.read_keys(plan.rollouts.key_names)
+    needs = functools.partial(needs_of_generation, plan)
     # The processes of a cluster on this machine call the endpoints themselves.
     local = _shared(keys) if request.ray_address == "local" else {}
     return _start(
@@ -58,15 +72,20 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
         keys=keys,
         variables=local,
         new=NewRun(inputs=plan.rollouts.inputs, notes=completed.notes),
+        order=packed(workspace, machine, needs, budget_usd=request.budget_usd),
     )
 
 
 def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
     """Starts a scoring run. Raises an EngineError if the request is faulty, before any spending."""
+    request, machine = placed(workspace, request)
     plan = plan_scoring(workspace, request)
     check_free(plan.output)
+    check_not_written_elsewhere(workspace, plan.output)
     keys = workspace.read_keys([plan.judge.endpoint.api_key_env if plan.judge else None])
-    return _start(workspace, RunKind.SCORE, request, keys=keys, new=NewRun(inputs=plan.inputs))
+    order = packed(workspace, machine, functools.partial(needs_of_scoring, plan))
+    new = NewRun(inputs=plan.inputs)
+    return _start(workspace, RunKind.SCORE, request, keys=keys, new=new, order=order)
 
 
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
@@ -94,24 +113,44 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
 
     Raises an EngineError if any of them is faulty, before a model is loaded.
     """
+    request, machine = placed(workspace, request)
     requests = requests_per_model(workspace, resolve_resume(workspace, request))
     plans = [plan_request(workspace, each) for each in requests]
     config, keys = plans[0].config, workspace.read_keys(plans[0].key_names)
+    order_of = functools.partial(_training_order, workspace, machine, num=len(plans))
     has_wandb = config.trainer.wandb_project is not None
     variables = tracking_environment(workspace, has_wandb=has_wandb)
     kind = RunKind(config.dataset_type)
     first, *others = requests
     copy, hidden = _without_secrets(plans[0])
-    if config.launcher.kind != "local":
+    if config.launcher.kind != "local" and machine is None:
         variables |= _shared({**keys, **hidden})  # each of its processes may need them
     start = functools.partial(_start, workspace, kind, keys={**keys, **hidden}, variables=variables)
     new = NewRun(inputs=plans[0].inputs, copies=copy, notes=plans[0].notes)
-    report, then = start(first, new=new), list[str]()
-    for other, plan in zip(others, plans[1:], strict=True):
+    # All orders are made before the first run is started: each of them may be refused.
+    orders = [order_of(one, plan) for one, plan in zip(requests, plans, strict=True)]
+    report, then = start(first, new=new, order=orders[0]), list[str]()
+    for other, plan, order in zip(others, plans[1:], orders[1:], strict=True):
         queued = StartAfter(after=[report.run_id, *then])
         new = NewRun(start_after=queued, inputs=plan.inputs, copies=copy, notes=plan.notes)
-        then.append(start(other, new=new).run_id)
+        then.append(start(other, new=new, order=order and order.after(queued.after)).run_id)
     return msgspec.structs.replace(report, then=then)
+
+
+def _training_order(
+    workspace: Workspace,
+    machine: Machine | None,
+    request: StartTraining,
+    plan: TrainingPlan,
+    *,
+    num: int,
+) -> Packed | None:
+    """Returns what the machine of a training run is sent; `num` runs share their budget."""
+    if machine is not None:
+        refuse_config(plan.config, machine)
+    budget = request.budget_usd / num if request.budget_usd is not None else None
+    needs = functools.partial(needs_of_training, request, plan)
+    return packed(workspace, machine, needs, budget_usd=budget)
 
 
 def _shared(secrets: Mapping[str, str]) -> dict[str, str]:
@@ -132,19 +171,26 @@ def _without_secrets(plan: TrainingPlan) -> tuple[dict[str, bytes], dict[str, st
 
 def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
     """Starts an evaluation. Raises an EngineError for a faulty request, before loading a model."""
+    request, machine = placed(workspace, request)
     plan = plan_evaluation(workspace, request)
     keys = workspace.read_keys(plan.rollouts.key_names)
+    needs = functools.partial(needs_of_evaluation, plan)
+    order = packed(workspace, machine, needs, budget_usd=request.budget_usd)
     new = NewRun(inputs=plan.inputs, notes=evaluation_notes(workspace, request))
-    return _start(workspace, RunKind.EVALUATE, request, keys=keys, new=new)
+    return _start(workspace, RunKind.EVALUATE, request, keys=keys, new=new, order=order)
 
 
 def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
     """Starts an export. Raises an EngineError for a faulty request, before loading a model."""
+    request, machine = placed(workspace, request)
     plan = plan_export(workspace, request)
     check_free(plan.output)
+    check_not_written_elsewhere(workspace, plan.output)
     checked = plan.verification
     keys = workspace.read_keys(checked.plan.rollouts.key_names if checked is not None else [])
-    return _start(workspace, RunKind.EXPORT, request, keys=keys, new=NewRun(inputs=plan.inputs))
+    order = packed(workspace, machine, functools.partial(needs_of_export, request, plan))
+    new = NewRun(inputs=plan.inputs)
+    return _start(workspace, RunKind.EXPORT, request, keys=keys, new=new, order=order)
 
 
 def start_large_run(
@@ -184,8 +230,12 @@ def _start(
     keys: Mapping[str, str] | None = None,
     variables: Mapping[str, str] | None = None,
     new: NewRun,
+    order: Packed | None = None,
 ) -> RunReport:
-    """Starts a run's process, and hands it `keys` and the secrets of MCP servers' command lines."""
+    """Starts a run's process, and hands it `keys` and the secrets of MCP servers' command lines.
+
+    With an order it is a process that has the run done on another machine.
+    """
     hidden = dict[str, str]()
     for command in getattr(request, "mcp_servers", ()):
         hidden |= hide_secrets(command)[1]
@@ -203,7 +253,7 @@ def _start(
         kind,
         document,
         environment=run_environment(workspace.root) | dict(variables or {}),
-        secrets={**(keys or {}), **hidden},
-        new=new,
+        secrets={**(keys or {}), **(order.secrets if order is not None else {}), **hidden},
+        new=with_order(new, order),
     )
     return report_run(workspace, find_run(workspace, state.run_id), state)

@@ -79,7 +79,7 @@ class ExportPlan:
 
 def plan_export(workspace: Workspace, request: ExportModel) -> ExportPlan:
     """Returns the checked plan, loading no model. Raises an EngineError that says what is wrong."""
-    if importlib.util.find_spec("transformers") is None:
+    if request.where is None and importlib.util.find_spec("transformers") is None:
         raise missing_extra("train", "exporting a model")
     checkpoint = _checkpoint(workspace, request.model)
     base = adapter_base(workspace, checkpoint) if checkpoint.is_adapter else None

@@ -11,6 +11,8 @@ import msgspec
 
 ORDER_FILE = "remote.json"
 """The file of a run's folder with its `Order`; a run without it is a local one."""
+RUN_FILE = "run:"
+"""How the source of a sent file begins that lies in the run's own folder."""
 VIEW_FILE = "remote_view.json"
 """The file of a run's folder with its `View`, which the follower writes."""
 
@@ -91,7 +93,7 @@ class SentFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that the run reads: where it lies here, and where it will lie there."""
 
     source: str
-    """Its absolute path here; or `run:` and the name of a file in the run's folder."""
+    """Its absolute path here; or `RUN_FILE` and the name of a file in the run's folder."""
     place: str
     """Its path there, relative to the folder that holds `workspace/` and `outside/`."""
 

@@ -87,6 +87,24 @@ def _is_there(name: str, folder: Path) -> bool:
         return False
 
 
+def modules_imported(code: bytes) -> list[str]:
+    """Returns the modules that code imports by their whole names; none of code with bad syntax.
+
+    Imports from the package that the code is part of are left out.
+    """
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    names = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+    return sorted(names)
+
+
 def how_to_install(module: str, folder: Path) -> str:
     """Returns the command that installs a missing module for this Python; `folder` imports it."""
     name = module.partition(".")[0]

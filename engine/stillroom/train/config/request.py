@@ -60,6 +60,7 @@ class StartTraining(PlacedRequest, PlanTraining):
     """Ask for training."""
 
     resume: Annotated[str | None, Field(description="Run id to continue from")] = None
+    budget_usd: Annotated[float | None, Field(gt=0, exclude=True)] = None
 
 
 def resolve_resume(workspace: Workspace, request: StartTraining) -> StartTraining:
@@ -199,14 +200,17 @@ def plan_request(
         for name in config.data.train_files
     ]
     cold_start_file, added_rows_file = _mixed_files(workspace, config_file, config)
-    models = _checked_models(workspace, config)
+    # What another machine has, its own process checks.
+    is_here = not isinstance(request, PlacedRequest) or request.where is None
+    models = _checked_models(workspace, config, is_here=is_here)
     for server in config.rollout.mcp_servers:
         parse_spec(server)
     context_file = None
     if config.teacher is not None and config.teacher.context_file is not None:
         context_file = as_found(folder / config.teacher.context_file)
-    _check_trackers(config)
-    check_launcher(config.launcher)
+    if is_here:
+        _check_trackers(config)
+        check_launcher(config.launcher)
     acts = config.dataset_type == "distill" or bool(config.evals)
     supervised = [cold_start_file, added_rows_file]
     supervised += train_files if config.dataset_type == "sft" else []
@@ -248,11 +252,13 @@ def _mixed_files(
     return cold_start_file, checked(name, "rollout.rows_file")
 
 
-def _checked_models(workspace: Workspace, config: TrainConfig) -> tuple[ModelLocation, ...]:
+def _checked_models(
+    workspace: Workspace, config: TrainConfig, *, is_here: bool
+) -> tuple[ModelLocation, ...]:
     """Returns the student, then the teachers that the run loads; servers are checked too."""
     models = [locate_model(workspace, config.model.path)]
     sections = (config.model, *(teacher.section for teacher in config.teachers))
-    if any(section.quantization is not None for section in sections):
+    if is_here and any(section.quantization is not None for section in sections):
         check_quantization()
     for teacher in config.teachers:
         refuse_api_teacher(teacher.path)

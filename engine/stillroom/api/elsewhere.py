@@ -1,0 +1,105 @@
+"""The part of an operation that decides where its run is done, and makes what is sent there."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from stillroom.errors import DataError, InputError
+from stillroom.files import read_json
+from stillroom.outputs import OutputHeldError
+from stillroom.remote.machines import find_machine
+from stillroom.remote.package.needs import Needs
+from stillroom.remote.package.order import Packed, pack
+from stillroom.remote.package.refusals import refuse_needs, refuse_request
+from stillroom.remote.records import ORDER_FILE, Machine, Order
+from stillroom.rollout.request import GenerateRollouts
+from stillroom.run_folder import NewRun, all_runs
+from stillroom.settings import Workspace
+from stillroom.train.config.request import StartTraining
+from stillroom.validation import PlacedRequest
+
+_Request = TypeVar("_Request", bound=PlacedRequest)
+
+
+def placed(workspace: Workspace, request: _Request) -> tuple[_Request, Machine | None]:
+    """Returns a request with the machine that does it, None for this one.
+
+    A Ray cluster becomes an option of the request, whose run is then done here.
+    Raises an EngineError if the machine is not known, or cannot do what is asked for.
+    """
+    if request.where is None:
+        if isinstance(request, StartTraining) and request.budget_usd is not None:
+            raise InputError(
+                "budget_usd counts what a machine costs, and nothing bills a training here",
+                "leave it out, or name a machine with where",
+            )
+        return request, None
+    machine = find_machine(workspace, request.where)
+    if machine.ray is not None:
+        return _on_ray(request, machine.name, machine.ray.address), None
+    refuse_request(request, machine)
+    return request, machine
+
+
+def _on_ray(request: _Request, name: str, address: str) -> _Request:
+    changes: dict[str, object] = {"where": None}
+    if isinstance(request, GenerateRollouts):
+        changes["ray_address"] = address
+    elif isinstance(request, StartTraining):
+        launcher = ("launcher.kind=ray", f"launcher.address={address}")
+        changes["overrides"] = (*request.overrides, *launcher)
+    else:
+        raise InputError(
+            f"{name} is a Ray cluster, over which only generate_rollouts and start_training go",
+            "name a machine that ssh reaches, or leave where out",
+        )
+    fields = {field: getattr(request, field) for field in request.model_fields_set}
+    return type(request).model_validate({**fields, **changes})
+
+
+def packed(
+    workspace: Workspace,
+    machine: Machine | None,
+    needs: Callable[[], Needs],
+    *,
+    budget_usd: float | None = None,
+) -> Packed | None:
+    """Returns what a run's machine is sent; None if it is done here.
+
+    Raises InputError for what only this machine has.
+    """
+    if machine is None:
+        return None
+    needed = needs()
+    refuse_needs(needed, machine)
+    return pack(workspace, machine, needed, budget_usd=budget_usd)
+
+
+def with_order(new: NewRun, order: Packed | None) -> NewRun:
+    """Returns what a run begins with, its order for another machine included."""
+    if order is None:
+        return new
+    return replace(new, copies={**new.copies, **order.copies}, notes=[*new.notes, *order.notes])
+
+
+def check_not_written_elsewhere(workspace: Workspace, output: Path) -> None:
+    """Raises OutputHeldError if a run on another machine writes an output.
+
+    Such a run has no lock here.
+    """
+    for folder in all_runs(workspace):
+        if not (folder.path / ORDER_FILE).is_file():
+            continue
+        with suppress(OSError, DataError):
+            if folder.read().status.is_final:
+                continue
+            order = read_json(folder.path / ORDER_FILE, Order)
+            if any(workspace.root / name == output for name in order.outputs):
+                raise OutputHeldError(
+                    f"{workspace.shown(output)} is being written by {folder.run_id} on "
+                    f"{order.machine.name}",
+                    f"wait for its end (get_run), or stop it with `stillroom cancel-run "
+                    f"{folder.run_id}`",
+                )

@@ -1,0 +1,148 @@
+"""The files of models: their weights, what their runs recorded, and what a model card tells."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stillroom.errors import DataError, EngineError
+from stillroom.evaluate.files import RESULT_FILE, Evaluation
+from stillroom.files import read_json
+from stillroom.lineage import FileRecord, Manifest, read_manifest
+from stillroom.models.resolve import CHECKPOINTS, ModelLocation, adapter_base, locate_model
+from stillroom.remote.package.places import Places
+from stillroom.remote.package.tags import add_tags
+from stillroom.run_folder import RunFolder
+from stillroom.settings import Workspace
+from stillroom.train.config.resume import find_resume_point, run_to_resume
+
+_OF_A_RUN = ("run.json", "request.json", "config.json", "given_config.yml", "given_config.json")
+_SMALL_BYTES = 1 << 20
+"""What a card needs of earlier models is smaller: configurations, records, licences."""
+_MOST_STAGES = 12
+_MOST_MANIFESTS = 40
+
+_Kind = TypeVar("_Kind")
+
+
+def add_model(workspace: Workspace, places: Places, model: ModelLocation) -> None:
+    """Adds a local model, with its run's records and, of an adapter, its base model."""
+    if not model.is_local:
+        return
+    places.add_folder(model.folder)
+    named = workspace.path(model.name)
+    if named.is_dir() and not RunFolder(named).is_run:
+        places.name(model.name, model.folder)
+    _add_run_of(workspace, places, model.folder)
+    if model.is_adapter:
+        base = adapter_base(workspace, model)
+        add_model(workspace, places, base)
+    record = model.record
+    whole = record.text_part_of if record is not None else None
+    if whole is not None and (folder := Path(whole.location)).is_absolute() and folder.is_dir():
+        # Only its configuration and tokenizer are read, but by an export.
+        places.add_folder(folder, most_bytes=_SMALL_BYTES)
+
+
+def add_run(workspace: Workspace, places: Places, run_id: str) -> None:
+    """Adds the small files of a run's folder, with which it is known there for a run."""
+    folder = workspace.runs / run_id
+    places.add_all(folder / name for name in _OF_A_RUN)
+
+
+def add_resumed(workspace: Workspace, places: Places, run_id: str) -> None:
+    """Adds what a run needs to go on where another one stood: its checkpoint and its metrics."""
+    point = find_resume_point(workspace, run_id)
+    following: str | None = run_id
+    while following is not None:
+        add_run(workspace, places, following)
+        following = (
+            run_to_resume(workspace, following).resume if following != point.run_id else None
+        )
+    places.add_folder(point.checkpoint)
+    places.add_all([RunFolder(workspace.runs / point.run_id).events])
+
+
+def add_history(workspace: Workspace, places: Places, model: ModelLocation) -> None:
+    """Adds what the card of an export tells: the runs before, their rows, the evaluations."""
+    for stage in _stages(workspace, model):
+        if stage.folder != model.folder:
+            places.add_folder(stage.folder, most_bytes=_SMALL_BYTES)
+        _add_run_of(workspace, places, stage.folder)
+        if stage.record is not None:
+            places.add_all([RunFolder(workspace.runs / stage.record.run_id).events])
+        manifest = _manifest(stage.folder)
+        if manifest is not None and len(manifest.inputs) > 1:
+            rows = manifest.inputs[1]
+            places.add_all([Path(rows.path)])
+            _add_manifests(workspace, places, rows)
+    whole = model.record.text_part_of if model.record is not None else None
+    if whole is not None and Path(whole.location).is_dir():
+        places.add_folder(Path(whole.location))
+    for file in sorted(workspace.runs.glob(f"*/{RESULT_FILE}")):
+        places.add(file)
+        add_run(workspace, places, file.parent.name)
+        evaluation = _document(file, Evaluation)
+        if evaluation is not None and _is_of(workspace, evaluation.result.model, model):
+            places.add_all([workspace.path(evaluation.result.rollouts)])
+
+
+def _stages(workspace: Workspace, model: ModelLocation) -> Iterator[ModelLocation]:
+    """Yields a model and those it was trained from, as far as they are still there."""
+    seen = set[str]()
+    location: ModelLocation | None = model
+    while location is not None and location.is_local and location.location not in seen:
+        if len(seen) == _MOST_STAGES:
+            return
+        seen.add(location.location)
+        yield location
+        record = location.record
+        if record is None:
+            return
+        config = _document(workspace.runs / record.run_id / "config.json", dict[str, Any]) or {}
+        section: Mapping[str, Any] = config.get("model") or {}
+        name = section.get("path") or record.base_model
+        location = None
+        with suppress(EngineError):
+            location = locate_model(workspace, name)
+
+
+def _add_manifests(workspace: Workspace, places: Places, rows: FileRecord) -> None:
+    """Adds the manifests that tell how rows were made, without the files they tell of."""
+    waiting, seen = [rows], {rows.path}
+    while waiting and len(seen) <= _MOST_MANIFESTS:
+        record = waiting.pop(0)
+        path = Path(record.path)
+        is_first = record is rows
+        add_tags(workspace, places, path, sha256=record.sha256, has_copies=is_first)
+        places.add_manifests(path)
+        manifest = _manifest(path)
+        for source in manifest.inputs if manifest is not None else []:
+            if source.path not in seen:
+                seen.add(source.path)
+                waiting.append(source)
+
+
+def _add_run_of(workspace: Workspace, places: Places, folder: Path) -> None:
+    """Adds the records of the run to whose checkpoints a folder belongs, if it is one of ours."""
+    run = folder.parent.parent
+    if folder.parent.name == CHECKPOINTS and run.parent == workspace.runs:
+        add_run(workspace, places, run.name)
+
+
+def _is_of(workspace: Workspace, name: str, model: ModelLocation) -> bool:
+    with suppress(EngineError):
+        return locate_model(workspace, name).location == model.location
+    return False
+
+
+def _manifest(path: Path) -> Manifest | None:
+    with suppress(EngineError):
+        return read_manifest(path)
+    return None
+
+
+def _document(path: Path, kind: type[_Kind]) -> _Kind | None:
+    with suppress(OSError, DataError):
+        return read_json(path, kind)
+    return None

@@ -1,0 +1,182 @@
+"""What a checked request needs on another machine, by its kind."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stillroom.evaluate.request import EvaluationPlan
+from stillroom.export.request import ExportModel, ExportPlan
+from stillroom.models.resolve import ModelLocation
+from stillroom.rollout.request import GenerationPlan, RolloutPlan
+from stillroom.rollout.rescore.request import ScoringPlan
+from stillroom.teachers.providers import Endpoint
+from stillroom.tools.user.file import UserFile
+from stillroom.train.config.request import StartTraining, TrainingPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An address that a run calls, and what a user knows it by."""
+
+    label: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a run reads, writes and calls."""
+
+    files: Sequence[Path] = ()
+    """Files and folders that it reads, as its request fixes them."""
+    prompts: Sequence[Path] = ()
+    """The files among them whose rows may name containers."""
+    models: Sequence[ModelLocation] = ()
+    code: Sequence[UserFile] = ()
+    servers: Sequence[str] = ()
+    """The command lines and URLs of MCP servers."""
+    addresses: Sequence[Address] = ()
+    outputs: Sequence[Path] = ()
+    """What it writes beside its own folder."""
+    key_names: Sequence[str | None] = ()
+    tracker_keys: Sequence[str] = ()
+    """Keys that libraries look for in the environment."""
+    extras: Sequence[str] = ()
+    config: Path | None = None
+    """The config.yml, of which the run's own copy is sent."""
+    resume: str | None = None
+    exported: ModelLocation | None = None
+    """The checkpoint whose history a model card tells."""
+    records: Sequence[str] = ()
+    """Names in the request that may be the ids of runs, whose records are read."""
+
+
+def needs_of_training(request: StartTraining, plan: TrainingPlan) -> Needs:
+    """Returns what a training run needs."""
+    config, trainer = plan.config, plan.config.trainer
+    sections = (config.model, *(teacher.section for teacher in config.teachers))
+    extras = {
+        "train": True,
+        "qlora": any(section.quantization is not None for section in sections),
+        "browse": config.rollout.browse,
+        "track": trainer.tensorboard or trainer.wandb_project is not None,
+    }
+    soft = config.soft_targets
+    store = soft.store if soft is not None and soft.top_k is not None else None
+    return Needs(
+        files=[path for path in plan.inputs if path not in _folders(plan.models)],
+        prompts=[*plan.train_files, *plan.eval_files.values()],
+        models=plan.models,
+        code=_files(plan.tools_file, plan.rewards_file),
+        servers=config.rollout.mcp_servers,
+        addresses=list(_addresses_of_training(plan)),
+        outputs=[Path(store)] if store is not None else [],
+        key_names=plan.key_names,
+        tracker_keys=["WANDB_API_KEY"] if trainer.wandb_project is not None else [],
+        extras=_chosen(extras),
+        config=plan.config_file,
+        resume=request.resume,
+    )
+
+
+def needs_of_generation(plan: GenerationPlan) -> Needs:
+    """Returns what a rollout run needs."""
+    return _needs_of_rollouts(plan.rollouts, outputs=[plan.output])
+
+
+def needs_of_evaluation(plan: EvaluationPlan) -> Needs:
+    """Returns what an evaluation needs."""
+    guard = [plan.guard.prompts_file] if plan.guard is not None else []
+    teachers = [plan.kl_models.teacher] if plan.kl_models is not None else []
+    return _needs_of_rollouts(plan.rollouts, prompts=guard, models=teachers)
+
+
+def needs_of_scoring(plan: ScoringPlan) -> Needs:
+    """Returns what a scoring run needs."""
+    judge = plan.judge
+    return Needs(
+        files=plan.inputs,
+        code=_files(plan.rewards),
+        addresses=[Address("the judge", judge.endpoint.base_url)] if judge is not None else [],
+        outputs=[plan.output],
+        key_names=[judge.endpoint.api_key_env] if judge is not None else [],
+    )
+
+
+def needs_of_export(request: ExportModel, plan: ExportPlan) -> Needs:
+    """Returns what an export needs."""
+    verified = plan.verification.plan if plan.verification is not None else None
+    needs = needs_of_evaluation(verified) if verified is not None else Needs()
+    base = [plan.base] if plan.base is not None else []
+    models = [plan.checkpoint, *base, *needs.models]
+    return Needs(
+        files=needs.files,
+        prompts=needs.prompts,
+        models=models,
+        code=needs.code,
+        servers=needs.servers,
+        addresses=needs.addresses,
+        outputs=[plan.output],
+        key_names=needs.key_names,
+        extras=sorted({"train", *needs.extras}),
+        exported=plan.checkpoint,
+    )
+
+
+def _needs_of_rollouts(
+    plan: RolloutPlan,
+    *,
+    prompts: Sequence[Path] = (),
+    models: Sequence[ModelLocation] = (),
+    outputs: Sequence[Path] = (),
+) -> Needs:
+    refine = plan.refine
+    policies = [plan.policy, refine.critic.policy if refine and refine.critic else None]
+    loaded = [one for one in policies if isinstance(one, ModelLocation)]
+    loaded += [refine.student] if refine is not None and refine.student is not None else []
+    loaded += models
+    endpoints = {
+        "the model": plan.policy,
+        "the judge": plan.judge.endpoint if plan.judge is not None else None,
+        "the critic": policies[1],
+    }
+    extras = {"train": bool(loaded), "browse": plan.options.browse}
+    return Needs(
+        files=[*(p for p in plan.inputs if p not in _folders(loaded)), *prompts],
+        prompts=[plan.prompts_file, *prompts],
+        models=loaded,
+        code=_files(plan.tools_file, plan.rewards_file),
+        servers=plan.options.mcp_servers,
+        addresses=[
+            Address(label, one.base_url)
+            for label, one in endpoints.items()
+            if isinstance(one, Endpoint)
+        ],
+        outputs=outputs,
+        key_names=plan.key_names,
+        extras=_chosen(extras),
+        records=[refine.options.refine] if refine is not None and refine.options.refine else [],
+    )
+
+
+def _addresses_of_training(plan: TrainingPlan) -> Iterator[Address]:
+    config = plan.config
+    for teacher in config.teachers:
+        if teacher.section.is_served and teacher.base_url is not None:
+            yield Address("teacher.base_url", teacher.base_url)
+        elif teacher.section.is_served:
+            # The default of such a server is a port of the machine it is called from.
+            yield Address("teacher.base_url", "http://localhost")
+    if config.rollout.server is not None:
+        yield Address("rollout.server.base_url", str(config.rollout.server.base_url))
+
+
+def _folders(models: Sequence[ModelLocation]) -> set[Path]:
+    return {folder for model in models for folder in model.inputs}
+
+
+def _files(*files: UserFile | None) -> list[UserFile]:
+    return [file for file in files if file is not None]
+
+
+def _chosen(extras: dict[str, bool]) -> list[str]:
+    return [extra for extra, is_needed in extras.items() if is_needed]

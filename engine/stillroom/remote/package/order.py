@@ -1,0 +1,163 @@
+"""Makes the order of a run on another machine: what is sent, what comes back, what it may cost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from stillroom.errors import DataError, InputError
+from stillroom.lineage import folder_files, manifest_path, pending_manifest, read_manifest
+from stillroom.remote.machines import check_keys_may_go
+from stillroom.remote.package.code import add_named_files, packages_of
+from stillroom.remote.package.models import add_history, add_model, add_resumed, add_run
+from stillroom.remote.package.needs import Needs
+from stillroom.remote.package.places import Places
+from stillroom.remote.package.tags import add_tags
+from stillroom.remote.records import ORDER_FILE, RUN_FILE, Machine, Order
+from stillroom.rollout.journal.journal import journal_folder
+from stillroom.run_folder import RunFolder, given_config
+from stillroom.secrecy.keys import tool_variables
+from stillroom.settings import Workspace
+from stillroom.teachers.pricing import LIST_FILE, PRICES_FILE
+
+_HUB_KEYS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """An order, and what its user should know of it."""
+
+    order: Order
+    notes: Sequence[str] = ()
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """The secrets by name, which the order only names."""
+
+    def after(self, runs: Sequence[str]) -> "Packed":
+        """Returns it for a run that begins once other runs here have ended."""
+        return replace(self, order=msgspec.structs.replace(self.order, start_after=list(runs)))
+
+    @property
+    def copies(self) -> dict[str, bytes]:
+        """The file of the run's folder with the order."""
+        return {ORDER_FILE: msgspec.json.encode(self.order)}
+
+
+def pack(
+    workspace: Workspace,
+    machine: Machine,
+    needs: Needs,
+    *,
+    budget_usd: float | None = None,
+) -> Packed:
+    """Returns the order of a run; only the names and sizes of files are looked at.
+
+    Raises InputError for a secret that the machine must not have, a package that nobody else can
+    install, and an output that cannot come back.
+    """
+    places = Places(workspace)
+    _add_files(workspace, places, needs)
+    for model in needs.models:
+        add_model(workspace, places, model)
+    if needs.exported is not None:
+        add_history(workspace, places, needs.exported)
+    if needs.resume is not None:
+        add_resumed(workspace, places, needs.resume)
+    notes = add_named_files(workspace, places, needs.code, needs.servers)
+    outputs = [_add_output(workspace, places, Path(path), needs) for path in needs.outputs]
+    secrets, variables, key_notes = _secrets(workspace, machine, needs)
+    if secrets or needs.code:
+        places.add_keys_file()
+    order = Order(
+        machine=machine,
+        files=places.files,
+        home_paths=places.home_paths,
+        key_names=list(secrets),
+        variables=variables,
+        packages=packages_of(needs.code),
+        extras=list(needs.extras),
+        outputs=outputs,
+        budget_usd=budget_usd,
+    )
+    return Packed(order, [*notes, *key_notes], secrets)
+
+
+def _add_files(workspace: Workspace, places: Places, needs: Needs) -> None:
+    for path in needs.files:
+        places.add_all([path])
+        places.add_manifests(path)
+        add_tags(workspace, places, path)
+    if needs.config is not None:
+        # The run's own copy: a later edit of config.yml does not reach it.
+        places.add(needs.config, source=f"{RUN_FILE}{given_config(needs.config)}")
+    places.add_all([workspace.root / PRICES_FILE, workspace.root / LIST_FILE])
+    for name in needs.records:
+        if (run := _run_named(workspace, name)) is not None:
+            add_run(workspace, places, run)
+
+
+def _run_named(workspace: Workspace, name: str) -> str | None:
+    """Returns the id of the run that a name of a request means; None if it means a file."""
+    path = workspace.path(name)
+    run = RunFolder(workspace.runs / name if "/" not in name and not path.exists() else path)
+    return run.run_id if run.path.parent == workspace.runs and run.is_run else None
+
+
+def _add_output(workspace: Workspace, places: Places, name: Path, needs: Needs) -> str:
+    """Adds what is there of an output that goes on; returns its path relative to the workspace."""
+    output = workspace.writable(name, label="output")
+    if needs.exported is not None and output.is_dir() and any(output.iterdir()):
+        raise InputError(
+            f"output {workspace.shown(output)!r} holds an earlier export, which an export on "
+            "another machine cannot replace",
+            "give a folder that is new, or delete that one",
+        )
+    relative = places.relative(output)
+    if relative is None:
+        raise InputError(f"{output} is outside the workspace", "give an output inside of it")
+    places.name(str(name), output)
+    for path in _output_files(output, needs):
+        places.add(path)
+    return relative
+
+
+def _output_files(output: Path, needs: Needs) -> list[Path]:
+    """Returns the files of an unfinished output with its journal, or of a store of targets."""
+    if output.is_dir():
+        rows = {str(path) for path in needs.files}
+        return [path for path in folder_files(output) if _is_store_of(path, rows)]
+    journal = journal_folder(output)
+    judged = output.with_name(f".{output.name}.scores")
+    beside = [output, manifest_path(output), pending_manifest(output), judged]
+    within = sorted(journal.rglob("*")) if journal.is_dir() else []
+    return [path for path in (*beside, *within) if path.is_file() and path.name != ".lock"]
+
+
+def _is_store_of(path: Path, rows: set[str]) -> bool:
+    """Returns whether a file belongs to a store that a teacher made of one of these files."""
+    store = path.with_name(path.name.removesuffix(manifest_path(Path("x")).name.removeprefix("x")))
+    try:
+        manifest = read_manifest(store)
+    except DataError:
+        return False
+    return manifest is not None and any(record.path in rows for record in manifest.inputs)
+
+
+def _secrets(
+    workspace: Workspace, machine: Machine, needs: Needs
+) -> tuple[dict[str, str], list[str], list[str]]:
+    """Returns the secrets of a run, which of them its environment holds, and notes on others."""
+    called = workspace.read_keys(needs.key_names)
+    tools = sorted(tool_variables(workspace.root)) if needs.code or needs.servers else []
+    around = workspace.read_keys([*needs.tracker_keys, *tools])
+    check_keys_may_go(workspace, machine, [*called, *around])
+    is_from_hub = any(not model.is_local for model in needs.models)
+    hub = workspace.read_keys(_HUB_KEYS) if is_from_hub else {}
+    notes = list[str]()
+    try:
+        check_keys_may_go(workspace, machine, list(hub))
+    except InputError as error:
+        # Most models of the hub need none.
+        notes.append(f"{', '.join(hub)} stays here: {error.problem}; {error.fix}")
+        hub = {}
+    return called | around | hub, [*around, *hub], notes

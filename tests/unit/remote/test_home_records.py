@@ -1,0 +1,153 @@
+"""What a run on another machine writes is, but for times, what it would have written at home."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from fakes.conversations import answer, user
+from fakes.elsewhere import (
+    away,
+    changed,
+    do_run,
+    lay_out,
+    naming,
+    own_machine,
+    packed_run,
+    without_times,
+)
+from fakes.training import make_project
+from stillroom.evaluate.request import EvaluateModel, plan_evaluation
+from stillroom.lineage import read_manifest
+from stillroom.projects.create import CreateProject, create_project
+from stillroom.remote.package.needs import (
+    Needs,
+    needs_of_evaluation,
+    needs_of_generation,
+    needs_of_scoring,
+    needs_of_training,
+)
+from stillroom.rollout.request import GenerateRollouts, plan_generation
+from stillroom.rollout.rescore.request import ScoreRollouts, plan_scoring
+from stillroom.run_folder import given_config
+from stillroom.settings import Workspace
+from stillroom.train.config.request import StartTraining, plan_request
+from stillroom.types import RunKind
+
+ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(10)]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STILLROOM_CONFIG", str(tmp_path / "own"))
+    own_machine()
+
+
+def elsewhere(
+    workspace: Workspace,
+    base: Path,
+    kind: RunKind,
+    request: BaseModel,
+    needs: Needs,
+    **new: Any,
+) -> Workspace:
+    """Does a run with the files that its order sends, and returns the workspace there."""
+    packed, run = packed_run(workspace, needs, kind=kind, **new)
+    variable = lay_out(run, packed.order, base)
+    shutil.rmtree(run.path)
+    with away(variable):
+        there = Workspace(base / "workspace")
+        do_run(there, kind, request, f"{kind}-1")
+    return there
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_training_elsewhere_writes_what_one_at_home_writes(tmp_path, tiny_models, rank):
+    # The model lies outside of the workspace, reached through a link.
+    model = tmp_path / "models" / "base"
+    model.parent.mkdir()
+    model.symlink_to(tiny_models.folder("llama", "chatml"))
+    home = tmp_path / "home"
+    home.mkdir()
+    sections = {"model": {"qlora_rank": rank}, "trainer": {"save_step": 2}}
+    project = make_project(home, "sft", model, **sections)
+    project.config["data"]["train_file"] = str(tmp_path / "rows" / "train.jsonl")
+    (tmp_path / "rows").mkdir()
+    project.write(ROWS, name="../rows/train.jsonl")
+    project.write_config()
+
+    request = StartTraining(config="config.yml")
+    plan = plan_request(project.workspace, request)
+    copies = {given_config(plan.config_file): plan.config_file.read_bytes()}
+    needs = needs_of_training(request, plan)
+    there = elsewhere(
+        project.workspace, tmp_path / "there", RunKind.SFT, request, needs, copies=copies
+    )
+    folder = do_run(project.workspace, RunKind.SFT, request, "sft-1").path
+
+    written = there.runs / "sft-1"
+    # The state of a checkpoint to resume from says how many seconds it took.
+    assert changed(folder, written, is_timed=True) == []
+    assert changed(folder / "checkpoints" / "final", written / "checkpoints" / "final") == []
+    assert naming(there.runs / "sft-1", str(tmp_path / "there")) == ["request.json"]
+    manifest = read_manifest(there.runs / "sft-1" / "checkpoints" / "final")
+    assert manifest is not None
+    assert [record.path for record in manifest.inputs] == [
+        str(home / "config.yml"),
+        str(tmp_path / "rows" / "train.jsonl"),
+    ]
+    assert manifest.models[0].location == str(model.resolve())
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Workspace:
+    (tmp_path / "home").mkdir()
+    workspace = Workspace(tmp_path / "home")
+    create_project(workspace, CreateProject(path="demo", template="demo"))
+    return workspace
+
+
+ASKED = {"model": "teacher", "provider": "demo", "n": 3, "concurrency": 3, "seed": 1}
+CODE = {"tools": "demo/tools.py", "rewards": "demo/rewards.py"}
+
+
+def test_rollouts_and_new_rewards_elsewhere_are_those_of_a_run_at_home(tmp_path, demo):
+    generate = GenerateRollouts(
+        input="demo/prompts.jsonl", output="demo/out.jsonl", **ASKED, **CODE
+    )
+    needs = needs_of_generation(plan_generation(demo, generate))
+    there = elsewhere(demo, tmp_path / "there", RunKind.ROLLOUTS, generate, needs)
+    do_run(demo, RunKind.ROLLOUTS, generate, "rollouts-1")
+    assert changed(demo.runs, there.runs, is_timed=True) == []
+    assert same_output(demo, there, "demo/out.jsonl")
+    assert naming(there.root, str(tmp_path / "there")) == ["runs/rollouts-1/request.json"]
+
+    score = ScoreRollouts(
+        input="demo/out.jsonl", output="demo/scored.jsonl", rewards="demo/rewards.py"
+    )
+    needs = needs_of_scoring(plan_scoring(demo, score))
+    there = elsewhere(demo, tmp_path / "scored", RunKind.SCORE, score, needs)
+    do_run(demo, RunKind.SCORE, score, "score-1")
+    assert changed(demo.runs / "score-1", there.runs / "score-1", is_timed=True) == []
+    assert same_output(demo, there, "demo/scored.jsonl")
+    assert naming(there.root, str(tmp_path / "scored")) == ["runs/score-1/request.json"]
+
+
+def test_an_evaluation_elsewhere_is_that_of_a_run_at_home(tmp_path, demo):
+    evaluate = EvaluateModel(data="demo/heldout.jsonl", **ASKED, **CODE)
+    needs = needs_of_evaluation(plan_evaluation(demo, evaluate))
+    there = elsewhere(demo, tmp_path / "there", RunKind.EVALUATE, evaluate, needs)
+    do_run(demo, RunKind.EVALUATE, evaluate, "evaluate-1")
+    assert changed(demo.runs, there.runs, is_timed=True) == []
+    assert naming(there.root, str(tmp_path / "there")) == ["runs/evaluate-1/request.json"]
+
+
+def same_output(home: Workspace, there: Workspace, name: str) -> bool:
+    """Whether an output and its manifest are the same in both workspaces, but for times."""
+    return all(
+        without_times(home.root / one, is_timed=True)
+        == without_times(there.root / one, is_timed=True)
+        for one in (name, f"{name}.manifest.json")
+    )
