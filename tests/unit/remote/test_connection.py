@@ -231,7 +231,7 @@ def test_a_machine_that_answers_and_says_nothing(ssh_user: SshUser, monkeypatch)
         error = failure(ssh_user.address)
 
     assert isinstance(error, UnreachableError)
-    assert "cannot be reached" in error.problem
+    assert "does not answer" in error.problem
 
 
 def test_without_ssh_the_fix_is_its_package(ssh_user: SshUser, monkeypatch, tmp_path: Path):

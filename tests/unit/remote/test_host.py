@@ -1,7 +1,9 @@
 """What an ssh machine is sent arrives, in an environment that is made once."""
 
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,6 +19,12 @@ from stillroom.remote.records import Order
 from stillroom.remote.ssh.host import ChannelHost, SshHost
 
 MB = 1 << 20
+LINE = 'exec sh -c "$1"'
+# Runs a line (the next argument) where the folder after it is a disk of 4 MB of its own.
+SMALL_DISK = (
+    *("unshare", "-rm", "sh", "-c"),
+    'mount -t tmpfs -o size=4m none "$1" && exec sh -c "$0"',
+)
 
 
 def nothing(_text: str) -> None:
@@ -130,9 +138,9 @@ def test_a_model_goes_on_where_the_server_was_stopped(
 
 
 def limited_to(command: str, sshd: Sshd, folder: Path) -> SshUser:
-    """Somebody whose log-in shell first carries out a command, such as one that sets a limit."""
+    """Somebody whose log-in shell carries out its line ($1) by way of a command that limits it."""
     shell = folder / "shell"
-    shell.write_text(f'#!/bin/sh\n{command}\nshift\nexec sh -c "$@"\n')
+    shell.write_text(f"#!/bin/sh\nshift\n{command}\n")
     shell.chmod(0o755)
     return sshd.user(folder / "user", shell=str(shell))
 
@@ -141,7 +149,7 @@ def test_a_full_disk_says_so_and_what_was_sent_stays(sshd: Sshd, tmp_path: Path)
     # The limit of a file's size, in blocks of 512 bytes, which the code's archive does not reach.
     model = tmp_path / "model.safetensors"
     model.write_bytes(os.urandom(MB) * 12)
-    user = limited_to("ulimit -f 20480", sshd, tmp_path)
+    user = limited_to("ulimit -f 20480; " + LINE, sshd, tmp_path)
     with closing(ready_host(user.machine())) as host:
         with pytest.raises(MachineError, match="gpu-box: the disk is full") as caught:
             list(host.send([blob_of(model)], {}))
@@ -152,8 +160,23 @@ def test_a_full_disk_says_so_and_what_was_sent_stays(sshd: Sshd, tmp_path: Path)
     assert have == {blob_of(model).sha256: 10 * MB}
 
 
+def test_a_disk_that_is_really_full_says_so(sshd: Sshd, tmp_path: Path):
+    if subprocess.run([*SMALL_DISK, "true", tmp_path], check=False, capture_output=True).returncode:
+        pytest.skip("no small disk can be made here")
+    model = tmp_path / "model.safetensors"
+    model.write_bytes(os.urandom(MB) * 6)
+    home = tmp_path / "user" / "home"
+    command = f'exec {shlex.join(SMALL_DISK)} "$1" {shlex.quote(str(home))}'
+    user = limited_to(command, sshd, tmp_path)
+
+    host = ready_host(user.machine())
+    with closing(host), pytest.raises(MachineError, match="the disk is full") as caught:
+        list(host.send([blob_of(model)], {}))
+    assert blob_of(model).sha256 in caught.value.problem
+
+
 def test_a_disk_without_room_for_the_code_says_so(sshd: Sshd, tmp_path: Path):
-    user = limited_to("ulimit -f 100", sshd, tmp_path)
+    user = limited_to("ulimit -f 100; " + LINE, sshd, tmp_path)
 
     with (
         closing(host_of(user)) as host,

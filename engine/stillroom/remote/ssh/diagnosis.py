@@ -13,7 +13,7 @@ _CONFIG = re.compile(r"Bad (owner|configuration|permissions)|terminating, \d+ ba
 
 def broken_connection(name: str, address: SshAddress, printed: str) -> EngineError:
     """Returns the error for a connection that broke or was never made, from what ssh printed."""
-    last = " ".join(printed.split())[-500:] or "ssh said nothing"
+    last = " ".join(printed.split())[-500:] or "the connection broke"
     by_hand = ssh_command(address)
     if "IDENTIFICATION HAS CHANGED" in printed:
         return _changed_key(name, address, printed)
@@ -49,7 +49,7 @@ def _unreachable(name: str, address: SshAddress, printed: str, last: str) -> Unr
         fix = f"check that the machine is up and its port right (`port:` in {_MACHINES})"
         return UnreachableError(f"{name} ({address.host}) refuses connections: {last}", fix)
     return UnreachableError(
-        f"{name} ({address.host}) cannot be reached: {last}",
+        f"{name} ({address.host}) does not answer: {last}",
         f"it is tried again; if it stays so, see whether `{by_hand}` works",
     )
 

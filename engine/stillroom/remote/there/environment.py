@@ -169,7 +169,7 @@ def _take(lock: int) -> None:
         except BlockingIOError:
             if time.monotonic() - said_at > _SAY_EVERY_S:
                 said_at = time.monotonic()
-                _answer({"say": "another run is installing the same packages there"})
+                _answer({"say": "another run is installing the same packages"})
             time.sleep(_LOCK_POLL_S)
         else:
             return
@@ -219,11 +219,15 @@ def _run(command: list[str], log: Path) -> None:
             env=environment,
             close_fds=False,
         )
+    said = ""
     while True:
         try:
             code = process.wait(_SAY_EVERY_S)
         except subprocess.TimeoutExpired:
-            _answer({"say": f"installing packages there: {_tail(log, 1)[:200]}"})
+            line = _tail(log, 1)[:200]
+            # Also without news now and then, so that the connection is seen to live.
+            _answer({"say": f"installing packages: {line}"} if line != said else {})
+            said = line
         else:
             break
     if code:
