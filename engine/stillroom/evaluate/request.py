@@ -27,9 +27,10 @@ class EvaluateModel(PlacedRequest, RolloutOptions):
     data: Annotated[str, Field(description="Held-out prompts (.jsonl) that nothing trained on")]
     name: Annotated[str | None, Field(description="Label; default: the model")] = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
-    group_by: Annotated[
-        tuple[str, ...], Field(description="Metadata fields to split the accuracy by")
-    ] = ("difficulty", "task_type")
+    group_by: Annotated[tuple[str, ...], Field(description="Metadata fields to split by")] = (
+        "difficulty",
+        "task_type",
+    )
     teacher: Annotated[
         str | None,
         Field(description="In-process: also measure the KL per token to it"),

@@ -10,7 +10,7 @@ from stillroom.evaluate.files import RESULT_FILE, Evaluation
 from stillroom.files import read_json
 from stillroom.lineage import FileRecord, Manifest, read_manifest
 from stillroom.models.resolve import CHECKPOINTS, ModelLocation, adapter_base, locate_model
-from stillroom.remote.package.places import Places
+from stillroom.remote.package.places import SentPlaces
 from stillroom.remote.package.tags import add_tags
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
@@ -25,7 +25,7 @@ _MOST_MANIFESTS = 40
 _Kind = TypeVar("_Kind")
 
 
-def add_model(workspace: Workspace, places: Places, model: ModelLocation) -> None:
+def add_model(workspace: Workspace, places: SentPlaces, model: ModelLocation) -> None:
     """Adds a local model, with its run's records and, of an adapter, its base model."""
     if not model.is_local:
         return
@@ -44,13 +44,13 @@ def add_model(workspace: Workspace, places: Places, model: ModelLocation) -> Non
         places.add_folder(folder, most_bytes=_SMALL_BYTES)
 
 
-def add_run(workspace: Workspace, places: Places, run_id: str) -> None:
+def add_run(workspace: Workspace, places: SentPlaces, run_id: str) -> None:
     """Adds the small files of a run's folder, with which it is known there for a run."""
     folder = workspace.runs / run_id
     places.add_all(folder / name for name in _OF_A_RUN)
 
 
-def add_resumed(workspace: Workspace, places: Places, run_id: str) -> None:
+def add_resumed(workspace: Workspace, places: SentPlaces, run_id: str) -> None:
     """Adds what a run needs to go on where another one stood: its checkpoint and its metrics."""
     point = find_resume_point(workspace, run_id)
     following: str | None = run_id
@@ -63,7 +63,7 @@ def add_resumed(workspace: Workspace, places: Places, run_id: str) -> None:
     places.add_all([RunFolder(workspace.runs / point.run_id).events])
 
 
-def add_history(workspace: Workspace, places: Places, model: ModelLocation) -> None:
+def add_history(workspace: Workspace, places: SentPlaces, model: ModelLocation) -> None:
     """Adds what the card of an export tells: the runs before, their rows, the evaluations."""
     for stage in _stages(workspace, model):
         if stage.folder != model.folder:
@@ -107,7 +107,7 @@ def _stages(workspace: Workspace, model: ModelLocation) -> Iterator[ModelLocatio
             location = locate_model(workspace, name)
 
 
-def _add_manifests(workspace: Workspace, places: Places, rows: FileRecord) -> None:
+def _add_manifests(workspace: Workspace, places: SentPlaces, rows: FileRecord) -> None:
     """Adds the manifests that tell how rows were made, without the files they tell of."""
     waiting, seen = [rows], {rows.path}
     while waiting and len(seen) <= _MOST_MANIFESTS:
@@ -123,7 +123,7 @@ def _add_manifests(workspace: Workspace, places: Places, rows: FileRecord) -> No
                 waiting.append(source)
 
 
-def _add_run_of(workspace: Workspace, places: Places, folder: Path) -> None:
+def _add_run_of(workspace: Workspace, places: SentPlaces, folder: Path) -> None:
     """Adds the records of the run to whose checkpoints a folder belongs, if it is one of ours."""
     run = folder.parent.parent
     if folder.parent.name == CHECKPOINTS and run.parent == workspace.runs:

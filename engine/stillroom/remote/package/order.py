@@ -12,7 +12,7 @@ from stillroom.remote.machines import check_keys_may_go
 from stillroom.remote.package.code import add_named_files, packages_of
 from stillroom.remote.package.models import add_history, add_model, add_resumed, add_run
 from stillroom.remote.package.needs import Needs
-from stillroom.remote.package.places import Places
+from stillroom.remote.package.places import SentPlaces
 from stillroom.remote.package.tags import add_tags
 from stillroom.remote.records import ORDER_FILE, RUN_FILE, Machine, Order
 from stillroom.rollout.journal.journal import journal_folder
@@ -55,7 +55,7 @@ def pack(
     Raises InputError for a secret that the machine must not have, a package that nobody else can
     install, and an output that cannot come back.
     """
-    places = Places(workspace)
+    places = SentPlaces(workspace)
     _add_files(workspace, places, needs)
     for model in needs.models:
         add_model(workspace, places, model)
@@ -82,7 +82,7 @@ def pack(
     return Packed(order, [*notes, *key_notes], secrets)
 
 
-def _add_files(workspace: Workspace, places: Places, needs: Needs) -> None:
+def _add_files(workspace: Workspace, places: SentPlaces, needs: Needs) -> None:
     for path in needs.files:
         places.add_all([path])
         places.add_manifests(path)
@@ -103,7 +103,7 @@ def _run_named(workspace: Workspace, name: str) -> str | None:
     return run.run_id if run.path.parent == workspace.runs and run.is_run else None
 
 
-def _add_output(workspace: Workspace, places: Places, name: Path, needs: Needs) -> str:
+def _add_output(workspace: Workspace, places: SentPlaces, name: Path, needs: Needs) -> str:
     """Adds what is there of an output that goes on; returns its path relative to the workspace."""
     output = workspace.writable(name, label="output")
     if needs.exported is not None and output.is_dir() and any(output.iterdir()):

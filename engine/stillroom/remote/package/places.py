@@ -19,7 +19,7 @@ _CONFIG = f"{_OUTSIDE}/~config"
 """Where keys.yml lies: no path here begins so."""
 
 
-class Places:
+class SentPlaces:
     """Collects the files of a run, each once, with its place on the other machine."""
 
     def __init__(self, workspace: Workspace) -> None:
