@@ -15,37 +15,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from fakes.moments import Moments
+
 RECORDED = json.loads(
     (Path(__file__).parents[1] / "fixtures" / "rented" / "sky.json").read_text(encoding="utf-8")
 )
 ClusterStatus = Enum("ClusterStatus", {name: name for name in RECORDED["statuses"]})
 StatusRefreshMode = Enum("StatusRefreshMode", {name: name for name in RECORDED["refresh_modes"]})
 PRICE = 2.5
-
-
-class KilledError(BaseException):
-    """Stands for a SIGKILL of our process: nothing of ours may catch it."""
-
-
-@dataclass
-class Moments:
-    """The moments of a scripted life at which it may end, in order."""
-
-    kill_at: int | None = None
-    passed: int = 0
-
-    def pass_by(self) -> None:
-        """Ends this life if it is the moment for it."""
-        self.passed += 1
-        if self.passed == self.kill_at:
-            raise KilledError
-
-    @contextmanager
-    def around(self) -> Iterator[None]:
-        """A call that may be cut off before it arrives, or after it was done."""
-        self.pass_by()
-        yield
-        self.pass_by()
 
 
 @dataclass

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from fakes.sky_cloud import EXCEPTIONS, PRICE, KilledError, Moments, ScriptedCloud
+from fakes.moments import KilledError, Moments
+from fakes.sky_cloud import EXCEPTIONS, PRICE, ScriptedCloud
 from stillroom.errors import EngineError, MissingExtraError
 from stillroom.files import write_json
 from stillroom.remote.host import MachineGoneError, UnreachableError

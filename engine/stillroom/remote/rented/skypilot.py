@@ -22,8 +22,7 @@ from stillroom.remote.records import (
 from stillroom.remote.rented.ledger import BroughtUp, HeldEntry, Ledger
 from stillroom.remote.rented.sky_calls import ClusterView, SkyCalls, check_installed
 from stillroom.remote.rented.sky_process import SkyProcess
-from stillroom.remote.ssh.connection import SshChannel
-from stillroom.remote.ssh.host import ChannelHost
+from stillroom.remote.ssh.host import SshHost
 
 _WAIT_S = 20.0
 _POLL_S = 2.0
@@ -260,11 +259,7 @@ def open_cluster(machine: Machine, run: Path | None = None) -> SkyPilotHost:
     Raises MissingExtraError if SkyPilot is not installed.
     """
     check_installed()
-    return SkyPilotHost(machine, run, calls=SkyProcess(), ledger=Ledger(), by_ssh=_by_ssh)
-
-
-def _by_ssh(machine: Machine, address: SshAddress) -> RunHost:
-    return ChannelHost(machine, SshChannel(machine.name, address))
+    return SkyPilotHost(machine, run, calls=SkyProcess(), ledger=Ledger(), by_ssh=SshHost)
 
 
 def cluster_name(machine: Machine, ledger: Ledger) -> str:

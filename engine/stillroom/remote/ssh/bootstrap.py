@@ -24,11 +24,12 @@ from stillroom.remote.records import Machine, Order
 from stillroom.remote.ssh.code import code_archive, code_hash
 from stillroom.remote.ssh.probe import MIN_PYTHON, PATHS, Probe, PythonThere, probe
 from stillroom.remote.ssh.requirements import (
+    HomePackages,
     PackagesToInstall,
     canonical,
+    home_packages,
     own_requirements,
     packages_to_install,
-    versions_here,
 )
 from stillroom.remote.there.place import FREE_DISK, OTHER_FOLDER
 
@@ -81,12 +82,18 @@ def look(channel: Channel, machine: Machine) -> Probe:
 
 
 def prepare(
-    channel: Channel, machine: Machine, order: Order | None, say: Callable[[str], None]
+    channel: Channel,
+    machine: Machine,
+    order: Order | None,
+    say: Callable[[str], None],
+    home: HomePackages | None = None,
 ) -> str:
     """Makes sure that our code and its packages are there; returns the interpreter to use.
 
-    Without an `order` it has what looking after runs needs, and none of the extras.
+    Without an `order` it has what looking after runs needs, and none of the extras. `home` says
+    what is installed at home, where that is not here.
     """
+    home = home or home_packages()
     found = look(channel, machine)
     if found.blocked is not None:
         raise MachineError(
@@ -98,7 +105,8 @@ def prepare(
     if not found.facts.has_same_code:
         say(f"sending stillroom's code to {machine.name}")
         _send_code(channel, machine)
-    wanted = own_requirements(order.extras, order.packages) if order else own_requirements([], [])
+    extras, packages = (order.extras, order.packages) if order else ([], [])
+    wanted = own_requirements(home, extras, packages), home.versions
     ready = _environment(channel, machine, (python, uv), wanted, say)
     if ready is None:
         say(f"sending stillroom's code to {machine.name} again: files of it have changed there")
@@ -204,7 +212,7 @@ def _environment(
     channel: Channel,
     machine: Machine,
     tools: tuple[str, str | None],
-    wanted: Sequence[Requirement],
+    wanted: tuple[Sequence[Requirement], Mapping[str, str]],
     say: Callable[[str], None],
 ) -> str | None:
     """Has the machine make the environment, unless it is there, and returns its interpreter.
@@ -227,8 +235,8 @@ def _environment(
         if there["code"] != code_hash():
             return None
         missing = packages_to_install(
-            wanted,
-            here=versions_here(),
+            wanted[0],
+            here=wanted[1],
             there=canonical((name, version) for name, version in there["installed"]),
             marks=there["marks"],
         )

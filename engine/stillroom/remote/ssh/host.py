@@ -21,6 +21,7 @@ from stillroom.remote.records import (
 )
 from stillroom.remote.ssh.bootstrap import look, prepare
 from stillroom.remote.ssh.connection import SshChannel
+from stillroom.remote.ssh.requirements import HomePackages
 from stillroom.remote.there.store import Piece, Stored, WantedContent
 
 _PIECE_BYTES = 1 << 20
@@ -31,9 +32,20 @@ _MOST_UNANSWERED = 200
 class ChannelHost:
     """A machine on which everything is done by commands through one channel."""
 
-    def __init__(self, machine: Machine, channel: Channel, *, python: str | None = None) -> None:
-        """`python`: an interpreter there that has this code already; else `prepare` finds one."""
+    def __init__(
+        self,
+        machine: Machine,
+        channel: Channel,
+        *,
+        python: str | None = None,
+        home: HomePackages | None = None,
+    ) -> None:
+        """`python`: an interpreter there that has this code already; else `prepare` finds one.
+
+        home: what is installed at home, where that is not here.
+        """
         self.machine, self._channel, self._python = machine, channel, python
+        self._home = home
         self._has_all = python is not None
 
     def bring_up(self) -> None:
@@ -60,7 +72,7 @@ class ChannelHost:
     def prepare(self, order: Order, say: Callable[[str], None]) -> None:
         """Puts this code and the run's packages there, in environments that are made once."""
         if not self._has_all:
-            self._python = prepare(self._channel, self.machine, order, say)
+            self._python = prepare(self._channel, self.machine, order, say, self._home)
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
         """Returns the hashes that are not there yet, with the bytes of each that already are."""
@@ -119,7 +131,9 @@ class ChannelHost:
     def command(self, name: str) -> AbstractContextManager[CommandThere]:
         """Starts a command of the program there; `there/__main__.py` has their names."""
         if self._python is None:
-            self._python = prepare(self._channel, self.machine, None, lambda _text: None)
+            self._python = prepare(
+                self._channel, self.machine, None, lambda _text: None, self._home
+            )
         words = [self._python, "-P", "-m", "stillroom.remote.there", self.machine.folder, name]
         return command_there(
             self._channel, "unset PYTHONPATH PYTHONHOME; exec " + shell_words(words)

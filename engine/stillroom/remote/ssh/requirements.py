@@ -1,12 +1,14 @@
 """Which packages a machine still lacks for our code: the versions that are installed here.
 
-All functions are pure but `own_requirements` and `versions_here`, which read what is installed.
+All functions are pure but `home_packages`, which reads what is installed.
 """
 
 import importlib.metadata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
+import msgspec
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -53,8 +55,21 @@ def packages_to_install(
     return PackagesToInstall(sorted(missing), constraints if missing else [])
 
 
-def own_requirements(extras: Sequence[str], packages: Sequence[str]) -> list[Requirement]:
-    """Returns what Stillroom and its extras need, and the packages that a run needs beside them."""
+class HomePackages(msgspec.Struct, frozen=True, kw_only=True):
+    """What is installed at home, from which follows what a machine has to install."""
+
+    requires: list[str]
+    """The requirements of our own package, as its metadata has them."""
+    versions: dict[str, str]
+    """The installed packages with their versions, by their canonical names."""
+
+
+@cache
+def home_packages() -> HomePackages:
+    """Returns what is installed here, as it was at the first call.
+
+    Raises MachineError if our own package is not installed.
+    """
     try:
         lines = importlib.metadata.requires(_DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError as error:
@@ -62,7 +77,17 @@ def own_requirements(extras: Sequence[str], packages: Sequence[str]) -> list[Req
             "stillroom is not installed as a package here, so what it needs is not known",
             "install it with `pip install stillroom`, or `pip install -e .` in its folder",
         ) from error
-    found = [Requirement(line) for line in lines]
+    # Each `metadata` parses a file anew.
+    texts = [each.metadata for each in importlib.metadata.distributions()]
+    installed = canonical((text["Name"], text["Version"]) for text in texts)
+    return HomePackages(requires=lines, versions=installed)
+
+
+def own_requirements(
+    home: HomePackages, extras: Sequence[str], packages: Sequence[str]
+) -> list[Requirement]:
+    """Returns what Stillroom and its extras need, and the packages that a run needs beside them."""
+    found = [Requirement(line) for line in home.requires]
     wanted, seen = [""], set[str]()
     chosen: list[Requirement] = []
     wanted.extend(extras)
@@ -79,14 +104,6 @@ def own_requirements(extras: Sequence[str], packages: Sequence[str]) -> list[Req
             else:
                 chosen.append(requirement)
     return [*chosen, *map(Requirement, packages)]
-
-
-def versions_here() -> dict[str, str]:
-    """Returns the installed packages with their versions, by their canonical names."""
-    return canonical(
-        (distribution.name, distribution.version)
-        for distribution in importlib.metadata.distributions()
-    )
 
 
 def canonical(versions: Iterable[tuple[str, str]]) -> dict[str, str]:

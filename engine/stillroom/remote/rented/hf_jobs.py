@@ -1,0 +1,386 @@
+"""A job of Hugging Face as a machine: it is brought up by the start of a run, and ends with it.
+
+Nothing reaches a job from outside, so that everything goes through a private bucket
+(`hub_bucket.py`); in the job, `job_side.py` does what a follower does with a machine. Each run has
+a job of its own.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import msgspec
+
+from stillroom.errors import DataError
+from stillroom.files import read_json, write_json
+from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
+from stillroom.remote.records import (
+    Blob,
+    FilesThere,
+    Growth,
+    HfJobsFlavor,
+    Machine,
+    MachineFacts,
+    News,
+    Order,
+    Pulse,
+    StartThere,
+    StateThere,
+)
+from stillroom.remote.rented.hub_bucket import (
+    Bucket,
+    RunPaths,
+    check_hub_installed,
+    code_path,
+    content_path,
+)
+from stillroom.remote.rented.hub_jobs import HubJobs, price_of, time_limit
+from stillroom.remote.rented.job_records import (
+    BUCKET_VARIABLE,
+    CODE_VARIABLE,
+    RUN_VARIABLE,
+    SECRETS_VARIABLE,
+    START_VARIABLE,
+    TOKEN_VARIABLE,
+    JobFailure,
+    JobNews,
+    JobPackages,
+    JobStart,
+    JobView,
+)
+from stillroom.remote.rented.ledger import Ledger
+from stillroom.remote.ssh.code import code_archive, code_hash
+from stillroom.remote.ssh.requirements import (
+    HomePackages,
+    home_packages,
+    own_requirements,
+)
+from stillroom.settings import Workspace
+
+_BUCKET = "stillroom-runs"
+_VIEW_FILE = "remote_job.json"
+_FETCHED = ".remote_fetched"
+_LOOK_EVERY_S = 6.0
+_LOOKS_FOR_A_QUESTION = 5
+"""The service is asked about the job itself only as often."""
+_PIECE = 1 << 20
+_SENT_AT_ONCE = 64 << 20
+
+
+class HfJobsHost:
+    """A `RunHost` for one run, which a job of Hugging Face does. `run` is its folder here.
+
+    api: huggingface_hub's `HfApi`, or an object with the same methods.
+    token: what the job reads and writes the bucket with.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        run: Path | None,
+        *,
+        api: Any,
+        token: str | None,
+        ledger: Ledger,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._machine, self._run = machine, run
+        self._flavor = machine.hf_jobs or HfJobsFlavor(flavor="cpu-basic")
+        self._jobs = HubJobs(api, self._flavor.namespace)
+        self._api, self._token, self._ledger, self._pause = api, token, ledger, pause
+        self._num_looks = 0
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return f"stillroom-{self._own_run.name}"
+
+    def bring_up(self) -> None:
+        """Makes sure of the log-in and the bucket. The job itself comes with the run's start."""
+        if self._token is None:
+            raise MachineError(
+                f"{self._machine.name}: no token of Hugging Face is known here",
+                "log in with `hf auth login`, or set HF_TOKEN",
+            )
+        self._bucket.make()
+
+    def price_per_hour(self) -> float | None:
+        """Returns machines.yml's price, else the flavor's as the service lists it."""
+        if self._machine.price_per_hour is not None:
+            return self._machine.price_per_hour
+        hardware = self._jobs.hardware(self._flavor.flavor)
+        return None if hardware is None else price_of(hardware)
+
+    def facts(self) -> MachineFacts:
+        """Returns what the service lists of the flavor."""
+        hardware = self._jobs.hardware(self._flavor.flavor)
+        if hardware is None:
+            raise MachineError(
+                f"{self._machine.name}: Hugging Face has no flavor {self._flavor.flavor!r}",
+                "take one that `hf jobs hardware` lists",
+            )
+        chip = hardware.accelerator
+        return MachineFacts(
+            system=f"a job of Hugging Face ({hardware.pretty_name}), which a run's start brings up",
+            has_uv=self._flavor.image is None,
+            num_processors=_leading(hardware.cpu),
+            memory_gb=_leading(hardware.ram),
+            free_disk_gb=_leading(hardware.ephemeral_storage),
+            gpus=[] if chip is None else [f"{chip.quantity} x {chip.model}, {chip.vram} in all"],
+            gpu_memory_gb=[] if chip is None else _each(chip),
+        )
+
+    def prepare(self, order: Order, say: Callable[[str], None]) -> None:
+        """Puts our code and what the job has to install into the bucket."""
+        bucket, code = self._bucket, code_path(code_hash())
+        if code not in bucket.sizes([code]):
+            say(f"sending stillroom's code to {bucket.name}")
+            bucket.put([(code_archive(), code)])
+        packages = JobPackages(order=order, home=home_packages())
+        bucket.put([(msgspec.msgpack.encode(packages), self._paths.packages)])
+
+    def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
+        """Returns the hashes that the bucket lacks; it holds no content in part."""
+        there = self._bucket.sizes([content_path(blob.sha256) for blob in blobs])
+        lacking = [blob for blob in blobs if there.get(content_path(blob.sha256)) != blob.num_bytes]
+        return {blob.sha256: 0 for blob in lacking}
+
+    def send(self, blobs: Sequence[Blob], have: Mapping[str, int]) -> Iterator[int]:
+        """Puts contents into the bucket; the job verifies their hashes before the run begins."""
+        bucket = self._bucket
+        for group in _groups(blobs):
+            bucket.put([(Path(blob.source), content_path(blob.sha256)) for blob in group])
+            yield sum(blob.num_bytes for blob in group)
+
+    def start(self, run: StartThere) -> None:
+        """Starts the job that does the run, unless it was started before."""
+        with self._ledger.holding(self.name) as held:
+            entry = held.add(self._machine, self.name, self._own_run)
+            if entry.request_id is not None:
+                return
+            # A start that was cut off may have arrived.
+            job_id = self._jobs.find(run.run_id)
+            if job_id is None:
+                job_id = self._start_job(run)
+            held.update(request_id=job_id, price_per_hour=self.price_per_hour())
+
+    def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[News]:
+        """Yields the run's news, which the job writes to the bucket every few seconds."""
+        view, is_over = self._read_view(), False
+        known: dict[str, int] | None = dict(seen)
+        if view.files:
+            yield FilesThere(files=view.files, is_last=False)
+        while True:
+            batch = self._news(view.next_news)
+            if batch is not None:
+                # A follower that was killed may have taken a part of the first news before.
+                for news in batch if known is None else _unseen(batch, known):
+                    fresh = self._read(news, view)
+                    yield fresh
+                    if isinstance(fresh, FilesThere) and fresh.is_last:
+                        return
+                known = None
+                view.next_news += 1
+                self._write_view(view)
+                continue
+            if is_over:
+                raise self._ended(run_id)
+            # What the job wrote at its end is looked for once more before it counts as lost.
+            is_over = self._is_over()
+            yield Pulse()
+            if not is_over:
+                self._pause(_LOOK_EVERY_S)
+
+    def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
+        """Yields the bytes of a finished file, which are in the bucket under their hash."""
+        file = next((each for each in self._read_view().files if each.path == path), None)
+        if file is None:
+            raise UnreachableError(f"{path} is not in the bucket yet", "it is asked for again")
+        fetched = self._own_run / _FETCHED / file.sha256
+        if not fetched.is_file() or fetched.stat().st_size != file.num_bytes:
+            fetched.parent.mkdir(exist_ok=True)
+            self._bucket.download(content_path(file.sha256), fetched)
+        with fetched.open("rb") as stream:
+            stream.seek(offset)
+            while data := stream.read(_PIECE):
+                yield data
+        fetched.unlink()
+        with suppress(OSError):  # another file is still there
+            fetched.parent.rmdir()
+
+    def cancel(self, run_id: str, *, kill: bool) -> None:
+        """Leaves the wish in the bucket, where the job sees it; a second `kill` ends the job."""
+        paths, bucket = RunPaths(run_id), self._bucket
+        is_repeated = kill and paths.kill in bucket.sizes([paths.kill])
+        job_id = self._job_id()
+        if job_id is not None and (is_repeated or self._jobs.stage(job_id) == "SCHEDULING"):
+            self._jobs.end(job_id)
+        bucket.put([(b"now\n", paths.kill if kill else paths.cancel)])
+
+    def remove(self, run_id: str) -> None:
+        """Deletes the run's files from the bucket, and its outputs, which are all here."""
+        bucket = self._bucket
+        outputs = sorted({content_path(file.sha256) for file in self._read_view().files})
+        there = bucket.sizes(outputs) if outputs else {}
+        bucket.delete([*bucket.names(RunPaths(run_id).folder), *there])
+
+    def put_down(self) -> None:
+        """Ends the job if it has not ended; there may be none."""
+        self._jobs.put_down(self._ledger, self.name, run=self._own_run)
+
+    def close(self) -> None:
+        """Does nothing: there is no connection."""
+
+    @property
+    def _own_run(self) -> Path:
+        if self._run is None:
+            raise ValueError("a job belongs to a run")
+        return self._run
+
+    @property
+    def _paths(self) -> RunPaths:
+        return RunPaths(self._own_run.name)
+
+    @property
+    def _bucket(self) -> Bucket:
+        return Bucket(self._api, f"{self._jobs.namespace}/{_BUCKET}")
+
+    def _start_job(self, run: StartThere) -> str:
+        price = self.price_per_hour()
+        timeout_s = time_limit(self._flavor, run, price)
+        sent = msgspec.structs.replace(run, secrets={}, price_per_hour=price)
+        start = JobStart(run=sent, timeout_s=timeout_s)
+        self._bucket.put([(msgspec.msgpack.encode(start), self._paths.start)])
+        return self._jobs.run(
+            run.run_id,
+            self._flavor,
+            variables={
+                BUCKET_VARIABLE: self._bucket.name,
+                RUN_VARIABLE: run.run_id,
+                START_VARIABLE: token_hex(8),
+                CODE_VARIABLE: code_path(code_hash()),
+            },
+            secrets={
+                TOKEN_VARIABLE: self._token or "",
+                SECRETS_VARIABLE: msgspec.json.encode(run.secrets).decode(),
+            },
+            timeout_s=timeout_s,
+            packages=_first_packages(home_packages()),
+        )
+
+    def _job_id(self) -> str | None:
+        entry = self._ledger.find(self.name)
+        if entry is not None and entry.request_id is not None:
+            return entry.request_id
+        return self._jobs.find(self._own_run.name)
+
+    def _news(self, number: int) -> list[JobNews] | None:
+        """Returns the news with a number; None if the job has not written it yet."""
+        path, bucket = self._paths.news(number), self._bucket
+        if path not in bucket.sizes([path]):
+            return None
+        return msgspec.msgpack.decode(bucket.read(path), type=list[JobNews])
+
+    def _read(self, news: JobNews, view: JobView) -> News:
+        """Returns a piece of news as it is passed on; remembers which files there are."""
+        match news:
+            case JobFailure():
+                raise MachineGoneError(f"{self._machine.name}: {news.problem}", news.fix)
+            case FilesThere():
+                view.files = news.files
+                self._write_view(view)
+                return news
+            case StateThere():
+                # It was said a while ago, and the service's clocks are right.
+                return msgspec.structs.replace(news, clock=time.time())
+            case _:
+                return news
+
+    def _is_over(self) -> bool:
+        self._num_looks += 1
+        if self._num_looks % _LOOKS_FOR_A_QUESTION:
+            return False
+        job_id = self._job_id()
+        return job_id is None or self._jobs.is_over(job_id)
+
+    def _ended(self, run_id: str) -> MachineGoneError:
+        """Returns the error of a job that ended before it had said all."""
+        job_id = self._job_id()
+        text = "" if job_id is None else self._jobs.last_words(job_id)
+        return MachineGoneError(
+            f"the job {job_id or self.name} ended before it had said how the run ended{text}",
+            f"its checkpoints up to the last one that is here are kept: go on with `resume` "
+            f"{run_id}; `hf jobs inspect {job_id or 'ID'}` shows the job",
+        )
+
+    def _read_view(self) -> JobView:
+        with suppress(FileNotFoundError, DataError):
+            return read_json(self._own_run / _VIEW_FILE, JobView)
+        return JobView()
+
+    def _write_view(self, view: JobView) -> None:
+        write_json(self._own_run / _VIEW_FILE, view)
+
+
+def open_job(machine: Machine, run: Path | None = None) -> HfJobsHost:
+    """Returns the host for a run that a job does; nothing is started yet.
+
+    Raises MissingExtraError if huggingface_hub is not installed.
+    """
+    check_hub_installed()
+    from huggingface_hub import HfApi, get_token
+
+    own = Workspace(run.parents[1]).read_key(TOKEN_VARIABLE) if run is not None else None
+    token = own or get_token()
+    return HfJobsHost(machine, run, api=HfApi(token=token), token=token, ledger=Ledger())
+
+
+def _first_packages(home: HomePackages) -> list[str]:
+    """Returns what the program in the job needs before it can install anything: our own base."""
+    names = {requirement.name.lower() for requirement in own_requirements(home, [], [])}
+    return [
+        f"{name}=={version}"
+        for name, version in sorted(home.versions.items())
+        if name in names | {"huggingface-hub", "packaging"}
+    ]
+
+
+def _unseen(batch: Sequence[JobNews], seen: Mapping[str, int]) -> Iterator[JobNews]:
+    """Yields what of some news is not here yet. `seen` has the bytes of each growing file."""
+    for news in batch:
+        if not isinstance(news, Growth):
+            yield news
+            continue
+        have, end = seen.get(news.path, 0), news.offset + len(news.data)
+        if end <= have:
+            continue
+        start = max(news.offset, have)
+        yield Growth(path=news.path, offset=start, data=news.data[start - news.offset :])
+
+
+def _groups(blobs: Sequence[Blob]) -> Iterator[list[Blob]]:
+    """Yields the contents in groups that are sent at once."""
+    group, size = list[Blob](), 0
+    for blob in {blob.sha256: blob for blob in blobs}.values():
+        if group and size + blob.num_bytes > _SENT_AT_ONCE:
+            yield group
+            group, size = [], 0
+        group.append(blob)
+        size += blob.num_bytes
+    if group:
+        yield group
+
+
+def _leading(text: object) -> int | None:
+    """Returns the number at the beginning of e.g. `16 GB`; None if there is none."""
+    first = (str(text).split() or [""])[0]
+    return int(first) if first.isdecimal() else None
+
+
+def _each(chip: Any) -> list[float]:
+    """Returns the memory of each GPU in GB."""
+    number, memory = _leading(chip.quantity), _leading(chip.vram)
+    return [memory / number] * number if number and memory else []

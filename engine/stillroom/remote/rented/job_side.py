@@ -1,0 +1,277 @@
+"""The program inside a job of Hugging Face: does one run, and says over the bucket how it stands.
+
+The job's machine is a machine like any other, reached without a connection: what a follower does
+over ssh is done here over a channel to a process of this machine. Nobody may be at the other end of
+the bucket; the job ends when the run has ended and all of it is in the bucket.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any
+
+import msgspec
+
+from stillroom.errors import EngineError
+from stillroom.remote.channel import LocalChannel
+from stillroom.remote.host import RunHost, UnreachableError
+from stillroom.remote.records import (
+    Blob,
+    FilesThere,
+    FileThere,
+    Growth,
+    News,
+    StartThere,
+    StateThere,
+)
+from stillroom.remote.rented.hub_bucket import Bucket, RunPaths, content_path
+from stillroom.remote.rented.job_records import (
+    BUCKET_VARIABLE,
+    RUN_VARIABLE,
+    SECRETS_VARIABLE,
+    START_VARIABLE,
+    TOKEN_VARIABLE,
+    JobFailure,
+    JobNews,
+    JobPackages,
+    JobStart,
+)
+from stillroom.remote.ssh.host import ChannelHost
+
+_SAY_EVERY_S = 10.0
+_TRIES = 30
+_AGAIN_S = 20.0
+_RESERVE_S = 600.0
+_RESERVE_PART = 0.1
+_HOUR_S = 3600.0
+
+_End = EngineError | None
+"""What ends the queue of news: the error that broke it off, or None when all was said."""
+
+
+def main() -> int:
+    """Does the run of this job and returns the exit code: 0 if all of it is in the bucket."""
+    from huggingface_hub import HfApi
+
+    bucket = Bucket(HfApi(token=os.environ[TOKEN_VARIABLE]), os.environ[BUCKET_VARIABLE])
+    secrets = msgspec.json.decode(os.environ.pop(SECRETS_VARIABLE), type=dict[str, str])
+    # No child of this process is to have it: the run gets its secrets through standard input.
+    del os.environ[TOKEN_VARIABLE]
+    job = JobSide(
+        bucket, os.environ[RUN_VARIABLE], start=os.environ[START_VARIABLE], secrets=secrets
+    )
+    return 0 if job.do(host_in_job) else 1
+
+
+def host_in_job(packages: JobPackages) -> RunHost:
+    """Returns the machine that this job has, which is reached by starting a process on it."""
+    return ChannelHost(packages.order.machine, LocalChannel(), home=packages.home)
+
+
+class JobSide:
+    """One job: takes the run's order from the bucket, has it done, and brings its news there."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        run_id: str,
+        *,
+        start: str,
+        secrets: Mapping[str, str],
+        pause: Callable[[float], None] = time.sleep,
+        say_every_s: float = _SAY_EVERY_S,
+    ) -> None:
+        self._bucket, self._run_id, self._paths = bucket, run_id, RunPaths(run_id)
+        self._start, self._secrets, self._pause = start, secrets, pause
+        self._say_every_s = say_every_s
+        self._begun = time.monotonic()
+        self._number = 1
+        self._root = ""
+        self._uploaded = set[str]()
+        self._wishes = set[str]()
+
+    def do(self, open_host: Callable[[JobPackages], RunHost]) -> bool:
+        """Does the run; returns whether everything of it is in the bucket."""
+        if not self._claim():
+            _say(f"another job does the run {self._run_id}; this one ends")
+            return True
+        packages = self._read(self._paths.packages, JobPackages)
+        start = self._read(self._paths.start, JobStart)
+        host = open_host(packages)
+        try:
+            host.prepare(packages.order, _say)
+            self._bring_contents(host, start.run)
+            host.start(self._within_limits(start))
+            self._tell(host)
+        except EngineError as error:
+            _say(f"{error.problem}\nfix: {error.fix}")
+            self._post([JobFailure(problem=error.problem, fix=error.fix)])
+            return False
+        finally:
+            host.close()
+        return True
+
+    def _claim(self) -> bool:
+        """Returns whether this is the job that does the run; a start may have arrived twice."""
+        if self._paths.claim in self._trying(lambda: self._bucket.sizes([self._paths.claim])):
+            owner = self._trying(lambda: self._bucket.read(self._paths.claim)).decode()
+            return owner == self._start
+        self._trying(lambda: self._bucket.put([(self._start.encode(), self._paths.claim)]))
+        return True
+
+    def _within_limits(self, start: JobStart) -> StartThere:
+        """Returns the run with what is left of its time and money, so that it stops by itself.
+
+        A run that the service ends could not bring its last checkpoint to the bucket.
+        """
+        run, used_s = start.run, time.monotonic() - self._begun
+        reserve_s = max(run.reserve_s, min(_RESERVE_S, _RESERVE_PART * start.timeout_s))
+        left_s = max(0.0, start.timeout_s - used_s - reserve_s)
+        spent_usd = run.spent_usd + (run.price_per_hour or 0.0) * used_s / _HOUR_S
+        return msgspec.structs.replace(
+            run,
+            secrets=dict(self._secrets),
+            max_hours=min(run.max_hours, left_s / _HOUR_S),
+            reserve_s=reserve_s,
+            spent_usd=spent_usd,
+        )
+
+    def _bring_contents(self, host: RunHost, run: StartThere) -> None:
+        """Puts the run's files from the bucket where the run finds them, one after another."""
+        hashes = sorted({file.sha256 for file in run.files})
+        sizes = self._trying(lambda: self._bucket.sizes(map(content_path, hashes)))
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder) / "content"
+            for sha256 in hashes:
+                path = content_path(sha256)
+                if path not in sizes:
+                    raise EngineError(
+                        f"a file of the run ({sha256[:12]}…) is not in the bucket",
+                        "start the run again: it is then sent once more",
+                    )
+                self._trying(lambda path=path: self._bucket.download(path, target))
+                blob = Blob(sha256=sha256, num_bytes=sizes[path], source=str(target))
+                for _ in host.send([blob], host.missing([blob])):
+                    pass
+                target.unlink()
+
+    def _tell(self, host: RunHost) -> None:
+        """Writes the run's news to the bucket until it has ended, and passes on wishes to end."""
+        heard: SimpleQueue[News | EngineError | None] = SimpleQueue()
+        Thread(target=self._listen, args=(host, heard), daemon=True).start()
+        is_over = False
+        while not is_over:
+            self._pass_on_wishes(host)
+            batch = self._gather(heard)
+            if batch and (batch[-1] is None or isinstance(batch[-1], EngineError)):
+                is_over, error = True, batch.pop()
+                if isinstance(error, EngineError):
+                    raise error
+            news = list(_shortened(batch))
+            for each in news:
+                self._take_note(each)
+            if news:
+                self._post(news)
+
+    def _listen(self, host: RunHost, heard: SimpleQueue[News | EngineError | None]) -> None:
+        seen: dict[str, int] = {}
+        tries = 0
+        while True:
+            try:
+                for news in host.follow(self._run_id, seen):
+                    tries = 0
+                    if isinstance(news, Growth):
+                        seen[news.path] = news.offset + len(news.data)
+                    heard.put(news)
+                heard.put(None)
+                return
+            except UnreachableError as error:
+                tries += 1
+                if tries >= _TRIES:
+                    heard.put(error)
+                    return
+                self._pause(1.0)
+            except EngineError as error:
+                heard.put(error)
+                return
+
+    def _gather(
+        self, heard: SimpleQueue[News | EngineError | None]
+    ) -> list[News | EngineError | None]:
+        """Returns the news of some seconds: the hub takes only so many writes an hour."""
+        batch: list[News | EngineError | None] = []
+        deadline = time.monotonic() + self._say_every_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            try:
+                batch.append(heard.get(timeout=left_s))
+            except Empty:
+                break
+            if batch[-1] is None or isinstance(batch[-1], EngineError):
+                break
+        return batch
+
+    def _take_note(self, news: JobNews) -> None:
+        if isinstance(news, StateThere):
+            self._root = news.root
+        if isinstance(news, FilesThere):
+            # A file is in the bucket before anybody is told of it.
+            self._upload(news.files)
+
+    def _upload(self, files: list[FileThere]) -> None:
+        for file in files:
+            if file.sha256 in self._uploaded:
+                continue
+            path = content_path(file.sha256)
+            if self._trying(lambda path=path: self._bucket.sizes([path])).get(path) != (
+                file.num_bytes
+            ):
+                source = Path(self._root) / "workspace" / file.path
+                self._trying(lambda a=source, b=path: self._bucket.put([(a, b)]))
+            self._uploaded.add(file.sha256)
+
+    def _post(self, news: list[JobNews]) -> None:
+        data, path = msgspec.msgpack.encode(news), self._paths.news(self._number)
+        self._trying(lambda: self._bucket.put([(data, path)]))
+        self._number += 1
+
+    def _pass_on_wishes(self, host: RunHost) -> None:
+        """Cancels or kills the run if our side has asked for it; each is done once."""
+        marks = {self._paths.cancel: False, self._paths.kill: True}
+        try:
+            found = self._bucket.sizes([mark for mark in marks if mark not in self._wishes])
+            for mark in found:
+                host.cancel(self._run_id, kill=marks[mark])
+                self._wishes.add(mark)
+        except UnreachableError as error:
+            _say(error.problem)
+
+    def _read(self, path: str, kind: type[Any]) -> Any:
+        return msgspec.msgpack.decode(self._trying(lambda: self._bucket.read(path)), type=kind)
+
+    def _trying(self, call: Callable[[], Any]) -> Any:
+        """Returns what a call returns; the hub may be away for ten minutes."""
+        for _ in range(_TRIES):
+            try:
+                return call()
+            except UnreachableError as error:
+                _say(error.problem)
+                self._pause(_AGAIN_S)
+        return call()
+
+
+def _shortened(batch: list[Any]) -> Iterator[JobNews]:
+    """Yields news without those states and lists of files that later ones replace."""
+    last: dict[type[Any], int] = {type(news): number for number, news in enumerate(batch)}
+    for number, news in enumerate(batch):
+        replaces = isinstance(news, StateThere | FilesThere) and last[type(news)] == number
+        if replaces or isinstance(news, Growth):
+            yield news
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
