@@ -222,7 +222,9 @@ def command_there(channel: Channel, line: str) -> Generator[CommandThere]:
 @contextmanager
 def script_there(channel: Channel, script: str) -> Generator[ScriptThere]:
     """Runs a script (POSIX sh) that needs nothing of ours there, for the length of the block."""
-    text = f"echo {MARK.decode().strip()}\n({script}\n)\nprintf '\\n{_SCRIPT_END}%s\\n' $?\n"
+    # In other languages its errors would not be understood.
+    begin = f"export LC_ALL=C\necho {MARK.decode().strip()}"
+    text = f"{begin}\n({script}\n)\nprintf '\\n{_SCRIPT_END}%s\\n' $?\n"
     process = channel.open()
     try:
         running = ScriptThere(channel, process)

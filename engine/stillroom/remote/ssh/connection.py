@@ -24,7 +24,7 @@ from stillroom.remote.ssh.diagnosis import broken_connection
 
 _CONNECT_S = 20
 _LOGIN_S = 60.0
-_ALIVE_EVERY_S = 5
+_ALIVE_EVERY_S = 3
 _ALIVE_TRIES = 3
 _HELD_LINE = f"echo {MARK.decode().strip()}; exec cat >/dev/null"
 _NO_ANSWER = 255
@@ -44,7 +44,7 @@ _OPTIONS = {
     "ClearAllForwardings": "yes",
     "PermitLocalCommand": "no",
 }
-"""A dead connection is noticed within about 15 seconds; nobody is asked for a password."""
+"""A dead connection is noticed within about 12 seconds; nobody is asked for a password."""
 
 
 class SshChannel:
@@ -72,7 +72,7 @@ class SshChannel:
         with self._making:
             if self._owner is None or self._owner.poll() is not None:
                 self._connect()
-        return start_process(self._arguments("no"))
+        return self._start("no")
 
     def explain(self, exit_code: int | None, printed: str) -> EngineError | None:
         """Returns what a broken command says about the connection; None if it was the command."""
@@ -89,7 +89,7 @@ class SshChannel:
     def _connect(self) -> None:
         self._drop()
         self._socket = _socket_folder() / secrets.token_hex(6)
-        owner = start_process(self._arguments("yes"))
+        owner = self._start("yes")
         self._owner = owner
         # It may hang in a log-in that never answers, and reading has no limit of its own.
         limit = threading.Timer(_LOGIN_S, owner.kill)
@@ -120,6 +120,11 @@ class SshChannel:
             owner.kill()
             owner.wait()
         self._socket.unlink(missing_ok=True)
+
+    def _start(self, is_owner: str) -> subprocess.Popen[bytes]:
+        # A jump host knows nothing of our options, and would ask in a window.
+        environment = {**os.environ, "SSH_ASKPASS_REQUIRE": "never"}
+        return start_process(self._arguments(is_owner), environment)
 
     def _arguments(self, is_owner: str) -> list[str]:
         program = shutil.which("ssh")

@@ -1,5 +1,6 @@
 """What a machine has, found out by a shell script that needs nothing of ours there."""
 
+import re
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ for name in {pythons}; do
   about=$("$found" -c {about} 2>/dev/null </dev/null) && echo "python $about"
 done
 command -v uv >/dev/null 2>&1 && echo "uv $(command -v uv)"
-echo "processors $(getconf _NPROCESSORS_ONLN 2>/dev/null || sysctl -n hw.ncpu)"
+echo "processors $(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN || sysctl -n hw.ncpu)"
 [ -r /proc/meminfo ] && awk '/^MemTotal/ {{print "memory", $2 * 1024}}' /proc/meminfo
 [ -r /proc/meminfo ] || echo "memory $(sysctl -n hw.memsize)"
 for file in /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes; do
@@ -154,13 +155,9 @@ def _first(values: Sequence[str]) -> str | None:
 
 
 def _number(values: Sequence[str]) -> float | None:
-    text = _first(values) or ""
-    # BSD's `date` knows no %N and prints the letter.
-    text = text.removesuffix(".N").removesuffix("N")
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    # A `date` without %N prints the letters.
+    found = re.match(r"\d+(\.\d+)?(e\+\d+)?", _first(values) or "")
+    return float(found[0]) if found else None
 
 
 def _least(values: Sequence[str]) -> float | None:
