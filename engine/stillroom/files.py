@@ -345,8 +345,15 @@ class FileLock:
         self._handle = handle
         return True
 
+    @property
+    def handle(self) -> int:
+        """The open file of a lock that is held; a child that inherits it holds the lock too."""
+        if self._handle is None:
+            raise ValueError(f"{self.path} is not held")
+        return self._handle
+
     def release(self) -> None:
-        """Frees the lock if this process holds it."""
+        """Frees the lock, if this process holds it, unless a child has inherited it."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

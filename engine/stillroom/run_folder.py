@@ -20,6 +20,7 @@ from stillroom.home_paths import as_found
 from stillroom.lineage import folder_files, now, seconds_between
 from stillroom.lines import read_lines
 from stillroom.places import make_folder, open_real
+from stillroom.run_limits import RunLimits
 from stillroom.settings import Workspace
 from stillroom.types import OthersText, RunKind, RunStatus
 
@@ -132,6 +133,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     request: dict[str, Any]
     start_after: StartAfter | None = msgspec.field(default=None, name="turn")
     inputs: Sequence[FixedInput] = ()
+    limits: RunLimits | None = None
+    """When it stops by itself, on a machine that costs by the hour."""
 
     @property
     def given_name(self) -> str | None:
@@ -196,6 +199,11 @@ class RunFolder:
         return FileLock(self.path / "owner.lock")
 
     @property
+    def is_remote(self) -> bool:
+        """Whether the run's process is on another machine, which a follower here tells about."""
+        return (self.path / REMOTE_FILE).exists()
+
+    @property
     def is_run(self) -> bool:
         """Whether the folder has a run.json, which is not read."""
         return self.state_file.is_file()
@@ -223,6 +231,11 @@ class RunFolder:
         with suppress(DataError, OSError):
             return self.read_request()
         return None
+
+    def limits(self) -> RunLimits | None:
+        """Returns when the run stops by itself; None for a run without such limits."""
+        request = self.known_request()
+        return request.limits if request is not None else None
 
     def read_process_end(self) -> ProcessEnd | None:
         """Returns how the run's process ended, or None if nobody has noted it."""
@@ -311,9 +324,7 @@ def create_run(
         workspace=str(workspace.root),
         request=request,
         start_after=new.start_after,
-        inputs=[
-            FixedInput(path=str(path), stamp=_stamp(path)) for path in dict.fromkeys(new.inputs)
-        ],
+        inputs=fixed_inputs(new.inputs),
     )
     write_json(folder.request_file, run_request)
     state = RunState(
@@ -336,6 +347,11 @@ def read_elsewhere(folder: Path) -> RunElsewhere | None:
     with suppress(OSError, DataError):
         return RunElsewhere(where=read_json(folder / REMOTE_FILE, _Order).machine.name)
     return RunElsewhere(where="a machine that cannot be read from remote.json")
+
+
+def fixed_inputs(paths: Sequence[Path]) -> list[FixedInput]:
+    """Returns the files and model folders that a run reads, as they are now."""
+    return [FixedInput(path=str(path), stamp=_stamp(path)) for path in dict.fromkeys(paths)]
 
 
 def given_config(config: Path) -> str:

@@ -3,7 +3,7 @@
 import functools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -40,6 +40,7 @@ from stillroom.rollout.episode.collect import FailedRollout, RolloutSpec, specs_
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.results import RolloutOrigin, origin_of
 from stillroom.run_folder import RunFolder
+from stillroom.run_limits import machine_share
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget
 from stillroom.teachers.endpoint.client import Spending
@@ -62,7 +63,7 @@ async def evaluate_model(
     started = time.monotonic()
     plan = plan_evaluation(workspace, request)
     tasks = plan.rollouts.load_tasks()
-    parts = _Parts(plan, tasks)
+    parts = _Parts(plan, tasks, machine_share(RunFolder(folder).limits()))
     if request.dry_run:
         return await forecast_rollouts(plan.rollouts, plan.price, parts.specs, output=request.data)
     origin = await _origin(plan)
@@ -127,11 +128,14 @@ async def evaluate_model(
 class _Parts:
     """What the model answers within one budget: the tasks, some at temperature 1, the guard."""
 
-    def __init__(self, plan: EvaluationPlan, tasks: Sequence[Task]) -> None:
+    def __init__(
+        self, plan: EvaluationPlan, tasks: Sequence[Task], taken_beside: Callable[[], float]
+    ) -> None:
         request, limit = plan.request, plan.request.budget_usd
         spending = None
         if limit is not None or isinstance(plan.rollouts.policy, Endpoint):
-            spending = Spending(plan.price, Budget(usd=limit or math.inf))
+            budget = Budget(usd=limit or math.inf, taken_beside=taken_beside)
+            spending = Spending(plan.price, budget)
         make = functools.partial(Answering, spending=spending)
         self.main = make(
             plan.rollouts,

@@ -85,6 +85,14 @@ def ending_of_gone(
     )
 
 
+def stopped_at_limit(folder: RunFolder, kind: RunKind, reason: str) -> RunFailure:
+    """Returns why a run stopped by itself with its work kept, and how it goes on."""
+    return RunFailure(
+        problem=f"the run was stopped with its work kept: {reason}",
+        fix="raise that limit" + _again(folder, kind),
+    )
+
+
 def _is_full(folder: RunFolder) -> bool:
     return shutil.disk_usage(folder.path).free < _LEAST_FREE
 

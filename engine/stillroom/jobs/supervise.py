@@ -2,21 +2,20 @@
 
 import os
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import IO, Any, cast
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 
 from stillroom.files import write_json
+from stillroom.jobs import remote_runs
+from stillroom.jobs.detached import start_detached
 from stillroom.jobs.failures import ending_of_gone
 from stillroom.lineage import now
-from stillroom.places import open_real
 from stillroom.processes import kill_family, process_start
 from stillroom.run_folder import (
     NewRun,
@@ -66,41 +65,53 @@ def start_run(
     what they hold now, or else it fails.
     """
     folder = create_run(workspace, kind, request, new)
-    with os.fdopen(open_real(folder.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
-        process = subprocess.Popen(
-            # -P: modules in a user's folder must not shadow ours.
-            [sys.executable, "-P", "-m", "stillroom.jobs.keeper", str(folder.path)],
-            cwd=workspace.root,
-            env={**environment, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    _hand_over(process, secrets or {})
-    # Without a thread that waits for it, the ended process stays a zombie while this one lives.
-    threading.Thread(target=process.wait, daemon=True).start()
-    launch = _Launch(pid=process.pid, process_start=process_start(process.pid))
-    if launch.process_start is not None:
-        write_json(folder.path / _LAUNCH_FILE, launch)
+    if folder.is_remote:
+        remote_runs.start_follower(folder, secrets or {}, environment)
+        return folder.read()
+    launch_run(folder, workspace.root, environment=environment, secrets=secrets or {})
     deadline = time.monotonic() + _START_WAIT_S
     while folder.read().status is RunStatus.STARTING and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     return read_run(folder)
 
 
-def _hand_over(process: subprocess.Popen[bytes], secrets: Mapping[str, str]) -> None:
-    # A process that has ended already reads nothing; its state says so.
-    with suppress(BrokenPipeError), cast("IO[bytes]", process.stdin) as stream:
-        stream.write(msgspec.json.encode(secrets))
+def launch_run(
+    folder: RunFolder,
+    workspace: Path,
+    *,
+    environment: Mapping[str, str],
+    secrets: Mapping[str, str],
+    kept_open: Sequence[int] = (),
+) -> None:
+    """Starts the detached process of a run whose folder has its request, and notes its pid.
+
+    The files `kept_open` stay open in it, with the locks that this process holds on them.
+    """
+    pid = start_detached(
+        "stillroom.jobs.keeper",
+        folder.path,
+        cwd=workspace,
+        log=folder.log,
+        environment={**environment, "OMP_WAIT_POLICY": "PASSIVE"},
+        secrets=secrets,
+        kept_open=kept_open,
+    )
+    launch = _Launch(pid=pid, process_start=process_start(pid))
+    if launch.process_start is not None:
+        write_json(folder.path / _LAUNCH_FILE, launch)
 
 
 def read_run(folder: RunFolder) -> RunState:
     """Returns the current state of a run; if its process is gone, writes how the run has ended.
 
+    Of a run on another machine it is what its follower here has written last, even if that machine
+    cannot be reached; a follower that has died is started again.
     Raises DataError if run.json is damaged.
     """
     state = folder.read()
+    if folder.is_remote:
+        remote_runs.ensure_follower(folder)
+        return state
     if state.status.is_final or _may_be_starting(folder, state):
         return state
     lock = folder.owner_lock()
@@ -123,6 +134,8 @@ def cancel_run(folder: RunFolder) -> RunState:
     state = read_run(folder)
     if state.status.is_final:
         return state
+    if folder.is_remote:
+        return _ask_follower(folder)
     process = _process_of(folder, state)
     waited_s = folder.cancel_waited_s()
     if waited_s is None:
@@ -132,9 +145,27 @@ def cancel_run(folder: RunFolder) -> RunState:
             with suppress(ProcessLookupError):  # it has ended since
                 os.kill(process, signal.SIGTERM)
     elif waited_s >= _KILL_AFTER_S and process is not None:
-        kill_family(process)
-        return _await_death(folder)
+        return kill_run(folder)
     return state
+
+
+def _ask_follower(folder: RunFolder) -> RunState:
+    """Leaves the wish that a run on another machine stops; its follower passes it on."""
+    if (folder.cancel_waited_s() or 0.0) >= _KILL_AFTER_S:
+        remote_runs.ask_to_kill(folder)
+    folder.ask_to_cancel()
+    return folder.read()
+
+
+def kill_run(folder: RunFolder) -> RunState:
+    """Kills a run's processes and returns its state, which is cancelled once they have ended."""
+    state = read_run(folder)
+    process = None if state.status.is_final else _process_of(folder, state)
+    folder.ask_to_cancel()
+    if process is None:
+        return read_run(folder)
+    kill_family(process)
+    return _await_death(folder)
 
 
 def _may_be_starting(folder: RunFolder, state: RunState) -> bool:

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from stillroom.errors import EngineError, RunCancelledError
-from stillroom.jobs.failures import failure_of
+from stillroom.jobs.failures import failure_of, stopped_at_limit
+from stillroom.jobs.limits import watched_for_limits
 from stillroom.jobs.operations import Operation, run_operation
 from stillroom.jobs.reporter import JobReporter
 from stillroom.jobs.supervise import read_run
@@ -22,6 +23,7 @@ from stillroom.lineage import now
 from stillroom.processes import process_start
 from stillroom.reporting import stop_if_cancelled
 from stillroom.run_folder import RunFailure, RunFolder, ended_progress
+from stillroom.secrecy.environments import HUB_TOKENS
 from stillroom.secrecy.redaction import Redactor
 from stillroom.types import RunKind, RunStatus
 
@@ -56,9 +58,12 @@ def main(
     reporter = JobReporter(folder, state, Redactor(secrets.values()))
     stop = _Stop(reporter)
     signal.signal(signal.SIGTERM, lambda _number, _frame: stop.now())
-    with _room_for_the_end(folder), _watched_for_cancel(folder, stop):
+    watched = _watched_for_cancel(folder, stop)
+    with _room_for_the_end(folder), watched, watched_for_limits(folder, stop):
         ending = _work(operation_of_run(state.kind), folder, stop, secrets)
         ending = _closed(reporter, ending, folder)
+    if ending["status"] is RunStatus.CANCELLED and stop.limit is not None:
+        ending["error"] = stopped_at_limit(folder, state.kind, stop.limit)
     is_whole = ending["status"] is RunStatus.SUCCEEDED
     progress = ended_progress(reporter.state.progress, is_whole=is_whole)
     final = msgspec.structs.replace(reporter.state, ended_at=now(), progress=progress, **ending)
@@ -72,7 +77,14 @@ class _Stop:
 
     def __init__(self, reporter: JobReporter) -> None:
         self.reporter = reporter
+        self.limit: str | None = None
+        """The limit that was reached, if that is why the run stops."""
         self._is_raising = False
+
+    @property
+    def teacher_usd(self) -> float:
+        """What the run has spent on endpoints so far."""
+        return self.reporter.state.metrics.get("cost_usd") or 0.0
 
     def now(self) -> None:
         """Tells the work to stop; the main thread calls this, at a signal."""
@@ -81,8 +93,10 @@ class _Stop:
             self._is_raising = False
             raise RunCancelledError
 
-    def from_elsewhere(self) -> None:
-        """Tells the work to stop; any thread may call this."""
+    def from_elsewhere(self, limit: str | None = None) -> None:
+        """Tells the work to stop, perhaps at a limit; any thread may call this."""
+        if not self.reporter.is_cancelled():
+            self.limit = limit
         self.reporter.cancel()
         if self._is_raising:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -149,7 +163,10 @@ def handed_over() -> dict[str, str]:
     # No child may wait for what is typed here, or read what was.
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    return msgspec.json.decode(data, type=dict[str, str]) if data else {}
+    secrets = msgspec.json.decode(data, type=dict[str, str]) if data else {}
+    # The hub's own library looks for its token there. On another machine it comes through the pipe.
+    os.environ.update({name: secrets[name] for name in HUB_TOKENS & secrets.keys()})
+    return secrets
 
 
 def _work(

@@ -9,7 +9,9 @@ from typing import Literal
 
 import msgspec
 
-ORDER_FILE = "remote.json"
+from stillroom.run_folder import REMOTE_FILE
+
+ORDER_FILE = REMOTE_FILE
 """The file of a run's folder with its `Order`; a run without it is a local one."""
 RUN_FILE = "run:"
 """How the source of a sent file begins that lies in the run's own folder."""

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -42,6 +42,7 @@ from stillroom.rollout.results import (
     rollouts_result,
 )
 from stillroom.run_folder import RunFolder
+from stillroom.run_limits import machine_share
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget, Outstanding
 from stillroom.teachers.endpoint.client import Spending
@@ -86,7 +87,8 @@ async def generate_rollouts(
         tally = RolloutTally()
         store = RolloutStore(plan.output, settings, on_turn=tally.count_call)
         todo = specs.where(lambda key: key not in store.finished)
-        spending = Spending(plan.price, _budget(request, store, part))
+        limits = RunFolder(folder).limits()
+        spending = Spending(plan.price, _budget(request, store, part, machine_share(limits)))
         try:
             if part is None:
                 keep_rewards(plan.output, plan.rollouts.rewards_file)
@@ -188,7 +190,12 @@ class _Run:
             )
 
 
-def _budget(request: GenerateRollouts, store: RolloutStore, part: RunPart | None) -> Budget:
+def _budget(
+    request: GenerateRollouts,
+    store: RolloutStore,
+    part: RunPart | None,
+    taken_beside: Callable[[], float],
+) -> Budget:
     """Returns the run's budget, which counts the output's earlier costs; a part has its own."""
     if part is not None:
         part.budget.on_unconfirmed = store.record_unconfirmed
@@ -199,6 +206,7 @@ def _budget(request: GenerateRollouts, store: RolloutStore, part: RunPart | None
         tokens=request.max_total_tokens or math.inf,
         minutes=request.max_minutes or math.inf,
         spent=store.spent(),
+        taken_beside=taken_beside,
         on_unconfirmed=store.record_unconfirmed,
         on_outstanding=store.record_outstanding,
     )

@@ -36,7 +36,7 @@ _PROGRAMS = re.compile(
 """The settings of the programs that start MCP servers, such as npx and uvx."""
 SHARED_SECRETS = "STILLROOM_SECRETS"
 """The variable with the secrets of a run that several processes share, as JSON by name."""
-_HUB_TOKENS = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
+HUB_TOKENS = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
 """Needed to download models, so that a run's own process keeps them."""
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 
@@ -50,7 +50,7 @@ def run_environment(workspace: Path | None = None) -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name in _HUB_TOKENS
+        if name in HUB_TOKENS
         or name in tools
         or name.lower() in _PROXIES
         or _is_listed(name, _SYSTEM)

@@ -87,6 +87,8 @@ class Budget:
 
     It is the worst case of calls that broke off, and of responses that did not state their usage.
     """
+    taken_beside: Callable[[], float] = lambda: 0.0
+    """What else counts against the dollars, such as the machine that the run costs by the hour."""
     clock: Callable[[], float] = time.monotonic
     on_unconfirmed: Callable[[Cost], None] = lambda _cost: None
     """The callback that records each amount that may or may not have been billed."""
@@ -206,7 +208,8 @@ class Budget:
         self.settle(worst, NOTHING, unconfirmed=worst)
 
     def _exceeded(self, worst: Cost) -> str | None:
-        if self.spent.usd + self.reserved.usd + worst.usd > self.usd:
+        usd = self.spent.usd + self.reserved.usd + worst.usd
+        if self.usd < math.inf and usd + self.taken_beside() > self.usd:
             return "budget_usd"
         if self.spent.tokens + self.reserved.tokens + worst.tokens > self.tokens:
             return "max_total_tokens"

@@ -1,0 +1,75 @@
+"""Starts processes that outlive the one that starts them."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from stillroom.places import open_real
+
+_FITS_IN_A_PIPE = 4096
+"""As many bytes as a pipe takes anywhere before somebody reads."""
+
+
+def start_detached(
+    module: str,
+    folder: Path,
+    *,
+    cwd: Path,
+    log: Path,
+    environment: Mapping[str, str],
+    secrets: Mapping[str, str],
+    kept_open: Sequence[int] = (),
+) -> int:
+    """Starts `python -m MODULE FOLDER` in a session of its own and returns its pid.
+
+    It gets the secrets through its standard input, so that they are in no file and no environment.
+    The files `kept_open` stay open in it, with the locks that this process holds on them.
+    """
+    reading, writing = os.pipe()
+    data = msgspec.json.encode(secrets)
+    with os.fdopen(writing, "wb") as stream:
+        if is_early := len(data) <= _FITS_IN_A_PIPE:
+            # Whoever is started has them whole, even if this process is killed right then.
+            stream.write(data)
+            stream.flush()
+        try:
+            process = _start(module, folder, cwd, log, environment, reading, kept_open)
+        finally:
+            os.close(reading)
+        if not is_early:
+            # A process that has ended already reads nothing; its state says so.
+            with suppress(BrokenPipeError):
+                stream.write(data)
+                stream.flush()
+    # Without a thread that waits for it, the ended process stays a zombie while this one lives.
+    threading.Thread(target=process.wait, daemon=True).start()
+    return process.pid
+
+
+def _start(
+    module: str,
+    folder: Path,
+    cwd: Path,
+    log: Path,
+    environment: Mapping[str, str],
+    secrets: int,
+    kept_open: Sequence[int],
+) -> subprocess.Popen[bytes]:
+    with os.fdopen(open_real(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as output:
+        return subprocess.Popen(
+            # -P: modules in a user's folder must not shadow ours.
+            [sys.executable, "-P", "-m", module, str(folder)],
+            cwd=cwd,
+            env={**environment, "PYTHONUNBUFFERED": "1"},
+            stdin=secrets,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            pass_fds=tuple(kept_open),
+        )

@@ -1,0 +1,65 @@
+"""Ends a run at the limits of a machine that costs by the hour, whether or not it is reached."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Protocol
+
+from stillroom.run_folder import RunFolder
+from stillroom.run_limits import RunLimits
+
+_LOOK_EVERY_S = 0.5
+
+
+class Stoppable(Protocol):
+    """A run's work, which stops with a checkpoint when it is told to."""
+
+    @property
+    def teacher_usd(self) -> float:
+        """What the run has spent on endpoints so far."""
+        ...
+
+    def from_elsewhere(self, limit: str | None = None) -> None:
+        """Tells the work to stop, at this limit; any thread may call this."""
+        ...
+
+
+@contextmanager
+def watched_for_limits(folder: RunFolder, work: Stoppable) -> Generator[None]:
+    """Stops the run at its limits, and kills it if it has not stopped before one is passed."""
+    limits = folder.limits()
+    if limits is None:
+        yield
+        return
+    ended = threading.Event()
+    thread = threading.Thread(target=watch, args=(limits, work, ended.wait), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def watch(
+    limits: RunLimits,
+    work: Stoppable,
+    has_ended: Callable[[float], bool],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    kill: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGKILL),
+) -> None:
+    """Looks at the limits until the run has ended; `has_ended` waits for that so many seconds."""
+    is_stopping = False
+    while not has_ended(_LOOK_EVERY_S):
+        teacher_usd = work.teacher_usd
+        if is_stopping and limits.is_overdue(clock(), teacher_usd):
+            kill()
+            return
+        reason = None if is_stopping else limits.reached(clock(), teacher_usd)
+        if reason is not None:
+            is_stopping = True
+            work.from_elsewhere(reason)

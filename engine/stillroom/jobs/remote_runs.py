@@ -1,0 +1,130 @@
+"""Runs whose process is on another machine, as the programs here see them.
+
+A process here, the follower, does all that concerns the other machine and is the only one that
+writes the run's folder (`remote/follower/`). Here it is started, and started again when it has
+died; nothing here waits for a network.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from stillroom.errors import DataError
+from stillroom.files import FileLock, read_json, write_json
+from stillroom.jobs.detached import start_detached
+from stillroom.processes import RUN_MARK_VARIABLE
+from stillroom.run_folder import REMOTE_FILE, RunFolder
+from stillroom.secrecy.environments import run_environment
+from stillroom.settings import Workspace
+
+FOLLOWER_LOCK = "follower.lock"
+"""The lock that a run's follower holds as long as it lives."""
+LOCK_VARIABLE = "STILLROOM_FOLLOWER_LOCK"
+"""The variable with the number of the open file by which a follower was given its lock."""
+KILL_MARK = "cancel_kill"
+"""The file that says that a run on another machine shall be killed."""
+_VIEW_FILE = "remote_view.json"
+_FOLLOWER_FILE = "follower.json"
+_FOLLOWER = "stillroom.remote.follower"
+_AGAIN_AFTER_S = 5.0
+"""A follower that dies at once is not started more often than this."""
+
+
+class FollowerStart(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of follower.json: what the follower of a run needs to be started again."""
+
+    secret_names: list[str] = []
+    """The names of the secrets that it was given when the run was started; no values."""
+    started_at: float = 0.0
+    """When a follower was started last, in seconds since the epoch."""
+
+
+class _Order(msgspec.Struct, frozen=True):
+    """The part of remote.json that is needed to start a follower."""
+
+    key_names: list[str] = []
+
+
+class _View(msgspec.Struct, frozen=True):
+    """The part of remote_view.json that says whether there is anything left to follow."""
+
+    phase: str = "waiting"
+    has_started: bool = False
+
+
+def read_follower_start(folder: RunFolder) -> FollowerStart:
+    """Returns what is known of a run's follower."""
+    with suppress(FileNotFoundError, DataError):
+        return read_json(folder.path / _FOLLOWER_FILE, FollowerStart)
+    return FollowerStart()
+
+
+def start_follower(
+    folder: RunFolder, secrets: Mapping[str, str], environment: Mapping[str, str]
+) -> None:
+    """Starts the follower of a new run, which gets the run's secrets through a pipe."""
+    lock = FileLock(folder.path / FOLLOWER_LOCK)
+    if lock.try_acquire():
+        try:
+            _start(folder, lock, secrets, environment, list(secrets))
+        finally:
+            lock.release()
+
+
+def ensure_follower(folder: RunFolder) -> None:
+    """Starts a run's follower again if it has died before all was done, with the keys by name."""
+    view = _view(folder)
+    # What a run's process starts is killed at the end of that run; a server will look here too.
+    if view.phase == "over" or RUN_MARK_VARIABLE in os.environ:
+        return
+    lock = FileLock(folder.path / FOLLOWER_LOCK)
+    # In a folder that cannot be written there is nothing to follow.
+    with suppress(OSError):
+        if not lock.try_acquire():
+            return
+        try:
+            known = read_follower_start(folder)
+            if abs(time.time() - known.started_at) >= _AGAIN_AFTER_S:
+                root = Path(folder.read_request().workspace)
+                order = read_json(folder.path / REMOTE_FILE, _Order)
+                names = [] if view.has_started else order.key_names
+                secrets = Workspace(root).read_keys(names)
+                _start(folder, lock, secrets, run_environment(root), known.secret_names)
+        finally:
+            lock.release()
+
+
+def ask_to_kill(folder: RunFolder) -> None:
+    """Leaves the wish that the run's processes on the other machine are killed."""
+    with suppress(FileExistsError):
+        (folder.path / KILL_MARK).touch(exist_ok=False)
+
+
+def _view(folder: RunFolder) -> _View:
+    with suppress(FileNotFoundError, DataError):
+        return read_json(folder.path / _VIEW_FILE, _View)
+    return _View()
+
+
+def _start(
+    folder: RunFolder,
+    lock: FileLock,
+    secrets: Mapping[str, str],
+    environment: Mapping[str, str],
+    secret_names: list[str],
+) -> None:
+    known = FollowerStart(secret_names=secret_names, started_at=time.time())
+    write_json(folder.path / _FOLLOWER_FILE, known)
+    start_detached(
+        _FOLLOWER,
+        folder.path,
+        cwd=Path(folder.read_request().workspace),
+        log=folder.path / "follower.log",
+        environment={**environment, LOCK_VARIABLE: str(lock.handle)},
+        secrets=secrets,
+        kept_open=[lock.handle],
+    )

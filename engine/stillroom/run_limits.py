@@ -1,0 +1,74 @@
+"""The limits of a run on a machine that costs by the hour: its time, and its dollars.
+
+The machine's own monotonic clock counts, which stands still for no lost connection and is set by
+nobody.
+"""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+_HOUR_S = 3600.0
+_KILLED_AFTER_S = 600.0
+"""How long a run may take to stop that has come to its last hour."""
+
+
+class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """When a run stops by itself, with a checkpoint, whether or not anybody can reach it."""
+
+    started: float
+    """The monotonic clock of the machine when the run was started."""
+    hours: float | None = None
+    """The most hours that it may take; None for no limit."""
+    budget_usd: float | None = None
+    """The most that machine and teacher may cost together; None for no limit."""
+    price_per_hour: float | None = None
+    """US dollars for an hour of the machine; None if it is not known."""
+    spent_usd: float = 0.0
+    """What the machine had cost before the start."""
+    reserve_s: float = 0.0
+    """The seconds of the machine that are kept back for the last checkpoint and bringing back."""
+
+    def machine_usd(self, clock: float, *, with_reserve: bool = False) -> float:
+        """Returns what the machine has cost by now; with the reserve, once the run has stopped."""
+        used_s = max(0.0, clock - self.started) + (self.reserve_s if with_reserve else 0.0)
+        return self.spent_usd + (self.price_per_hour or 0.0) * used_s / _HOUR_S
+
+    def reached(self, clock: float, teacher_usd: float) -> str | None:
+        """Returns why the run has to stop now; None if it may go on."""
+        if self.hours is not None and clock - self.started >= self.hours * _HOUR_S:
+            return f"it has run for the {self.hours:g} hours that its machine allows (max_hours)"
+        if self.budget_usd is None:
+            return None
+        machine_usd = self.machine_usd(clock, with_reserve=True)
+        if machine_usd + teacher_usd < self.budget_usd:
+            return None
+        parts = f"the machine ${self.machine_usd(clock):.2f}"
+        if teacher_usd:
+            parts += f", its teacher ${teacher_usd:.2f}"
+        return (
+            f"its budget of ${self.budget_usd:g} is spent: {parts}, and the rest is kept for the "
+            "last checkpoint and for bringing it back"
+        )
+
+    def is_overdue(self, clock: float, teacher_usd: float) -> bool:
+        """Returns whether a run that was to stop must be killed, so that no limit is passed."""
+        used_s = clock - self.started
+        if self.hours is not None and used_s >= self.hours * _HOUR_S + _KILLED_AFTER_S:
+            return True
+        # Half of the reserve is for bringing back what the run has written.
+        half = self.machine_usd(clock) + (self.price_per_hour or 0.0) * self.reserve_s / 2 / _HOUR_S
+        return self.budget_usd is not None and half + teacher_usd >= self.budget_usd
+
+
+def machine_share(
+    limits: RunLimits | None, clock: Callable[[], float] = time.monotonic
+) -> Callable[[], float]:
+    """Returns what tells how much of a budget its machine takes, which grows with time.
+
+    A teacher's calls get only the rest. It is nothing for a run without a priced machine.
+    """
+    if limits is None or limits.price_per_hour is None:
+        return lambda: 0.0
+    return lambda: limits.machine_usd(clock(), with_reserve=True)
