@@ -44,6 +44,23 @@ def _command(name: str) -> Callable[[There], None]:
             from stillroom.remote.there.store import take_contents
 
             return take_contents
+        case "start":
+            from stillroom.remote.there.start import start_run
+
+            return start_run
+        case "follow":
+            from stillroom.remote.there.follow import follow_run
+
+            return follow_run
+        case "fetch" | "cancel" | "remove":
+            from stillroom.remote.there import commands
+
+            each = {
+                "fetch": commands.fetch_file,
+                "cancel": commands.stop_run,
+                "remove": commands.remove_run,
+            }
+            return each[name]
         case _:
             raise EngineError(
                 f"this version of stillroom knows no command {name!r}",

@@ -1,0 +1,80 @@
+"""Which files of a run on another machine come back, and which stay where they are."""
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from stillroom.models.resolve import CHECKPOINTS
+from stillroom.run_folder import REMOTE_FILE
+
+TEXTS = ("log.txt", "events.jsonl")
+"""The growing files of a run's folder whose texts may name paths of the machine."""
+_KEPT_APART = frozenset(
+    {
+        "run.json",
+        "request.json",
+        REMOTE_FILE,
+        "remote_view.json",
+        "remote_mirror.json",
+        "follower.json",
+        "follower.log",
+        "follower.lock",
+        "owner.lock",
+        "launch.json",
+        "ended.json",
+        "cancel",
+        "cancel_kill",
+        *TEXTS,
+    }
+)
+"""The files of a run's folder that each side has for itself, or that grow."""
+
+
+def is_safe(path: str) -> bool:
+    """Returns whether a path that another machine names stays inside the folder it belongs to."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and not path.startswith("/") and ".." not in parts and "\0" not in path
+
+
+def is_of_run_folder(path: str, run_id: str) -> bool:
+    """Returns whether a path relative to the workspace is a file of the run's folder that comes."""
+    parts = PurePosixPath(path).parts
+    if not is_safe(path) or parts[:2] != ("runs", run_id) or len(parts) < 3:
+        return False
+    return parts[2] not in _KEPT_APART and not parts[2].startswith((".incoming", ".spare"))
+
+
+def is_output(path: str, outputs: Sequence[str]) -> bool:
+    """Returns whether a file is one of a run's outputs, or lies with one: a manifest, a journal."""
+    return is_safe(path) and any(_belongs(PurePosixPath(path), output) for output in outputs)
+
+
+def is_temporary(name: str) -> bool:
+    """Returns whether a file is only there while something is written or locked."""
+    endings = (".lock", ".going", ".new", ".shorter")
+    parts = (".partial", ".replaced-")
+    return name.startswith(".") and (name.endswith(endings) or any(part in name for part in parts))
+
+
+def unit_of(path: str) -> str:
+    """Returns the folder whose files are put in place together, or the file's own path.
+
+    A checkpoint is complete or absent.
+    """
+    parts = PurePosixPath(path).parts
+    is_checkpoint = len(parts) > 4 and parts[0] == "runs" and parts[2] == CHECKPOINTS
+    return "/".join(parts[:4]) if is_checkpoint else path
+
+
+def _belongs(path: PurePosixPath, output: str) -> bool:
+    whole = PurePosixPath(output)
+    if whole in (path, *path.parents):
+        return True
+    try:
+        first = path.relative_to(whole.parent).parts[0]
+    except ValueError:
+        return False
+    # `out.jsonl.manifest.json`, `.out.jsonl/journal.jsonl`, `out.dropped.jsonl`
+    stem = whole.name.removesuffix(whole.suffix)
+    return first.removeprefix(".").startswith((f"{whole.name}.", f"{stem}.")) or first == (
+        f".{whole.name}"
+    )

@@ -1,0 +1,71 @@
+"""Where a run's files lie on the machine that does it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from stillroom.errors import EngineError
+from stillroom.files import FileLock, read_json
+from stillroom.remote.host import MachineGoneError
+from stillroom.remote.there.place import There
+from stillroom.run_folder import RunFolder
+
+
+class StartedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of start.json: what is known of a run since its start; no secrets."""
+
+    started: float
+    """The monotonic clock of this machine when the run was started."""
+    outputs: list[str] = []
+    placed: dict[str, str] = {}
+    """The hashes of the files that were sent, by their paths relative to the workspace."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """The folder of one run: a workspace of its own, and the files from outside of it."""
+
+    run_id: str
+    base: Path
+
+    @property
+    def workspace(self) -> Path:
+        """The folder that stands for the workspace at home."""
+        return self.base / "workspace"
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run's folder in that workspace."""
+        return RunFolder(self.workspace / "runs" / self.run_id)
+
+    @property
+    def start_file(self) -> Path:
+        """The file with the run's `StartedRun`."""
+        return self.base / "start.json"
+
+    def start_lock(self) -> FileLock:
+        """Returns the lock that a start holds until it is done."""
+        return FileLock(self.base / "start.lock")
+
+    def keeper_lock(self) -> FileLock:
+        """Returns the lock that the run's processes inherit: it is held as long as one lives."""
+        return FileLock(self.base / "keeper.lock")
+
+    def read_start(self) -> StartedRun:
+        """Returns what is known since the start. Raises MachineGoneError if there was none."""
+        try:
+            return read_json(self.start_file, StartedRun)
+        except FileNotFoundError as error:
+            raise MachineGoneError(
+                f"there is no run {self.run_id!r} in {self.base.parent}",
+                "somebody has deleted it, or this is not the machine that it was started on",
+            ) from error
+
+
+def run_place(there: There, run_id: str) -> RunPlace:
+    """Returns the place of a run, which may not be there. Raises EngineError for no id."""
+    if not run_id or "/" in run_id or run_id.startswith("."):
+        raise EngineError(f"{run_id!r} is not a run id", "give the run's id")
+    # Nothing is written through a link, and the user's own folder may be one.
+    return RunPlace(run_id, there.runs.resolve() / run_id)
