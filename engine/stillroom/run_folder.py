@@ -20,7 +20,6 @@ from stillroom.home_paths import as_found
 from stillroom.lineage import folder_files, now, seconds_between
 from stillroom.lines import read_lines
 from stillroom.places import make_folder, open_real
-from stillroom.run_limits import RunLimits
 from stillroom.settings import Workspace
 from stillroom.types import OthersText, RunKind, RunStatus
 
@@ -133,8 +132,6 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     request: dict[str, Any]
     start_after: StartAfter | None = msgspec.field(default=None, name="turn")
     inputs: Sequence[FixedInput] = ()
-    limits: RunLimits | None = None
-    """When it stops by itself, on a machine that costs by the hour."""
 
     @property
     def given_name(self) -> str | None:
@@ -231,11 +228,6 @@ class RunFolder:
         with suppress(DataError, OSError):
             return self.read_request()
         return None
-
-    def limits(self) -> RunLimits | None:
-        """Returns when the run stops by itself; None for a run without such limits."""
-        request = self.known_request()
-        return request.limits if request is not None else None
 
     def read_process_end(self) -> ProcessEnd | None:
         """Returns how the run's process ended, or None if nobody has noted it."""

@@ -40,12 +40,12 @@ from stillroom.rollout.episode.collect import FailedRollout, RolloutSpec, specs_
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.results import RolloutOrigin, origin_of
 from stillroom.run_folder import RunFolder
-from stillroom.run_limits import machine_share
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget
 from stillroom.teachers.endpoint.client import Spending
 from stillroom.teachers.pricing import machine_usd_per_hour
 from stillroom.teachers.providers import PROFILES, Endpoint
+from stillroom.teachers.run_limits import machine_share
 from stillroom.types import Trajectory, total_usd
 
 _ROLLOUTS_FILE = "rollouts.jsonl"
@@ -63,7 +63,7 @@ async def evaluate_model(
     started = time.monotonic()
     plan = plan_evaluation(workspace, request)
     tasks = plan.rollouts.load_tasks()
-    parts = _Parts(plan, tasks, machine_share(RunFolder(folder).limits()))
+    parts = _Parts(plan, tasks, machine_share(folder))
     if request.dry_run:
         return await forecast_rollouts(plan.rollouts, plan.price, parts.specs, output=request.data)
     origin = await _origin(plan)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from stillroom.run_folder import RunFolder
-from stillroom.run_limits import RunLimits
+from stillroom.teachers.run_limits import RunLimits, read_limits
 
 _LOOK_EVERY_S = 0.5
 
@@ -30,7 +30,7 @@ class Stoppable(Protocol):
 @contextmanager
 def watched_for_limits(folder: RunFolder, work: Stoppable) -> Generator[None]:
     """Stops the run at its limits, and kills it if it has not stopped before one is passed."""
-    limits = folder.limits()
+    limits = read_limits(folder.path)
     if limits is None:
         yield
         return

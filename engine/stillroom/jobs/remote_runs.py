@@ -53,7 +53,6 @@ class _View(msgspec.Struct, frozen=True):
     """The part of remote_view.json that says whether there is anything left to follow."""
 
     phase: str = "waiting"
-    has_started: bool = False
 
 
 def read_follower_start(folder: RunFolder) -> FollowerStart:
@@ -91,8 +90,7 @@ def ensure_follower(folder: RunFolder) -> None:
             if abs(time.time() - known.started_at) >= _AGAIN_AFTER_S:
                 root = Path(folder.read_request().workspace)
                 order = read_json(folder.path / REMOTE_FILE, _Order)
-                names = [] if view.has_started else order.key_names
-                secrets = Workspace(root).read_keys(names)
+                secrets = Workspace(root).read_keys(order.key_names)
                 _start(folder, lock, secrets, run_environment(root), known.secret_names)
         finally:
             lock.release()

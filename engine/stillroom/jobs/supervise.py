@@ -160,7 +160,9 @@ def _ask_follower(folder: RunFolder) -> RunState:
 def kill_run(folder: RunFolder) -> RunState:
     """Kills a run's processes and returns its state, which is cancelled once they have ended."""
     state = read_run(folder)
-    process = None if state.status.is_final else _process_of(folder, state)
+    if state.status.is_final:
+        return state
+    process = _process_of(folder, state)
     folder.ask_to_cancel()
     if process is None:
         return read_run(folder)

@@ -15,12 +15,14 @@ _KEPT_APART = frozenset(
         REMOTE_FILE,
         "remote_view.json",
         "remote_mirror.json",
+        "remote_files.json",
         "follower.json",
         "follower.log",
         "follower.lock",
         "owner.lock",
         "launch.json",
         "ended.json",
+        "limits.json",
         "cancel",
         "cancel_kill",
         *TEXTS,
@@ -55,11 +57,14 @@ def is_temporary(name: str) -> bool:
     return name.startswith(".") and (name.endswith(endings) or any(part in name for part in parts))
 
 
-def unit_of(path: str) -> str:
+def unit_of(path: str, outputs: Sequence[str]) -> str:
     """Returns the folder whose files are put in place together, or the file's own path.
 
-    A checkpoint is complete or absent.
+    A checkpoint and an exported model are complete or absent.
     """
+    for output in outputs:
+        if path.startswith(f"{output}/"):
+            return output
     parts = PurePosixPath(path).parts
     is_checkpoint = len(parts) > 4 and parts[0] == "runs" and parts[2] == CHECKPOINTS
     return "/".join(parts[:4]) if is_checkpoint else path

@@ -42,10 +42,10 @@ from stillroom.rollout.results import (
     rollouts_result,
 )
 from stillroom.run_folder import RunFolder
-from stillroom.run_limits import machine_share
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget, Outstanding
 from stillroom.teachers.endpoint.client import Spending
+from stillroom.teachers.run_limits import machine_share
 from stillroom.types import Trajectory
 
 _MAX_FAILURES_WITHOUT_SUCCESS = 20
@@ -87,8 +87,7 @@ async def generate_rollouts(
         tally = RolloutTally()
         store = RolloutStore(plan.output, settings, on_turn=tally.count_call)
         todo = specs.where(lambda key: key not in store.finished)
-        limits = RunFolder(folder).limits()
-        spending = Spending(plan.price, _budget(request, store, part, machine_share(limits)))
+        spending = Spending(plan.price, _budget(request, store, part, machine_share(folder)))
         try:
             if part is None:
                 keep_rewards(plan.output, plan.rollouts.rewards_file)

@@ -4,7 +4,6 @@ import json
 import signal
 import sys
 from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +18,7 @@ from fakes.training import PRICE_TOOL, make_project
 from stillroom import api
 from stillroom.api.large_files import LARGE_BYTES, carry_out
 from stillroom.api.operations import operation_named, operation_of_run
-from stillroom.jobs import supervise, worker
+from stillroom.jobs import detached, worker
 from stillroom.run_folder import RunFolder, RunState, find_run, given_config
 from stillroom.settings import Workspace
 
@@ -40,7 +39,7 @@ class NeverStarted:
     pid = NO_PROCESS
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.stdin = BytesIO()
+        pass
 
     def wait(self) -> int:
         return 0
@@ -50,7 +49,7 @@ def run_after(
     workspace: Workspace, name: str, request: BaseModel, edit: Callable[[], None]
 ) -> tuple[RunFolder, RunState]:
     """Starts a run, calls `edit` before its process would have begun, then does its work here."""
-    with mock.patch.object(supervise.subprocess, "Popen", NeverStarted):
+    with mock.patch.object(detached.subprocess, "Popen", NeverStarted):
         report = carry_out(workspace, operation_named(name), request)
     assert isinstance(report, api.RunReport)
     edit()

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import msgspec
@@ -47,6 +47,7 @@ class ChannelHost:
         self.machine, self._channel, self._python = machine, channel, python
         self._home = home
         self._has_all = python is not None
+        self._fetching: _Fetching | None = None
 
     def bring_up(self) -> None:
         """Connects; the machine is not ours to start."""
@@ -103,11 +104,18 @@ class ChannelHost:
                 yield news
 
     def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
-        """Yields the bytes of a finished file of a run there, from `offset` on."""
-        with self.command("fetch") as fetch:
-            fetch.send((run_id, path, offset))
-            while (data := fetch.receive(bytes)) is not None:
-                yield data
+        """Yields the bytes of a finished file of a run there, from `offset` on.
+
+        One command there serves one file after another: to start it takes longer than most files.
+        """
+        fetching, self._fetching = self._fetching or _Fetching(self.command("fetch")), None
+        try:
+            yield from fetching.fetch(run_id, path, offset)
+        except BaseException:
+            # What comes next over it would be the rest of this file.
+            fetching.close()
+            raise
+        self._fetching = fetching
 
     def cancel(self, run_id: str, *, kill: bool) -> None:
         """Asks a run there to stop; with `kill` ends its processes."""
@@ -126,6 +134,9 @@ class ChannelHost:
 
     def close(self) -> None:
         """Ends the connection; what runs there goes on."""
+        if self._fetching is not None:
+            self._fetching.close()
+            self._fetching = None
         self._channel.close()
 
     def command(self, name: str) -> AbstractContextManager[CommandThere]:
@@ -152,6 +163,24 @@ class SshHost(ChannelHost):
 
 
 _HELLO = f"printf '%s\\n' '{MARK.decode().strip()}'"
+
+
+class _Fetching:
+    """A `fetch` that is open, over which one thread asks for one file after another."""
+
+    def __init__(self, opening: AbstractContextManager[CommandThere]) -> None:
+        self._opened = ExitStack()
+        self._command = self._opened.enter_context(opening)
+
+    def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
+        """Yields the bytes of a file; an empty message ends it."""
+        self._command.send((run_id, path, offset))
+        while data := self._command.expect(bytes):
+            yield data
+
+    def close(self) -> None:
+        """Ends the command there."""
+        self._opened.close()
 
 
 class _Sender:

@@ -16,7 +16,7 @@ from stillroom.remote.there.run_place import run_place
 _BLOCK = 1 << 20
 
 
-class FetchRequest(msgspec.Struct, frozen=True, kw_only=True):
+class FetchRequest(msgspec.Struct, frozen=True, array_like=True):
     """A finished file of a run, and the first byte of it that is wanted."""
 
     run_id: str
@@ -25,7 +25,7 @@ class FetchRequest(msgspec.Struct, frozen=True, kw_only=True):
     offset: int = 0
 
 
-class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
+class CancelRequest(msgspec.Struct, frozen=True, array_like=True):
     """The wish that a run stops, or that its processes are killed."""
 
     run_id: str
@@ -33,11 +33,11 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fetch_file(there: There) -> None:
-    """The command `fetch`: sends the bytes of a `FetchRequest`."""
-    request = there.receive(FetchRequest)
-    if request is not None:
+    """The command `fetch`: sends the bytes of each `FetchRequest`, and then an empty message."""
+    while (request := there.receive(FetchRequest)) is not None:
         for data in read_finished(there, request):
             there.frames.send(data)
+        there.frames.send(b"")
 
 
 def read_finished(there: There, request: FetchRequest) -> Generator[bytes]:

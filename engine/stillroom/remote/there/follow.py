@@ -21,7 +21,7 @@ _BYTES_PER_S = 400
 _KEEPER_WAIT_S = 15.0
 
 
-class FollowRequest(msgspec.Struct, frozen=True, kw_only=True):
+class FollowRequest(msgspec.Struct, frozen=True, array_like=True):
     """What `follow` is asked for: a run, and the bytes of its growing files that are known."""
 
     run_id: str

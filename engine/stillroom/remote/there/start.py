@@ -18,8 +18,8 @@ from stillroom.remote.there.place import There
 from stillroom.remote.there.run_place import RunPlace, StartedRun, run_place
 from stillroom.remote.there.store import place_file, stored
 from stillroom.run_folder import RunRequest, RunState, fixed_inputs
-from stillroom.run_limits import RunLimits
 from stillroom.secrecy.environments import run_environment
+from stillroom.teachers.run_limits import LIMITS_FILE, RunLimits
 from stillroom.types import RunStatus
 
 _PACKAGE = "package:"
@@ -123,21 +123,13 @@ def _write_folder(place: RunPlace, run: StartThere, started: float) -> None:
     folder = place.folder
     for name, data in run.copies.items():
         write_atomic(folder.path / name, data)
+    write_json(folder.path / LIMITS_FILE, _limits(run, started))
     request = msgspec.json.decode(run.request, type=RunRequest)
-    limits = RunLimits(
-        started=started,
-        hours=run.max_hours,
-        budget_usd=run.budget_usd,
-        price_per_hour=run.price_per_hour,
-        spent_usd=run.spent_usd,
-        reserve_s=run.reserve_s,
-    )
     request = msgspec.structs.replace(
         request,
         workspace=str(place.workspace),
         inputs=fixed_inputs([as_found(fixed.path) for fixed in request.inputs]),
         start_after=None,  # They ran at home, and have ended.
-        limits=limits,
     )
     write_json(folder.request_file, request)
     state = RunState(
@@ -148,3 +140,14 @@ def _write_folder(place: RunPlace, run: StartThere, started: float) -> None:
         notes=run.notes,
     )
     folder.write(state)
+
+
+def _limits(run: StartThere, started: float) -> RunLimits:
+    return RunLimits(
+        started=started,
+        hours=run.max_hours,
+        budget_usd=run.budget_usd,
+        price_per_hour=run.price_per_hour,
+        spent_usd=run.spent_usd,
+        reserve_s=run.reserve_s,
+    )

@@ -6,12 +6,20 @@ nobody.
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
+
+from stillroom.files import read_json
 
 _HOUR_S = 3600.0
 _KILLED_AFTER_S = 600.0
 """How long a run may take to stop that has come to its last hour."""
+
+
+LIMITS_FILE = "limits.json"
+"""The file of a run's folder with its `RunLimits`."""
 
 
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,13 +70,22 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
         return self.budget_usd is not None and half + teacher_usd >= self.budget_usd
 
 
-def machine_share(
-    limits: RunLimits | None, clock: Callable[[], float] = time.monotonic
-) -> Callable[[], float]:
+def read_limits(folder: Path) -> RunLimits | None:
+    """Returns the limits of the run with this folder; None for a run without any.
+
+    Raises DataError if they cannot be read, since a run must not go on without them.
+    """
+    with suppress(FileNotFoundError):
+        return read_json(folder / LIMITS_FILE, RunLimits)
+    return None
+
+
+def machine_share(folder: Path, clock: Callable[[], float] = time.monotonic) -> Callable[[], float]:
     """Returns what tells how much of a budget its machine takes, which grows with time.
 
     A teacher's calls get only the rest. It is nothing for a run without a priced machine.
     """
+    limits = read_limits(folder)
     if limits is None or limits.price_per_hour is None:
         return lambda: 0.0
     return lambda: limits.machine_usd(clock(), with_reserve=True)

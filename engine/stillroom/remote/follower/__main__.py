@@ -1,0 +1,38 @@
+"""`python -m stillroom.remote.follower FOLDER`: follows a run that another machine does.
+
+Secrets come through standard input, as for a run's own process. The lock that says that a run has
+a follower was taken by the program that started this one, and is inherited from it.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from stillroom.files import FileLock, read_json
+from stillroom.jobs.remote_runs import FOLLOWER_LOCK, LOCK_VARIABLE
+from stillroom.remote.follower.course import Follower
+from stillroom.remote.hosts import open_host
+from stillroom.remote.records import ORDER_FILE, Order
+from stillroom.run_folder import RunFolder
+
+
+def main() -> int:
+    """Follows the run; returns 2 if somebody else does."""
+    folder = RunFolder(Path(sys.argv[1]))
+    data = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
+    secrets = msgspec.json.decode(data, type=dict[str, str]) if data else {}
+    # Without the variable it was started by hand.
+    lock = FileLock(folder.path / FOLLOWER_LOCK)
+    if os.environ.pop(LOCK_VARIABLE, None) is None and not lock.try_acquire():
+        sys.stderr.write(f"{folder.run_id} has a follower already\n")
+        return 2
+    order = read_json(folder.path / ORDER_FILE, Order)
+    host = open_host(order.machine, run=folder.path)
+    Follower(folder, order, host, secrets).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

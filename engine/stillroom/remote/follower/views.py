@@ -1,0 +1,103 @@
+"""Writes how old the view of a run is, what stands in its way, and what its machine has cost."""
+
+import time
+from contextlib import suppress
+
+import msgspec
+
+from stillroom.errors import DataError
+from stillroom.files import read_json, write_json
+from stillroom.lineage import now
+from stillroom.remote.cost import machine_usd
+from stillroom.remote.follower.record import FollowRecord, write_record
+from stillroom.remote.records import VIEW_FILE, Machine, Phase, View
+from stillroom.run_folder import RunFolder
+
+_WRITE_EVERY_S = 1.0
+
+
+class Views:
+    """The view of a run, which any program here reads at once."""
+
+    def __init__(self, folder: RunFolder, machine: Machine, record: FollowRecord) -> None:
+        self._file, self._folder, self._record = folder.path / VIEW_FILE, folder, record
+        self.view = View(where=machine.name, phase="waiting")
+        with suppress(FileNotFoundError, DataError):
+            self.view = read_json(self._file, View)
+        self._written_at = 0.0
+        self._heard_at: float | None = None
+        self._heard_elapsed_s = record.elapsed_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.view.phase == "over"
+
+    @property
+    def used_s(self) -> float:
+        """How long the machine has been used: by its own clock while the run is there."""
+        record = self._record
+        if record.used_since is None:
+            return 0.0
+        if not record.is_started:
+            return max(0.0, time.time() - record.used_since)
+        return record.before_start_s + self._since_start_s()
+
+    @property
+    def machine_usd(self) -> float | None:
+        """What the machine has cost so far; None without a price."""
+        return machine_usd(self._record.price_per_hour, self.used_s)
+
+    def phase(self, phase: Phase) -> None:
+        """Notes how far the run has come."""
+        if phase != self.view.phase:
+            self._write(phase=phase)
+
+    def started(self) -> None:
+        """Notes, before the machine is told, that from now on only it knows how the run stands."""
+        self._write(has_started=True, durable=True)
+
+    def contact(self, *, elapsed_s: float | None = None) -> None:
+        """Notes that the machine has answered."""
+        record = self._record
+        if record.used_since is None:
+            record.used_since = time.time()
+        if elapsed_s is not None:
+            self._heard_at, self._heard_elapsed_s = time.monotonic(), elapsed_s
+        record.contact_at = time.time()
+        is_new = self.view.problem is not None or self.view.last_contact is None
+        if is_new or time.monotonic() - self._written_at >= _WRITE_EVERY_S:
+            write_record(self._folder, record)
+            self._write(last_contact=now(), problem=None)
+
+    def problem(self, text: str) -> None:
+        """Notes what stands in the way at the moment, and what to do."""
+        if text != self.view.problem:
+            self._write(problem=text)
+
+    def over(self) -> None:
+        """Notes that nothing is left to do."""
+        self._write(phase="over", problem=None, durable=True)
+
+    def _since_start_s(self) -> float:
+        if self.view.phase == "over":
+            return self._heard_elapsed_s
+        if self._heard_at is not None:
+            return self._heard_elapsed_s + time.monotonic() - self._heard_at
+        if self._record.contact_at is not None:
+            return self._heard_elapsed_s + max(0.0, time.time() - self._record.contact_at)
+        return self._heard_elapsed_s
+
+    def _write(self, *, durable: bool = False, **changes: object) -> None:
+        self.view = msgspec.structs.replace(
+            self.view,
+            **{
+                "machine_usd": self.machine_usd,
+                "seconds_there": round(self.used_s, 1),
+                **changes,
+            },
+        )
+        self._written_at = time.monotonic()
+        # On a full disk the view is older than it could be; the next one is written again.
+        with suppress(OSError):
+            write_json(self._file, self.view, durable=durable)

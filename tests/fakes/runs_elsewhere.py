@@ -1,0 +1,181 @@
+"""Runs whose machine is a folder of this one, and rewards that end only when a test says so."""
+
+import json
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from fakes.rollout_lines import encoded
+from fakes.rollout_rows import rollout_row, write_lines
+from fakes.user_files import write_tools
+from fakes.waiting import wait_until
+from stillroom import api
+from stillroom.jobs import supervise
+from stillroom.remote.records import HomePath, Machine, Order, SentFile, SshAddress
+from stillroom.run_folder import REMOTE_FILE, NewRun, RunFolder
+from stillroom.secrecy.environments import run_environment
+from stillroom.settings import Workspace
+from stillroom.types import RunKind
+
+_REWARDS = """
+    import time
+    from pathlib import Path
+
+    GATE = Path({gate!r})
+    ROOT = Path(__file__).resolve().parent
+
+    def checkpoint(number):
+        run, = (ROOT / "runs").iterdir()
+        folder = run / "checkpoints" / f"step_{{number:06d}}"
+        temporary = folder.with_name(f".{{folder.name}}.partial")
+        temporary.mkdir(parents=True, exist_ok=True)
+        (temporary / "model.safetensors").write_bytes(bytes([number]) * {num_bytes})
+        (temporary / "stillroom.json").write_text(f'{{{{"step": {{number}}}}}}')
+        temporary.rename(folder)
+
+    @reward
+    def gated(args, messages):
+        number = int(args.metadata["number"])
+        print("begin", number, ROOT, flush=True)
+        checkpoint(number)
+        with (ROOT / "calls.txt").open("a") as calls:
+            calls.write(f"{{number}}\\n")
+        while not (GATE / str(number)).exists() and not (GATE / "all").exists():
+            time.sleep(0.02)
+        return number / 10
+    """
+
+
+@dataclass
+class Elsewhere:
+    """A workspace, and a folder that stands for another machine."""
+
+    root: Path
+    num_rows: int = 2
+    num_bytes: int = 1000
+    machine: dict[str, Any] = field(default_factory=dict[str, Any])
+    budget_usd: float | None = None
+
+    def __post_init__(self) -> None:
+        self.home, self.there, self.gate = (self.root / name for name in ("home", "there", "gate"))
+        for folder in (self.home, self.there, self.gate):
+            folder.mkdir()
+        self.workspace = Workspace(self.home)
+        rows = [rollout_row(task_id=f"t{n}", metadata={"number": n}) for n in range(self.num_rows)]
+        write_lines(self.home / "rollouts.jsonl", map(encoded, rows))
+        code = _REWARDS.format(gate=str(self.gate), num_bytes=self.num_bytes)
+        write_tools(self.home, code, name="rewards.py")
+
+    def start(
+        self,
+        *,
+        secrets: dict[str, str] | None = None,
+        key_names: list[str] | None = None,
+        start_after: list[str] | None = None,
+    ) -> RunFolder:
+        """Starts a scoring run elsewhere."""
+        request = {"input": "rollouts.jsonl", "output": "scored.jsonl", "rewards": "rewards.py"}
+        document = api.ScoreRollouts(**request, concurrency=1).model_dump(mode="json")
+        files = ["rollouts.jsonl", "rewards.py"]
+        order = Order(
+            machine=Machine(
+                name="box",
+                ssh=SshAddress(host="box"),
+                folder=str(self.there),
+                python=None,
+                **self.machine,
+            ),
+            files=[
+                SentFile(source=str(self.home / name), place=f"workspace/{name}") for name in files
+            ],
+            home_paths=[HomePath(home=str(self.home / n), place=f"workspace/{n}") for n in files],
+            key_names=key_names or [],
+            outputs=["scored.jsonl"],
+            start_after=start_after or [],
+            budget_usd=self.budget_usd,
+        )
+        new = NewRun(
+            inputs=[self.home / name for name in files],
+            copies={REMOTE_FILE: msgspec.json.encode(order)},
+        )
+        state = supervise.start_run(
+            self.workspace,
+            RunKind.SCORE,
+            document,
+            environment=run_environment(self.home),
+            secrets=secrets,
+            new=new,
+        )
+        return RunFolder(self.workspace.runs / state.run_id)
+
+    def open(self, number: int | str = "all") -> None:
+        """Lets the reward of a row be given."""
+        (self.gate / str(number)).touch()
+
+    def cut(self) -> None:
+        """Breaks the connection, until `mend`."""
+        (self.there / "cut").touch()
+
+    def mend(self) -> None:
+        """Has the machine answer again."""
+        (self.there / "cut").unlink()
+
+    def report(self, run: RunFolder) -> api.RunReport:
+        return api.get_run(self.workspace, api.GetRun(run_id=run.run_id))
+
+    def wait_for(self, run: RunFolder, *statuses: str) -> api.RunReport:
+        wait_until(lambda: self.report(run).status in statuses, timeout_s=60)
+        return self.report(run)
+
+    def ended(self, run: RunFolder) -> api.RunReport:
+        """Waits until a run has ended, and nothing of it is left to do."""
+        self.wait_for(run, "succeeded", "failed", "cancelled", "interrupted")
+        wait_until(lambda: self.view(run)["phase"] == "over", timeout_s=60)
+        return self.report(run)
+
+    def view(self, run: RunFolder) -> dict[str, Any]:
+        path = run.path / "remote_view.json"
+        return json.loads(path.read_text()) if path.exists() else {"phase": "waiting"}
+
+    def rewarded(self, run: RunFolder) -> list[str]:
+        """The calls of rewards that were begun there, in order."""
+        path = self.there / "runs" / run.run_id / "workspace" / "calls.txt"
+        return path.read_text().split() if path.exists() else []
+
+    def worker_there(self, run: RunFolder) -> psutil.Process:
+        folder = RunFolder(self.there / "runs" / run.run_id / "workspace/runs" / run.run_id)
+        pid = folder.read().pid
+        assert pid is not None
+        return psutil.Process(pid)
+
+    def processes(self) -> list[psutil.Process]:
+        """All processes that name this test's folders, such as followers and workers."""
+        found: list[psutil.Process] = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if any(str(self.root) in word for word in process.cmdline()):
+                    found.append(process)
+        return [process for process in found if process.pid != os.getpid()]
+
+    def followers(self) -> list[psutil.Process]:
+        return [p for p in self.processes() if "follower" in " ".join(p.cmdline())]
+
+    def kill_followers(self) -> int:
+        """Kills the followers, and returns how many there were."""
+        killed = self.followers()
+        for process in killed:
+            process.send_signal(signal.SIGKILL)
+        return len(killed)
+
+    def close(self) -> None:
+        """Ends what a test has left."""
+        self.open()
+        for process in self.processes():
+            with suppress(psutil.Error):
+                process.kill()
