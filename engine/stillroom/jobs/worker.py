@@ -23,7 +23,7 @@ from stillroom.lineage import now
 from stillroom.processes import process_start
 from stillroom.reporting import stop_if_cancelled
 from stillroom.run_folder import RunFailure, RunFolder, ended_progress
-from stillroom.secrecy.environments import HUB_TOKENS
+from stillroom.secrecy.environments import PIPED_VARIABLES
 from stillroom.secrecy.redaction import Redactor
 from stillroom.types import RunKind, RunStatus
 
@@ -164,8 +164,9 @@ def handed_over() -> dict[str, str]:
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     secrets = msgspec.json.decode(data, type=dict[str, str]) if data else {}
-    # The hub's own library looks for its token there. On another machine it comes through the pipe.
-    os.environ.update({name: secrets[name] for name in HUB_TOKENS & secrets.keys()})
+    # On another machine the hub's token, say, comes through the pipe too.
+    wanted = os.environ.pop(PIPED_VARIABLES, "").split(",")
+    os.environ.update({name: secrets[name] for name in wanted if name in secrets})
     return secrets
 
 

@@ -36,8 +36,11 @@ _PROGRAMS = re.compile(
 """The settings of the programs that start MCP servers, such as npx and uvx."""
 SHARED_SECRETS = "STILLROOM_SECRETS"
 """The variable with the secrets of a run that several processes share, as JSON by name."""
-HUB_TOKENS = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
+_HUB_TOKENS = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
 """Needed to download models, so that a run's own process keeps them."""
+PIPED_VARIABLES = "STILLROOM_PIPED_VARIABLES"
+"""The variable with the names of those secrets, with commas between them, that a run's process
+takes from its standard input into its own environment, where libraries look for them."""
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 
 
@@ -50,7 +53,7 @@ def run_environment(workspace: Path | None = None) -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name in HUB_TOKENS
+        if name in _HUB_TOKENS
         or name in tools
         or name.lower() in _PROXIES
         or _is_listed(name, _SYSTEM)

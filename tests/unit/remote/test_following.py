@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fakes.runs_elsewhere import Elsewhere
 from fakes.rollout_rows import read_rows
+from fakes.runs_elsewhere import Elsewhere
 from fakes.waiting import wait_until
 from stillroom.jobs import remote_runs
 

@@ -41,6 +41,8 @@ class BringBack:
         fetch: Fetch,
     ) -> None:
         self._folder, self._root, self._outputs = folder, root, list(outputs)
+        # Of a folder that was here before, only single files are replaced.
+        self._new = [output for output in outputs if output not in record.before]
         self._record, self._fetch = record, fetch
         self._files = read_brought(folder)
         self._is_stopped: Callable[[], bool] = lambda: False
@@ -80,7 +82,7 @@ class BringBack:
 
     def _units(self, files: Iterable[FileThere]) -> list[tuple[str, list[FileThere]]]:
         def unit(file: FileThere) -> str:
-            return unit_of(file.path, self._outputs)
+            return unit_of(file.path, self._new)
 
         return [(name, list(group)) for name, group in groupby(sorted(files, key=unit), unit)]
 
@@ -176,8 +178,8 @@ class BringBack:
 
     def _prune(self, there: set[str], *, is_last: bool) -> None:
         """Deletes what the run itself has deleted; a checkpoint only once a newer one is here."""
-        kept = {unit for path in there if _is_checkpoint(unit := unit_of(path, self._outputs))}
-        known = {unit_of(path, self._outputs) for path in self._files.brought}
+        kept = {unit for path in there if _is_checkpoint(unit := unit_of(path, self._new))}
+        known = {unit_of(path, self._new) for path in self._files.brought}
         newest = max(kept, key=_age, default="")
         for unit in sorted(filter(_is_checkpoint, known - kept)):
             if is_last or (newest and _age(unit) < _age(newest)):

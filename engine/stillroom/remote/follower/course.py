@@ -23,9 +23,10 @@ from stillroom.remote.follower.bringer import Bringer
 from stillroom.remote.follower.mirror import Mirror, OutOfStepError
 from stillroom.remote.follower.record import read_record, write_record
 from stillroom.remote.follower.retry import Backoff
-from stillroom.remote.follower.sending import HashedFile, hash_files, note_outputs, start_request
+from stillroom.remote.follower.sending import note_outputs, start_request
 from stillroom.remote.follower.views import Views
 from stillroom.remote.host import MachineGoneError, RunHost, UnreachableError
+from stillroom.remote.package.contents import Contents, read_contents
 from stillroom.remote.records import FilesThere, Growth, Order, StateThere
 from stillroom.run_folder import Progress, RunFailure, RunFolder, RunState
 from stillroom.types import RunStatus
@@ -146,18 +147,17 @@ class Follower:
                 lock.acquire("a run elsewhere", run_id=self._folder.run_id)
                 self._locks.append(lock)
 
-    def _send(self) -> list[HashedFile]:
+    def _send(self) -> Contents:
         self._views.phase("sending")
-        self._folder.check_inputs()
-        files = hash_files(self._order)
-        self._folder.check_inputs()
+        wish = self._folder.cancel_mark
+        contents = read_contents(self._folder, self._order, is_stopped=wish.exists)
+        self._stop_if_cancelled()
         if not self._views.view.has_started:
-            note_outputs(self._record, self._root, self._order.outputs, files)
+            note_outputs(self._record, self._root, self._order.outputs, contents.files)
         write_record(self._folder, self._record)
-        blobs = list({each.blob.sha256: each.blob for each in files}.values())
-        missing = self._host.missing(blobs)
+        missing = self._host.missing(contents.blobs)
         self._views.contact()
-        wanted = [blob for blob in blobs if blob.sha256 in missing]
+        wanted = [blob for blob in contents.blobs if blob.sha256 in missing]
         total = sum(blob.num_bytes for blob in wanted)
         done = sum(missing.values())
         began, first = time.monotonic(), done
@@ -169,14 +169,14 @@ class Follower:
             self._stop_if_cancelled()
         if done - first >= _RATE_FROM_BYTES:
             self._record.bytes_per_s = (done - first) / max(0.001, time.monotonic() - began)
-        return files
+        return contents
 
-    def _start(self, files: list[HashedFile]) -> None:
+    def _start(self, contents: Contents) -> None:
         used_s, spent = self._views.used_s, self._views.machine_usd or 0.0
         start = start_request(
             self._folder,
             self._order,
-            files,
+            contents,
             secrets=self._secrets,
             record=self._record,
             spent_usd=spent,

@@ -18,7 +18,7 @@ from stillroom.remote.there.place import There
 from stillroom.remote.there.run_place import RunPlace, StartedRun, run_place
 from stillroom.remote.there.store import place_file, stored
 from stillroom.run_folder import RunRequest, RunState, fixed_inputs
-from stillroom.secrecy.environments import run_environment
+from stillroom.secrecy.environments import PIPED_VARIABLES, run_environment
 from stillroom.teachers.run_limits import LIMITS_FILE, RunLimits
 from stillroom.types import RunStatus
 
@@ -79,7 +79,9 @@ def _launch(there: There, place: RunPlace, run: StartThere, keeper: FileLock) ->
     launch_run(
         place.folder,
         place.workspace,
-        environment=run_environment(place.workspace) | variable,
+        environment=run_environment(place.workspace)
+        | variable
+        | {PIPED_VARIABLES: ",".join(run.variables)},
         secrets=run.secrets,
         kept_open=[keeper.handle],
     )
