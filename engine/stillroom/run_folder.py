@@ -163,6 +163,8 @@ class RunElsewhere(msgspec.Struct, frozen=True, kw_only=True):
     """Why it cannot be reached at the moment, and what to do; None if it can."""
     machine_usd: float | None = None
     """What the machine has cost so far; None without a price."""
+    budget_usd: float | None = None
+    """The most that machine and teacher may cost together, as remote.json has it."""
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -170,9 +172,10 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 class _Order(msgspec.Struct, frozen=True):
-    """The part of remote.json that is shown before the run has a view."""
+    """The part of remote.json that users are shown."""
 
     machine: _Named
+    budget_usd: float | None = None
 
 
 class RunFolder:
@@ -334,11 +337,13 @@ def read_elsewhere(folder: Path) -> RunElsewhere | None:
     """Returns how a run on another machine stands; None for a run whose process is here."""
     if not (folder / REMOTE_FILE).is_file():
         return None
+    order = _Order(_Named("a machine that cannot be read from remote.json"))
     with suppress(OSError, DataError):
-        return read_json(folder / _VIEW_FILE, RunElsewhere)
+        order = read_json(folder / REMOTE_FILE, _Order)
+    view = RunElsewhere(where=order.machine.name)
     with suppress(OSError, DataError):
-        return RunElsewhere(where=read_json(folder / REMOTE_FILE, _Order).machine.name)
-    return RunElsewhere(where="a machine that cannot be read from remote.json")
+        view = read_json(folder / _VIEW_FILE, RunElsewhere)
+    return msgspec.structs.replace(view, budget_usd=order.budget_usd)
 
 
 def fixed_inputs(paths: Sequence[Path]) -> list[FixedInput]:

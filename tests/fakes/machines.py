@@ -77,6 +77,7 @@ def add_remote_run(
     view: View | None,
     *,
     machine: Machine | None = None,
+    budget_usd: float | None = None,
     kind: RunKind = RunKind.SFT,
     status: RunStatus = RunStatus.RUNNING,
     **state: Any,
@@ -84,7 +85,8 @@ def add_remote_run(
     """Makes the folder of a run that is done elsewhere, as a follower would have left it."""
     chosen = machine or Machine(name="gpu-box", ssh=SshAddress(host="me@host"))
     folder = create_run(workspace, kind, {"config": "config.yml"})
-    write_json(folder.path / ORDER_FILE, Order(machine=chosen, files=[], home_paths=[]))
+    order = Order(machine=chosen, files=[], home_paths=[], budget_usd=budget_usd)
+    write_json(folder.path / ORDER_FILE, order)
     if view is not None:
         write_json(folder.path / VIEW_FILE, view)
     started = folder.read()

@@ -159,7 +159,8 @@ def get_run(workspace: Workspace, request: GetRun) -> RunReport:
     folder = find_run(workspace, request.run_id)
     state = supervise.read_run(folder)
     report = report_run(workspace, folder, state)
-    if (started_with := folder.known_request()) is not None:
+    started_with = folder.known_request()
+    if report.budget_usd is None and started_with is not None:
         report = msgspec.structs.replace(report, budget_usd=started_with.request.get("budget_usd"))
     if not state.status.is_final or state.status is RunStatus.SUCCEEDED:
         return report
@@ -236,6 +237,7 @@ def report_run(workspace: Workspace, folder: RunFolder, state: RunState) -> RunR
         last_contact=elsewhere.last_contact if elsewhere else None,
         unreachable=elsewhere.problem if elsewhere else None,
         machine_usd=elsewhere.machine_usd if elsewhere else None,
+        budget_usd=elsewhere.budget_usd if elsewhere else None,
     )
 
 

@@ -94,7 +94,8 @@ def _whole_lines(path: Path, start: int) -> bytes:
 def spending(run: Run, request: Mapping[str, Any]) -> Spending | None:
     """Returns what a run has spent; None if it is not known to cost anything."""
     spent = spent_usd(run)
-    budget = request.get("budget_usd")
+    budget = run.elsewhere.budget_usd if run.elsewhere is not None else None
+    budget = request.get("budget_usd") if budget is None else budget
     if not isinstance(budget, int | float):
         budget = None
     if spent is None and budget is None:

@@ -89,18 +89,16 @@ def test_what_a_machine_elsewhere_has_cost_is_spent_and_no_time_of_this_one(work
 
 @pytest.mark.parametrize(("machine_usd", "reason"), [(1.0, None), (3.5, "budget")])
 def test_a_nearly_spent_budget_counts_the_machine(workspace, machine_usd, reason) -> None:
-    folder = add_remote_run(workspace, RUNNING)
+    folder = add_remote_run(workspace, RUNNING, budget_usd=4.0)
     with followed(folder):
         run = api.get_run(workspace, api.GetRun(run_id=folder.run_id))
-    first = api_run(run, machine_usd=0.5)
+        page = client_of(workspace.root).get(f"/runs/{folder.run_id}/live").text
+    assert "$1.50 of $4.00" in page
+    watch = api.RunWatch(msgspec.structs.replace(run, machine_usd=0.5), 110.0)
 
-    watch = api.RunWatch(first, 110.0)
+    now = msgspec.structs.replace(run, machine_usd=machine_usd)
 
-    assert watch.reason(api_run(run, machine_usd=machine_usd), 1.0) == reason
-
-
-def api_run(run: api.RunReport, **changes: float) -> api.RunReport:
-    return msgspec.structs.replace(run, budget_usd=4.0, **changes)
+    assert watch.reason(now, 1.0) == reason
 
 
 def test_the_pages_say_where_a_run_is_what_it_costs_and_why_it_is_not_seen(workspace) -> None:
