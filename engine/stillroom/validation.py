@@ -13,7 +13,7 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 _MAX_SHOWN = 20
 _LONGEST_PART = 80
 
-Where = Annotated[str | None, Field(description="A machine of machines.yml")]
+Where = Annotated[str | None, Field(description="Machine of machines.yml")]
 """The field `where` of requests whose work may be done on another machine."""
 
 

@@ -192,7 +192,7 @@ OPERATIONS = (
     OfferedOperation(
         name="start_training",
         title="Start training",
-        description="Train as config.yml says (sft, dpo, or distill: on-policy); starts a run.",
+        description="Train as config.yml says (sft, dpo, on-policy distill); starts a run.",
         next_step=next_steps.after_run,
         positional=("config", "overrides"),
         is_open_world=True,
@@ -255,7 +255,7 @@ OPERATIONS = (
     OfferedOperation(
         name="cancel_run",
         title="Cancel a run",
-        description="Stop a run, keeping its work; calling again after 10 s kills it.",
+        description="Stop a run, keeping its work; again after 10 s kills it.",
         next_step=next_steps.after_cancel_run,
         positional=("run_id",),
         is_destructive=True,

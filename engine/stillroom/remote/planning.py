@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 
-from stillroom.errors import InputError
+from stillroom.errors import InputError, missing_extra
 from stillroom.jobs import child_work
 from stillroom.remote.host import RunHost
 from stillroom.remote.hosts import open_host
 from stillroom.remote.knowledge import hardware_of, recall, remember
 from stillroom.remote.machines import all_machines, find_machine
+from stillroom.remote.package.refusals import refuse_config
 from stillroom.remote.records import Machine
 from stillroom.settings import Workspace
 from stillroom.train.config.file import load_config
@@ -24,20 +25,24 @@ def plan_training(
 ) -> TrainingForecast:
     """Returns the forecast of a training, on this machine or on that which the request names.
 
-    A machine of which nothing is known yet is asked once.
+    A machine of which nothing is known yet is asked once. Raises an EngineError for what would be
+    refused when the training is started.
     """
     if request.where is None:
         return child_work.plan_training(workspace, request)
-    from stillroom.train.planning.elsewhere import plan_elsewhere
-
     config = load_config(workspace.existing(request.config, label="config"), request.overrides)
     chosen = find_machine(workspace, request.where)
+    refuse_config(config, chosen)
     first = hardware_of(workspace, chosen, config)
     if not first.is_known:
         _ask(workspace, chosen, opened)
         first = hardware_of(workspace, chosen, config)
     others = [machine for machine in all_machines(workspace) if machine.name != chosen.name]
     known = [hardware_of(workspace, machine, config) for machine in others]
+    try:
+        from stillroom.train.planning.elsewhere import plan_elsewhere
+    except ModuleNotFoundError as error:
+        raise missing_extra("train", "planning, here or for another machine,") from error
     return plan_elsewhere(workspace, request, [first, *filter(_is_worth_telling, known)])
 
 

@@ -59,7 +59,7 @@ class PlanTraining(StrictModel):
 class StartTraining(PlacedRequest, PlanTraining):
     """Ask for training."""
 
-    resume: Annotated[str | None, Field(description="Run id to continue from")] = None
+    resume: Annotated[str | None, Field(description="Run id to go on from")] = None
     budget_usd: Annotated[float | None, Field(gt=0, exclude=True)] = None
 
 
@@ -201,7 +201,7 @@ def plan_request(
     ]
     cold_start_file, added_rows_file = _mixed_files(workspace, config_file, config)
     # What another machine has, its own process checks.
-    is_here = not isinstance(request, PlacedRequest) or request.where is None
+    is_here = request.where is None
     models = _checked_models(workspace, config, is_here=is_here)
     for server in config.rollout.mcp_servers:
         parse_spec(server)

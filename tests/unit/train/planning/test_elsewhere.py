@@ -111,3 +111,10 @@ def test_pairs_and_on_policy_distillation_are_planned(tmp_path, tiny_models, met
     assert result.seconds is not None
     assert result.machines[0].seconds_least is not None
     assert (method == "distill") == any("one turn a rollout" in note for note in result.notes)
+
+
+def test_a_cluster_that_only_the_machine_reaches_is_not_looked_for_here(project):
+    launcher = ("launcher.kind=ray", "launcher.address=127.0.0.1:1", "launcher.num_processes=2")
+    request = PlanTraining(where="box", overrides=launcher)
+
+    assert plan_elsewhere(project.workspace, request, [H100]).fits
