@@ -291,6 +291,15 @@ def test_a_follower_killed_between_two_news_takes_up_where_it_was(life):
     assert growth([*taken, *rest]) == b"one\ntwo\n"
 
 
+def test_a_file_that_was_changed_here_is_told_from_its_start_once_more(life):
+    host = life.host()
+    life.until_started(host)
+    list(host.follow(life.run.name, {}))
+    told = list(life.host().follow(life.run.name, {}))
+    assert growth(told) == b"one\ntwo\n"
+    assert states(told)[-1] == b"succeeded"
+
+
 def test_a_file_that_begins_anew_is_passed_on(life):
     path = "runs/sft-one/log.txt"
     again = [
@@ -303,6 +312,22 @@ def test_a_file_that_begins_anew_is_passed_on(life):
     life.until_started(host)
     told = [news for news in host.follow(life.run.name, {}) if isinstance(news, Growth)]
     assert [news.data for news in told] == [b"a long first line\n", b"new\n"]
+
+
+def test_a_file_that_begins_anew_between_two_followers_is_passed_on(life):
+    path = "runs/sft-one/log.txt"
+    host = life.host()
+    life.until_started(host)
+    (job,) = life.hub.jobs.values()
+    job.stage = "RUNNING"
+    side = life.job(job.asked)
+    side._post([Growth(path=path, offset=0, data=b"a long first line\n")])
+    all_news = host.follow(life.run.name, {})
+    while not isinstance(next(all_news), Pulse):
+        pass
+    all_news.close()
+    side._post([Growth(path=path, offset=0, data=b"new\n")])
+    assert growth([next(life.host().follow(life.run.name, {path: 18}))]) == b"new\n"
 
 
 def test_a_job_that_ends_without_a_word_is_gone(life):

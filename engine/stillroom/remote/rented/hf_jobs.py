@@ -14,13 +14,10 @@ from typing import Any
 
 import msgspec
 
-from stillroom.errors import DataError
-from stillroom.files import read_json, write_json
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
 from stillroom.remote.records import (
     Blob,
     FilesThere,
-    Growth,
     HfJobsFlavor,
     Machine,
     MachineFacts,
@@ -38,6 +35,7 @@ from stillroom.remote.rented.hub_bucket import (
     content_path,
 )
 from stillroom.remote.rented.hub_jobs import HubJobs, price_of, time_limit
+from stillroom.remote.rented.job_news import NewsReader
 from stillroom.remote.rented.job_records import (
     BUCKET_VARIABLE,
     CODE_VARIABLE,
@@ -49,7 +47,6 @@ from stillroom.remote.rented.job_records import (
     JobNews,
     JobPackages,
     JobStart,
-    JobView,
 )
 from stillroom.remote.rented.ledger import Ledger
 from stillroom.remote.ssh.code import code_archive, code_hash
@@ -61,7 +58,6 @@ from stillroom.remote.ssh.requirements import (
 from stillroom.settings import Workspace
 
 _BUCKET = "stillroom-runs"
-_VIEW_FILE = "remote_job.json"
 _FETCHED = ".remote_fetched"
 _LOOK_EVERY_S = 6.0
 _LOOKS_FOR_A_QUESTION = 5
@@ -169,22 +165,17 @@ class HfJobsHost:
 
     def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[News]:
         """Yields the run's news, which the job writes to the bucket every few seconds."""
-        view, is_over = self._read_view(), False
-        known: dict[str, int] | None = dict(seen)
-        if view.files:
-            yield FilesThere(files=view.files, is_last=False)
+        reader, is_over = NewsReader(self._bucket, self._own_run, seen), False
+        if reader.files:
+            yield FilesThere(files=reader.files, is_last=False)
         while True:
-            batch = self._news(view.next_news)
+            batch = reader.next()
+            for news in batch or []:
+                yield self._passed_on(news)
+                if isinstance(news, FilesThere) and news.is_last:
+                    return
             if batch is not None:
-                # A follower that was killed may have taken a part of the first news before.
-                for news in batch if known is None else _unseen(batch, known):
-                    fresh = self._read(news, view)
-                    yield fresh
-                    if isinstance(fresh, FilesThere) and fresh.is_last:
-                        return
-                known = None
-                view.next_news += 1
-                self._write_view(view)
+                reader.took()
                 continue
             if is_over:
                 raise self._ended(run_id)
@@ -196,7 +187,8 @@ class HfJobsHost:
 
     def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
         """Yields the bytes of a finished file, which are in the bucket under their hash."""
-        file = next((each for each in self._read_view().files if each.path == path), None)
+        files = NewsReader(self._bucket, self._own_run, {}).files
+        file = next((each for each in files if each.path == path), None)
         if file is None:
             raise UnreachableError(f"{path} is not in the bucket yet", "it is asked for again")
         fetched = self._own_run / _FETCHED / file.sha256
@@ -223,7 +215,8 @@ class HfJobsHost:
     def remove(self, run_id: str) -> None:
         """Deletes the run's files from the bucket, and its outputs, which are all here."""
         bucket = self._bucket
-        outputs = sorted({content_path(file.sha256) for file in self._read_view().files})
+        files = NewsReader(bucket, self._own_run, {}).files
+        outputs = sorted({content_path(file.sha256) for file in files})
         there = bucket.sizes(outputs) if outputs else {}
         bucket.delete([*bucket.names(RunPaths(run_id).folder), *there])
 
@@ -277,27 +270,13 @@ class HfJobsHost:
             return entry.request_id
         return self._jobs.find(self._own_run.name)
 
-    def _news(self, number: int) -> list[JobNews] | None:
-        """Returns the news with a number; None if the job has not written it yet."""
-        path, bucket = self._paths.news(number), self._bucket
-        if path not in bucket.sizes([path]):
-            return None
-        return msgspec.msgpack.decode(bucket.read(path), type=list[JobNews])
-
-    def _read(self, news: JobNews, view: JobView) -> News:
-        """Returns a piece of news as it is passed on; remembers which files there are."""
-        match news:
-            case JobFailure():
-                raise MachineGoneError(f"{self._machine.name}: {news.problem}", news.fix)
-            case FilesThere():
-                view.files = news.files
-                self._write_view(view)
-                return news
-            case StateThere():
-                # It was said a while ago, and the service's clocks are right.
-                return msgspec.structs.replace(news, clock=time.time())
-            case _:
-                return news
+    def _passed_on(self, news: JobNews) -> News:
+        if isinstance(news, JobFailure):
+            raise MachineGoneError(f"{self._machine.name}: {news.problem}", news.fix)
+        if isinstance(news, StateThere):
+            # It was said a while ago, and the service's clocks are right.
+            return msgspec.structs.replace(news, clock=time.time())
+        return news
 
     def _is_over(self) -> bool:
         self._num_looks += 1
@@ -315,14 +294,6 @@ class HfJobsHost:
             f"its checkpoints up to the last one that is here are kept: go on with `resume` "
             f"{run_id}; `hf jobs inspect {job_id or 'ID'}` shows the job",
         )
-
-    def _read_view(self) -> JobView:
-        with suppress(FileNotFoundError, DataError):
-            return read_json(self._own_run / _VIEW_FILE, JobView)
-        return JobView()
-
-    def _write_view(self, view: JobView) -> None:
-        write_json(self._own_run / _VIEW_FILE, view)
 
 
 def open_job(machine: Machine, run: Path | None = None) -> HfJobsHost:
@@ -346,19 +317,6 @@ def _first_packages(home: HomePackages) -> list[str]:
         for name, version in sorted(home.versions.items())
         if name in names | {"huggingface-hub", "packaging"}
     ]
-
-
-def _unseen(batch: Sequence[JobNews], seen: Mapping[str, int]) -> Iterator[JobNews]:
-    """Yields what of some news is not here yet. `seen` has the bytes of each growing file."""
-    for news in batch:
-        if not isinstance(news, Growth):
-            yield news
-            continue
-        have, end = seen.get(news.path, 0), news.offset + len(news.data)
-        if end <= have:
-            continue
-        start = max(news.offset, have)
-        yield Growth(path=news.path, offset=start, data=news.data[start - news.offset :])
 
 
 def _groups(blobs: Sequence[Blob]) -> Iterator[list[Blob]]:

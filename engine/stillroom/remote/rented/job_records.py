@@ -47,5 +47,7 @@ class JobView(msgspec.Struct, kw_only=True):
 
     next_news: int = 1
     """The number of the news that is read next."""
+    ends: dict[str, int] = {}
+    """The bytes of each growing file that the news before it have told."""
     files: list[FileThere] = []
     """The finished files, as they were told last."""

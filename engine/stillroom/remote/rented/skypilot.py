@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -139,8 +139,8 @@ class SkyPilotHost:
             self._inner.cancel(run_id, kill=kill)
 
     def remove(self, run_id: str) -> None:
-        """Deletes the run's folder there."""
-        with self._watching():
+        """Deletes the run's folder there; with a cluster that is gone, it is gone too."""
+        with suppress(MachineGoneError), self._watching():
             self._inner.remove(run_id)
 
     def put_down(self) -> None:
