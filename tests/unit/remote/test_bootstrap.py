@@ -14,7 +14,7 @@ from stillroom.remote.channel import LocalChannel
 from stillroom.remote.host import MachineError
 from stillroom.remote.records import Machine, Order
 from stillroom.remote.ssh.host import ChannelHost
-from stillroom.remote.ssh.requirements import versions_here
+from stillroom.remote.ssh.requirements import home_packages
 
 NEW = ("python3.14", "python3.13", "python3.12", "python3.11")
 NONE = "#!/bin/sh\nexit 127\n"
@@ -105,6 +105,17 @@ def test_a_machine_without_python_says_what_to_install(box: Box):
     assert not box.root.exists()
 
 
+def test_gpus_are_named_with_their_memory(box: Box):
+    lines = "81559, 570.86.15, NVIDIA H100 80GB HBM3\n[N/A], 570.86.15, NVIDIA GB10\n"
+    box.give("nvidia-smi", f"#!/bin/sh\nprintf %s '{lines}'")
+
+    facts = box.host().facts()
+
+    assert facts.gpus == ["NVIDIA H100 80GB HBM3, 79.6 GB", "NVIDIA GB10, 0.0 GB"]
+    assert facts.gpu_memory_gb == [79.6, 0.0]
+    assert facts.driver == "570.86.15"
+
+
 def test_a_machine_with_an_old_python_gets_uv_from_its_pip_and_a_python_from_uv(box: Box):
     box.give("python3", OLD.format(uv=box.give_uv("fetched")))
     host = box.host()
@@ -125,15 +136,18 @@ def test_a_machine_with_an_old_python_gets_uv_from_its_pip_and_a_python_from_uv(
     assert install[3].startswith(f"pip install --python {box.root}/packages/")
     assert "--torch-backend=auto" in install[3]
     [requirements] = box.root.glob("packages/*/requirements.txt")
-    here = versions_here()
+    here = home_packages().versions
     assert f"msgspec=={here['msgspec']}" in requirements.read_text().splitlines()
     assert f"torch=={here['torch'].partition('+')[0]}" in requirements.read_text().splitlines()
 
     [code] = box.root.glob("code/*/stillroom")
     code.parent.rename(code.parent.with_name("other"))  # As an earlier version would have left it.
+    code.parent.with_name("other.python").touch()
+    os.utime(code.parent.with_name("other.python"), (1, 1))
     prepare(host, extras=["train"])
 
     assert host.missing([]) == {}
+    assert not code.parent.with_name("other").exists()  # Nobody has used it for months.
     assert box.installs() == 1  # New code costs no installation.
 
 

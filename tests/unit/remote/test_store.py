@@ -1,5 +1,6 @@
 """Contents are sent once, go on where a connection broke, and count only when they are whole."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from fakes.hosts import blob_of, local_host
 from stillroom.remote.host import MachineError
 from stillroom.remote.ssh.host import ChannelHost
 from stillroom.remote.there.place import There
+from stillroom.remote.there.room import make_room, note_use
 from stillroom.remote.there.store import keep_file, place_file
 
 MB = 1 << 20
@@ -145,3 +147,42 @@ def test_an_output_that_a_later_run_reads_is_not_sent(tmp_path, there, host):
     keep_file(There(there, None), made, blob_of(made).sha256)
 
     assert host.missing([blob_of(made)]) == {}
+
+
+def test_what_no_run_uses_makes_room_the_longest_unused_first(tmp_path):
+    store = tmp_path / "store"
+    store.mkdir()
+    for name in ("a", "b", "used", "kept"):
+        file_of(store, name, b"1234567890")
+    (tmp_path / "run").hardlink_to(store / "used")
+    now_s = max(path.stat().st_ctime for path in store.iterdir())
+
+    def deleted(num_bytes: int, *, days: float) -> list[str]:
+        return make_room(store, num_bytes, keep={"kept"}, now_s=now_s + days * 86400)
+
+    assert deleted(1 << 60, days=0.5) == []  # It may be on its way to a run.
+    assert deleted(10, days=3) == []
+    note_use(store / "b")
+    order = sorted(("a", "b"), key=lambda name: (store / name).stat().st_ctime)
+    assert deleted(1 << 60, days=3) == order
+    assert sorted(path.name for path in store.iterdir()) == ["kept", "used"]
+
+
+def test_what_was_not_used_for_two_weeks_goes_although_there_is_room(tmp_path):
+    file_of(tmp_path, "old", b"1")
+    now_s = (tmp_path / "old").stat().st_ctime
+
+    assert make_room(tmp_path, 0, keep=(), now_s=now_s + 13 * 86400) == []
+    assert make_room(tmp_path, 0, keep=(), now_s=now_s + 15 * 86400) == ["old"]
+
+
+def test_noting_a_use_leaves_the_time_of_change(tmp_path):
+    path = file_of(tmp_path, "model", b"1")
+    os.utime(path, (1, 1))
+    before = path.stat()
+
+    note_use(path)
+
+    assert path.stat().st_mtime == 1
+    assert path.stat().st_ctime_ns >= before.st_ctime_ns
+    note_use(tmp_path / "gone")

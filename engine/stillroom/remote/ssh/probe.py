@@ -45,8 +45,9 @@ lies=$folder
 while [ ! -d "$lies" ]; do lies=$(dirname "$lies"); done
 [ -w "$lies" ] || echo "blocked $lies"
 df -Pk "$lies" | awk 'END {{print "disk", $4 * 1024}}'
-nvidia-smi --query-gpu=memory.total,driver_version,name --format=csv,noheader,nounits 2>/dev/null |
-  sed 's/^/gpu /'
+limit=$(command -v timeout)
+query="--query-gpu=memory.total,driver_version,name --format=csv,noheader,nounits"
+${{limit:+"$limit" 20}} nvidia-smi $query 2>/dev/null | sed 's/^/gpu /'
 [ -d "$folder/code/{code}" ] && echo "code {code}"
 for file in "$folder"/code/*/stillroom/__init__.py; do
   [ -r "$file" ] && sed -n 's/^__version__ = "\\(.*\\)"/version \\1/p' "$file"

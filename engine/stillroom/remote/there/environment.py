@@ -28,12 +28,14 @@ import sysconfig
 import time
 import venv
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
 _SAY_EVERY_S = 2.0
 _LOCK_POLL_S = 0.2
 _LOG_LINES = 30
+_FORGOTTEN_S = 60 * 86400
 # What conflicts in an image is not ours to say, and takes longer to find than a small installation.
 _QUIET = ("--no-warn-conflicts", "--progress-bar", "off")
 _WHOLE = "whole"
@@ -113,11 +115,29 @@ def _environment(root: Path, wish: _Wish, sites: list[str]) -> Path:
             (old / _WHOLE).unlink(missing_ok=True)
         python = _made(root, wish, sites)
         _check(python)
+    for used in (folder, packages):
+        with suppress(FileNotFoundError):
+            os.utime(used / _WHOLE)
     named = root / "code" / f"{wish['code']}.python"
     temporary = named.with_name(f".{named.name}.{os.getpid()}")
     temporary.write_text(f"{python}\n", encoding="utf-8")
     temporary.replace(named)
+    _forget_old(root)
     return python
+
+
+def _forget_old(root: Path) -> None:
+    """Deletes code and environments that were not used for two months, longer than any run."""
+    limit = time.time() - _FORGOTTEN_S
+    for mark in [*root.glob(f"packages/*/{_WHOLE}"), *root.glob(f"venvs/*/{_WHOLE}")]:
+        if mark.stat().st_mtime < limit:
+            # Without its mark it is not used while it is being deleted.
+            mark.unlink()
+            shutil.rmtree(mark.parent)
+    for named in root.glob("code/*.python"):
+        if named.stat().st_mtime < limit:
+            named.unlink()
+            shutil.rmtree(named.with_suffix(""), ignore_errors=True)
 
 
 def _made(root: Path, wish: _Wish, sites: list[str]) -> Path:

@@ -7,7 +7,10 @@ from typing import Any, TypeVar
 
 from stillroom.remote.frames import Frames
 
-FREE_DISK = "free some space there, or give the machine another `folder:` in machines.yml"
+FREE_DISK = (
+    "free some space there (the machine's folder `store` may be deleted while no run is on its way "
+    "to it), or give the machine another `folder:` in machines.yml"
+)
 OTHER_FOLDER = "give the machine a `folder:` in machines.yml that its user may write to"
 _SILENCE_S = 600
 """A command that hears nothing for so long is ended: the other side may be gone without a word."""

@@ -7,6 +7,7 @@ both write the same bytes to the same places, so neither has to wait for the oth
 
 import os
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from stillroom.files import file_sha256, partial_name, wait_for_disk
 from stillroom.places import naming
 from stillroom.remote.frames import BrokenStreamError
 from stillroom.remote.there.place import There
+from stillroom.remote.there.room import make_room, note_use
 
 _NEVER_EDITED = frozenset({".safetensors", ".gguf", ".bin", ".pt", ".pth", ".zst", ".parquet"})
 """Files that programs write once; others (a tool's database, say) are edited in place."""
@@ -46,9 +48,18 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tell_missing(there: There) -> None:
-    """The command `have`: answers a list of contents with the missing ones and their bytes."""
+    """The command `have`: answers a list of contents with the missing ones and their bytes.
+
+    Makes room for these where it can.
+    """
     wanted = there.receive(list[WantedContent]) or []
     missing = {w.sha256: _num_here(there, w) for w in wanted if not _is_stored(there, w)}
+    if there.store.is_dir():
+        for content in wanted:
+            note_use(stored(there, content.sha256))
+        lacking = sum(w.num_bytes - missing[w.sha256] for w in wanted if w.sha256 in missing)
+        keep = {name for w in wanted for name in (w.sha256, _partial(there, w.sha256).name)}
+        make_room(there.store, lacking, keep=keep, now_s=time.time())
     there.frames.send(missing)
 
 
