@@ -1,6 +1,9 @@
 """Runs on another machine, from the start here to the last file back, whatever breaks meanwhile."""
 
+import random
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,8 @@ import pytest
 from fakes.rollout_rows import read_rows
 from fakes.runs_elsewhere import Elsewhere
 from fakes.waiting import wait_until
-from stillroom.jobs import remote_runs
+from stillroom import api
+from stillroom.jobs import remote_runs, supervise
 
 TESTS = Path(__file__).parents[2]
 
@@ -46,3 +50,105 @@ def test_a_run_elsewhere_leaves_here_what_a_run_here_leaves(elsewhere: Elsewhere
         assert str(elsewhere.there) not in text.read_text()
     assert list((elsewhere.there / "runs").iterdir()) == []
     wait_until(lambda: elsewhere.processes() == [])
+
+
+def test_a_run_goes_on_while_its_machine_cannot_be_reached(elsewhere: Elsewhere) -> None:
+    elsewhere.machine = {"keep_remote": True}
+    run = elsewhere.start()
+    wait_until(lambda: elsewhere.rewarded(run) == ["0"])
+    elsewhere.cut()
+    wait_until(lambda: elsewhere.report(run).unreachable is not None)
+    report = elsewhere.report(run)
+    assert (report.status, report.where) == ("running", "box")
+    assert "does not answer" in str(report.unreachable)
+    elsewhere.open()
+    wait_until(lambda: elsewhere.rewarded(run) == ["0", "1"])
+    assert elsewhere.report(run).last_contact == report.last_contact
+
+    elsewhere.mend()
+    assert elsewhere.ended(run).status == "succeeded"
+    assert elsewhere.report(run).unreachable is None
+    # Nothing was done twice.
+    assert elsewhere.rewarded(run) == ["0", "1"]
+    assert (run.path / "checkpoints" / "step_000001" / "model.safetensors").exists()
+
+
+def test_a_follower_that_is_killed_at_any_moment_is_followed_by_another(
+    elsewhere: Elsewhere,
+) -> None:
+    elsewhere.machine = {"keep_remote": True}
+    run = elsewhere.start()
+    for moment in range(5):
+        # In a start, between files, and while the rewards wait.
+        time.sleep(random.Random(moment).uniform(0.2, 1.5))
+        elsewhere.kill_followers()
+        elsewhere.open(moment)
+        assert elsewhere.report(run).status in ("starting", "running", "succeeded")
+    elsewhere.open()
+
+    assert elsewhere.ended(run).status == "succeeded"
+    assert elsewhere.rewarded(run) == ["0", "1"]
+    assert [row["reward"] for row in read_rows(elsewhere.home / "scored.jsonl")] == [0.0, 0.1]
+    assert f"begin 0 {elsewhere.home}\nbegin 1 {elsewhere.home}\n" in run.log.read_text()
+
+
+def test_a_worker_that_is_killed_there_is_interrupted_here_with_its_work(
+    elsewhere: Elsewhere,
+) -> None:
+    run = elsewhere.start()
+    wait_until(lambda: elsewhere.rewarded(run) == ["0"])
+    elsewhere.worker_there(run).kill()
+    ended = elsewhere.ended(run)
+
+    assert ended.status == "interrupted"
+    assert ended.error is not None
+    assert "killed by SIGKILL" in ended.error.problem
+    assert (run.path / "checkpoints" / "step_000000" / "model.safetensors").exists()
+    wait_until(lambda: elsewhere.processes() == [])
+
+
+def test_a_run_is_cancelled_before_it_began_there(elsewhere: Elsewhere) -> None:
+    elsewhere.cut()
+    run = elsewhere.start()
+    wait_until(lambda: elsewhere.report(run).unreachable is not None)
+    api.cancel_run(elsewhere.workspace, api.CancelRun(run_id=run.run_id))
+    assert elsewhere.ended(run).status == "cancelled"
+    assert not (elsewhere.there / "runs").exists()
+
+
+def test_a_wish_to_stop_reaches_a_machine_that_was_unreachable(elsewhere: Elsewhere) -> None:
+    run = elsewhere.start()
+    wait_until(lambda: elsewhere.rewarded(run) == ["0"])
+    elsewhere.cut()
+    wait_until(lambda: elsewhere.report(run).unreachable is not None)
+    cancelled = api.cancel_run(elsewhere.workspace, api.CancelRun(run_id=run.run_id))
+    assert cancelled.status == "running"
+    wait_until(lambda: "passed on as soon as" in str(elsewhere.report(run).unreachable))
+    elsewhere.mend()
+    assert elsewhere.ended(run).status == "cancelled"
+    assert (run.path / "checkpoints" / "step_000000" / "model.safetensors").exists()
+    wait_until(lambda: elsewhere.processes() == [])
+
+
+def test_however_many_servers_look_a_run_has_one_follower(elsewhere: Elsewhere) -> None:
+    run = elsewhere.start()
+    for _ in range(2):
+        with ThreadPoolExecutor(8) as servers:
+            list(servers.map(lambda _: supervise.read_run(run), range(40)))
+        assert len(elsewhere.followers()) == 1
+        elsewhere.kill_followers()
+        wait_until(lambda: elsewhere.followers() == [])
+
+
+def test_a_secret_that_is_gone_ends_a_run_that_has_not_begun(elsewhere: Elsewhere) -> None:
+    elsewhere.cut()
+    run = elsewhere.start(secrets={"HIDDEN-1": "a secret"})
+    wait_until(lambda: elsewhere.report(run).unreachable is not None)
+    elsewhere.kill_followers()
+    ended = elsewhere.ended(run)
+    assert ended.status == "failed"
+    assert ended.error is not None
+    assert "HIDDEN-1" in ended.error.problem
+    assert "start the run again" in ended.error.fix
+    texts = [path.read_bytes() for path in elsewhere.root.rglob("*") if path.is_file()]
+    assert not any(b"a secret" in text for text in texts)
