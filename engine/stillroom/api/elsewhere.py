@@ -1,6 +1,6 @@
 """The part of an operation that decides where its run is done, and makes what is sent there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from stillroom.remote.machines import find_machine
 from stillroom.remote.package.needs import Needs
 from stillroom.remote.package.order import Packed, pack
 from stillroom.remote.package.refusals import refuse_needs, refuse_request
-from stillroom.remote.records import ORDER_FILE, Machine, Order
+from stillroom.remote.records import ORDER_FILE, Machine, Order, RayCluster
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.run_folder import NewRun, all_runs
 from stillroom.settings import Workspace
@@ -38,18 +38,29 @@ def placed(workspace: Workspace, request: _Request) -> tuple[_Request, Machine |
         return request, None
     machine = find_machine(workspace, request.where)
     if machine.ray is not None:
-        return _on_ray(request, machine.name, machine.ray.address), None
+        return _on_ray(request, machine.name, machine.ray), None
     refuse_request(request, machine)
     return request, machine
 
 
-def _on_ray(request: _Request, name: str, address: str) -> _Request:
+def _on_ray(request: _Request, name: str, cluster: RayCluster) -> _Request:
     changes: dict[str, object] = {"where": None}
     if isinstance(request, GenerateRollouts):
-        changes["ray_address"] = address
+        if request.ray_address is not None:
+            raise InputError(
+                f"ray_address and where: {name} both name a Ray cluster", "leave one of them out"
+            )
+        changes["ray_address"] = cluster.address
+        if cluster.workers is not None and "ray_workers" not in request.model_fields_set:
+            changes["ray_workers"] = cluster.workers
     elif isinstance(request, StartTraining):
-        launcher = ("launcher.kind=ray", f"launcher.address={address}")
-        changes["overrides"] = (*request.overrides, *launcher)
+        if request.budget_usd is not None:
+            raise InputError(
+                f"budget_usd counts what a machine costs, and {name} is a Ray cluster, which is "
+                "not ours to stop",
+                "leave it out, or name a machine that ssh reaches",
+            )
+        changes["overrides"] = (*request.overrides, *_launcher(request, cluster))
     else:
         raise InputError(
             f"{name} is a Ray cluster, over which only generate_rollouts and start_training go",
@@ -57,6 +68,15 @@ def _on_ray(request: _Request, name: str, address: str) -> _Request:
         )
     fields = {field: getattr(request, field) for field in request.model_fields_set}
     return type(request).model_validate({**fields, **changes})
+
+
+def _launcher(request: StartTraining, cluster: RayCluster) -> Iterator[str]:
+    """Yields the overrides that send a training to a cluster."""
+    yield "launcher.kind=ray"
+    yield f"launcher.address={cluster.address}"
+    given = any(each.startswith("launcher.num_processes=") for each in request.overrides)
+    if cluster.workers is not None and not given:
+        yield f"launcher.num_processes={cluster.workers}"
 
 
 def packed(

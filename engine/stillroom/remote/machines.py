@@ -78,6 +78,7 @@ class _HfJobs(StrictModel):
 
 class _Ray(StrictModel):
     address: _Line
+    workers: Annotated[int, Field(ge=1, le=999)] | None = None
 
 
 class _Entry(StrictModel):
@@ -255,7 +256,7 @@ def _from_entry(name: str, path: Path, entry: _Entry) -> Machine:
         ssh=SshAddress(host=ssh.host, port=ssh.port, options=list(ssh.options)) if ssh else None,
         skypilot=SkyPilotCluster(resources=sky.resources, autostop=sky.autostop) if sky else None,
         hf_jobs=HfJobsFlavor(**job.model_dump()) if job else None,
-        ray=RayCluster(address=ray.address) if ray else None,
+        ray=RayCluster(address=ray.address, workers=ray.workers) if ray else None,
         price_per_hour=entry.price_per_hour,
         folder=entry.folder,
         python=entry.python,

@@ -52,6 +52,8 @@ class RayCluster(msgspec.Struct, frozen=True, kw_only=True):
     """A Ray cluster; the run's own process stays here, and its work goes there."""
 
     address: str
+    workers: int | None = None
+    """The processes that do the work there; None: as many as the request or config.yml says."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
