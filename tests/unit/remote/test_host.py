@@ -96,6 +96,8 @@ def test_files_that_were_deleted_or_changed_there_come_back(user: SshUser, host:
     code.write_text("raise SystemExit")
     [python] = (root / "venvs").glob("*/bin/python")
     python.unlink()
+    with pytest.raises(UnreachableError, match=r"not found|No such file"):
+        host.missing([])
     said = list[str]()
 
     host.prepare(order_for(host), said.append)
@@ -103,6 +105,11 @@ def test_files_that_were_deleted_or_changed_there_come_back(user: SshUser, host:
     assert said == ["sending stillroom's code to gpu-box again: files of it have changed there"]
     with closing(host_of(user)) as other:  # It finds the environment without making one.
         assert other.missing([]) == {}
+    [python] = (root / "venvs").glob("*/bin/python")
+    python.unlink()
+    with pytest.raises(UnreachableError):
+        host.missing([])
+    assert host.missing([]) == {}  # Made anew, by somebody who only looks after a run.
     assert [path.name for path in (root / "code").glob(".new-*")] == []
 
 

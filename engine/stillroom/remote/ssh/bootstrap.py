@@ -49,6 +49,11 @@ result=$?
 rm -rf "$new"
 exit $result
 """
+_READY = """
+folder={folder}
+python=$(cat "$folder/code/{code}.python" 2>/dev/null)
+if [ -x "$python" ] && [ -d "$folder/code/{code}" ]; then echo "$python"; fi
+"""
 _GET_UV = """
 {paths}
 umask 077
@@ -79,6 +84,14 @@ def look(channel: Channel, machine: Machine) -> Probe:
     names = [f"python3.{minor}", "python3.13", "python3.12", "python3.11", "python3.14"]
     pythons = [machine.python] if machine.python else [*names, "python3", "python"]
     return probe(channel, machine.folder, code=code_hash(), pythons=list(dict.fromkeys(pythons)))
+
+
+def ready_python(channel: Channel, machine: Machine) -> str | None:
+    """Returns the environment that was made last for this very code; None if none is there."""
+    script = _READY.format(folder=shell_words([machine.folder]), code=code_hash())
+    with script_there(channel, script) as running:
+        running.write(b"")
+        return next((line for line in running.lines() if line), None)
 
 
 def prepare(

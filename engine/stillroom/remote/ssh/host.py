@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
 
 from stillroom.remote.channel import Channel, CommandThere, command_there, shell_words
 from stillroom.remote.frames import MARK
-from stillroom.remote.host import MachineError
+from stillroom.remote.host import MachineError, UnreachableError
 from stillroom.remote.records import (
     Blob,
     Machine,
@@ -19,7 +19,7 @@ from stillroom.remote.records import (
     SshAddress,
     StartThere,
 )
-from stillroom.remote.ssh.bootstrap import look, prepare
+from stillroom.remote.ssh.bootstrap import look, prepare, ready_python
 from stillroom.remote.ssh.connection import SshChannel
 from stillroom.remote.ssh.requirements import HomePackages
 from stillroom.remote.there.store import Piece, Stored, WantedContent
@@ -139,16 +139,30 @@ class ChannelHost:
             self._fetching = None
         self._channel.close()
 
-    def command(self, name: str) -> AbstractContextManager[CommandThere]:
+    @contextmanager
+    def command(self, name: str) -> Generator[CommandThere]:
         """Starts a command of the program there; `there/__main__.py` has their names."""
-        if self._python is None:
-            self._python = prepare(
-                self._channel, self.machine, None, lambda _text: None, self._home
-            )
-        words = [self._python, "-P", "-m", "stillroom.remote.there", self.machine.folder, name]
-        return command_there(
-            self._channel, "unset PYTHONPATH PYTHONHOME; exec " + shell_words(words)
-        )
+        python = self._python or self._find_python()
+        words = [python, "-P", "-m", "stillroom.remote.there", self.machine.folder, name]
+        line = "unset PYTHONPATH PYTHONHOME; exec " + shell_words(words)
+        try:
+            with command_there(self._channel, line) as command:
+                yield command
+        except UnreachableError:
+            # It may be the environment that is gone; to find it again is quick.
+            self._python = python if self._has_all else None
+            raise
+
+    def _find_python(self) -> str:
+        """Returns the environment of an earlier preparation, or makes the least that there can be.
+
+        To look after a run takes none of the extras that the run itself needs.
+        """
+        ready = ready_python(self._channel, self.machine)
+        if ready is None:
+            ready = prepare(self._channel, self.machine, None, lambda _text: None, self._home)
+        self._python = ready
+        return ready
 
 
 class SshHost(ChannelHost):

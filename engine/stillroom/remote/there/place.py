@@ -12,7 +12,7 @@ FREE_DISK = (
     "to it), or give the machine another `folder:` in machines.yml"
 )
 OTHER_FOLDER = "give the machine a `folder:` in machines.yml that its user may write to"
-_SILENCE_S = 600
+_SILENCE_S = 7200
 """A command that hears nothing for so long is ended: the other side may be gone without a word."""
 
 _Message = TypeVar("_Message")
@@ -38,7 +38,7 @@ class There:
     def receive(self, kind: type[_Message] | Any) -> _Message | None:
         """Returns the other side's next message, or None after its last (see `Frames.receive`).
 
-        The process ends if nothing comes for ten minutes.
+        The process ends if nothing comes for two hours.
         """
         signal.alarm(_SILENCE_S)
         try:
