@@ -20,11 +20,13 @@ from fakes.elsewhere import (
 )
 from fakes.training import make_project
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
+from stillroom.export.request import ExportModel, plan_export
 from stillroom.lineage import read_manifest
 from stillroom.projects.create import CreateProject, create_project
 from stillroom.remote.package.needs import (
     Needs,
     needs_of_evaluation,
+    needs_of_export,
     needs_of_generation,
     needs_of_scoring,
     needs_of_training,
@@ -142,6 +144,31 @@ def test_an_evaluation_elsewhere_is_that_of_a_run_at_home(tmp_path, demo):
     do_run(demo, RunKind.EVALUATE, evaluate, "evaluate-1")
     assert changed(demo.runs, there.runs, is_timed=True) == []
     assert naming(there.root, str(tmp_path / "there")) == ["runs/evaluate-1/request.json"]
+
+
+@pytest.mark.parametrize(("rank", "kind"), [(0, "merged"), (4, "adapter")])
+def test_an_export_elsewhere_is_that_of_one_at_home(tmp_path, tiny_models, rank, kind):
+    home = tmp_path / "home"
+    home.mkdir()
+    start = tiny_models.folder("llama", "chatml")
+    project = make_project(home, "sft", start, model={"qlora_rank": rank})
+    project.write(ROWS)
+    heldout = [{"prompt": f"Item {i}?", "metadata": {"expected_answer": f"{i}"}} for i in range(2)]
+    project.write(heldout, name="heldout.jsonl")
+    project.train()
+    workspace = project.workspace
+    evaluate = EvaluateModel(data="heldout.jsonl", model="run-1", max_tokens=4)
+    do_run(workspace, RunKind.EVALUATE, evaluate, "evaluate-1")
+
+    request = ExportModel(model="run-1", output="out", format=kind, verify=2)
+    needs = needs_of_export(request, plan_export(workspace, request))
+    there = elsewhere(workspace, tmp_path / "there", RunKind.EXPORT, request, needs)
+    do_run(workspace, RunKind.EXPORT, request, "export-1")
+    assert changed(home / "out", there.root / "out", is_timed=True) == []
+    assert naming(there.root, str(tmp_path / "there")) == ["runs/export-1/request.json"]
+    card = (there.root / "out" / "README.md").read_text(encoding="utf-8")
+    assert "heldout" in card
+    assert "train.jsonl" in card
 
 
 def same_output(home: Workspace, there: Workspace, name: str) -> bool:

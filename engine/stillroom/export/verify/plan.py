@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,11 @@ def plan_verification(
     )
 
 
-def _time(path: Path) -> float:
-    return path.stat().st_mtime
+def _time(path: Path) -> str:
+    """Returns when an evaluation was started; times of files are not those of another machine."""
+    with suppress(OSError, DataError):
+        return RunFolder(path.parent).read().created_at
+    return ""
 
 
 def _request_of(file: Path) -> EvaluateModel | None:

@@ -30,7 +30,7 @@ class _ContainerRow(msgspec.Struct):
 
 def refuse_request(request: PlacedRequest, machine: Machine) -> None:
     """Raises InputError for options of a request that mean this machine."""
-    if isinstance(request, GenerateRollouts) and request.dry_run:
+    if getattr(request, "dry_run", False):
         raise InputError(
             "dry_run calls nothing, so it needs no other machine", "leave where out with dry_run"
         )

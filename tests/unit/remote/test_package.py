@@ -1,0 +1,276 @@
+"""A run on another machine is sent what it reads, once, and nothing that must stay here."""
+
+import json
+import os
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from fakes.conversations import answer, user
+from fakes.elsewhere import box, lay_out, own_machine, packed_run
+from fakes.training import make_project, write_run_files
+from stillroom.errors import InputError, RunError
+from stillroom.models.resolve import locate_model
+from stillroom.remote.machines import users_machines_file
+from stillroom.remote.package.contents import KnownHashes, read_contents
+from stillroom.remote.package.needs import (
+    Needs,
+    needs_of_generation,
+    needs_of_training,
+)
+from stillroom.remote.package.order import pack
+from stillroom.rollout.request import GenerateRollouts, plan_generation
+from stillroom.settings import Workspace
+from stillroom.tools.user.file import read_user_file
+from stillroom.train.config.request import StartTraining, plan_request
+from stillroom.types import RunStatus
+from stillroom.versions import tag_file
+
+ROWS = [{"messages": [user("Hello?"), answer("Yes.")]}]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    monkeypatch.setenv("STILLROOM_CONFIG", str(tmp_path / "own"))
+    own_machine()
+    (tmp_path / "work").mkdir()
+    return Workspace(tmp_path / "work")
+
+
+def written(path: Path, text: str = "text") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    an_hour_ago = time.time() - 3600
+    os.utime(path, (an_hour_ago, an_hour_ago))
+    return path
+
+
+def model_folder(path: Path) -> Path:
+    written(path / "config.json", "{}")
+    written(path / "model.safetensors", path.name)
+    return path
+
+
+def places_of(workspace: Workspace, needs: Needs) -> list[str]:
+    return [file.place for file in pack(workspace, box(workspace), needs).order.files]
+
+
+def test_files_of_one_name_do_not_meet_and_keep_what_they_stand_for(tmp_path, workspace):
+    inside = [written(workspace.root / name / "train.jsonl", name) for name in "ab"]
+    outside = [written(tmp_path / name / "train.jsonl", name) for name in "cd"]
+    packed, run = packed_run(workspace, Needs(files=[*inside, *outside]))
+    base = tmp_path / "there"
+    lay_out(run, packed.order, base)
+    assert (base / "workspace/b/train.jsonl").read_text() == "b"
+    assert (base / f"outside{tmp_path}/d/train.jsonl").read_text() == "d"
+    assert len(packed.order.files) == 4
+
+
+def test_manifests_tags_and_prices_go_with_a_file(workspace):
+    rows = written(workspace.root / "train.jsonl", "one")
+    written(workspace.root / "train.jsonl.manifest.json", "{}")
+    written(workspace.root / "prices.yml", "{}")
+    tag_file(workspace.root, rows, "v1", created_at="2026-01-01T00:00:00.000Z", manifest=None)
+    written(rows, "two")
+    kept = workspace.existing("train@v1", label="input")
+    assert sorted(places_of(workspace, Needs(files=[kept]))) == [
+        f"workspace/.stillroom/datasets/{kept.name}",
+        "workspace/.stillroom/tags/train.jsonl@v1.json",
+        "workspace/prices.yml",
+    ]
+    assert sorted(places_of(workspace, Needs(files=[rows]))) == [
+        "workspace/.stillroom/tags/train.jsonl@v1.json",
+        "workspace/prices.yml",
+        "workspace/train.jsonl",
+        "workspace/train.jsonl.manifest.json",
+    ]
+
+
+def test_a_tagged_version_is_found_by_its_name_elsewhere(tmp_path, workspace):
+    rows = written(workspace.root / "train.jsonl", "one")
+    tag_file(workspace.root, rows, "v1", created_at="2026-01-01T00:00:00.000Z", manifest=None)
+    written(rows, "two")
+    kept = workspace.existing("train@v1", label="input")
+    packed, run = packed_run(workspace, Needs(files=[kept]))
+    lay_out(run, packed.order, tmp_path / "there")
+    there = Workspace(tmp_path / "there" / "workspace")
+    assert there.existing("train@v1", label="input").read_text() == "one"
+
+
+def test_a_models_run_and_the_base_of_an_adapter_go_with_it(tmp_path, workspace, tiny_models):
+    base = tiny_models.folder("llama", "chatml")
+    project = make_project(workspace.root, "sft", base, model={"qlora_rank": 2})
+    project.write(ROWS)
+    project.train("run-1")
+    adapter = locate_model(workspace, "run-1")
+    places = places_of(workspace, Needs(models=[adapter, locate_model(workspace, "demo/student")]))
+    assert "workspace/runs/run-1/run.json" in places
+    assert "workspace/runs/run-1/checkpoints/final/adapter_model.safetensors" in places
+    assert "workspace/runs/run-1/checkpoints/final/stillroom.manifest.json" in places
+    assert f"outside{base}/model.safetensors" in places
+    # What is part of Stillroom is there already.
+    assert not [place for place in places if "demo" in place]
+
+
+def test_a_run_goes_on_elsewhere_from_its_last_checkpoint(workspace, tiny_models):
+    start = tiny_models.folder("llama", "chatml")
+    project = make_project(workspace.root, "sft", start, trainer={"save_step": 1, "num_epochs": 2})
+    project.write(ROWS)
+    project.train("run-1")
+    # It ended early, and so did the next one, before its first checkpoint.
+    write_run_files(workspace.runs / "run-1", StartTraining(), RunStatus.FAILED)
+    (workspace.runs / "run-2").mkdir()
+    resumed = StartTraining(resume="run-1")
+    write_run_files(workspace.runs / "run-2", resumed, RunStatus.FAILED)
+
+    request = StartTraining(resume="run-2")
+    needs = needs_of_training(request, plan_request(workspace, request))
+    places = places_of(workspace, needs)
+    assert "workspace/runs/run-2/request.json" in places
+    assert "workspace/runs/run-1/run.json" in places
+    checkpoints = {place.split("/")[4] for place in places if "checkpoints" in place}
+    assert checkpoints == {"step_000001"}
+    assert "workspace/config.yml" in places
+
+
+def test_an_unfinished_output_goes_with_its_journal_and_comes_back(workspace):
+    written(workspace.root / "prompts.jsonl", '{"prompt": "Hello?"}\n')
+    request = GenerateRollouts(
+        input="prompts.jsonl", output="out/rows.jsonl", model="teacher", provider="demo"
+    )
+    plan = plan_generation(workspace, request)
+    written(workspace.root / "out/rows.jsonl", "{}\n")
+    written(workspace.root / "out/.rows.jsonl/journal.jsonl")
+    written(workspace.root / "out/.rows.jsonl/settings.json", "{}")
+    order = pack(workspace, box(workspace), needs_of_generation(plan)).order
+    assert order.outputs == ["out/rows.jsonl"]
+    assert {file.place for file in order.files} >= {
+        "workspace/out/rows.jsonl",
+        "workspace/out/.rows.jsonl/journal.jsonl",
+        "workspace/out/.rows.jsonl/settings.json",
+    }
+
+
+def test_what_has_not_changed_is_not_hashed_again(workspace):
+    rows = written(workspace.root / "rows.jsonl")
+    packed, run = packed_run(workspace, Needs(files=[rows]))
+    cache = workspace.root / ".stillroom" / "hashes.json"
+    read_contents(run, packed.order)
+    # A file that was changed a moment ago may change again within the same tick of the clock.
+    assert json.loads(cache.read_bytes()) == {}
+    known = KnownHashes(cache, settled_after_s=0)
+    true_hash = known.hash_of(rows)
+    known.save()
+    stamp, _ = json.loads(cache.read_bytes())[str(rows)]
+    cache.write_text(json.dumps({str(rows): [stamp, "as it was known"]}), encoding="utf-8")
+    assert KnownHashes(cache).hash_of(rows) == "as it was known"
+    rows.write_text("other", encoding="utf-8")
+    assert KnownHashes(cache).hash_of(rows) not in ("as it was known", true_hash)
+
+
+def test_a_file_that_changes_before_it_is_sent_ends_the_run(workspace):
+    rows = written(workspace.root / "train.jsonl", "one")
+    packed, run = packed_run(workspace, Needs(files=[rows]))
+    rows.write_text("three", encoding="utf-8")
+    with pytest.raises(RunError, match="has changed since this run was started"):
+        read_contents(run, packed.order)
+    rows.unlink()
+    with pytest.raises(RunError, match="has changed since this run was started"):
+        read_contents(run, packed.order)
+
+
+def test_equal_contents_are_sent_once(workspace):
+    files = [written(workspace.root / f"{i}.jsonl", "same") for i in range(3)]
+    packed, run = packed_run(workspace, Needs(files=files))
+    contents = read_contents(run, packed.order)
+    assert (len(contents.blobs), len(contents.files)) == (1, 3)
+
+
+def test_two_thousand_files_are_ordered_and_hashed(workspace):
+    folder = workspace.root / "many"
+    for index in range(2000):
+        written(folder / f"{index % 20}/{index}.json", str(index))
+    packed, run = packed_run(workspace, Needs(files=[folder]))
+    contents = read_contents(run, packed.order)
+    assert (len(contents.blobs), len(contents.files)) == (2000, 2000)
+
+
+def code(workspace: Workspace, text: str, **modules: str) -> Needs:
+    for name, body in modules.items():
+        written(workspace.root / f"{name}.py", body)
+    return Needs(code=[read_user_file(written(workspace.root / "tools.py", text))])
+
+
+def test_packages_that_tools_import_are_named_with_their_versions(workspace):
+    needs = code(
+        workspace,
+        "import json\nimport yaml\nimport prices\nfrom stillroom.tools import tool\n"
+        "import not_installed_anywhere\n",
+        prices="from msgspec import Struct\n",
+    )
+    order = pack(workspace, box(workspace), needs).order
+    assert order.packages == [
+        f"msgspec=={version('msgspec')}",
+        f"PyYAML=={version('pyyaml')}",
+    ]
+
+
+def test_files_that_tools_name_go_with_them_but_no_keys(workspace):
+    for name in ("kb/a.json", "kb/deep/b.json", "kb/.hidden", "prices.csv", ".env", "id_rsa"):
+        written(workspace.root / name)
+    needs = code(
+        workspace,
+        "KB = Path(__file__).parent / 'kb'\nPRICES = 'prices.csv'\nENV = '.env'\nKEY = 'id_rsa'\n"
+        "RUNS = 'runs'\nHERE = '.'\n",
+    )
+    (workspace.root / "runs" / "sft-1").mkdir(parents=True)
+    packed = pack(workspace, box(workspace), needs)
+    assert sorted(file.place for file in packed.order.files) == [
+        "workspace/kb/a.json",
+        "workspace/kb/deep/b.json",
+        "workspace/prices.csv",
+    ]
+    assert packed.notes == [
+        "sent with the code, which names it: kb/ (2 files)",
+        "sent with the code, which names it: prices.csv",
+    ]
+
+
+def test_the_script_of_an_mcp_server_goes_with_it(workspace):
+    written(workspace.root / "server.py")
+    needs = Needs(servers=["python server.py --port {port}"])
+    assert places_of(workspace, needs) == ["workspace/server.py"]
+
+
+def test_an_order_names_keys_and_holds_none(workspace, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789abcdef")
+    monkeypatch.setenv("SEARCH_KEY", "s-0123456789abcdef")
+    monkeypatch.setenv("HF_TOKEN", "hf_0123456789abcdef")
+    own_keys = users_machines_file().with_name("keys.yml")
+    own_keys.write_text("- {key: SEARCH_KEY, tools: true}\n", encoding="utf-8")
+    needs = Needs(
+        code=code(workspace, "x = 1").code,
+        key_names=["OPENAI_API_KEY", "NOT_SET"],
+        models=[locate_model(workspace, "org/model")],
+    )
+    packed = pack(workspace, box(workspace), needs)
+    assert packed.order.key_names == ["OPENAI_API_KEY", "SEARCH_KEY", "HF_TOKEN"]
+    assert packed.order.variables == ["SEARCH_KEY", "HF_TOKEN"]
+    assert b"0123456789abcdef" not in packed.copies["remote.json"]
+    assert packed.secrets["OPENAI_API_KEY"] == "sk-0123456789abcdef"
+    assert "0123456789abcdef" not in repr(packed)
+    # With it goes the file that says which key may go where.
+    assert json.dumps([file.place for file in packed.order.files]).count("keys.yml") == 1
+
+
+def test_a_machine_of_the_workspaces_own_file_gets_no_keys(workspace, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789abcdef")
+    monkeypatch.setenv("HF_TOKEN", "hf_0123456789abcdef")
+    written(workspace.root / "machines.yml", "box: {ssh: somebody@else.test}")
+    with pytest.raises(InputError, match="named only in the workspace"):
+        pack(workspace, box(workspace), Needs(key_names=["OPENAI_API_KEY"]))
+    packed = pack(workspace, box(workspace), Needs(models=[locate_model(workspace, "org/model")]))
+    assert packed.secrets == {}
+    assert "HF_TOKEN stays here" in packed.notes[0]

@@ -1,0 +1,184 @@
+"""What only this machine has is refused by name, before anything is sent."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.conversations import answer, user
+from fakes.elsewhere import box, own_machine
+from fakes.tiny_models import TinyModels
+from fakes.training import Project, make_project
+from stillroom.api.elsewhere import check_not_written_elsewhere, packed, placed, with_order
+from stillroom.errors import EngineError, InputError
+from stillroom.evaluate.request import EvaluateModel
+from stillroom.export.request import ExportModel, plan_export
+from stillroom.outputs import OutputHeldError
+from stillroom.remote.package.needs import (
+    Needs,
+    needs_of_export,
+    needs_of_generation,
+    needs_of_training,
+)
+from stillroom.remote.package.refusals import refuse_config, refuse_needs
+from stillroom.rollout.request import GenerateRollouts, plan_generation
+from stillroom.run_folder import NewRun, create_run
+from stillroom.settings import Workspace
+from stillroom.train.config.request import StartTraining, plan_request
+from stillroom.types import RunKind
+
+ROWS = [{"messages": [user("Hello?"), answer("Yes.")]}]
+PROMPTS = [{"prompt": "Hello?", "expected_answer": "Yes."}]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    monkeypatch.setenv("STILLROOM_CONFIG", str(tmp_path / "own"))
+    own_machine(
+        "box: {ssh: me@gpu.test, price_per_hour: 2}\n"
+        "free: {ssh: me@gpu.test}\n"
+        "cluster: {ray: 'ray://head:10001'}\n"
+    )
+    (tmp_path / "work").mkdir()
+    lines = "".join(json.dumps(row) + "\n" for row in PROMPTS)
+    (tmp_path / "work" / "prompts.jsonl").write_text(lines, encoding="utf-8")
+    return Workspace(tmp_path / "work")
+
+
+def project(workspace: Workspace, models: TinyModels, **config: Any) -> Project:
+    made = make_project(workspace.root, "sft", models.folder("llama", "chatml"))
+    made.config |= config
+    made.write(ROWS)
+    made.write_config()
+    return made
+
+
+def generate(**options: Any) -> GenerateRollouts:
+    asked = {"input": "prompts.jsonl", "output": "out.jsonl", "model": "m", "where": "box"}
+    return GenerateRollouts.model_validate(asked | options)
+
+
+@pytest.mark.parametrize(
+    ("request_of", "reported"),
+    [
+        (lambda: generate(dry_run=True), "dry_run calls nothing"),
+        (lambda: EvaluateModel(data="d", model="m", where="box", dry_run=True), "dry_run"),
+        (lambda: generate(ray_address="auto"), "ray_address and where: box"),
+        (lambda: ExportModel(model="m", output="o", format="gguf", where="box"), "llama.cpp"),
+        (lambda: StartTraining(where="free", budget_usd=1), "its price is not known"),
+        (lambda: StartTraining(budget_usd=1), "nothing bills a training here"),
+        (lambda: StartTraining(where="bix"), "did you mean 'box'"),
+        (lambda: ExportModel(model="m", output="o", where="cluster"), "is a Ray cluster"),
+    ],
+)
+def test_a_request_that_means_this_machine_is_refused(workspace, request_of, reported):
+    with pytest.raises(InputError, match=reported) as caught:
+        placed(workspace, request_of())
+    assert len(caught.value.fix.split()) > 3
+
+
+def test_a_ray_cluster_becomes_an_option_of_the_request(workspace):
+    rollouts, machine = placed(workspace, generate(where="cluster"))
+    assert (rollouts.ray_address, rollouts.where, machine) == ("ray://head:10001", None, None)
+    training, machine = placed(workspace, StartTraining(where="cluster", overrides=("a.b=1",)))
+    assert machine is None
+    assert training.overrides == ("a.b=1", "launcher.kind=ray", "launcher.address=ray://head:10001")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reported"),
+    [
+        (
+            ["launcher={kind: ray, address: local, num_processes: 2}"],
+            "launcher: ray and where: box both say",
+        ),
+        (
+            ["launcher={kind: accelerate, num_machines: 2, main_address: 'a:1', num_processes: 2}"],
+            "launcher.num_machines 2",
+        ),
+        (["trainer.trackio_project=mine"], "would not come back"),
+    ],
+)
+def test_settings_that_mean_this_machine_are_refused(workspace, tiny_models, overrides, reported):
+    project(workspace, tiny_models)
+    plan = plan_request(workspace, StartTraining(where="box", overrides=tuple(overrides)))
+    with pytest.raises(InputError, match=reported):
+        refuse_config(plan.config, box(workspace))
+
+
+@pytest.mark.parametrize(
+    ("options", "reported"),
+    [
+        ({"base_url": "http://localhost:8000/v1"}, "the model is at http://localhost:8000"),
+        ({"base_url": "http://127.0.0.1:8000/v1"}, "the model is at"),
+        ({"base_url": "http://[::1]:8000/v1"}, "the model is at"),
+        ({"provider": "ollama"}, "the model is at"),
+        ({"provider": "demo", "mcp_servers": ["http://localhost:8931/mcp"]}, "the MCP server is"),
+        ({"provider": "demo", "mcp_servers": ["localhost:8931"]}, "the MCP server is at"),
+        ({"provider": "demo", "mcp_servers": ["npx it --token abcdefgh1234"]}, "holds a secret"),
+        ({"provider": "demo", "judge": "judge.yml"}, "the judge is at"),
+    ],
+)
+def test_servers_of_this_machine_are_refused(workspace, options, reported):
+    (workspace.root / "judge.yml").write_text(
+        "{model: m, rubric: good, base_url: 'http://localhost:1/v1'}", encoding="utf-8"
+    )
+    request = generate(**({"model": "teacher"} | options))
+    needs = needs_of_generation(plan_generation(workspace, request))
+    with pytest.raises(InputError, match=reported.replace("[", r"\[")):
+        refuse_needs(needs, box(workspace))
+
+
+def test_a_teacher_served_on_this_machine_is_refused(workspace, tiny_models):
+    made = project(workspace, tiny_models)
+    made.config |= {
+        "dataset_type": "distill",
+        "data": {"train_file": "prompts.jsonl", "batch_size": 1},
+        "teacher": {"path": "t", "provider": "vllm", "base_url": "http://localhost:8000/v1"},
+    }
+    made.write_config()
+    request = StartTraining(where="box")
+    with pytest.raises(InputError, match=r"teacher\.base_url is at http://localhost:8000/v1"):
+        refuse_needs(needs_of_training(request, plan_request(workspace, request)), box(workspace))
+
+
+def test_an_image_that_is_built_here_is_refused_and_one_with_a_name_is_not(workspace):
+    rows = workspace.root / "docker.jsonl"
+    rows.write_text('{"prompt": "a", "docker": "python:3.12"}\n', encoding="utf-8")
+    refuse_needs(Needs(prompts=[rows]), box(workspace))
+    rows.write_text('{"prompt": "a", "docker": "local/web"}\n', encoding="utf-8")
+    with pytest.raises(InputError, match=r"docker\.jsonl:1: docker 'local/web' is built from"):
+        refuse_needs(Needs(prompts=[rows]), box(workspace))
+
+
+def test_what_a_run_lacks_here_is_no_reason_not_to_do_it_elsewhere(workspace, tiny_models):
+    # An unknown host, and a cluster that does not answer, are looked for there.
+    project(workspace, tiny_models)
+    launcher = "launcher={kind: ray, address: '127.0.0.1:1', num_processes: 1}"
+    with pytest.raises(EngineError):
+        plan_request(workspace, StartTraining(overrides=(launcher,)))
+    plan_request(workspace, StartTraining(overrides=(launcher,), where="box"))
+
+
+def test_an_output_that_is_written_elsewhere_is_not_written_here_too(workspace):
+    plan = plan_generation(workspace, generate(model="teacher", provider="demo"))
+    order = packed(workspace, box(workspace), lambda: needs_of_generation(plan))
+    run = create_run(workspace, RunKind.ROLLOUTS, {}, with_order(NewRun(), order))
+    with pytest.raises(OutputHeldError, match=f"is being written by {run.run_id} on box"):
+        check_not_written_elsewhere(workspace, plan.output)
+    check_not_written_elsewhere(workspace, workspace.root / "other.jsonl")
+
+
+def test_an_export_elsewhere_goes_to_a_new_folder(workspace, tiny_models):
+    made = project(workspace, tiny_models)
+    made.train("run-1")
+    (workspace.root / "out").mkdir()
+    request = ExportModel(model="run-1", output="out", where="box")
+    plan = plan_export(workspace, request)
+    order = packed(workspace, box(workspace), lambda: needs_of_export(request, plan))
+    assert order is not None
+    assert order.order.outputs == ["out"]
+    (workspace.root / "out" / "config.json").touch()
+    with pytest.raises(InputError, match="holds an earlier export"):
+        packed(workspace, box(workspace), lambda: needs_of_export(request, plan))
