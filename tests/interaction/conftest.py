@@ -5,9 +5,12 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from fakes.sshd import MISSING, SSHD, Sshd, SshUser
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +58,14 @@ def cluster() -> Iterator[Any]:
         ray.shutdown()
         signal.signal(signal.SIGTERM, stop_signal)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def ssh_user(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Iterator[SshUser]:
+    """Someone who may log in to an OpenSSH server on the loopback."""
+    if SSHD is None:
+        pytest.skip(MISSING)
+    server = Sshd(tmp_path_factory.mktemp("sshd") / "server")
+    server.start()
+    yield server.user(tmp_path / "user")
+    server.stop()

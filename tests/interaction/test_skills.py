@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -14,10 +14,14 @@ from typing import Any, get_args
 import anyio
 import pytest
 from mcp import Client, StdioServerParameters
+from mcp.client.stdio import get_default_environment
 from pydantic import BaseModel
 from skills_ref import validate
 
 from fakes.rollout_rows import read_rows
+from fakes.sshd import SshUser
+from fakes.waiting import wait_until
+from stillroom.remote.knowledge import remote_runs
 from stillroom.remote.machines import MACHINES_FILE, all_machines
 from stillroom.settings import Workspace
 from stillroom.train.config.file import load_config
@@ -115,7 +119,9 @@ def run_commands(block: Block, project: Path) -> None:
         assert finished.returncode == 0, (line, finished.stderr)
 
 
-def follow_documents(project: Path, *documents: Path) -> list[int]:
+def follow_documents(
+    project: Path, *documents: Path, environment: Mapping[str, str] | None = None
+) -> list[int]:
     """Carries out all blocks of the documents over stdio; returns the calls that each took."""
 
     async def follow() -> list[int]:
@@ -124,6 +130,7 @@ def follow_documents(project: Path, *documents: Path) -> list[int]:
             command=sys.executable,
             args=["-P", "-m", "stillroom_mcp", "serve", "--workspace", str(project)],
             cwd=project,
+            env={**get_default_environment(), **(environment or {})},
         )
         async with Client(server) as client:
             agent = Agent(client)
@@ -210,6 +217,36 @@ def test_the_skills_on_rows_rewards_and_tools_work_as_written(tmp_path: Path) ->
     assert rewards.count(2.0) > len(rewards) / 2
     called = (tmp_path / "rollouts/tools.jsonl").read_text(encoding="utf-8")
     assert '"content":"218"' in called
+
+
+@pytest.mark.usefixtures("warm_python")
+def test_the_skill_on_other_machines_works_as_written(ssh_user: SshUser, tmp_path: Path) -> None:
+    project, config, state = (tmp_path / name for name in ("project", "config", "state"))
+    for folder in (project, config, state):
+        folder.mkdir()
+    # What the skill's line of machines.yml says, of a machine that is there; this test's torch.
+    machine = {
+        "ssh": {"host": "box", "options": ["-F", str(ssh_user.config)]},
+        "price_per_hour": 2.40,
+        "python": sys.executable,
+    }
+    (config / MACHINES_FILE).write_text(json.dumps({"gpu-box": machine}), encoding="utf-8")
+    environment = {"STILLROOM_CONFIG": str(config), "XDG_STATE_HOME": str(state)}
+
+    (calls,) = follow_documents(
+        project, SKILLS / "remote-training/SKILL.md", environment=environment
+    )
+
+    assert calls <= MOST_CALLS
+    workspace = Workspace(project)
+    # The followers still tidy up there.
+    wait_until(lambda: {view.phase for *_, view in remote_runs(workspace) if view} == {"over"})
+    kinds = {run.run_id.partition("-")[0] for run, *_ in remote_runs(workspace)}
+    assert kinds == {"sft", "evaluate"}
+    [trained] = project.glob("runs/sft-*/checkpoints/final/model.safetensors")
+    assert trained.stat().st_size > 100_000
+    # Nothing of the runs stays there.
+    assert list(ssh_user.home.glob(".stillroom-remote/runs/*")) == []
 
 
 def keys_of(section: type[BaseModel], above: str = "") -> Iterator[str]:
