@@ -18,7 +18,7 @@ from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.jobs import supervise
 from stillroom.remote.records import HomePath, Machine, Order, SentFile, SshAddress
-from stillroom.run_folder import REMOTE_FILE, NewRun, RunFolder
+from stillroom.run_folder import REMOTE_FILE, NewRun, RunFolder, RunState
 from stillroom.secrecy.environments import run_environment
 from stillroom.settings import Workspace
 from stillroom.types import RunKind
@@ -149,10 +149,14 @@ class Elsewhere:
         return path.read_text().split() if path.exists() else []
 
     def worker_there(self, run: RunFolder) -> psutil.Process:
-        folder = RunFolder(self.there / "runs" / run.run_id / "workspace/runs" / run.run_id)
-        pid = folder.read().pid
+        pid = self.state_there(run).pid
         assert pid is not None
         return psutil.Process(pid)
+
+    def state_there(self, run: RunFolder) -> RunState:
+        """The state that the run's process there has written last."""
+        base = self.there / "runs" / run.run_id
+        return RunFolder(base / "workspace" / "runs" / run.run_id).read()
 
     def processes(self) -> list[psutil.Process]:
         """All processes that name this test's folders, such as followers and workers."""

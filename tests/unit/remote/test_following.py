@@ -152,3 +152,23 @@ def test_a_secret_that_is_gone_ends_a_run_that_has_not_begun(elsewhere: Elsewher
     assert "start the run again" in ended.error.fix
     texts = [path.read_bytes() for path in elsewhere.root.rglob("*") if path.is_file()]
     assert not any(b"a secret" in text for text in texts)
+
+
+def test_a_run_that_nobody_can_reach_stops_at_its_machines_hours_with_its_work(
+    elsewhere: Elsewhere,
+) -> None:
+    elsewhere.machine = {"max_hours": 2.0 / 3600, "price_per_hour": 3600.0}
+    run = elsewhere.start()
+    wait_until(lambda: elsewhere.rewarded(run) == ["0"])
+    elsewhere.cut()
+    wait_until(lambda: elsewhere.state_there(run).status.is_final)
+    elsewhere.mend()
+    ended = elsewhere.ended(run)
+    assert ended.status == "cancelled"
+    assert ended.error is not None
+    assert "max_hours" in ended.error.problem
+    assert "raise that limit" in ended.error.fix
+    assert (run.path / "checkpoints" / "step_000000" / "model.safetensors").exists()
+    # A dollar for each second: those before the start and of bringing back count too.
+    assert ended.machine_usd is not None
+    assert ended.machine_usd >= 2.0

@@ -1,0 +1,367 @@
+"""The folder here of a run on another machine: its texts, its growing files, what comes back."""
+
+import hashlib
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stillroom.files import write_json
+from stillroom.remote.follower.bring_back import BringBack, StoppedError
+from stillroom.remote.follower.mirror import Mirror, OutOfStepError
+from stillroom.remote.follower.record import FollowRecord, read_record
+from stillroom.remote.follower.sending import note_outputs
+from stillroom.remote.host import MachineError, UnreachableError
+from stillroom.remote.records import (
+    FileThere,
+    Growth,
+    HomePath,
+    Machine,
+    Order,
+    PlacedFile,
+    SshAddress,
+    StateThere,
+)
+from stillroom.run_folder import RunFailure, RunFolder, RunRequest, RunState
+from stillroom.types import RunKind, RunStatus
+
+RUN = "sft-abc"
+ROOT_THERE = "/root/.stillroom-remote/runs/sft-abc"
+LOG, EVENTS = f"runs/{RUN}/log.txt", f"runs/{RUN}/events.jsonl"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """The folder here of a run that was started."""
+    folder = RunFolder(tmp_path / "runs" / RUN)
+    folder.path.mkdir(parents=True)
+    request = RunRequest(kind=RunKind.SFT, workspace=str(tmp_path), request={})
+    write_json(folder.request_file, request)
+    folder.write(state(RunStatus.STARTING, created_at="2026-11-20T10:00:00.000Z"))
+    return folder
+
+
+def state(status: RunStatus, **fields: object) -> RunState:
+    fields = {"created_at": "2026-11-20T12:00:00.000Z", **fields}
+    return RunState(run_id=RUN, kind=RunKind.SFT, status=status, **fields)
+
+
+def order(*outputs: str) -> Order:
+    return Order(
+        machine=Machine(name="box", ssh=SshAddress(host="box")),
+        files=[],
+        home_paths=[HomePath(home="/data/rows.jsonl", place="outside/0/rows.jsonl")],
+        outputs=list(outputs),
+    )
+
+
+def mirror_of(folder: RunFolder, *outputs: str) -> Mirror:
+    root = Path(folder.read_request().workspace)
+    return Mirror(folder, order(*outputs), root, read_record(folder))
+
+
+def there(state: RunState, **changes: object) -> StateThere:
+    import time
+
+    news = StateThere(
+        run_json=msgspec.json.encode(state), elapsed_s=1.0, root=ROOT_THERE, clock=time.time()
+    )
+    return msgspec.structs.replace(news, **changes)
+
+
+def test_a_state_names_the_paths_here_and_not_the_process_there(folder: RunFolder) -> None:
+    mirror = mirror_of(folder)
+    workspace = folder.read_request().workspace
+    notes = [f"reads {ROOT_THERE}/outside/0/rows.jsonl", f"writes {ROOT_THERE}/workspace/a"]
+    mirror.take_state(there(state(RunStatus.RUNNING, pid=7, process_start="x", notes=notes)))
+    mirrored = folder.read()
+    assert mirrored.notes == ["reads /data/rows.jsonl", f"writes {workspace}/a"]
+    assert (mirrored.pid, mirrored.process_start) == (None, None)
+    assert mirrored.created_at == "2026-11-20T10:00:00.000Z"
+
+
+def test_a_run_that_has_ended_there_is_running_until_all_of_it_is_here(folder: RunFolder) -> None:
+    mirror = mirror_of(folder)
+    failure = RunFailure(problem="no", fix="yes")
+    mirror.take_state(
+        there(state(RunStatus.FAILED, error=failure, ended_at="2026-11-20T12:30:00Z"))
+    )
+    assert folder.read().status is RunStatus.RUNNING
+    assert folder.read().error is None
+    assert mirror.final is not None
+    assert (mirror.final.status, mirror.final.error) == (RunStatus.FAILED, failure)
+
+
+def test_times_of_a_clock_that_is_hours_off_are_shown_by_the_clock_here(folder: RunFolder) -> None:
+    import time
+
+    mirror = mirror_of(folder)
+    started = state(RunStatus.RUNNING, started_at="2026-11-20T15:00:10.000Z")
+    mirror.take_state(there(started, clock=time.time() + 3 * 3600))
+    shown = folder.read().started_at
+    assert shown is not None
+    assert shown.startswith("2026-11-20T12:00:")
+
+
+def test_a_growing_file_is_written_once_although_followers_are_killed(folder: RunFolder) -> None:
+    mirror = mirror_of(folder)
+    mirror.take_state(there(state(RunStatus.RUNNING)))
+    first = f"at {ROOT_THERE}/workspace/x\n".encode()
+    mirror.take_growth(Growth(path=LOG, offset=0, data=first))
+    # Killed after the bytes were written, and before that was noted.
+    with folder.log.open("ab") as stream:
+        stream.write(b"secon")
+    later = mirror_of(folder)
+    assert later.seen == {LOG: len(first)}
+    later.take_growth(Growth(path=LOG, offset=len(first), data=b"second\n"))
+    workspace = folder.read_request().workspace
+    assert folder.log.read_text() == f"at {workspace}/x\nsecond\n"
+    with pytest.raises(OutOfStepError):
+        later.take_growth(Growth(path=LOG, offset=3, data=b"?\n"))
+    # A log that was cut anew there begins anew here.
+    later.take_growth(Growth(path=LOG, offset=0, data=b""))
+    later.take_growth(Growth(path=LOG, offset=0, data=b"anew\n"))
+    assert folder.log.read_text() == "anew\n"
+
+
+def test_a_growing_file_that_was_cut_here_is_asked_for_anew(folder: RunFolder) -> None:
+    mirror = mirror_of(folder)
+    mirror.take_growth(Growth(path=EVENTS, offset=0, data=b'{"a": 1}\n'))
+    folder.events.write_bytes(b"")
+    with pytest.raises(OutOfStepError):
+        mirror.take_growth(Growth(path=EVENTS, offset=9, data=b'{"a": 2}\n'))
+    assert mirror.seen == {}
+
+
+@pytest.mark.parametrize("edit", [b"mine\n", b"row 1\nmine\n", b""])
+def test_rows_that_somebody_changed_here_are_left_alone(folder: RunFolder, edit: bytes) -> None:
+    rows = Path(folder.read_request().workspace) / "out.jsonl"
+    mirror = mirror_of(folder, "out.jsonl")
+    mirror.take_growth(Growth(path="out.jsonl", offset=0, data=b"row 1\n"))
+    assert rows.read_bytes() == b"row 1\n"
+    rows.write_bytes(edit)
+    mirror.take_growth(Growth(path="out.jsonl", offset=6, data=b"row 2\n"))
+    mirror.take_growth(Growth(path="out.jsonl", offset=12, data=b"row 3\n"))
+    assert rows.read_bytes() == edit
+
+
+@pytest.mark.parametrize(
+    "path", ["../x", "/etc/x", f"runs/{RUN}/run.json", "runs/other/log.txt", "rows.jsonl", ".git/x"]
+)
+def test_a_machine_writes_nothing_here_but_its_run_and_its_outputs(
+    folder: RunFolder, path: str
+) -> None:
+    root = Path(folder.read_request().workspace)
+    before = sorted(root.rglob("*"))
+    mirror_of(folder, "out.jsonl").take_growth(Growth(path=path, offset=0, data=b"x\n"))
+    bring(folder, {path: b"x"}, outputs=["out.jsonl"])
+    assert [p for p in sorted(root.rglob("*")) if p.name != "remote_files.json"] == before
+
+
+class Source:
+    """The files of a run on its machine, of which the connection may break."""
+
+    def __init__(self, files: dict[str, bytes], *, break_after: int | None = None) -> None:
+        self.files, self.left = files, break_after
+        self.sent = 0
+        self.fetched: list[tuple[str, int]] = []
+
+    def fetch(self, path: str, offset: int) -> Generator[bytes]:
+        self.fetched.append((path, offset))
+        for begin in range(offset, len(self.files[path]), 4):
+            if self.left is not None and self.sent >= self.left:
+                self.left = None
+                raise UnreachableError("it broke", "try again")
+            block = self.files[path][begin : begin + 4]
+            self.sent += len(block)
+            yield block
+
+    def list(self) -> list[FileThere]:
+        return [
+            FileThere(path=path, sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
+            for path, data in self.files.items()
+        ]
+
+
+def brings(folder: RunFolder, source: Source, outputs: list[str]) -> BringBack:
+    root = Path(folder.read_request().workspace)
+    return BringBack(folder, root, outputs, read_record(folder), source.fetch)
+
+
+def bring(
+    folder: RunFolder, files: dict[str, bytes], *, outputs: list[str], is_last: bool = True
+) -> BringBack:
+    source = Source(files)
+    back = brings(folder, source, outputs)
+    back.take(source.list(), is_last=is_last, is_stopped=lambda: False)
+    return back
+
+
+def checkpoint(name: str, weights: bytes) -> dict[str, bytes]:
+    prefix = f"runs/{RUN}/checkpoints/{name}"
+    return {f"{prefix}/model.safetensors": weights, f"{prefix}/stillroom.json": b"{}"}
+
+
+def names(folder: RunFolder) -> list[str]:
+    return sorted(path.name for path in (folder.path / "checkpoints").iterdir())
+
+
+def test_a_checkpoint_is_here_whole_or_not_at_all(folder: RunFolder) -> None:
+    source = Source(checkpoint("step_1", b"0123456789"), break_after=8)
+    with pytest.raises(UnreachableError):
+        brings(folder, source, []).take(source.list(), is_last=False, is_stopped=lambda: False)
+    assert list((folder.path / "checkpoints").glob("[!.]*")) == []
+
+    brings(folder, source, []).take(source.list(), is_last=False, is_stopped=lambda: False)
+    assert names(folder) == ["step_1"]
+    weights = f"runs/{RUN}/checkpoints/step_1/model.safetensors"
+    # What had come before the break was not asked for again.
+    assert source.fetched[:2] == [(weights, 0), (weights, 8)]
+    assert (folder.path / "checkpoints/step_1/model.safetensors").read_bytes() == b"0123456789"
+
+
+def test_a_checkpoint_that_is_gone_there_stays_until_a_newer_one_is_here(folder: RunFolder) -> None:
+    bring(folder, checkpoint("step_1", b"one"), outputs=[], is_last=False)
+    bring(folder, {}, outputs=[], is_last=False)
+    assert names(folder) == ["step_1"]
+    bring(folder, checkpoint("step_2", b"two"), outputs=[], is_last=False)
+    assert names(folder) == ["step_2"]
+    bring(folder, checkpoint("final", b"two"), outputs=[], is_last=False)
+    assert names(folder) == ["final"]
+
+
+def test_the_same_content_is_fetched_once(folder: RunFolder) -> None:
+    files = {**checkpoint("final", b"weights!"), **checkpoint("step_1", b"weights!")}
+    source = Source(files)
+    brings(folder, source, []).take(source.list(), is_last=True, is_stopped=lambda: False)
+    assert source.sent == len(b"weights!") + len(b"{}")
+    assert (folder.path / "checkpoints/step_1/model.safetensors").read_bytes() == b"weights!"
+    again = Source(files)
+    brings(folder, again, []).take(again.list(), is_last=True, is_stopped=lambda: False)
+    assert again.fetched == []
+
+
+def test_a_file_that_came_damaged_is_fetched_again_and_never_put_in_place(
+    folder: RunFolder,
+) -> None:
+    class Damaged(Source):
+        def fetch(self, path: str, offset: int) -> Generator[bytes]:
+            self.fetched.append((path, offset))
+            yield b"WRONG" if len(self.fetched) < num_damaged else self.files[path]
+
+    num_damaged = 3
+    source = Damaged({"out.jsonl": b"right"})
+    brings(folder, source, ["out.jsonl"]).take(
+        source.list(), is_last=True, is_stopped=lambda: False
+    )
+    root = Path(folder.read_request().workspace)
+    assert (root / "out.jsonl").read_bytes() == b"right"
+    num_damaged = 99
+    source = Damaged({"out.jsonl": b"newer"})
+    with pytest.raises(MachineError, match="another content than its machine says"):
+        brings(folder, source, ["out.jsonl"]).take(
+            source.list(), is_last=True, is_stopped=lambda: False
+        )
+    assert (root / "out.jsonl").read_bytes() == b"right"
+
+
+def test_what_somebody_wrote_here_meanwhile_is_not_replaced(folder: RunFolder) -> None:
+    root = Path(folder.read_request().workspace)
+    (root / "out.jsonl").write_bytes(b"before")
+    record = FollowRecord()
+    note_outputs(record, root, ["out.jsonl"], [])
+    source = Source({"out.jsonl": b"result", "out.jsonl.manifest.json": b"{}"})
+
+    def take() -> BringBack:
+        back = BringBack(folder, root, ["out.jsonl"], record, source.fetch)
+        back.take(source.list(), is_last=True, is_stopped=lambda: False)
+        return back
+
+    # As it was at the start it may be replaced.
+    assert take().taken == []
+    assert (root / "out.jsonl").read_bytes() == b"result"
+    (root / "out.jsonl").write_bytes(b"edited by hand")
+    assert take().taken == ["out.jsonl"]
+    assert (root / "out.jsonl").read_bytes() == b"edited by hand"
+    assert (folder.path / "brought_back/out.jsonl").read_bytes() == b"result"
+    # Also for a follower that comes later.
+    assert take().taken == ["out.jsonl"]
+
+
+def test_an_exported_folder_is_put_in_place_whole_and_an_older_one_file_by_file(
+    folder: RunFolder,
+) -> None:
+    root = Path(folder.read_request().workspace)
+    files = {"exports/a/model.gguf": b"0123456789", "exports/a/card.md": b"card"}
+    source = Source(files, break_after=8)
+    with pytest.raises(UnreachableError):
+        brings(folder, source, ["exports/a"]).take(
+            source.list(), is_last=True, is_stopped=lambda: False
+        )
+    assert not (root / "exports/a").exists()
+    brings(folder, source, ["exports/a"]).take(
+        source.list(), is_last=True, is_stopped=lambda: False
+    )
+    assert sorted(p.name for p in (root / "exports/a").iterdir()) == ["card.md", "model.gguf"]
+
+    (root / "store").mkdir()
+    (root / "store" / "mine").write_bytes(b"of another run")
+    record = FollowRecord()
+    note_outputs(record, root, ["store"], [])
+    source = Source({"store/new": b"of this run"})
+    back = BringBack(folder, root, ["store"], record, source.fetch)
+    back.take(source.list(), is_last=True, is_stopped=lambda: False)
+    assert sorted(p.name for p in (root / "store").iterdir()) == ["mine", "new"]
+
+
+def test_a_journal_that_the_run_has_deleted_is_deleted_here(folder: RunFolder) -> None:
+    root = Path(folder.read_request().workspace)
+    mirror = mirror_of(folder, "out.jsonl")
+    (root / ".out.jsonl").mkdir()
+    mirror.take_growth(Growth(path=".out.jsonl/journal.jsonl", offset=0, data=b"{}\n"))
+    mirror.take_growth(Growth(path="out.jsonl", offset=0, data=b"{}\n"))
+    bring(folder, {"out.jsonl": b"{}\n"}, outputs=["out.jsonl"], is_last=False)
+    assert (root / ".out.jsonl/journal.jsonl").exists()
+    bring(folder, {"out.jsonl": b"{}\n"}, outputs=["out.jsonl"])
+    assert not (root / ".out.jsonl/journal.jsonl").exists()
+    assert (root / "out.jsonl").read_bytes() == b"{}\n"
+
+
+def test_bringing_back_stops_in_the_middle_of_a_file(folder: RunFolder) -> None:
+    source = Source({"out.jsonl": b"0123456789"})
+    back = brings(folder, source, ["out.jsonl"])
+    with pytest.raises(StoppedError):
+        back.take(source.list(), is_last=True, is_stopped=lambda: source.sent > 0)
+    assert source.sent == 4
+
+
+def test_a_full_disk_here_says_so_and_leaves_nothing_half(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source({"out.jsonl": b"0123456789"})
+    back = brings(folder, source, ["out.jsonl"])
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            back.take(source.list(), is_last=True, is_stopped=lambda: False)
+    root = Path(folder.read_request().workspace)
+    assert not (root / "out.jsonl").exists()
+    back.take(source.list(), is_last=True, is_stopped=lambda: False)
+    assert (root / "out.jsonl").read_bytes() == b"0123456789"
+
+
+def test_what_was_sent_grows_from_where_it_is(folder: RunFolder) -> None:
+    root = Path(folder.read_request().workspace)
+    (root / "out.jsonl").write_bytes(b"row 1\n")
+    record = FollowRecord()
+    note_outputs(record, root, ["out.jsonl"], [PlacedFile(place="workspace/out.jsonl", sha256="0")])
+    mirror = Mirror(folder, order("out.jsonl"), root, record)
+    assert mirror.seen == {"out.jsonl": 6}
+    mirror.take_growth(Growth(path="out.jsonl", offset=6, data=b"row 2\n"))
+    assert (root / "out.jsonl").read_bytes() == b"row 1\nrow 2\n"
