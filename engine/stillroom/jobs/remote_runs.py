@@ -18,7 +18,7 @@ from stillroom.files import FileLock, read_json, write_json
 from stillroom.jobs.detached import start_detached
 from stillroom.processes import RUN_MARK_VARIABLE
 from stillroom.run_folder import REMOTE_FILE, RunFolder
-from stillroom.secrecy.environments import run_environment
+from stillroom.secrecy.environments import renting_environment, run_environment
 from stillroom.settings import Workspace
 
 FOLLOWER_LOCK = "follower.lock"
@@ -47,6 +47,12 @@ class _Order(msgspec.Struct, frozen=True):
     """The part of remote.json that is needed to start a follower."""
 
     key_names: list[str] = []
+    machine: dict[str, object] = {}
+
+    @property
+    def is_rented(self) -> bool:
+        """Whether the follower brings the machine up through a cloud."""
+        return self.machine.get("skypilot") is not None
 
 
 class _View(msgspec.Struct, frozen=True):
@@ -117,10 +123,13 @@ def _start(
 ) -> None:
     known = FollowerStart(secret_names=secret_names, started_at=time.time())
     write_json(folder.path / _FOLLOWER_FILE, known)
+    root = Path(folder.read_request().workspace)
+    if read_json(folder.path / REMOTE_FILE, _Order).is_rented:
+        environment = {**environment, **renting_environment(root)}
     start_detached(
         _FOLLOWER,
         folder.path,
-        cwd=Path(folder.read_request().workspace),
+        cwd=root,
         log=folder.path / "follower.log",
         environment={**environment, LOCK_VARIABLE: str(lock.handle)},
         secrets=secrets,

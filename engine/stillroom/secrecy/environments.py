@@ -36,6 +36,11 @@ _PROGRAMS = re.compile(
 """The settings of the programs that start MCP servers, such as npx and uvx."""
 SHARED_SECRETS = "STILLROOM_SECRETS"
 """The variable with the secrets of a run that several processes share, as JSON by name."""
+_CLOUDS = re.compile(
+    r"SKYPILOT_\w+|SKY_\w+|AWS_\w+|GOOGLE_\w+|CLOUDSDK_\w+|AZURE_\w+|ARM_\w+|KUBECONFIG|KUBE_\w+"
+    r"|OCI_\w+|LAMBDA_\w+|RUNPOD_\w+|VAST_\w+|NEBIUS_\w+|PAPERSPACE_\w+|DO_\w+|IBM_\w+"
+)
+"""What SkyPilot and the clouds' own packages are configured with, their keys included."""
 _HUB_TOKENS = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
 """Needed to download models, so that a run's own process keeps them."""
 PIPED_VARIABLES = "STILLROOM_PIPED_VARIABLES"
@@ -60,6 +65,12 @@ def run_environment(workspace: Path | None = None) -> dict[str, str]:
         or _is_listed(name, _LIBRARIES)
         or _is_listed(name, _PROGRAMS)
     }
+
+
+def renting_environment(workspace: Path | None = None) -> dict[str, str]:
+    """Returns the environment of a process of ours that rents machines: the clouds' keys too."""
+    clouds = {k: v for k, v in os.environ.items() if _CLOUDS.fullmatch(k) is not None}
+    return run_environment(workspace) | clouds
 
 
 def tool_environment() -> dict[str, str]:

@@ -48,7 +48,7 @@ from stillroom.remote.rented.job_records import (
     JobPackages,
     JobStart,
 )
-from stillroom.remote.rented.ledger import Ledger
+from stillroom.remote.rented.ledger import BroughtUp, Ledger
 from stillroom.remote.ssh.code import code_archive, code_hash
 from stillroom.remote.ssh.requirements import (
     HomePackages,
@@ -301,12 +301,31 @@ def open_job(machine: Machine, run: Path | None = None) -> HfJobsHost:
 
     Raises MissingExtraError if huggingface_hub is not installed.
     """
+    api, token = _own_api(run)
+    return HfJobsHost(machine, run, api=api, token=token, ledger=Ledger())
+
+
+def put_down_job(entry: BroughtUp, ledger: Ledger) -> None:
+    """Ends the job of an entry of the ledger, unless its run needs it.
+
+    Raises MissingExtraError if huggingface_hub is not installed.
+    """
+    namespace = None if entry.machine.hf_jobs is None else entry.machine.hf_jobs.namespace
+    jobs = HubJobs(_own_api(next(map(Path, entry.runs), None))[0], namespace)
+    jobs.put_down(ledger, entry.name, run=None)
+
+
+def _own_api(run: Path | None) -> tuple[Any, str | None]:
+    """Returns the hub as this user reaches it, and the token; a run's workspace may have its own.
+
+    Raises MissingExtraError if huggingface_hub is not installed.
+    """
     check_hub_installed()
     from huggingface_hub import HfApi, get_token
 
     own = Workspace(run.parents[1]).read_key(TOKEN_VARIABLE) if run is not None else None
     token = own or get_token()
-    return HfJobsHost(machine, run, api=HfApi(token=token), token=token, ledger=Ledger())
+    return HfApi(token=token), token
 
 
 def _first_packages(home: HomePackages) -> list[str]:

@@ -54,6 +54,11 @@ class BroughtUp(msgspec.Struct, frozen=True, kw_only=True):
         return age_s is None or age_s > _ARRIVES_WITHIN_S
 
     @property
+    def is_abandoned(self) -> bool:
+        """Whether no run needs it any more."""
+        return all(is_over(Path(run)) for run in self.runs)
+
+    @property
     def put_down_command(self) -> str:
         """The command with which the user puts it down by hand."""
         if self.machine.skypilot is not None:
@@ -66,15 +71,15 @@ class Ledger:
     """The entries of a folder; several processes may use them at the same time."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = (folder or _state_folder()).resolve()
+        self.folder = (folder or _state_folder()).resolve()
 
     @property
     def identity(self) -> str:
         """A random text of this ledger, so that two computers never share a machine's name."""
-        path = self._folder / "identity"
+        path = self.folder / "identity"
         with suppress(FileNotFoundError):
             return path.read_text(encoding="ascii").strip()
-        make_folder(self._folder)
+        make_folder(self.folder)
         with suppress(FileExistsError):
             # A link is never half-written, and the first of two processes wins.
             temporary = path.with_name(f".identity-{token_hex(4)}")
@@ -90,7 +95,7 @@ class Ledger:
 
         Raises DataError for an entry that is damaged, since what it names may still cost money.
         """
-        found = [self._read(path) for path in sorted(self._folder.glob("*.json"))]
+        found = [self._read(path) for path in sorted(self.folder.glob("*.json"))]
         return sorted((entry for entry in found if entry is not None), key=lambda each: each.since)
 
     def find(self, name: str) -> BroughtUp | None:
@@ -103,8 +108,8 @@ class Ledger:
 
         Raises UnreachableError if another has it for longer than 20 seconds.
         """
-        make_folder(self._folder)
-        lock = FileLock(self._folder / f"{name}.lock")
+        make_folder(self.folder)
+        lock = FileLock(self.folder / f"{name}.lock")
         deadline = time.monotonic() + _LOCK_WAIT_S
         while not lock.try_acquire():
             if time.monotonic() > deadline:
@@ -119,7 +124,7 @@ class Ledger:
             lock.release()
 
     def _file(self, name: str) -> Path:
-        return self._folder / f"{name}.json"
+        return self.folder / f"{name}.json"
 
     def _read(self, path: Path) -> BroughtUp | None:
         with suppress(FileNotFoundError):

@@ -253,13 +253,15 @@ class SkyPilotHost:
         return bool(self._cluster.resources.get("use_spot"))
 
 
-def open_cluster(machine: Machine, run: Path | None = None) -> SkyPilotHost:
+def open_cluster(
+    machine: Machine, run: Path | None = None, *, ledger: Ledger | None = None
+) -> SkyPilotHost:
     """Returns the host for a machine that SkyPilot brings up; nothing is brought up yet.
 
     Raises MissingExtraError if SkyPilot is not installed.
     """
     check_installed()
-    return SkyPilotHost(machine, run, calls=SkyProcess(), ledger=Ledger(), by_ssh=SshHost)
+    return SkyPilotHost(machine, run, calls=SkyProcess(), ledger=ledger or Ledger(), by_ssh=SshHost)
 
 
 def cluster_name(machine: Machine, ledger: Ledger) -> str:
