@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -16,7 +15,8 @@ from stillroom.remote.hosts import open_host
 from stillroom.remote.knowledge import hardware_of, recall, remember, remote_runs
 from stillroom.remote.machines import all_machines
 from stillroom.remote.records import Machine, MachineFacts, View
-from stillroom.remote.rented.ledger import BroughtUp, Ledger, is_over
+from stillroom.remote.rented.clean_up import start_clean_up
+from stillroom.remote.rented.ledger import BroughtUp, Ledger
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.types import OthersText
@@ -26,8 +26,8 @@ ASK_S = 25.0
 """How long machines are waited for that are asked; hosts of servers give up a call after 60 s."""
 
 MachineState = Literal["in_use", "answers", "unreachable", "up", "down", "not_asked"]
-"""`up`: we brought it up and no run needs it; `down`: it costs nothing and is brought up for a run;
-`not_asked`: nothing of ours runs there, and nobody has asked it."""
+"""`up`: we brought it up and no run needs it, so it is being put down; `down`: it costs nothing and
+is brought up for a run; `not_asked`: nothing of ours runs there, and nobody has asked it."""
 
 
 class ListMachines(StrictModel):
@@ -94,13 +94,18 @@ def list_machines(
     *,
     opened: Callable[[Machine], RunHost] = open_host,
     ledger: Ledger | None = None,
+    put_down: Callable[[Ledger], None] = start_clean_up,
 ) -> MachineList:
     """Returns all machines; with `check` each is asked, for at most 25 seconds altogether.
 
+    What we brought up and no run needs is put down by a process that is started here.
     Raises ConfigError if machines.yml is malformed.
     """
     machines = all_machines(workspace)
-    brought_up = {entry.machine.name: entry for entry in (ledger or Ledger()).entries()}
+    ledger = ledger or Ledger()
+    brought_up: dict[str, list[BroughtUp]] = {}
+    for entry in ledger.entries():
+        brought_up.setdefault(entry.machine.name, []).append(entry)
     # One that is down cannot answer, and to ask must not bring it up.
     askable = [one for one in machines if not one.is_ours_to_stop or one.name in brought_up]
     answers = ask_all(askable, opened) if request.check else {}
@@ -109,17 +114,19 @@ def list_machines(
             remember(workspace, machine, facts)
     runs = _runs_by_machine(workspace)
     known = {machine.name for machine in machines}
-    left = [entry.machine for name, entry in brought_up.items() if name not in known]
+    left = [entries[0].machine for name, entries in brought_up.items() if name not in known]
     listed = [
         _summary(
             workspace,
             machine,
             runs.get(machine.name, _RunsThere()),
-            brought_up.get(machine.name),
+            brought_up.get(machine.name, []),
             answers.get(machine.name),
         )
         for machine in (*machines, *left)
     ]
+    if any(entry.is_abandoned for entries in brought_up.values() for entry in entries):
+        put_down(ledger)
     total = sum(machine.usd_per_hour_now or 0.0 for machine in listed)
     return MachineList(machines=listed, usd_per_hour_now=total)
 
@@ -191,14 +198,14 @@ def _summary(
     workspace: Workspace,
     machine: Machine,
     runs: _RunsThere,
-    brought_up: BroughtUp | None,
+    brought_up: Sequence[BroughtUp],
     answer: MachineFacts | EngineError | None,
 ) -> MachineSummary:
     known, hardware = recall(workspace, machine), hardware_of(workspace, machine)
     price = machine.price_per_hour
-    if price is None and brought_up is not None:
-        price = brought_up.price_per_hour
-    is_costing = runs.is_used or brought_up is not None
+    if price is None and brought_up:
+        price = brought_up[0].price_per_hour
+    num_costing = max(len(brought_up), 1 if runs.is_used else 0)
     return MachineSummary(
         name=machine.name,
         kind=machine.kind,
@@ -209,17 +216,24 @@ def _summary(
         free_disk_gb=hardware.free_disk_gb,
         asked_at=known.asked_at if known is not None else None,
         price_per_hour=price,
-        usd_per_hour_now=price if is_costing else 0.0,
+        usd_per_hour_now=_cost(num_costing, price),
         spent_usd=runs.spent_usd,
         runs=runs.open,
         problem=_problem(runs, brought_up, answer),
     )
 
 
+def _cost(num: int, price: float | None) -> float | None:
+    """Returns the US dollars an hour of machines of one price; None if that is not known."""
+    if not num:
+        return 0.0
+    return None if price is None else num * price
+
+
 def _state(
     machine: Machine,
     runs: _RunsThere,
-    brought_up: BroughtUp | None,
+    brought_up: Sequence[BroughtUp],
     answer: MachineFacts | EngineError | None,
 ) -> MachineState:
     if isinstance(answer, EngineError):
@@ -229,23 +243,24 @@ def _state(
     if isinstance(answer, MachineFacts):
         return "answers"
     if machine.is_ours_to_stop:
-        return "up" if brought_up is not None else "down"
+        return "up" if brought_up else "down"
     return "not_asked"
 
 
-def _is_needed(brought_up: BroughtUp | None) -> bool:
+def _is_needed(brought_up: Sequence[BroughtUp]) -> bool:
     """Whether a run of any workspace still needs a machine that we brought up."""
-    return brought_up is not None and any(not is_over(Path(run)) for run in brought_up.runs)
+    return any(not entry.is_abandoned for entry in brought_up)
 
 
 def _problem(
-    runs: _RunsThere, brought_up: BroughtUp | None, answer: MachineFacts | EngineError | None
+    runs: _RunsThere, brought_up: Sequence[BroughtUp], answer: MachineFacts | EngineError | None
 ) -> str | None:
-    if brought_up is not None and not runs.is_used and not _is_needed(brought_up):
-        return (
-            f"it is up since {brought_up.since} and no run needs it: it stops by itself, or "
-            f"`{brought_up.put_down_command}` puts it down now"
-        )
+    for entry in brought_up:
+        if entry.is_abandoned:
+            return (
+                f"it is up since {entry.since} and no run needs it: it is being put down now; if "
+                f"it is still listed in some minutes, run `{entry.put_down_command}`"
+            )
     if isinstance(answer, EngineError):
         return f"{answer.problem} ({answer.fix})"
     return next((run.problem for run in runs.open if run.problem is not None), None)

@@ -25,8 +25,14 @@ def ledger(tmp_path):
     return Ledger(tmp_path / "ledger")
 
 
-def listed(workspace, ledger, *, check=False, opened=NOBODY):
-    return list_machines(workspace, ListMachines(check=check), opened=opened, ledger=ledger)
+def listed(workspace, ledger, *, check=False, opened=NOBODY, put_down=None):
+    return list_machines(
+        workspace,
+        ListMachines(check=check),
+        opened=opened,
+        ledger=ledger,
+        put_down=put_down or (lambda _ledger: pytest.fail("a run needs it")),
+    )
 
 
 def test_without_a_check_nobody_is_asked(tmp_path, ledger):
@@ -140,7 +146,9 @@ def test_what_is_up_without_a_run_costs_and_says_how_to_put_it_down(tmp_path, le
     (run.path / "remote_view.json").write_bytes(b'{"where": "sky", "phase": "over"}')
 
     # Its entry is gone, and it costs all the same.
-    left = listed(name_machines(tmp_path, ""), ledger)
+    put_down = []
+    left = listed(name_machines(tmp_path, ""), ledger, put_down=put_down.append)
+    assert put_down == [ledger]
     assert [(one.name, one.state) for one in left.machines] == [("sky", "up")]
     assert left.usd_per_hour_now == 3.2
     assert "sky down -y stillroom-sky" in (left.machines[0].problem or "")

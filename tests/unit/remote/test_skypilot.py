@@ -306,7 +306,8 @@ def test_without_the_package_the_extra_is_named():
 def test_the_job_that_keeps_a_cluster_up_lasts_as_long_as_something_of_ours(tmp_path):
     folder = tmp_path / "kept-there"
     folder.mkdir()
-    script = hold_script(str(folder), look_every_s=0.05, patience=2)
+    # Other tests may run the programs at the same time.
+    script = hold_script(str(folder), programs=(), look_every_s=0.05, patience=2)
     # Its own text in a command line must not keep it up.
     assert subprocess.run(["/bin/sh", "-c", script], timeout=20, check=False).returncode == 0
     ours = subprocess.Popen([sys.executable, "-c", "input()", f"{folder}/x"], stdin=subprocess.PIPE)

@@ -7,21 +7,27 @@ when there have been none for a few minutes; from then on the provider's own bel
 
 import re
 import shlex
+from collections.abc import Sequence
 
+_PROGRAMS = (r"[s]tillroom\.remote\.there", r"[s]tillroom\.jobs\.keeper")
 _LOOK_EVERY_S = 15
 _PATIENCE = 20
 """The looks in a row that must find nothing. Installing and connecting again take a moment."""
 
 
 def hold_script(
-    folder: str, *, look_every_s: float = _LOOK_EVERY_S, patience: int = _PATIENCE
+    folder: str,
+    *,
+    programs: Sequence[str] = _PROGRAMS,
+    look_every_s: float = _LOOK_EVERY_S,
+    patience: int = _PATIENCE,
 ) -> str:
     """Returns a script for `sh` that ends once none of our processes has run for a while.
 
-    Ours are the programs of this package, and what is started from our `folder` there.
+    Ours are the `programs` of this package (patterns of command lines), and what is started from
+    our `folder` there.
     """
     name = folder.rstrip("/").rpartition("/")[2]
-    programs = r"[s]tillroom\.remote\.there", r"[s]tillroom\.jobs\.keeper"
     # The brackets keep the pattern from matching its own text in a command line.
     pattern = "|".join([*programs, f"/[{name[0]}]{re.escape(name[1:])}/"])
     return f"""\
