@@ -266,6 +266,8 @@ def _likely(text: str, kinds: tuple[SensitiveKind, ...]) -> Sequence[SensitiveKi
     if not marked and not screen.unmarked:
         return ()
     num_digits = _num_digits(text)
+    if not marked and num_digits < screen.least_digits:
+        return ()
     found = sorted(marked.union(screen.unmarked))
     return [kinds[kind] for kind in found if kinds[kind].least_digits <= num_digits]
 
@@ -276,6 +278,7 @@ class _Screen:
     def __init__(self, kinds: tuple[SensitiveKind, ...]) -> None:
         self.kinds = kinds
         self.unmarked = [number for number, kind in enumerate(kinds) if not kind.marks]
+        self.least_digits = min((kinds[number].least_digits for number in self.unmarked), default=0)
         gates = defaultdict[str, list[tuple[str, int]]](list)
         for number, kind in enumerate(kinds):
             for mark in kind.marks:
@@ -284,7 +287,7 @@ class _Screen:
         self.gates = tuple(gates.items())
 
 
-_GATES = "-_"
+_GATES = "-_JGAx/."
 """Characters that many marks have and many texts have not."""
 _SCREENS: dict[int, _Screen] = {}
 
