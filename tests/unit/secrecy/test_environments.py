@@ -11,6 +11,7 @@ from stillroom.secrecy.environments import (
     SHARED_SECRETS,
     bare_environment,
     container_environment,
+    renting_environment,
     run_environment,
     shared_secrets,
     tool_environment,
@@ -90,6 +91,16 @@ def test_a_proxy_with_a_login_is_for_our_own_processes_only(monkeypatch: pytest.
     assert "HTTPS_PROXY" in run_environment()
     assert "HTTPS_PROXY" not in tool_environment()
     assert tool_environment()["http_proxy"] == "http://proxy.test:3128"
+
+
+def test_a_process_that_rents_machines_has_the_keys_of_clouds_and_no_others(monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    monkeypatch.setenv("SKYPILOT_API_SERVER_ENDPOINT", "https://sky.test")
+    monkeypatch.setenv("OPENAI_API_KEY", "hunter2")
+    rents = renting_environment()
+    assert {"AWS_SECRET_ACCESS_KEY", "SKYPILOT_API_SERVER_ENDPOINT"} <= rents.keys()
+    assert "OPENAI_API_KEY" not in rents
+    assert "AWS_SECRET_ACCESS_KEY" not in run_environment()
 
 
 def test_no_module_starts_a_process_with_the_whole_environment():

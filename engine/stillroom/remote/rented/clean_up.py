@@ -14,9 +14,7 @@ from stillroom.files import FileLock
 from stillroom.jobs.detached import start_detached
 from stillroom.jobs.supervise import read_run
 from stillroom.places import make_folder
-from stillroom.remote.rented.hf_jobs import put_down_job
 from stillroom.remote.rented.ledger import BroughtUp, Ledger, is_over
-from stillroom.remote.rented.skypilot import open_cluster
 from stillroom.run_folder import RunFolder
 from stillroom.secrecy.environments import renting_environment
 
@@ -55,9 +53,14 @@ def clean_up(ledger: Ledger, put_down: Callable[[BroughtUp, Ledger], None]) -> l
 
 def put_down_entry(entry: BroughtUp, ledger: Ledger) -> None:
     """Puts down the machine of an entry, unless a run has come to it meanwhile."""
+    # Servers import this module for `start_clean_up` alone.
     if entry.machine.hf_jobs is not None:
+        from stillroom.remote.rented.hf_jobs import put_down_job
+
         put_down_job(entry, ledger)
         return
+    from stillroom.remote.rented.skypilot import open_cluster
+
     host = open_cluster(entry.machine, ledger=ledger)
     try:
         host.put_down()

@@ -14,6 +14,7 @@ from stillroom.errors import EngineError, missing_extra
 from stillroom.remote.host import UnreachableError
 from stillroom.remote.records import SkyPilotCluster
 from stillroom.remote.rented.holding import hold_script
+from stillroom.secrecy.environments import renting_environment
 
 _CLI_LIMIT_S = 120
 _LONGEST = 600
@@ -167,6 +168,7 @@ def _run_cli(arguments: Sequence[str]) -> None:
             capture_output=True,
             timeout=_CLI_LIMIT_S,
             check=False,
+            env=renting_environment(),
         )
     except subprocess.TimeoutExpired as error:
         raise UnreachableError(

@@ -20,6 +20,7 @@ from stillroom.remote.frames import BrokenStreamError, Frames
 from stillroom.remote.host import UnreachableError
 from stillroom.remote.records import SkyPilotCluster
 from stillroom.remote.rented.sky_calls import ClusterView, Outcome, SkyCalls
+from stillroom.secrecy.environments import renting_environment
 
 _CALL_LIMIT_S = 1800.0
 _END_WAIT_S = 5.0
@@ -119,7 +120,8 @@ class SkyProcess:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._end()
-            self._process = start_process([sys.executable, "-P", "-m", __name__])
+            command = [sys.executable, "-P", "-m", __name__]
+            self._process = start_process(command, renting_environment())
         return self._process
 
     def _end(self) -> None:

@@ -1,0 +1,123 @@
+"""A whole run in a job: a follower, a scripted hub, and a real run's process in the job."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fakes.hub import FLAVOR, ScriptedHub
+from fakes.local_follower import PreparedHost
+from fakes.rollout_rows import read_rows
+from fakes.runs_elsewhere import Elsewhere
+from stillroom import api
+from stillroom.remote.channel import LocalChannel
+from stillroom.remote.follower.course import Follower
+from stillroom.remote.records import HfJobsFlavor, HomePath, Machine, Order, SentFile
+from stillroom.remote.rented.hf_jobs import HfJobsHost
+from stillroom.remote.rented.hub_bucket import Bucket, code_path
+from stillroom.remote.rented.job_records import (
+    BUCKET_VARIABLE,
+    RUN_VARIABLE,
+    SECRETS_VARIABLE,
+    START_VARIABLE,
+)
+from stillroom.remote.rented.job_side import JobSide
+from stillroom.remote.rented.ledger import Ledger
+from stillroom.remote.ssh.code import code_hash
+from stillroom.run_folder import REMOTE_FILE, NewRun, RunFolder, create_run
+from stillroom.secrecy.environments import bare_environment
+from stillroom.types import RunKind
+
+SECRET = "sk-teacher-0123456789"
+
+
+class Service:
+    """The scripted hub, and a thread for each of its jobs."""
+
+    def __init__(self, there: Path, python: Path) -> None:
+        self.hub, self._there, self._python = ScriptedHub(), there, python
+        self.hub.files[f"me/stillroom-runs/{code_path(code_hash())}"] = b"code"
+        self._threads: list[threading.Thread] = []
+
+    def pause(self, _seconds: float) -> None:
+        """Our side waits: the service starts what is to be started."""
+        for job in self.hub.jobs.values():
+            if job.stage == "SCHEDULING":
+                job.stage = "RUNNING"
+                self._threads.append(threading.Thread(target=self._do, args=(job,), daemon=True))
+                self._threads[-1].start()
+        time.sleep(0.05)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(30)
+
+    def _do(self, job: Any) -> None:
+        variables = job.asked["env"]
+        side = JobSide(
+            Bucket(self.hub.api(), variables[BUCKET_VARIABLE]),
+            variables[RUN_VARIABLE],
+            start=variables[START_VARIABLE],
+            secrets=msgspec.json.decode(job.asked["secrets"][SECRETS_VARIABLE]),
+            say_every_s=0.1,
+        )
+        machine = Machine(name="in the job", folder=str(self._there))
+        channel = LocalChannel(environment=bare_environment())
+        is_done = side.do(
+            lambda _packages: PreparedHost(machine, channel, python=str(self._python))
+        )
+        job.stage = "COMPLETED" if is_done else "ERROR"
+
+
+def scoring_run(elsewhere: Elsewhere, machine: Machine) -> tuple[RunFolder, Order]:
+    request = {"input": "rollouts.jsonl", "output": "scored.jsonl", "rewards": "rewards.py"}
+    document = api.ScoreRollouts(**request, concurrency=1).model_dump(mode="json")
+    sources = [elsewhere.home / name for name in ("rollouts.jsonl", "rewards.py")]
+    order = Order(
+        machine=machine,
+        files=[SentFile(source=str(each), place=f"workspace/{each.name}") for each in sources],
+        home_paths=[HomePath(home=str(each), place=f"workspace/{each.name}") for each in sources],
+        outputs=["scored.jsonl"],
+        budget_usd=5.0,
+    )
+    new = NewRun(inputs=sources, copies={REMOTE_FILE: msgspec.json.encode(order)})
+    return create_run(elsewhere.workspace, RunKind.SCORE, document, new), order
+
+
+def test_a_run_in_a_job_leaves_here_what_a_run_here_leaves(
+    tmp_path: Path, warm_program: Path
+) -> None:
+    elsewhere = Elsewhere(tmp_path)
+    elsewhere.open()
+    service = Service(elsewhere.there, warm_program)
+    run, order = scoring_run(elsewhere, Machine(name="hf", hf_jobs=HfJobsFlavor(flavor=FLAVOR)))
+    ledger = Ledger(tmp_path / "state")
+    host = HfJobsHost(
+        order.machine,
+        run.path,
+        api=service.hub.api(),
+        token="hf_own",  # noqa: S106
+        ledger=ledger,
+        pause=service.pause,
+    )
+    Follower(run, order, host, {"KEY": SECRET}, sleep=lambda seconds: time.sleep(0.01)).run()
+    service.join()
+
+    ended = elsewhere.report(run)
+    assert ended.status == "succeeded", ended.error
+    assert [row["reward"] for row in read_rows(elsewhere.home / "scored.jsonl")] == [0.0, 0.1]
+    weights = run.path / "checkpoints" / "step_000001" / "model.safetensors"
+    assert weights.read_bytes() == bytes([1]) * 1000
+    assert f"begin 1 {elsewhere.home}\n" in run.log.read_text()
+    assert (
+        str(elsewhere.home / "rollouts.jsonl")
+        in (elsewhere.home / "scored.jsonl.manifest.json").read_text()
+    )
+    assert ended.machine_usd is not None
+    assert not service.hub.costing
+    assert not ledger.entries()
+    assert SECRET.encode() not in b"".join(service.hub.files.values())
+    texts = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(SECRET.encode() in text for text in texts)
