@@ -1,5 +1,6 @@
 """Writes how old the view of a run is, what stands in its way, and what its machine has cost."""
 
+import os
 import time
 from contextlib import suppress
 
@@ -14,6 +15,7 @@ from stillroom.remote.records import VIEW_FILE, Machine, Phase, View
 from stillroom.run_folder import RunFolder
 
 _WRITE_EVERY_S = 1.0
+_SPARE_BYTES = 1 << 14
 
 
 class Views:
@@ -21,6 +23,7 @@ class Views:
 
     def __init__(self, folder: RunFolder, machine: Machine, record: FollowRecord) -> None:
         self._file, self._folder, self._record = folder.path / VIEW_FILE, folder, record
+        self._spare = folder.path / ".spare"
         self.view = View(where=machine.name, phase="waiting")
         with suppress(FileNotFoundError, DataError):
             self.view = read_json(self._file, View)
@@ -98,6 +101,19 @@ class Views:
             },
         )
         self._written_at = time.monotonic()
-        # On a full disk the view is older than it could be; the next one is written again.
-        with suppress(OSError):
+        try:
             write_json(self._file, self.view, durable=durable)
+            self._keep_room()
+        except OSError:
+            # The disk is full, and that is what a user has to read.
+            with suppress(OSError):
+                self._spare.unlink(missing_ok=True)
+                write_json(self._file, self.view, durable=False)
+
+    def _keep_room(self) -> None:
+        """Keeps some space, so that a full disk can be told of."""
+        if self.view.phase == "over":
+            self._spare.unlink(missing_ok=True)
+        elif not self._spare.exists():
+            with suppress(OSError):
+                self._spare.write_bytes(os.urandom(_SPARE_BYTES))
