@@ -113,8 +113,8 @@ class Sshd:
                 if process.name().startswith("sshd"):
                     process.kill()
 
-    def user(self, folder: Path, *, home: str = "home", shell: str | None = None) -> SshUser:
-        """Lets somebody in whose files lie in `folder`; `shell` is a command that takes `-c LINE`.
+    def user(self, folder: Path, *, home: str = "home", login: str | None = None) -> SshUser:
+        """Lets somebody in whose files lie in `folder`; `login` is a command that takes `-c LINE`.
 
         Where none is given, the login shell is this system user's own.
         """
@@ -123,9 +123,9 @@ class Sshd:
         key, known_hosts = folder / "key", folder / "known_hosts"
         make_key(key)
         options = [f'environment="HOME={folder / home}"']
-        if shell is not None:
-            login = f'exec {shell} -c \\"$SSH_ORIGINAL_COMMAND\\"'
-            options.append(f'command="{login}"')
+        if login is not None:
+            line = f'exec {login} -c \\"$SSH_ORIGINAL_COMMAND\\"'
+            options.append(f'command="{line}"')
         with (self.folder / "authorized_keys").open("a") as stream:
             stream.write(f"{','.join(options)} {key.with_suffix('.pub').read_text()}")
         host_key = (self.folder / "host_key.pub").read_text()

@@ -23,6 +23,11 @@ _Message = TypeVar("_Message")
 class BrokenStreamError(Exception):
     """The stream ended or held something that is no message; the connection has to be made anew."""
 
+    def __init__(self, reason: str, *, said: str = "") -> None:
+        super().__init__(reason)
+        self.said = said
+        """What came instead of messages, as of a machine that refuses in its own words."""
+
 
 class ErrorThere(msgspec.Struct, frozen=True, kw_only=True):
     """An error that the program there could name."""
@@ -57,7 +62,7 @@ class Frames:
         while not seen.endswith(MARK):
             byte = self._read(1)
             if not byte or len(seen) > _MAX_GREETING_BYTES:
-                raise BrokenStreamError(_shown(bytes(seen)))
+                raise BrokenStreamError(_shown(bytes(seen)), said=_text(bytes(seen)))
             seen += byte
         return bytes(seen[: -len(MARK)])
 
@@ -133,5 +138,8 @@ class Frames:
 
 def _shown(data: bytes) -> str:
     """Returns the end of what came, to be quoted."""
-    text = data[-400:].decode("utf-8", errors="replace").strip()
-    return f"it said {text!r}" if text else "it said nothing"
+    return f"it said {_text(data)!r}" if _text(data) else "it said nothing"
+
+
+def _text(data: bytes) -> str:
+    return data[-400:].decode("utf-8", errors="replace").strip()

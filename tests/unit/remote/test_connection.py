@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from fakes.sshd import MISSING, SSHD, Sshd, SshUser, free_port, make_key
+from fakes.waiting import wait_until
 from stillroom.errors import EngineError
 from stillroom.remote.channel import SHELL_LINE, command_there
 from stillroom.remote.frames import MARK
@@ -66,7 +68,7 @@ def test_the_login_shell_may_be_any(sshd: Sshd, tmp_path: Path, shell: str):
     program = shutil.which(shell.partition(" ")[0])
     if program is None:
         pytest.skip(f"no {shell} on this machine")
-    user = sshd.user(tmp_path / "user", shell=" ".join([program, *shell.split()[1:]]))
+    user = sshd.user(tmp_path / "user", login=" ".join([program, *shell.split()[1:]]))
     channel = SshChannel("gpu-box", user.address)
 
     with closing(channel):
@@ -189,6 +191,31 @@ def test_a_key_that_the_machine_does_not_accept(ssh_user: SshUser, tmp_path: Pat
     assert "Permission denied (publickey)" in error.problem
     assert "ssh-copy-id" in error.fix
     assert "ssh-add" in error.fix
+
+
+def test_a_connection_that_the_user_holds_is_used_where_we_may_not_log_in(ssh_user: SshUser):
+    """As of a machine that asks for a code each time."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="held-") as folder:
+        ssh_user.set(f"ControlPath {folder}/s")
+        words = ["-F", str(ssh_user.config), "-M", "-N", "box"]
+        held = subprocess.Popen([shutil.which("ssh"), *words], stdin=subprocess.DEVNULL)
+        wait_until(lambda: Path(folder, "s").exists())
+        key = next(ssh_user.config.parent.glob("key"))
+        key.rename(key.with_name("code"))
+        try:
+            with closing(SshChannel("gpu-box", ssh_user.address)) as channel:
+                assert [talk(channel), talk(channel)] == ["hello", "hello"]
+            assert held.poll() is None
+        finally:
+            held.terminate()
+            held.wait()
+        assert "hold a connection open" in failure(ssh_user.address).fix
+
+
+def test_a_machine_that_refuses_in_its_own_words_is_quoted(sshd: Sshd, tmp_path: Path):
+    user = sshd.user(tmp_path / "user", login="echo This account is not available. #")
+
+    assert "This account is not available." in failure(user.address).problem
 
 
 def test_a_machine_whose_key_was_never_accepted(ssh_user: SshUser):

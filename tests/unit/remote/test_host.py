@@ -149,7 +149,7 @@ def limited_to(command: str, sshd: Sshd, folder: Path) -> SshUser:
     shell = folder / "shell"
     shell.write_text(f"#!/bin/sh\nshift\n{command}\n")
     shell.chmod(0o755)
-    return sshd.user(folder / "user", shell=str(shell))
+    return sshd.user(folder / "user", login=str(shell))
 
 
 def test_a_full_disk_says_so_and_what_was_sent_stays(sshd: Sshd, tmp_path: Path):

@@ -11,6 +11,7 @@ import shutil
 import stat
 import subprocess
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
@@ -20,7 +21,7 @@ from stillroom.remote.channel import SHELL_LINE, read_errors, start_process
 from stillroom.remote.frames import MARK, BrokenStreamError, Frames
 from stillroom.remote.host import MachineError
 from stillroom.remote.records import SshAddress
-from stillroom.remote.ssh.diagnosis import broken_connection
+from stillroom.remote.ssh.diagnosis import LoginRefusedError, broken_connection
 
 _CONNECT_S = 20
 _LOGIN_S = 60.0
@@ -56,7 +57,8 @@ class SshChannel:
     def __init__(self, name: str, address: SshAddress) -> None:
         self._name, self._address = name, address
         self._owner: subprocess.Popen[bytes] | None = None
-        self._socket = Path()
+        self._socket: Path | None = None
+        """Where our connection is shared; None where one that the user holds open is used."""
         self._making = threading.Lock()
 
     @property
@@ -72,7 +74,7 @@ class SshChannel:
         with self._making:
             if self._owner is None or self._owner.poll() is not None:
                 self._connect()
-        return self._start("no")
+        return self._start(is_owner=False)
 
     def explain(self, exit_code: int | None, printed: str) -> EngineError | None:
         """Returns what a broken command says about the connection; None if it was the command."""
@@ -89,7 +91,17 @@ class SshChannel:
     def _connect(self) -> None:
         self._drop()
         self._socket = _socket_folder() / secrets.token_hex(6)
-        owner = self._start("yes")
+        try:
+            self._log_in()
+        except LoginRefusedError:
+            # A machine that asks for a code each time may have a connection that the user holds.
+            self._socket = None
+            if not self._is_held_by_user():
+                raise
+            self._log_in()
+
+    def _log_in(self) -> None:
+        owner = self._start(is_owner=True)
         self._owner = owner
         # It may hang in a log-in that never answers, and reading has no limit of its own.
         limit = threading.Timer(_LOGIN_S, owner.kill)
@@ -99,7 +111,7 @@ class SshChannel:
         except BrokenStreamError as broken:
             with suppress(subprocess.TimeoutExpired):
                 owner.wait(_ALIVE_EVERY_S)
-            printed = read_errors(owner) or str(broken)
+            printed = f"{read_errors(owner)}\n{broken.said}".strip()
             self._drop()
             raise broken_connection(self._name, self._address, printed) from broken
         finally:
@@ -119,26 +131,35 @@ class SshChannel:
         except subprocess.TimeoutExpired:
             owner.kill()
             owner.wait()
-        self._socket.unlink(missing_ok=True)
+        if self._socket is not None:
+            self._socket.unlink(missing_ok=True)
 
-    def _start(self, is_owner: str) -> subprocess.Popen[bytes]:
+    def _start(self, *, is_owner: bool) -> subprocess.Popen[bytes]:
         # A jump host knows nothing of our options, and would ask in a window.
         environment = {**os.environ, "SSH_ASKPASS_REQUIRE": "never"}
-        return start_process(self._arguments(is_owner), environment)
+        options = dict(_OPTIONS)
+        if self._socket is not None:
+            options |= {"ControlMaster": "yes" if is_owner else "no"}
+            options |= {"ControlPath": str(self._socket)}
+        return start_process([*self._arguments(options), SHELL_LINE], environment)
 
-    def _arguments(self, is_owner: str) -> list[str]:
+    def _is_held_by_user(self) -> bool:
+        """Returns whether the user's own settings share a connection, and it is open."""
+        program, *rest = self._arguments({})
+        asking = subprocess.run([program, "-O", "check", *rest], check=False, capture_output=True)
+        return asking.returncode == 0
+
+    def _arguments(self, options: Mapping[str, str]) -> list[str]:
         program = shutil.which("ssh")
         if program is None:
             raise MachineError(
                 f"there is no `ssh` on this machine, which reaches {self._name}",
                 "install OpenSSH's client (Debian/Ubuntu: apt-get install openssh-client)",
             )
-        options = {**_OPTIONS, "ControlMaster": is_owner, "ControlPath": str(self._socket)}
         words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
         port = [] if self._address.port is None else ["-p", str(self._address.port)]
         # The first of two settings counts, so that ours come before the user's.
-        host = [*self._address.options, *port, "--", self._address.host]
-        return [program, "-T", *words, *host, SHELL_LINE]
+        return [program, "-T", *words, *self._address.options, *port, "--", self._address.host]
 
 
 def _greet(owner: subprocess.Popen[bytes]) -> None:

@@ -11,6 +11,10 @@ _KEYGEN = re.compile(r"ssh-keygen -f .*")
 _CONFIG = re.compile(r"Bad (owner|configuration|permissions)|terminating, \d+ bad|percent_expand")
 
 
+class LoginRefusedError(MachineError):
+    """The machine did not accept any of the user's keys."""
+
+
 def broken_connection(name: str, address: SshAddress, printed: str) -> EngineError:
     """Returns the error for a connection that broke or was never made, from what ssh printed."""
     last = " ".join(printed.split())[-500:] or "the connection broke"
@@ -24,10 +28,12 @@ def broken_connection(name: str, address: SshAddress, printed: str) -> EngineErr
             "accept it; stillroom never accepts a key for you",
         )
     if "Permission denied" in printed or "Too many authentication failures" in printed:
-        return MachineError(
+        return LoginRefusedError(
             f"{name} ({address.host}) did not let us log in: {last}",
             f"make `{by_hand}` work without a password: put your public key there "
-            "(`ssh-copy-id`), or unlock the key here (`ssh-add`), or name it in ~/.ssh/config",
+            "(`ssh-copy-id`), or unlock the key here (`ssh-add`), or name it in ~/.ssh/config; if "
+            "it asks for a code each time, hold a connection open that ssh shares (ControlMaster, "
+            "ControlPath and ServerAliveInterval in ~/.ssh/config), which is then used",
         )
     if _CONFIG.search(printed):
         return MachineError(
