@@ -29,7 +29,7 @@ KILL_MARK = "cancel_kill"
 """The file that says that a run on another machine shall be killed."""
 _VIEW_FILE = "remote_view.json"
 _FOLLOWER_FILE = "follower.json"
-_FOLLOWER = "stillroom.remote.follower"
+_FOLLOWER = "stillroom.remote.follower.__main__"
 _AGAIN_AFTER_S = 5.0
 """A follower that dies at once is not started more often than this."""
 
