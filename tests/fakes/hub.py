@@ -42,6 +42,7 @@ class ScriptedHub:
     calls: list[str] = field(default_factory=list)
     away: Exception | None = None
     """The error of every call, while there is one."""
+    refuses_jobs: Exception | None = None
 
     def api(self, moments: Moments | None = None) -> SimpleNamespace:
         """Returns an `HfApi` as a process of ours makes it."""
@@ -143,6 +144,8 @@ class _Api:
         ]
 
     def run_job(self, **asked: Any) -> SimpleNamespace:
+        if self._hub.refuses_jobs is not None:
+            raise self._hub.refuses_jobs
         job_id = f"job{len(self._hub.jobs)}"
         self._hub.jobs[job_id] = ScriptedJob(asked)
         return SimpleNamespace(id=job_id)

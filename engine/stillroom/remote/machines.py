@@ -131,6 +131,8 @@ class _Entry(StrictModel):
     def _has_one(self) -> "_Entry":
         if all(getattr(self, kind) is None for kind in _KINDS):
             raise ValueError(f"needs exactly one of {', '.join(_KINDS)}")
+        if self.keep_remote and self.skypilot is not None:
+            raise ValueError("keep_remote: a cluster is deleted after its last run, disk and all")
         return self
 
 

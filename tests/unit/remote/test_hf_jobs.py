@@ -421,6 +421,16 @@ def test_errors_of_the_hub_say_whether_to_wait(life, error, kind, text):
     assert text in caught.value.fix
 
 
+def test_a_job_that_the_service_refuses_is_not_waited_for(life):
+    host = life.host()
+    host.bring_up()
+    life.hub.refuses_jobs = refusal(402, "no credit")
+    with pytest.raises(MachineGoneError, match=r"was not started: .*no credit") as caught:
+        host.start(life.start_of())
+    assert "billing" in caught.value.fix
+    assert not life.ledger.entries()
+
+
 def test_without_a_token_the_log_in_is_named(life):
     with pytest.raises(MachineError) as caught:
         life.host(token=None).bring_up()

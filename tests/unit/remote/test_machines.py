@@ -76,6 +76,7 @@ cluster: {ray: "ray://head:10001"}
         ("a: {ssh: me@host, pric_per_hour: 2}", 1, "did you mean 'price_per_hour'"),
         ("a: {ssh: me@host}\nb:\n  ssh: me@host\n  max_hours: 0\n", 4, "greater than 0"),
         ("a:\n  price_per_hour: 2\n", 1, "exactly one of ssh"),
+        ("a: {skypilot: {cpus: 4}, keep_remote: true}", 1, "is deleted after its last run"),
         ("a: {ssh: h, ray: 'ray://h:1'}", 1, "exactly one of ssh"),
         ("a: {ssh: }", 1, "exactly one of ssh"),
         ("a:\n  ssh: '-oProxyCommand=sh'\n", 2, "cannot begin with `-`"),

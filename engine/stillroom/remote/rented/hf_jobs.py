@@ -160,7 +160,14 @@ class HfJobsHost:
             # A start that was cut off may have arrived.
             job_id = self._jobs.find(run.run_id)
             if job_id is None:
-                job_id = self._start_job(run)
+                try:
+                    job_id = self._start_job(run)
+                except MachineError as error:
+                    # The service has refused it, so that there is no job and never will be.
+                    held.forget()
+                    raise MachineGoneError(
+                        f"the job was not started: {error.problem}", error.fix
+                    ) from error
             held.update(request_id=job_id, price_per_hour=self.price_per_hour())
 
     def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[News]:
