@@ -197,6 +197,9 @@ def _add_demo(added: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=1, help="seed of all stages (default: 1)")
     parser.add_argument("--smoke", action="store_true", help="a short version of every stage")
+    parser.add_argument(
+        "--where", help="machine of machines.yml that trains and evaluates (default: this one)"
+    )
     return parser
 
 
@@ -351,7 +354,9 @@ def _run(options: argparse.Namespace) -> int:
         case "serve":
             return _serve(options)
         case "demo":
-            return commands.demo(options.folder, seed=options.seed, is_smoke=options.smoke)
+            return commands.demo(
+                options.folder, seed=options.seed, is_smoke=options.smoke, where=options.where
+            )
         case "dashboard":
             workspace = open_workspace(options.workspace)
             return commands.dashboard(workspace, port=options.port, is_opened=options.open)

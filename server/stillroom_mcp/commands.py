@@ -57,11 +57,11 @@ def dashboard(workspace: Workspace, *, port: int, is_opened: bool) -> int:
     return 0
 
 
-def demo(folder: str | None, *, seed: int, is_smoke: bool) -> int:
+def demo(folder: str | None, *, seed: int, is_smoke: bool, where: str | None) -> int:
     """Runs the demo, which starts a server and drives it with an MCP client of its own."""
     from stillroom_mcp.demo import FULL, SMOKE, run_demo
 
-    return run_demo(folder, seed=seed, settings=SMOKE if is_smoke else FULL)
+    return run_demo(folder, seed=seed, settings=SMOKE if is_smoke else FULL, where=where)
 
 
 def report(workspace: Workspace, request: api.WriteReport, *, as_json: bool) -> int:

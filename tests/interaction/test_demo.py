@@ -13,6 +13,7 @@ from mcp import Client, StdioServerParameters
 from rich.console import Console
 
 from stillroom import api
+from stillroom.errors import InputError
 from stillroom.settings import Workspace
 from stillroom_mcp.demo import run_demo
 from stillroom_mcp.demo.chain import run_chain
@@ -83,6 +84,23 @@ class ClientOfEndlessStage:
         failed = tool == "evaluate_model"
         text = [SimpleNamespace(text="no room")]
         return SimpleNamespace(is_error=failed, content=text, structured_content=content)
+
+
+def test_a_demo_that_stops_says_why_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stopping(*_: object) -> None:
+        raise DemoStoppedError("evaluate_model failed: no room")
+
+    monkeypatch.setattr("stillroom_mcp.demo.run.run_chain", stopping)
+    assert run_demo(str(tmp_path / "demo"), seed=1, settings=TINY) == 1
+    assert "the demo stopped: evaluate_model failed: no room" in capsys.readouterr().out
+
+
+def test_a_demo_on_an_unknown_machine_makes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no machine 'nowhere'"):
+        run_demo(str(tmp_path / "demo"), seed=1, settings=TINY, where="nowhere")
+    assert not (tmp_path / "demo").exists()
 
 
 def test_a_second_demo_takes_a_folder_of_its_own(tmp_path: Path) -> None:

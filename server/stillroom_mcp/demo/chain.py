@@ -23,6 +23,8 @@ class Stages:
     guide: Guide
     settings: DemoSettings
     seed: int
+    where: str | None = None
+    """The machine on which models are trained and evaluated; None for this one."""
     rows_ready: anyio.Event = field(default_factory=anyio.Event)
     """Set once the rows of supervised fine-tuning are written."""
     soft_ready: anyio.Event = field(default_factory=anyio.Event)
@@ -32,13 +34,22 @@ class Stages:
     evaluated: dict[str, str] = field(default_factory=dict[str, str])
     """The evaluations' run ids, by the model's name in the table of results."""
 
+    @property
+    def place(self) -> dict[str, str]:
+        """The argument of calls whose work another machine may do; nothing for this one."""
+        return {"where": self.where} if self.where is not None else {}
 
-async def run_chain(guide: Guide, settings: DemoSettings, seed: int) -> Stages:
+
+async def run_chain(
+    guide: Guide, settings: DemoSettings, seed: int, where: str | None = None
+) -> Stages:
     """Runs all stages and returns what they made; its last evaluation may still be running.
+
+    With `where` models are trained and evaluated on that machine of machines.yml.
 
     Raises DemoStoppedError if a call or run fails.
     """
-    stages = Stages(guide, settings, seed)
+    stages = Stages(guide, settings, seed, where)
     try:
         async with anyio.create_task_group() as group:
             await _prepare(stages)
@@ -160,7 +171,9 @@ async def _sft(stages: Stages) -> None:
 async def _start_sft(stages: Stages, name: str, config: str) -> str:
     """Starts the training of a student and returns its run id."""
     overrides = [f"trainer.seed={stages.seed}"]
-    run_id = await stages.guide.start("start_training", config=config, overrides=overrides)
+    run_id = await stages.guide.start(
+        "start_training", config=config, overrides=overrides, **stages.place
+    )
     stages.trained[name] = run_id
     return run_id
 
@@ -187,6 +200,7 @@ async def _on_policy(stages: Stages) -> None:
             f"trainer.seed={stages.seed}",
             f"trainer.max_steps={settings.num_iterations}",
         ],
+        **stages.place,
     )
     guide.say(
         f"    {run['result']['steps']} iterations, KL to the teacher on the student's own answers "
@@ -210,6 +224,7 @@ async def _evaluate(stages: Stages, name: str, model: str | None = None) -> str:
         seed=stages.seed,
         **measured,
         **ACTING,
+        **stages.place,
     )
     stages.evaluated[name] = run_id
     return run_id

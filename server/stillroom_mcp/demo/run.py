@@ -1,5 +1,6 @@
 """Runs the demo: starts the server, drives all stages, prints the results, writes the report."""
 
+import os
 import sys
 import time
 from itertools import chain, count, pairwise
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from stillroom import api
 from stillroom.errors import InputError
+from stillroom.remote.machines import find_machine
 from stillroom.settings import Workspace
 from stillroom_mcp.demo.chain import LABELS, ON_POLICY, SOFT, Stages, run_chain
 from stillroom_mcp.demo.closing import (
@@ -27,17 +29,23 @@ DEFAULT_FOLDER = "demo-project"
 ORDER = ("base student", LABELS, SOFT, ON_POLICY, "teacher")
 
 
-def run_demo(folder: str | None, *, seed: int, settings: DemoSettings) -> int:
+def run_demo(
+    folder: str | None, *, seed: int, settings: DemoSettings, where: str | None = None
+) -> int:
     """Runs the demo in a new or empty folder and returns the exit code.
 
-    Raises InputError if the folder is not empty.
+    `where` names a machine of machines.yml on which models are trained and evaluated.
+
+    Raises InputError if the folder is not empty, or no machine has that name.
     """
     folder = folder or free_folder(Path.cwd())
     root = Path(folder).absolute()
     if root.exists() and any(root.iterdir()):
         raise InputError(f"{root} is not empty", "give another folder, or remove this one")
+    if where is not None:
+        find_machine(Workspace(root), where)
     root.mkdir(parents=True, exist_ok=True)
-    return anyio.run(_drive, root, folder, seed, settings)
+    return anyio.run(_drive, root, folder, seed, settings, where)
 
 
 def free_folder(parent: Path) -> str:
@@ -46,7 +54,9 @@ def free_folder(parent: Path) -> str:
     return next(name for name in chain([DEFAULT_FOLDER], names) if not (parent / name).exists())
 
 
-async def _drive(root: Path, folder: str, seed: int, settings: DemoSettings) -> int:
+async def _drive(
+    root: Path, folder: str, seed: int, settings: DemoSettings, where: str | None
+) -> int:
     console = Console()
     started = time.monotonic()
     console.print(
@@ -56,17 +66,19 @@ async def _drive(root: Path, folder: str, seed: int, settings: DemoSettings) -> 
         command=sys.executable,
         # -P: modules in the folder that the server starts in must not shadow ours.
         args=["-P", "-m", "stillroom_mcp", "serve", "--workspace", str(root)],
+        env=dict(os.environ),
     )
-    try:
-        async with Client(server) as client:
-            guide = Guide(client, console)
-            stages = await run_chain(guide, settings, seed)
+    async with Client(server) as client:
+        guide = Guide(client, console)
+        # Outside of the block it would come in a group of errors.
+        try:
+            stages = await run_chain(guide, settings, seed, where)
             results = await _results(stages)
             comparisons = await _comparisons(stages)
             await _export(guide, results[ON_POLICY]["model"])
-    except DemoStoppedError as error:
-        console.print(f"\nthe demo stopped: {error}", markup=False)
-        return 1
+        except DemoStoppedError as error:
+            console.print(f"\nthe demo stopped: {error}", markup=False)
+            return 1
     console.print()
     console.print(results_table({name: results[name] for name in ORDER}))
     say_what_it_means(console, results, comparisons)
