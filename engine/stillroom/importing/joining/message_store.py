@@ -6,7 +6,7 @@ source wrote them, and is decoded only when it is seen first, and again when it 
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from stillroom.importing.joining.messages import shaped_message
 from stillroom.importing.joining.recent import REMEMBERED, RecentNumbers
@@ -49,32 +49,22 @@ class MessageStore:
 
         Of new ones nothing is known before `see` or `learn`.
         """
-        keys = list(map(hash, raws))
-        numbers = self._by_hash.get_all(keys)
-        if None in numbers:
-            self._add(numbers, raws, keys)
-        return cast("list[int]", numbers)
+        # One that was forgotten is kept once more, which changes nothing but the space.
+        first = len(self.places)
+        numbers, new = self._by_hash.numbers_of(list(map(hash, raws)), first)
+        if new:
+            self._add([raws[index] for index in new], first)
+        return numbers
 
-    def _add(self, numbers: list[int | None], raws: Sequence[bytes], keys: Sequence[int]) -> None:
-        """Gives numbers to those of a row's messages that have none."""
-        known, first, new = self._by_hash, len(self.places), list[bytes]()
-        for index in range(numbers.index(None), len(numbers)):
-            if numbers[index] is not None:
-                continue
-            number = known.get(keys[index])
-            if number is None:
-                # One that was forgotten is kept once more, which changes nothing but the space.
-                number = known[keys[index]] = first + len(new)
-                new.append(raws[index])
-            numbers[index] = number
-        place = self._spill.append(b"".join(new))
-        for raw in new:
+    def _add(self, raws: list[bytes], first: int) -> None:
+        place = self._spill.append(b"".join(raws))
+        for raw in raws:
             self.places.append(place)
             self.sizes.append(len(raw))
             place += len(raw)
-        self._unseen += new
+        self._unseen += raws
         if self._look_at is not None:
-            self._not_looked_at.update(enumerate(new, first))
+            self._not_looked_at.update(enumerate(raws, first))
 
     def take_unseen(self) -> tuple[int, list[bytes]]:
         """Returns the new messages of which nothing is known yet, and the first one's number."""

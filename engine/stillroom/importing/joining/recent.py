@@ -1,6 +1,7 @@
 """A dictionary of numbers that forgets what was not used for long, so that it stays small."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import cast
 
 REMEMBERED = 1 << 17
 """How many numbers are known at least."""
@@ -21,11 +22,31 @@ class RecentNumbers:
             self[key] = number
         return number
 
-    def get_all(self, keys: Iterable[int]) -> list[int | None]:
-        """Returns the numbers of several keys; None also for those not used for a while."""
-        return list(map(self._new.get, keys))
+    def numbers_of(self, keys: Sequence[int], next_number: int) -> tuple[list[int], list[int]]:
+        """Returns the numbers of several keys, and which of the keys are new.
+
+        New ones have `next_number` and those after it.
+        """
+        known, new = self._new, list[int]()
+        numbers = list(map(known.get, keys))
+        if None in numbers:
+            for index in range(numbers.index(None), len(numbers)):
+                key = keys[index]
+                number = known.get(key)
+                if number is None:
+                    number = self._old.get(key)
+                    if number is None:
+                        number = next_number + len(new)
+                        new.append(index)
+                    known[key] = number
+                numbers[index] = number
+            self._forget()
+        return cast("list[int]", numbers), new
 
     def __setitem__(self, key: int, number: int) -> None:
         self._new[key] = number
+        self._forget()
+
+    def _forget(self) -> None:
         if len(self._new) >= self._most:
             self._new, self._old = {}, self._new
