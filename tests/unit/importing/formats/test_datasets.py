@@ -208,7 +208,6 @@ def test_columns_of_a_question_and_an_answer_may_hold_messages(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "error", "words"),
     [
-        ({}, DataError, "no column holds the conversation; it has 'q', 'a', 'good'"),
         ({"usr": "q"}, InputError, "'usr' is nothing that a column holds"),
         ({"user": "qq", "assistant": "a"}, InputError, "has no column 'qq'"),
         ({"user": "q"}, DataError, "no column holds the conversation"),
@@ -217,6 +216,18 @@ def test_columns_of_a_question_and_an_answer_may_hold_messages(tmp_path):
 def test_a_wrong_choice_of_columns_is_refused_by_name(columns, error, words):
     with pytest.raises(error, match=words):
         read("parquet", SAMPLES / "parquet" / "questions.parquet", columns=columns)
+
+
+def test_a_table_of_unknown_columns_is_refused_and_others_are_read(tmp_path):
+    [refusal] = read("parquet", SAMPLES / "parquet" / "questions.parquet")
+    assert refusal.reason == "no column holds the conversation"
+    assert refusal.detail.startswith("say which do: columns user=question")
+    assert refusal.detail.endswith("it has 'q', 'a', 'good'")
+    (tmp_path / "a.csv").write_text("left,right\n1,2\n")
+    (tmp_path / "b.csv").write_text("question,answer\n1,2\n")
+    read_rows = read("csv", tmp_path / "a.csv", tmp_path / "b.csv")
+    assert shown(conversations(read_rows)[0].messages) == ["user 1", "assistant 2"]
+    assert refusals(read_rows) == [(1, "no column holds the conversation")]
 
 
 def test_parquet_without_pyarrow_names_the_extra(monkeypatch):

@@ -17,16 +17,18 @@ from stillroom.importing.json_rows import (
     head_rows,
     read_json_rows,
 )
-from stillroom.importing.records import Refusal, SourceRow, TraceFormat
+from stillroom.importing.records import Place, Refusal, SourceRow, TraceFormat
 from stillroom.importing.table_rows import PARQUET_MARK, Table, csv_table, is_csv, parquet_table
 
 Columns = Mapping[str, str]
+NO_COLUMN = "no column holds the conversation"
 
 
 def read_csv(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
     """Yields the rows of CSV files, which have a header. A place's line is the row's last one.
 
-    Raises InputError or DataError if the header lacks the columns.
+    A table of unknown columns is refused as one row. Raises InputError or DataError if the header
+    lacks the given columns.
     """
     for path in paths:
         with csv_table(path) as table:
@@ -36,15 +38,22 @@ def read_csv(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[
 def read_parquet(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
     """Yields the rows of parquet files, some at a time.
 
-    Raises MissingExtraError without pyarrow; InputError or DataError if the columns are missing or
-    the file is broken.
+    A table of unknown columns is refused as one row. Raises MissingExtraError without pyarrow;
+    InputError or DataError if the given columns are missing or the file is broken.
     """
     for path in paths:
         yield from _table_rows(path, parquet_table(path), columns or {})
 
 
 def _table_rows(path: Path, table: Table, columns: Columns) -> Iterator[SourceRow]:
-    chosen = choose_columns(path, table.columns, columns)
+    try:
+        chosen = choose_columns(path, table.columns, columns)
+    except DataError as error:
+        if columns:  # what was chosen is wrong for all tables
+            raise
+        detail = f"{error.fix}; it has {', '.join(map(repr, table.columns))}"
+        yield Refusal(Place(path, 1), NO_COLUMN, detail)
+        return
     for row in table.rows:
         if isinstance(row, Refusal):
             yield row
