@@ -226,7 +226,7 @@ def test_a_table_of_unknown_columns_is_refused_and_others_are_read(tmp_path):
     (tmp_path / "a.csv").write_text("left,right\n1,2\n")
     (tmp_path / "b.csv").write_text("question,answer\n1,2\n")
     read_rows = read("csv", tmp_path / "a.csv", tmp_path / "b.csv")
-    assert shown(conversations(read_rows)[0].messages) == ["user 1", "assistant 2"]
+    assert shown(conversations(read_rows[1:])[0].messages) == ["user 1", "assistant 2"]
     assert refusals(read_rows) == [(1, "no column holds the conversation")]
 
 
