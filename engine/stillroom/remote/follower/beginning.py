@@ -50,15 +50,30 @@ class Beginning:
         run.lock_outputs()
         run.stop_if_cancelled()
         run.views.phase("bringing_up")
+        if run.order.machine.skypilot is not None:
+            # A cloud bills from the moment at which it has the machine, not from our first contact.
+            run.views.in_use()
         host.bring_up()
         run.views.contact()
         run.record.price_per_hour = host.price_per_hour()
+        self._refuse_unknown_price()
         run.stop_if_cancelled()
         run.views.phase("preparing")
         host.prepare(run.order, run.show)
         run.views.contact()
         run.stop_if_cancelled()
         self._start(self._send())
+
+    def _refuse_unknown_price(self) -> None:
+        """Raises RunError if a budget cannot be kept, since nobody says what the machine costs."""
+        order = self._run.order
+        if order.budget_usd is not None and self._run.record.price_per_hour is None:
+            raise RunError(
+                f"budget_usd counts what {order.machine.name} costs, and its provider names no "
+                "price",
+                f"write price_per_hour to the entry {order.machine.name} in {order.machine.file}, "
+                "or leave budget_usd out",
+            )
 
     def _wait_for_others(self) -> None:
         folder = self._run.folder

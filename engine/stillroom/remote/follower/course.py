@@ -167,18 +167,25 @@ class Follower:
         self._views.contact()
 
     def _clean_up(self) -> None:
-        """Removes the run there and puts the machine down, if it is ours to stop."""
+        """Removes the run there and puts the machine down, if it is ours to stop.
+
+        A machine that costs is put down also where the run's folder cannot be removed.
+        """
         machine = self._order.machine
         ended_at = self._folder.state_file.stat().st_mtime
-        try:
-            if self._views.view.has_started and not machine.keep_remote:
+        left: EngineError | None = None
+        if self._views.view.has_started and not machine.keep_remote:
+            try:
                 self._host.remove(self._folder.run_id)
-            self._host.put_down()
-        except MachineGoneError:
-            pass
-        except EngineError:
-            if machine.is_ours_to_stop or time.time() - ended_at < _CLEAN_UP_FOR_S:
-                raise
+            except MachineGoneError:
+                pass
+            except EngineError as error:
+                left = error
+        self._host.put_down()
+        if left is not None and (
+            machine.is_ours_to_stop or time.time() - ended_at < _CLEAN_UP_FOR_S
+        ):
+            raise left
         self._views.over()
 
     def _pass_cancel(self) -> None:
@@ -220,7 +227,8 @@ class Follower:
         elif self._run.is_to_stop:
             self._end(RunStatus.CANCELLED)
         else:
-            self._end(RunStatus.FAILED, "the run had not begun there", "start the run again")
+            problem = f"the run had not begun there: {error.problem}"
+            self._end(RunStatus.FAILED, problem, f"{error.fix}; then start the run again")
 
     def _stumble(self, problem: str, fix: str) -> None:
         """Ends a run that could not be started; one that was goes on, and is asked after again."""

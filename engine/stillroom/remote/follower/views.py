@@ -60,6 +60,12 @@ class Views:
         """Notes, before the machine is told, that from now on only it knows how the run stands."""
         self._write(has_started=True, durable=True)
 
+    def in_use(self) -> None:
+        """Notes that the machine may cost money from now on."""
+        if self._record.used_since is None:
+            self._record.used_since = time.time()
+            write_record(self._folder, self._record)
+
     def contact(self, *, elapsed_s: float | None = None) -> None:
         """Notes that the machine has answered."""
         record = self._record

@@ -1,0 +1,146 @@
+"""The follower of a run on a rented machine puts it down, whatever else goes wrong."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.machines import add_remote_run
+from stillroom.errors import EngineError
+from stillroom.files import read_json
+from stillroom.remote.follower.course import Follower
+from stillroom.remote.follower.record import read_record
+from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
+from stillroom.remote.records import ORDER_FILE, Machine, Order, SkyPilotCluster, View
+from stillroom.run_folder import RunFolder
+from stillroom.settings import Workspace
+from stillroom.types import RunStatus
+
+SKY = Machine(name="sky", skypilot=SkyPilotCluster(resources={"cpus": 4}), file="machines.yml")
+
+
+class Host:
+    """A rented machine whose every answer is scripted: an error, or nothing."""
+
+    def __init__(self, *, price: float | None = 2.0, **answers: list[EngineError | None]) -> None:
+        self._price, self._answers = price, answers
+        self.calls: list[str] = []
+
+    def bring_up(self) -> None:
+        self._do("bring_up")
+
+    def price_per_hour(self) -> float | None:
+        return self._price
+
+    def prepare(self, order: Order, say: Callable[[str], None]) -> None:
+        self._do("prepare")
+
+    def missing(self, blobs: Any) -> dict[str, int]:
+        return {}
+
+    def start(self, run: Any) -> None:
+        self._do("start")
+
+    def remove(self, run_id: str) -> None:
+        self._do("remove")
+
+    def put_down(self) -> None:
+        self._do("put_down")
+
+    def close(self) -> None: ...
+
+    def _do(self, name: str) -> None:
+        self.calls.append(name)
+        left = self._answers.get(name, [])
+        error = left.pop(0) if left else None
+        if error is not None:
+            raise error
+
+
+def follow(run: RunFolder, host: Host) -> None:
+    order = read_json(run.path / ORDER_FILE, Order)
+    Follower(run, order, host, {}).run()
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> RunFolder:
+    view = View(where="sky", phase="bringing_back", has_started=True)
+    return add_remote_run(Workspace(tmp_path), view, machine=SKY, status=RunStatus.SUCCEEDED)
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> RunFolder:
+    return add_remote_run(Workspace(tmp_path), None, machine=SKY, status=RunStatus.STARTING)
+
+
+def test_a_machine_is_put_down_although_the_runs_folder_cannot_be_removed(ended):
+    host = Host(remove=[UnreachableError("no answer", "wait")])
+    follow(ended, host)
+    assert host.calls == ["remove", "put_down", "remove", "put_down"]
+
+
+def test_a_machine_that_is_gone_is_struck_out_too(ended):
+    host = Host(remove=[MachineGoneError("taken back", "resume")])
+    follow(ended, host)
+    assert host.calls == ["remove", "put_down"]
+
+
+def test_putting_down_is_tried_until_it_is_done(ended):
+    host = Host(put_down=[UnreachableError("the cloud is away", "wait")])
+    follow(ended, host)
+    assert host.calls.count("put_down") == 2
+
+
+@pytest.mark.parametrize("step", ["bring_up", "prepare", "start"])
+def test_a_run_that_cannot_begin_fails_and_its_machine_is_put_down(new, step):
+    error = MachineGoneError if step == "start" else MachineError
+    host = Host(**{step: [error("no credit", "pay")]})
+    follow(new, host)
+    state = new.read()
+    assert state.status is RunStatus.FAILED
+    assert "no credit" in state.error.problem
+    assert "pay" in state.error.fix
+    assert host.calls[-1] == "put_down"
+
+
+def test_a_machine_that_takes_long_to_come_up_is_waited_for(new):
+    host = Host(
+        bring_up=[UnreachableError("still bringing up", "wait")],
+        start=[MachineGoneError("-", "-")],
+    )
+    follow(new, host)
+    assert host.calls.count("bring_up") == 2
+
+
+def test_a_run_that_is_cancelled_while_its_machine_comes_up_puts_it_down(new):
+    new.ask_to_cancel()
+    host = Host(bring_up=[UnreachableError("still bringing up", "wait")] * 9)
+    follow(new, host)
+    assert new.read().status is RunStatus.CANCELLED
+    assert host.calls[-1] == "put_down"
+
+
+def test_a_budget_needs_a_price(tmp_path):
+    run = add_remote_run(
+        Workspace(tmp_path), None, machine=SKY, budget_usd=5.0, status=RunStatus.STARTING
+    )
+    host = Host(price=None)
+    follow(run, host)
+    state = run.read()
+    assert state.status is RunStatus.FAILED
+    assert "names no price" in state.error.problem
+    assert "price_per_hour" in state.error.fix
+    assert host.calls == ["bring_up", "put_down"]
+
+
+def test_a_cluster_costs_from_the_moment_it_is_asked_for(new):
+    class Slow(Host):
+        def bring_up(self) -> None:
+            # What it has cost by now is known to whoever follows the run next.
+            assert read_record(new).used_since is not None
+            super().bring_up()
+
+    host = Slow(start=[MachineGoneError("-", "-")])
+    follow(new, host)
+    assert host.calls == ["bring_up", "prepare", "start", "remove", "put_down"]
