@@ -226,8 +226,10 @@ def _after_success(result: api.RunReport) -> str:
         tried = "" if outcome.get("verified") else "verify=50 would let its files answer first; "
         return f"{tried}tell the user of the warnings, and read {outcome['card']}{serve}"
     doubt = "it ended with alarms, so look closely: " if result.alarms else ""
+    there = f", where={result.where}" if result.where is not None else ""
     return (
-        f"{doubt}evaluate_model(provider=hf, model={result.run_id}, data=<held-out prompts>), then "
+        f"{doubt}evaluate_model(provider=hf, model={result.run_id}, data=<held-out prompts>{there})"
+        ", then "
         "compare_evaluations with the model it started from; export_model writes it to a folder"
     )
 

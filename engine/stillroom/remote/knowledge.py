@@ -23,6 +23,7 @@ from stillroom.train.config.schema import TrainConfig
 from stillroom.train.planning.hardware import EarlierRate, Hardware
 from stillroom.types import RunKind
 
+_HOUR_S = 3600
 _FLAVOR_GPUS = {"a100": "A100 80GB"}
 """GPUs of flavors that have more memory than the plain name says."""
 
@@ -83,13 +84,15 @@ def hardware_of(
     """Returns what is known of a machine's hardware, and of its speed in this very training."""
     known = recall(workspace, machine)
     measured = _measured(workspace, machine, config) if config is not None else None
+    price = machine.price_per_hour
+    price = _earlier_price(workspace, machine) if price is None else price
     if known is None:
         gpus = _listed_gpus(machine)
         return Hardware(
             machine.name,
             gpus=gpus,
             is_known=bool(gpus),
-            price_per_hour=machine.price_per_hour,
+            price_per_hour=price,
             measured=measured,
         )
     facts = known.facts
@@ -100,7 +103,7 @@ def hardware_of(
         num_processors=facts.num_processors,
         memory_gb=facts.memory_gb,
         free_disk_gb=facts.free_disk_gb,
-        price_per_hour=machine.price_per_hour,
+        price_per_hour=price,
         measured=measured,
     )
 
@@ -126,6 +129,21 @@ def _listed_gpus(machine: Machine) -> list[str]:
     with suppress(ValueError, TypeError):
         return [str(name)] * max(1, int(float(str(count or 1))))
     return []
+
+
+def _earlier_price(workspace: Workspace, machine: Machine) -> float | None:
+    """Returns what an hour of a rented machine cost in the last run there; None if not known."""
+    if not machine.is_ours_to_stop:
+        return None
+    found = [
+        (view.last_contact or "", view.machine_usd / view.seconds_there * _HOUR_S)
+        for _, order, view in remote_runs(workspace)
+        if _address(order.machine) == _address(machine)
+        and view is not None
+        and view.machine_usd
+        and view.seconds_there
+    ]
+    return max(found)[1] if found else None
 
 
 def _measured(workspace: Workspace, machine: Machine, config: TrainConfig) -> EarlierRate | None:

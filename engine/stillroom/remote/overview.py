@@ -87,6 +87,11 @@ class _RunsThere:
     is_used: bool = False
     """Whether a run has the machine at this moment."""
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the machine has runs and answers none of their followers."""
+        return bool(self.open) and all(run.problem is not None for run in self.open)
+
 
 def list_machines(
     workspace: Workspace,
@@ -236,7 +241,7 @@ def _state(
     brought_up: Sequence[BroughtUp],
     answer: MachineFacts | EngineError | None,
 ) -> MachineState:
-    if isinstance(answer, EngineError):
+    if isinstance(answer, EngineError) or (answer is None and runs.is_silent):
         return "unreachable"
     if runs.is_used or _is_needed(brought_up):
         return "in_use"

@@ -97,3 +97,21 @@ def test_the_rate_is_that_of_the_last_run_of_the_same_training_there(tmp_path):
 
     assert measured is not None
     assert (measured.run_id, measured.tokens_per_s) == (run_id, 1500.0)
+
+
+def test_the_price_of_a_rented_machine_is_what_its_last_run_there_paid(tmp_path):
+    workspace = name_machines(tmp_path, "sky: {skypilot: {accelerators: 'H100:1'}}\n" + BOX)
+    sky = find_machine(workspace, "sky")
+    assert hardware_of(workspace, sky).price_per_hour is None
+
+    for hour, usd in ((1, 9.0), (2, 1.5)):
+        view = View(
+            where="sky",
+            phase="over",
+            last_contact=f"2026-11-23T0{hour}:00:00Z",
+            machine_usd=usd,
+            seconds_there=1800.0,
+        )
+        add_remote_run(workspace, view, machine=sky, status=RunStatus.SUCCEEDED)
+
+    assert hardware_of(workspace, sky).price_per_hour == pytest.approx(3.0)

@@ -84,7 +84,11 @@ def test_a_problem_of_a_run_is_that_of_its_machine(tmp_path, ledger):
     workspace = name_machines(tmp_path, TWO)
     add_remote_run(workspace, View(where="gpu-box", phase="running", problem="no route (wait)"))
 
-    assert listed(workspace, ledger).machines[0].problem == "no route (wait)"
+    silent = listed(workspace, ledger).machines[0]
+
+    assert (silent.state, silent.problem) == ("unreachable", "no route (wait)")
+    # It goes on there, and costs.
+    assert silent.usd_per_hour_now == 2.4
 
 
 def test_a_check_asks_each_machine_once_and_keeps_what_it_answers(tmp_path, ledger):

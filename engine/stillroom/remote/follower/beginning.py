@@ -2,16 +2,19 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
-from stillroom.errors import RunError
+from stillroom.errors import EngineError, RunError
 from stillroom.jobs.remote_runs import read_follower_start
 from stillroom.jobs.supervise import read_run
 from stillroom.remote.follower.record import write_record
 from stillroom.remote.follower.run_here import RunHere
 from stillroom.remote.follower.sending import note_outputs, start_request
 from stillroom.remote.host import RunHost
+from stillroom.remote.knowledge import recall, remember
 from stillroom.remote.package.contents import Contents, read_contents
 from stillroom.run_folder import RunFolder
+from stillroom.settings import Workspace
 
 _POLL_S = 0.5
 _RATE_FROM_BYTES = 1 << 20
@@ -61,6 +64,7 @@ class Beginning:
         run.views.phase("preparing")
         host.prepare(run.order, run.show)
         run.views.contact()
+        self._learn_facts()
         run.stop_if_cancelled()
         self._start(self._send())
 
@@ -74,6 +78,14 @@ class Beginning:
                 f"write price_per_hour to the entry {order.machine.name} in {order.machine.file}, "
                 "or leave budget_usd out",
             )
+
+    def _learn_facts(self) -> None:
+        """Keeps what the machine has, for plans to come, unless that is known."""
+        workspace, machine = Workspace(self._run.root), self._run.order.machine
+        if recall(workspace, machine) is None:
+            # Without them a plan is less exact, and the run none the worse.
+            with suppress(EngineError, OSError):
+                remember(workspace, machine, self._host.facts())
 
     def _wait_for_others(self) -> None:
         folder = self._run.folder

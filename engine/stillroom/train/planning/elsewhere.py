@@ -206,8 +206,11 @@ def _forecast(
 
 def _notes(plan: TrainingPlan, chosen: _OnDevice, first: Hardware) -> list[str]:
     config, unloaded = plan.config, chosen.unloaded
-    untried = "nothing was tried: the time is a range, which a run of this training there narrows"
-    notes = [f"the largest pass has {chosen.tokens} tokens", untried]
+    notes = [f"the largest pass has {chosen.tokens} tokens"]
+    if first.measured is None:
+        notes.append(
+            "nothing was tried: the time is a range, which a run of this training there narrows"
+        )
     if config.dataset_type == "distill":
         notes.append(
             f"the time is for one turn a rollout of {config.rollout.max_tokens} tokens (the most "
