@@ -4,6 +4,7 @@ The program there (`there/`) and the code here talk in them. What a shell's star
 the first message is passed over; a stream that ends without the end's own frame has been broken.
 """
 
+import zlib
 from typing import IO, Any, Literal, TypeVar
 
 import msgspec
@@ -38,9 +39,11 @@ class ErrorThere(msgspec.Struct, frozen=True, kw_only=True):
     """Whether what was asked for will never be there again (`MachineGoneError`)."""
 
 
-class _Header(msgspec.Struct, frozen=True, kw_only=True):
+class _Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     length: int
     holds: Literal["message", "error", "end"] = "message"
+    is_packed: bool = False
+    """Whether the message is compressed, together with the packed ones before it."""
 
 
 class Frames:
@@ -48,6 +51,7 @@ class Frames:
 
     def __init__(self, source: IO[bytes], sink: IO[bytes]) -> None:
         self._source, self._sink = source, sink
+        self._packing, self._unpacking = zlib.compressobj(), zlib.decompressobj()
 
     def begin(self) -> None:
         """Tells the other side that what follows are messages."""
@@ -66,9 +70,12 @@ class Frames:
             seen += byte
         return bytes(seen[: -len(MARK)])
 
-    def send(self, message: object) -> None:
-        """Sends one message."""
-        self._send(msgspec.msgpack.encode(message), "message")
+    def send(self, message: object, *, is_packed: bool = False) -> None:
+        """Sends one message; packed if it is much like others before it, as a run's states are."""
+        body = msgspec.msgpack.encode(message)
+        if is_packed:
+            body = self._packing.compress(body) + self._packing.flush(zlib.Z_SYNC_FLUSH)
+        self._send(body, "message", is_packed=is_packed)
 
     def send_error(self, error: EngineError) -> None:
         """Sends an error, which the other side raises."""
@@ -95,9 +102,20 @@ class Frames:
         body = self._read(header.length)
         if len(body) < header.length:
             raise BrokenStreamError("it ended inside a message")
+        if header.is_packed:
+            body = self._unpacked(body)
         if header.holds == "end":
             return None
         return self._decode(body, kind, header)
+
+    def _unpacked(self, body: bytes) -> bytes:
+        try:
+            data = self._unpacking.decompress(body, _MAX_MESSAGE_BYTES)
+        except zlib.error as error:
+            raise BrokenStreamError(f"a message that cannot be unpacked: {error}") from error
+        if self._unpacking.unconsumed_tail:
+            raise BrokenStreamError(f"a message of over {_MAX_MESSAGE_BYTES} bytes")
+        return data
 
     def _decode(self, body: bytes, kind: type[_Message] | Any, header: _Header) -> _Message:
         try:
@@ -124,9 +142,11 @@ class Frames:
         except (OSError, ValueError) as error:
             raise BrokenStreamError(str(error)) from error
 
-    def _send(self, body: bytes, holds: Literal["message", "error", "end"]) -> None:
-        header = msgspec.json.encode(_Header(length=len(body), holds=holds))
-        self._write(header + b"\n" + body)
+    def _send(
+        self, body: bytes, holds: Literal["message", "error", "end"], *, is_packed: bool = False
+    ) -> None:
+        header = _Header(length=len(body), holds=holds, is_packed=is_packed)
+        self._write(msgspec.json.encode(header) + b"\n" + body)
 
     def _write(self, data: bytes) -> None:
         try:

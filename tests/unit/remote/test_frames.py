@@ -119,3 +119,28 @@ def test_a_word_reaches_the_machine_as_it_is(word):
     line = f"printf %s {shell_words([word])}"
     with script_there(LocalChannel(), line) as running:
         assert "\n".join(running.lines()) == word
+
+
+def test_messages_that_are_alike_cost_little() -> None:
+    sink = io.BytesIO()
+    sender = Frames(io.BytesIO(), sink)
+    states = [{"step": step, "notes": ["a long note"] * 50} for step in range(20)]
+    sizes = []
+    for state in states:
+        before = sink.tell()
+        sender.send(state, is_packed=True)
+        sender.send(b"as it is")
+        sizes.append(sink.tell() - before)
+    receiver = reading(sink.getvalue())
+    for state in states:
+        assert receiver.receive(dict) == state
+        assert receiver.receive(bytes) == b"as it is"
+    assert max(sizes[1:]) < 100
+
+
+def test_a_packed_message_that_is_damaged_breaks_the_stream() -> None:
+    sink = io.BytesIO()
+    Frames(io.BytesIO(), sink).send("text" * 100, is_packed=True)
+    head, _, body = sink.getvalue().partition(b"\n")
+    with pytest.raises(BrokenStreamError, match="cannot be unpacked"):
+        reading(head + b"\n" + b"x" * len(body)).receive(str)

@@ -16,8 +16,9 @@ from stillroom.run_folder import RunState
 
 _LOOK_EVERY_S = 0.5
 _PULSE_S = 2.0
-_BYTES_PER_S = 400
-"""How much a state costs that only counts on; what matters is sent at once."""
+_BYTES_PER_S = 4000
+"""How much of states is sent that only count on, before it is packed to a tenth or less; what
+matters is sent at once."""
 _KEEPER_WAIT_S = 15.0
 
 
@@ -34,7 +35,7 @@ def follow_run(there: There) -> None:
     if request is None:
         return
     for news in follow(there, request):
-        there.frames.send(news)
+        there.frames.send(news, is_packed=True)
 
 
 def follow(
