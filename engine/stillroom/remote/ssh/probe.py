@@ -52,7 +52,8 @@ ${{limit:+"$limit" 20}} nvidia-smi $query 2>/dev/null | sed 's/^/gpu /'
 for file in "$folder"/code/*/stillroom/__init__.py; do
   [ -r "$file" ] && sed -n 's/^__version__ = "\\(.*\\)"/version \\1/p' "$file"
 done
-[ -r "$folder/code/{code}.python" ] && echo "ready $(cat "$folder/code/{code}.python")"
+ready=$(cat "$folder/code/{code}.python" 2>/dev/null)
+[ -x "$ready" ] && echo "ready $ready"
 true
 """
 

@@ -54,7 +54,7 @@ def tell_missing(there: There) -> None:
     """
     wanted = there.receive(list[WantedContent]) or []
     missing = {w.sha256: _num_here(there, w) for w in wanted if not _is_stored(there, w)}
-    if there.store.is_dir():
+    if wanted and there.store.is_dir():
         for content in wanted:
             note_use(stored(there, content.sha256))
         lacking = sum(w.num_bytes - missing[w.sha256] for w in wanted if w.sha256 in missing)
