@@ -1,6 +1,8 @@
 """Contents are sent once, go on where a connection broke, and count only when they are whole."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -186,3 +188,15 @@ def test_noting_a_use_leaves_the_time_of_change(tmp_path):
     assert path.stat().st_mtime == 1
     assert path.stat().st_ctime_ns >= before.st_ctime_ns
     note_use(tmp_path / "gone")
+
+
+def test_a_command_there_starts_without_large_libraries():
+    program = (
+        "import sys, stillroom.remote.there.__main__, stillroom.remote.there.store\n"
+        "print({'pydantic', 'psutil', 'yaml', 'torch'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "set()\n"
