@@ -40,6 +40,8 @@ class ScriptedMachines:
     """Opens machines by their names; one that has an error raises it when it is looked at."""
 
     answers: Mapping[str, MachineFacts | EngineError]
+    price_per_hour: float | None = None
+    """What providers ask for an hour."""
     asked: list[str] = field(default_factory=list)
     num_open: int = 0
 
@@ -61,6 +63,9 @@ class _Scripted:
         if isinstance(answer, EngineError):
             raise answer
         return answer
+
+    def price_per_hour(self) -> float | None:
+        return self.machines.price_per_hour
 
     def close(self) -> None:
         self.machines.num_open -= 1

@@ -16,6 +16,7 @@ from stillroom.errors import DataError
 from stillroom.files import content_hash, read_json, write_json
 from stillroom.lineage import now
 from stillroom.places import make_folder
+from stillroom.remote.host import RunHost
 from stillroom.remote.records import ORDER_FILE, VIEW_FILE, Machine, MachineFacts, Order, View
 from stillroom.run_folder import RunFolder, RunState, all_runs
 from stillroom.settings import Workspace
@@ -35,13 +36,39 @@ class KnownMachine(msgspec.Struct, frozen=True, kw_only=True):
     """A hash of how it was reached, without its price and limits."""
     asked_at: str
     facts: MachineFacts
+    price_per_hour: float | None = None
+    """What its provider asks for an hour, in US dollars; None if nobody said."""
 
 
-def remember(workspace: Workspace, machine: Machine, facts: MachineFacts) -> None:
+def ask_machine(workspace: Workspace, machine: Machine, host: RunHost) -> MachineFacts:
+    """Asks a machine, or the provider of one that is not up, and keeps the answer.
+
+    Raises an EngineError if there is none.
+    """
+    try:
+        facts = host.facts()
+        price = host.price_per_hour() if machine.is_ours_to_stop else None
+    finally:
+        host.close()
+    remember(workspace, machine, facts, price)
+    return facts
+
+
+def remember(
+    workspace: Workspace,
+    machine: Machine,
+    facts: MachineFacts,
+    price_per_hour: float | None = None,
+) -> None:
     """Keeps what a machine has answered, for plans and lists to come."""
+    if facts.num_processors is None:
+        return  # It is not up, and nobody knows which one it will be.
     file = _file(workspace, machine)
     make_folder(file.parent)
-    write_json(file, KnownMachine(address=_address(machine), asked_at=now(), facts=facts))
+    known = KnownMachine(
+        address=_address(machine), asked_at=now(), facts=facts, price_per_hour=price_per_hour
+    )
+    write_json(file, known)
 
 
 def recall(workspace: Workspace, machine: Machine) -> KnownMachine | None:
@@ -84,8 +111,12 @@ def hardware_of(
     """Returns what is known of a machine's hardware, and of its speed in this very training."""
     known = recall(workspace, machine)
     measured = _measured(workspace, machine, config) if config is not None else None
-    price = machine.price_per_hour
-    price = _earlier_price(workspace, machine) if price is None else price
+    prices = (
+        machine.price_per_hour,
+        known.price_per_hour if known is not None else None,
+        _earlier_price(workspace, machine),
+    )
+    price = next((one for one in prices if one is not None), None)
     if known is None:
         gpus = _listed_gpus(machine)
         return Hardware(
@@ -98,7 +129,7 @@ def hardware_of(
     facts = known.facts
     return Hardware(
         machine.name,
-        gpus=[gpu.rpartition(",")[0] or gpu for gpu in facts.gpus],
+        gpus=[name for gpu in facts.gpus for name in _gpu_names(gpu)],
         gpu_memory_gb=facts.gpu_memory_gb,
         num_processors=facts.num_processors,
         memory_gb=facts.memory_gb,
@@ -106,6 +137,13 @@ def hardware_of(
         price_per_hour=price,
         measured=measured,
     )
+
+
+def _gpu_names(text: str) -> list[str]:
+    """Returns the names in one of `MachineFacts.gpus`; of a provider's `4 x A10G, …` four."""
+    name = text.rpartition(",")[0] or text
+    several = re.fullmatch(r"(\d{1,2}) x (.+)", name)
+    return [several[2]] * int(several[1]) if several else [name]
 
 
 def _listed_gpus(machine: Machine) -> list[str]:

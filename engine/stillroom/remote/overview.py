@@ -12,7 +12,7 @@ from pydantic import Field
 from stillroom.errors import EngineError
 from stillroom.remote.host import RunHost
 from stillroom.remote.hosts import open_host
-from stillroom.remote.knowledge import hardware_of, recall, remember, remote_runs
+from stillroom.remote.knowledge import ask_machine, hardware_of, recall, remote_runs
 from stillroom.remote.machines import all_machines
 from stillroom.remote.records import Machine, MachineFacts, View
 from stillroom.remote.rented.clean_up import start_clean_up
@@ -111,12 +111,7 @@ def list_machines(
     brought_up: dict[str, list[BroughtUp]] = {}
     for entry in ledger.entries():
         brought_up.setdefault(entry.machine.name, []).append(entry)
-    # One that is down cannot answer, and to ask must not bring it up.
-    askable = [one for one in machines if not one.is_ours_to_stop or one.name in brought_up]
-    answers = ask_all(askable, opened) if request.check else {}
-    for machine in machines:
-        if isinstance(facts := answers.get(machine.name), MachineFacts):
-            remember(workspace, machine, facts)
+    answers = ask_all(workspace, machines, opened) if request.check else {}
     runs = _runs_by_machine(workspace)
     known = {machine.name for machine in machines}
     left = [entries[0].machine for name, entries in brought_up.items() if name not in known]
@@ -137,18 +132,21 @@ def list_machines(
 
 
 def ask_all(
-    machines: Sequence[Machine], opened: Callable[[Machine], RunHost], *, most_s: float = ASK_S
+    workspace: Workspace,
+    machines: Sequence[Machine],
+    opened: Callable[[Machine], RunHost],
+    *,
+    most_s: float = ASK_S,
 ) -> Mapping[str, MachineFacts | EngineError]:
-    """Returns what each machine answers by its name, or why it does not, within a time."""
+    """Returns what each machine answers by its name, or why it does not, within a time.
+
+    Of a machine that is not up its provider may answer; nothing is brought up.
+    """
     answers: dict[str, MachineFacts | EngineError] = {}
 
     def ask(machine: Machine) -> None:
         try:
-            host = opened(machine)
-            try:
-                answers[machine.name] = host.facts()
-            finally:
-                host.close()
+            answers[machine.name] = ask_machine(workspace, machine, opened(machine))
         except EngineError as error:
             answers[machine.name] = error
 
@@ -207,9 +205,9 @@ def _summary(
     answer: MachineFacts | EngineError | None,
 ) -> MachineSummary:
     known, hardware = recall(workspace, machine), hardware_of(workspace, machine)
-    price = machine.price_per_hour
-    if price is None and brought_up:
-        price = brought_up[0].price_per_hour
+    price = hardware.price_per_hour
+    if machine.price_per_hour is None and brought_up:
+        price = brought_up[0].price_per_hour or price
     num_costing = max(len(brought_up), 1 if runs.is_used else 0)
     return MachineSummary(
         name=machine.name,
@@ -241,15 +239,14 @@ def _state(
     brought_up: Sequence[BroughtUp],
     answer: MachineFacts | EngineError | None,
 ) -> MachineState:
-    if isinstance(answer, EngineError) or (answer is None and runs.is_silent):
+    is_down = machine.is_ours_to_stop and not brought_up
+    if not is_down and (isinstance(answer, EngineError) or (answer is None and runs.is_silent)):
         return "unreachable"
     if runs.is_used or _is_needed(brought_up):
         return "in_use"
-    if isinstance(answer, MachineFacts):
-        return "answers"
     if machine.is_ours_to_stop:
-        return "up" if brought_up else "down"
-    return "not_asked"
+        return "down" if is_down else "up"
+    return "answers" if isinstance(answer, MachineFacts) else "not_asked"
 
 
 def _is_needed(brought_up: Sequence[BroughtUp]) -> bool:

@@ -6,7 +6,7 @@ from stillroom.errors import InputError, missing_extra
 from stillroom.jobs import child_work
 from stillroom.remote.host import RunHost
 from stillroom.remote.hosts import open_host
-from stillroom.remote.knowledge import hardware_of, recall, remember
+from stillroom.remote.knowledge import ask_machine, hardware_of
 from stillroom.remote.machines import all_machines, find_machine
 from stillroom.remote.package.refusals import refuse_config
 from stillroom.remote.records import Machine
@@ -57,10 +57,4 @@ def _ask(workspace: Workspace, machine: Machine, opened: Callable[[Machine], Run
             f"{machine.name} is a Ray cluster, of whose GPUs nothing is known here",
             "plan without where for the memory; `ray status` shows the cluster's GPUs",
         )
-    host = opened(machine)
-    try:
-        facts = host.facts()
-    finally:
-        host.close()
-    if recall(workspace, machine) is None:
-        remember(workspace, machine, facts)
+    ask_machine(workspace, machine, opened(machine))

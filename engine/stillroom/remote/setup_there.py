@@ -6,9 +6,8 @@ from stillroom import __version__
 from stillroom.errors import EngineError
 from stillroom.models.resolve import locate_model
 from stillroom.projects.setup import Check, CheckSetup, SetupReport
-from stillroom.remote.host import RunHost
+from stillroom.remote.host import RunHost, UnreachableError
 from stillroom.remote.hosts import open_host
-from stillroom.remote.knowledge import remember
 from stillroom.remote.machines import check_keys_may_go, find_machine
 from stillroom.remote.overview import address_of, ask_all
 from stillroom.remote.records import Machine, MachineFacts
@@ -36,12 +35,9 @@ def check_machine(
     machine = find_machine(workspace, where)
     checks = [_machine_check(machine)]
     if machine.ray is None:
-        answer = ask_all([machine], opened)[machine.name]
-        if isinstance(answer, MachineFacts):
-            remember(workspace, machine, answer)
-            checks += _answer_checks(machine, answer)
-        else:
-            checks.append(_silence(machine, answer))
+        answer = ask_all(workspace, [machine], opened)[machine.name]
+        is_up = isinstance(answer, MachineFacts)
+        checks += _answer_checks(machine, answer) if is_up else [_silence(machine, answer)]
     checks += _requested_checks(workspace, request, machine)
     return SetupReport(ready=all(check.status != "missing" for check in checks), checks=checks)
 
@@ -62,7 +58,7 @@ def _machine_check(machine: Machine) -> Check:
 
 def _silence(machine: Machine, error: EngineError) -> Check:
     """Returns the check of a machine that did not answer."""
-    if machine.is_ours_to_stop:
+    if machine.is_ours_to_stop and isinstance(error, UnreachableError):
         return Check(
             name="connection",
             status="note",
@@ -74,9 +70,11 @@ def _silence(machine: Machine, error: EngineError) -> Check:
 
 def _answer_checks(machine: Machine, facts: MachineFacts) -> Iterator[Check]:
     yield Check(name="connection", status="ok", detail=f"it answers: {facts.system}")
+    yield _gpu_check(facts)
+    if facts.python is None and machine.is_ours_to_stop:
+        return  # It is not up: what it will have is its provider's affair.
     yield _python_check(machine, facts)
     yield _disk_check(machine, facts)
-    yield _gpu_check(facts)
     yield _code_check(facts)
     if facts.clock_ahead_s is not None and abs(facts.clock_ahead_s) > _CLOCK_S:
         detail = f"its clock is {facts.clock_ahead_s:+.0f} s off this one"

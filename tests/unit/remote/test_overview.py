@@ -10,8 +10,9 @@ from stillroom.lineage import now
 from stillroom.remote.host import UnreachableError
 from stillroom.remote.machines import find_machine
 from stillroom.remote.overview import ListMachines, ask_all, list_machines
-from stillroom.remote.records import View
+from stillroom.remote.records import MachineFacts, View
 from stillroom.remote.rented.ledger import Ledger
+from stillroom.settings import Workspace
 
 TWO = """
 gpu-box: {ssh: me@host, price_per_hour: 2.40}
@@ -94,24 +95,27 @@ def test_a_problem_of_a_run_is_that_of_its_machine(tmp_path, ledger):
 def test_a_check_asks_each_machine_once_and_keeps_what_it_answers(tmp_path, ledger):
     workspace = name_machines(tmp_path, TWO + "far: {ssh: far}\n")
     silent = UnreachableError("far does not answer", "look at its network")
-    opened = ScriptedMachines({"gpu-box": GPU_BOX, "far": silent})
+    planned = MachineFacts(system="a cluster that is not up", gpus=["A100-80GB:2"])
+    opened = ScriptedMachines({"gpu-box": GPU_BOX, "far": silent, "sky": planned})
 
     box, sky, far = listed(workspace, ledger, check=True, opened=opened).machines
 
-    # A cluster that is down is not asked: to ask must not bring it up.
-    assert sorted(opened.asked) == ["far", "gpu-box"]
+    assert sorted(opened.asked) == ["far", "gpu-box", "sky"]
     assert opened.num_open == 0
     assert (box.state, box.computes) == ("answers", "NVIDIA H100 80GB HBM3")
     assert (box.gpu_memory_gb, box.free_disk_gb) == ([79.6], 500.0)
     assert (far.state, far.problem) == ("unreachable", "far does not answer (look at its network)")
-    assert sky.state == "down"
+    # Nobody knows yet which machine it will be, but which GPUs it will have.
+    assert (sky.state, sky.computes, sky.asked_at) == ("down", "2 x A100-80GB", None)
     again = listed(workspace, ledger).machines[0]
     assert (again.computes, again.asked_at is None) == ("NVIDIA H100 80GB HBM3", False)
 
 
 def test_another_address_under_the_same_name_is_another_machine(tmp_path, ledger):
     workspace = name_machines(tmp_path, TWO)
-    listed(workspace, ledger, check=True, opened=ScriptedMachines({"gpu-box": GPU_BOX}))
+    away = UnreachableError("it is not up", "-")
+    opened = ScriptedMachines({"gpu-box": GPU_BOX, "sky": away})
+    assert listed(workspace, ledger, check=True, opened=opened).machines[1].state == "down"
 
     changed = name_machines(tmp_path, TWO.replace("me@host", "me@other"))
 
@@ -127,7 +131,8 @@ def test_a_machine_that_never_answers_is_not_waited_for(tmp_path):
             free.wait(30)
             return super().__call__(machine)
 
-    answer = ask_all([machine], Hanging({"gpu-box": GPU_BOX}), most_s=0.05)["gpu-box"]
+    workspace = Workspace(tmp_path)
+    answer = ask_all(workspace, [machine], Hanging({"gpu-box": GPU_BOX}), most_s=0.05)["gpu-box"]
     free.set()
 
     assert "did not answer within 0.05 s" in str(answer)
@@ -156,3 +161,20 @@ def test_what_is_up_without_a_run_costs_and_says_how_to_put_it_down(tmp_path, le
     assert [(one.name, one.state) for one in left.machines] == [("sky", "up")]
     assert left.usd_per_hour_now == 3.2
     assert "sky down -y stillroom-sky" in (left.machines[0].problem or "")
+
+
+def test_what_a_provider_lists_of_a_machine_that_is_not_up_is_known(tmp_path, ledger):
+    workspace = name_machines(tmp_path, "hub: {hf_jobs: a10g-largex4}\n")
+    listing = MachineFacts(
+        system="a job of Hugging Face",
+        num_processors=48,
+        gpus=["4 x Nvidia A10G, 96 GB in all"],
+        gpu_memory_gb=[24.0] * 4,
+    )
+    opened = ScriptedMachines({"hub": listing}, price_per_hour=5.0)
+
+    hub = listed(workspace, ledger, check=True, opened=opened).machines[0]
+
+    assert (hub.state, hub.computes, hub.usd_per_hour_now) == ("down", "4 x Nvidia A10G", 0.0)
+    assert (hub.price_per_hour, hub.gpu_memory_gb) == (5.0, [24.0] * 4)
+    assert listed(workspace, ledger).machines[0].price_per_hour == 5.0

@@ -4,11 +4,12 @@ import msgspec
 import pytest
 
 from fakes.machines import GPU_BOX, ScriptedMachines, name_machines
-from stillroom.errors import InputError
+from stillroom.errors import InputError, missing_extra
 from stillroom.projects.setup import CheckSetup
 from stillroom.remote.host import UnreachableError
 from stillroom.remote.knowledge import recall
 from stillroom.remote.machines import find_machine
+from stillroom.remote.records import MachineFacts
 from stillroom.remote.setup_there import check_machine
 
 BOX = "gpu-box: {ssh: me@host, price_per_hour: 2.40}\n"
@@ -80,6 +81,24 @@ def test_a_cluster_that_is_down_is_no_fault(tmp_path):
     assert report.ready
     assert "a run brings it up" in (checks["connection"].fix or "")
     assert "its provider says the price" in checks["machine"].detail
+
+
+def test_a_package_that_is_missing_here_is_a_lack_of_a_rented_machine_too(tmp_path):
+    sky = "sky: {skypilot: {accelerators: 'H100:1'}}\n"
+    report, checks = checked(tmp_path, missing_extra("sky", "SkyPilot"), text=sky)
+
+    assert not report.ready
+    assert "stillroom[sky]" in (checks["connection"].fix or "")
+
+
+def test_of_a_cluster_that_is_planned_its_gpus_are_told_and_no_lack(tmp_path):
+    sky = "sky: {skypilot: {accelerators: 'H100:1'}}\n"
+    planned = MachineFacts(system="a cluster that the first run brings up", gpus=["H100:1"])
+    report, checks = checked(tmp_path, planned, text=sky)
+
+    assert report.ready
+    assert checks["gpu"].detail == "H100:1"
+    assert "python" not in checks
 
 
 def test_a_machine_without_a_price_is_told_so(tmp_path):

@@ -85,7 +85,7 @@ class Beginning:
         if recall(workspace, machine) is None:
             # Without them a plan is less exact, and the run none the worse.
             with suppress(EngineError, OSError):
-                remember(workspace, machine, self._host.facts())
+                remember(workspace, machine, self._host.facts(), self._run.record.price_per_hour)
 
     def _wait_for_others(self) -> None:
         folder = self._run.folder
