@@ -52,6 +52,8 @@ class SkyPilotHost:
         self._name = cluster_name(machine, ledger)
         self._inner = by_ssh(machine, SshAddress(host=self._name))
         self._looked_at = -_LOOK_AGAIN_S
+        self._is_gone = False
+        """Whether the cluster was gone when it was looked at last."""
 
     @property
     def name(self) -> str:
@@ -221,6 +223,7 @@ class SkyPilotHost:
                 f"the cluster {self._name} is still there after it was put down ({view.status})",
                 f"nothing: it is tried again; by hand: `sky down -y {self._name}`",
             )
+        self._is_gone = True
         if entry.is_answered or entry.is_old:
             held.forget()
 
@@ -232,7 +235,7 @@ class SkyPilotHost:
         except MachineGoneError:
             raise
         except UnreachableError:
-            if time.monotonic() - self._looked_at >= _LOOK_AGAIN_S:
+            if self._is_gone or time.monotonic() - self._looked_at >= _LOOK_AGAIN_S:
                 self._looked_at = time.monotonic()
                 view = self._calls.look(self._name)
                 if view is None or view.is_stopped:
@@ -240,6 +243,7 @@ class SkyPilotHost:
             raise
 
     def _gone(self, view: ClusterView | None) -> MachineGoneError:
+        self._is_gone = True
         state = "was stopped" if view is not None else "no longer exists"
         spot = " (a spot machine, which its provider may take back)" if self._is_spot else ""
         return MachineGoneError(

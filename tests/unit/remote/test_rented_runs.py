@@ -1,5 +1,6 @@
-"""A whole run in a job: a follower, a scripted hub, and a real run's process in the job."""
+"""Whole runs on rented machines: the provider is scripted, follower and run are real."""
 
+import sys
 import threading
 import time
 from pathlib import Path
@@ -8,13 +9,22 @@ from typing import Any
 import msgspec
 
 from fakes.hub import FLAVOR, ScriptedHub
-from fakes.local_follower import PreparedHost
+from fakes.local_follower import CutChannel, PreparedHost
 from fakes.rollout_rows import read_rows
 from fakes.runs_elsewhere import Elsewhere
+from fakes.sky_cloud import ScriptedCloud
+from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.remote.channel import LocalChannel
 from stillroom.remote.follower.course import Follower
-from stillroom.remote.records import HfJobsFlavor, HomePath, Machine, Order, SentFile
+from stillroom.remote.records import (
+    HfJobsFlavor,
+    HomePath,
+    Machine,
+    Order,
+    SentFile,
+    SkyPilotCluster,
+)
 from stillroom.remote.rented.hf_jobs import HfJobsHost
 from stillroom.remote.rented.hub_bucket import Bucket, code_path
 from stillroom.remote.rented.job_records import (
@@ -25,6 +35,8 @@ from stillroom.remote.rented.job_records import (
 )
 from stillroom.remote.rented.job_side import JobSide
 from stillroom.remote.rented.ledger import Ledger
+from stillroom.remote.rented.sky_calls import SkyCalls
+from stillroom.remote.rented.skypilot import SkyPilotHost
 from stillroom.remote.ssh.code import code_hash
 from stillroom.run_folder import REMOTE_FILE, NewRun, RunFolder, create_run
 from stillroom.secrecy.environments import bare_environment
@@ -84,6 +96,66 @@ def scoring_run(elsewhere: Elsewhere, machine: Machine) -> tuple[RunFolder, Orde
     )
     new = NewRun(inputs=sources, copies={REMOTE_FILE: msgspec.json.encode(order)})
     return create_run(elsewhere.workspace, RunKind.SCORE, document, new), order
+
+
+SKY = Machine(name="sky", skypilot=SkyPilotCluster(resources={"cpus": 4, "use_spot": True}))
+
+
+def cluster_host(
+    elsewhere: Elsewhere, cloud: ScriptedCloud, run: RunFolder, python: Path
+) -> SkyPilotHost:
+    """Returns the host of a cluster whose disk is the other machine's folder."""
+    there = Machine(name="sky", folder=str(elsewhere.there))
+    channel = CutChannel(elsewhere.there / "cut")
+    return SkyPilotHost(
+        SKY,
+        run.path,
+        calls=SkyCalls(cloud.package(), cli=lambda arguments: None),
+        ledger=Ledger(elsewhere.root / "state"),
+        by_ssh=lambda _machine, _address: PreparedHost(there, channel, python=str(python)),
+        pause=lambda seconds: None,
+    )
+
+
+def test_a_run_on_a_cluster_comes_back_and_the_cluster_goes_down(
+    tmp_path: Path, warm_program: Path
+) -> None:
+    elsewhere, cloud = Elsewhere(tmp_path), ScriptedCloud()
+    elsewhere.open()
+    run, order = scoring_run(elsewhere, SKY)
+    host = cluster_host(elsewhere, cloud, run, warm_program)
+    Follower(run, order, host, {}).run()
+    ended = elsewhere.report(run)
+    assert ended.status == "succeeded", ended.error
+    assert [row["reward"] for row in read_rows(elsewhere.home / "scored.jsonl")] == [0.0, 0.1]
+    assert ended.machine_usd is not None
+    assert ended.machine_usd > 0
+    assert cloud.launched == 1
+    assert not cloud.clusters
+    assert not Ledger(tmp_path / "state").entries()
+
+
+def test_a_spot_machine_that_is_taken_back_leaves_its_checkpoints_here(tmp_path: Path) -> None:
+    elsewhere, cloud = Elsewhere(tmp_path), ScriptedCloud()
+    run, order = scoring_run(elsewhere, SKY)
+    # With its machine all that talks goes, which a warm program would outlive.
+    host = cluster_host(elsewhere, cloud, run, Path(sys.executable))
+    following = threading.Thread(target=Follower(run, order, host, {}).run, daemon=True)
+    following.start()
+    checkpoint = run.path / "checkpoints" / "step_000000" / "model.safetensors"
+    wait_until(checkpoint.exists, timeout_s=60)
+    cloud.clusters.clear()
+    elsewhere.cut()
+    following.join(60)
+    ended = run.read()
+    assert ended.status == "interrupted"
+    assert ended.error is not None
+    assert "no longer exists (a spot machine" in ended.error.problem
+    assert checkpoint.read_bytes() == bytes([0]) * 1000
+    assert cloud.launched == 1
+    assert not cloud.clusters
+    assert not Ledger(tmp_path / "state").entries()
+    elsewhere.close()
 
 
 def test_a_run_in_a_job_leaves_here_what_a_run_here_leaves(
