@@ -15,6 +15,7 @@ from stillroom.data.inspect import InspectExamples
 from stillroom.data.row_files import rollout_files
 from stillroom.errors import EngineError
 from stillroom.importing.inputs import input_files
+from stillroom.importing.packed import is_packed
 from stillroom.importing.request import ImportRollouts
 from stillroom.jobs.operations import Operation
 from stillroom.lineage import read_manifest
@@ -27,6 +28,8 @@ LARGE_BYTES = 4 << 20
 """Files of more bytes than this, all together, are worked on in a run."""
 _HASHED_FASTER = 64
 """How much faster a file is hashed, or its rows counted, than the rows are judged."""
+_PACKED = 10
+"""How many times its size a packed log is mostly."""
 _MAX_MANIFESTS = 50
 _SOURCES = ("path", "input", "own", "chosen_from", "rejected_from", "decontaminate", "verdicts")
 """The fields of requests that name files with rows."""
@@ -51,12 +54,16 @@ def _num_bytes(workspace: Workspace, request: BaseModel) -> int:
         if isinstance(request, ShowLineage):
             num_bytes = sum(_lineage_sizes(workspace, request))
             return num_bytes if request.row is not None else num_bytes // _HASHED_FASTER
-        num_bytes = sum(file.stat().st_size for file in _files(workspace, request))
+        num_bytes = sum(map(_content_size, _files(workspace, request)))
         # Without a student's template only a few rows are read; the others are counted.
         is_counted = isinstance(request, InspectExamples) and request.model is None
         return num_bytes // _HASHED_FASTER if is_counted else num_bytes
     except (EngineError, OSError):
         return 0
+
+
+def _content_size(file: Path) -> int:
+    return file.stat().st_size * (_PACKED if is_packed(file) else 1)
 
 
 def _files(workspace: Workspace, request: BaseModel) -> Iterator[Path]:

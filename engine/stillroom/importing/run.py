@@ -20,10 +20,11 @@ from stillroom.importing.output.notes import import_notes
 from stillroom.importing.output.split import Split, split_rollouts
 from stillroom.importing.output.terms import model_records
 from stillroom.importing.output.writing import RolloutSide, RolloutWriter
-from stillroom.importing.records import Place, RawRow, Refusal
+from stillroom.importing.packed import NOT_WHOLE, UnpackedFiles, unpacked_files
+from stillroom.importing.records import Place, RawRow, Refusal, TraceFormat
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.request import HeldOut, ImportResult, ImportRollouts
-from stillroom.importing.sources import FormatFiles, ImportSources, import_sources
+from stillroom.importing.sources import ImportSources, import_sources
 from stillroom.importing.tally import ImportTally
 from stillroom.lineage import FileRecord, Recording
 from stillroom.outputs import NewOutput, new_output
@@ -91,10 +92,11 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
         new = {
             path: stack.enter_context(_writing(path, outputs, request)) for path in outputs.of_rows
         }
-        importing = _Import(workspace, request, outputs, new, spill)
+        unpacked = stack.enter_context(unpacked_files(sources.files, outputs.rollouts))
+        importing = _Import(workspace, request, outputs, new, spill, unpacked)
         process = None
         if (
-            sum(file.stat().st_size for file in sources.files) > _LARGE
+            sum(unpacked.read_from(file).stat().st_size for file in sources.files) > _LARGE
             and (os.cpu_count() or 1) > 1
         ):
             process = stack.enter_context(importing.message_process(spill))
@@ -122,7 +124,9 @@ class _Import:
         outputs: ImportOutputs,
         new: dict[Path, NewOutput],
         spill: Spill,
+        unpacked: UnpackedFiles,
     ) -> None:
+        self._unpacked = unpacked
         self._workspace, self._request, self._outputs, self._new = workspace, request, outputs, new
         self._redaction = Redaction(
             workspace.redactor(),
@@ -130,7 +134,9 @@ class _Import:
             keep_personal=request.keep_personal,
         )
         refused = new[outputs.rollouts].side[outputs.refused]
-        self._tally = ImportTally(refused, workspace.shown, self._redaction.text)
+        self._tally = ImportTally(
+            refused, lambda path: workspace.shown(unpacked.original(path)), self._redaction.text
+        )
         self._intake = Intake(spill, self._redaction, self._tally, infers=request.infer_tools)
         self._writer = RolloutWriter(request, self._intake, self._tally)
         self._train = self._side(outputs.rollouts, outputs.prompts)
@@ -154,8 +160,12 @@ class _Import:
         if process is not None:
             intake.share_with(process)
         for each in sources.formats:
-            for row in _rows_of(each, self._request):
+            files = list(map(self._unpacked.read_from, each.files))
+            for row in _rows_of(each.format, files, self._request):
                 intake.take(row, each.format.name)
+            for file in each.files:
+                if (problem := self._unpacked.problems.get(file)) is not None:
+                    intake.take(Refusal(Place(file, 1), NOT_WHOLE, problem), each.format.name)
         intake.finish()
         for path in sources.unread:
             self._tally.refuse(_NO_FORMAT, Refusal(Place(path, 1), "a file of no known format"))
@@ -243,7 +253,9 @@ class _Import:
         )
 
 
-def _rows_of(each: FormatFiles, request: ImportRollouts) -> Iterator[RawRow]:
-    if each.format.read_columns is not None:
-        return each.format.read_columns(each.files, request.chosen_columns)
-    return (each.format.read_raw or each.format.read)(each.files)
+def _rows_of(
+    chosen: TraceFormat, files: Sequence[Path], request: ImportRollouts
+) -> Iterator[RawRow]:
+    if chosen.read_columns is not None:
+        return chosen.read_columns(files, request.chosen_columns)
+    return (chosen.read_raw or chosen.read)(files)

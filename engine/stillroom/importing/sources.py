@@ -1,6 +1,7 @@
 """Finds out which format each file of an import has."""
 
 from collections.abc import Collection
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,9 +10,9 @@ from stillroom.importing.formats.datasets.tables import PAIRS
 from stillroom.importing.formats.table import FORMATS
 from stillroom.importing.inputs import input_files
 from stillroom.importing.json_rows import head_rows, read_head
+from stillroom.importing.packed import beginning_of
 from stillroom.importing.records import TraceFormat
 from stillroom.importing.request import AUTO, ImportRollouts
-from stillroom.secrecy.readable import check_readable
 from stillroom.settings import Workspace
 
 
@@ -68,16 +69,21 @@ def import_sources(
 
 
 def _format_of(file: Path, request: ImportRollouts, *, is_named: bool) -> TraceFormat | None:
-    try:
-        check_readable(file)
-    except InputError:
-        if is_named:
-            raise
-        return None
+    with ExitStack() as stack:
+        try:
+            path = stack.enter_context(beginning_of(file))
+        except InputError:
+            if is_named:
+                raise
+            return None
+        return _recognised(path, request)
+
+
+def _recognised(path: Path, request: ImportRollouts) -> TraceFormat | None:
     if request.format != AUTO:
         return next(known for known in FORMATS if known.name == request.format)
-    head = read_head(file)
-    found = next((known for known in FORMATS if known.is_recognised(file, head)), None)
+    head = read_head(path)
+    found = next((known for known in FORMATS if known.is_recognised(path, head)), None)
     # Whoever names columns says that rows of unknown fields are a table.
     is_table = found is None and request.columns and head_rows(head)
     return PAIRS if is_table else found

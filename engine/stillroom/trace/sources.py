@@ -16,6 +16,7 @@ from stillroom.data.instruction import Instruction
 from stillroom.data.row_names import RowNames, row_hash
 from stillroom.errors import InputError
 from stillroom.files import LineWriter, content_hash
+from stillroom.importing.packed import is_packed
 from stillroom.importing.places import imported_from
 from stillroom.lines import Line
 from stillroom.settings import Workspace
@@ -81,7 +82,7 @@ class _Writer:
 
     def write(self, origin: Origin, wanted: set[str] | None, link: _Link | None) -> None:
         """Writes the wanted rows of a file (None: all), and then those that they were made from."""
-        if not origin.path.is_file():
+        if not origin.path.is_file() or is_packed(origin.path):
             return
         own = _link_of(origin, self._workspace)
         behind = set[str]()
