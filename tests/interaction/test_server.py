@@ -235,6 +235,7 @@ BAD_CALLS = [
     ),
     ("generate_rollouts", {**ASKED, "nudge": "Again."}, "only with termination_policy max_turns"),
     ("generate_rollouts", {**ASKED, "takeover": "critic"}, "takeover needs refine"),
+    ("generate_rollouts", {**ASKED, "where": "nowhere"}, "there is no machine 'nowhere'"),
     ("generate_rollouts", {**ASKED, "rewards": "sft.jsonl"}, "is not a Python file"),
     ("generate_rollouts", {**ASKED, "judge": "judge.yml"}, "'judge.yml' does not exist"),
     ("generate_rollouts", {**ASKED, "context_file": "a.md"}, "'a.md' does not exist"),

@@ -33,7 +33,7 @@ from stillroom.rollout.request import GenerateRollouts, plan_generation
 from stillroom.rollout.rescore.request import ScoreRollouts, plan_scoring
 from stillroom.run_folder import NewRun, StartAfter, find_run, given_config
 from stillroom.secrecy.commands import hide_secrets
-from stillroom.secrecy.environments import SHARED_SECRETS, run_environment
+from stillroom.secrecy.environments import run_environment, shared_variables
 from stillroom.settings import Workspace, tracking_environment
 from stillroom.train.config.request import (
     PlanTraining,
@@ -64,7 +64,7 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
     keys = workspace.read_keys(plan.rollouts.key_names)
     needs = functools.partial(needs_of_generation, plan)
     # The processes of a cluster on this machine call the endpoints themselves.
-    local = _shared(keys) if request.ray_address == "local" else {}
+    local = shared_variables(keys) if request.ray_address == "local" else {}
     return _start(
         workspace,
         RunKind.ROLLOUTS,
@@ -119,12 +119,12 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     config, keys = plans[0].config, workspace.read_keys(plans[0].key_names)
     order_of = functools.partial(_training_order, workspace, machine, num=len(plans))
     has_wandb = config.trainer.wandb_project is not None
-    variables = tracking_environment(workspace, has_wandb=has_wandb)
+    variables = tracking_environment(workspace, has_wandb=has_wandb) if machine is None else {}
     kind = RunKind(config.dataset_type)
     first, *others = requests
     copy, hidden = _without_secrets(plans[0])
     if config.launcher.kind != "local" and machine is None:
-        variables |= _shared({**keys, **hidden})  # each of its processes may need them
+        variables |= shared_variables({**keys, **hidden})  # each of its processes may need them
     start = functools.partial(_start, workspace, kind, keys={**keys, **hidden}, variables=variables)
     new = NewRun(inputs=plans[0].inputs, copies=copy, notes=plans[0].notes)
     # All orders are made before the first run is started: each of them may be refused.
@@ -151,12 +151,6 @@ def _training_order(
     budget = request.budget_usd / num if request.budget_usd is not None else None
     needs = functools.partial(needs_of_training, request, plan)
     return packed(workspace, machine, needs, budget_usd=budget)
-
-
-def _shared(secrets: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables with a run's secrets, for processes that share the run's work."""
-    by_name = {name: value for name, value in secrets.items() if name.isidentifier()}
-    return by_name | {SHARED_SECRETS: msgspec.json.encode(secrets).decode()} if secrets else {}
 
 
 def _without_secrets(plan: TrainingPlan) -> tuple[dict[str, bytes], dict[str, str]]:

@@ -43,9 +43,8 @@ from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget
 from stillroom.teachers.endpoint.client import Spending
-from stillroom.teachers.pricing import machine_usd_per_hour
 from stillroom.teachers.providers import PROFILES, Endpoint
-from stillroom.teachers.run_limits import machine_share
+from stillroom.teachers.run_limits import machine_share, usd_per_hour_of
 from stillroom.types import Trajectory, total_usd
 
 _ROLLOUTS_FILE = "rollouts.jsonl"
@@ -103,7 +102,7 @@ async def evaluate_model(
             rollouts,
             seconds=answers.seconds,
             is_local=_is_local(plan),
-            usd_per_hour=machine_usd_per_hour(workspace),
+            usd_per_hour=usd_per_hour_of(workspace, folder),
         ),
         guard=guard_result(more.guard, str(request.guard)) if more.guard else None,
         omitted=len(parts.main.specs) - len(answers.outcomes),

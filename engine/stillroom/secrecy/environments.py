@@ -7,6 +7,7 @@ client that sends them reads them.
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -101,6 +102,12 @@ def container_environment() -> dict[str, str]:
     engine = re.compile(r"(DOCKER|CONTAINERS?|PODMAN)_\w+|REGISTRY_AUTH_FILE|SSH_AUTH_SOCK")
     settings = {k: v for k, v in os.environ.items() if _is_listed(k, engine)}
     return bare_environment() | settings
+
+
+def shared_variables(secrets: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables with a run's secrets, for processes that share the run's work."""
+    by_name = {name: value for name, value in secrets.items() if name.isidentifier()}
+    return by_name | {SHARED_SECRETS: json.dumps(dict(secrets))} if secrets else {}
 
 
 def shared_secrets() -> dict[str, str]:

@@ -12,6 +12,9 @@ from pathlib import Path
 import msgspec
 
 from stillroom.files import read_json
+from stillroom.home_paths import is_away
+from stillroom.settings import Workspace
+from stillroom.teachers.pricing import machine_usd_per_hour
 
 _HOUR_S = 3600.0
 _KILLED_AFTER_S = 600.0
@@ -78,6 +81,17 @@ def read_limits(folder: Path) -> RunLimits | None:
     with suppress(FileNotFoundError):
         return read_json(folder / LIMITS_FILE, RunLimits)
     return None
+
+
+def usd_per_hour_of(workspace: Workspace, folder: Path) -> float | None:
+    """Returns what an hour of the machine costs that does this run; None if that is not known.
+
+    What prices.yml says of a machine is about the user's own.
+    """
+    if not is_away():
+        return machine_usd_per_hour(workspace)
+    limits = read_limits(folder)
+    return limits.price_per_hour if limits is not None else None
 
 
 def machine_share(folder: Path, clock: Callable[[], float] = time.monotonic) -> Callable[[], float]:

@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from fakes.conversations import answer, user
-from fakes.elsewhere import box, lay_out, own_machine, packed_run
+from fakes.elsewhere import away, box, lay_out, own_machine, packed_run
 from fakes.training import make_project, write_run_files
 from stillroom.errors import InputError, RunError
-from stillroom.models.resolve import locate_model
+from stillroom.files import write_json
+from stillroom.home_paths import home_variable
+from stillroom.lineage import write_manifest
+from stillroom.models.resolve import identify, locate_model
 from stillroom.remote.machines import users_machines_file
 from stillroom.remote.package.contents import KnownHashes, read_contents
 from stillroom.remote.package.needs import (
@@ -23,6 +26,7 @@ from stillroom.remote.package.needs import (
 from stillroom.remote.package.order import pack
 from stillroom.rollout.request import GenerateRollouts, plan_generation
 from stillroom.settings import Workspace
+from stillroom.teachers.run_limits import LIMITS_FILE, RunLimits, usd_per_hour_of
 from stillroom.tools.user.file import read_user_file
 from stillroom.train.config.request import StartTraining, plan_request
 from stillroom.types import RunStatus
@@ -274,3 +278,49 @@ def test_a_machine_of_the_workspaces_own_file_gets_no_keys(workspace, monkeypatc
     packed = pack(workspace, box(workspace), Needs(models=[locate_model(workspace, "org/model")]))
     assert packed.secrets == {}
     assert "HF_TOKEN stays here" in packed.notes[0]
+
+
+def test_a_file_of_keys_within_a_model_is_refused(workspace):
+    model = model_folder(workspace.root / "model")
+    written(model / "credentials.json")
+    with pytest.raises(InputError, match="holds keys or passwords"):
+        pack(workspace, box(workspace), Needs(models=[locate_model(workspace, "model")]))
+
+
+def test_a_store_that_a_teacher_made_of_the_rows_goes_with_them(workspace):
+    rows = written(workspace.root / "train.jsonl")
+    for name, source in (("top4-a.bin", rows), ("top4-b.bin", rows.with_name("other.jsonl"))):
+        store = written(workspace.root / "soft_targets" / name)
+        source.touch()
+        write_manifest(store, operation="start_training", inputs=[source], request={}, counts={})
+    needs = Needs(files=[rows], outputs=[Path("soft_targets")])
+    order = pack(workspace, box(workspace), needs).order
+    assert order.outputs == ["soft_targets"]
+    assert [file.place for file in order.files if "soft" in file.place] == [
+        "workspace/soft_targets/top4-a.bin",
+        "workspace/soft_targets/top4-a.bin.manifest.json",
+    ]
+
+
+def test_a_model_that_config_yml_names_by_a_link_is_found_elsewhere(tmp_path, workspace):
+    real = model_folder(tmp_path / "disk" / "base")
+    (workspace.root / "models").mkdir()
+    (workspace.root / "models" / "base").symlink_to(real)
+    packed, run = packed_run(workspace, Needs(models=[locate_model(workspace, "models/base")]))
+    base = tmp_path / "there"
+    variable = lay_out(run, packed.order, base)
+    with away(variable):
+        there = Workspace(base / "workspace")
+        for name in ("models/base", str(workspace.root / "models/base"), str(real)):
+            location = locate_model(there, name)
+            assert location.folder == base / f"outside{real}"
+            assert identify(location, role="student").location == str(real)
+
+
+def test_what_an_hour_costs_is_that_of_the_machine_that_does_the_run(workspace):
+    written(workspace.root / "prices.yml", "machine: {usd_per_hour: 0.1}")
+    assert usd_per_hour_of(workspace, workspace.root) == 0.1
+    limits = RunLimits(started=0.0, price_per_hour=2.0)
+    write_json(workspace.root / LIMITS_FILE, limits)
+    with away(home_variable([("/home/me/work", str(workspace.root))])):
+        assert usd_per_hour_of(workspace, workspace.root) == 2.0

@@ -16,8 +16,10 @@ from fakes.user_files import write_tools
 from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.api import EvaluateModel, ExportModel
+from stillroom.files import read_json
 from stillroom.jobs import remote_runs
 from stillroom.outputs import OutputHeldError
+from stillroom.remote.records import ORDER_FILE, Order
 from stillroom.run_folder import RunFolder
 from stillroom.types import RunKind
 
@@ -163,3 +165,27 @@ def test_rollouts_go_on_elsewhere_where_another_machine_left_them(elsewhere: Els
 
 def num_rows(path: Path) -> int:
     return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+
+def test_several_models_are_trained_elsewhere_one_after_another(
+    elsewhere: Elsewhere, tiny_models: TinyModels
+) -> None:
+    elsewhere.cut()
+    workspace = elsewhere.workspace
+    distillation(elsewhere.home, tiny_models, elsewhere.gate)
+    paths = [tiny_models.folder("llama", "chatml", seed=seed) for seed in range(3)]
+    override = f"model.path=[{', '.join(map(str, paths))}]"
+    report = api.start_training(workspace, api.StartTraining(where="box", overrides=(override,)))
+    assert len(report.then) == 2
+    runs = [RunFolder(workspace.runs / run_id) for run_id in (report.run_id, *report.then)]
+    orders = [read_json(run.path / ORDER_FILE, Order) for run in runs]
+    assert [order.start_after for order in orders] == [
+        [],
+        [report.run_id],
+        [report.run_id, report.then[0]],
+    ]
+    assert {order.machine.name for order in orders} == {"box"}
+    for run in runs:
+        api.cancel_run(workspace, api.CancelRun(run_id=run.run_id))
+    for run in runs:
+        elsewhere.wait_for(run, "cancelled")

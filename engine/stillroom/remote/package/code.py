@@ -177,4 +177,5 @@ def _pinned(name: str) -> str:
             "cannot fetch it",
             "put its modules beside the code that imports them, or install it from an index",
         )
-    return f"{name}=={distribution.version}"
+    # The build (`+cpu`) depends on the machine.
+    return f"{name}=={distribution.version.partition('+')[0]}"

@@ -12,6 +12,7 @@ import stillroom
 from stillroom.lineage import FOLDER_MANIFEST, folder_files, manifest_path, pending_manifest
 from stillroom.remote.records import HomePath, SentFile
 from stillroom.secrecy.keys import keys_file
+from stillroom.secrecy.readable import check_readable
 from stillroom.settings import Workspace
 
 _WORKSPACE, _OUTSIDE, _PACKAGE = "workspace", "outside", "package:"
@@ -50,7 +51,11 @@ class SentPlaces:
         return self._place(_plain(path)) in self._files
 
     def add(self, path: Path, *, source: str | None = None) -> None:
-        """Adds a file; `source` is what is sent in its stead."""
+        """Adds a file; `source` is what is sent in its stead.
+
+        Raises InputError for a file that holds keys by its name.
+        """
+        check_readable(path)
         place = self._place(_plain(path))
         if place.startswith(_PACKAGE):
             return
@@ -69,7 +74,8 @@ class SentPlaces:
     def add_folder(self, folder: Path, *, most_bytes: int | None = None) -> None:
         """Adds the files of a folder as `lineage.folder_files` lists them, and its manifest.
 
-        With `most_bytes` only those that are no larger.
+        With `most_bytes` only those that are no larger. Raises InputError for one that holds keys
+        by its name.
         """
         place = self._place(_plain(folder))
         if place.startswith(_PACKAGE):
@@ -79,6 +85,7 @@ class SentPlaces:
         manifest = folder / FOLDER_MANIFEST
         for path in [*folder_files(folder), *([manifest] if manifest.is_file() else [])]:
             if most_bytes is None or path.stat().st_size <= most_bytes:
+                check_readable(path)
                 self._files.setdefault(f"{place}/{path.relative_to(folder).as_posix()}", str(path))
 
     def add_manifests(self, path: Path) -> None:

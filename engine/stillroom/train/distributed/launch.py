@@ -1,5 +1,6 @@
 """Training in several processes: starts them, passes on their reports, explains their failures."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -7,8 +8,10 @@ import msgspec
 from stillroom import __version__
 from stillroom.errors import RunCancelledError
 from stillroom.files import write_json
+from stillroom.home_paths import is_away
 from stillroom.places import make_folder
 from stillroom.reporting import Reporter
+from stillroom.secrecy.environments import shared_variables
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining, TrainingPlan
 from stillroom.train.distributed.rank_folder import (
@@ -59,6 +62,9 @@ def launch_training(
             else:
                 from stillroom.train.distributed.accelerate import run_on_accelerate
 
+                if is_away():
+                    # At home the starting program gives them to the run's process.
+                    os.environ.update(shared_variables(workspace.secrets))
                 run_on_accelerate(files, section, size=size, note=reporter.note)
         except RanksFailedError as failed:
             lost = failed.lost
