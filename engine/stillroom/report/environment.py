@@ -14,6 +14,7 @@ from stillroom.lineage import now
 from stillroom.outputs import marked_page
 from stillroom.report.wording import (
     count,
+    dollars,
     moment,
     number,
     number_interval,
@@ -27,6 +28,7 @@ from stillroom.report.wording import (
 _FOLDER = Path(__file__).parent
 _FILTERS = (
     count,
+    dollars,
     moment,
     number,
     number_interval,

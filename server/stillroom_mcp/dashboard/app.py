@@ -134,7 +134,10 @@ class _Pages:
 
     def runs(self, request: Request) -> Response:
         """Returns the page of all runs."""
-        return self._page("runs.html.j2", current="runs", **self._run_list(request))
+        machines = views.machines(self._workspace)
+        return self._page(
+            "runs.html.j2", current="runs", machines=machines, **self._run_list(request)
+        )
 
     def run_list(self, request: Request) -> Response:
         """Returns the list of runs alone, which the page asks for every two seconds."""

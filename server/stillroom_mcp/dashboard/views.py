@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stillroom import api
-from stillroom.errors import DataError, InputError
+from stillroom.errors import DataError, EngineError, InputError
 from stillroom.evaluate.files import RESULT_FILE, Evaluation
 from stillroom.jobs.supervise import read_run
 from stillroom.lineage import manifest_path
@@ -122,6 +122,18 @@ def _card(row: RunRow) -> RunCard:
     is_open = not state.status.is_final and state.progress is not None
     share = share_done(state.progress) if is_open and state.progress else None
     return RunCard(row, name, share, spending(row.run, values))
+
+
+def machines(workspace: Workspace) -> api.MachineList | None:
+    """Returns the machines on which runs are done, without asking one; None where there are none.
+
+    What is wrong with machines.yml is told to whoever names a machine.
+    """
+    with suppress(EngineError):
+        # The dashboard changes nothing, so it puts nothing down either.
+        found = api.list_machines(workspace, api.ListMachines(), put_down=lambda _ledger: None)
+        return found if found.machines else None
+    return None
 
 
 def run_view(workspace: Workspace, run: Run) -> RunView:

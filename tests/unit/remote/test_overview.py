@@ -42,7 +42,7 @@ def test_without_a_check_nobody_is_asked(tmp_path, ledger):
     box, sky = found.machines
     assert (box.kind, box.address, box.state) == ("ssh", "me@host", "not_asked")
     assert (box.price_per_hour, box.usd_per_hour_now, box.runs) == (2.4, 0.0, [])
-    assert box.computes == "not known yet"
+    assert box.computes == "hardware not known yet"
     assert (sky.kind, sky.state, sky.computes) == ("skypilot", "down", "2 x A100-80GB")
     assert "use_spot: True" in sky.address
     assert found.usd_per_hour_now == 0.0
@@ -119,7 +119,7 @@ def test_another_address_under_the_same_name_is_another_machine(tmp_path, ledger
 
     changed = name_machines(tmp_path, TWO.replace("me@host", "me@other"))
 
-    assert listed(changed, ledger).machines[0].computes == "not known yet"
+    assert listed(changed, ledger).machines[0].computes == "hardware not known yet"
 
 
 def test_a_machine_that_never_answers_is_not_waited_for(tmp_path):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fakes.dashboards import client_of
-from fakes.machines import add_remote_run, followed
+from fakes.machines import add_remote_run, followed, name_machines
 from stillroom import api
 from stillroom.evaluate.costs import spent_on_runs
 from stillroom.remote.records import ORDER_FILE, View
@@ -102,6 +102,7 @@ def test_a_nearly_spent_budget_counts_the_machine(workspace, machine_usd, reason
 
 
 def test_the_pages_say_where_a_run_is_what_it_costs_and_why_it_is_not_seen(workspace) -> None:
+    name_machines(workspace.root, "gpu-box: {ssh: me@host, price_per_hour: 2.4}\n")
     reached, silent = add_remote_run(workspace, RUNNING), add_remote_run(workspace, SILENT)
     with followed(reached), followed(silent):
         client = client_of(workspace.root)
@@ -109,6 +110,7 @@ def test_the_pages_say_where_a_run_is_what_it_costs_and_why_it_is_not_seen(works
         page, other = (client.get(f"/runs/{run.run_id}/live").text for run in (reached, silent))
 
     assert "on gpu-box, seen 23 Nov 2026, 03:04 UTC" in listed
+    assert "machines cost $2.40 an hour now" in listed
     assert "$1.50" in listed
     assert "on gpu-box, seen" in page
     assert "$1.50 for gpu-box" in page

@@ -97,7 +97,7 @@ class Hardware:
         if self.gpus:
             return f"{len(self.gpus)} x {self.gpus[0]}" if len(self.gpus) > 1 else self.gpus[0]
         if not self.is_known:
-            return "not known yet"
+            return "hardware not known yet"
         return f"no GPU, {self.num_processors or '?'} processors"
 
 
