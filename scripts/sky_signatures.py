@@ -10,6 +10,8 @@ import json
 import sys
 
 import sky
+import sky.client.sdk
+from sky.catalog.common import InstanceTypeInfo
 
 CALLED = {
     "launch": sky.launch,
@@ -18,12 +20,12 @@ CALLED = {
     "down": sky.down,
     "get": sky.get,
     "api_status": sky.api_status,
-    "optimize": sky.optimize,
+    "enabled_clouds": sky.client.sdk.enabled_clouds,
+    "list_accelerators": sky.list_accelerators,
     "Task": sky.Task.__init__,
     "Task.set_resources": sky.Task.set_resources,
     "Resources.from_yaml_config": sky.Resources.from_yaml_config,
     "Resources.get_cost": sky.Resources.get_cost,
-    "Dag.add": sky.Dag.add,
 }
 
 
@@ -47,6 +49,7 @@ def main() -> None:
             for name in ("ClusterDoesNotExist", "NoCloudAccessError", "ResourcesUnavailableError")
             if hasattr(sky.exceptions, name)
         ],
+        "offer_fields": list(InstanceTypeInfo._fields),
         "functions": {name: parameters(function) for name, function in CALLED.items()},
     }
     sys.stdout.write(json.dumps(found, indent=1) + "\n")

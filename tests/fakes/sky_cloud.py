@@ -7,6 +7,7 @@ our side may be killed.
 
 import inspect
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ class ScriptedCloud:
     launched: int = 0
     failing: dict[str, Exception] = field(default_factory=dict)
     """The errors that requests of a kind end with."""
+    enabled: list[str] = field(default_factory=lambda: ["AWS", "Lambda"])
+    """The clouds that the user has set up."""
     slow: int = 0
     """The looks for which a launch still goes on."""
 
@@ -56,6 +59,10 @@ class ScriptedCloud:
     def package(self, moments: Moments | None = None) -> SimpleNamespace:
         """Returns the package as a process of ours imports it."""
         return _Package(self, moments or Moments()).module()
+
+
+def _listed(*values: Any) -> SimpleNamespace:
+    return SimpleNamespace(**dict(zip(RECORDED["offer_fields"], values, strict=True)))
 
 
 class _Error(Exception):
@@ -86,14 +93,17 @@ class _Package:
         self._cloud, self._moments = cloud, moments
 
     def module(self) -> SimpleNamespace:
-        names = ("launch", "exec", "status", "down", "get", "api_status", "optimize")
+        names = ("launch", "exec", "status", "down", "get", "api_status")
         functions = {name: _checked(name, getattr(self, name)) for name in names}
         return SimpleNamespace(
             **functions,
+            client=SimpleNamespace(
+                sdk=SimpleNamespace(enabled_clouds=_checked("enabled_clouds", self.enabled_clouds))
+            ),
+            list_accelerators=_checked("list_accelerators", self.list_accelerators),
             exceptions=EXCEPTIONS,
             StatusRefreshMode=StatusRefreshMode,
             Task=_checked("Task", self.task),
-            Dag=self.dag,
             Resources=SimpleNamespace(
                 from_yaml_config=_checked("Resources.from_yaml_config", self.resources)
             ),
@@ -149,11 +159,28 @@ class _Package:
         with self._call("api_status"):
             return [self._state(each) for each in request_ids if each in self._cloud.requests]
 
-    def optimize(self, dag: Any) -> str:
-        best = SimpleNamespace(get_cost=_checked("Resources.get_cost", _cost))
-        with self._call("optimize"):
-            task = SimpleNamespace(best_resources=best)
-            return self._request("optimize", lambda: SimpleNamespace(tasks=[task]))
+    def enabled_clouds(self) -> str:
+        with self._call("enabled_clouds"):
+            return self._request("enabled_clouds", lambda: self._cloud.enabled)
+
+    def list_accelerators(
+        self,
+        name_filter: str,
+        region_filter: str | None,
+        quantity_filter: int,
+        clouds: list[str],
+        case_sensitive: bool,
+    ) -> dict[str, list[Any]]:
+        assert (name_filter, quantity_filter, case_sensitive) == ("^H100$", 1, False)
+        # As the catalogue has it: a cloud without spot machines says nan.
+        rows = [("Lambda", 3.0, math.nan), ("AWS", 5.0, PRICE), ("GCP", PRICE / 2, None)]
+        return {
+            "H100": [
+                _listed(cloud, "type", "H100", 1.0, 26.0, 79.65, 200.0, price, spot, "-")
+                for cloud, price, spot in rows
+                if cloud.lower() in clouds
+            ]
+        }
 
     def task(self, name: str, run: str | None) -> Any:
         return SimpleNamespace(
@@ -161,9 +188,6 @@ class _Package:
             run=run,
             set_resources=_checked("Task.set_resources", lambda resources: None),
         )
-
-    def dag(self) -> Any:
-        return SimpleNamespace(add=_checked("Dag.add", lambda task: None))
 
     def resources(self, config: dict[str, Any]) -> Any:
         if "accelerator" in config:

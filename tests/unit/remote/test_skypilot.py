@@ -275,20 +275,41 @@ def test_a_cluster_that_cannot_be_put_down_stays_on_the_list(life):
 
 def test_the_price_is_the_files_or_else_what_skypilot_says(life):
     host = life.host()
-    assert host.price_per_hour() is None
     host.bring_up()
     assert host.price_per_hour() == PRICE
     own = msgspec.structs.replace(MACHINE, price_per_hour=9.0)
     assert life.host(machine=own).price_per_hour() == 9.0
-    calls = SkyCalls(life.cloud.package(), cli=lambda arguments: None)
-    assert calls.catalogue_price(MACHINE.skypilot) == PRICE
 
 
-def test_looking_at_a_machine_brings_nothing_up(life):
-    facts = life.host().facts()
-    assert facts.gpus == ["H100:1"]
+def test_a_cluster_that_is_not_up_has_the_price_and_hardware_of_the_cheapest_offer(life):
+    host = life.host()
+    facts = host.facts()
+    assert "AWS type" in facts.system
+    assert (facts.gpus, facts.gpu_memory_gb) == (["H100"], [79.7])
+    assert (facts.num_processors, facts.memory_gb) == (26, 200.0)
+    # Lambda has no spot machines, and GCP was not set up.
+    assert host.price_per_hour() == PRICE
+    resources = {"accelerators": {"H100": 1}, "infra": "lambda"}
+    other = Machine(name="sky", skypilot=SkyPilotCluster(resources=resources))
+    assert life.host(machine=other).price_per_hour() == 3.0
     assert not life.cloud.clusters
     assert not life.ledger.entries()
+
+
+def test_without_an_accelerator_the_price_is_known_only_when_the_cluster_is_up(life):
+    plain = Machine(name="sky", skypilot=SkyPilotCluster(resources={"cpus": "8+"}))
+    host = life.host(machine=plain)
+    assert host.facts().gpus == []
+    assert host.price_per_hour() is None
+    host.bring_up()
+    assert host.price_per_hour() == PRICE
+
+
+def test_without_a_cloud_the_command_that_sets_one_up_is_named(life):
+    life.cloud.enabled = []
+    with pytest.raises(EngineError) as caught:
+        life.host().facts()
+    assert "sky check" in caught.value.fix
 
 
 def test_resources_that_skypilot_does_not_take_are_named(life):

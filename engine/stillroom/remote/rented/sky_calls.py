@@ -2,13 +2,14 @@
 
 import importlib
 import importlib.util
+import math
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from stillroom.errors import EngineError, missing_extra
 from stillroom.remote.host import UnreachableError
@@ -46,6 +47,18 @@ class ClusterView:
     def is_stopped(self) -> bool:
         """Whether its processes have ended, while its disk is kept."""
         return self.status == "STOPPED"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The cheapest machine of a catalogue that has what is asked for."""
+
+    instance: str
+    price_per_hour: float
+    gpus: list[str]
+    gpu_memory_gb: list[float]
+    num_processors: int | None
+    memory_gb: float | None
 
 
 class SkyCalls:
@@ -115,15 +128,36 @@ class SkyCalls:
             except self._sky.exceptions.ClusterDoesNotExist:
                 return
 
-    def catalogue_price(self, cluster: SkyPilotCluster) -> float | None:
-        """Returns the US dollars an hour of the cheapest offer that fits; None without prices."""
+    def offer(self, cluster: SkyPilotCluster) -> Offer | None:
+        """Returns the cheapest machine with the wanted accelerators in the user's clouds.
+
+        None if no accelerator is asked for, or no cloud lists a price.
+        """
+        wanted = wanted_accelerator(cluster)
+        if wanted is None:
+            return None
+        name, count = wanted
+        cloud, _, region = str(cluster.resources.get("infra") or "").partition("/")
+        cloud = cloud or str(cluster.resources.get("cloud") or "")
         with _our_words(self._sky, "could not ask SkyPilot for prices"):
-            task = self._task(run=None)
-            task.set_resources(self._resources(cluster))
-            dag = self._sky.Dag()
-            dag.add(task)
-            best = self._sky.get(self._sky.optimize(dag)).tasks[0].best_resources
-        return None if best is None else _rounded(best.get_cost(_HOUR_S))
+            enabled = self._sky.get(self._sky.client.sdk.enabled_clouds())
+            if not enabled:
+                raise EngineError(
+                    "SkyPilot has no access to a cloud",
+                    "run `sky check` in a terminal and set up a cloud",
+                )
+            # It is the catalogue's own function, and answers at once.
+            found = self._sky.list_accelerators(
+                name_filter=f"^{re.escape(name)}$",
+                region_filter=f"^{re.escape(region)}$" if region else None,
+                quantity_filter=count,
+                clouds=[each.lower() for each in ([cloud] if cloud else enabled)],
+                case_sensitive=False,
+            )
+        is_spot = bool(cluster.resources.get("use_spot"))
+        offers = [_offer(each, is_spot=is_spot) for listed in found.values() for each in listed]
+        priced = [each for each in offers if each is not None]
+        return min(priced, key=lambda each: each.price_per_hour, default=None)
 
     def write_ssh_entry(self, name: str) -> None:
         """Writes the cluster's entry for ssh, as SkyPilot's own command line does."""
@@ -209,6 +243,41 @@ def _our_words(sky: Any, problem: str, *, has_answered: bool = False) -> Generat
         raise UnreachableError(
             text, "nothing: it is tried again; `sky api info` shows whether SkyPilot's server lives"
         ) from error
+
+
+def wanted_accelerator(cluster: SkyPilotCluster) -> tuple[str, int] | None:
+    """Returns the one accelerator that machines.yml asks for, and how many; None if none or any."""
+    wanted = cluster.resources.get("accelerators")
+    if isinstance(wanted, dict) and len(cast("dict[str, Any]", wanted)) == 1:
+        ((name, count),) = cast("dict[str, Any]", wanted).items()
+    elif isinstance(wanted, str):
+        name, _, count = wanted.partition(":")
+    else:
+        return None
+    try:
+        return str(name), int(float(count or 1))
+    except ValueError:
+        return None
+
+
+def _offer(listed: Any, *, is_spot: bool) -> Offer | None:
+    """Returns an entry of the catalogue; None if it has no price."""
+    price = listed.spot_price if is_spot else listed.price
+    if price is None or math.isnan(price) or price <= 0:
+        return None
+    count, memory = int(listed.accelerator_count), listed.device_memory
+    return Offer(
+        instance=f"{listed.cloud} {listed.instance_type}",
+        price_per_hour=round(float(price), 4),
+        gpus=[listed.accelerator_name] * count,
+        gpu_memory_gb=[] if not memory or math.isnan(memory) else [round(memory, 1)] * count,
+        num_processors=_whole(listed.cpu_count),
+        memory_gb=None if listed.memory is None else float(listed.memory),
+    )
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None or math.isnan(number) else int(number)
 
 
 def _price(handle: Any) -> float | None:

@@ -19,7 +19,7 @@ from stillroom.remote.channel import read_errors, start_process
 from stillroom.remote.frames import BrokenStreamError, Frames
 from stillroom.remote.host import UnreachableError
 from stillroom.remote.records import SkyPilotCluster
-from stillroom.remote.rented.sky_calls import ClusterView, Outcome, SkyCalls
+from stillroom.remote.rented.sky_calls import ClusterView, Offer, Outcome, SkyCalls
 from stillroom.secrecy.environments import renting_environment
 
 _CALL_LIMIT_S = 1800.0
@@ -76,9 +76,9 @@ class SkyProcess:
         """Deletes the cluster, and returns when it is gone; there may be none."""
         self._call(None, "put_down", name=name)
 
-    def catalogue_price(self, cluster: SkyPilotCluster) -> float | None:
-        """Returns the US dollars an hour of the cheapest offer that fits; None without prices."""
-        return self._call(float | None, "catalogue_price", cluster=cluster)
+    def offer(self, cluster: SkyPilotCluster) -> Offer | None:
+        """Returns the cheapest machine with the wanted accelerators in the user's clouds."""
+        return self._call(Offer | None, "offer", cluster=cluster)
 
     def write_ssh_entry(self, name: str) -> None:
         """Writes the cluster's entry for ssh."""
@@ -167,7 +167,7 @@ def _made(calls: SkyCalls, call: _Call) -> Any:
         "look": calls.look,
         "hold": calls.hold,
         "put_down": calls.put_down,
-        "catalogue_price": calls.catalogue_price,
+        "offer": calls.offer,
         "write_ssh_entry": calls.write_ssh_entry,
     }
     arguments = dict(call.arguments)

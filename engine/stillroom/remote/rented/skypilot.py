@@ -20,7 +20,7 @@ from stillroom.remote.records import (
     StartThere,
 )
 from stillroom.remote.rented.ledger import BroughtUp, HeldEntry, Ledger
-from stillroom.remote.rented.sky_calls import ClusterView, SkyCalls, check_installed
+from stillroom.remote.rented.sky_calls import ClusterView, Offer, SkyCalls, check_installed
 from stillroom.remote.rented.sky_process import SkyProcess
 from stillroom.remote.ssh.host import SshHost
 
@@ -52,6 +52,8 @@ class SkyPilotHost:
         self._name = cluster_name(machine, ledger)
         self._inner = by_ssh(machine, SshAddress(host=self._name))
         self._looked_at = -_LOOK_AGAIN_S
+        self._offer: Offer | None = None
+        self._has_asked = False
         self._is_gone = False
         """Whether the cluster was gone when it was looked at last."""
 
@@ -82,22 +84,30 @@ class SkyPilotHost:
         )
 
     def price_per_hour(self) -> float | None:
-        """Returns machines.yml's price, else that of the cluster that is up."""
+        """Returns machines.yml's price, else that of the cluster that is up, or of an offer."""
         if self._machine.price_per_hour is not None:
             return self._machine.price_per_hour
         entry = self._ledger.find(self._name)
-        return None if entry is None else entry.price_per_hour
+        if entry is not None:
+            return entry.price_per_hour
+        offer = self._find_offer()
+        return None if offer is None else offer.price_per_hour
 
     def facts(self) -> MachineFacts:
-        """Looks at the cluster if it is up; else says what machines.yml asks for."""
+        """Looks at the cluster if it is up; else says what SkyPilot would bring up."""
         view = self._calls.look(self._name)
         if view is not None and view.is_up:
             self._calls.write_ssh_entry(self._name)
             return self._inner.facts()
-        wanted = self._cluster.resources.get("accelerators")
+        offer = self._find_offer()
+        if offer is None:
+            return MachineFacts(system="a SkyPilot cluster, which the first run brings up")
         return MachineFacts(
-            system="a SkyPilot cluster, which the first run brings up",
-            gpus=[] if wanted is None else [str(wanted)],
+            system=f"a SkyPilot cluster, which the first run brings up, e.g. {offer.instance}",
+            num_processors=offer.num_processors,
+            memory_gb=offer.memory_gb,
+            gpus=offer.gpus,
+            gpu_memory_gb=offer.gpu_memory_gb,
         )
 
     def prepare(self, order: Order, say: Callable[[str], None]) -> None:
@@ -159,6 +169,11 @@ class SkyPilotHost:
         """Ends the connection."""
         self._inner.close()
         self._calls.close()
+
+    def _find_offer(self) -> Offer | None:
+        if not self._has_asked:
+            self._offer, self._has_asked = self._calls.offer(self._cluster), True
+        return self._offer
 
     def _take_or_request(self) -> str | None:
         """Returns the request that brings the cluster up; None if it is up, and now in use."""
