@@ -172,3 +172,15 @@ def test_a_run_that_nobody_can_reach_stops_at_its_machines_hours_with_its_work(
     # A dollar for each second: those before the start and of bringing back count too.
     assert ended.machine_usd is not None
     assert ended.machine_usd >= 2.0
+
+
+def test_a_run_on_a_machine_that_cannot_be_opened_here_says_so_and_ends(
+    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = elsewhere.start()
+    elsewhere.kill_followers()
+    order = run.path / "remote.json"
+    order.write_bytes(order.read_bytes().replace(b'"ssh":{', b'"ssh":null,"unknown":{'))
+    monkeypatch.setattr(remote_runs, "_FOLLOWER", "stillroom.remote.follower.__main__")
+    assert elsewhere.ended(run).status == "failed"
+    assert elsewhere.report(run).error is not None

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import msgspec
 
+from stillroom.errors import EngineError
 from stillroom.files import FileLock, read_json
 from stillroom.jobs.remote_runs import FOLLOWER_LOCK, LOCK_VARIABLE
 from stillroom.remote.follower.course import Follower
+from stillroom.remote.follower.run_here import RunHere
 from stillroom.remote.hosts import open_host
 from stillroom.remote.records import ORDER_FILE, Order
 from stillroom.run_folder import RunFolder
+from stillroom.types import RunStatus
 
 
 def main() -> int:
@@ -29,9 +32,22 @@ def main() -> int:
         sys.stderr.write(f"{folder.run_id} has a follower already\n")
         return 2
     order = read_json(folder.path / ORDER_FILE, Order)
-    host = open_host(order.machine, run=folder.path)
+    try:
+        host = open_host(order.machine, run=folder.path)
+    except EngineError as error:
+        _refuse(RunHere(folder, order), error)
+        return 1
     Follower(folder, order, host, secrets).run()
     return 0
+
+
+def _refuse(run: RunHere, error: EngineError) -> None:
+    """Writes why nobody can look at the machine; a run that has not begun there ends with it."""
+    if run.views.view.has_started:
+        run.views.problem(str(error))
+        return
+    run.end(RunStatus.FAILED, error.problem, error.fix)
+    run.views.over()
 
 
 if __name__ == "__main__":

@@ -45,9 +45,12 @@ class BringBack:
         self._new = [output for output in outputs if output not in record.before]
         self._record, self._fetch = record, fetch
         self._files = read_brought(folder)
+        self._by_hash = {known.sha256: path for path, known in self._files.brought.items()}
         self._is_stopped: Callable[[], bool] = lambda: False
         self.num_bytes = 0
         """The bytes that were fetched."""
+        self.num_wanted = 0
+        """The bytes that are fetched once all files are here that were told of last."""
         self.taken: list[str] = []
         """The outputs whose places somebody else has taken; they lie in `brought_back/`."""
 
@@ -61,6 +64,7 @@ class BringBack:
         """
         allowed = [file for file in files if self._may_come(file.path)]
         self._is_stopped = is_stopped
+        self.num_wanted = self.num_bytes + self.bytes_missing(allowed)
         for unit, members in self._units(allowed):
             self._stop_here()
             missing = [file for file in members if not self._is_here(file)]
@@ -81,10 +85,18 @@ class BringBack:
         return in_folder or is_output(path, self._outputs)
 
     def _units(self, files: Iterable[FileThere]) -> list[tuple[str, list[FileThere]]]:
+        """Returns what is put in place together: small files first, and the newest checkpoint.
+
+        The machine may be gone before all is here.
+        """
+
         def unit(file: FileThere) -> str:
             return unit_of(file.path, self._new)
 
-        return [(name, list(group)) for name, group in groupby(sorted(files, key=unit), unit)]
+        units = [(name, list(group)) for name, group in groupby(sorted(files, key=unit), unit)]
+        checkpoints = [each for each in units if _is_checkpoint(each[0])]
+        checkpoints.sort(key=lambda each: _age(each[0]), reverse=True)
+        return [each for each in units if not _is_checkpoint(each[0])] + checkpoints
 
     def _is_here(self, file: FileThere) -> bool:
         return self._is_in_place(file) or self._is_at(self._apart(file.path), file)
@@ -142,11 +154,11 @@ class BringBack:
 
     def _known_copy(self, file: FileThere) -> Path | None:
         """Returns a file here with the same content: a last checkpoint is that of its step."""
-        for path, known in self._files.brought.items():
-            place = self._root / path
-            if known.sha256 == file.sha256 and place.is_file() and self._is_same(place, file):
-                return place
-        return None
+        path = self._by_hash.get(file.sha256)
+        if path is None:
+            return None
+        place = self._root / path
+        return place if place.is_file() and self._is_same(place, file) else None
 
     def _is_same(self, place: Path, file: FileThere) -> bool:
         known, about = self._files.brought.get(self._name(place)), place.stat()
@@ -186,8 +198,9 @@ class BringBack:
                 self._delete(unit)
         if is_last:
             self._prune_journals(there)
-            for left in (self._folder.path / CHECKPOINTS).glob(f".*.partial-{self._folder.run_id}"):
-                shutil.rmtree(left, ignore_errors=True)
+        # What was begun of a checkpoint that is gone by now; all others are whole.
+        for left in (self._folder.path / CHECKPOINTS).glob(f".*.partial-{self._folder.run_id}"):
+            shutil.rmtree(left, ignore_errors=True)
         write_brought(self._folder, self._files)
 
     def _prune_journals(self, there: set[str]) -> None:
@@ -217,6 +230,7 @@ class BringBack:
         self._files.brought[self._name(place)] = BroughtFile(
             sha256=file.sha256, num_bytes=file.num_bytes, changed_at=about.st_mtime_ns
         )
+        self._by_hash[file.sha256] = self._name(place)
 
     def _name(self, place: Path) -> str:
         return place.relative_to(self._root).as_posix()

@@ -146,12 +146,12 @@ class Follower:
     def _bring_rest(self, bringer: Bringer, files: BringBack, last: FilesThere) -> None:
         """Waits until all files are here."""
         self._views.phase("bringing_back")
-        missing, before = files.bytes_missing(last.files), files.num_bytes
+        before = files.num_bytes
         while not bringer.is_done(last):
             bringer.raise_error()
-            done = min(missing, files.num_bytes - before)
+            done, total = round(files.num_bytes / _MB), round(files.num_wanted / _MB)
             phase = f"bring back from {self._order.machine.name}"
-            self._run.show(phase, round(done / _MB), round(missing / _MB), "MB", at_once=False)
+            self._run.show(phase, min(done, total), total, "MB", at_once=False)
             if files.num_bytes > before:
                 self._views.contact()
             self._sleep(_POLL_S / 10)

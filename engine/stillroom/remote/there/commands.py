@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Generator
+from contextlib import suppress
 
 import msgspec
 
@@ -83,12 +84,11 @@ def remove_run(there: There) -> None:
 def remove(there: There, run_id: str) -> None:
     """Deletes a run's folder, after ending what may still run in it."""
     place = run_place(there, run_id)
-    if not place.base.exists():
-        return
     if place.folder.is_run:
         kill_run(place.folder)
     # Renamed first, so that nobody takes what is left of it for a run.
-    going = place.base.with_name(f".{run_id}.{os.getpid()}.going")
-    place.base.rename(going)
+    with suppress(FileNotFoundError):
+        place.base.rename(place.base.with_name(f".{run_id}.{os.getpid()}.going"))
+    # Also what a connection that broke off has left.
     for leftover in place.base.parent.glob(f".{run_id}.*.going"):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -37,6 +37,7 @@ class FinishedFiles:
     def __init__(self, place: RunPlace, started: StartedRun) -> None:
         self._place, self._started = place, started
         self._file = place.base / "hashes.json"
+        self._saved_at = time.monotonic()
         self._hashes: dict[str, _Hashed] = {}
         with suppress(FileNotFoundError, DataError):
             self._hashes = read_json(self._file, dict[str, _Hashed])
@@ -54,6 +55,7 @@ class FinishedFiles:
         for path, stamp in stamps.items():
             sha256 = yield from self._hash_of(path, stamp)
             files.append(FileThere(path=path, sha256=sha256, num_bytes=stamp[1]))
+        self._save()
         # What has gone or changed meanwhile is looked at again; at the end nothing does.
         if not is_last and dict(self._stamps(is_last=is_last)) != stamps:
             return []
@@ -118,6 +120,11 @@ class FinishedFiles:
     def _is_as_sent(self, file: FileThere) -> bool:
         return self._started.placed.get(file.path) == file.sha256
 
+    def _save(self) -> None:
+        """Keeps the hashes for the next connection."""
+        write_json(self._file, self._hashes, durable=False)
+        self._saved_at = time.monotonic()
+
     def _hash_of(self, path: str, stamp: tuple[int, int, int]) -> Generator[Pulse, None, str]:
         known = self._hashes.get(path)
         if known is not None and known.stamp == stamp:
@@ -130,7 +137,8 @@ class FinishedFiles:
                     told_at = time.monotonic()
                     yield Pulse()
         self._hashes[path] = _Hashed(stamp, digest.hexdigest())
-        write_json(self._file, self._hashes, durable=False)
+        if time.monotonic() - self._saved_at > _PULSE_S:
+            self._save()
         return digest.hexdigest()
 
 
