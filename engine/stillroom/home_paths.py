@@ -6,6 +6,7 @@ name leads to is looked up with `as_found`, and what is recorded is written with
 run at home both leave every path as it is.
 """
 
+import json
 import os
 from collections.abc import Iterable
 from functools import lru_cache
@@ -85,6 +86,10 @@ def _known(variable: str) -> _Known:
     )
 
 
+def _escaped(path: str) -> bytes:
+    return json.dumps(path)[1:-1].encode()
+
+
 def _below(path: str, folder: str) -> str | None:
     """Returns the rest of a path within a folder, "" for the folder itself; None if elsewhere."""
     if path == folder:
@@ -103,7 +108,8 @@ def name_as_at_home(folder: Path) -> None:
             continue
         before = text = path.read_bytes()
         for here, home in known.by_here:
-            for written in (str, lambda value: msgspec.json.encode(value).decode()[1:-1]):
-                text = text.replace(written(here).encode(), written(home).encode())
+            text = text.replace(here.encode(), home.encode())
+            # As a JSON text may hold it: with other letters than ASCII's escaped.
+            text = text.replace(_escaped(here), _escaped(home))
         if text != before:
             path.write_bytes(text)

@@ -25,6 +25,7 @@ from stillroom.remote.package.needs import (
 )
 from stillroom.remote.package.order import pack
 from stillroom.rollout.request import GenerateRollouts, plan_generation
+from stillroom.secrecy.keys import keys_file, tool_variables
 from stillroom.settings import Workspace
 from stillroom.teachers.run_limits import LIMITS_FILE, RunLimits, usd_per_hour_of
 from stillroom.tools.user.file import read_user_file
@@ -222,12 +223,13 @@ def test_packages_that_tools_import_are_named_with_their_versions(workspace):
 
 
 def test_files_that_tools_name_go_with_them_but_no_keys(workspace):
-    for name in ("kb/a.json", "kb/deep/b.json", "kb/.hidden", "prices.csv", ".env", "id_rsa"):
+    names = ("kb/a.json", "kb/deep/b.json", "kb/.hidden", "prices.csv", "q.txt", ".env", "id_rsa")
+    for name in names:
         written(workspace.root / name)
     needs = code(
         workspace,
         "KB = Path(__file__).parent / 'kb'\nPRICES = 'prices.csv'\nENV = '.env'\nKEY = 'id_rsa'\n"
-        "RUNS = 'runs'\nHERE = '.'\n",
+        "RUNS = 'runs'\nHERE = '.'\nROOT = '/'\nQUESTIONS = f'{HERE}/q.txt'\n",
     )
     (workspace.root / "runs" / "sft-1").mkdir(parents=True)
     packed = pack(workspace, box(workspace), needs)
@@ -235,10 +237,12 @@ def test_files_that_tools_name_go_with_them_but_no_keys(workspace):
         "workspace/kb/a.json",
         "workspace/kb/deep/b.json",
         "workspace/prices.csv",
+        "workspace/q.txt",
     ]
     assert packed.notes == [
         "sent with the code, which names it: kb/ (2 files)",
         "sent with the code, which names it: prices.csv",
+        "sent with the code, which names it: q.txt",
     ]
 
 
@@ -265,8 +269,15 @@ def test_an_order_names_keys_and_holds_none(workspace, monkeypatch):
     assert b"0123456789abcdef" not in packed.copies["remote.json"]
     assert packed.secrets["OPENAI_API_KEY"] == "sk-0123456789abcdef"
     assert "0123456789abcdef" not in repr(packed)
-    # With it goes the file that says which key may go where.
-    assert json.dumps([file.place for file in packed.order.files]).count("keys.yml") == 1
+
+
+def test_the_file_that_says_which_key_may_go_where_is_found_elsewhere(tmp_path, workspace):
+    own_keys = users_machines_file().with_name("keys.yml")
+    own_keys.write_text("- {key: SEARCH_KEY, tools: true}\n", encoding="utf-8")
+    packed, run = packed_run(workspace, code(workspace, "x = 1"))
+    with away(lay_out(run, packed.order, tmp_path / "there")):
+        assert keys_file().is_relative_to(tmp_path / "there" / "outside")
+        assert tool_variables() == {"SEARCH_KEY"}
 
 
 def test_a_machine_of_the_workspaces_own_file_gets_no_keys(workspace, monkeypatch):
@@ -324,3 +335,12 @@ def test_what_an_hour_costs_is_that_of_the_machine_that_does_the_run(workspace):
     write_json(workspace.root / LIMITS_FILE, limits)
     with away(home_variable([("/home/me/work", str(workspace.root))])):
         assert usd_per_hour_of(workspace, workspace.root) == 2.0
+
+
+def test_the_tokenizer_of_a_served_teacher_goes_with_a_training(workspace):
+    model = model_folder(workspace.root / "teacher")
+    with (model / "model.safetensors").open("wb") as weights:
+        weights.truncate(1 << 30)
+    assert places_of(workspace, Needs(tokenizers=["teacher", "org/on-the-hub"])) == [
+        "workspace/teacher/config.json"
+    ]

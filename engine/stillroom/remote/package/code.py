@@ -55,7 +55,7 @@ def add_named_files(
     for server in servers:
         for word in parse_spec(server).command:
             _add_named(workspace, places, (workspace.root,), word, sent, left_out)
-    notes = [f"sent with the code, which names it: {name}" for name in sent]
+    notes = [f"sent with the code, which names it: {name}" for name in sorted(sent)]
     return notes + [f"not sent, though the code names it: {name}" for name in left_out]
 
 
@@ -87,11 +87,12 @@ def _add_named(
 def _path_named(root: Path, folders: Sequence[Path], text: str) -> Path | None:
     """Returns the readable file or folder in the workspace to which a name leads, if any."""
     name = text.strip().rstrip("/")
-    if name in _NOT_NAMED or len(name) > _LONGEST_NAME or not name.isprintable():
+    if name.strip("/") in _NOT_NAMED or len(name) > _LONGEST_NAME or not name.isprintable():
         return None
-    for folder in folders:
+    # `f"{FOLDER}/kb.json"` holds the text "/kb.json".
+    names = [name, name.lstrip("/")] if name.startswith("/") else [name]
+    for path in (folder / name for folder in folders for name in names):
         try:
-            path = folder / name
             if not path.exists() or path.resolve() == root:
                 continue
             is_inside = path.resolve().is_relative_to(root)

@@ -19,6 +19,7 @@ from stillroom.train.config.resume import find_resume_point, run_to_resume
 _OF_A_RUN = ("run.json", "request.json", "config.json", "given_config.yml", "given_config.json")
 _SMALL_BYTES = 1 << 20
 """What a card needs of earlier models is smaller: configurations, records, licences."""
+_TOKENIZER_BYTES = 64 << 20
 _MOST_STAGES = 12
 _MOST_MANIFESTS = 40
 
@@ -30,9 +31,7 @@ def add_model(workspace: Workspace, places: SentPlaces, model: ModelLocation) ->
     if not model.is_local:
         return
     places.add_folder(model.folder)
-    named = workspace.path(model.name)
-    if named.is_dir() and not RunFolder(named).is_run:
-        places.name(model.name, model.folder)
+    _name(workspace, places, model)
     _add_run_of(workspace, places, model.folder)
     if model.is_adapter:
         base = adapter_base(workspace, model)
@@ -42,6 +41,22 @@ def add_model(workspace: Workspace, places: SentPlaces, model: ModelLocation) ->
     if whole is not None and (folder := Path(whole.location)).is_absolute() and folder.is_dir():
         # Only its configuration and tokenizer are read, but by an export.
         places.add_folder(folder, most_bytes=_SMALL_BYTES)
+
+
+def add_tokenizer(workspace: Workspace, places: SentPlaces, name: str) -> None:
+    """Adds the small files of a local model whose weights a server has."""
+    with suppress(EngineError):
+        model = locate_model(workspace, name)
+        if model.is_local:
+            places.add_folder(model.folder, most_bytes=_TOKENIZER_BYTES)
+            _name(workspace, places, model)
+
+
+def _name(workspace: Workspace, places: SentPlaces, model: ModelLocation) -> None:
+    """Lets the name that config.yml or a request gives a model lead to its folder there."""
+    named = workspace.path(model.name)
+    if named.is_dir() and not RunFolder(named).is_run:
+        places.name(model.name, model.folder)
 
 
 def add_run(workspace: Workspace, places: SentPlaces, run_id: str) -> None:

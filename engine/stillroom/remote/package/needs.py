@@ -31,6 +31,8 @@ class Needs:
     prompts: Sequence[Path] = ()
     """The files among them whose rows may name containers."""
     models: Sequence[ModelLocation] = ()
+    tokenizers: Sequence[str] = ()
+    """Models that servers hold, of which the run reads the tokenizer."""
     code: Sequence[UserFile] = ()
     servers: Sequence[str] = ()
     """The command lines and URLs of MCP servers."""
@@ -66,6 +68,11 @@ def needs_of_training(request: StartTraining, plan: TrainingPlan) -> Needs:
         files=[path for path in plan.inputs if path not in _folders(plan.models)],
         prompts=[*plan.train_files, *plan.eval_files.values()],
         models=plan.models,
+        tokenizers=[
+            teacher.tokenizer or teacher.path
+            for teacher in config.teachers
+            if teacher.section.is_served
+        ],
         code=_files(plan.tools_file, plan.rewards_file),
         servers=config.rollout.mcp_servers,
         addresses=list(_addresses_of_training(plan)),

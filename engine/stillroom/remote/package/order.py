@@ -10,7 +10,13 @@ from stillroom.errors import DataError, InputError
 from stillroom.lineage import folder_files, manifest_path, pending_manifest, read_manifest
 from stillroom.remote.machines import check_keys_may_go
 from stillroom.remote.package.code import add_named_files, packages_of
-from stillroom.remote.package.models import add_history, add_model, add_resumed, add_run
+from stillroom.remote.package.models import (
+    add_history,
+    add_model,
+    add_resumed,
+    add_run,
+    add_tokenizer,
+)
 from stillroom.remote.package.needs import Needs
 from stillroom.remote.package.places import SentPlaces
 from stillroom.remote.package.tags import add_tags
@@ -59,6 +65,8 @@ def pack(
     _add_files(workspace, places, needs)
     for model in needs.models:
         add_model(workspace, places, model)
+    for name in needs.tokenizers:
+        add_tokenizer(workspace, places, name)
     if needs.exported is not None:
         add_history(workspace, places, needs.exported)
     if needs.resume is not None:

@@ -48,7 +48,8 @@ def refuse_request(request: PlacedRequest, machine: Machine) -> None:
     if budget is not None and machine.price_per_hour is None and not machine.is_ours_to_stop:
         raise InputError(
             f"budget_usd counts what {machine.name} costs, and its price is not known",
-            f"write price_per_hour to the entry {machine.name} in {machine.file}",
+            f"write price_per_hour to the entry {machine.name} in {machine.file} (0 if its hours "
+            "cost nothing)",
         )
 
 
