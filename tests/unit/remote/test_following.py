@@ -1,18 +1,24 @@
 """Runs on another machine, from the start here to the last file back, whatever breaks meanwhile."""
 
 import random
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fakes.rollout_rows import read_rows
 from fakes.runs_elsewhere import Elsewhere
+from fakes.started_runs import asked_long_ago
 from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.jobs import remote_runs, supervise
+from stillroom.outputs import OutputHeldError, check_free
+from stillroom.run_folder import create_run
+from stillroom.types import RunKind, RunStatus
 
 TESTS = Path(__file__).parents[2]
 
@@ -184,3 +190,45 @@ def test_a_run_on_a_machine_that_cannot_be_opened_here_says_so_and_ends(
     monkeypatch.setattr(remote_runs, "_FOLLOWER", "stillroom.remote.follower.__main__")
     assert elsewhere.ended(run).status == "failed"
     assert elsewhere.report(run).error is not None
+
+
+def test_a_run_that_waits_its_turn_sends_nothing_and_is_cancelled(elsewhere: Elsewhere) -> None:
+    earlier = create_run(elsewhere.workspace, RunKind.SFT, {})
+    owner = earlier.owner_lock()
+    assert owner.try_acquire()
+    earlier.write(msgspec.structs.replace(earlier.read(), status=RunStatus.RUNNING))
+    run = elsewhere.start(start_after=[earlier.run_id])
+    wait_until(lambda: elsewhere.report(run).progress is not None)
+    progress = elsewhere.report(run).progress
+    assert progress is not None
+    assert progress.phase == f"wait for {earlier.run_id}"
+    api.cancel_run(elsewhere.workspace, api.CancelRun(run_id=run.run_id))
+    assert elsewhere.ended(run).status == "cancelled"
+    assert list(elsewhere.there.iterdir()) == []
+    owner.release()
+
+
+def test_a_second_cancel_kills_a_run_there_that_does_not_stop(elsewhere: Elsewhere) -> None:
+    run = elsewhere.start()
+    wait_until(lambda: elsewhere.rewarded(run) == ["0"])
+    elsewhere.worker_there(run).send_signal(signal.SIGSTOP)
+    api.cancel_run(elsewhere.workspace, api.CancelRun(run_id=run.run_id))
+    asked_long_ago(run)
+    api.cancel_run(elsewhere.workspace, api.CancelRun(run_id=run.run_id))
+    assert elsewhere.ended(run).status == "cancelled"
+    wait_until(lambda: elsewhere.processes() == [])
+
+
+def test_no_second_run_here_writes_the_output_of_a_run_elsewhere(elsewhere: Elsewhere) -> None:
+    run = elsewhere.start()
+    wait_until(lambda: elsewhere.rewarded(run) == ["0"])
+    with pytest.raises(OutputHeldError, match=f"a run elsewhere .* run {run.run_id}"):
+        check_free(elsewhere.home / "scored.jsonl")
+    (elsewhere.home / "scored.jsonl").write_text("by hand\n")
+    elsewhere.open()
+    ended = elsewhere.ended(run)
+    assert ended.status == "failed"
+    assert ended.error is not None
+    assert "scored.jsonl was written here by somebody else" in ended.error.problem
+    assert (elsewhere.home / "scored.jsonl").read_text() == "by hand\n"
+    assert len(read_rows(run.path / "brought_back" / "scored.jsonl")) == 2
