@@ -1,6 +1,7 @@
 """An environment is made whole on machines with an old Python, none, or one of their own."""
 
 import os
+import subprocess
 import sys
 import sysconfig
 import threading
@@ -8,8 +9,10 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
+from fakes.waiting import wait_until
 from stillroom.remote.channel import LocalChannel
 from stillroom.remote.host import MachineError
 from stillroom.remote.records import Machine, Order
@@ -67,12 +70,12 @@ class Box:
     def installs(self) -> int:
         return self.log.read_text().count(" -r ")
 
+    def variables(self) -> dict[str, str]:
+        path = f"{self.folder}/bin:{os.environ['PATH']}"
+        return {**os.environ, "PATH": path, "HOME": f"{self.folder}/home"}
+
     def host(self, python: str | None = None, **environment: str) -> ChannelHost:
-        variables = {
-            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
-            "HOME": f"{self.folder}/home",
-        }
-        channel = LocalChannel(environment={**os.environ, **variables, **environment})
+        channel = LocalChannel(environment=self.variables() | environment)
         return ChannelHost(Machine(name="box", python=python), channel)
 
 
@@ -193,7 +196,7 @@ def test_an_installation_without_room_says_so(box: Box):
 def test_a_killed_installation_is_begun_anew(box: Box):
     # The installer goes on for a while, and nobody deletes what it writes.
     box.give_uv(before=f"kill -9 $PPID; sleep 0.5; date +%s%N >{box.folder}/written")
-    with pytest.raises(MachineError, match="Killed"):
+    with pytest.raises(MachineError, match="it was killed by signal 9"):
         prepare(box.host())
 
     box.give_uv(before=f"[ -e {box.folder}/written ] || exit 1")
@@ -201,6 +204,32 @@ def test_a_killed_installation_is_begun_anew(box: Box):
     prepare(host)
 
     assert host.missing([]) == {}
+
+
+def test_an_installation_goes_on_without_a_connection_when_nobody_listens(box: Box):
+    waiting = f"for n in $(seq 600); do [ -e {box.folder}/go ] && break; sleep 0.1; done"
+    box.give_uv(before=f"touch {box.folder}/begun; {waiting}")
+    program = f"""
+import os
+from stillroom.remote.channel import LocalChannel
+from stillroom.remote.records import Machine
+from stillroom.remote.ssh import bootstrap
+channel = LocalChannel(environment={box.variables()!r})
+bootstrap.prepare(channel, Machine(name="box"), None, print)
+"""
+    listening = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
+    wait_until((box.folder / "begun").exists)
+    talking = [p for p in psutil.process_iter() if p.ppid() == listening.pid]
+    listening.kill()
+    listening.wait()
+
+    assert talking
+    assert psutil.wait_procs(talking, timeout=30)[1] == []
+    assert not any(box.root.glob("packages/*/whole"))
+    (box.folder / "go").touch()
+    wait_until(lambda: any(box.root.glob("packages/*/whole")))
+    prepare(box.host())
+    assert box.installs() == 1
 
 
 def test_two_runs_that_begin_at_once_install_once(box: Box):

@@ -27,7 +27,7 @@ import sys
 import sysconfig
 import time
 import venv
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
@@ -76,14 +76,57 @@ def main() -> int:
     line = sys.stdin.readline()
     if not line:
         return 0  # The code is to be sent anew.
-    wish: _Wish = json.loads(line)
+    _relay(lambda: _carry_out(root, json.loads(line), sites))
+    return 0
+
+
+def _carry_out(root: Path, wish: _Wish, sites: list[str]) -> None:
     try:
         python = _environment(root, wish, sites)
     except (_FailedError, OSError, subprocess.SubprocessError) as error:
         _answer({"failed": f"{error}{_seen_in(_log(root, wish))}"})
-        return 0
-    _answer({"python": str(python)})
-    return 0
+    else:
+        _answer({"python": str(python)})
+
+
+def _relay(work: Callable[[], None]) -> None:
+    """Does the work in a process of its own and passes its answers on.
+
+    If nobody listens any more, this process ends, and with it the connection; the other goes on, so
+    that the next connection finds done what this one has begun.
+    """
+    source, sink = os.pipe()
+    worker = os.fork()
+    if worker == 0:
+        os.close(source)
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(sink, 1)
+        os.dup2(sink, 2)
+        os.close(sink)
+        work()
+        os._exit(0)
+    os.close(sink)
+    _pass_on(source, worker)
+
+
+def _pass_on(source: int, worker: int) -> None:
+    """Writes a process's answers to standard output until it ends, and says how if it broke off."""
+    trouble = ""
+    with os.fdopen(source, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if line.startswith("{"):
+                try:
+                    sys.stdout.write(line)
+                    sys.stdout.flush()
+                except OSError:
+                    os._exit(1)
+            else:
+                trouble = (trouble + line)[-1500:]
+    code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+    if code:
+        killed = f"it was killed by signal {-code}" if code < 0 else f"it ended with {code}"
+        _answer({"failed": trouble or f"the process that installs them broke off: {killed}"})
 
 
 def code_hash_of(files: Iterable[tuple[str, bytes]]) -> str:
@@ -287,7 +330,9 @@ def _own_sites() -> list[str]:
 
 
 def _installed() -> list[tuple[str, str]]:
-    found = ((each.metadata["Name"], each.version) for each in importlib.metadata.distributions())
+    # Each `metadata` parses a file anew.
+    texts = [each.metadata for each in importlib.metadata.distributions()]
+    found = [(text["Name"], text["Version"]) for text in texts]
     return [(name, version) for name, version in found if name and version]
 
 
@@ -327,7 +372,7 @@ def _answer(value: dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(value) + "\n")
         sys.stdout.flush()
     except OSError:
-        # The connection is gone, and the work is not in vain: the next one finds it done.
+        # Nobody listens any more; what cannot be written must not be tried again at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
