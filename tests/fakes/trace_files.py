@@ -14,6 +14,7 @@ SAMPLES = Path(__file__).parents[1] / "fixtures" / "traces"
 LOG_FORMATS = (
     "anthropic_batch",
     "anthropic_messages",
+    "gemini",
     "helicone",
     "langfuse",
     "langsmith",

@@ -21,6 +21,7 @@ _JUDGED = ("helicone", "langfuse", "phoenix")
         ("openai_responses/chained.jsonl", 3),
         ("openai_batch", 3),
         ("anthropic_batch", 3),
+        ("gemini", 9),
         ("otel_genai/traceloop_anthropic.jsonl", 3),
         ("otel_genai/ai_sdk.jsonl", 3),
         ("openinference", 7),

@@ -2,6 +2,7 @@
 
 from stillroom.importing.formats.api_logs.anthropic import ANTHROPIC_MESSAGES
 from stillroom.importing.formats.api_logs.batches import ANTHROPIC_BATCH, OPENAI_BATCH
+from stillroom.importing.formats.api_logs.gemini import GEMINI
 from stillroom.importing.formats.api_logs.helicone import HELICONE
 from stillroom.importing.formats.api_logs.litellm import LITELLM
 from stillroom.importing.formats.api_logs.openai_chat import OPENAI_CHAT
@@ -55,6 +56,7 @@ FORMATS: tuple[TraceFormat, ...] = (
     CODEX_EXEC,
     ANTHROPIC_MESSAGES,
     OPENAI_RESPONSES,
+    GEMINI,
     OPENAI_BATCH,
     ANTHROPIC_BATCH,
     OPENAI_CHAT,
