@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -296,16 +297,37 @@ def disk_full(scene: Scene, checks: Checks, options: argparse.Namespace) -> None
 
 
 def clocks_apart(scene: Scene, checks: Checks, options: argparse.Namespace) -> None:
-    """The machine's clock is five hours ahead."""
-    run_id = scene.start()
+    """The clock of every process there is five hours ahead; only the monotonic one is right."""
+    check_whole(scene, scene.start(), checks)  # which makes the environment there
+    library = next(Path("/usr/lib").rglob("libfaketime.so.1"))
+    for python in scene.there.glob("venvs/*/bin/python"):
+        real = os.path.realpath(python)
+        python.unlink()
+        python.write_text(
+            f'#!/bin/bash\nexport LD_PRELOAD={library} FAKETIME=+5h DONT_FAKE_MONOTONIC=1\nexec -a "$0" {real} "$@"\n',
+            encoding="utf-8",
+        )
+        python.chmod(0o755)
+    before, run_id = time.time(), scene.start()
     check_whole(scene, run_id, checks)
     run = scene.look(run_id)
+    said = [
+        datetime.fromisoformat(moment).timestamp()
+        for moment in (run.started_at, run.ended_at)
+        if moment
+    ]
     there = json.loads((scene.folder(run_id).path / "remote_view.json").read_bytes())
+    lines = scene.folder(run_id).events.read_text(encoding="utf-8").splitlines()
+    ahead = datetime.fromisoformat(json.loads(lines[0])["time"]).timestamp() - before
     checks.figures |= {
-        "started_at": run.started_at,
-        "ended_at": run.ended_at,
+        "events_ahead_h": round(ahead / 3600, 1),
         "seconds_there": there["seconds_there"],
     }
+    checks.expect(ahead > 4 * 3600, "the clock there was not ahead")
+    checks.expect(
+        len(said) == 2 and all(before - 5 <= moment <= time.time() + 5 for moment in said),
+        f"times {run.started_at} to {run.ended_at}",
+    )
     checks.expect(there["seconds_there"] < 600, "the clock's difference counts as time used")
 
 
@@ -358,11 +380,8 @@ SCENES: dict[str, Callable[[Scene, Checks, argparse.Namespace], None]] = {
 
 
 def play(name: str, options: argparse.Namespace) -> Checks:
-    checks, settings = Checks(), dict[str, str]()
-    if name == "clocks_apart":
-        library = next(Path("/usr/lib").rglob("libfaketime.so.1"))
-        settings["SetEnv"] = f"LD_PRELOAD={library} FAKETIME=+5h DONT_FAKE_MONOTONIC=1"
-    with machine(settings) as scene:
+    checks = Checks()
+    with machine() as scene:
         project(scene.space.root)
         if name == "disk_full":
             subprocess.run(

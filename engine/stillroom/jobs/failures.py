@@ -9,10 +9,13 @@ import shutil
 import signal
 from contextlib import suppress
 
+import msgspec
+
 from stillroom.errors import DivergedError, EngineError, writable_text
 from stillroom.lines import last_line
 from stillroom.models.resolve import CHECKPOINTS
 from stillroom.run_folder import ProcessEnd, RunFailure, RunFolder, RunState
+from stillroom.teachers.run_limits import LIMITS_FILE
 from stillroom.train.config.resume import latest_checkpoint
 from stillroom.types import RunKind, RunStatus
 
@@ -40,11 +43,12 @@ def failure_of(error: BaseException, folder: RunFolder, kind: RunKind) -> RunFai
             fix=_SMALLER + _with_smaller_passes(folder, kind) + _start_from(folder, kind),
         )
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return RunFailure(
-            problem=f"no space left on the disk: {text}",
-            fix=f"free some space under {folder.path.parent}" + going_on(folder, kind),
-        )
+        full = _full_disk(folder, f"the disk: {text}", f"under {folder.path.parent}")
+        return msgspec.structs.replace(full, fix=full.fix + going_on(folder, kind))
     if isinstance(error, OSError) and error.errno is not None:
+        if _is_away(folder):
+            # A path there would be shown as the one here that it stands for.
+            text = f"{error.strerror}, on the machine that the run was on"
         return RunFailure(
             problem=f"the system refused: {text}",
             fix=f"check free disk space and permissions, then start again; details in {folder.log}"
@@ -72,9 +76,10 @@ def ending_of_gone(
             fix=_SMALLER + _with_smaller_passes(folder, kind) + _start_from(folder, kind),
         )
     if end is None and _is_full(folder):
+        full = _full_disk(folder, f"the disk of {folder.path}", "there")
         return RunStatus.FAILED, RunFailure(
-            problem=f"no space left on the disk of {folder.path}: the run could not write its end",
-            fix=f"free some space; the reason is in {folder.log}" + _again(folder, kind),
+            problem=f"{full.problem}: the run could not write its end",
+            fix=f"{full.fix}; the reason is in {folder.log}" + _again(folder, kind),
         )
     ended = "without finishing" if state.status is not RunStatus.STARTING else "before it began"
     last = last_line(folder.log)
@@ -91,6 +96,18 @@ def stopped_at_limit(folder: RunFolder, kind: RunKind, reason: str) -> RunFailur
         problem=f"the run was stopped with its work kept: {reason}",
         fix="raise that limit" + _again(folder, kind),
     )
+
+
+def _full_disk(folder: RunFolder, disk: str, place: str) -> RunFailure:
+    """Returns that a disk is full; for a run that was sent here, that it is not the user's own."""
+    if _is_away(folder):
+        disk, place = "the disk of the machine that the run was on", "there (see list_machines)"
+    return RunFailure(problem=f"no space left on {disk}", fix=f"free some space {place}")
+
+
+def _is_away(folder: RunFolder) -> bool:
+    """Whether a run was sent to this machine; its texts are read on another one."""
+    return (folder.path / LIMITS_FILE).exists()
 
 
 def _is_full(folder: RunFolder) -> bool:

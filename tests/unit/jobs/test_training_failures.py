@@ -18,7 +18,8 @@ from fakes.training import Project, make_project
 from fakes.waiting import wait_until
 from stillroom.errors import DataError, DivergedError
 from stillroom.jobs.failures import failure_of
-from stillroom.run_folder import create_run, find_run
+from stillroom.run_folder import RunFolder, create_run, find_run
+from stillroom.teachers.run_limits import LIMITS_FILE
 from stillroom.types import RunKind
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(40)]
@@ -172,3 +173,17 @@ def test_other_runs_have_no_checkpoints_to_speak_of(run_with_checkpoint: Path) -
     failure = failure_of(OSError(28, "full"), run_with_checkpoint, RunKind.ROLLOUTS)
 
     assert "resume" not in failure.fix
+
+
+@pytest.mark.parametrize("code", [28, 13])
+def test_a_fault_of_a_machine_elsewhere_is_not_taken_for_one_of_this_machine(
+    run_with_checkpoint: RunFolder, code: int
+) -> None:
+    (run_with_checkpoint.path / LIMITS_FILE).write_text("{}", encoding="utf-8")
+    error = OSError(code, os.strerror(code), str(run_with_checkpoint.path / "events.jsonl"))
+    failure = failure_of(error, run_with_checkpoint, RunKind.SFT)
+
+    assert "the machine that the run was on" in failure.problem
+    # A path there is shown as the one here that it stands for.
+    assert str(run_with_checkpoint.path) not in failure.problem
+    assert "goes on from step_000004" in failure.fix
