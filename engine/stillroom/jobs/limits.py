@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -27,6 +28,13 @@ class Stoppable(Protocol):
         ...
 
 
+def _kill_this_process() -> None:
+    # It is the log's last line, which the run's end then quotes.
+    sys.stderr.write("killed: a limit of its machine was reached, and it did not stop in time\n")
+    sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @contextmanager
 def watched_for_limits(folder: RunFolder, work: Stoppable) -> Generator[None]:
     """Stops the run at its limits, and kills it if it has not stopped before one is passed."""
@@ -50,7 +58,7 @@ def watch(
     has_ended: Callable[[float], bool],
     *,
     clock: Callable[[], float] = time.monotonic,
-    kill: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGKILL),
+    kill: Callable[[], None] = _kill_this_process,
 ) -> None:
     """Looks at the limits until the run has ended; `has_ended` waits for that so many seconds."""
     is_stopping = False

@@ -137,6 +137,7 @@ class Beginning:
             record=run.record,
             spent_usd=spent,
         )
+        run.stop_if_cancelled()
         views.started()
         self._host.start(start)
         run.record.before_start_s, run.record.is_started = used_s, True

@@ -43,13 +43,17 @@ class Follower:
         secrets: Mapping[str, str],
         *,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        backoff: Backoff | None = None,
     ) -> None:
         self._folder, self._order, self._host, self._sleep = folder, order, host, sleep
         self._run = RunHere(folder, order)
         self._record, self._views = self._run.record, self._run.views
         self._mirror = Mirror(folder, order, self._run.root, self._record)
         self._beginning = Beginning(self._run, host, secrets, sleep)
-        self._backoff = Backoff()
+        self._backoff, self._clock = backoff or Backoff(), clock
+        self._missed_since: float | None = None
+        """When the machine did not answer any more."""
         self._sent_cancels: set[bool] = set()
         self._is_due = False
         """Whether the next step follows at once."""
@@ -124,6 +128,7 @@ class Follower:
         self._finish(files, last)
 
     def _take(self, news: News) -> None:
+        self._missed_since = None
         if isinstance(news, StateThere):
             self._views.contact(elapsed_s=news.elapsed_s)
             self._confirm_start(news)
@@ -182,9 +187,7 @@ class Follower:
             except EngineError as error:
                 left = error
         self._host.put_down()
-        if left is not None and (
-            machine.is_ours_to_stop or time.time() - ended_at < _CLEAN_UP_FOR_S
-        ):
+        if left is not None and time.time() - ended_at < _CLEAN_UP_FOR_S:
             raise left
         self._views.over()
 
@@ -203,7 +206,11 @@ class Follower:
         machine, heard_at = self._order.machine, self._record.contact_at
         silent_s = time.time() - heard_at if heard_at is not None else 0.0
         is_running = self._record.is_started and not self._run.has_ended
-        if is_running and silent_s > machine.max_hours * 3600 + _SILENT_S:
+        if self._missed_since is None:
+            self._missed_since = self._clock()
+        # The clock here may have been set meanwhile, so a while of it was tried in vain too.
+        has_tried = self._clock() - self._missed_since > _SILENT_S
+        if is_running and has_tried and silent_s > machine.max_hours * 3600 + _SILENT_S:
             problem = (
                 f"{machine.name} has not answered for {silent_s / 3600:.0f} hours, so the run "
                 f"there has stopped by itself (max_hours: {machine.max_hours:g})"

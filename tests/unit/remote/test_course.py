@@ -1,0 +1,283 @@
+"""The course of a run elsewhere with a machine that a test scripts, step by step."""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stillroom.files import read_json
+from stillroom.remote.follower.course import Follower
+from stillroom.remote.follower.record import read_record, write_record
+from stillroom.remote.follower.retry import Backoff
+from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
+from stillroom.remote.records import (
+    VIEW_FILE,
+    Blob,
+    FilesThere,
+    Machine,
+    MachineFacts,
+    News,
+    Order,
+    SkyPilotCluster,
+    SshAddress,
+    StartThere,
+    StateThere,
+    View,
+)
+from stillroom.run_folder import NewRun, RunFolder, RunState, create_run
+from stillroom.settings import Workspace
+from stillroom.types import RunKind, RunStatus
+
+SILENT = UnreachableError("box does not answer", "it is tried again")
+GONE = MachineGoneError("box was taken back", "take another")
+FULL = MachineError("its disk is full", "free some space there")
+
+
+@dataclass
+class ScriptedHost:
+    """A machine that answers each call with the next of what a test gives for it, then well."""
+
+    answers: dict[str, list[Exception]] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+    price: float | None = None
+    status: RunStatus = RunStatus.SUCCEEDED
+    on_call: Callable[[str], None] = lambda _: None
+    started: list[StartThere] = field(default_factory=list)
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        self.on_call(name)
+        if self.answers.get(name):
+            raise self.answers[name].pop(0)
+
+    def bring_up(self) -> None:
+        self._call("bring_up")
+
+    def price_per_hour(self) -> float | None:
+        return self.price
+
+    def facts(self) -> MachineFacts:
+        raise FULL
+
+    def prepare(self, order: Order, say: Callable[[str], None]) -> None:
+        self._call("prepare")
+
+    def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
+        self._call("missing")
+        return {}
+
+    def send(self, blobs: Sequence[Blob], have: Mapping[str, int]) -> Iterator[int]:
+        raise AssertionError("nothing is missing")
+
+    def start(self, run: StartThere) -> None:
+        self.started.append(run)
+        self._call("start")
+
+    def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[News]:
+        self._call("follow")
+        state = RunState(
+            run_id=run_id, kind=RunKind.SFT, status=self.status, created_at="2026-11-20T10:00:00Z"
+        )
+        yield StateThere(
+            run_json=msgspec.json.encode(state), elapsed_s=36.0, root="/there", clock=time.time()
+        )
+        yield FilesThere(files=[], is_last=True)
+
+    def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
+        raise AssertionError("there are no files")
+
+    def cancel(self, run_id: str, *, kill: bool) -> None:
+        self._call("cancel")
+
+    def remove(self, run_id: str) -> None:
+        self._call("remove")
+
+    def put_down(self) -> None:
+        self._call("put_down")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+WHOLE = ["bring_up", "prepare", "missing", "start", "follow", "remove", "put_down", "close"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return create_run(Workspace(tmp_path), RunKind.SFT, {}, NewRun(notes=["a note"]))
+
+
+def follow(
+    folder: RunFolder, host: ScriptedHost, *, is_rented: bool = False, **order: object
+) -> RunState:
+    """Follows the run to its end, without waits."""
+    kind = (
+        {"skypilot": SkyPilotCluster(resources={})} if is_rented else {"ssh": SshAddress(host="b")}
+    )
+    machine = Machine(name="box", max_hours=2.0, **kind)
+    wanted = Order(machine=machine, files=[], home_paths=[], **order)
+    clock = iter(range(0, 10**9, 600))
+    follower = Follower(
+        folder,
+        wanted,
+        host,  # type: ignore[arg-type]
+        {},
+        sleep=lambda _: None,
+        clock=lambda: next(clock),
+        backoff=Backoff(most_s=0.0),
+    )
+    follower.run()
+    return folder.read()
+
+
+def view(folder: RunFolder) -> View:
+    return read_json(folder.path / VIEW_FILE, View)
+
+
+def test_each_step_is_taken_once(folder: RunFolder) -> None:
+    host = ScriptedHost()
+    assert follow(folder, host).status is RunStatus.SUCCEEDED
+    assert host.calls == WHOLE
+    assert host.started[0].notes == ["a note"]
+    assert view(folder).phase == "over"
+
+
+@pytest.mark.parametrize("step", ["bring_up", "prepare", "missing", "start", "follow", "remove"])
+def test_a_step_that_could_not_reach_the_machine_is_taken_again(
+    folder: RunFolder, step: str
+) -> None:
+    host = ScriptedHost({step: [SILENT, SILENT, SILENT]})
+    assert follow(folder, host).status is RunStatus.SUCCEEDED
+    assert host.calls.count(step) == 4
+    # From the start's confirmation on, nothing of what was before is done again.
+    assert host.calls.count("bring_up") == (1 if step in ("follow", "remove") else 4)
+
+
+@pytest.mark.parametrize("step", ["bring_up", "prepare", "missing"])
+def test_what_waiting_does_not_mend_ends_a_run_that_has_not_begun(
+    folder: RunFolder, step: str
+) -> None:
+    host = ScriptedHost({step: [FULL]})
+    state = follow(folder, host)
+    assert state.status is RunStatus.FAILED
+    assert state.error is not None
+    assert (state.error.problem, state.error.fix) == (FULL.problem, FULL.fix)
+    assert host.calls[-2:] == ["put_down", "close"]
+    assert "start" not in host.calls
+
+
+@pytest.mark.parametrize("step", ["start", "follow"])
+def test_what_a_user_has_to_mend_is_no_end_of_a_run_that_may_have_begun(
+    folder: RunFolder, step: str
+) -> None:
+    seen: list[tuple[RunStatus, str | None]] = []
+    host = ScriptedHost({step: [FULL, FULL]})
+    host.on_call = lambda name: (
+        seen.append((folder.read().status, view(folder).problem)) if name == step else None
+    )
+    assert follow(folder, host).status is RunStatus.SUCCEEDED
+    assert {status for status, _ in seen} == {RunStatus.STARTING}
+    assert seen[-1][1] == str(FULL) or step == "start"
+    assert view(folder).problem is None
+
+
+def test_a_machine_that_was_taken_back_leaves_the_run_to_go_on_elsewhere(
+    folder: RunFolder,
+) -> None:
+    checkpoint = folder.path / "checkpoints" / "step_000003"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "training_state.json").write_text("{}")
+    state = follow(folder, ScriptedHost({"follow": [GONE]}), is_rented=True)
+    assert state.status is RunStatus.INTERRUPTED
+    assert state.error is not None
+    assert f"start_training(resume={folder.run_id}) goes on from step_000003" in state.error.fix
+
+
+@pytest.mark.parametrize("error", [SILENT, GONE, FULL])
+def test_a_machine_of_ours_is_put_down_although_nothing_can_be_removed_there(
+    folder: RunFolder, error: Exception
+) -> None:
+    host = ScriptedHost({"remove": [error], "put_down": [SILENT]})
+    assert follow(folder, host, is_rented=True).status is RunStatus.SUCCEEDED
+    assert host.calls[-5:] == ["remove", "put_down", "remove", "put_down", "close"]
+
+
+def test_a_machine_that_never_answers_again_has_stopped_the_run_by_itself(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = ScriptedHost({"follow": [SILENT] * 99, "remove": [GONE]})
+    now = time.time
+    # Three and a half hours pass, of which the run may take two.
+    host.on_call = lambda name: (
+        monkeypatch.setattr(time, "time", lambda: now() + 3.5 * 3600) if name == "follow" else None
+    )
+    state = follow(folder, host)
+    assert state.status is RunStatus.INTERRUPTED
+    assert state.error is not None
+    assert "box has not answered for 4 hours" in state.error.problem
+    # It was tried for an hour at least, as the clock here may have been set.
+    assert host.calls.count("follow") >= 6
+
+
+def test_a_cancel_that_comes_while_a_step_is_taken_stops_before_the_next(
+    folder: RunFolder,
+) -> None:
+    for step in ("bring_up", "prepare", "missing"):
+        host = ScriptedHost()
+        folder = create_run(Workspace(folder.path.parents[1]), RunKind.SFT, {})
+        host.on_call = lambda name, folder=folder, step=step: (
+            folder.ask_to_cancel() if name == step else None
+        )
+        assert follow(folder, host).status is RunStatus.CANCELLED
+        assert "start" not in host.calls
+        assert "put_down" in host.calls
+
+
+def test_a_start_that_never_arrived_is_cancelled_without_one(folder: RunFolder) -> None:
+    host = ScriptedHost({"start": [SILENT], "follow": [GONE]})
+    host.on_call = lambda name: folder.ask_to_cancel() if name == "start" else None
+    assert follow(folder, host).status is RunStatus.CANCELLED
+    assert host.calls.count("start") == 1
+
+
+def test_what_the_machine_cost_before_the_start_counts(folder: RunFolder) -> None:
+    record = read_record(folder)
+    record.used_since = time.time() - 1800
+    write_record(folder, record)
+    host = ScriptedHost(price=4.0)
+    assert follow(folder, host, budget_usd=10.0).status is RunStatus.SUCCEEDED
+    assert host.started[0].spent_usd == pytest.approx(2.0, abs=0.01)
+    assert host.started[0].price_per_hour == 4.0
+    # Half an hour, and the 36 s that the machine says: $2.04.
+    assert view(folder).machine_usd == pytest.approx(2.04, abs=0.02)
+
+
+def test_a_budget_that_the_way_there_has_used_up_starts_nothing(folder: RunFolder) -> None:
+    record = read_record(folder)
+    record.used_since = time.time() - 3600
+    write_record(folder, record)
+    host = ScriptedHost(price=4.0)
+    state = follow(folder, host, budget_usd=3.0)
+    assert state.status is RunStatus.FAILED
+    assert state.error is not None
+    assert "has cost $4.00 before the run began" in state.error.problem
+    assert host.started == []
+
+
+def test_a_fault_of_ours_is_shown_and_changes_nothing_of_what_is_true(folder: RunFolder) -> None:
+    host = ScriptedHost({"follow": [KeyError("lamp")]})
+    assert follow(folder, host).status is RunStatus.SUCCEEDED
+    assert host.calls.count("follow") == 2
+
+
+def test_waits_between_tries_grow_and_end_after_a_connection_that_held() -> None:
+    backoff = Backoff(draw=lambda: 1.0)
+    assert [backoff.next_s() for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
+    backoff.held(12.0)
+    assert [backoff.next_s() for _ in range(3)] == [0, 1, 2]
+    backoff.held(3.0)
+    assert backoff.next_s() == 4
+    assert 0.5 <= Backoff().next_s() <= 1.0
