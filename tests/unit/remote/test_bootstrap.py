@@ -184,6 +184,11 @@ def test_an_installation_that_failed_is_quoted_and_begun_anew(box: Box):
 
     assert host.missing([]) == {}
     assert not (half / "left_over").exists()
+    [installed] = box.root.glob("packages/*/lib/*/site-packages/suite.pth")
+    installed.unlink()  # As on a machine where a job deletes old files.
+    prepare(host)
+    assert host.missing([]) == {}
+    assert box.installs() == 3
 
 
 def test_an_installation_without_room_says_so(box: Box):

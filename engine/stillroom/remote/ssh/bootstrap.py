@@ -7,7 +7,7 @@ that uv brings; all that we make lies in the machine's one folder.
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -109,22 +109,19 @@ def prepare(
     home = home or home_packages()
     found = look(channel, machine)
     if found.blocked is not None:
-        raise MachineError(
-            f"{machine.name}: {machine.folder} cannot be made, as {found.blocked} must not be "
-            "written to",
-            OTHER_FOLDER,
-        )
-    python, uv = _base_python(channel, machine, found, say)
+        problem = f"{machine.folder} cannot be made, as {found.blocked} must not be written to"
+        raise MachineError(f"{machine.name}: {problem}", OTHER_FOLDER)
+    tools = _base_python(channel, machine, found, say)
     if not found.facts.has_same_code:
         say(f"sending stillroom's code to {machine.name}")
         _send_code(channel, machine)
     extras, packages = (order.extras, order.packages) if order else ([], [])
     wanted = own_requirements(home, extras, packages), home.versions
-    ready = _environment(channel, machine, (python, uv), wanted, say)
+    ready = _environment(channel, machine, tools, wanted, say)
     if ready is None:
         say(f"sending stillroom's code to {machine.name} again: files of it have changed there")
         _send_code(channel, machine, anew=True)
-        ready = _environment(channel, machine, (python, uv), wanted, say)
+        ready = _environment(channel, machine, tools, wanted, say)
     if ready is None:
         raise MachineError(
             f"{machine.name} changes the files of stillroom's code in {machine.folder}",
@@ -254,14 +251,19 @@ def _environment(
             marks=there["marks"],
         )
         _ask(running, _wish(python, uv, missing, there["marks"]), is_last=True)
-        for line in lines:
-            answer: dict[str, str] = json.loads(line) if line else {}
-            if "say" in answer:
-                say(f"{machine.name}: {answer['say']}")
-            elif "failed" in answer:
-                raise _not_made(machine, answer["failed"])
-            elif "python" in answer:
-                return answer["python"]
+        return _outcome(machine, lines, say)
+
+
+def _outcome(machine: Machine, lines: Iterator[str], say: Callable[[str], None]) -> str:
+    """Returns the interpreter that the machine names at last; says what it says before."""
+    for line in lines:
+        answer: dict[str, str] = json.loads(line) if line else {}
+        if "say" in answer:
+            say(f"{machine.name}: {answer['say']}")
+        elif "failed" in answer:
+            raise _not_made(machine, answer["failed"])
+        elif "python" in answer:
+            return answer["python"]
     raise MachineError(f"{machine.name} made no environment and did not say why", _GET_ONE)
 
 

@@ -147,17 +147,17 @@ def code_files(package: Path) -> Iterator[tuple[str, bytes]]:
 def _environment(root: Path, wish: _Wish, sites: list[str]) -> Path:
     """Returns the interpreter of the environment, which is made first if it isn't there."""
     folder, packages = root / "venvs" / wish["key"], root / "packages" / wish["packages_key"]
-    try:
-        python = _made(root, wish, sites)
-        _check(python)
-    except _FailedError:
-        if not (folder / _WHOLE).exists():
-            raise
-        # Somebody deletes old files there, say.
-        for old in (folder, packages):
+    problem: str | None = None
+    # Somebody deletes old files there, say. Packages, which other runs may use, are made anew last.
+    for broken in ([], [folder], [packages, folder]):
+        for old in broken:
             (old / _WHOLE).unlink(missing_ok=True)
         python = _made(root, wish, sites)
-        _check(python)
+        problem = _fault_of(python)
+        if problem is None:
+            break
+    else:
+        raise _FailedError(f"{folder} does not run stillroom: {problem}")
     for used in (folder, packages):
         with suppress(FileNotFoundError):
             os.utime(used / _WHOLE)
@@ -173,14 +173,17 @@ def _forget_old(root: Path) -> None:
     """Deletes code and environments that were not used for two months, longer than any run."""
     limit = time.time() - _FORGOTTEN_S
     for mark in [*root.glob(f"packages/*/{_WHOLE}"), *root.glob(f"venvs/*/{_WHOLE}")]:
+        _forget(mark, mark.parent, limit)
+    for named in root.glob("code/*.python"):
+        _forget(named, named.with_suffix(""), limit)
+
+
+def _forget(mark: Path, folder: Path, limit: float) -> None:
+    with suppress(FileNotFoundError):  # Another process may be doing the same.
         if mark.stat().st_mtime < limit:
             # Without its mark it is not used while it is being deleted.
             mark.unlink()
-            shutil.rmtree(mark.parent)
-    for named in root.glob("code/*.python"):
-        if named.stat().st_mtime < limit:
-            named.unlink()
-            shutil.rmtree(named.with_suffix(""), ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _made(root: Path, wish: _Wish, sites: list[str]) -> Path:
@@ -195,16 +198,16 @@ def _made(root: Path, wish: _Wish, sites: list[str]) -> Path:
     return folder / "bin" / "python"
 
 
-def _check(python: Path) -> None:
-    """Raises _FailedError if our code does not run there, which no run should have to find out."""
-    program = "import msgspec, stillroom.remote.there.store"
+def _fault_of(python: Path) -> str | None:
+    """Returns why our code does not run there, which no run should have to find out; or None."""
+    command = [python, "-P", "-c", "import msgspec, stillroom.remote.there.store"]
     try:
-        subprocess.run([python, "-P", "-c", program], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        printed = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else ""
-        raise _FailedError(
-            f"{python} does not run stillroom: {printed[-1500:] or error}"
-        ) from error
+        check = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        return str(error)
+    if check.returncode < 0:
+        raise _FailedError(f"{python} was killed by signal {-check.returncode}; try again")
+    return check.stderr.strip()[-1500:] if check.returncode else None
 
 
 def _make_whole(folder: Path, make: Any) -> None:
