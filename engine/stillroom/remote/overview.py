@@ -15,7 +15,7 @@ from stillroom.remote.hosts import open_host
 from stillroom.remote.knowledge import ask_machine, hardware_of, recall, remote_runs
 from stillroom.remote.machines import all_machines
 from stillroom.remote.records import Machine, MachineFacts, View
-from stillroom.remote.rented.clean_up import start_clean_up
+from stillroom.remote.rented.clean_up import start_clean_up, wake_followers
 from stillroom.remote.rented.ledger import BroughtUp, Ledger
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
@@ -111,6 +111,7 @@ def list_machines(
     brought_up: dict[str, list[BroughtUp]] = {}
     for entry in ledger.entries():
         brought_up.setdefault(entry.machine.name, []).append(entry)
+        wake_followers(entry)
     answers = ask_all(workspace, machines, opened) if request.check else {}
     runs = _runs_by_machine(workspace)
     known = {machine.name for machine in machines}

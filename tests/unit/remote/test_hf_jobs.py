@@ -218,6 +218,56 @@ def test_nothing_of_a_run_that_is_here_stays_in_the_bucket_but_its_inputs(life):
     assert left[1] == f"store/{sha256(ROWS)}"
 
 
+def test_checkpoints_that_a_run_deletes_do_not_stay_in_the_bucket(life):
+    old, kept = (FileThere(path=f"out/{data.decode()}.bin", sha256=sha256(data), num_bytes=3)
+                 for data in (b"old", b"new"))  # fmt: skip
+    never = FileThere(path="out/gone.bin", sha256=sha256(b"gone"), num_bytes=4)
+    for file in (old, kept):
+        (life.there / "workspace" / file.path).write_bytes(Path(file.path).stem.encode())
+    lists = [[old, never], [old, kept], [kept]]
+    life.inner = Inner(
+        life.there,
+        [life.state("running", 1.0), *(FilesThere(files=each, is_last=False) for each in lists)],
+    )
+    host = life.host()
+    life.until_started(host)
+    (job,) = life.hub.jobs.values()
+    job.stage = "RUNNING"
+    told = []
+
+    def post(news):
+        told.extend(each for each in news if isinstance(each, FilesThere))
+        store = [path for path in life.hub.files if "/store/" in path]
+        named = {file.sha256 for each in told[-1:] for file in each.files}
+        assert named <= {path.rpartition("/")[2] for path in store}
+
+    side = life.job(job.asked)
+    side._post = post
+    # Each list on its own, as if it came ten seconds after the last.
+    side._gather = lambda heard: [heard.get()]
+    assert side.do(lambda packages: life.inner)
+    assert [[file.path for file in each.files] for each in told] == [
+        ["out/old.bin"],
+        ["out/old.bin", "out/new.bin"],
+        ["out/new.bin"],
+    ]
+    left = {path.rpartition("/")[2] for path in life.hub.files if "/store/" in path}
+    assert left == {kept.sha256, sha256(ROWS)}
+
+
+def test_what_a_run_has_read_stays_also_if_it_wrote_the_same(life):
+    same = FileThere(path="out/rows.jsonl", sha256=sha256(ROWS), num_bytes=len(ROWS))
+    (life.there / "workspace" / same.path).write_bytes(ROWS)
+    life.inner = Inner(
+        life.there, [life.state("succeeded", 1.0), FilesThere(files=[same], is_last=True)]
+    )
+    host = life.host()
+    life.until_started(host)
+    list(host.follow(life.run.name, {}))
+    host.remove(life.run.name)
+    assert f"me/stillroom-runs/store/{sha256(ROWS)}" in life.hub.files
+
+
 def test_a_second_run_sends_no_file_again(life):
     life.whole_run()
     assert life.sending(life.host()) == 0
@@ -234,7 +284,7 @@ def test_a_job_has_the_belt_of_the_service_and_its_secrets_apart(life):
     assert SECRET.encode() not in b"".join(life.hub.files.values())
 
 
-MOST_MOMENTS = 38
+MOST_MOMENTS = 44
 
 
 @pytest.mark.parametrize("moment", range(1, MOST_MOMENTS + 1))

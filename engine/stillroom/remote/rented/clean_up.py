@@ -44,7 +44,7 @@ def clean_up(ledger: Ledger, put_down: Callable[[BroughtUp, Ledger], None]) -> l
             if entry.is_abandoned:
                 put_down(entry, ledger)
             else:
-                _wake_followers(entry)
+                wake_followers(entry)
         except EngineError as error:
             sys.stderr.write(f"{entry.name}: {error}\n")
             left.append(entry.name)
@@ -68,7 +68,8 @@ def put_down_entry(entry: BroughtUp, ledger: Ledger) -> None:
         host.close()
 
 
-def _wake_followers(entry: BroughtUp) -> None:
+def wake_followers(entry: BroughtUp) -> None:
+    """Has each run that uses a machine followed again, in whatever workspace it is."""
     for run in map(Path, entry.runs):
         # A folder that is away, or that was damaged by hand, has no follower to wake.
         with suppress(OSError, EngineError):

@@ -201,7 +201,7 @@ class HfJobsHost:
         fetched = self._own_run / _FETCHED / file.sha256
         if not fetched.is_file() or fetched.stat().st_size != file.num_bytes:
             fetched.parent.mkdir(exist_ok=True)
-            self._bucket.download(content_path(file.sha256), fetched)
+            self._download(path, content_path(file.sha256), fetched)
         with fetched.open("rb") as stream:
             stream.seek(offset)
             while data := stream.read(_PIECE):
@@ -221,11 +221,17 @@ class HfJobsHost:
 
     def remove(self, run_id: str) -> None:
         """Deletes the run's files from the bucket, and its outputs, which are all here."""
-        bucket = self._bucket
-        files = NewsReader(bucket, self._own_run, {}).files
-        outputs = sorted({content_path(file.sha256) for file in files})
-        there = bucket.sizes(outputs) if outputs else {}
-        bucket.delete([*bucket.names(RunPaths(run_id).folder), *there])
+        bucket, paths = self._bucket, RunPaths(run_id)
+        outputs = NewsReader(bucket, self._own_run, {}).outputs - self._inputs(paths)
+        there = bucket.sizes(map(content_path, sorted(outputs))) if outputs else {}
+        bucket.delete([*there, *bucket.names(paths.folder)])
+
+    def _inputs(self, paths: RunPaths) -> set[str]:
+        """Returns the hashes of what the run has read, which later runs find in the bucket."""
+        if paths.start not in self._bucket.sizes([paths.start]):
+            return set()
+        start = msgspec.msgpack.decode(self._bucket.read(paths.start), type=JobStart)
+        return {file.sha256 for file in start.run.files}
 
     def put_down(self) -> None:
         """Ends the job if it has not ended; there may be none."""
@@ -270,6 +276,12 @@ class HfJobsHost:
             timeout_s=timeout_s,
             packages=_first_packages(home_packages()),
         )
+
+    def _download(self, path: str, content: str, target: Path) -> None:
+        if content not in self._bucket.sizes([content]):
+            # The run has deleted a checkpoint, which the next news say.
+            raise UnreachableError(f"{path} is no longer in the bucket", "it is asked for again")
+        self._bucket.download(content, target)
 
     def _job_id(self) -> str | None:
         entry = self._ledger.find(self.name)

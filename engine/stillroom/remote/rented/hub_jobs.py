@@ -175,7 +175,7 @@ def price_of(hardware: Any) -> float | None:
 def _command(packages: list[str]) -> list[str]:
     """Returns the command of a job: it fetches our code from the bucket and runs it."""
     wanted = [word for each in packages for word in ("--with", each)]
-    run = ["uv", "run", "--no-project", *wanted, "python", "-P", "-c", _BOOT]
+    run = ["uv", "run", "--no-project", "--python", ">=3.11", *wanted, "python", "-P", "-c", _BOOT]
     line = f"command -v uv >/dev/null || pip install -q uv; exec {shlex.join(run)}"
     return ["sh", "-c", line]
 

@@ -37,6 +37,11 @@ class NewsReader:
         """The finished files, as they were named last."""
         return self._view.files
 
+    @property
+    def outputs(self) -> set[str]:
+        """The hashes of all files that were ever named."""
+        return set(self._view.outputs)
+
     def next(self) -> Sequence[JobNews] | None:
         """Returns what the next news add to what is here; None if the job has written none yet."""
         batch = self._read(self._view.next_news)
@@ -50,6 +55,8 @@ class NewsReader:
         for news in fresh:
             if isinstance(news, FilesThere):
                 self._view.files = news.files
+                hashes = {file.sha256 for file in news.files}
+                self._view.outputs = sorted(hashes.union(self._view.outputs))
                 write_json(self._file, self._view)
         return fresh
 

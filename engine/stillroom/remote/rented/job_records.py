@@ -50,4 +50,6 @@ class JobView(msgspec.Struct, kw_only=True):
     ends: dict[str, int] = {}
     """The bytes of each growing file that the news before it have told."""
     files: list[FileThere] = []
-    """The finished files, as they were told last."""
+    """The finished files, as they were named last."""
+    outputs: list[str] = []
+    """The hashes of all that were ever named, by which they are deleted from the bucket."""

@@ -107,7 +107,7 @@ class JobSide:
             host.prepare(packages.order, _say)
             self._bring_contents(host, start.run)
             host.start(self._within_limits(start))
-            self._tell(host)
+            self._tell(host, start.run)
         except EngineError as error:
             _say(f"{error.problem}\nfix: {error.fix}")
             self._post([JobFailure(problem=error.problem, fix=error.fix)])
@@ -160,7 +160,7 @@ class JobSide:
                     pass
                 target.unlink()
 
-    def _tell(self, host: RunHost) -> None:
+    def _tell(self, host: RunHost, run: StartThere) -> None:
         """Writes the run's news to the bucket until it has ended, and passes on wishes to end."""
         heard: SimpleQueue[News | EngineError | None] = SimpleQueue()
         Thread(target=self._listen, args=(host, heard), daemon=True).start()
@@ -172,11 +172,12 @@ class JobSide:
                 is_over, error = True, batch.pop()
                 if isinstance(error, EngineError):
                     raise error
-            news = list(_shortened(batch))
-            for each in news:
-                self._take_note(each)
+            news = [self._kept(each) for each in _shortened(batch)]
             if news:
                 self._post(news)
+            for each in news:
+                if isinstance(each, FilesThere):
+                    self._forget_deleted(each, run)
 
     def _listen(self, host: RunHost, heard: SimpleQueue[News | EngineError | None]) -> None:
         seen: dict[str, int] = {}
@@ -215,24 +216,38 @@ class JobSide:
                 break
         return batch
 
-    def _take_note(self, news: JobNews) -> None:
+    def _kept(self, news: JobNews) -> JobNews:
+        """Returns news as they are passed on; a file is in the bucket before it is named."""
         if isinstance(news, StateThere):
             self._root = news.root
-        if isinstance(news, FilesThere):
-            # A file is in the bucket before anybody is told of it.
-            self._upload(news.files)
+        if not isinstance(news, FilesThere):
+            return news
+        there = [file for file in news.files if self._has_uploaded(file)]
+        return FilesThere(files=there, is_last=news.is_last)
 
-    def _upload(self, files: list[FileThere]) -> None:
-        for file in files:
-            if file.sha256 in self._uploaded:
-                continue
-            path = content_path(file.sha256)
-            if self._trying(lambda path=path: self._bucket.sizes([path])).get(path) != (
-                file.num_bytes
-            ):
-                source = Path(self._root) / "workspace" / file.path
-                self._trying(lambda a=source, b=path: self._bucket.put([(a, b)]))
+    def _has_uploaded(self, file: FileThere) -> bool:
+        """Brings a file to the bucket; returns False if the run has deleted it meanwhile."""
+        path, source = content_path(file.sha256), Path(self._root) / "workspace" / file.path
+
+        def upload() -> bool:
+            if self._bucket.sizes([path]).get(path) == file.num_bytes:
+                return True
+            if not source.is_file():
+                return False
+            self._bucket.put([(source, path)])
+            return True
+
+        if file.sha256 not in self._uploaded and self._trying(upload):
             self._uploaded.add(file.sha256)
+        return file.sha256 in self._uploaded
+
+    def _forget_deleted(self, news: FilesThere, run: StartThere) -> None:
+        """Deletes checkpoints from the bucket that the run itself has deleted."""
+        keep = {file.sha256 for file in news.files} | {file.sha256 for file in run.files}
+        gone = self._uploaded - keep
+        paths = self._trying(lambda: self._bucket.sizes(map(content_path, gone))) if gone else {}
+        self._trying(lambda: self._bucket.delete(sorted(paths)))
+        self._uploaded -= gone
 
     def _post(self, news: list[JobNews]) -> None:
         data, path = msgspec.msgpack.encode(news), self._paths.news(self._number)
