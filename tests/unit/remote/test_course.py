@@ -1,5 +1,6 @@
 """The course of a run elsewhere with a machine that a test scripts, step by step."""
 
+import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -241,6 +242,15 @@ def test_a_start_that_never_arrived_is_cancelled_without_one(folder: RunFolder) 
     host.on_call = lambda name: folder.ask_to_cancel() if name == "start" else None
     assert follow(folder, host).status is RunStatus.CANCELLED
     assert host.calls.count("start") == 1
+
+
+def test_a_run_that_somebody_deletes_here_is_ended_there(folder: RunFolder) -> None:
+    host = ScriptedHost({"cancel": [SILENT], "remove": [GONE]})
+    host.on_call = lambda name: shutil.rmtree(folder.path) if name == "follow" else None
+    with pytest.raises(FileNotFoundError):
+        follow(folder, host, is_rented=True)
+    assert host.calls[-5:] == ["cancel", "cancel", "remove", "put_down", "close"]
+    assert not folder.path.exists()
 
 
 def test_what_the_machine_cost_before_the_start_counts(folder: RunFolder) -> None:

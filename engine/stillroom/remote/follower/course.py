@@ -5,6 +5,7 @@ killed at any moment. What is true of the run is on the disk: `run.json` and `re
 """
 
 import errno
+import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping
@@ -55,18 +56,36 @@ class Follower:
         self._missed_since: float | None = None
         """When the machine did not answer any more."""
         self._sent_cancels: set[bool] = set()
-        self._is_due = False
-        """Whether the next step follows at once."""
+        self._is_due = self._is_abandoned = False
+        """Whether the next step follows at once; whether the run's folder here is gone."""
 
     def run(self) -> None:
         """Returns when the run has ended, all of it is here, and nothing is left on its machine."""
         try:
-            while not self._views.is_over:
-                self._try()
+            while not self._is_over:
+                if self._is_deleted:
+                    self._abandon()
+                else:
+                    self._try_unless_deleted()
                 self._wait()
         finally:
             self._run.close()
             self._host.close()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._views.is_over or self._is_abandoned
+
+    @property
+    def _is_deleted(self) -> bool:
+        return not self._folder.state_file.exists()
+
+    def _try_unless_deleted(self) -> None:
+        try:
+            self._try()
+        except FileNotFoundError:
+            if not self._is_deleted:
+                raise
 
     def _try(self) -> None:
         """Goes as far as it can; what stands in the way is shown, and tried again later."""
@@ -191,6 +210,19 @@ class Follower:
             raise left
         self._views.over()
 
+    def _abandon(self) -> None:
+        """Ends a run there whose folder somebody has deleted here: nobody can ask after it."""
+        run_id = self._folder.run_id
+        try:
+            with suppress(MachineGoneError):
+                self._host.cancel(run_id, kill=True)
+                self._host.remove(run_id)
+            self._host.put_down()
+        except EngineError as error:
+            sys.stderr.write(f"{run_id} was deleted here, and cannot be ended there: {error}\n")
+        else:
+            self._is_abandoned = True
+
     def _pass_cancel(self) -> None:
         """Passes the user's wishes on, each once over each connection."""
         for is_wished, kill in ((self._run.is_to_stop, False), (self._run.is_to_die, True)):
@@ -250,7 +282,7 @@ class Follower:
 
     def _wait(self) -> None:
         """Waits before the next try; a new wish to stop ends the wait."""
-        if self._is_due or self._views.is_over:
+        if self._is_due or self._is_over:
             self._is_due = False
             return
         had_wish = self._run.is_to_stop

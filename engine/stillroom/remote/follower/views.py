@@ -107,6 +107,8 @@ class Views:
             },
         )
         self._written_at = time.monotonic()
+        if not self._folder.path.exists():
+            return  # Somebody has deleted the run, which is not to come back as half of one.
         try:
             write_json(self._file, self.view, durable=durable)
             self._keep_room()
