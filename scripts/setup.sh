@@ -6,6 +6,7 @@ set -eu
 cd "$(dirname "$0")/.."
 PURPOSE=${1:-test}
 VENV=.venv
+IS_NEW=
 case $PURPOSE in
   demo) EXTRAS=train ;;
   quick | test) EXTRAS=train,dev ;;
@@ -76,6 +77,13 @@ install_packages() {
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
     -c constraints.txt -e ".[$EXTRAS]"
   echo "$wanted" >"$VENV/.installed"
+  IS_NEW=1
+}
+
+# Collects the tests, which compiles what they import. All of their workers begin at once, and each
+# would compile all of it by itself.
+compile_ahead() {
+  PYTHONDONTWRITEBYTECODE='' "$VENV/bin/pytest" --collect-only -qq -n 0 >/dev/null 2>&1 || true
 }
 
 # A browser for the tests: Playwright's own, one that is there, or Debian's package.
@@ -109,6 +117,8 @@ install_sshd() {
 make_venv
 install_packages
 if [ "$PURPOSE" = test ]; then
+  if [ -n "$IS_NEW" ]; then compile_ahead & fi
   install_browser
   install_sshd
+  wait
 fi

@@ -4,8 +4,8 @@
 """
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -161,8 +161,10 @@ class Message:
     fix: str
 
 
-def messages() -> Iterator[Message]:
-    """Yields the errors that the code raises with both texts written in place."""
+@functools.cache
+def messages() -> frozenset[Message]:
+    """Returns the errors that the code raises with both texts written in place."""
+    found: set[Message] = set()
     for root in ("engine/stillroom", "server/stillroom_mcp"):
         for path in sorted((ROOT / root).rglob("*.py")):
             if "templates" in path.parts:
@@ -172,7 +174,8 @@ def messages() -> Iterator[Message]:
                 if isinstance(node, ast.Call) and _is_error(node.func) and len(node.args) == 2:
                     problem, fix = map(_template, node.args)
                     if problem and fix and len(problem.strip("… ")) > 8:
-                        yield Message(package, problem, fix)
+                        found.add(Message(package, problem, fix))
+    return frozenset(found)
 
 
 def _is_error(function: ast.expr) -> bool:
@@ -199,7 +202,7 @@ def troubleshooting() -> str:
         _TROUBLES,
     ]
     package = ""
-    for message in sorted(set(messages()), key=lambda m: (m.package, m.problem)):
+    for message in sorted(messages(), key=lambda m: (m.package, m.problem)):
         if message.package != package:
             package = message.package
             lines += ["", f"## {package}", "", "| it says | what to do |", "|---|---|"]

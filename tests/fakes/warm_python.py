@@ -114,6 +114,7 @@ def main() -> None:
 
 
 def _load() -> None:
+    gc.disable()
     import peft  # noqa: F401
     import transformers.models.llama.modeling_llama
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
@@ -128,6 +129,7 @@ def _load() -> None:
     import stillroom_mcp.cli
     import stillroom_mcp.transport  # noqa: F401
 
+    gc.enable()
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork would lose threads"
 
 

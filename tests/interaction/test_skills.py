@@ -31,6 +31,7 @@ from stillroom_mcp.operations import OPERATIONS
 SKILLS = Path(__file__).parents[2] / "skills"
 _BLOCK = re.compile(r"^( *)```(\w+) ?([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _FEW_ROLLOUTS = 24
+_FEW_ANSWERS = 8
 _FILES = ("jsonl", "python")
 """The languages of blocks that are files, whose names stand behind them."""
 # The examples' own sizes take minutes; what is called and with which settings stays.
@@ -69,7 +70,7 @@ class Agent:
             return  # that of the document before
         self._has_project = True
         text = re.sub(r"<(\w+)>", lambda found: self._runs[found[1]], block.text)
-        answer = await self.call(tool, self._shortened(json.loads(text)))
+        answer = await self.call(tool, self._shortened(tool, json.loads(text)))
         if "run_id" in answer and tool != "get_run":
             answer = await self._finished(answer["run_id"])
             self._runs[name or tool] = answer["run_id"]
@@ -93,9 +94,11 @@ class Agent:
         return run
 
     @staticmethod
-    def _shortened(arguments: dict[str, Any]) -> dict[str, Any]:
-        if arguments.get("n", 0) > _FEW_ROLLOUTS:
-            arguments["n"] = _FEW_ROLLOUTS
+    def _shortened(tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        # Nothing is made of an evaluation but its figures.
+        most = _FEW_ANSWERS if tool == "evaluate_model" else _FEW_ROLLOUTS
+        if arguments.get("n", 0) > most:
+            arguments["n"] = most
         if "config" in arguments:
             more = _SHORT_TRAINING[arguments["config"]]
             arguments["overrides"] = [*arguments.get("overrides", []), *more]

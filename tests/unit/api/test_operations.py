@@ -1,5 +1,6 @@
 """The table of operations names what is there, and says truly what goes in and comes out."""
 
+import gc
 import inspect
 import typing
 
@@ -43,3 +44,16 @@ def test_what_a_child_does_takes_a_workspace_and_a_request(operation: Operation)
 
 def test_the_server_offers_every_operation_in_the_order_of_the_table() -> None:
     assert [one.name for one in offered.OPERATIONS] == [one.name for one in OPERATIONS]
+
+
+def test_what_loads_a_library_looks_through_no_objects_and_collects_again_afterwards(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "loaded_library.py").write_text("import gc\nwas_collecting = gc.isenabled()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert not load("loaded_library:was_collecting")
+    assert gc.isenabled()
+    with pytest.raises(ImportError):
+        load("no_such_library:anything")
+    assert gc.isenabled()

@@ -79,6 +79,7 @@ def test_a_full_disk_ends_the_run_and_with_room_again_it_goes_on_to_its_end(tmp_
         assert weights(project.checkpoint(run="again"))
 
 
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
 def test_memory_that_runs_out_ends_the_run_and_with_more_of_it_it_goes_on(tmp_path, tiny_models):
     start_folder = tiny_models.folder(

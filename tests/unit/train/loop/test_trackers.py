@@ -1,7 +1,5 @@
 """Metrics beside events.jsonl: TensorBoard, W&B offline, trackio on this machine."""
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fakes.conversations import answer, user
 from fakes.reporters import KeptReporter
+from fakes.started_runs import ended, losses, start
 from fakes.training import make_project
 from stillroom.settings import Workspace, tracking_environment
 from stillroom.train.loop.trackers import TrackedReporter, Tracker
@@ -17,26 +16,9 @@ from stillroom.train.loop.trackers import TrackedReporter, Tracker
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(8)]
 
 
-def train_script(root: Path) -> str:
-    """Trains in a process of its own, whose settings are those that api.start_training gives."""
-    return (
-        "import json\n"
-        "from pathlib import Path\n"
-        "from fakes.reporters import KeptReporter\n"
-        "from stillroom.settings import Workspace\n"
-        "from stillroom.train.config.request import StartTraining\n"
-        "from stillroom.train.run import train\n"
-        f"root = Path({str(root)!r}); reporter = KeptReporter()\n"
-        "folder = root / 'runs' / 'run-1'; folder.mkdir(parents=True)\n"
-        "train(Workspace(root), StartTraining(), folder=folder, reporter=reporter)\n"
-        "told = {'losses': [m['loss'] for m in reporter.measured], 'notes': reporter.notes}\n"
-        "(root / 'told.json').write_text(json.dumps(told), encoding='utf-8')\n"
-    )
-
-
 @pytest.fixture(scope="module")
-def tracked(tmp_path_factory, tiny_models) -> tuple[Path, list[float]]:
-    """A run with all three trackers and no key."""
+def tracked(tmp_path_factory, tiny_models, warm_program) -> tuple[Path, dict[int, float]]:
+    """The folder of a run with all three trackers and no key, and its losses by step."""
     root = tmp_path_factory.mktemp("tracked")
     project = make_project(
         root,
@@ -46,49 +28,41 @@ def tracked(tmp_path_factory, tiny_models) -> tuple[Path, list[float]]:
     )
     project.write(ROWS)
     project.write_config()
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "HOME": str(root),
-        "PYTHONPATH": ":".join(sys.path),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        **tracking_environment(Workspace(root), has_wandb=True),
-    }
-    finished = subprocess.run(
-        [sys.executable, "-c", train_script(root)],
-        env=environment, cwd=root, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert finished.returncode == 0, finished.stderr
-    reported = json.loads((root / "told.json").read_text(encoding="utf-8"))
-    assert reported["notes"] == []
-    return root, reported["losses"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(warm_program))
+        patch.setenv("HOME", str(root))
+        patch.delenv("WANDB_API_KEY", raising=False)
+        run_id = start(project)
+        run = ended(project, run_id)
+    assert run.status == "succeeded", run.error
+    assert run.notes == []
+    return project.workspace.runs / run_id, losses(project, run_id)
 
 
 def test_tensorboard_shows_every_step(tracked) -> None:
-    root, losses = tracked
-    events = EventAccumulator(str(root / "runs/run-1/tensorboard"))
+    folder, losses = tracked
+    events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
 
     shown = events.Scalars("loss")
 
-    assert [point.step for point in shown] == list(range(1, len(losses) + 1))
-    assert [point.value for point in shown] == pytest.approx(losses, abs=1e-5)
+    assert [point.step for point in shown] == [*losses]
+    assert [point.value for point in shown] == pytest.approx([*losses.values()], abs=1e-5)
     assert "memory_gb" in events.Tags()["scalars"]
 
 
 def test_without_a_key_wandb_writes_offline_into_the_runs_folder(tracked) -> None:
-    root, _ = tracked
+    run, _ = tracked
 
-    (folder,) = (root / "runs/run-1/wandb").glob("offline-run-*")
+    (folder,) = (run / "wandb").glob("offline-run-*")
 
-    assert (folder / "run-run-1.wandb").stat().st_size > 0
+    assert (folder / f"run-{run.name}.wandb").stat().st_size > 0
 
 
 def test_trackio_writes_into_the_workspace(tracked) -> None:
-    root, _ = tracked
+    run, _ = tracked
 
-    written = [file for file in (root / "runs/trackio").rglob("*") if file.is_file()]
+    written = [file for file in (run.parent / "trackio").rglob("*") if file.is_file()]
 
     assert any("shop" in file.name for file in written)
 
