@@ -104,6 +104,14 @@ def container_environment() -> dict[str, str]:
     return bare_environment() | settings
 
 
+def ssh_environment() -> dict[str, str]:
+    """Returns the environment of the system's ssh: no keys, which its settings may send along."""
+    wanted = re.compile(r"SSH_AUTH_SOCK|SSH_AGENT_PID|KRB5CCNAME|DISPLAY|WAYLAND_DISPLAY")
+    agents = {name: value for name, value in os.environ.items() if wanted.fullmatch(name)}
+    # A jump host knows nothing of our options, and would ask in a window.
+    return bare_environment() | agents | {"SSH_ASKPASS_REQUIRE": "never"}
+
+
 def shared_variables(secrets: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables with a run's secrets, for processes that share the run's work."""
     by_name = {name: value for name, value in secrets.items() if name.isidentifier()}

@@ -22,6 +22,7 @@ from stillroom.remote.frames import MARK, BrokenStreamError, Frames
 from stillroom.remote.host import MachineError
 from stillroom.remote.records import SshAddress
 from stillroom.remote.ssh.diagnosis import LoginRefusedError, broken_connection
+from stillroom.secrecy.environments import ssh_environment
 
 _CONNECT_S = 20
 _LOGIN_S = 60.0
@@ -135,18 +136,21 @@ class SshChannel:
             self._socket.unlink(missing_ok=True)
 
     def _start(self, *, is_owner: bool) -> subprocess.Popen[bytes]:
-        # A jump host knows nothing of our options, and would ask in a window.
-        environment = {**os.environ, "SSH_ASKPASS_REQUIRE": "never"}
         options = dict(_OPTIONS)
         if self._socket is not None:
             options |= {"ControlMaster": "yes" if is_owner else "no"}
             options |= {"ControlPath": str(self._socket)}
-        return start_process([*self._arguments(options), SHELL_LINE], environment)
+        return start_process([*self._arguments(options), SHELL_LINE], ssh_environment())
 
     def _is_held_by_user(self) -> bool:
         """Returns whether the user's own settings share a connection, and it is open."""
         program, *rest = self._arguments({})
-        asking = subprocess.run([program, "-O", "check", *rest], check=False, capture_output=True)
+        asking = subprocess.run(
+            [program, "-O", "check", *rest],
+            check=False,
+            capture_output=True,
+            env=ssh_environment(),
+        )
         return asking.returncode == 0
 
     def _arguments(self, options: Mapping[str, str]) -> list[str]:
