@@ -1,6 +1,6 @@
 """The state from which a run that ended early is resumed; needs no torch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -239,12 +239,24 @@ def _leaves(section: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
 
 
 def _file_changes(before: list[FileRecord], after: list[FileRecord]) -> Iterator[str]:
-    now = {Path(file.path).name: file.sha256 for file in after}
-    then = {Path(file.path).name: file.sha256 for file in before}
+    now, then = _by_name(after), _by_name(before)
     for name in sorted(now.keys() | then.keys()):
         if now.get(name) != then.get(name):
             change = "is new" if name not in then else "is gone" if name not in now else "differs"
             yield f"{name} {change} (SHA-256 {_short(then.get(name))} → {_short(now.get(name))})"
+
+
+def _by_name(files: Sequence[FileRecord]) -> dict[str, str]:
+    """Returns the hashes of files by their names; of two with one name in the order of config.yml.
+
+    Their folders do not count: a workspace may have been moved.
+    """
+    hashes: dict[str, str] = {}
+    for file in files:
+        name = Path(file.path).name
+        num = sum(known == name or known.startswith(f"{name} (") for known in hashes)
+        hashes[f"{name} ({num + 1})" if num else name] = file.sha256
+    return hashes
 
 
 def _module_changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:

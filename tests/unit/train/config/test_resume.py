@@ -12,6 +12,7 @@ from fakes.killed_runs import DyingReporter, KilledError, killed, measured, weig
 from fakes.reporters import KeptReporter
 from fakes.training import make_project, write_run_files
 from stillroom.errors import InputError, RunError
+from stillroom.lineage import FileRecord
 from stillroom.train.config.request import StartTraining, resolve_resume
 from stillroom.train.config.resume import (
     BestValidation,
@@ -364,3 +365,18 @@ def test_a_validation_counts_what_is_no_better():
 
     assert (seen.best_loss, seen.best_step, seen.num_worse) == (2.0, 2, 2)
     assert seen.after(5, 1.0) == BestValidation(best_loss=1.0, best_step=5)
+
+
+def test_a_change_in_either_of_two_files_of_one_name_is_seen():
+    def inputs(first, second):
+        files = [
+            FileRecord(path=f"/work/{folder}/train.jsonl", sha256=sha256, num_bytes=1)
+            for folder, sha256 in (("a", first), ("b", second))
+        ]
+        return RunInputs(config={}, files=files, models=[])
+
+    check_unchanged(inputs("1", "2"), inputs("1", "2"), run_id="run")
+    with pytest.raises(RunError, match=r"changed: train\.jsonl differs"):
+        check_unchanged(inputs("1", "2"), inputs("3", "2"), run_id="run")
+    with pytest.raises(RunError, match=r"changed: train\.jsonl \(2\) differs"):
+        check_unchanged(inputs("1", "2"), inputs("1", "3"), run_id="run")
