@@ -12,7 +12,7 @@ from stillroom.files import read_json
 from stillroom.remote.follower.course import Follower
 from stillroom.remote.follower.record import read_record
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
-from stillroom.remote.records import ORDER_FILE, Machine, Order, SkyPilotCluster, View
+from stillroom.remote.records import ORDER_FILE, Machine, MachineFacts, Order, SkyPilotCluster, View
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.types import RunStatus
@@ -32,6 +32,9 @@ class Host:
 
     def price_per_hour(self) -> float | None:
         return self._price
+
+    def facts(self) -> MachineFacts:
+        return MachineFacts(system="Linux")
 
     def prepare(self, order: Order, say: Callable[[str], None]) -> None:
         self._do("prepare")
