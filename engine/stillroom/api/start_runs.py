@@ -83,7 +83,7 @@ def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
     check_free(plan.output)
     check_not_written_elsewhere(workspace, plan.output)
     keys = workspace.read_keys([plan.judge.endpoint.api_key_env if plan.judge else None])
-    order = packed(workspace, machine, functools.partial(needs_of_scoring, plan))
+    order = packed(workspace, machine, functools.partial(needs_of_scoring, request, plan))
     new = NewRun(inputs=plan.inputs)
     return _start(workspace, RunKind.SCORE, request, keys=keys, new=new, order=order)
 

@@ -129,7 +129,7 @@ def test_rollouts_and_new_rewards_elsewhere_are_those_of_a_run_at_home(tmp_path,
     score = ScoreRollouts(
         input="demo/out.jsonl", output="demo/scored.jsonl", rewards="demo/rewards.py"
     )
-    needs = needs_of_scoring(plan_scoring(demo, score))
+    needs = needs_of_scoring(score, plan_scoring(demo, score))
     there = elsewhere(demo, tmp_path / "scored", RunKind.SCORE, score, needs)
     do_run(demo, RunKind.SCORE, score, "score-1")
     assert changed(demo.runs / "score-1", there.runs / "score-1", is_timed=True) == []

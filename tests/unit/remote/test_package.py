@@ -304,7 +304,7 @@ def test_a_store_that_a_teacher_made_of_the_rows_goes_with_them(workspace):
         store = written(workspace.root / "soft_targets" / name)
         source.touch()
         write_manifest(store, operation="start_training", inputs=[source], request={}, counts={})
-    needs = Needs(files=[rows], outputs=[Path("soft_targets")])
+    needs = Needs(files=[rows], outputs=["soft_targets"])
     order = pack(workspace, box(workspace), needs).order
     assert order.outputs == ["soft_targets"]
     assert [file.place for file in order.files if "soft" in file.place] == [
@@ -344,3 +344,21 @@ def test_the_tokenizer_of_a_served_teacher_goes_with_a_training(workspace):
     assert places_of(workspace, Needs(tokenizers=["teacher", "org/on-the-hub"])) == [
         "workspace/teacher/config.json"
     ]
+
+
+def test_an_output_behind_a_link_is_written_where_it_leads(tmp_path, workspace):
+    (workspace.root / "real").mkdir()
+    (workspace.root / "link").symlink_to("real")
+    packed, run = packed_run(workspace, Needs(outputs=["link/out.jsonl"]))
+    assert packed.order.outputs == ["real/out.jsonl"]
+    with away(lay_out(run, packed.order, tmp_path / "there")):
+        there = Workspace(tmp_path / "there" / "workspace")
+        output = there.output_file("link/out.jsonl", label="output")
+    assert output == there.root / "real/out.jsonl"
+
+
+def test_a_workspace_whose_runs_lie_behind_a_link_is_refused(workspace):
+    (workspace.root / "elsewhere").mkdir()
+    (workspace.root / "runs").symlink_to("elsewhere")
+    with pytest.raises(InputError, match="nothing is brought back through one"):
+        pack(workspace, box(workspace), Needs())

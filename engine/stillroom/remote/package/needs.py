@@ -8,7 +8,7 @@ from stillroom.evaluate.request import EvaluationPlan
 from stillroom.export.request import ExportModel, ExportPlan
 from stillroom.models.resolve import ModelLocation
 from stillroom.rollout.request import GenerationPlan, RolloutPlan
-from stillroom.rollout.rescore.request import ScoringPlan
+from stillroom.rollout.rescore.request import ScoreRollouts, ScoringPlan
 from stillroom.teachers.providers import Endpoint
 from stillroom.tools.user.file import UserFile
 from stillroom.train.config.request import StartTraining, TrainingPlan
@@ -37,8 +37,8 @@ class Needs:
     servers: Sequence[str] = ()
     """The command lines and URLs of MCP servers."""
     addresses: Sequence[Address] = ()
-    outputs: Sequence[Path] = ()
-    """What it writes beside its own folder."""
+    outputs: Sequence[str] = ()
+    """What it writes beside its own folder, as the request names it."""
     key_names: Sequence[str | None] = ()
     tracker_keys: Sequence[str] = ()
     """Keys that libraries look for in the environment."""
@@ -76,7 +76,7 @@ def needs_of_training(request: StartTraining, plan: TrainingPlan) -> Needs:
         code=_files(plan.tools_file, plan.rewards_file),
         servers=config.rollout.mcp_servers,
         addresses=list(_addresses_of_training(plan)),
-        outputs=[Path(store)] if store is not None else [],
+        outputs=[store] if store is not None else [],
         key_names=plan.key_names,
         tracker_keys=["WANDB_API_KEY"] if trainer.wandb_project is not None else [],
         extras=_chosen(extras),
@@ -87,7 +87,7 @@ def needs_of_training(request: StartTraining, plan: TrainingPlan) -> Needs:
 
 def needs_of_generation(plan: GenerationPlan) -> Needs:
     """Returns what a rollout run needs."""
-    return _needs_of_rollouts(plan.rollouts, outputs=[plan.output])
+    return _needs_of_rollouts(plan.rollouts, outputs=[plan.request.output])
 
 
 def needs_of_evaluation(plan: EvaluationPlan) -> Needs:
@@ -97,14 +97,14 @@ def needs_of_evaluation(plan: EvaluationPlan) -> Needs:
     return _needs_of_rollouts(plan.rollouts, prompts=guard, models=teachers)
 
 
-def needs_of_scoring(plan: ScoringPlan) -> Needs:
+def needs_of_scoring(request: ScoreRollouts, plan: ScoringPlan) -> Needs:
     """Returns what a scoring run needs."""
     judge = plan.judge
     return Needs(
         files=plan.inputs,
         code=_files(plan.rewards),
         addresses=[Address("the judge", judge.endpoint.base_url)] if judge is not None else [],
-        outputs=[plan.output],
+        outputs=[request.output],
         key_names=[judge.endpoint.api_key_env] if judge is not None else [],
     )
 
@@ -122,7 +122,7 @@ def needs_of_export(request: ExportModel, plan: ExportPlan) -> Needs:
         code=needs.code,
         servers=needs.servers,
         addresses=needs.addresses,
-        outputs=[plan.output],
+        outputs=[request.output],
         key_names=needs.key_names,
         extras=sorted({"train", *needs.extras}),
         exported=plan.checkpoint,
@@ -134,7 +134,7 @@ def _needs_of_rollouts(
     *,
     prompts: Sequence[Path] = (),
     models: Sequence[ModelLocation] = (),
-    outputs: Sequence[Path] = (),
+    outputs: Sequence[str] = (),
 ) -> Needs:
     refine = plan.refine
     policies = [plan.policy, refine.critic.policy if refine and refine.critic else None]

@@ -61,6 +61,11 @@ def pack(
     Raises InputError for a secret that the machine must not have, a package that nobody else can
     install, and an output that cannot come back.
     """
+    if workspace.runs != workspace.root / "runs":
+        raise InputError(
+            f"{workspace.root / 'runs'} is a link, and nothing is brought back through one",
+            "make it a real folder, or leave where out",
+        )
     places = SentPlaces(workspace)
     _add_files(workspace, places, needs)
     for model in needs.models:
@@ -72,7 +77,7 @@ def pack(
     if needs.resume is not None:
         add_resumed(workspace, places, needs.resume)
     notes = add_named_files(workspace, places, needs.code, needs.servers)
-    outputs = [_add_output(workspace, places, Path(path), needs) for path in needs.outputs]
+    outputs = [_add_output(workspace, places, name, needs) for name in needs.outputs]
     secrets, variables, key_notes = _secrets(workspace, machine, needs)
     if secrets or needs.code:
         places.add_keys_file()
@@ -111,7 +116,7 @@ def _run_named(workspace: Workspace, name: str) -> str | None:
     return run.run_id if run.path.parent == workspace.runs and run.is_run else None
 
 
-def _add_output(workspace: Workspace, places: SentPlaces, name: Path, needs: Needs) -> str:
+def _add_output(workspace: Workspace, places: SentPlaces, name: str, needs: Needs) -> str:
     """Adds what is there of an output that goes on; returns its path relative to the workspace."""
     output = workspace.writable(name, label="output")
     if needs.exported is not None and output.is_dir() and any(output.iterdir()):
@@ -123,7 +128,7 @@ def _add_output(workspace: Workspace, places: SentPlaces, name: Path, needs: Nee
     relative = places.relative(output)
     if relative is None:
         raise InputError(f"{output} is outside the workspace", "give an output inside of it")
-    places.name(str(name), output)
+    places.name(name, output)
     for path in _output_files(output, needs):
         places.add(path)
     return relative

@@ -30,9 +30,6 @@ class SentPlaces:
         self._home: dict[str, str] = {}
         package = Path(stillroom.__file__).resolve().parent
         self._roots = [(str(package), _PACKAGE), (str(workspace.root), _WORKSPACE)]
-        if workspace.runs != workspace.root / "runs":
-            # A link within the workspace, which is a plain folder there.
-            self._roots.insert(0, (str(workspace.runs), f"{_WORKSPACE}/runs"))
         for home, place in self._roots:
             self._home[home] = place
         self._home["~"] = str(Path.home())
