@@ -149,7 +149,7 @@ from stillroom.remote.ssh.connection import SshChannel
     killed.wait()
     killed.stdout.close()
 
-    _, alive = psutil.wait_procs(owners, timeout=10)
+    _, alive = psutil.wait_procs(owners, timeout=60)
     assert alive == []
 
 
