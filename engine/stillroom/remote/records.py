@@ -242,6 +242,8 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_processors: int | None = None
     memory_gb: float | None = None
     free_disk_gb: float | None = None
+    blocked_folder: str | None = None
+    """The folder there that would have to be written to and must not be."""
     gpus: list[str] = []
     """Each GPU's name and memory, e.g. `NVIDIA H100 80GB HBM3, 79.6 GB`."""
     gpu_memory_gb: list[float] = []

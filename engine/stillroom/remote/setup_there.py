@@ -105,6 +105,13 @@ def _is_new_enough(version: str | None) -> bool:
 
 
 def _disk_check(machine: Machine, facts: MachineFacts) -> Check:
+    if facts.blocked_folder is not None:
+        return Check(
+            name="disk",
+            status="missing",
+            detail=f"{machine.folder} cannot be made: {facts.blocked_folder} is not writable",
+            fix=f"name a folder with `folder:` in {machine.file} that its user may write to",
+        )
     if facts.free_disk_gb is None:
         return Check(name="disk", status="note", detail="its free space could not be found out")
     detail = f"{facts.free_disk_gb:.0f} GB free for {machine.folder}"

@@ -50,6 +50,7 @@ def test_a_good_machine_is_ready_and_remembered(tmp_path):
         ({"python_version": "3.9.2", "has_uv": True}, "python", "ok", None),
         ({"free_disk_gb": 3.0}, "disk", "note", "`folder:`"),
         ({"free_disk_gb": None}, "disk", "note", None),
+        ({"blocked_folder": "/data"}, "disk", "missing", "may write to"),
         ({"gpus": [], "gpu_memory_gb": []}, "gpu", "note", "nvidia-smi"),
         ({"clock_ahead_s": 7200.0}, "clock", "note", None),
         ({"has_same_code": True}, "stillroom", "ok", None),

@@ -108,8 +108,8 @@ def prepare(
     """
     home = home or home_packages()
     found = look(channel, machine)
-    if found.blocked is not None:
-        problem = f"{machine.folder} cannot be made, as {found.blocked} must not be written to"
+    if (blocked := found.facts.blocked_folder) is not None:
+        problem = f"{machine.folder} cannot be made, as {blocked} must not be written to"
         raise MachineError(f"{machine.name}: {problem}", OTHER_FOLDER)
     tools = _base_python(channel, machine, found, say)
     if not found.facts.has_same_code:

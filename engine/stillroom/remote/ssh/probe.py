@@ -83,8 +83,6 @@ class Probe:
     uv: str | None
     ready: str | None
     """An environment with exactly this code, from an earlier run."""
-    blocked: str | None
-    """The folder that would have to be written to and must not."""
 
     @property
     def python(self) -> PythonThere | None:
@@ -126,6 +124,7 @@ def _probe_of(values: dict[str, list[str]], begun_at: float, code: str) -> Probe
         num_processors=int(_number(values["processors"]) or 0) or None,
         memory_gb=_least(values["memory"]),
         free_disk_gb=None if (disk := _number(values["disk"])) is None else disk / 1e9,
+        blocked_folder=_first(values["blocked"]),
         gpus=[f"{gpu[2]}, {size:.1f} GB" for gpu, size in zip(gpus, memory_gb, strict=True)],
         gpu_memory_gb=memory_gb,
         driver=gpus[0][1] if gpus else None,
@@ -138,7 +137,6 @@ def _probe_of(values: dict[str, list[str]], begun_at: float, code: str) -> Probe
         pythons=list(pythons.values()),
         uv=_first(values["uv"]),
         ready=_first(values["ready"]),
-        blocked=_first(values["blocked"]),
     )
 
 
