@@ -43,6 +43,7 @@ class ScriptedHub:
     away: Exception | None = None
     """The error of every call, while there is one."""
     refuses_jobs: Exception | None = None
+    is_private: bool = True
 
     def api(self, moments: Moments | None = None) -> SimpleNamespace:
         """Returns an `HfApi` as a process of ours makes it."""
@@ -94,6 +95,9 @@ class _Api:
     def create_bucket(self, bucket_id: str, private: bool, exist_ok: bool) -> None:
         assert private
         assert exist_ok
+
+    def bucket_info(self, bucket_id: str) -> SimpleNamespace:
+        return SimpleNamespace(id=bucket_id, private=self._hub.is_private)
 
     def get_bucket_paths_info(self, bucket_id: str, paths: list[str]) -> list[SimpleNamespace]:
         found = {path: self._hub.files.get(f"{bucket_id}/{path}") for path in paths}

@@ -38,7 +38,7 @@ class SkyPilotCluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HfJobsFlavor(msgspec.Struct, frozen=True, kw_only=True):
-    """A job of huggingface_hub; its state and checkpoints go through a private repository."""
+    """A job of huggingface_hub; its state and checkpoints go through a private bucket."""
 
     flavor: str
     timeout: str = "4h"

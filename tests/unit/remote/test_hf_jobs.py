@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -284,7 +285,7 @@ def test_a_job_has_the_belt_of_the_service_and_its_secrets_apart(life):
     assert SECRET.encode() not in b"".join(life.hub.files.values())
 
 
-MOST_MOMENTS = 44
+MOST_MOMENTS = 46
 
 
 @pytest.mark.parametrize("moment", range(1, MOST_MOMENTS + 1))
@@ -302,6 +303,31 @@ def test_a_follower_killed_at_any_moment_goes_on_and_no_job_stays_up(life, momen
         except MachineGoneError:
             pass  # All of it was here, and what was in the bucket had been deleted.
         host.put_down()
+    assert len(life.hub.jobs) == 1
+    assert not life.hub.costing
+    assert not life.ledger.entries()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_followers_killed_one_after_another_start_one_job_and_leave_none_up(life, seed):
+    draw = random.Random(seed)
+    text = b""
+    for _ in range(draw.randrange(2, 7)):
+        moments = Moments(kill_at=draw.randrange(1, MOST_MOMENTS))
+        host, seen = life.host(moments), {"runs/sft-one/log.txt": len(text)}
+        try:
+            life.until_started(host)
+            for news in host.follow(life.run.name, seen):
+                if isinstance(news, Growth):
+                    assert news.offset == len(text)
+                    text += news.data
+        except KilledError:
+            pass
+    host = life.host()
+    life.until_started(host)
+    text += growth(list(host.follow(life.run.name, {"runs/sft-one/log.txt": len(text)})))
+    host.put_down()
+    assert text == b"one\ntwo\n"
     assert len(life.hub.jobs) == 1
     assert not life.hub.costing
     assert not life.ledger.entries()
@@ -481,6 +507,12 @@ def test_a_job_that_the_service_refuses_is_not_waited_for(life):
     assert not life.ledger.entries()
 
 
+def test_nothing_goes_into_a_bucket_that_everybody_can_read(life):
+    life.hub.is_private = False
+    with pytest.raises(MachineError, match="everybody can read the bucket me/stillroom-runs"):
+        life.host().bring_up()
+
+
 def test_without_a_token_the_log_in_is_named(life):
     with pytest.raises(MachineError) as caught:
         life.host(token=None).bring_up()
@@ -519,6 +551,18 @@ def test_the_run_stops_before_the_service_would_end_its_job(life):
     # An hour is paid for, of which a tenth or ten minutes are for the last checkpoint.
     assert 0.89 < run.max_hours <= 0.9
     assert run.reserve_s == 360
+
+
+def test_the_installation_in_a_job_counts_as_time_of_the_machine(life, monkeypatch):
+    host = life.host()
+    life.until_started(host)
+    (job,) = life.hub.jobs.values()
+    job.stage = "RUNNING"
+    side = life.job(job.asked)
+    side._begun -= 120
+    assert side.do(lambda packages: life.inner)
+    states = [each for each in host.follow(life.run.name, {}) if isinstance(each, StateThere)]
+    assert 122 <= states[-1].elapsed_s < 180
 
 
 def test_the_tokens_and_secrets_of_a_job_are_no_childs_variables(life, monkeypatch):

@@ -12,7 +12,16 @@ from stillroom.files import read_json
 from stillroom.remote.follower.course import Follower
 from stillroom.remote.follower.record import read_record
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
-from stillroom.remote.records import ORDER_FILE, Machine, MachineFacts, Order, SkyPilotCluster, View
+from stillroom.remote.records import (
+    ORDER_FILE,
+    VIEW_FILE,
+    HfJobsFlavor,
+    Machine,
+    MachineFacts,
+    Order,
+    SkyPilotCluster,
+    View,
+)
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.types import RunStatus
@@ -135,6 +144,14 @@ def test_a_budget_needs_a_price(tmp_path):
     assert "names no price" in state.error.problem
     assert "price_per_hour" in state.error.fix
     assert host.calls == ["bring_up", "put_down"]
+
+
+def test_a_job_costs_nothing_before_its_run_is_started(tmp_path):
+    machine = Machine(name="hf", hf_jobs=HfJobsFlavor(flavor="a10g-large"))
+    run = add_remote_run(Workspace(tmp_path), None, machine=machine, status=RunStatus.STARTING)
+    follow(run, Host(start=[MachineGoneError("no credit", "pay")]))
+    assert read_record(run).used_since is None
+    assert read_json(run.path / VIEW_FILE, View).machine_usd == 0
 
 
 def test_a_cluster_costs_from_the_moment_it_is_asked_for(new):

@@ -1,5 +1,6 @@
 """A cluster that SkyPilot brings up is put down again, whenever our side is killed."""
 
+import random
 import shutil
 import subprocess
 import sys
@@ -147,6 +148,28 @@ def test_a_follower_killed_at_any_moment_leaves_nothing_up_once_it_was_started_a
     assert not life.cloud.clusters
     assert not life.ledger.entries()
     assert life.cloud.launched == 1
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_followers_killed_one_after_another_leave_nothing_up_in_the_end(life, seed):
+    draw = random.Random(seed)
+    for _ in range(draw.randrange(2, 7)):
+        # Sometimes its machine is taken away between two followers.
+        if draw.random() < 0.1:
+            life.cloud.clusters.clear()
+        try:
+            life.whole_run(moments=Moments(kill_at=draw.randrange(1, MOST_MOMENTS)))
+        except KilledError:
+            assert set(life.cloud.clusters) <= {entry.name for entry in life.ledger.entries()}
+        except MachineGoneError:
+            life.host().put_down()
+            break
+    try:
+        life.whole_run()
+    except MachineGoneError:
+        life.host().put_down()
+    assert not life.cloud.clusters
+    assert not life.ledger.entries()
 
 
 def test_every_moment_of_a_run_is_tried(tmp_path, monkeypatch):

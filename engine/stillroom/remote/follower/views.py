@@ -27,6 +27,8 @@ class Views:
         self.view = View(where=machine.name, phase="waiting")
         with suppress(FileNotFoundError, DataError):
             self.view = read_json(self._file, View)
+        # A job begins with the run's start: until then files go to a bucket, which costs nothing.
+        self._is_job = machine.hf_jobs is not None
         self._written_at = 0.0
         self._heard_at: float | None = None
         self._heard_elapsed_s = record.elapsed_s
@@ -40,11 +42,9 @@ class Views:
     def used_s(self) -> float:
         """How long the machine has been used: by its own clock while the run is there."""
         record = self._record
-        if record.used_since is None:
-            return 0.0
-        if not record.is_started:
-            return max(0.0, time.time() - record.used_since)
-        return record.before_start_s + self._since_start_s()
+        if record.is_started:
+            return record.before_start_s + self._since_start_s()
+        return 0.0 if record.used_since is None else max(0.0, time.time() - record.used_since)
 
     @property
     def machine_usd(self) -> float | None:
@@ -62,15 +62,18 @@ class Views:
 
     def in_use(self) -> None:
         """Notes that the machine may cost money from now on."""
+        self._use()
+        write_record(self._folder, self._record)
+
+    def _use(self) -> None:
         if self._record.used_since is None:
             self._record.used_since = time.time()
-            write_record(self._folder, self._record)
 
     def contact(self, *, elapsed_s: float | None = None) -> None:
         """Notes that the machine has answered."""
         record = self._record
-        if record.used_since is None:
-            record.used_since = time.time()
+        if not self._is_job:
+            self._use()
         if elapsed_s is not None:
             self._heard_at, self._heard_elapsed_s = time.monotonic(), elapsed_s
         record.contact_at = time.time()

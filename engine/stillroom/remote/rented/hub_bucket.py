@@ -62,9 +62,18 @@ class Bucket:
         self._api, self.name = api, name
 
     def make(self) -> None:
-        """Makes the bucket, private, unless it is there."""
+        """Makes the bucket, private, unless it is there.
+
+        Raises MachineError if others can read it.
+        """
         with hub_errors(f"could not make the private bucket {self.name}"):
             self._api.create_bucket(self.name, private=True, exist_ok=True)
+            is_private = self._api.bucket_info(self.name).private
+        if not is_private:
+            raise MachineError(
+                f"everybody can read the bucket {self.name}, and your rows would go there",
+                f"make it private: https://huggingface.co/buckets/{self.name}",
+            )
 
     def sizes(self, paths: Iterable[str]) -> dict[str, int]:
         """Returns the bytes of those of the files that are there."""

@@ -90,6 +90,8 @@ class JobSide:
         self._start, self._secrets, self._pause = start, secrets, pause
         self._say_every_s = say_every_s
         self._begun = time.monotonic()
+        self._setup_s = 0.0
+        """How long the job lasted before the run began, which is paid for too."""
         self._number = 1
         self._root = ""
         self._uploaded = set[str]()
@@ -107,6 +109,7 @@ class JobSide:
             host.prepare(packages.order, _say)
             self._bring_contents(host, start.run)
             host.start(self._within_limits(start))
+            self._setup_s = time.monotonic() - self._begun
             self._tell(host, start.run)
         except EngineError as error:
             _say(f"{error.problem}\nfix: {error.fix}")
@@ -220,6 +223,7 @@ class JobSide:
         """Returns news as they are passed on; a file is in the bucket before it is named."""
         if isinstance(news, StateThere):
             self._root = news.root
+            return msgspec.structs.replace(news, elapsed_s=news.elapsed_s + self._setup_s)
         if not isinstance(news, FilesThere):
             return news
         there = [file for file in news.files if self._has_uploaded(file)]
