@@ -202,7 +202,9 @@ def _fault_of(python: Path) -> str | None:
     """Returns why our code does not run there, which no run should have to find out; or None."""
     command = [python, "-P", "-c", "import msgspec, stillroom.remote.there.store"]
     try:
-        check = subprocess.run(command, capture_output=True, text=True, check=False)
+        check = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=_environment()
+        )
     except FileNotFoundError as error:
         return str(error)
     if check.returncode < 0:
@@ -258,11 +260,14 @@ def _installer(folder: Path, wish: _Wish, log: Path) -> list[str]:
     python, uv = str(folder / "bin" / "python"), wish["uv"]
     if uv is not None:
         command = [uv, "pip", "install", "--python", python]
-        about = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False)
+        about = subprocess.run(
+            [*command, "--help"], capture_output=True, text=True, check=False, env=_environment()
+        )
         # It chooses torch's build by the machine's GPU and driver.
         return [*command, *(["--torch-backend=auto"] if "--torch-backend" in about.stdout else [])]
     pip = [python, "-P", "-m", "pip"]
-    if subprocess.run([*pip, "--version"], capture_output=True, check=False).returncode:
+    version = [*pip, "--version"]
+    if subprocess.run(version, capture_output=True, check=False, env=_environment()).returncode:
         try:
             _run([python, "-m", "ensurepip", "--default-pip"], log)
         except _FailedError as error:
@@ -273,16 +278,20 @@ def _installer(folder: Path, wish: _Wish, log: Path) -> list[str]:
     return [*pip, "install", "--disable-pip-version-check", "--no-input", *_QUIET]
 
 
+def _environment() -> dict[str, str]:
+    """Returns the environment of installers: that of a login on this machine, without our keys."""
+    return {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+
+
 def _run(command: list[str], log: Path) -> None:
     """Runs a program and says the last line that it prints from time to time."""
-    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
     with log.open("ab") as stream:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
-            env=environment,
+            env=_environment(),
             close_fds=False,
         )
     said = ""
