@@ -191,6 +191,14 @@ def test_an_installation_that_failed_is_quoted_and_begun_anew(box: Box):
     assert box.installs() == 3
 
 
+def test_uv_trusts_whom_the_system_trusts_where_its_own_list_is_not_enough(box: Box):
+    box.give_uv(before='[ "$UV_SYSTEM_CERTS" ] || { echo invalid peer certificate; exit 1; }')
+
+    prepare(box.host())
+
+    assert box.installs() == 2
+
+
 def test_an_installation_without_room_says_so(box: Box):
     box.give_uv(before="echo No space left on device >&2; exit 1")
 

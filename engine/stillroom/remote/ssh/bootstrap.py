@@ -66,7 +66,9 @@ umask 077
 folder={folder}
 mkdir -p "$folder" || exit 1
 export UV_PYTHON_INSTALL_DIR="$folder/python" UV_PYTHON_PREFERENCE=only-managed
-{uv} python install -q {version} >&2 </dev/null && {uv} python find {version}
+{uv} python install -q {version} >&2 </dev/null ||
+  UV_SYSTEM_CERTS=1 UV_NATIVE_TLS=1 {uv} python install -q {version} >&2 </dev/null || exit 1
+{uv} python find {version}
 """
 _ENVIRONMENT = """
 {paths}

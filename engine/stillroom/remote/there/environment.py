@@ -252,7 +252,15 @@ def _install(folder: Path, wish: _Wish, sites: list[str], log: Path) -> None:
     _write_paths(folder, [_adding(path) for path in sites])
     arguments = ["-r", str(folder / "requirements.txt"), "-c", str(folder / "constraints.txt")]
     log.write_bytes(b"")
-    _run([*_installer(folder, wish, log), *arguments], log)
+    command = [*_installer(folder, wish, log), *arguments]
+    try:
+        _run(command, log)
+    except _FailedError as error:
+        if wish["uv"] is None or "certificate" not in str(error):
+            raise
+        # Behind a company's proxy only the system knows whom to trust; uv has a list of its own.
+        os.environ.update(UV_SYSTEM_CERTS="1", UV_NATIVE_TLS="1")
+        _run(command, log)
 
 
 def _installer(folder: Path, wish: _Wish, log: Path) -> list[str]:
