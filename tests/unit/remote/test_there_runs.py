@@ -20,6 +20,7 @@ from stillroom.remote.records import (
     StartThere,
     StateThere,
 )
+from stillroom.remote.there import finished, growing
 from stillroom.remote.there import start as starting
 from stillroom.remote.there.commands import CancelRequest, FetchRequest, read_finished, remove, stop
 from stillroom.remote.there.finished import FinishedFiles
@@ -255,6 +256,23 @@ def test_following_tells_the_state_first_and_the_last_files_last(
     assert news[0].root == str(place.base)
     assert isinstance(news[2], FilesThere)
     assert news[2].is_last
+
+
+def test_a_run_is_told_of_although_its_disk_is_full(
+    there: There, place: RunPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.start_file.write_bytes(msgspec.json.encode(StartedRun(started=time.monotonic())))
+    write_state(place, RunStatus.FAILED)
+    place.folder.log.write_text("no space left on the disk\n")
+    (place.folder.path / "config.json").write_text("{}")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(growing, "write_json", full)
+    monkeypatch.setattr(finished, "write_json", full)
+    news = list(follow(there, FollowRequest(RUN, {}), sleep=lambda _: None))
+    assert [type(each) for each in news] == [StateThere, Growth, FilesThere]
 
 
 def test_a_run_that_is_not_there_is_gone(there: There) -> None:

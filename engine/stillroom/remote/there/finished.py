@@ -121,8 +121,9 @@ class FinishedFiles:
         return self._started.placed.get(file.path) == file.sha256
 
     def _save(self) -> None:
-        """Keeps the hashes for the next connection."""
-        write_json(self._file, self._hashes, durable=False)
+        """Keeps the hashes for the next connection, which without them makes them anew."""
+        with suppress(OSError):
+            write_json(self._file, self._hashes, durable=False)
         self._saved_at = time.monotonic()
 
     def _hash_of(self, path: str, stamp: tuple[int, int, int]) -> Generator[Pulse, None, str]:

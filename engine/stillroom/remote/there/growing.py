@@ -75,7 +75,9 @@ class GrowingFiles:
         """Notes the file before its bytes are sent, so that a later connection knows it again."""
         if self._inodes.get(path) != inode:
             self._inodes[path] = inode
-            write_json(self._file, _Seen(inodes=self._inodes), durable=False)
+            # A full disk must not keep anybody from hearing of it.
+            with suppress(OSError):
+                write_json(self._file, _Seen(inodes=self._inodes), durable=False)
 
 
 def _appended(output: Path) -> list[Path]:
