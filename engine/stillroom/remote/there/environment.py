@@ -203,7 +203,7 @@ def _fault_of(python: Path) -> str | None:
     command = [python, "-P", "-c", "import msgspec, stillroom.remote.there.store"]
     try:
         check = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=_environment()
+            command, capture_output=True, text=True, check=False, env=_login_environment()
         )
     except FileNotFoundError as error:
         return str(error)
@@ -269,13 +269,19 @@ def _installer(folder: Path, wish: _Wish, log: Path) -> list[str]:
     if uv is not None:
         command = [uv, "pip", "install", "--python", python]
         about = subprocess.run(
-            [*command, "--help"], capture_output=True, text=True, check=False, env=_environment()
+            [*command, "--help"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=_login_environment(),
         )
         # It chooses torch's build by the machine's GPU and driver.
         return [*command, *(["--torch-backend=auto"] if "--torch-backend" in about.stdout else [])]
     pip = [python, "-P", "-m", "pip"]
     version = [*pip, "--version"]
-    if subprocess.run(version, capture_output=True, check=False, env=_environment()).returncode:
+    if subprocess.run(
+        version, capture_output=True, check=False, env=_login_environment()
+    ).returncode:
         try:
             _run([python, "-m", "ensurepip", "--default-pip"], log)
         except _FailedError as error:
@@ -286,7 +292,7 @@ def _installer(folder: Path, wish: _Wish, log: Path) -> list[str]:
     return [*pip, "install", "--disable-pip-version-check", "--no-input", *_QUIET]
 
 
-def _environment() -> dict[str, str]:
+def _login_environment() -> dict[str, str]:
     """Returns the environment of installers: that of a login on this machine, without our keys."""
     return {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -299,7 +305,7 @@ def _run(command: list[str], log: Path) -> None:
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
-            env=_environment(),
+            env=_login_environment(),
             close_fds=False,
         )
     said = ""
