@@ -1,5 +1,8 @@
 """When the process is started that follows a run on another machine, and with which secrets."""
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -98,3 +101,19 @@ def test_a_run_elsewhere_is_never_interrupted_because_nobody_here_has_its_lock(
     assert supervise.cancel_run(run).status is RunStatus.RUNNING
     assert run.cancel_mark.exists()
     assert not (run.path / remote_runs.KILL_MARK).exists()
+
+
+def test_the_hubs_token_comes_through_the_pipe_into_the_workers_own_environment() -> None:
+    code = (
+        "import os; from stillroom.jobs.worker import handed_over; secrets = handed_over(); "
+        "print(sorted(secrets), os.environ['HF_TOKEN'], os.environ.get('A_KEY'), "
+        "os.environ.get('STILLROOM_PIPED_VARIABLES'))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code],
+        input=b'{"HF_TOKEN": "hf_1", "A_KEY": "sk"}',
+        env={**os.environ, "STILLROOM_PIPED_VARIABLES": "HF_TOKEN,NOT_GIVEN"},
+        capture_output=True,
+        check=True,
+    )
+    assert printed.stdout.decode().split() == ["['A_KEY',", "'HF_TOKEN']", "hf_1", "None", "None"]
