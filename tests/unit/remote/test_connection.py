@@ -111,9 +111,13 @@ def test_settings_for_sessions_by_hand_are_passed_over(ssh_user: SshUser, channe
     assert talk(channel) == "hello"
 
 
-def test_a_connection_that_was_cut_is_made_anew(sshd: Sshd, channel: SshChannel):
+@pytest.mark.parametrize("end", ["there", "here"])
+def test_a_connection_that_was_cut_is_made_anew(sshd: Sshd, channel: SshChannel, end: str):
     with command_there(channel, SAY) as command:
-        sshd.cut()
+        if end == "there":
+            sshd.cut()
+        else:
+            channel._owner.kill()
         with pytest.raises(UnreachableError, match="gpu-box"):
             command.receive(str)
 
