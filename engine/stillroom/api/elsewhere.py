@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from stillroom.errors import DataError, InputError
+from stillroom.errors import DataError, InputError, RunError
 from stillroom.files import read_json
 from stillroom.outputs import OutputHeldError
 from stillroom.remote.machines import find_machine
@@ -15,7 +15,7 @@ from stillroom.remote.package.order import Packed, pack
 from stillroom.remote.package.refusals import refuse_needs, refuse_request
 from stillroom.remote.records import ORDER_FILE, Machine, Order, RayCluster
 from stillroom.rollout.request import GenerateRollouts
-from stillroom.run_folder import NewRun, all_runs
+from stillroom.run_folder import NewRun, RunFolder, all_runs
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining
 from stillroom.validation import PlacedRequest
@@ -102,6 +102,24 @@ def with_order(new: NewRun, order: Packed | None) -> NewRun:
     if order is None:
         return new
     return replace(new, copies={**new.copies, **order.copies}, notes=[*new.notes, *order.notes])
+
+
+def check_not_going_on_elsewhere(workspace: Workspace, run_id: str) -> None:
+    """Raises RunError for a run that has not ended on another machine, and was not asked to stop.
+
+    Such a machine may not be reached for long, or ever again: the wish to stop is enough.
+    """
+    folder = RunFolder(workspace.runs / run_id)
+    if not folder.is_remote or folder.cancel_waited_s() is not None:
+        return
+    if not folder.read().status.is_final:
+        machine = read_json(folder.path / ORDER_FILE, Order).machine.name
+        raise RunError(
+            f"run {run_id!r} has not ended on {machine} as far as is known here: it would go on "
+            "twice",
+            f"wait for its end (get_run), or cancel_run it first: the wish is passed on as soon as "
+            f"{machine} answers, and then this call goes on from its last checkpoint that is here",
+        )
 
 
 def check_not_written_elsewhere(workspace: Workspace, output: Path) -> None:

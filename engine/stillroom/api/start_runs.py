@@ -11,7 +11,13 @@ import msgspec
 from pydantic import BaseModel
 
 from stillroom.api.beside_prompts import complete_request, evaluation_notes
-from stillroom.api.elsewhere import check_not_written_elsewhere, packed, placed, with_order
+from stillroom.api.elsewhere import (
+    check_not_going_on_elsewhere,
+    check_not_written_elsewhere,
+    packed,
+    placed,
+    with_order,
+)
 from stillroom.api.operations import child_work
 from stillroom.api.runs import RunReport, report_run
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
@@ -114,6 +120,8 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     Raises an EngineError if any of them is faulty, before a model is loaded.
     """
     request, machine = placed(workspace, request)
+    if request.resume is not None:
+        check_not_going_on_elsewhere(workspace, request.resume)
     requests = requests_per_model(workspace, resolve_resume(workspace, request))
     plans = [plan_request(workspace, each) for each in requests]
     config, keys = plans[0].config, workspace.read_keys(plans[0].key_names)

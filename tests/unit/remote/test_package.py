@@ -25,12 +25,13 @@ from stillroom.remote.package.needs import (
 )
 from stillroom.remote.package.order import pack
 from stillroom.rollout.request import GenerateRollouts, plan_generation
+from stillroom.run_folder import create_run
 from stillroom.secrecy.keys import keys_file, tool_variables
 from stillroom.settings import Workspace
 from stillroom.teachers.run_limits import LIMITS_FILE, RunLimits, usd_per_hour_of
 from stillroom.tools.user.file import read_user_file
 from stillroom.train.config.request import StartTraining, plan_request
-from stillroom.types import RunStatus
+from stillroom.types import RunKind, RunStatus
 from stillroom.versions import tag_file
 
 ROWS = [{"messages": [user("Hello?"), answer("Yes.")]}]
@@ -362,3 +363,11 @@ def test_a_workspace_whose_runs_lie_behind_a_link_is_refused(workspace):
     (workspace.root / "runs").symlink_to("elsewhere")
     with pytest.raises(InputError, match="nothing is brought back through one"):
         pack(workspace, box(workspace), Needs())
+
+
+def test_a_run_that_a_request_names_is_known_elsewhere(workspace):
+    run = create_run(workspace, RunKind.ROLLOUTS, {"output": "out.jsonl"})
+    places = places_of(workspace, Needs(records=[run.run_id, "out.jsonl"]))
+    assert places == [
+        f"workspace/runs/{run.run_id}/{name}" for name in ("run.json", "request.json")
+    ]

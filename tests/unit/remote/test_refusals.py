@@ -4,14 +4,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from fakes.conversations import answer, user
 from fakes.elsewhere import box, own_machine
 from fakes.tiny_models import TinyModels
 from fakes.training import Project, make_project
-from stillroom.api.elsewhere import check_not_written_elsewhere, packed, placed, with_order
-from stillroom.errors import EngineError, InputError
+from stillroom.api.elsewhere import (
+    check_not_going_on_elsewhere,
+    check_not_written_elsewhere,
+    packed,
+    placed,
+    with_order,
+)
+from stillroom.errors import EngineError, InputError, RunError
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.export.request import ExportModel, plan_export
 from stillroom.outputs import OutputHeldError
@@ -26,7 +33,7 @@ from stillroom.rollout.request import GenerateRollouts, plan_generation
 from stillroom.run_folder import NewRun, create_run
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining, plan_request
-from stillroom.types import RunKind
+from stillroom.types import RunKind, RunStatus
 
 ROWS = [{"messages": [user("Hello?"), answer("Yes.")]}]
 PROMPTS = [{"prompt": "Hello?", "expected_answer": "Yes."}]
@@ -182,3 +189,18 @@ def test_an_export_elsewhere_goes_to_a_new_folder(workspace, tiny_models):
     (workspace.root / "out" / "config.json").touch()
     with pytest.raises(InputError, match="holds an earlier export"):
         packed(workspace, box(workspace), lambda: needs_of_export(request, plan))
+
+
+def test_a_run_that_may_go_on_elsewhere_is_resumed_only_once_it_was_asked_to_stop(workspace):
+    order = packed(workspace, box(workspace), Needs)
+    run = create_run(workspace, RunKind.SFT, {}, with_order(NewRun(), order))
+    with pytest.raises(RunError, match=r"has not ended on box.*would go on twice"):
+        check_not_going_on_elsewhere(workspace, run.run_id)
+    run.ask_to_cancel()
+    check_not_going_on_elsewhere(workspace, run.run_id)
+    ended = create_run(workspace, RunKind.SFT, {}, with_order(NewRun(), order))
+    state = msgspec.structs.replace(ended.read(), status=RunStatus.INTERRUPTED)
+    ended.write(state)
+    check_not_going_on_elsewhere(workspace, ended.run_id)
+    local = create_run(workspace, RunKind.SFT, {})
+    check_not_going_on_elsewhere(workspace, local.run_id)

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from fakes.elsewhere import do_run, own_machine
+from fakes.elsewhere import do_run, naming, own_machine
 from fakes.runs_elsewhere import Elsewhere
 from fakes.tiny_models import TinyModels
 from fakes.training import Project, make_project
@@ -115,6 +115,7 @@ def test_a_run_whose_machine_died_goes_on_elsewhere_bit_for_bit(
         assert all(ours[weight].equal(unbroken[weight]) for weight in unbroken)
     start = load_file(tiny_models.folder("llama", "chatml") / "model.safetensors")
     assert any(not unbroken[weight].equal(start[weight]) for weight in start)
+    assert naming(workspace.runs / second.run_id / "checkpoints", str(tmp_path / "there")) == []
     # What it names is here, and all that follows is done here as ever.
     lineage = api.show_lineage(workspace, api.ShowLineage(path=second.run_id))
     assert lineage.problems == []
