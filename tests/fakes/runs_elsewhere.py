@@ -18,7 +18,7 @@ from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.jobs import supervise
 from stillroom.remote.records import HomePath, Machine, Order, SentFile, SshAddress
-from stillroom.run_folder import REMOTE_FILE, NewRun, RunFolder, RunState
+from stillroom.run_folder import REMOTE_FILE, NewRun, RunFolder, RunState, create_run
 from stillroom.secrecy.environments import run_environment
 from stillroom.settings import Workspace
 from stillroom.types import RunKind
@@ -113,6 +113,23 @@ class Elsewhere:
             new=new,
         )
         return RunFolder(self.workspace.runs / state.run_id)
+
+    def order(self, machine: Machine) -> tuple[RunFolder, Order]:
+        """Makes a scoring run for a machine, with nobody who follows it, and its order."""
+        request = {"input": "rollouts.jsonl", "output": "scored.jsonl", "rewards": "rewards.py"}
+        document = api.ScoreRollouts(**request, concurrency=1).model_dump(mode="json")
+        sources = [self.home / name for name in ("rollouts.jsonl", "rewards.py")]
+        order = Order(
+            machine=machine,
+            files=[SentFile(source=str(each), place=f"workspace/{each.name}") for each in sources],
+            home_paths=[
+                HomePath(home=str(each), place=f"workspace/{each.name}") for each in sources
+            ],
+            outputs=["scored.jsonl"],
+            budget_usd=5.0,
+        )
+        new = NewRun(inputs=sources, copies={REMOTE_FILE: msgspec.json.encode(order)})
+        return create_run(self.workspace, RunKind.SCORE, document, new), order
 
     def open(self, number: int | str = "all") -> None:
         """Lets the reward of a row be given."""

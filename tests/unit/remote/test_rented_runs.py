@@ -14,15 +14,11 @@ from fakes.rollout_rows import read_rows
 from fakes.runs_elsewhere import Elsewhere
 from fakes.sky_cloud import ScriptedCloud
 from fakes.waiting import wait_until
-from stillroom import api
 from stillroom.remote.channel import LocalChannel
 from stillroom.remote.follower.course import Follower
 from stillroom.remote.records import (
     HfJobsFlavor,
-    HomePath,
     Machine,
-    Order,
-    SentFile,
     SkyPilotCluster,
 )
 from stillroom.remote.rented.hf_jobs import HfJobsHost
@@ -38,9 +34,8 @@ from stillroom.remote.rented.ledger import Ledger
 from stillroom.remote.rented.sky_calls import SkyCalls
 from stillroom.remote.rented.skypilot import SkyPilotHost
 from stillroom.remote.ssh.code import code_hash
-from stillroom.run_folder import REMOTE_FILE, NewRun, RunFolder, create_run
+from stillroom.run_folder import RunFolder
 from stillroom.secrecy.environments import bare_environment
-from stillroom.types import RunKind
 
 SECRET = "sk-teacher-0123456789"
 
@@ -83,21 +78,6 @@ class Service:
         job.stage = "COMPLETED" if is_done else "ERROR"
 
 
-def scoring_run(elsewhere: Elsewhere, machine: Machine) -> tuple[RunFolder, Order]:
-    request = {"input": "rollouts.jsonl", "output": "scored.jsonl", "rewards": "rewards.py"}
-    document = api.ScoreRollouts(**request, concurrency=1).model_dump(mode="json")
-    sources = [elsewhere.home / name for name in ("rollouts.jsonl", "rewards.py")]
-    order = Order(
-        machine=machine,
-        files=[SentFile(source=str(each), place=f"workspace/{each.name}") for each in sources],
-        home_paths=[HomePath(home=str(each), place=f"workspace/{each.name}") for each in sources],
-        outputs=["scored.jsonl"],
-        budget_usd=5.0,
-    )
-    new = NewRun(inputs=sources, copies={REMOTE_FILE: msgspec.json.encode(order)})
-    return create_run(elsewhere.workspace, RunKind.SCORE, document, new), order
-
-
 SKY = Machine(name="sky", skypilot=SkyPilotCluster(resources={"cpus": 4, "use_spot": True}))
 
 
@@ -122,7 +102,7 @@ def test_a_run_on_a_cluster_comes_back_and_the_cluster_goes_down(
 ) -> None:
     elsewhere, cloud = Elsewhere(tmp_path), ScriptedCloud()
     elsewhere.open()
-    run, order = scoring_run(elsewhere, SKY)
+    run, order = elsewhere.order(SKY)
     host = cluster_host(elsewhere, cloud, run, warm_program)
     Follower(run, order, host, {}).run()
     ended = elsewhere.report(run)
@@ -137,7 +117,7 @@ def test_a_run_on_a_cluster_comes_back_and_the_cluster_goes_down(
 
 def test_a_spot_machine_that_is_taken_back_leaves_its_checkpoints_here(tmp_path: Path) -> None:
     elsewhere, cloud = Elsewhere(tmp_path), ScriptedCloud()
-    run, order = scoring_run(elsewhere, SKY)
+    run, order = elsewhere.order(SKY)
     # With its machine all that talks goes, which a warm program would outlive.
     host = cluster_host(elsewhere, cloud, run, Path(sys.executable))
     following = threading.Thread(target=Follower(run, order, host, {}).run, daemon=True)
@@ -164,7 +144,7 @@ def test_a_run_in_a_job_leaves_here_what_a_run_here_leaves(
     elsewhere = Elsewhere(tmp_path)
     elsewhere.open()
     service = Service(elsewhere.there, warm_program)
-    run, order = scoring_run(elsewhere, Machine(name="hf", hf_jobs=HfJobsFlavor(flavor=FLAVOR)))
+    run, order = elsewhere.order(Machine(name="hf", hf_jobs=HfJobsFlavor(flavor=FLAVOR)))
     ledger = Ledger(tmp_path / "state")
     host = HfJobsHost(
         order.machine,
