@@ -30,11 +30,12 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    # Libraries stay to the end. Looking through all of their objects time and again would take a
-    # fifth of the time in which the tests are collected, and a tenth of the rest.
-    gc.disable()
     # With xdist its workers refuse, and the process that starts them does not.
     starts_workers = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if not starts_workers:
+        # Libraries stay to the end. Looking through all of their objects time and again would
+        # take a fifth of the time in which tests are collected, and a tenth of the rest.
+        gc.disable()
     if config.getoption("quick") and not starts_workers:
         from fakes.quick import QuickOnly
 
