@@ -50,7 +50,7 @@ ROWS = [
 ]
 
 
-def project(root: Path, epochs: int = EPOCHS) -> None:
+def project(root: Path, epochs: int = EPOCHS, save_step: int = SAVE_STEP) -> None:
     models = TinyModels(root / "models")
     start = models.folder("llama", "chatml", attention_dropout=0.3)
     made = make_project(
@@ -58,7 +58,7 @@ def project(root: Path, epochs: int = EPOCHS) -> None:
         "sft",
         start,
         data={"batch_size": 2},
-        trainer={"num_epochs": epochs, "save_step": SAVE_STEP},
+        trainer={"num_epochs": epochs, "save_step": save_step},
     )
     made.write(ROWS)
     made.write_config()

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/remote/traffic.py
 
 Counted by a proxy in front of sshd, encryption included: the bytes of a first and of a second run with the same data, the bytes for a second
-of following while a run trains, and the slowest of 50 calls of get_run while the machine cannot be reached. Prints a JSON line; exits with 1 if
+of following while a run trains (without checkpoints, whose bytes are those of their files), and the slowest of 50 calls of get_run while the machine cannot be reached. Prints a JSON line; exits with 1 if
 a second run sends 1 MB, following costs 1 KB/s, or a call takes .2 s.
 """
 
@@ -19,7 +19,7 @@ FOLLOWED_S = 20.0
 
 def main() -> int:
     with machine() as scene:
-        project(scene.space.root, epochs=200)
+        project(scene.space.root, epochs=200, save_step=0)
         first = scene.start()
         events = scene.folder(first).events
         wait_for(lambda: events.exists() and len(steps(events.parent)) > 20, 120)

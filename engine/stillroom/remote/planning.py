@@ -14,7 +14,6 @@ from stillroom.settings import Workspace
 from stillroom.train.config.file import load_config
 from stillroom.train.config.request import PlanTraining
 from stillroom.train.planning.forecast import TrainingForecast
-from stillroom.train.planning.hardware import Hardware
 
 
 def plan_training(
@@ -38,16 +37,12 @@ def plan_training(
         _ask(workspace, chosen, opened)
         first = hardware_of(workspace, chosen, config)
     others = [machine for machine in all_machines(workspace) if machine.name != chosen.name]
-    known = [hardware_of(workspace, machine, config) for machine in others]
+    known = (hardware_of(workspace, machine, config) for machine in others)
     try:
         from stillroom.train.planning.elsewhere import plan_elsewhere
     except ModuleNotFoundError as error:
         raise missing_extra("train", "planning, here or for another machine,") from error
-    return plan_elsewhere(workspace, request, [first, *filter(_is_worth_telling, known)])
-
-
-def _is_worth_telling(hardware: Hardware) -> bool:
-    return hardware.is_known or hardware.measured is not None
+    return plan_elsewhere(workspace, request, [first, *(one for one in known if one.is_known)])
 
 
 def _ask(workspace: Workspace, machine: Machine, opened: Callable[[Machine], RunHost]) -> None:
