@@ -124,10 +124,13 @@ def test_a_run_whose_machine_died_goes_on_elsewhere_bit_for_bit(
     )
     evaluated = do_run(workspace, RunKind.EVALUATE, evaluate, "evaluate-1").read()
     assert evaluated.result is not None
-    export = do_run(
-        workspace, RunKind.EXPORT, ExportModel(model=second.run_id, output="out"), "export-1"
-    )
-    assert export.read().result is not None
+    export = ExportModel(model=second.run_id, output="models/out", where="box", verify=2)
+    exported = api.export_model(workspace, export)
+    ended = elsewhere.ended(RunFolder(workspace.runs / exported.run_id))
+    assert ended.error is None
+    lineage = api.show_lineage(workspace, api.ShowLineage(path="models/out"))
+    assert lineage.problems == []
+    assert naming(elsewhere.home / "models", str(tmp_path / "there")) == []
 
 
 def test_rollouts_go_on_elsewhere_where_another_machine_left_them(elsewhere: Elsewhere) -> None:
