@@ -16,6 +16,7 @@ from stillroom.run_folder import RunState
 
 _LOOK_EVERY_S = 0.5
 _PULSE_S = 2.0
+_GROWTH_S = 2.0
 _BYTES_PER_S = 4000
 """How much of states is sent that only count on, before it is packed to a tenth or less; what
 matters is sent at once."""
@@ -49,15 +50,20 @@ def follow(
     started = place.read_start()
     growing = GrowingFiles(place, request.seen, started.outputs)
     finished, pace, said_at = FinishedFiles(place, started), _Pace(), time.monotonic()
+    grown_at = said_at
     while True:
         state = read_run(place.folder)
         has_ended = state.status.is_final and _has_let_go(place, sleep)
-        batch: list[News] = []
-        if has_ended or pace.is_due(state, time.monotonic()):
-            batch.append(_state_there(place, started, state))
-        for news in (*batch, *growing.news(is_last=has_ended)):
-            yield news
+        is_due = pace.is_due(state, time.monotonic()) or has_ended
+        if is_due:
+            yield _state_there(place, started, state)
             said_at = time.monotonic()
+        # Many lines at once cost much less than one by one.
+        if is_due or time.monotonic() - grown_at >= _GROWTH_S:
+            grown_at = time.monotonic()
+            for news in growing.news(is_last=has_ended):
+                yield news
+                said_at = time.monotonic()
         if has_ended:
             files = yield from finished.news(is_last=True)
             for file in files:
@@ -106,7 +112,7 @@ class _Pace:
         """Returns whether to send the state, and then takes it as sent."""
         if state == self._sent:
             return False
-        is_waiting = clock - self._sent_at < max(1.0, self._size / _BYTES_PER_S)
+        is_waiting = clock - self._sent_at < max(_GROWTH_S, self._size / _BYTES_PER_S)
         if is_waiting and self._sent is not None and _matters(state) == _matters(self._sent):
             return False
         self._sent, self._sent_at = state, clock
