@@ -50,14 +50,16 @@ ROWS = [
 ]
 
 
-def project(root: Path, epochs: int = EPOCHS, save_step: int = SAVE_STEP) -> None:
+def project(
+    root: Path, epochs: int = EPOCHS, save_step: int = SAVE_STEP, batch_size: int = 2
+) -> None:
     models = TinyModels(root / "models")
     start = models.folder("llama", "chatml", attention_dropout=0.3)
     made = make_project(
         root,
         "sft",
         start,
-        data={"batch_size": 2},
+        data={"batch_size": batch_size},
         trainer={"num_epochs": epochs, "save_step": save_step},
     )
     made.write(ROWS)

@@ -19,7 +19,8 @@ FOLLOWED_S = 20.0
 
 def main() -> int:
     with machine() as scene:
-        project(scene.space.root, epochs=200, save_step=0)
+        # Some ten steps a second, already more than models of real size take.
+        project(scene.space.root, epochs=400, save_step=0, batch_size=12)
         first = scene.start()
         events = scene.folder(first).events
         wait_for(lambda: events.exists() and len(steps(events.parent)) > 20, 120)
@@ -51,6 +52,7 @@ def main() -> int:
             "second_run_sent_kb": round(again / 1e3),
             "following_bytes_per_s": round(per_second),
             "steps_per_s": round(num_steps / FOLLOWED_S, 1),
+            "following_bytes_per_step": round(per_second * FOLLOWED_S / max(1, num_steps)),
             "slowest_get_run_ms": round(1e3 * slowest),
             "last_contact": run.last_contact,
         }
