@@ -370,7 +370,7 @@ def test_a_validation_counts_what_is_no_better():
 def test_a_change_in_either_of_two_files_of_one_name_is_seen():
     def inputs(first, second):
         files = [
-            FileRecord(path=f"/work/{folder}/train.jsonl", sha256=sha256, num_bytes=1)
+            FileRecord(path=f"/projects/{folder}/train.jsonl", sha256=sha256, num_bytes=1)
             for folder, sha256 in (("a", first), ("b", second))
         ]
         return RunInputs(config={}, files=files, models=[])
