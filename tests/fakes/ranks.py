@@ -51,6 +51,8 @@ def _rank(
             world_size=size,
             timeout=timedelta(seconds=_LIMIT_S),
         )
+        # Work that ends at once must not close a connection that another process is still making.
+        dist.barrier()
         done = work(Collective(rank, size, is_sharded=is_sharded))
         torch.save(done, folder / f"{rank}.pt")
         dist.destroy_process_group()
