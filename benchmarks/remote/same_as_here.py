@@ -1,24 +1,28 @@
-"""The demo's chain with training and evaluation on a machine behind sshd, beside the same chain here: is anything different?
+"""The demo's models trained and evaluated on a machine behind sshd, beside the same here: is anything different?
 
     .venv/bin/python benchmarks/remote/same_as_here.py [--smoke]
 
-Both are driven by the demo's MCP client. Weights, evaluations, comparisons and the names in the lineage must be the same; what a run recorded
-of itself may differ in times, sizes of logs and ids only. Prints a JSON line; exits with 1 if anything else differs.
+The demo is run here; then each of its trainings and evaluations is done again on the machine, from the same rows. Weights, evaluations, manifests
+and the names in the lineage must be the same, and a comparison of the two evaluations must find nothing; times, speeds and ids may differ. The
+demo itself is then run with `--where`, whose own rollouts come in another order. Prints a JSON line; exits with 1 if anything else differs.
 """
 
 import argparse
 import hashlib
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from scene import machine, report
+import msgspec
+from scene import Scene, machine, report
 
 from stillroom import api
-from stillroom.run_folder import all_runs
+from stillroom.run_folder import RunFolder, all_runs, find_run
 from stillroom.settings import Workspace
 
 
@@ -32,14 +36,39 @@ def demo(folder: Path, *, is_smoke: bool, where: str | None) -> str:
     return done.stdout
 
 
-def named_runs(root: Path) -> dict[str, Path]:
-    """The runs of a project by what they are, which is the same in both."""
+def named_runs(space: Workspace) -> dict[str, RunFolder]:
+    """The runs of a project by what they are: the kind, and the name or config."""
     found = {}
-    for folder in all_runs(Workspace(root)):
+    for folder in all_runs(space):
         request = folder.read_request()
-        config = request.request.get("config") or ""
-        found[f"{request.kind} {request.request.get('name') or config}"] = folder.path
+        found[f"{request.kind} {request.request.get('name') or request.request.get('config')}"] = (
+            folder
+        )
     return found
+
+
+def again_there(scene: Scene, space: Workspace, here: dict[str, RunFolder]) -> dict[str, RunFolder]:
+    """Does every training and evaluation again on the machine, each on what was made there before."""
+    # What a teacher's probabilities are kept in would be sent along; they are to be computed there.
+    shutil.rmtree(space.root / "teacher_probabilities", ignore_errors=True)
+    there = dict[str, RunFolder]()
+    names = [name for name in here if name.startswith("sft")]
+    names += [name for name in here if name.startswith("distill")]
+    names += [name for name in here if name.startswith("evaluate")]
+    for name in names:
+        text = json.dumps(here[name].read_request().request)
+        for done, folder in there.items():
+            text = text.replace(here[done].run_id, folder.run_id)
+        request = json.loads(text)
+        if name.startswith("evaluate"):
+            begun = api.evaluate_model(space, api.EvaluateModel(**request, where="box"))
+        else:
+            begun = api.start_training(space, api.StartTraining(**request, where="box"))
+        ended = scene.wait_for_end(begun.run_id, 900)
+        if ended.status != "succeeded":
+            raise SystemExit(f"{name} there: {ended.status}: {ended.error}")
+        there[name] = find_run(space, begun.run_id)
+    return there
 
 
 def weights(run: Path) -> str | None:
@@ -82,74 +111,82 @@ def stripped(value: Any) -> Any:
     return [stripped(item) for item in value] if isinstance(value, list) else value
 
 
-def lineage(root: Path, run: Path) -> Any:
-    shown = api.show_lineage(Workspace(root), api.ShowLineage(path=run.name))
-    import msgspec
+def lineage(space: Workspace, run: Path) -> Any:
+    return msgspec.to_builtins(api.show_lineage(space, api.ShowLineage(path=run.name)))
 
-    return msgspec.to_builtins(shown)
+
+FILES = (
+    "evaluation.json", "evaluation.json.manifest.json", "rollouts.jsonl.manifest.json", "config.json",
+    "checkpoints/final/stillroom.json", "checkpoints/final/stillroom.manifest.json",
+)  # fmt: skip
+
+
+def differences_of(
+    space: Workspace, here: dict[str, RunFolder], there: dict[str, RunFolder]
+) -> list[str]:
+    found = []
+    named = [
+        {name: folder.path for name, folder in runs.items()} for runs in (here, {**here, **there})
+    ]
+    for name, folder in there.items():
+        pair = here[name].path, folder.path
+        if weights(pair[0]) != weights(pair[1]):
+            found.append(f"{name}: weights")
+        for file in FILES:
+            if any((run / file).exists() for run in pair):
+                one, other = (
+                    without_ids(json.loads((run / file).read_bytes()), space.root, names)
+                    for run, names in zip(pair, named, strict=True)
+                )
+                if one != other:
+                    found.append(f"{name}: {file}")
+                    print(
+                        name,
+                        file,
+                        json.dumps(one)[:2000],
+                        json.dumps(other)[:2000],
+                        sep="\n",
+                        file=sys.stderr,
+                    )
+        if name.startswith("distill"):
+            one, other = (
+                without_ids(lineage(space, runs[name].path), space.root, names)
+                for runs, names in zip((here, there), named, strict=True)
+            )
+            if one != other:
+                found.append("lineage")
+                print(json.dumps(one)[:3000], json.dumps(other)[:3000], sep="\n", file=sys.stderr)
+        if name.startswith("evaluate"):
+            request = api.CompareEvaluations(
+                baseline=here[name].run_id, candidates=(folder.run_id,)
+            )
+            compared = api.compare_evaluations(space, request).comparisons[0]
+            if compared.difference.value != 0:
+                found.append(f"{name}: {compared.difference}")
+    return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
-    differences, figures = [], {}
+    # As many threads here as a program gets there: they decide how sums are rounded.
+    os.environ.pop("OMP_NUM_THREADS", None)
     with machine() as scene:
-        roots = {"here": scene.space.root / "demo-here", "there": scene.space.root / "demo-there"}
-        for name, root in roots.items():
+        seconds = {}
+        for where, name in ((None, "here"), ("box", "there")):
             began = time.monotonic()
-            demo(root, is_smoke=options.smoke, where="box" if name == "there" else None)
-            figures[f"{name}_s"] = round(time.monotonic() - began)
-        runs = {name: named_runs(root) for name, root in roots.items()}
-        if runs["here"].keys() != runs["there"].keys():
-            differences.append(f"runs: {sorted(runs['here'].keys() ^ runs['there'].keys())}")
-        same_weights = 0
-        for key in sorted(runs["here"].keys() & runs["there"].keys()):
-            here, there = runs["here"][key], runs["there"][key]
-            if weights(here) != weights(there):
-                differences.append(f"{key}: weights")
-            same_weights += weights(here) is not None and weights(here) == weights(there)
-            for file in (
-                "evaluation.json",
-                "evaluation.json.manifest.json",
-                "rollouts.jsonl.manifest.json",
-                "checkpoints/final/stillroom.json",
-                "checkpoints/final/stillroom.manifest.json",
-                "config.json",
-            ):
-                if not (here / file).exists() and not (there / file).exists():
-                    continue
-                pair = [
-                    without_ids(json.loads((run / file).read_bytes()), roots[side], runs[side])
-                    for side, run in (("here", here), ("there", there))
-                ]
-                if pair[0] != pair[1]:
-                    differences.append(f"{key}: {file}")
-                    print(
-                        key,
-                        file,
-                        json.dumps(pair[0])[:3000],
-                        json.dumps(pair[1])[:3000],
-                        sep="\n",
-                        file=sys.stderr,
-                    )
-        last = next(key for key in runs["here"] if key.startswith("distill"))
-        lines = [
-            without_ids(lineage(roots[side], runs[side][last]), roots[side], runs[side])
-            for side in roots
-        ]
-        if lines[0] != lines[1]:
-            differences.append("lineage")
-            print(
-                json.dumps(lines[0], indent=1)[:3000],
-                json.dumps(lines[1], indent=1)[:3000],
-                file=sys.stderr,
-            )
-        figures |= {"same_weights": same_weights, "runs": len(runs["here"])}
-        has_report = [(root / "report.html").exists() for root in roots.values()]
-        if not all(has_report):
-            differences.append("a report is missing")
-    return report("same as here", passed=not differences, differences=differences, **figures)
+            demo(scene.space.root / name, is_smoke=options.smoke, where=where)
+            seconds[f"demo_{name}_s"] = round(time.monotonic() - began)
+        scene.space = Workspace(scene.space.root / "here")
+        here = named_runs(scene.space)
+        there = again_there(scene, scene.space, here)
+        differences = differences_of(scene.space, here, there)
+        num_weights = sum(weights(folder.path) is not None for folder in there.values())
+    return report(
+        "same as here", passed=not differences, differences=differences,
+        trainings=num_weights, evaluations=len(there) - num_weights, **seconds,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

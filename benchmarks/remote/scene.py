@@ -132,6 +132,7 @@ def machine(settings: Mapping[str, str] | None = None, **entry: Any) -> Iterator
         )  # JSON is YAML
         scene = Scene(Workspace(root / "here"), root / "there", sshd, wire)
         yield scene
+        wait_for(lambda: not scene.followers() and not scene.workers_there(), TRUE_WITHIN_S)
         for process in [*scene.followers(), *scene.workers_there()]:
             print(f"left: {cmdline(process)}", file=sys.stderr)
             process.kill()
