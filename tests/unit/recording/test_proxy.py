@@ -250,7 +250,7 @@ def test_a_body_without_a_length_ends_with_its_connection(tmp_path):
 def test_a_client_that_leaves_breaks_the_call_off_at_the_upstream_too(tmp_path):
     more = [step for _ in range(400) for step in (chunk(EVENTS[1]), 0.01)]
     with (
-        RawEndpoint(lambda _: [STREAM_HEAD, chunk(EVENTS[0]), *more]) as endpoint,
+        RawEndpoint(lambda _: [STREAM_HEAD + chunk(EVENTS[0]), *more]) as endpoint,
         recording(tmp_path, endpoint.url) as url,
     ):
         with RawClient(url) as client:
