@@ -27,7 +27,8 @@ _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # 32 letters, none that look ali
 _ID_LENGTH = 26  # 130 random bits
 REMOTE_FILE = "remote.json"
 """The file in the folder of a run whose process is on another machine (`remote/records.py`)."""
-_VIEW_FILE = "remote_view.json"
+VIEW_FILE = "remote_view.json"
+"""The file in such a folder that says how old the view of the run is, and what it has cost."""
 _FOREIGN = "if it is no run of yours, move its folder elsewhere; its other files can still be read"
 
 
@@ -342,7 +343,7 @@ def read_elsewhere(folder: Path) -> RunElsewhere | None:
         order = read_json(folder / REMOTE_FILE, _Order)
     view = RunElsewhere(where=order.machine.name)
     with suppress(OSError, DataError):
-        view = read_json(folder / _VIEW_FILE, RunElsewhere)
+        view = read_json(folder / VIEW_FILE, RunElsewhere)
     return msgspec.structs.replace(view, budget_usd=order.budget_usd)
 
 

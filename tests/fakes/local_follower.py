@@ -15,8 +15,9 @@ from stillroom.files import read_json
 from stillroom.remote.channel import LocalChannel
 from stillroom.remote.follower import __main__ as follower
 from stillroom.remote.host import UnreachableError
-from stillroom.remote.records import ORDER_FILE, Machine, Order
+from stillroom.remote.records import Machine, Order
 from stillroom.remote.ssh.host import ChannelHost
+from stillroom.run_folder import REMOTE_FILE
 from stillroom.secrecy.environments import bare_environment
 
 
@@ -59,7 +60,7 @@ def open_local(machine: Machine) -> PreparedHost:
 
 
 def main() -> None:
-    order = read_json(Path(sys.argv[1]) / ORDER_FILE, Order)
+    order = read_json(Path(sys.argv[1]) / REMOTE_FILE, Order)
     follower.open_host = lambda machine, run: open_local(order.machine)
     sys.exit(follower.main())
 

@@ -8,16 +8,8 @@ from typing import Any
 
 from stillroom.errors import EngineError
 from stillroom.files import FileLock, write_json
-from stillroom.remote.records import (
-    ORDER_FILE,
-    VIEW_FILE,
-    Machine,
-    MachineFacts,
-    Order,
-    SshAddress,
-    View,
-)
-from stillroom.run_folder import RunFolder, RunState, create_run
+from stillroom.remote.records import Machine, MachineFacts, Order, SshAddress, View
+from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RunFolder, RunState, create_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
 
@@ -91,7 +83,7 @@ def add_remote_run(
     chosen = machine or Machine(name="gpu-box", ssh=SshAddress(host="me@host"))
     folder = create_run(workspace, kind, {"config": "config.yml"})
     order = Order(machine=chosen, files=[], home_paths=[], budget_usd=budget_usd)
-    write_json(folder.path / ORDER_FILE, order)
+    write_json(folder.path / REMOTE_FILE, order)
     if view is not None:
         write_json(folder.path / VIEW_FILE, view)
     started = folder.read()

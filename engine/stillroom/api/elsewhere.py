@@ -13,9 +13,9 @@ from stillroom.remote.machines import find_machine
 from stillroom.remote.package.needs import Needs
 from stillroom.remote.package.order import Packed, pack
 from stillroom.remote.package.refusals import refuse_needs, refuse_request
-from stillroom.remote.records import ORDER_FILE, Machine, Order, RayCluster
+from stillroom.remote.records import Machine, Order, RayCluster
 from stillroom.rollout.request import GenerateRollouts
-from stillroom.run_folder import NewRun, RunFolder, all_runs
+from stillroom.run_folder import REMOTE_FILE, NewRun, RunFolder, all_runs
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining
 from stillroom.validation import PlacedRequest
@@ -113,7 +113,7 @@ def check_not_going_on_elsewhere(workspace: Workspace, run_id: str) -> None:
     if not folder.is_remote or folder.cancel_waited_s() is not None:
         return
     if not folder.read().status.is_final:
-        machine = read_json(folder.path / ORDER_FILE, Order).machine.name
+        machine = read_json(folder.path / REMOTE_FILE, Order).machine.name
         raise RunError(
             f"run {run_id!r} has not ended on {machine} as far as is known here: it would go on "
             "twice",
@@ -128,12 +128,12 @@ def check_not_written_elsewhere(workspace: Workspace, output: Path) -> None:
     Such a run has no lock here.
     """
     for folder in all_runs(workspace):
-        if not (folder.path / ORDER_FILE).is_file():
+        if not folder.is_remote:
             continue
         with suppress(OSError, DataError):
             if folder.read().status.is_final:
                 continue
-            order = read_json(folder.path / ORDER_FILE, Order)
+            order = read_json(folder.path / REMOTE_FILE, Order)
             if any(workspace.root / name == output for name in order.outputs):
                 raise OutputHeldError(
                     f"{workspace.shown(output)} is being written by {folder.run_id} on "

@@ -17,7 +17,7 @@ from stillroom.errors import DataError
 from stillroom.files import FileLock, read_json, write_json
 from stillroom.jobs.detached import start_detached
 from stillroom.processes import RUN_MARK_VARIABLE
-from stillroom.run_folder import REMOTE_FILE, RunFolder
+from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RunFolder
 from stillroom.secrecy.environments import renting_environment, run_environment
 from stillroom.settings import Workspace
 
@@ -27,7 +27,6 @@ LOCK_VARIABLE = "STILLROOM_FOLLOWER_LOCK"
 """The variable with the number of the open file by which a follower was given its lock."""
 KILL_MARK = "cancel_kill"
 """The file that says that a run on another machine shall be killed."""
-_VIEW_FILE = "remote_view.json"
 _FOLLOWER_FILE = "follower.json"
 _FOLLOWER = "stillroom.remote.follower.__main__"
 _AGAIN_AFTER_S = 5.0
@@ -110,7 +109,7 @@ def ask_to_kill(folder: RunFolder) -> None:
 
 def _view(folder: RunFolder) -> _View:
     with suppress(FileNotFoundError, DataError):
-        return read_json(folder.path / _VIEW_FILE, _View)
+        return read_json(folder.path / VIEW_FILE, _View)
     return _View()
 
 

@@ -17,8 +17,8 @@ from stillroom.files import content_hash, read_json, write_json
 from stillroom.lineage import now
 from stillroom.places import make_folder
 from stillroom.remote.host import RunHost
-from stillroom.remote.records import ORDER_FILE, VIEW_FILE, Machine, MachineFacts, Order, View
-from stillroom.run_folder import RunFolder, RunState, all_runs
+from stillroom.remote.records import Machine, MachineFacts, Order, View
+from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RunFolder, RunState, all_runs
 from stillroom.settings import Workspace
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.planning.hardware import EarlierRate, Hardware
@@ -93,7 +93,7 @@ def remote_runs(workspace: Workspace) -> Iterator[tuple[RunFolder, Order, View |
     """Yields the runs that are or were done on other machines, in no particular order."""
     for folder in all_runs(workspace):
         with suppress(OSError, DataError):
-            order = read_json(folder.path / ORDER_FILE, Order)
+            order = read_json(folder.path / REMOTE_FILE, Order)
             yield folder, order, read_view(folder)
 
 

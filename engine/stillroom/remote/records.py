@@ -9,13 +9,8 @@ from typing import Literal
 
 import msgspec
 
-# The same as `run_folder.REMOTE_FILE`, of which each command there would load what it imports.
-ORDER_FILE = "remote.json"
-"""The file of a run's folder with its `Order`; a run without it is a local one."""
 RUN_FILE = "run:"
 """How the source of a sent file begins that lies in the run's own folder."""
-VIEW_FILE = "remote_view.json"
-"""The file of a run's folder with its `View`, which the follower writes."""
 
 
 class SshAddress(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from stillroom.models.resolve import CHECKPOINTS
-from stillroom.run_folder import REMOTE_FILE
+from stillroom.run_folder import REMOTE_FILE, VIEW_FILE
 
 TEXTS = ("log.txt", "events.jsonl")
 """The growing files of a run's folder whose texts may name paths of the machine."""
@@ -13,7 +13,7 @@ _KEPT_APART = frozenset(
         "run.json",
         "request.json",
         REMOTE_FILE,
-        "remote_view.json",
+        VIEW_FILE,
         "remote_mirror.json",
         "remote_files.json",
         "follower.json",

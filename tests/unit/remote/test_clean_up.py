@@ -8,9 +8,10 @@ import pytest
 from stillroom.errors import DataError
 from stillroom.files import write_json
 from stillroom.remote.host import UnreachableError
-from stillroom.remote.records import VIEW_FILE, HfJobsFlavor, Machine, SkyPilotCluster, View
+from stillroom.remote.records import HfJobsFlavor, Machine, SkyPilotCluster, View
 from stillroom.remote.rented.clean_up import clean_up
 from stillroom.remote.rented.ledger import Ledger
+from stillroom.run_folder import VIEW_FILE
 
 SKY = Machine(name="sky", skypilot=SkyPilotCluster(resources={"accelerators": "H100:1"}))
 JOB = Machine(name="hf", hf_jobs=HfJobsFlavor(flavor="a10g-large"))

@@ -15,7 +15,6 @@ from stillroom.remote.follower.record import read_record, write_record
 from stillroom.remote.follower.retry import Backoff
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
 from stillroom.remote.records import (
-    VIEW_FILE,
     Blob,
     FilesThere,
     Machine,
@@ -28,7 +27,7 @@ from stillroom.remote.records import (
     StateThere,
     View,
 )
-from stillroom.run_folder import NewRun, RunFolder, RunState, create_run
+from stillroom.run_folder import VIEW_FILE, NewRun, RunFolder, RunState, create_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
 

@@ -13,8 +13,6 @@ from stillroom.remote.follower.course import Follower
 from stillroom.remote.follower.record import read_record
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
 from stillroom.remote.records import (
-    ORDER_FILE,
-    VIEW_FILE,
     HfJobsFlavor,
     Machine,
     MachineFacts,
@@ -22,7 +20,7 @@ from stillroom.remote.records import (
     SkyPilotCluster,
     View,
 )
-from stillroom.run_folder import RunFolder
+from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RunFolder
 from stillroom.settings import Workspace
 from stillroom.types import RunStatus
 
@@ -71,7 +69,7 @@ class Host:
 
 
 def follow(run: RunFolder, host: Host) -> None:
-    order = read_json(run.path / ORDER_FILE, Order)
+    order = read_json(run.path / REMOTE_FILE, Order)
     Follower(run, order, host, {}).run()
 
 

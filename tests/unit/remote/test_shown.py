@@ -9,8 +9,8 @@ from fakes.dashboards import client_of
 from fakes.machines import add_remote_run, followed, name_machines
 from stillroom import api
 from stillroom.evaluate.costs import spent_on_runs
-from stillroom.remote.records import ORDER_FILE, View
-from stillroom.run_folder import REMOTE_FILE, RunFailure, read_elsewhere
+from stillroom.remote.records import View
+from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RunFailure, read_elsewhere
 from stillroom.settings import Workspace
 from stillroom.types import RunStatus
 from stillroom_mcp.next_steps import after_run
@@ -25,8 +25,9 @@ def workspace(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path)
 
 
-def test_the_files_have_the_names_that_the_follower_gives_them() -> None:
-    assert REMOTE_FILE == ORDER_FILE
+def test_the_files_keep_the_names_by_which_folders_on_disk_are_known() -> None:
+    assert REMOTE_FILE == "remote.json"
+    assert VIEW_FILE == "remote_view.json"
 
 
 def test_get_run_and_list_runs_say_where_it_is_and_how_old_the_view_is(workspace) -> None:

@@ -17,20 +17,13 @@ from fakes.sky_cloud import EXCEPTIONS, PRICE, ScriptedCloud
 from stillroom.errors import EngineError, MissingExtraError
 from stillroom.files import write_json
 from stillroom.remote.host import MachineGoneError, UnreachableError
-from stillroom.remote.records import (
-    VIEW_FILE,
-    Machine,
-    Pulse,
-    SkyPilotCluster,
-    SshAddress,
-    StartThere,
-    View,
-)
+from stillroom.remote.records import Machine, Pulse, SkyPilotCluster, SshAddress, StartThere, View
 from stillroom.remote.rented.holding import hold_script
 from stillroom.remote.rented.ledger import Ledger
 from stillroom.remote.rented.sky_calls import SkyCalls
 from stillroom.remote.rented.sky_process import SkyProcess
 from stillroom.remote.rented.skypilot import SkyPilotHost
+from stillroom.run_folder import VIEW_FILE
 
 MACHINE = Machine(
     name="sky-h100",

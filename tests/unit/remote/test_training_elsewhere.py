@@ -19,8 +19,8 @@ from stillroom.api import EvaluateModel, ExportModel
 from stillroom.files import read_json
 from stillroom.jobs import remote_runs
 from stillroom.outputs import OutputHeldError
-from stillroom.remote.records import ORDER_FILE, Order
-from stillroom.run_folder import RunFolder
+from stillroom.remote.records import Order
+from stillroom.run_folder import REMOTE_FILE, RunFolder
 from stillroom.types import RunKind
 
 TESTS = Path(__file__).parents[2]
@@ -182,7 +182,7 @@ def test_several_models_are_trained_elsewhere_one_after_another(
     report = api.start_training(workspace, api.StartTraining(where="box", overrides=(override,)))
     assert len(report.then) == 2
     runs = [RunFolder(workspace.runs / run_id) for run_id in (report.run_id, *report.then)]
-    orders = [read_json(run.path / ORDER_FILE, Order) for run in runs]
+    orders = [read_json(run.path / REMOTE_FILE, Order) for run in runs]
     assert [order.start_after for order in orders] == [
         [],
         [report.run_id],

@@ -16,8 +16,8 @@ from stillroom.jobs.remote_runs import FOLLOWER_LOCK, LOCK_VARIABLE
 from stillroom.remote.follower.course import Follower
 from stillroom.remote.follower.run_here import RunHere
 from stillroom.remote.hosts import open_host
-from stillroom.remote.records import ORDER_FILE, Order
-from stillroom.run_folder import RunFolder
+from stillroom.remote.records import Order
+from stillroom.run_folder import REMOTE_FILE, RunFolder
 from stillroom.types import RunStatus
 
 
@@ -31,7 +31,7 @@ def main() -> int:
     if os.environ.pop(LOCK_VARIABLE, None) is None and not lock.try_acquire():
         sys.stderr.write(f"{folder.run_id} has a follower already\n")
         return 2
-    order = read_json(folder.path / ORDER_FILE, Order)
+    order = read_json(folder.path / REMOTE_FILE, Order)
     try:
         host = open_host(order.machine, run=folder.path)
     except EngineError as error:

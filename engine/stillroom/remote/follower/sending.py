@@ -9,11 +9,10 @@ from stillroom.remote.follower.record import FollowRecord, GrownFile
 from stillroom.remote.package.contents import Contents
 from stillroom.remote.records import Order, PlacedFile, StartThere
 from stillroom.remote.run_files import is_output
-from stillroom.run_folder import REMOTE_FILE, RunFolder
+from stillroom.run_folder import RunFolder
 
 _WORKSPACE = "workspace/"
 _MODEL = frozenset({".safetensors", ".bin", ".gguf", ".pt"})
-_OWN = frozenset({"run.json", "request.json", REMOTE_FILE})
 
 
 def note_outputs(
@@ -89,5 +88,5 @@ def _copies(folder: RunFolder) -> dict[str, bytes]:
     return {
         path.name: path.read_bytes()
         for path in sorted(folder.path.glob("given_*"))
-        if path.is_file() and path.name not in _OWN and not path.is_symlink()
+        if path.is_file() and not path.is_symlink()
     }

@@ -11,8 +11,8 @@ from stillroom.files import read_json, write_json
 from stillroom.lineage import now
 from stillroom.remote.cost import machine_usd
 from stillroom.remote.follower.record import FollowRecord, write_record
-from stillroom.remote.records import VIEW_FILE, Machine, Phase, View
-from stillroom.run_folder import RunFolder
+from stillroom.remote.records import Machine, Phase, View
+from stillroom.run_folder import VIEW_FILE, RunFolder
 
 _WRITE_EVERY_S = 1.0
 _SPARE_BYTES = 1 << 14

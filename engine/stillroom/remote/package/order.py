@@ -20,9 +20,9 @@ from stillroom.remote.package.models import (
 from stillroom.remote.package.needs import Needs
 from stillroom.remote.package.places import SentPlaces
 from stillroom.remote.package.tags import add_tags
-from stillroom.remote.records import ORDER_FILE, RUN_FILE, Machine, Order
+from stillroom.remote.records import RUN_FILE, Machine, Order
 from stillroom.rollout.journal.journal import journal_folder
-from stillroom.run_folder import RunFolder, given_config
+from stillroom.run_folder import REMOTE_FILE, RunFolder, given_config
 from stillroom.secrecy.keys import tool_variables
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import LIST_FILE, PRICES_FILE
@@ -46,7 +46,7 @@ class Packed:
     @property
     def copies(self) -> dict[str, bytes]:
         """The file of the run's folder with the order."""
-        return {ORDER_FILE: msgspec.json.encode(self.order)}
+        return {REMOTE_FILE: msgspec.json.encode(self.order)}
 
 
 def pack(

@@ -19,7 +19,8 @@ from stillroom.files import FileLock, read_json, write_atomic, write_json
 from stillroom.lineage import now, seconds_between
 from stillroom.places import make_folder
 from stillroom.remote.host import UnreachableError
-from stillroom.remote.records import VIEW_FILE, Machine, View
+from stillroom.remote.records import Machine, View
+from stillroom.run_folder import VIEW_FILE
 
 _LOCK_WAIT_S = 20.0
 _ARRIVES_WITHIN_S = 900.0
