@@ -87,13 +87,14 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
     with (
         ExitStack() as stack,
         Spill(outputs.rollouts.parent) as spill,
+        Spill(outputs.rollouts.parent) as waiting,
         Recording(sources.files, may_grow=True) as recording,
     ):
         new = {
             path: stack.enter_context(_writing(path, outputs, request)) for path in outputs.of_rows
         }
         unpacked = stack.enter_context(unpacked_files(sources.files, outputs.rollouts))
-        importing = _Import(workspace, request, outputs, new, spill, unpacked)
+        importing = _Import(workspace, request, outputs, new, (spill, waiting), unpacked)
         process = None
         if (
             sum(unpacked.read_from(file).stat().st_size for file in sources.files) > _LARGE
@@ -123,9 +124,10 @@ class _Import:
         request: ImportRollouts,
         outputs: ImportOutputs,
         new: dict[Path, NewOutput],
-        spill: Spill,
+        spills: tuple[Spill, Spill],
         unpacked: UnpackedFiles,
     ) -> None:
+        """`spills` are for what is read, and for what waits to be written."""
         self._unpacked = unpacked
         self._workspace, self._request, self._outputs, self._new = workspace, request, outputs, new
         self._redaction = Redaction(
@@ -137,8 +139,9 @@ class _Import:
         self._tally = ImportTally(
             refused, lambda path: workspace.shown(unpacked.original(path)), self._redaction.text
         )
+        spill, waiting = spills
         self._intake = Intake(spill, self._redaction, self._tally, infers=request.infer_tools)
-        self._writer = RolloutWriter(request, self._intake, self._tally)
+        self._writer = RolloutWriter(request, self._intake, self._tally, waiting)
         self._train = self._side(outputs.rollouts, outputs.prompts)
         self._heldout = (
             self._side(outputs.heldout, outputs.heldout_prompts) if outputs.heldout else None
@@ -185,7 +188,8 @@ class _Import:
         for row in joined.kept:
             is_heldout = self._split is not None and row in self._split.heldout
             side = self._heldout if is_heldout and self._heldout is not None else self._train
-            self._writer.write(composer.compose(row), feedback.get(row, {}), side)
+            self._writer.take(composer.compose(row), feedback.get(row, {}), side)
+        self._writer.write([self._train] if self._heldout is None else [self._train, self._heldout])
 
     def _nothing_kept(self) -> DataError:
         why = ", ".join(f"{count} {reason}" for reason, count in self._tally.reasons.items())

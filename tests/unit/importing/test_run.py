@@ -233,7 +233,7 @@ def test_prompts_are_written_once_each_with_the_answer_that_was_right(tmp_path):
     prompts = rows_of(tmp_path, made.prompts)
     assert [p["messages"] for p in prompts] == [[user("lamp")], [user("Sum?")]]
     assert prompts[0]["metadata"]["expected_answer"] == "There are 3 of lamp."
-    assert "expected_answer" not in prompts[1]["metadata"]
+    assert prompts[1]["metadata"]["expected_answer"] == "5"
     tasks = [row["task_id"] for row in rows_of(tmp_path)]
     assert len(set(tasks)) == 2
     assert [row["sample"] for row in rows_of(tmp_path)] == [0, 0, 1]

@@ -35,6 +35,12 @@ def import_notes(
         yield f"{len(grown)} files grew while they were read: import again for what was added"
     yield from _notes_on_content(counts)
     yield from _notes_on_scores(request, counts)
+    if request.prompts and counts.differently_answered:
+        yield (
+            f"{counts.differently_answered} prompts have right answers that do not match, and so "
+            "no expected_answer: reward_from says which one is best, a judge or rewards.py judges "
+            "them"
+        )
     if split is not None:
         yield from split.notes
     yield from terms_notes(models)

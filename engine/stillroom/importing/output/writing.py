@@ -1,7 +1,8 @@
 """Writes the rollouts of an import, their prompts, and what is counted of them."""
 
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,22 +10,19 @@ import msgspec
 
 from stillroom.data.distribution import Distribution
 from stillroom.data.formats import task_from_row
-from stillroom.errors import DataError
 from stillroom.files import LineWriter
 from stillroom.importing.joining.call_tree import NONE
 from stillroom.importing.joining.intake import Intake
 from stillroom.importing.joining.rollouts import ImportedRollout
+from stillroom.importing.joining.spill import Spill
 from stillroom.importing.output.feedback import reward_of
+from stillroom.importing.output.prompts import WaitingPrompts
 from stillroom.importing.output.rows import rollout_id, rollout_row
-from stillroom.importing.places import IMPORTED_FROM
 from stillroom.importing.request import ImportRollouts
 from stillroom.importing.tally import ImportTally
-from stillroom.rollout.rewards.matchers import answer_key
-from stillroom.types import StopReason
 
 UNKNOWN, INFERRED, CHANGED = "tools not logged", "tools inferred", "tools changed between calls"
-_UNTRAINED = b',"weight":0}'
-_CALLS = b'"tool_calls":'
+_CALLS, _TASK_ID = b'"tool_calls":', b'"task_id":"'
 
 
 @dataclass(slots=True)
@@ -35,6 +33,10 @@ class RolloutSide:
     prompts: LineWriter | None
     models: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     """The number of rows by provider (or format) and model."""
+    waiting: "array[int]" = field(default_factory=lambda: array("q"))
+    """Of each row that waits its place, its bytes and the number of its prompt."""
+    new_prompts: "array[int]" = field(default_factory=lambda: array("q"))
+    """The numbers of the prompts that a row of this side was the first to answer."""
 
 
 @dataclass(slots=True)
@@ -49,20 +51,28 @@ class RolloutCounts:
     branches: int = 0
     unanswered: int = 0
     """The assistant's turns that no call of the sources answered, which are not trained."""
+    differently_answered: int = 0
+    """The prompts whose right answers do not match."""
 
 
 class RolloutWriter:
-    """Writes rollouts one by one, each with its prompt if that is new."""
+    """Writes rollouts and their prompts.
 
-    def __init__(self, request: ImportRollouts, intake: Intake, tally: ImportTally) -> None:
+    All rows wait in a temporary file, since the id of a task follows from its expected answer, and
+    that from all of its rollouts.
+    """
+
+    def __init__(
+        self, request: ImportRollouts, intake: Intake, tally: ImportTally, spill: Spill
+    ) -> None:
         self._request, self._intake, self._tally = request, intake, tally
-        self._tasks: dict[int, tuple[str, int]] = {}
+        self._spill, self._prompts = spill, WaitingPrompts(spill)
         self.counts = RolloutCounts()
 
-    def write(
+    def take(
         self, rollout: ImportedRollout, feedback: Mapping[str, float], side: RolloutSide
     ) -> None:
-        """Writes one rollout to its side. `feedback` are scores from rows of their own."""
+        """Takes one rollout for its side. `feedback` are scores from rows of their own."""
         facts, kept = rollout.facts, rollout.kept
         scores = {name: value for each in facts for name, value in each.scores.items()}
         scores |= feedback
@@ -76,15 +86,35 @@ class RolloutWriter:
             reward=reward,
             origin=self._origin(rollout, losses),
         )
-        task_id, sample = self._task(rollout, row, side)
-        row |= {"task_id": task_id, "sample": sample}
-        side.rows.write(row)
+        num_prompts = len(self._prompts)
+        prompt, row["sample"] = self._prompts.take(rollout, row)
+        if prompt == num_prompts:
+            side.new_prompts.append(prompt)
+        data = msgspec.json.encode(row)
+        side.waiting.extend((self._spill.append(data), len(data), prompt))
         for each in dict.fromkeys((f.provider or f.format, f.model) for f in facts if f.model):
             side.models[each[0], each[1] or ""] += 1
         self._count(rollout, losses, scores, reward)
         for each in facts:
             self._tally.merge(each.format, len(each.also_at) + (each is not kept))
         self._tally.keep(kept.format)
+
+    def write(self, sides: Sequence[RolloutSide]) -> None:
+        """Writes what was taken to the files of its side."""
+        ids = [""] * len(self._prompts)
+        for side in sides:
+            for number in side.new_prompts:
+                prompt = self._prompts.prompt(number)
+                ids[number] = task_from_row(prompt).task_id
+                if side.prompts is not None:
+                    side.prompts.write(prompt)
+        for side in sides:
+            waiting = iter(side.waiting)
+            for place, size, number in zip(waiting, waiting, waiting, strict=True):
+                row = self._spill.read(place, size)
+                end = row.index(_TASK_ID) + len(_TASK_ID)
+                side.rows.write_raw(row[:end], ids[number].encode(), row[end:])
+        self.counts.differently_answered = self._prompts.num_different
 
     def _count(
         self,
@@ -133,49 +163,6 @@ class RolloutWriter:
             "losses": losses,
         }
         return {name: value for name, value in origin.items() if value not in (None, [])}
-
-    def _task(
-        self, rollout: ImportedRollout, row: dict[str, Any], side: RolloutSide
-    ) -> tuple[str, int]:
-        """Returns the id of a rollout's task and its number there; writes the prompt if it is new.
-
-        The first rollout of a prompt decides the metadata of its task.
-        """
-        pieces = rollout.pieces[: rollout.num_prompt]
-        data = b",".join(_as_prompt(piece) for piece in pieces)
-        key = hash(data)
-        if (known := self._tasks.get(key)) is not None:
-            task_id, count = known
-        else:
-            prompt = {
-                "messages": msgspec.json.decode(b"[" + data + b"]"),
-                "metadata": _prompt_metadata(rollout, row),
-            }
-            task_id, count = task_from_row(prompt).task_id, 0
-            if side.prompts is not None:
-                side.prompts.write(prompt)
-        self._tasks[key] = (task_id, count + 1)
-        return task_id, count
-
-
-def _as_prompt(piece: bytes) -> bytes:
-    return piece.removesuffix(_UNTRAINED) + b"}" if piece.endswith(_UNTRAINED) else piece
-
-
-def _prompt_metadata(rollout: ImportedRollout, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a rollout's metadata, with its answer as the expected one if it may serve as one."""
-    metadata: dict[str, Any] = msgspec.json.decode(rollout.metadata)
-    is_right = row["stop_reason"] is StopReason.ANSWERED and row["success"] is not False
-    metadata[IMPORTED_FROM] = rollout.kept.source
-    answer = msgspec.json.decode(rollout.pieces[-1]).get("content")
-    if "expected_answer" in metadata or not is_right or not answer:
-        return metadata
-    with_answer = {**metadata, "expected_answer": answer}
-    try:
-        answer_key(with_answer)
-    except DataError:
-        return metadata  # a text as long as that is no answer that could be matched
-    return with_answer
 
 
 def _called(rollout: ImportedRollout) -> Iterator[str]:

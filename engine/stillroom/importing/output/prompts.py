@@ -1,0 +1,141 @@
+"""Keeps the prompts of an import until every rollout that answers them is known."""
+
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from stillroom.errors import DataError
+from stillroom.importing.joining.rollouts import ImportedRollout
+from stillroom.importing.joining.spill import Spill
+from stillroom.importing.places import IMPORTED_FROM
+from stillroom.rollout.rewards.answers import without_thinking
+from stillroom.rollout.rewards.matchers import answer_key, is_accepted
+from stillroom.types import StopReason
+
+_UNTRAINED = b',"weight":0}'
+_EXPECTED = "expected_answer"
+_NO_ANSWER, _OWN, _AGREED, _DIFFERENT = range(4)
+"""What is known of a prompt's answer: none was right so far; its source holds it; the right ones
+agree; they do not."""
+_UNJUDGED = float("-inf")
+
+
+class WaitingPrompts:
+    """The distinct prompts of an import in a temporary file, with a few numbers of each in memory.
+
+    The first rollout of a prompt decides its metadata. Its answer is one by which all of its right
+    rollouts are right; judged rollouts go before others, and those with the best reward before all.
+    """
+
+    def __init__(self, spill: Spill) -> None:
+        self._spill = spill
+        self._numbers: dict[int, int] = {}
+        self._counts, self._states = array("q"), bytearray()
+        self._places, self._sizes, self._metadata_sizes = array("q"), array("q"), array("q")
+        self._answer_places, self._answer_sizes = array("q"), array("q")
+        self._rewards = array("d")
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    @property
+    def num_different(self) -> int:
+        """The number of prompts whose right answers do not match."""
+        return self._states.count(_DIFFERENT)
+
+    def take(self, rollout: ImportedRollout, row: Mapping[str, Any]) -> tuple[int, int]:
+        """Returns the number of a rollout's prompt, and that of the rollout among its rollouts."""
+        pieces = rollout.pieces[: rollout.num_prompt]
+        data = b",".join(_as_prompt(piece) for piece in pieces)
+        number = self._numbers.setdefault(hash(data), len(self))
+        if number == len(self):
+            self._add(data, rollout)
+        sample = self._counts[number]
+        self._counts[number] += 1
+        if (answer := _right_answer(rollout, row)) is not None:
+            reward = row["reward"]
+            self._judge(number, answer, _UNJUDGED if reward is None else reward)
+        return number, sample
+
+    def prompt(self, number: int) -> dict[str, Any]:
+        """Returns a prompt's row, with the answer that is expected if there is one."""
+        place, size = self._places[number], self._sizes[number]
+        messages = msgspec.json.decode(b"[" + self._spill.read(place, size) + b"]")
+        metadata = self._metadata(number)
+        if self._states[number] == _AGREED:
+            with_answer = {**metadata, _EXPECTED: self._answer(number)}
+            metadata = with_answer if _is_usable(with_answer) else metadata
+        return {"messages": messages, "metadata": metadata}
+
+    def _add(self, data: bytes, rollout: ImportedRollout) -> None:
+        metadata: dict[str, Any] = msgspec.json.decode(rollout.metadata)
+        metadata[IMPORTED_FROM] = rollout.kept.source
+        encoded = msgspec.json.encode(metadata)
+        self._places.append(self._spill.append(data + encoded))
+        self._sizes.append(len(data))
+        self._metadata_sizes.append(len(encoded))
+        self._answer_places.append(0)
+        self._answer_sizes.append(0)
+        self._rewards.append(_UNJUDGED)
+        self._counts.append(0)
+        self._states.append(_OWN if _EXPECTED in metadata else _NO_ANSWER)
+
+    def _judge(self, number: int, answer: str, reward: float) -> None:
+        """Compares one more right answer with the one that is expected so far."""
+        state, best = self._states[number], self._rewards[number]
+        if state == _OWN or (state != _NO_ANSWER and reward < best):
+            return
+        if state == _NO_ANSWER or reward > best:
+            self._expect(number, answer, reward)
+        elif state == _AGREED and answer != (known := self._answer(number)):
+            metadata = self._metadata(number)
+            if _accepts(metadata, known, answer):
+                return
+            if _accepts(metadata, answer, known):
+                self._expect(number, answer, reward)
+            else:
+                self._states[number] = _DIFFERENT
+
+    def _expect(self, number: int, answer: str, reward: float) -> None:
+        data = answer.encode()
+        self._answer_places[number] = self._spill.append(data)
+        self._answer_sizes[number] = len(data)
+        self._rewards[number], self._states[number] = reward, _AGREED
+
+    def _answer(self, number: int) -> str:
+        place, size = self._answer_places[number], self._answer_sizes[number]
+        return self._spill.read(place, size).decode()
+
+    def _metadata(self, number: int) -> dict[str, Any]:
+        place = self._places[number] + self._sizes[number]
+        return msgspec.json.decode(self._spill.read(place, self._metadata_sizes[number]))
+
+
+def _as_prompt(piece: bytes) -> bytes:
+    return piece.removesuffix(_UNTRAINED) + b"}" if piece.endswith(_UNTRAINED) else piece
+
+
+def _right_answer(rollout: ImportedRollout, row: Mapping[str, Any]) -> str | None:
+    """Returns a rollout's last text, unless it was judged wrong or is no answer."""
+    if row["stop_reason"] is not StopReason.ANSWERED or row["success"] is False:
+        return None
+    return without_thinking(msgspec.json.decode(rollout.pieces[-1]).get("content") or "") or None
+
+
+def _accepts(metadata: Mapping[str, Any], expected: str, answer: str) -> bool:
+    """Returns whether an answer is right where another one is expected, as evaluations judge."""
+    try:
+        key = answer_key({**metadata, _EXPECTED: expected})
+    except DataError:
+        return False
+    return key is not None and is_accepted(answer, key)
+
+
+def _is_usable(metadata: Mapping[str, Any]) -> bool:
+    try:
+        answer_key(metadata)
+    except DataError:
+        return False  # a text as long as that is no answer that could be matched
+    return True
