@@ -46,23 +46,3 @@ async def cancel_when_asked(reporter: Reporter, scope: anyio.CancelScope) -> Non
     while not reporter.is_cancelled():  # noqa: ASYNC110
         await anyio.sleep(_CANCEL_POLL_S)
     scope.cancel()
-
-
-class SilentReporter:
-    """Ignores all reports; for library use and tests."""
-
-    def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
-        """Ignores progress."""
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Ignores metrics."""
-
-    def note(self, text: str) -> None:
-        """Ignores notes."""
-
-    def alarms(self, current: Sequence[str]) -> None:
-        """Ignores alarms."""
-
-    def is_cancelled(self) -> bool:
-        """Returns False: nobody can ask this reporter's stage to stop."""
-        return False

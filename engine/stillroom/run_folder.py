@@ -29,6 +29,16 @@ REMOTE_FILE = "remote.json"
 """The file in the folder of a run whose process is on another machine (`remote/records.py`)."""
 VIEW_FILE = "remote_view.json"
 """The file in such a folder that says how old the view of the run is, and what it has cost."""
+MIRROR_FILE, MIRRORED_FILE, JOB_FILE = "remote_mirror.json", "remote_files.json", "remote_job.json"
+"""The files in such a folder of what has been brought here so far."""
+FOLLOWER_FILE, FOLLOWER_LOCK, FOLLOWER_LOG = "follower.json", "follower.lock", "follower.log"
+"""What the follower of such a run is started again with, its lock, and its log."""
+LIMITS_FILE = "limits.json"
+"""The file in the folder of a run that may stop by itself (`teachers/run_limits.py`)."""
+STATE_FILE, REQUEST_FILE, OWNER_LOCK = "run.json", "request.json", "owner.lock"
+LAUNCH_FILE, END_FILE = "launch.json", "ended.json"
+CANCEL_MARK, KILL_MARK = "cancel", "cancel_kill"
+"""The file that says that a run shall stop; that a run on another machine shall be killed."""
 _FOREIGN = "if it is no run of yours, move its folder elsewhere; its other files can still be read"
 
 
@@ -184,11 +194,11 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.state_file = path / "run.json"
-        self.request_file = path / "request.json"
+        self.state_file = path / STATE_FILE
+        self.request_file = path / REQUEST_FILE
         self.events = path / "events.jsonl"
         self.log = path / "log.txt"
-        self.cancel_mark = path / "cancel"
+        self.cancel_mark = path / CANCEL_MARK
 
     @property
     def run_id(self) -> str:
@@ -197,7 +207,7 @@ class RunFolder:
 
     def owner_lock(self) -> FileLock:
         """Returns the lock that the run's process holds as long as it lives."""
-        return FileLock(self.path / "owner.lock")
+        return FileLock(self.path / OWNER_LOCK)
 
     @property
     def is_remote(self) -> bool:
@@ -236,7 +246,7 @@ class RunFolder:
     def read_process_end(self) -> ProcessEnd | None:
         """Returns how the run's process ended, or None if nobody has noted it."""
         try:
-            return read_json(self.path / "ended.json", ProcessEnd)
+            return read_json(self.path / END_FILE, ProcessEnd)
         except (FileNotFoundError, DataError):
             return None
 

@@ -13,6 +13,7 @@ from stillroom.files import FileLock, file_sha256, wait_for_disk
 from stillroom.lineage import FOLDER_MANIFEST, FileRecord
 from stillroom.outputs import output_lock
 from stillroom.places import make_folder, put_folder
+from stillroom.run_folder import OWNER_LOCK
 
 MANIFEST = "export.json"
 # A model's files are told by their sizes; what a person edits is small.
@@ -160,7 +161,7 @@ def _clear(output: Path, run: Path) -> None:
 
 
 def _is_alive(run: Path) -> bool:
-    lock = FileLock(run / "owner.lock")
+    lock = FileLock(run / OWNER_LOCK)
     if not run.is_dir():
         return False
     if not lock.try_acquire():

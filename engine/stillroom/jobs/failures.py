@@ -14,8 +14,7 @@ import msgspec
 from stillroom.errors import DivergedError, EngineError, writable_text
 from stillroom.lines import last_line
 from stillroom.models.resolve import CHECKPOINTS
-from stillroom.run_folder import ProcessEnd, RunFailure, RunFolder, RunState
-from stillroom.teachers.run_limits import LIMITS_FILE
+from stillroom.run_folder import LIMITS_FILE, ProcessEnd, RunFailure, RunFolder, RunState
 from stillroom.train.config.resume import latest_checkpoint
 from stillroom.types import RunKind, RunStatus
 

@@ -17,17 +17,20 @@ from stillroom.errors import DataError
 from stillroom.files import FileLock, read_json, write_json
 from stillroom.jobs.detached import start_detached
 from stillroom.processes import RUN_MARK_VARIABLE
-from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RunFolder
+from stillroom.run_folder import (
+    FOLLOWER_FILE,
+    FOLLOWER_LOCK,
+    FOLLOWER_LOG,
+    KILL_MARK,
+    REMOTE_FILE,
+    VIEW_FILE,
+    RunFolder,
+)
 from stillroom.secrecy.environments import renting_environment, run_environment
 from stillroom.settings import Workspace
 
-FOLLOWER_LOCK = "follower.lock"
-"""The lock that a run's follower holds as long as it lives."""
 LOCK_VARIABLE = "STILLROOM_FOLLOWER_LOCK"
 """The variable with the number of the open file by which a follower was given its lock."""
-KILL_MARK = "cancel_kill"
-"""The file that says that a run on another machine shall be killed."""
-_FOLLOWER_FILE = "follower.json"
 _FOLLOWER = "stillroom.remote.follower.__main__"
 _AGAIN_AFTER_S = 5.0
 """A follower that dies at once is not started more often than this."""
@@ -63,7 +66,7 @@ class _View(msgspec.Struct, frozen=True):
 def read_follower_start(folder: RunFolder) -> FollowerStart:
     """Returns what is known of a run's follower."""
     with suppress(FileNotFoundError, DataError):
-        return read_json(folder.path / _FOLLOWER_FILE, FollowerStart)
+        return read_json(folder.path / FOLLOWER_FILE, FollowerStart)
     return FollowerStart()
 
 
@@ -121,7 +124,7 @@ def _start(
     secret_names: list[str],
 ) -> None:
     known = FollowerStart(secret_names=secret_names, started_at=time.time())
-    write_json(folder.path / _FOLLOWER_FILE, known)
+    write_json(folder.path / FOLLOWER_FILE, known)
     root = Path(folder.read_request().workspace)
     if read_json(folder.path / REMOTE_FILE, _Order).is_rented:
         environment = {**environment, **renting_environment(root)}
@@ -129,7 +132,7 @@ def _start(
         _FOLLOWER,
         folder.path,
         cwd=root,
-        log=folder.path / "follower.log",
+        log=folder.path / FOLLOWER_LOG,
         environment={**environment, LOCK_VARIABLE: str(lock.handle)},
         secrets=secrets,
         kept_open=[lock.handle],

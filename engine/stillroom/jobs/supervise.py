@@ -18,6 +18,7 @@ from stillroom.jobs.failures import ending_of_gone
 from stillroom.lineage import now
 from stillroom.processes import kill_family, process_start
 from stillroom.run_folder import (
+    LAUNCH_FILE,
     NewRun,
     ProcessEnd,
     RunFolder,
@@ -33,7 +34,6 @@ _START_LIMIT_S = 60.0
 _KILL_AFTER_S = 10.0
 _END_WAIT_S = 1.0
 _POLL_S = 0.05
-_LAUNCH_FILE = "launch.json"
 
 
 class _Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ def launch_run(
     )
     launch = _Launch(pid=pid, process_start=process_start(pid))
     if launch.process_start is not None:
-        write_json(folder.path / _LAUNCH_FILE, launch)
+        write_json(folder.path / LAUNCH_FILE, launch)
 
 
 def read_run(folder: RunFolder) -> RunState:
@@ -197,7 +197,7 @@ def _process_of(folder: RunFolder, state: RunState) -> int | None:
 def _launch_of(folder: RunFolder) -> _Launch | None:
     """Returns the process that the run was started with; None if that is not known."""
     try:
-        data = (folder.path / _LAUNCH_FILE).read_bytes()
+        data = (folder.path / LAUNCH_FILE).read_bytes()
         return msgspec.json.decode(data, type=_Launch)
     except (FileNotFoundError, ValueError):
         return None

@@ -50,13 +50,6 @@ class RequestHead:
         return next((value for key, value in self.headers if key.lower() == name), None)
 
     @property
-    def has_body(self) -> bool:
-        """Whether a content follows, though it may be empty."""
-        return any(
-            key.lower() in (b"content-length", b"transfer-encoding") for key, _ in self.headers
-        )
-
-    @property
     def is_chunked(self) -> bool:
         """Whether the content comes in chunks."""
         return self.get(b"transfer-encoding") is not None

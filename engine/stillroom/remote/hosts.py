@@ -5,8 +5,7 @@ from pathlib import Path
 from stillroom.errors import InputError
 from stillroom.remote.host import RunHost
 from stillroom.remote.records import Machine
-from stillroom.remote.ssh.connection import SshChannel
-from stillroom.remote.ssh.host import ChannelHost
+from stillroom.remote.ssh.host import SshHost
 
 
 def open_host(machine: Machine, *, run: Path | None = None) -> RunHost:
@@ -16,7 +15,7 @@ def open_host(machine: Machine, *, run: Path | None = None) -> RunHost:
     Raises MissingExtraError if the package for such machines is not installed.
     """
     if machine.ssh is not None:
-        return ChannelHost(machine, SshChannel(machine.name, machine.ssh))
+        return SshHost(machine)
     if machine.skypilot is not None:
         from stillroom.remote.rented.skypilot import open_cluster
 

@@ -4,27 +4,32 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from stillroom.models.resolve import CHECKPOINTS
-from stillroom.run_folder import REMOTE_FILE, VIEW_FILE
+from stillroom.run_folder import (
+    CANCEL_MARK,
+    END_FILE,
+    FOLLOWER_FILE,
+    FOLLOWER_LOCK,
+    FOLLOWER_LOG,
+    JOB_FILE,
+    KILL_MARK,
+    LAUNCH_FILE,
+    LIMITS_FILE,
+    MIRROR_FILE,
+    MIRRORED_FILE,
+    OWNER_LOCK,
+    REMOTE_FILE,
+    REQUEST_FILE,
+    STATE_FILE,
+    VIEW_FILE,
+)
 
 TEXTS = ("log.txt", "events.jsonl")
 """The growing files of a run's folder whose texts may name paths of the machine."""
 _KEPT_APART = frozenset(
     {
-        "run.json",
-        "request.json",
-        REMOTE_FILE,
-        VIEW_FILE,
-        "remote_mirror.json",
-        "remote_files.json",
-        "follower.json",
-        "follower.log",
-        "follower.lock",
-        "owner.lock",
-        "launch.json",
-        "ended.json",
-        "limits.json",
-        "cancel",
-        "cancel_kill",
+        *(STATE_FILE, REQUEST_FILE, LIMITS_FILE, LAUNCH_FILE, OWNER_LOCK, END_FILE),
+        *(REMOTE_FILE, VIEW_FILE, MIRROR_FILE, MIRRORED_FILE, JOB_FILE),
+        *(FOLLOWER_FILE, FOLLOWER_LOCK, FOLLOWER_LOG, CANCEL_MARK, KILL_MARK),
         *TEXTS,
     }
 )

@@ -13,16 +13,13 @@ import msgspec
 
 from stillroom.files import read_json
 from stillroom.home_paths import is_away
+from stillroom.run_folder import LIMITS_FILE
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import machine_usd_per_hour
 
 _HOUR_S = 3600.0
 _KILLED_AFTER_S = 600.0
 """How long a run may take to stop that has come to its last hour."""
-
-
-LIMITS_FILE = "limits.json"
-"""The file of a run's folder with its `RunLimits`."""
 
 
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True):

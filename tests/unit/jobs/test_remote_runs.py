@@ -14,7 +14,7 @@ import pytest
 from stillroom.files import FileLock, write_json
 from stillroom.jobs import remote_runs, supervise
 from stillroom.processes import RUN_MARK_VARIABLE
-from stillroom.run_folder import NewRun, RunFolder, create_run
+from stillroom.run_folder import FOLLOWER_LOCK, KILL_MARK, NewRun, RunFolder, create_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
 
@@ -66,7 +66,7 @@ def test_one_that_dies_at_once_is_not_started_at_every_look(
 
 
 def test_one_that_lives_is_left_alone(run: RunFolder, starts: list[Mapping[str, str]]) -> None:
-    lock = FileLock(run.path / remote_runs.FOLLOWER_LOCK)
+    lock = FileLock(run.path / FOLLOWER_LOCK)
     assert lock.try_acquire()
     supervise.read_run(run)
     assert starts == []
@@ -100,7 +100,7 @@ def test_a_run_elsewhere_is_never_interrupted_because_nobody_here_has_its_lock(
     assert supervise.read_run(run).status is RunStatus.RUNNING
     assert supervise.cancel_run(run).status is RunStatus.RUNNING
     assert run.cancel_mark.exists()
-    assert not (run.path / remote_runs.KILL_MARK).exists()
+    assert not (run.path / KILL_MARK).exists()
 
 
 def test_the_hubs_token_comes_through_the_pipe_into_the_workers_own_environment() -> None:

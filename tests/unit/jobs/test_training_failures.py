@@ -18,8 +18,7 @@ from fakes.training import Project, make_project
 from fakes.waiting import wait_until
 from stillroom.errors import DataError, DivergedError
 from stillroom.jobs.failures import failure_of
-from stillroom.run_folder import RunFolder, create_run, find_run
-from stillroom.teachers.run_limits import LIMITS_FILE
+from stillroom.run_folder import LIMITS_FILE, RunFolder, create_run, find_run
 from stillroom.types import RunKind
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(40)]

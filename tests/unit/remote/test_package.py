@@ -25,10 +25,10 @@ from stillroom.remote.package.needs import (
 )
 from stillroom.remote.package.order import pack
 from stillroom.rollout.request import GenerateRollouts, plan_generation
-from stillroom.run_folder import create_run
+from stillroom.run_folder import LIMITS_FILE, create_run
 from stillroom.secrecy.keys import keys_file, tool_variables
 from stillroom.settings import Workspace
-from stillroom.teachers.run_limits import LIMITS_FILE, RunLimits, usd_per_hour_of
+from stillroom.teachers.run_limits import RunLimits, usd_per_hour_of
 from stillroom.tools.user.file import read_user_file
 from stillroom.train.config.request import StartTraining, plan_request
 from stillroom.types import RunKind, RunStatus

@@ -23,10 +23,11 @@ from stillroom.settings import Workspace
 # Each call writes five tokens, which is the most it may.
 PRICES = "m: {input: 0, output: 100000}\n"
 CALL_USD = 0.5
+TESTS = Path(__file__).parents[2]
 RUN = """
 import sys, anyio, json
 from pathlib import Path
-from stillroom.reporting import SilentReporter
+from fakes.reporters import KeptReporter
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
@@ -34,7 +35,7 @@ from stillroom.settings import Workspace
 async def main():
     workspace = Workspace(Path(sys.argv[1]))
     request = GenerateRollouts(**json.loads(sys.argv[2]))
-    folder, reporter = workspace.runs / "r", SilentReporter()
+    folder, reporter = workspace.runs / "r", KeptReporter()
     await generate_rollouts(workspace, request, folder=folder, reporter=reporter)
 
 anyio.run(main)
@@ -65,7 +66,7 @@ def requested(endpoint: ScriptedEndpoint, **changes: Any) -> dict[str, Any]:
 def killed(workspace: Workspace, endpoint: ScriptedEndpoint, request: dict[str, Any]) -> None:
     """Kills a run of its own process while the endpoint has four of its calls."""
     command = [sys.executable, "-c", RUN, str(workspace.root), json.dumps(request)]
-    run = subprocess.Popen(command)
+    run = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(TESTS)})
     try:
         wait_until(lambda: endpoint.num_asked - endpoint.served.total() == 4)
     finally:

@@ -10,8 +10,9 @@ from stillroom.errors import DataError
 from stillroom.files import write_json
 from stillroom.jobs.limits import watch
 from stillroom.remote.cost import machine_usd, reserve_s
+from stillroom.run_folder import LIMITS_FILE
 from stillroom.teachers.budget import Budget, BudgetSpentError, Cost
-from stillroom.teachers.run_limits import LIMITS_FILE, RunLimits, machine_share, read_limits
+from stillroom.teachers.run_limits import RunLimits, machine_share, read_limits
 
 HOUR = 3600.0
 

@@ -12,12 +12,12 @@ import msgspec
 
 from stillroom.errors import EngineError
 from stillroom.files import FileLock, read_json
-from stillroom.jobs.remote_runs import FOLLOWER_LOCK, LOCK_VARIABLE
+from stillroom.jobs.remote_runs import LOCK_VARIABLE
 from stillroom.remote.follower.course import Follower
 from stillroom.remote.follower.run_here import RunHere
 from stillroom.remote.hosts import open_host
 from stillroom.remote.records import Order
-from stillroom.run_folder import REMOTE_FILE, RunFolder
+from stillroom.run_folder import FOLLOWER_LOCK, REMOTE_FILE, RunFolder
 from stillroom.types import RunStatus
 
 

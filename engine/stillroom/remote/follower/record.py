@@ -6,10 +6,7 @@ import msgspec
 
 from stillroom.errors import DataError
 from stillroom.files import read_json, write_json
-from stillroom.run_folder import RunFolder
-
-_RECORD_FILE = "remote_mirror.json"
-_FILES_FILE = "remote_files.json"
+from stillroom.run_folder import MIRROR_FILE, MIRRORED_FILE, RunFolder
 
 
 class GrownFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,22 +65,22 @@ class BroughtFiles(msgspec.Struct, kw_only=True):
 def read_record(folder: RunFolder) -> FollowRecord:
     """Returns what the follower before this one has written."""
     with suppress(FileNotFoundError, DataError):
-        return read_json(folder.path / _RECORD_FILE, FollowRecord)
+        return read_json(folder.path / MIRROR_FILE, FollowRecord)
     return FollowRecord()
 
 
 def write_record(folder: RunFolder, record: FollowRecord, *, durable: bool = False) -> None:
     """Writes what the follower after this one needs."""
-    write_json(folder.path / _RECORD_FILE, record, durable=durable)
+    write_json(folder.path / MIRROR_FILE, record, durable=durable)
 
 
 def read_brought(folder: RunFolder) -> BroughtFiles:
     """Returns the files that were brought back."""
     with suppress(FileNotFoundError, DataError):
-        return read_json(folder.path / _FILES_FILE, BroughtFiles)
+        return read_json(folder.path / MIRRORED_FILE, BroughtFiles)
     return BroughtFiles()
 
 
 def write_brought(folder: RunFolder, files: BroughtFiles) -> None:
     """Writes which files were brought back."""
-    write_json(folder.path / _FILES_FILE, files, durable=False)
+    write_json(folder.path / MIRRORED_FILE, files, durable=False)

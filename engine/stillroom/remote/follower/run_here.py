@@ -7,13 +7,12 @@ from pathlib import Path
 import msgspec
 
 from stillroom.errors import RunCancelledError
-from stillroom.jobs.remote_runs import KILL_MARK
 from stillroom.lineage import now
 from stillroom.outputs import OutputLock
 from stillroom.remote.follower.record import read_record
 from stillroom.remote.follower.views import Views
 from stillroom.remote.records import Order
-from stillroom.run_folder import Progress, RunFailure, RunFolder
+from stillroom.run_folder import KILL_MARK, Progress, RunFailure, RunFolder
 from stillroom.types import RunStatus
 
 _SHOW_EVERY_S = 1.0

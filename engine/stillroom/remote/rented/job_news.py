@@ -11,8 +11,7 @@ from stillroom.files import read_json, write_json
 from stillroom.remote.records import FilesThere, FileThere, Growth
 from stillroom.remote.rented.hub_bucket import Bucket, RunPaths
 from stillroom.remote.rented.job_records import JobNews, JobView
-
-_VIEW_FILE = "remote_job.json"
+from stillroom.run_folder import JOB_FILE
 
 
 class NewsReader:
@@ -23,7 +22,7 @@ class NewsReader:
     """
 
     def __init__(self, bucket: Bucket, run: Path, seen: Mapping[str, int]) -> None:
-        self._bucket, self._paths, self._file = bucket, RunPaths(run.name), run / _VIEW_FILE
+        self._bucket, self._paths, self._file = bucket, RunPaths(run.name), run / JOB_FILE
         self._view = self._read_view()
         self._known = dict(seen)
         """How far each file is known."""

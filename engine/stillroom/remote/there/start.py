@@ -17,9 +17,9 @@ from stillroom.remote.run_files import is_safe
 from stillroom.remote.there.place import There
 from stillroom.remote.there.run_place import RunPlace, StartedRun, run_place
 from stillroom.remote.there.store import place_file, stored
-from stillroom.run_folder import RunRequest, RunState, fixed_inputs
+from stillroom.run_folder import LIMITS_FILE, RunRequest, RunState, fixed_inputs
 from stillroom.secrecy.environments import PIPED_VARIABLES, run_environment
-from stillroom.teachers.run_limits import LIMITS_FILE, RunLimits
+from stillroom.teachers.run_limits import RunLimits
 from stillroom.types import RunStatus
 
 _PACKAGE = "package:"
