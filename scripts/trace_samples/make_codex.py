@@ -2,8 +2,8 @@
 
 `PYTHONPATH=scripts python -m trace_samples.make_codex CODEX`, where CODEX is the program that npm's
 package `@openai/codex` brings. The thread has an image, parallel tool calls, a second turn and,
-as the endpoint counts many tokens, a compaction. Paths of the scratch folder and the long
-instructions of Codex are cut out of the kept files.
+as the endpoint counts many tokens, a compaction; then it is forked. Paths of the scratch folder and
+the long instructions of Codex are cut out of the kept files.
 """
 
 import base64
@@ -44,6 +44,8 @@ def _script(_path: str, body: Json) -> Reply:
     asked = json.dumps(items[-1])
     if "CHECKPOINT" in asked or "summary" in asked:
         return Reply(text="The lamp costs 12, the chair 30.", prompt_tokens=210)
+    if "dollars" in asked:
+        return Reply(text="46 $.", prompt_tokens=95, completion_tokens=5)
     if "together" in asked:
         return Reply(text="42 €.", prompt_tokens=90, completion_tokens=4)
     if any(item.get("type") == "function_call_output" for item in items):
@@ -80,8 +82,9 @@ def _run(program: str, folder: Path, endpoint: ScriptedEndpoint) -> str:
     (home / "config.toml").write_text(_config(endpoint), encoding="utf-8")
     environment = {"HOME": str(home), "CODEX_HOME": str(home), "PATH": "/usr/bin:/bin"}
     options = ["--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-    outputs = [
-        subprocess.run(
+
+    def output_of(*words: str) -> str:
+        return subprocess.run(
             [program, "exec", *words],
             cwd=folder / "project",
             env=environment,
@@ -90,12 +93,12 @@ def _run(program: str, folder: Path, endpoint: ScriptedEndpoint) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
         ).stdout.decode()
-        for words in (
-            [*options, "-i", "lamp.png", "--", "What do a lamp and a chair cost?"],
-            ["resume", "--last", *options, "And both together?"],
-        )
-    ]
-    return "".join(outputs)
+
+    printed = output_of(*options, "-i", "lamp.png", "--", "What do a lamp and a chair cost?")
+    thread = json.loads(printed.partition("\n")[0])["thread_id"]
+    printed += output_of("resume", thread, *options, "And both together?")
+    output_of("fork", *options, thread, "And in dollars?")
+    return printed
 
 
 def _cut(value: Any) -> Any:
@@ -134,9 +137,10 @@ def main(program: str) -> None:
         (folder / "project" / "lamp.png").write_bytes(base64.b64decode(IMAGE))
         with ScriptedEndpoint(_script) as endpoint:
             printed = _run(program, folder, endpoint)
-        (rollout,) = (folder / "home" / "sessions").rglob("rollout-*.jsonl")
-        rows = _kept(rollout.read_text(encoding="utf-8"), folder)
-        _write(SAMPLES / "codex" / "rollout-thread.jsonl", rows)
+        rollouts = sorted((folder / "home" / "sessions").rglob("rollout-*.jsonl"))
+        for name, rollout in zip(("thread", "thread-fork"), rollouts, strict=True):
+            rows = _kept(rollout.read_text(encoding="utf-8"), folder)
+            _write(SAMPLES / "codex" / f"rollout-{name}.jsonl", rows)
         _write(SAMPLES / "codex_exec" / "printed.jsonl", _kept(printed, folder))
         for call in endpoint.seen:
             (call.body,) = _kept(json.dumps(call.body), folder)

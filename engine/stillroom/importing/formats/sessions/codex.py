@@ -16,7 +16,13 @@ from stillroom.importing.bodies.facts import (
     without_nothing,
 )
 from stillroom.importing.chat_messages import json_text
-from stillroom.importing.formats.sessions.message_tree import HISTORY_LOST, NO_REPLY
+from stillroom.importing.formats.sessions.codex_forks import (
+    MOST_FORKS,
+    ThreadForks,
+    is_message,
+    origin_of,
+)
+from stillroom.importing.formats.sessions.message_tree import COPIED, HISTORY_LOST, NO_REPLY
 from stillroom.importing.json_rows import (
     JsonRow,
     Row,
@@ -55,11 +61,49 @@ class _Stretch:
 class _Thread:
     """One thread: a rollout file, or what one says of it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, forks: ThreadForks, *, is_context: bool = False) -> None:
+        """`is_context` is whether the thread is only read for what another one has of it."""
+        self.place, self.forks, self.is_context = place, forks, is_context
         self.meta: Row = {}
         self.model: str | None = None
         self.stretch = _Stretch(place, 0, None)
-        self._total = Usage()
+        self.is_copy = False
+        """Whether what comes may still be a copy of the thread that it was forked from."""
+        self.num_conversations = 0
+        self._family: str | None = None
+        self._total: Usage | None = Usage()
+        """What was used so far, as far as it is known."""
+
+    def begin(self, meta: Row) -> None:
+        """Takes what the file says first of its thread."""
+        self.meta = meta
+        self.is_copy = origin_of(meta) is not None
+        self._family = None if self.is_context else self.forks.family_of(self.id)
+
+    def go_on_from(self, other: "_Thread | None") -> None:
+        """Begins with all that another thread has; with None that is not in the import."""
+        if other is None:
+            self.stretch.losses, self._total = (HISTORY_LOST,), None
+            return
+        before = other.stretch
+        self.stretch.items, self.stretch.turns = before.items, before.turns
+        self.stretch.num_given, self.stretch.losses = len(before.items), before.losses
+        self.stretch.parent = other._id_of(before)
+        self.model, self._total = other.model, other._total
+
+    def add(self, item: Row) -> None:
+        """Adds an item. A copy of one that another conversation has is only read here."""
+        stretch = self.stretch
+        stretch.items.append(item)
+        if self._family is None or not is_message(item):
+            return
+        owner = self.forks.owner_of(self._family, item) if self.is_copy else None
+        self.is_copy = owner is not None
+        if owner is not None:
+            stretch.num_given = len(stretch.items)
+            stretch.parent = stretch.parent if stretch.number else owner
+        else:
+            self.forks.own(self._family, item, self._id_of(stretch) or "")
 
     @property
     def id(self) -> str | None:
@@ -72,16 +116,23 @@ class _Thread:
         if total is None:
             return
         before, self._total = self._total, total
-        used = Usage(
-            prompt_tokens=max(0, total.prompt_tokens - before.prompt_tokens),
-            completion_tokens=max(0, total.completion_tokens - before.completion_tokens),
-        )
+        if self.is_copy:
+            return
+        if before is None:
+            used = usage_of(as_row(info.get("last_token_usage"))) or Usage()
+        else:
+            used = Usage(
+                prompt_tokens=max(0, total.prompt_tokens - before.prompt_tokens),
+                completion_tokens=max(0, total.completion_tokens - before.completion_tokens),
+            )
         self.stretch.usage = (self.stretch.usage or Usage()) + used
 
     def begin_stretch(self, place: Place, items: list[Row], losses: tuple[str, ...] = ()) -> None:
         """Begins a conversation that goes on from the one before it."""
-        number = self.stretch.number + 1
-        self.stretch = _Stretch(place, number, self._id_of(self.stretch), items)
+        before = self.stretch
+        self.stretch = _Stretch(place, before.number, before.parent, items)
+        if len(before.items) > before.num_given:
+            self.stretch.number, self.stretch.parent = before.number + 1, self._id_of(before)
         self.stretch.num_given = len(items)
         self.stretch.losses = losses
 
@@ -128,33 +179,65 @@ def _is_reply(item: Row) -> bool:
 def read_threads(paths: Sequence[Path]) -> Iterator[SourceRow]:
     """Yields the conversations of rollout files, with one held at a time.
 
-    A compaction begins a new one, and so does going back to an earlier turn.
+    A compaction begins a new one, and so does going back to an earlier turn. What a fork has of the
+    thread that it comes from is only read there.
     """
-    for path in paths:
-        thread = _Thread(Place(path, 1))
+    forks = ThreadForks(paths)
+    for path in forks.in_order(paths):
+        thread = _Thread(Place(path, 1), forks)
         for row in read_json_rows(path):
             if isinstance(row, Refusal):
                 yield row
             else:
                 yield from _add_row(thread, row)
         yield from _ended(thread)
+        if thread.num_conversations == 0 and thread.stretch.items:
+            yield Refusal(thread.place, COPIED, f"its replies are in {thread.stretch.parent}")
 
 
 def _ended(thread: _Thread) -> Iterator[SourceRow]:
     """Yields the conversation up to here, if anything was added to it."""
-    if len(thread.stretch.items) > thread.stretch.num_given:
+    if len(thread.stretch.items) > thread.stretch.num_given and not thread.is_context:
+        thread.num_conversations += 1
         try:
             yield thread.conversation()
         except UnreadableRowError as error:
             yield Refusal(thread.stretch.place, error.reason, error.detail)
 
 
-def _add_row(thread: _Thread, row: JsonRow) -> Iterator[SourceRow]:
+def _begin(thread: _Thread, meta: Row, names: frozenset[str]) -> None:
+    """Begins a thread; one whose file goes on from another thread's begins with what that has.
+
+    `names` are the threads that go on from this one.
+    """
+    thread.begin(meta)
+    base = as_row(meta.get("history_base"))
+    if not base:
+        return
+    origin, end = first_text(base, "thread_id"), base.get("end_ordinal_exclusive")
+    path, names = thread.forks.file_of(origin), names | {thread.id or ""}
+    if path is None or origin in names or not isinstance(end, int) or len(names) > MOST_FORKS:
+        thread.go_on_from(None)
+        return
+    other = _Thread(Place(path, 1), thread.forks, is_context=True)
+    for number, row in enumerate(read_json_rows(path)):
+        if isinstance(row, JsonRow):
+            ordinal = row.data.get("ordinal", number)
+            if isinstance(ordinal, int) and ordinal >= end:
+                break
+            for _ in _add_row(other, row, names):
+                pass
+    thread.go_on_from(other)
+
+
+def _add_row(
+    thread: _Thread, row: JsonRow, names: frozenset[str] = frozenset()
+) -> Iterator[SourceRow]:
     payload, stretch = as_row(row.data.get("payload")), thread.stretch
     match row.data.get("type"):
-        case "session_meta":
-            # A copy of another thread's comes later in the file of a thread that was forked.
-            thread.meta = thread.meta or payload
+        # A copy of another thread's comes later in the file of a thread that was forked.
+        case "session_meta" if not thread.meta:
+            _begin(thread, payload, names)
         case "turn_context":
             thread.model = first_text(payload, "model") or thread.model
         case "response_item":
@@ -170,7 +253,7 @@ def _add_row(thread: _Thread, row: JsonRow) -> Iterator[SourceRow]:
         case "event_msg":
             yield from _add_event(thread, row.place, payload)
         case None if not thread.meta and "timestamp" in row.data:
-            thread.meta = row.data
+            thread.begin(row.data)
         case str(kind) if kind not in _ENVELOPES and "payload" not in row.data and thread.meta:
             _add_item(thread, row.data)
         case _:
@@ -190,7 +273,7 @@ def _drop_summary(items: list[Row], message: str) -> None:
 def _add_item(thread: _Thread, item: Row) -> None:
     sent = _sent_item(item)
     if sent is not None:
-        thread.stretch.items.append(sent)
+        thread.add(sent)
 
 
 def _sent_item(value: object) -> Row | None:

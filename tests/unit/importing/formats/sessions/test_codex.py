@@ -14,6 +14,7 @@ from fakes.trace_files import (
 from stillroom.types import Usage
 
 _FILE = SAMPLES / "codex" / "rollout-thread.jsonl"
+_FORK = SAMPLES / "codex" / "rollout-thread-fork.jsonl"
 _META = {"type": "session_meta", "payload": {"id": "t", "model_provider": "openai"}}
 _TURN = {"type": "turn_context", "payload": {"model": "gpt-x"}}
 
@@ -46,7 +47,7 @@ def thread(tmp_path, *rows):
 
 
 def test_a_thread_that_codex_wrote_holds_what_the_endpoint_saw():
-    _, main, summing_up, last = seen_calls("codex", "rollout-thread.seen.json")
+    _, main, summing_up, last, _ = seen_calls("codex", "rollout-thread.seen.json")
     first, later = conversations(read("codex", _FILE))
     assert compared(first.messages) == compared(main["messages"])
     assert compared(later.messages) == compared(last["messages"])
@@ -163,6 +164,99 @@ def test_the_thread_of_a_sub_agent_and_a_fork_name_where_they_come_from(tmp_path
         path = write_lines(tmp_path / "rollout-x.jsonl", row, copy, *talk)
         (found,) = conversations(read("codex", path))
         assert (found.id, found.parent) == ("t", "p")
+
+
+def test_a_fork_that_codex_wrote_goes_on_from_the_thread_that_its_file_names():
+    seen = seen_calls("codex", "rollout-thread.seen.json")[-1]
+    _, later, fork = conversations(read("codex", _FORK, _FILE))
+    assert compared(fork.messages) == compared(seen["messages"])
+    assert fork.parent == later.id
+    replies = [(m["content"], m.get("weight")) for m in fork.messages if m["role"] == "assistant"]
+    assert replies == [("42 €.", 0), ("46 $.", None)]
+    assert fork.usage == Usage(prompt_tokens=95, completion_tokens=5)
+    assert fork.losses == ()
+
+
+def test_a_fork_without_the_thread_that_it_goes_on_from_says_what_it_lacks():
+    (fork,) = conversations(read("codex", _FORK))
+    assert shown(fork.messages)[1:] == ["user And in dollars?", "assistant 46 $."]
+    assert fork.losses == ("earlier messages are not in the file",)
+    assert fork.usage == Usage(prompt_tokens=95, completion_tokens=5)
+
+
+def forked(tmp_path, name, origin, *rows, **meta):
+    """The file of a thread; with an origin, of one that begins with a copy of another's lines."""
+    copied = {"forked_from_id": origin} if origin else {}
+    first = {"type": "session_meta", "payload": {"id": name} | copied | meta}
+    return write_lines(tmp_path / f"rollout-{name}.jsonl", first, *rows)
+
+
+_TALK = (
+    {"type": "session_meta", "payload": {"id": "p"}},
+    message("user", "Hi"),
+    item("reasoning", summary=[]),
+    item("function_call", name="ls", arguments="{}", call_id="a"),
+    item("function_call_output", call_id="a", output="x"),
+    message("assistant", "Hello."),
+    used(30, 5),
+)
+
+
+def test_what_a_fork_copied_from_a_thread_of_the_import_is_trained_there_alone(tmp_path):
+    parent = forked(tmp_path, "p", None, *_TALK[1:], message("user", "Go on"),
+                    message("assistant", "I go on."), used(40, 7))  # fmt: skip
+    child = forked(tmp_path, "a", "p", *_TALK, message("user", "Price?"),
+                   message("assistant", "12."), used(45, 9))  # fmt: skip
+    grandchild = forked(tmp_path, "b", "a", *_TALK, message("user", "Price?"),
+                        message("assistant", "12."), used(45, 9), message("user", "In euros?"),
+                        message("assistant", "Hello."), used(50, 10))  # fmt: skip
+    main, first, second = conversations(read("codex", grandchild, child, parent))
+    assert [m.get("weight") for m in main.messages] == [None] * 6
+    assert shown(first.messages)[3:] == ["assistant Hello.", "user Price?", "assistant 12."]
+    assert [m.get("weight") for m in first.messages] == [None, 0, None, 0, None, None]
+    weights = [m.get("weight") for m in second.messages if m["role"] == "assistant"]
+    assert weights == [0, 0, 0, None]  # the last one's text is that of a copy, but it is new
+    assert [(row.id, row.parent) for row in (main, first, second)] == [
+        ("p", None),
+        ("a", "p"),
+        ("b", "a"),
+    ]
+    assert [row.usage.completion_tokens for row in (main, first, second)] == [7, 4, 1]
+
+
+def test_forks_of_a_thread_that_is_not_there_train_what_they_share_once(tmp_path):
+    copies = [
+        forked(tmp_path, name, "p", *_TALK, message("user", name), message("assistant", "Yes."))
+        for name in ("a", "b")
+    ]
+    first, second = conversations(read("codex", *copies))
+    assert [m.get("weight") for m in first.messages] == [None] * 6
+    assert [m.get("weight") for m in second.messages] == [None, 0, None, 0, None, None]
+    assert (first.parent, second.parent) == ("p", "a")
+
+
+def test_a_fork_that_nobody_went_on_with_is_a_copy(tmp_path):
+    parent, copy = forked(tmp_path, "p", None, *_TALK[1:]), forked(tmp_path, "a", "p", *_TALK)
+    _, row = read("codex", parent, copy)
+    assert (row.place.path, row.reason) == (copy, "copied from another session")
+    assert "in p" in row.detail
+
+
+def test_threads_that_are_no_forks_are_trained_whatever_others_hold(tmp_path):
+    rows = read("codex", *(forked(tmp_path, name, None, *_TALK[1:]) for name in ("a", "b")))
+    assert [m.get("weight") for row in conversations(rows) for m in row.messages] == [None] * 8
+
+
+def test_threads_that_go_on_from_one_another_in_a_circle_are_read(tmp_path):
+    def based(name, on, end):
+        base = {"thread_id": on, "end_ordinal_exclusive": end}
+        talk = (message("user", f"I am {name}"), message("assistant", "Yes."))
+        return forked(tmp_path, name, None, *talk, history_base=base)
+
+    rows = read("codex", based("a", "b", 9), based("b", "a", 9), based("c", "c", "x"))
+    assert [row.losses for row in conversations(rows)] == [
+        ("earlier messages are not in the file",)
+    ] * 3
 
 
 def test_broken_lines_and_threads_without_replies_are_refused(tmp_path):
