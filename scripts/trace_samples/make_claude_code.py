@@ -2,14 +2,14 @@
 
 `PYTHONPATH=scripts python -m trace_samples.make_claude_code CLAUDE`, where CLAUDE is the program
 that npm's package `@anthropic-ai/claude-code` brings. The session has parallel tool calls, an
-image, a sub-agent, a compaction, and a second session a failed call. Paths of the scratch folder
-and the long lists that Claude Code adds to its calls are cut out of the kept files.
+image, a sub-agent and a compaction; another one has a forked sub-agent, and is forked itself. Paths
+of the scratch folder and the long lists that Claude Code adds to its calls are cut out of the kept
+files.
 """
 
 import base64
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +24,12 @@ _SESSION = (
     ("What do a lamp and a chair cost?", "--allowedTools", "Read,Agent"),
     ("/compact", "--continue"),
     ("And both together?", "--continue"),
+)
+_FORKED_TASK = "Look up the chair alone."
+_FORKS = (
+    ("What does a lamp cost?",),
+    ("And a chair?", "--continue", "--allowedTools", "Agent"),
+    ("In dollars?", "--continue", "--fork-session"),
 )
 _AS_EVENTS = ("--no-session-persistence", "--verbose", "--output-format", "stream-json")
 _LISTS = ("skill_listing", "agent_listing_delta", "deferred_tools_delta")
@@ -68,8 +74,23 @@ def _script(project: Path) -> Script:
     return reply
 
 
-def _run(program: str, folder: Path, endpoint: ScriptedEndpoint, *words: str) -> str:
-    """Runs one turn, and returns what is printed."""
+def _reply_of_forks(_path: str, body: Json) -> Reply:
+    messages = body["messages"]
+    if not body.get("tools"):
+        return Reply(text="Prices")
+    asked = json.dumps(messages[-1])
+    if "Directive" in asked or _FORKED_TASK in asked:
+        return Reply(text="It costs 30.", prompt_tokens=20, completion_tokens=2)
+    if "a chair?" in asked:
+        task = {"description": "chair", "prompt": _FORKED_TASK, "subagent_type": "fork"}
+        return Reply(text="I ask.", calls=(Call("toolu_1", "Agent", task),), prompt_tokens=15)
+    return Reply(text=f"Answer {len(messages)}.", prompt_tokens=10, completion_tokens=3)
+
+
+def _run(
+    program: str, folder: Path, endpoint: ScriptedEndpoint, *words: str, forks: bool = False
+) -> str:
+    """Runs one turn, and returns what is printed; `forks` lets sub-agents be forked."""
     environment = {
         "HOME": str(folder / "home"),
         "PATH": "/usr/bin:/bin",
@@ -77,7 +98,7 @@ def _run(program: str, folder: Path, endpoint: ScriptedEndpoint, *words: str) ->
         "ANTHROPIC_API_KEY": "none",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
-    }
+    } | ({"CLAUDE_CODE_FORK_SUBAGENT": "1"} if forks else {})
     return subprocess.run(
         [program, "-p", *words],
         cwd=folder / "project",
@@ -105,14 +126,34 @@ def _kept_lines(path: Path, folder: Path) -> str:
 def _without_paths(text: str, folder: Path) -> str:
     for inner in ("project", "home"):
         text = text.replace(str(folder / inner), f"/{inner}")
+    text = re.sub(r"/\w+/claude-\d+", "/tasks", text)
     return text.replace(re.sub(r"\W|_", "-", str(folder)), "")
 
 
+def _write_forks(program: str, sample: Path) -> None:
+    """Writes a session, the one of its forked sub-agent, and the one that it was forked to."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch).resolve()
+        for inner in ("project", "home"):
+            (folder / inner).mkdir()
+        with ScriptedEndpoint(_reply_of_forks) as endpoint:
+            for words in _FORKS:
+                _run(program, folder, endpoint, *words, forks=True)
+        paths = (folder / "home" / ".claude" / "projects").rglob("*.jsonl")
+        for path in paths:
+            text = _kept_lines(path, folder)
+            name = "agent-fork" if path.name.startswith("agent-") else "original"
+            name = "fork" if "In dollars?" in text else name
+            (sample / f"{name}.jsonl").write_text(text, encoding="utf-8")
+        calls = json.dumps([anthropic_call(seen) for seen in endpoint.seen])
+        write_seen(sample / "forks.seen.json", json.loads(_without_paths(calls, folder)))
+
+
 def main(program: str) -> None:
-    """Writes the session, its sub-agent's session and what the endpoint saw of both."""
+    """Writes the sessions, and what the endpoint saw of them."""
     sample = SAMPLES / "claude_code"
-    shutil.rmtree(sample, ignore_errors=True)
-    sample.mkdir(parents=True)
+    (sample / "forks").mkdir(parents=True, exist_ok=True)
+    _write_forks(program, sample / "forks")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch).resolve()
         for inner in ("project", "home"):

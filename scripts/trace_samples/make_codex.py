@@ -2,8 +2,8 @@
 
 `PYTHONPATH=scripts python -m trace_samples.make_codex CODEX`, where CODEX is the program that npm's
 package `@openai/codex` brings. The thread has an image, parallel tool calls, a second turn and,
-as the endpoint counts many tokens, a compaction; then it is forked. Paths of the scratch folder and
-the long instructions of Codex are cut out of the kept files.
+as the endpoint counts many tokens, a compaction; another one like it is forked at the end. Paths of
+the scratch folder and the long instructions of Codex are cut out of the kept files.
 """
 
 import base64
@@ -77,7 +77,7 @@ wire_api = "responses"
 """
 
 
-def _run(program: str, folder: Path, endpoint: ScriptedEndpoint) -> str:
+def _run(program: str, folder: Path, endpoint: ScriptedEndpoint, *, forks: bool) -> str:
     home = folder / "home"
     (home / "config.toml").write_text(_config(endpoint), encoding="utf-8")
     environment = {"HOME": str(home), "CODEX_HOME": str(home), "PATH": "/usr/bin:/bin"}
@@ -97,7 +97,8 @@ def _run(program: str, folder: Path, endpoint: ScriptedEndpoint) -> str:
     printed = output_of(*options, "-i", "lamp.png", "--", "What do a lamp and a chair cost?")
     thread = json.loads(printed.partition("\n")[0])["thread_id"]
     printed += output_of("resume", thread, *options, "And both together?")
-    output_of("fork", *options, thread, "And in dollars?")
+    if forks:
+        output_of("fork", *options, thread, "And in dollars?")
     return printed
 
 
@@ -124,11 +125,9 @@ def _write(path: Path, rows: list[Any]) -> None:
     path.write_text("".join(f"{encode(row)}\n" for row in rows), encoding="utf-8")
 
 
-def main(program: str) -> None:
-    """Writes the thread, what Codex printed of it, and what the endpoint saw."""
-    for name in ("codex", "codex_exec"):
-        shutil.rmtree(SAMPLES / name, ignore_errors=True)
-        (SAMPLES / name).mkdir(parents=True)
+def _write_threads(program: str, sample: Path, *, forks: bool) -> list[Any]:
+    """Writes the threads and what the endpoint saw, and returns what Codex printed."""
+    sample.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch).resolve()
         for inner in ("project", "home"):
@@ -136,16 +135,26 @@ def main(program: str) -> None:
         (folder / "project" / "prices.txt").write_text("lamp 12\nchair 30\n", encoding="utf-8")
         (folder / "project" / "lamp.png").write_bytes(base64.b64decode(IMAGE))
         with ScriptedEndpoint(_script) as endpoint:
-            printed = _run(program, folder, endpoint)
+            printed = _run(program, folder, endpoint, forks=forks)
         rollouts = sorted((folder / "home" / "sessions").rglob("rollout-*.jsonl"))
-        for name, rollout in zip(("thread", "thread-fork"), rollouts, strict=True):
+        for name, rollout in zip(("thread", "fork"), rollouts, strict=False):
             rows = _kept(rollout.read_text(encoding="utf-8"), folder)
-            _write(SAMPLES / "codex" / f"rollout-{name}.jsonl", rows)
-        _write(SAMPLES / "codex_exec" / "printed.jsonl", _kept(printed, folder))
+            _write(sample / f"rollout-{name}.jsonl", rows)
         for call in endpoint.seen:
             (call.body,) = _kept(json.dumps(call.body), folder)
         calls = [responses_call(call) for call in endpoint.seen]
-        write_seen(SAMPLES / "codex" / "rollout-thread.seen.json", calls)
+        write_seen(sample / f"{'forks' if forks else 'rollout-thread'}.seen.json", calls)
+        return _kept(printed, folder)
+
+
+def main(program: str) -> None:
+    """Writes the threads, what Codex printed of the first, and what the endpoint saw."""
+    for name in ("codex", "codex_exec"):
+        shutil.rmtree(SAMPLES / name, ignore_errors=True)
+    (SAMPLES / "codex_exec").mkdir()
+    printed = _write_threads(program, SAMPLES / "codex", forks=False)
+    _write(SAMPLES / "codex_exec" / "printed.jsonl", printed)
+    _write_threads(program, SAMPLES / "codex" / "forks", forks=True)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from stillroom.settings import Workspace
 _KEPT = {
     "alpaca": 3,
     "atif": 4,
-    "claude_code": 3,
-    "codex": 2,
+    "claude_code": 6,
+    "codex": 5,
     "csv": 3,
     "inspect_ai": 4,
     "nemo_gym": 1,

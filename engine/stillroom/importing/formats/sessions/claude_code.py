@@ -1,20 +1,25 @@
 """Reads Claude Code's session files: messages linked to the ones before them, and sub-agents."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from stillroom.importing.bodies.facts import as_list, as_row, first_text, text_of
+from stillroom.importing.formats.sessions.forks import line_of
 from stillroom.importing.formats.sessions.message_tree import MessageTree, Turn
 from stillroom.importing.json_rows import JsonRow, Row, has_row, read_json_rows
 from stillroom.importing.records import Refusal, SourceRow, TraceFormat
 
 _KINDS = frozenset(("user", "assistant", "system", "attachment", "progress"))
+_FORK, _HEAD = "fork-context-ref", 50
 _NOTES = {
     "summary": "leafUuid",
     "last-prompt": "leafUuid",
     "file-history-snapshot": "messageId",
     "queue-operation": "sessionId",
     "mode": "sessionId",
+    _FORK: "parentSessionId",
 }
 """Lines that are no messages, with a field that each has."""
 
@@ -24,17 +29,86 @@ def read_sessions(paths: Sequence[Path]) -> Iterator[SourceRow]:
 
     These are the main one, the branches that were left, what came after each compaction, and those
     of sub-agents. A line that cannot be read is refused, and so is a branch without a reply. What
-    a session copied from another one (a fork) is only read there.
+    a session copied from another one (a fork), or goes on from (a forked sub-agent), is only read
+    there.
     """
     known: dict[str, str] = {}
-    for path in paths:
+    sessions = _Sessions(paths)
+    for path in sessions.in_order():
         tree = MessageTree("claude_code", known)
         for row in read_json_rows(path):
             if isinstance(row, Refusal):
                 yield row
+            elif row.data.get("type") == _FORK:
+                session = first_text(row.data, "parentSessionId") or ""
+                last = first_text(row.data, "parentLastUuid")
+                tree.go_on_from(session, sessions.tree_of(session), last)
             else:
                 _add_line(tree, row)
         yield from tree.conversations()
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What the first lines of a file say of its session."""
+
+    session: str | None = None
+    """The id of the session; None if it is a sub-agent's."""
+    forked_from: str | None = None
+    is_copy: bool = False
+    """Whether it begins with lines that are older than the file."""
+
+
+class _Sessions:
+    """The sessions of an import: their order, and what others go on from."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._heads = {path: _head_of(path) for path in paths}
+        self._files: dict[str, Path] = {}
+        self._origins: dict[str, str] = {}
+        for path, head in self._heads.items():
+            if head.session is not None:
+                self._files.setdefault(head.session, path)
+                if head.forked_from is not None:
+                    self._origins[head.session] = head.forked_from
+        self._last: tuple[str, MessageTree] | None = None
+
+    def in_order(self) -> list[Path]:
+        """Returns the files, those of forks after the ones that they were forked from."""
+        return sorted(self._heads, key=self._depth)
+
+    def tree_of(self, session: str) -> MessageTree | None:
+        """Returns the messages of a session; None if its file is not there. The last is kept."""
+        if self._last is not None and self._last[0] == session:
+            return self._last[1]
+        if (path := self._files.get(session)) is None:
+            return None
+        tree = MessageTree("claude_code")
+        for row in read_json_rows(path):
+            if isinstance(row, JsonRow):
+                _add_line(tree, row)
+        self._last = (session, tree)
+        return tree
+
+    def _depth(self, path: Path) -> int:
+        head = self._heads[path]
+        line = [] if head.session is None else line_of(head.session, self._origins)
+        return len(line) - 1 if len(line) > 1 else int(head.is_copy)
+
+
+def _head_of(path: Path) -> _Head:
+    first = ""
+    for row in islice(read_json_rows(path), _HEAD):
+        line: Row = row.data if isinstance(row, JsonRow) else {}
+        at = first_text(line, "timestamp")
+        first = first or at or ""
+        if line.get("isSidechain") is True:
+            return _Head()
+        if "uuid" in line and "sessionId" in line:
+            forked_from = first_text(as_row(line.get("forkedFrom")), "sessionId")
+            is_copy = at is not None and at < first
+            return _Head(first_text(line, "sessionId"), forked_from, is_copy)
+    return _Head()
 
 
 def _add_line(tree: MessageTree, row: JsonRow) -> None:
@@ -55,6 +129,7 @@ def _add_line(tree: MessageTree, row: JsonRow) -> None:
         parent=text_of(line.get("parentUuid")),
         is_side=line.get("isSidechain") is True,
         at=first_text(line, "timestamp"),
+        origin=first_text(as_row(line.get("forkedFrom")), "messageUuid"),
     )
     if kind == "assistant" and line.get("isApiErrorMessage"):
         tree.add_failure(turn, tree.text(message.get("content")))

@@ -16,12 +16,8 @@ from stillroom.importing.bodies.facts import (
     without_nothing,
 )
 from stillroom.importing.chat_messages import json_text
-from stillroom.importing.formats.sessions.codex_forks import (
-    MOST_FORKS,
-    ThreadForks,
-    is_message,
-    origin_of,
-)
+from stillroom.importing.formats.sessions.codex_forks import ThreadForks, is_message, origin_of
+from stillroom.importing.formats.sessions.forks import MOST_FORKS
 from stillroom.importing.formats.sessions.message_tree import COPIED, HISTORY_LOST, NO_REPLY
 from stillroom.importing.json_rows import (
     JsonRow,

@@ -7,10 +7,9 @@ from typing import Any
 
 from stillroom.importing.bodies.blocks import BlockReader
 from stillroom.importing.bodies.facts import as_row, first_text
+from stillroom.importing.formats.sessions.forks import line_of
 from stillroom.importing.json_rows import JsonRow, Row, read_json_rows
 
-MOST_FORKS = 64
-"""The most threads of which each was forked from the one before."""
 _HEAD = 20
 
 
@@ -35,7 +34,7 @@ class ThreadForks:
 
     def in_order(self, paths: Iterable[Path]) -> list[Path]:
         """Returns the files, each after those of the threads that its thread was forked from."""
-        depths = {path: len(self._line(thread)) for thread, path in self._files.items()}
+        depths = {path: len(line_of(thread, self._origins)) for thread, path in self._files.items()}
         return sorted(paths, key=lambda path: depths.get(path, 0))
 
     def file_of(self, thread: str | None) -> Path | None:
@@ -44,7 +43,9 @@ class ThreadForks:
 
     def family_of(self, thread: str | None) -> str | None:
         """Returns the id of the thread that a thread's family began with; None if it has none."""
-        return self._line(thread)[-1] if thread is not None and thread in self._related else None
+        if thread is None or thread not in self._related:
+            return None
+        return line_of(thread, self._origins)[-1]
 
     def owner_of(self, family: str, item: Row) -> str | None:
         """Returns the conversation that an item belongs to; None if no file read had it."""
@@ -54,14 +55,6 @@ class ThreadForks:
         """Notes that an item belongs to a conversation."""
         if (key := _key(family, item)) is not None:
             self._owners.setdefault(key, conversation)
-
-    def _line(self, thread: str) -> list[str]:
-        line = [thread]
-        while (origin := self._origins.get(line[-1])) and origin not in line:
-            if len(line) == MOST_FORKS:
-                break
-            line.append(origin)
-        return line
 
 
 def is_message(item: Row) -> bool:

@@ -27,6 +27,8 @@ class Turn:
     parent: str | None
     is_side: bool
     at: str | None
+    origin: str | None = None
+    """The id of the line of another session of which it is a copy."""
     before: "Turn | None" = None
     """The turn before it; None at the beginning."""
     messages: list[Row] = field(default_factory=list[Row])
@@ -51,6 +53,8 @@ class Turn:
     kept_after: str | None = None
     conversation: str | None = None
     """The id of the first conversation that it belongs to."""
+    is_context: bool = False
+    """Whether it is of another session, on which this one goes on."""
 
     @property
     def is_reply(self) -> bool:
@@ -71,6 +75,10 @@ class MessageTree:
         self._replies: dict[str, Turn] = {}
         self._callers: dict[str, Turn] = {}
         self._problems: list[Refusal] = []
+        self._context: Turn | None = None
+        self._copied: dict[str, str] = {}
+        """The conversations of replies in the session that this one goes on from."""
+        self._lacks_context = False
         self._reader = BlockReader()
         self._session: str | None = None
         self._sub_agent: str | None = None
@@ -89,6 +97,20 @@ class MessageTree:
             self._session = session or self._session
             self._sub_agent = agent if is_side else None
         self._version = version or self._version
+
+    def go_on_from(self, session: str, other: "MessageTree | None", uuid: str | None) -> None:
+        """Begins with all that another session has up to a line; None if that is not there."""
+        self._context = other._at.get(uuid) if other is not None and uuid is not None else None
+        self._lacks_context = self._context is None
+        if other is None or self._context is None:
+            return
+        for turn in _path(self._context):
+            turn.is_context = True
+            turn.conversation = self._known.get(turn.uuid, session)
+        self._copied = {
+            message_id: self._known.get(reply.uuid, session)
+            for message_id, reply in other._replies.items()
+        }
 
     def text(self, content: Any) -> str:
         """Returns the text of a content."""
@@ -114,6 +136,7 @@ class MessageTree:
             reply.model = first_text(message, "model")
             if message_id:
                 self._replies[message_id] = reply
+                reply.conversation = self._copied.get(message_id)
         self._at[turn.uuid] = reply
         content = message.get("content")
         blocks = [content] if isinstance(content, str) else as_list(content)
@@ -168,7 +191,7 @@ class MessageTree:
         """Yields each conversation, those of branches too, and refuses branches without replies."""
         yield from self._problems
         for turn in self._turns:
-            turn.conversation = self._known.get(turn.uuid)
+            turn.conversation = turn.conversation or self._known_conversation(turn)
         # A turn stands after the one that it follows on.
         for turn in reversed(self._turns):
             if turn.before is not None and (turn.is_reply or turn.is_answered):
@@ -177,15 +200,26 @@ class MessageTree:
             if turn.is_last:
                 yield self._conversation(turn)
 
+    def _known_conversation(self, turn: Turn) -> str | None:
+        names = [name for name in (turn.uuid, turn.origin) if name is not None]
+        found = next((self._known[name] for name in names if name in self._known), None)
+        if found is not None:
+            self._known |= dict.fromkeys(names, found)
+        return found
+
     def _before(self, turn: Turn) -> Turn | None:
-        return self._at.get(turn.parent) if turn.parent is not None else None
+        if turn.parent is None:
+            return None if self._turns else self._context
+        return self._at.get(turn.parent)
 
     def _add(self, turn: Turn) -> Turn:
         turn.before = self._before(turn)
+        is_lost = turn.parent not in self._at if turn.parent else self._lacks_context
         if turn.before is not None:
             turn.before.is_last = False
-        elif turn.parent is not None and turn.parent not in self._at:
+        elif is_lost:
             turn.losses = (*turn.losses, HISTORY_LOST)
+        self._lacks_context = False
         self._turns.append(turn)
         self._at[turn.uuid] = turn
         return turn
@@ -206,6 +240,8 @@ class MessageTree:
             turn.conversation = conversation_id
             if turn.is_reply:
                 self._known[turn.uuid] = conversation_id
+                if turn.origin is not None:
+                    self._known[turn.origin] = conversation_id
         losses: dict[str, None] = {CONTEXT_LOST: None}
         try:
             messages = list(_joined(_messages(path, given, losses)))
@@ -216,8 +252,9 @@ class MessageTree:
         usages = [turn.usage for turn in own if turn.usage is not None]
         about = {"agent": self._agent, "agent_version": self._version}
         about |= {"models": models} if len(models) > 1 else {}
+        inner = [turn for turn in path if not turn.is_context]
         return LoggedConversation(
-            place=path[0].place,
+            place=inner[0].place,
             messages=messages,
             is_call=False,
             group=self._session,
@@ -226,7 +263,7 @@ class MessageTree:
             provider="anthropic" if str(models[-1:]).startswith("['claude") else None,
             model=models[-1] if models else None,
             usage=sum(usages, Usage()) if usages else None,
-            started_at=next((turn.at for turn in path if turn.at), None),
+            started_at=next((turn.at for turn in inner if turn.at), None),
             finish_reason=next((turn.ending for turn in reversed(replies)), None),
             error=last.failure,
             losses=tuple(losses),

@@ -276,3 +276,68 @@ def test_what_a_forked_session_copies_is_trained_once(is_fork_first, tmp_path):
         assert (second.id, second.parent) == ("fork", "original")
         assert [m.get("weight") for m in second.messages] == [None, 0, None, None]
         assert [row.usage.completion_tokens for row in (first, second)] == [2, 2]
+
+
+def test_forks_that_claude_code_wrote_hold_what_the_endpoint_saw_and_are_trained_once():
+    seen = seen_calls("claude_code", "forks/forks.seen.json")
+    files = (_FOLDER / "forks" / f"{name}.jsonl" for name in ("agent-fork", "fork", "original"))
+    agent, main, fork = conversations(read("claude_code", *files))
+    of_agent = next(c for c in seen if c["messages"][-1]["content"] == "It costs 30.")
+    assert compared(agent.messages) == compared(of_agent["messages"])
+    assert compared(main.messages) == compared(seen[-2]["messages"])
+    assert compared(fork.messages) == compared(seen[-1]["messages"])
+    assert (agent.parent, fork.parent, main.parent) == (main.id, main.id, None)
+    trained = [
+        m["content"]
+        for row in (agent, main, fork)
+        for m in row.messages
+        if m["role"] == "assistant" and "weight" not in m
+    ]
+    replies = ["Answer 2.", "I ask.", "Answer 6.", "Answer 8."]
+    assert trained == ["It costs 30.", *replies, "Answer 10."]
+    assert agent.losses == (_CONTEXT,)
+    assert "agent-fork" in agent.place.path.name
+    assert (agent.usage, fork.usage) == (
+        Usage(prompt_tokens=20, completion_tokens=2),
+        Usage(prompt_tokens=10, completion_tokens=3),
+    )
+
+
+def test_a_forked_sub_agent_without_its_session_says_what_it_lacks():
+    (agent,) = conversations(read("claude_code", _FOLDER / "forks" / "agent-fork.jsonl"))
+    assert agent.losses == (_CONTEXT, "earlier messages are not in the file")
+
+
+@pytest.mark.parametrize("names", [("a", "b", "c"), ("c", "b", "a"), ("c", "a", "b")])
+def test_copies_with_ids_of_their_own_are_trained_once(names, tmp_path):
+    def copied(uuid, parent, content, origin, *, session, **more):
+        named = {"sessionId": origin[0], "messageUuid": origin}
+        return line(uuid, parent, content, sessionId=session, forkedFrom=named, **more)
+
+    def own(session, parent):
+        return (
+            line(f"{session}3", parent, f"I am {session}", sessionId=session),
+            line(
+                f"{session}4", f"{session}3", text("Yes."), reply=f"m{session}", sessionId=session
+            ),
+        )
+
+    talk = (line("a1", None, "Hi", sessionId="a"),
+            line("a2", "a1", text("Hello."), reply="m1", sessionId="a"))  # fmt: skip
+    files = {
+        name: write_lines(tmp_path / f"{name}.jsonl", *rows)
+        for name, rows in (
+            ("a", (*talk, *own("a", "a2"))),
+            ("b", (copied("b1", None, "Hi", "a1", session="b"),
+                   copied("b2", "b1", text("Hello."), "a2", reply="m1", session="b"),
+                   *own("b", "b2"))),
+            ("c", (copied("c1", None, "Hi", "b1", session="c"),
+                   copied("c2", "c1", text("Hello."), "b2", reply="m1", session="c"),
+                   *own("c", "c2"))),
+        )
+    }  # fmt: skip
+    rows = conversations(read("claude_code", *(files[name] for name in names)))
+    weights = [m.get("weight") for row in rows for m in row.messages if m["role"] == "assistant"]
+    assert rows[0].id == "a"
+    assert weights == [None, None, 0, None, 0, None]
+    assert {row.parent for row in rows[1:]} == {"a"}

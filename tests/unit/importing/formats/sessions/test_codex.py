@@ -14,7 +14,7 @@ from fakes.trace_files import (
 from stillroom.types import Usage
 
 _FILE = SAMPLES / "codex" / "rollout-thread.jsonl"
-_FORK = SAMPLES / "codex" / "rollout-thread-fork.jsonl"
+_FORK, _FORKED = (SAMPLES / "codex" / "forks" / f"rollout-{n}.jsonl" for n in ("fork", "thread"))
 _META = {"type": "session_meta", "payload": {"id": "t", "model_provider": "openai"}}
 _TURN = {"type": "turn_context", "payload": {"model": "gpt-x"}}
 
@@ -47,7 +47,7 @@ def thread(tmp_path, *rows):
 
 
 def test_a_thread_that_codex_wrote_holds_what_the_endpoint_saw():
-    _, main, summing_up, last, _ = seen_calls("codex", "rollout-thread.seen.json")
+    _, main, summing_up, last = seen_calls("codex", "rollout-thread.seen.json")
     first, later = conversations(read("codex", _FILE))
     assert compared(first.messages) == compared(main["messages"])
     assert compared(later.messages) == compared(last["messages"])
@@ -167,8 +167,8 @@ def test_the_thread_of_a_sub_agent_and_a_fork_name_where_they_come_from(tmp_path
 
 
 def test_a_fork_that_codex_wrote_goes_on_from_the_thread_that_its_file_names():
-    seen = seen_calls("codex", "rollout-thread.seen.json")[-1]
-    _, later, fork = conversations(read("codex", _FORK, _FILE))
+    seen = seen_calls("codex", "forks/forks.seen.json")[-1]
+    _, later, fork = conversations(read("codex", _FORK, _FORKED))
     assert compared(fork.messages) == compared(seen["messages"])
     assert fork.parent == later.id
     replies = [(m["content"], m.get("weight")) for m in fork.messages if m["role"] == "assistant"]
