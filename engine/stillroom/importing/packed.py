@@ -1,4 +1,4 @@
-"""Unpacks the .gz files of an import, so that they are read as what they hold."""
+"""Unpacks the .gz and .zst files of an import, so that they are read as what they hold."""
 
 import glob
 import gzip
@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stillroom.errors import InputError
+from stillroom.errors import InputError, missing_extra
+from stillroom.recording.encodings import zstd_library
 from stillroom.secrecy.readable import check_readable
 
 _BLOCK = 1 << 20
@@ -18,6 +19,7 @@ _BEGINNING = 2 << 20
 _MOST_TIMES, _SMALL = 200, 1 << 30
 """Logs unpack to 5 to 50 times their size; what is small may come to more."""
 _BROKEN = (EOFError, zlib.error, gzip.BadGzipFile)
+_GZIP, _ZSTANDARD = ".gz", ".zst"
 NOT_WHOLE = "cannot be unpacked to its end"
 
 
@@ -41,14 +43,15 @@ class UnpackedFiles:
 
 def is_packed(file: Path) -> bool:
     """Returns whether a file is packed, by its name."""
-    return file.suffix.lower() == ".gz"
+    return file.suffix.lower() in (_GZIP, _ZSTANDARD)
 
 
 @contextmanager
 def beginning_of(file: Path) -> Generator[Path]:
     """Yields a file under the name that a packed one has inside, with the beginning of its content.
 
-    Another file is yielded itself. Raises InputError if it must not be read, or is not packed.
+    Another file is yielded itself. Raises InputError if it must not be read, or is not packed, and
+    MissingExtraError if the library that unpacks it is missing.
     """
     check_readable(file)
     if not is_packed(file):
@@ -93,7 +96,8 @@ def _unpack(file: Path, path: Path, *, most: int | None = None) -> str | None:
     than logs do.
     """
     limit, num_bytes = max(_SMALL, _MOST_TIMES * file.stat().st_size), 0
-    with path.open("wb") as output, gzip.open(file) as stream:
+    stream, broken = _opened(file)
+    with path.open("wb") as output, stream:
         try:
             while (block := stream.read1(_BLOCK)) and (most is None or num_bytes < most):
                 output.write(block)
@@ -103,6 +107,16 @@ def _unpack(file: Path, path: Path, *, most: int | None = None) -> str | None:
                         f"{file} unpacks to more than {limit:,} bytes, as no log does",
                         "unpack it yourself if it is one",
                     )
-        except _BROKEN as error:
+        except broken as error:
             return str(error)
     return None
+
+
+def _opened(file: Path) -> tuple[gzip.GzipFile, tuple[type[Exception], ...]]:
+    """Returns a packed file's content, and the errors that reading it raises where it is broken."""
+    if file.suffix.lower() == _GZIP:
+        return gzip.open(file), _BROKEN
+    if (library := zstd_library()) is None:
+        raise missing_extra("traces", f"unpacking {file}")
+    # A frame that asks for more than 128 MB of memory is refused by the library.
+    return library.open(file), (EOFError, library.ZstdError)

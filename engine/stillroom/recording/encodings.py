@@ -93,7 +93,7 @@ class _Brotli:
 
 class _Zstandard:
     def __init__(self) -> None:
-        self._library = _zstd()
+        self._library = zstd_library()
         self._stream = self._library.ZstdDecompressor()
 
     def decode(self, data: bytes, limit: int) -> bytes:
@@ -119,7 +119,8 @@ def _module(name: str) -> Any:
         return None
 
 
-def _zstd() -> Any:
+def zstd_library() -> Any:
+    """Returns the library that undoes Zstandard, Python's own or its twin; None if missing."""
     return _module("compression.zstd") or _module("backports.zstd")
 
 
@@ -128,7 +129,7 @@ _STEPS: dict[str, Callable[[], _Step]] = {
     "x-gzip": _gzip,
     "deflate": _deflate,
 } | ({"br": lambda: _Brotli().decode} if _module("brotli") else {}) | (
-    {"zstd": lambda: _Zstandard().decode} if _zstd() else {}
+    {"zstd": lambda: _Zstandard().decode} if zstd_library() else {}
 )  # fmt: skip
 
 
