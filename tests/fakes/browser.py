@@ -1,21 +1,18 @@
-"""Finding a Chromium: Playwright's own, or one the system has."""
+"""The Chromium of the tests, which is the one that the tool `browse` would start."""
 
-import shutil
 from pathlib import Path
 
 from playwright.sync_api import Browser, Playwright, sync_playwright
 
+from stillroom.tools.browser.installed import installed_chromium
+
 ARGUMENTS = ("--no-sandbox", "--disable-quic", "--disable-background-networking")
-_SYSTEM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def launch_chromium(playwright: Playwright) -> Browser:
-    """Returns a browser; without Playwright's own it is the system's Chromium."""
+    """Returns a browser: Playwright's own or the system's, a headless shell if there is one."""
     chromium = playwright.chromium
-    if Path(chromium.executable_path).is_file():
-        return chromium.launch(args=list(ARGUMENTS))
-    found = next(filter(None, map(shutil.which, _SYSTEM_NAMES)), None)
-    assert found, "no Chromium: run `playwright install chromium`, or apt-get install chromium"
+    found = installed_chromium(Path(chromium.executable_path))
     return chromium.launch(executable_path=found, args=list(ARGUMENTS))
 
 

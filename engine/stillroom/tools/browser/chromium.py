@@ -19,13 +19,12 @@ from playwright.async_api import Error as PlaywrightError
 from stillroom.errors import InputError
 from stillroom.processes import kill
 from stillroom.secrecy.environments import bare_environment
+from stillroom.tools.browser.installed import installed_chromium
 from stillroom.tools.browser.proxy import ProxyAccess
 
 _LAUNCH_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
 
-_SYSTEM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-_MAC_PATH = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
 # Chromium gets only these variables, so that no page can get at a key of the user.
 _KEPT_VARIABLES = frozenset({"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "FONTCONFIG_PATH", "TZ"})
 
@@ -61,7 +60,7 @@ class ChromiumOptions:
 
     proxy_url: str
     executable: Path | None = None
-    """The browser to start; None for Playwright's own Chromium, or else the system's."""
+    """The browser to start; None for the one that `installed_chromium` names."""
     sandbox: bool | None = None
     """Whether Chromium's sandbox is on; None for yes except for root, for whom it does not work."""
 
@@ -140,7 +139,7 @@ class Chromium:
 
 
 async def _launch(playwright: Playwright, options: ChromiumOptions, folder: Path) -> Browser:
-    executable = options.executable or _find_chromium(Path(playwright.chromium.executable_path))
+    executable = options.executable or installed_chromium(Path(playwright.chromium.executable_path))
     environment = {k: v for k, v in bare_environment().items() if k in _KEPT_VARIABLES}
     sandbox = os.geteuid() != 0 if options.sandbox is None else options.sandbox
     return await playwright.chromium.launch(
@@ -156,21 +155,6 @@ async def _launch(playwright: Playwright, options: ChromiumOptions, folder: Path
         handle_sigint=False,
         handle_sigterm=False,
         handle_sighup=False,
-    )
-
-
-def _find_chromium(playwrights: Path) -> Path:
-    if playwrights.is_file():
-        return playwrights
-    executable = next(filter(None, map(shutil.which, _SYSTEM_NAMES)), None)
-    if executable is not None:
-        return Path(executable)
-    if _MAC_PATH.is_file():
-        return _MAC_PATH
-    raise InputError(
-        "there is no Chromium for the tool `browse`",
-        "run `playwright install chromium` in the environment that runs stillroom, or install "
-        "Chromium or Chrome",
     )
 
 
