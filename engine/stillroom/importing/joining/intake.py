@@ -68,6 +68,7 @@ class Intake:
         look_at = self.inferred.look_at if infers else None
         self.store = MessageStore(spill, look_at=look_at, remembered=remembered)
         self._known_tools: dict[bytes, tuple[int, tuple[str, ...]]] = {}
+        self._known_schemas: dict[int, tuple[int, tuple[str, ...]]] = {}
         self.tree = CallTree(self.store, remembered=remembered)
         self.rows = RowTable(spill)
         self.tools = ToolLists()
@@ -215,9 +216,13 @@ class Intake:
     def _number_of_tools(self, tools: list[Row] | None) -> tuple[int, tuple[str, ...]]:
         if tools is None:
             return NONE, ()
-        sound = sound_tools(tools)
-        lost = (_NO_SCHEMA,) if len(sound) < len(tools) else ()
-        return self.tools.number_of(self._redaction.value(sound)), lost
+        key = hash(msgspec.json.encode(tools))
+        if (known := self._known_schemas.get(key)) is None:
+            sound = sound_tools(tools)
+            lost = (_NO_SCHEMA,) if len(sound) < len(tools) else ()
+            number = self.tools.number_of(self._redaction.value(sound))
+            known = self._known_schemas[key] = number, lost
+        return known
 
     def _take_call(
         self, row: LoggedConversation, format_name: str, numbers: Sequence[int] | None

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from stillroom.importing.bodies.envelopes import logged_calls
 from stillroom.importing.bodies.exchanges import (
     NO_CALL,
@@ -54,8 +56,9 @@ _CHAT_CALLS = frozenset(
         "pass_through_endpoint",
     }
 )
-_REDACTED = "redacted-by-litellm"
-_CUT = "litellm_truncated"
+_REDACTED = b"redacted-by-litellm"
+_CUT = b"litellm_truncated"
+_ENCODER = msgspec.json.Encoder(enc_hook=str)
 
 
 def _is_row(row: Row) -> bool:
@@ -102,7 +105,7 @@ def _request(row: Row) -> Row:
     if given in (None, "", {}, []):
         detail = "turn on store_prompts_in_spend_logs, or log the payloads"
         raise UnreadableRowError(NO_CONTENTS, detail)
-    if _REDACTED in str(given):
+    if _REDACTED in _ENCODER.encode(given):
         detail = "turn off turn_off_message_logging and redact_user_messages"
         raise UnreadableRowError("contents were redacted", detail)
     is_input = isinstance(given, str) or "responses" in str(row["call_type"])
@@ -141,7 +144,7 @@ def _logged(
     facts = known | {"duration_s": seconds_between(begin, end), "cost_usd": cost}
     facts["judged_as"] = (trace,) if (trace := text_of(row.get("trace_id"))) else ()
     exchanges = [call.facts() for call in calls]
-    if _CUT in str(request):
+    if _CUT in _ENCODER.encode(request):
         exchanges = [fields | {"losses": (*fields["losses"], TRUNCATED)} for fields in exchanges]
     provider = first_text(row, "custom_llm_provider")
     yield from logged_calls(place, exchanges, facts, without_nothing(tags=tags), provider)
