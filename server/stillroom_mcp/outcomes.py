@@ -50,6 +50,11 @@ def _of_evaluation(outcome: Mapping[str, Any]) -> Iterator[str]:
             f"{limit} was reached, {outcome.get('omitted')} rollouts were not done: evaluate again "
             "with more, or compare on the tasks that were"
         )
+    if unjudged := outcome.get("unjudged"):
+        yield (
+            f"{unjudged} tasks were left out, as they have no expected_answer and no reward: say "
+            "so beside the accuracy, or evaluate again with rewards or a judge"
+        )
     if (failed := outcome.get("failed") or 0) > _MANY * num > 0:
         yield f"{failed} rollouts failed by infrastructure and are left out: evaluate again"
     if (truncated := outcome.get("truncated") or 0) > _MANY * num > 0:

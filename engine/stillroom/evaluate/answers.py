@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from stillroom.concurrency import background_tasks
+from stillroom.data.formats import Task
 from stillroom.errors import InputError
 from stillroom.reporting import Reporter, cancel_when_asked, stop_if_cancelled
 from stillroom.rollout.context import open_rollout_context
@@ -16,6 +18,7 @@ from stillroom.rollout.episode.collect import (
 )
 from stillroom.rollout.journal.records import RolloutKey
 from stillroom.rollout.request import RolloutPlan, sampling_settings
+from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.teachers.endpoint.client import Spending
 from stillroom.types import Trajectory
 
@@ -29,6 +32,10 @@ class Answers:
     """The limit that ended the work before all of them were done."""
     seconds: float = 0.0
     """How long all of them took together, once the model was loaded and the tools were open."""
+    num_unjudged: int = 0
+    """The number of tasks that were not answered, as nothing could have judged the answer."""
+    num_omitted: int = 0
+    """The number of other rollouts that were not done, since a limit was reached."""
 
     @property
     def rollouts(self) -> list[Trajectory]:
@@ -46,7 +53,7 @@ class Answering:
     phase: str
     spending: Spending | None
     must_judge: bool = True
-    """Whether a task without a reward is an error."""
+    """Whether a task is left out if nothing judges it."""
 
     async def run(
         self,
@@ -57,34 +64,59 @@ class Answering:
         """Does the rollouts.
 
         `on_open` is called with notes for the user when the tools and the model are open, before
-        the first rollout. Raises InputError if nothing judges a task.
+        the first rollout. Raises InputError if nothing judges any task.
         """
         plan, tasks = self.plan, [spec.task for spec in self.specs]
         sampling = sampling_settings(plan.options, temperature=self.temperature)
         done: dict[RolloutKey, Outcome] = {}
         async with open_rollout_context(plan, sampling, tasks, spending=self.spending) as context:
-            on_open(context.notes)
+            specs, unjudged = list(self.specs), set[str]()
+            if self.must_judge:
+                specs, unjudged = judged_specs(specs, context.rewarder)
+            on_open([*context.notes, *_notes_on(unjudged, tasks)])
             started = time.monotonic()
-            unjudged = [task for task in tasks if not context.rewarder.can_judge(task)]
-            if unjudged and self.must_judge:
-                raise InputError(
-                    f"nothing judges {len(unjudged)} of {len(tasks)} tasks, e.g. "
-                    f"{unjudged[0].task_id}",
-                    "give rewards=rewards.py, or put the answer in each row's "
-                    "metadata.expected_answer",
-                )
 
             async def keep(outcome: Outcome) -> None:
                 done[key_of(outcome)] = outcome
-                reporter.progress(len(done), len(tasks), unit="rollouts", phase=self.phase)
+                reporter.progress(len(done), len(specs), unit="rollouts", phase=self.phase)
 
             async with background_tasks() as watching:
                 # Not only between rollouts: one of them may take minutes.
                 watching.start_soon(cancel_when_asked, reporter, watching.cancel_scope)
                 stopped_by = await collect_rollouts(
-                    self.specs, context, concurrency=plan.options.concurrency, on_outcome=keep
+                    specs, context, concurrency=plan.options.concurrency, on_outcome=keep
                 )
         stop_if_cancelled(reporter)
-        keys = [spec.key for spec in self.specs]
-        seconds = time.monotonic() - started
-        return Answers([done[key] for key in keys if key in done], stopped_by, seconds)
+        return Answers(
+            [done[spec.key] for spec in specs if spec.key in done],
+            stopped_by,
+            seconds=time.monotonic() - started,
+            num_unjudged=len(unjudged),
+            num_omitted=len(specs) - len(done),
+        )
+
+
+def judged_specs(
+    specs: Sequence[RolloutSpec], rewarder: Rewarder
+) -> tuple[list[RolloutSpec], set[str]]:
+    """Returns the rollouts of the tasks that something judges, and the ids of the other tasks.
+
+    Raises InputError if nothing judges any of them.
+    """
+    unjudged = {spec.task.task_id for spec in specs if not rewarder.can_judge(spec.task)}
+    judged = [spec for spec in specs if spec.task.task_id not in unjudged]
+    if specs and not judged:
+        raise InputError(
+            f"nothing judges the {len(unjudged)} tasks, e.g. {specs[0].task.task_id}",
+            "give rewards=rewards.py or judge=judge.yml, or put the answer in each row's "
+            "metadata.expected_answer",
+        )
+    return judged, unjudged
+
+
+def _notes_on(unjudged: AbstractSet[str], tasks: Sequence[Task]) -> list[str]:
+    if not unjudged:
+        return []
+    total = len({task.task_id for task in tasks})
+    some = f"{len(unjudged)} of {total} tasks are left out"
+    return [f"{some}, as nothing judges them, e.g. {min(unjudged)}"]

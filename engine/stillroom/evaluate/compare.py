@@ -8,6 +8,7 @@ import msgspec
 from stillroom.errors import InputError
 from stillroom.evaluate.files import Evaluation, GuardScore, TaskScore
 from stillroom.evaluate.intervals import Estimate, excludes_zero, mean_estimate, sign_test_p
+from stillroom.evaluate.scores import NO_GROUP
 from stillroom.types import OthersText
 
 _Score = TypeVar("_Score", TaskScore, GuardScore)
@@ -154,5 +155,6 @@ def _by_group(pairs: Sequence[tuple[TaskScore, TaskScore]]) -> list[GroupDiffere
     return [
         GroupDifference(field=field, group=group, difference=_difference(members))
         for (field, group), members in sorted(grouped.items())
-        if len(members) > 1
+        # A field that no task has makes one group of them all, which says nothing.
+        if len(members) > 1 and not (group == NO_GROUP and len(members) == len(pairs))
     ]

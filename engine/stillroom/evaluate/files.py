@@ -88,6 +88,8 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a task took; None in evaluations of earlier versions."""
     guard: GuardResult | None = None
     """The result on the guard set; None without one."""
+    unjudged: int = 0
+    """The number of tasks that were left out, as nothing could have judged their answers."""
     omitted: int = 0
     """The number of rollouts that were not done since the budget was spent."""
     stopped_by: str | None = None

@@ -57,7 +57,7 @@ async def evaluate_model(
     """Evaluates a model and returns the result; a dry run returns a forecast instead.
 
     The rollouts and evaluation.json are written to the run folder `folder`.
-    Raises TeacherError if every rollout failed, and InputError if nothing judges a task.
+    Raises TeacherError if every rollout failed, and InputError if nothing judges any task.
     """
     started = time.monotonic()
     plan = plan_evaluation(workspace, request)
@@ -105,7 +105,8 @@ async def evaluate_model(
             usd_per_hour=usd_per_hour_of(workspace, folder),
         ),
         guard=guard_result(more.guard, str(request.guard)) if more.guard else None,
-        omitted=len(parts.main.specs) - len(answers.outcomes),
+        unjudged=answers.num_unjudged,
+        omitted=answers.num_omitted,
         stopped_by=more.stopped_by,
     )
     output = folder / RESULT_FILE
@@ -144,7 +145,9 @@ class _Parts:
         )
         some, guard = tasks[: plan.num_sampled], plan.load_guard()
         self.sampled = (
-            make(plan.rollouts, specs_for(some, 1), 1.0, "sample at temperature 1")
+            make(
+                plan.rollouts, specs_for(some, 1), 1.0, "sample at temperature 1", must_judge=False
+            )
             if some
             else None
         )
@@ -194,7 +197,8 @@ async def _answer_more(
 
         chosen = sampled[: plan.request.kl_prompts]
         kl = measure_teacher_kl(plan.rollouts.workspace, plan.kl_models, chosen, note=reporter.note)
-    return _More([*sampled, *guard], score_tasks(sampled, ()), kl, score_guard(guard), stopped_by)
+    judged = [rollout for rollout in sampled if rollout.reward is not None]
+    return _More([*sampled, *guard], score_tasks(judged, ()), kl, score_guard(guard), stopped_by)
 
 
 def _nothing_answered(answers: Answers) -> TeacherError:

@@ -8,7 +8,7 @@ from stillroom.evaluate.files import GuardResult, GuardScore, TaskCost, TaskScor
 from stillroom.evaluate.intervals import Estimate, mean_estimate, share_estimate
 from stillroom.types import Trajectory, total_usd
 
-_NO_GROUP = "(none)"
+NO_GROUP = "(none)"
 _HOUR_S = 3600.0
 
 
@@ -30,7 +30,7 @@ def score_tasks(rollouts: Sequence[Trajectory], group_by: Sequence[str]) -> list
 
 def _group_of(rollout: Trajectory, name: str) -> str:
     group = category_in(rollout.metadata, name)
-    return _NO_GROUP if group is None else group
+    return NO_GROUP if group is None else group
 
 
 def accuracy_of(scores: Sequence[TaskScore], *, is_single: bool) -> Estimate:
@@ -47,7 +47,7 @@ def accuracy_by_group(
     grouped: dict[str, dict[str, Estimate]] = {}
     for name in group_by:
         values = sorted({score.groups[name] for score in scores})
-        if values == [_NO_GROUP]:
+        if values == [NO_GROUP]:
             continue
         grouped[name] = {
             value: accuracy_of(

@@ -16,6 +16,8 @@ def besides(result: EvaluationResult) -> Iterator[str]:
     if (cost := result.per_task) is not None:
         usd = "at an unknown price" if cost.usd is None else f"{dollars(cost.usd)}"
         yield f"a task: {cost.seconds:.2g} s, {usd}, {cost.tokens:.0f} tokens"
+    if result.unjudged:
+        yield f"{result.unjudged} tasks were left out, as nothing judges them"
     if result.stopped_by is not None:
         yield f"{result.stopped_by} ended it, {result.omitted} rollouts were not done"
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from stillroom.evaluate.files import Evaluation, TaskScore
+from stillroom.evaluate.scores import NO_GROUP
 from stillroom.lines import read_lines
 from stillroom.report.conversation import ChatMessage, ShownConversation, conversation, num_given
 from stillroom.report.folders import FolderReader
@@ -191,7 +192,7 @@ def _example(pick: Pick, old: _Rollout, new: _Rollout, then: str) -> TaskExample
     expected = new.metadata.get("expected_answer")
     return TaskExample(
         title=titles[pick.change],
-        groups=list(pick.groups.values()),
+        groups=[group for group in pick.groups.values() if group != NO_GROUP],
         prompt=conversation(prompt),
         expected=None if expected is None else cut(str(expected), _LONGEST_ANSWER).text,
         before=_side(old),

@@ -143,3 +143,10 @@ def test_a_comparison_says_what_each_of_the_two_read_before_the_prompts() -> Non
         "'# Prices' … (19 characters)."
     )
     assert Instruction("").describe() == "no system message"
+
+
+def test_a_field_that_no_task_has_makes_no_group() -> None:
+    tasks = {"t0": "(none)", "t1": "(none)"}
+
+    assert compared([0, 0], [1, 1], **tasks).by_group == []
+    assert len(compared([0, 0, 0, 0], [1, 1, 0, 1], **tasks).by_group) == 2

@@ -14,12 +14,18 @@ from stillroom.errors import EngineError
 from stillroom.evaluate.files import Evaluation, EvaluationResult
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.evaluate.run import evaluate_model
+from stillroom.evaluate.words import besides
 from stillroom.files import read_json
 from stillroom.rollout.forecast import Forecast
 from stillroom.settings import Workspace
 
 
-def evaluated(root: Path, endpoint: ScriptedEndpoint, **fields: Any) -> Any:
+def evaluated(
+    root: Path,
+    endpoint: ScriptedEndpoint,
+    reporter: KeptReporter | None = None,
+    **fields: Any,
+) -> Any:
     request = EvaluateModel(
         **{"data": "prompts.jsonl", "model": "scripted", "base_url": endpoint.base_url,
            "tools": "tools.py", "concurrency": 1, **fields}
@@ -30,7 +36,7 @@ def evaluated(root: Path, endpoint: ScriptedEndpoint, **fields: Any) -> Any:
     async def run() -> EvaluationResult | Forecast:
         with anyio.fail_after(60):
             return await evaluate_model(
-                Workspace(root), request, folder=folder, reporter=KeptReporter()
+                Workspace(root), request, folder=folder, reporter=reporter or KeptReporter()
             )
 
     return anyio.run(run)
@@ -70,6 +76,31 @@ def test_one_evaluation_measures_temperature_1_the_guard_set_and_what_a_task_cos
     kept = read_json(project / "runs" / "evaluate-1" / "evaluation.json", Evaluation)
     assert (len(kept.tasks), len(kept.sampled), len(kept.guard)) == (6, 4, 3)
     assert kept.result == result
+
+
+def test_tasks_that_nothing_judges_are_left_out_and_counted(project: Path) -> None:
+    rows = [json.loads(row) for row in (project / "prompts.jsonl").read_text("utf-8").splitlines()]
+    for row in rows[:2]:
+        row["metadata"].pop("expected_answer")
+    (project / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    reporter = KeptReporter()
+
+    with ScriptedEndpoint() as endpoint:
+        result = evaluated(project, endpoint, reporter, sampled_prompts=3)
+
+    assert (result.unjudged, result.omitted, result.accuracy.n) == (2, 0, 4)
+    assert result.sampled_accuracy.n == 1
+    (note,) = [note for note in reporter.notes if "left out" in note]
+    assert note.startswith("2 of 6 tasks are left out")
+    assert "2 tasks were left out" in " ".join(besides(result))
+
+
+def test_tasks_of_which_none_is_judged_are_refused_before_any_call(project: Path) -> None:
+    (project / "prompts.jsonl").write_text('{"prompt": "Say hello."}\n', "utf-8")
+    with ScriptedEndpoint() as endpoint, pytest.raises(EngineError) as caught:
+        evaluated(project, endpoint)
+    assert "nothing judges the 1 tasks" in caught.value.problem
+    assert not endpoint.served
 
 
 def test_a_budget_ends_an_evaluation_and_what_is_measured_stays(project: Path) -> None:

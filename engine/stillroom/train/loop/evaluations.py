@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import anyio
@@ -44,13 +44,15 @@ class TrainingEvaluations:
     reporter: Reporter
     prompts: Mapping[str, Sequence[Task]]
     """The prompts of each evaluation, by its name."""
+    judged: dict[str, Sequence[Task]] = field(default_factory=dict[str, Sequence[Task]])
+    """Those of them that something judges, once they are checked."""
 
     def check(self) -> None:
         """Opens the evaluations' tools and rewards before training, to check that they work.
 
         Raises:
             ConfigError: the student's weights are sharded over several processes.
-            InputError: a task has neither a reward nor an expected answer.
+            InputError: no task of an evaluation has a reward or an expected answer.
             ModelError: the student cannot be sampled.
         """
         if self.plan.config.evals and self.student.peers.is_sharded:
@@ -77,14 +79,20 @@ class TrainingEvaluations:
     async def _check_one(self, section: EvalSection) -> None:
         tasks = self.prompts[section.name]
         async with self._environment(tasks) as environment:
-            unjudged = [task for task in tasks if not environment.rewarder.can_judge(task)]
-        if unjudged:
+            judged = [task for task in tasks if environment.rewarder.can_judge(task)]
+        if not judged:
             raise InputError(
-                f"nothing judges {len(unjudged)} of {len(tasks)} prompts of the evaluation "
-                f"{section.name!r}, e.g. {unjudged[0].task_id}",
+                f"nothing judges the {len(tasks)} prompts of the evaluation {section.name!r}, e.g. "
+                f"{tasks[0].task_id}",
                 "write rewards.py beside config.yml, or put the answer in each row's "
                 "metadata.expected_answer",
             )
+        if len(judged) < len(tasks):
+            self.reporter.note(
+                f"the evaluation {section.name!r} leaves out {len(tasks) - len(judged)} of "
+                f"{len(tasks)} prompts, as they have no expected_answer and no reward"
+            )
+        self.judged[section.name] = judged
 
     def _measure_one(self, section: EvalSection, step: int) -> dict[str, float]:
         metrics = dict[str, float]()
@@ -104,7 +112,7 @@ class TrainingEvaluations:
         Each of the processes that train together samples a share of them.
         """
         peers = self.student.peers
-        config, tasks = self.plan.config, self.prompts[section.name]
+        config, tasks = self.plan.config, self.judged[section.name]
         specs = specs_for(tasks, num)
         share = [specs[index] for index in peers.share([1] * len(specs))]
         sampling = SamplingSettings(

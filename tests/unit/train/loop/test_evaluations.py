@@ -1,5 +1,7 @@
 """Evaluations while a run trains."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -160,11 +162,23 @@ def test_prompts_that_nothing_judges_are_refused_before_training(make):
     project = make("sft", EVAL)
     project.write(PROMPTS, name="heldout.jsonl")
 
-    with pytest.raises(InputError, match="nothing judges 8 of 8 prompts") as caught:
+    with pytest.raises(InputError, match="nothing judges the 8 prompts") as caught:
         project.train()
 
     assert "rewards.py" in caught.value.fix
     assert project.reporter.measured == []
+
+
+def test_prompts_without_an_answer_are_left_out_of_an_evaluation_with_a_note(make):
+    project = make("sft", EVAL)
+    lines = (project.root / "heldout.jsonl").read_text("utf-8").splitlines()
+    answerless = {"prompt": "Say hello."}
+    text = "\n".join([*lines, json.dumps(answerless)]) + "\n"
+    (project.root / "heldout.jsonl").write_text(text, "utf-8")
+
+    project.train()
+
+    assert any(f"leaves out 1 of {len(lines) + 1} prompts" in n for n in project.reporter.notes)
 
 
 def test_prompts_may_stand_in_another_file_and_be_the_first_few(make):
