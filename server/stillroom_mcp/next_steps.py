@@ -86,7 +86,12 @@ def after_import_rollouts(request: object, result: api.ImportResult) -> str:
     if result.refused > result.read / 10:
         look = f"read why {result.refused} rows were refused ({result.refused_file}), then {look}"
     notes = "; tell the user of the notes" if result.notes else ""
-    step = f"{look}{notes}; then filter_dataset and convert_rollouts(input={result.output})"
+    use = f"filter_dataset and convert_rollouts(input={result.output})"
+    if result.scores and not result.rewarded:
+        use = f"import again with reward_from if one of scores says right or wrong; then {use}"
+    elif "preferred" in result.scores:
+        use = f"make_dpo_pairs(input={result.output})"
+    step = f"{look}{notes}; then {use}"
     if result.heldout is not None and result.heldout.prompts is not None:
         return f"{step}; evaluate_model(data={result.heldout.prompts}) shows the student today"
     return step

@@ -41,7 +41,8 @@ class ImportRollouts(ReplacingRequest):
     ] = None
     prompts: Annotated[bool, Field(description="Also .prompts.jsonl")] = False
     reward_from: Annotated[
-        tuple[str, ...], Field(description="Scores whose mean is the reward; none if one lacks")
+        tuple[str, ...],
+        Field(description="Scores whose mean is the reward; none if one lacks; a|b: either"),
     ] = ()
     infer_tools: Annotated[bool, Field(description="From calls, if none are logged")] = False
     keep_secrets: Annotated[bool, Field(description="Else marks replace them")] = False

@@ -198,6 +198,50 @@ def test_scores_become_the_reward_only_if_all_named_ones_are_there(tmp_path):
     assert any("reward_from" in note for note in made.notes)
 
 
+def test_of_scores_that_sources_name_differently_the_one_that_is_there_is_the_reward(tmp_path):
+    rows = [
+        call([user("A")], answer("a"), scores={"user-feedback": 1, "tokens": 900}),
+        call([user("B")], answer("b"), scores={"thumbs": 0}),
+        call([user("C")], answer("c"), scores={"tokens": 12}),
+    ]
+    made = imported(tmp_path, rows, reward_from=("user-feedback|thumbs",))
+    assert [row["reward"] for row in rows_of(tmp_path)] == [1, 0, None]
+    # Scores that are no reward say nothing of its range.
+    assert not any("go up to" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("name", ["reward", "preferred"])
+def test_a_reward_that_the_source_itself_gives_needs_no_option(tmp_path, name):
+    rows = [
+        call([user("A")], answer("right"), scores={name: 1, "turns": 3}),
+        call([user("A")], answer("wrong"), scores={name: 0, "turns": 3}),
+    ]
+    made = imported(tmp_path, rows)
+    assert [row["success"] for row in rows_of(tmp_path)] == [True, False]
+    assert "2 rollouts have the reward that their source gives them" in made.notes
+    imported(tmp_path, rows, reward_from=("turns",))
+    assert [row["reward"] for row in rows_of(tmp_path)] == [3, 3]
+
+
+def test_the_answer_that_an_environment_holds_is_expected_and_right_ones_without_it_counted(
+    tmp_path,
+):
+    rows = [
+        {"example_id": number, "prompt": [user(text)], "completion": [answer(reply)],
+         "answer": "4", "reward": reward, "num_turns": 9.0}
+        for number, (text, reply, reward) in enumerate(
+            [("A", "Five.", 0.0), ("A", "It is 4.", 1.0), ("B", "Four.", 1.0), ("C", "Six", 0.0)]
+        )
+    ]  # fmt: skip
+    made = imported(tmp_path, rows, prompts=True)
+    assert [row["reward"] for row in rows_of(tmp_path)] == [0, 1, 1, 0]
+    prompts = rows_of(tmp_path, made.prompts)
+    assert [prompt["metadata"]["expected_answer"] for prompt in prompts] == ["4"] * 3
+    (note,) = [note for note in made.notes if "expected_answer" in note]
+    assert note.startswith("1 prompts have an expected_answer of their source")
+    assert not any("go up to" in note for note in made.notes)
+
+
 def test_tools_are_inferred_only_when_asked_for_and_marked(tmp_path):
     rows = conversation("lamp")
     assert imported(tmp_path, rows).losses == {"tools not logged": 1}

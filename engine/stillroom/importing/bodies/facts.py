@@ -21,6 +21,9 @@ _DETAILS = {
     "reasoning_tokens": "reasoning_tokens",
     "reasoning": "reasoning_tokens",
 }
+_LONGEST_ANSWER = 60
+"""The most characters of an answer that is matched; a longer target is a model's solution, or says
+how to judge."""
 _FINISH_REASONS = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -70,6 +73,12 @@ def usage_details(value: Any) -> dict[str, int]:
             if count := _first_count(as_row(nested), (source,)):
                 details[ours] = count
     return details
+
+
+def short_answer(value: Any) -> str | None:
+    """Returns the answer that a task's author wrote, if it is short enough to stand in a reply."""
+    text = value.strip() if isinstance(value, str) else ""
+    return text if 0 < len(text) <= _LONGEST_ANSWER and "\n" not in text else None
 
 
 def finish_reason_of(value: Any) -> str | None:

@@ -11,6 +11,8 @@ from stillroom.importing.records import Refusal
 from stillroom.importing.tally import ImportTally
 
 _PREFIX = ".score."
+_OWN_REWARDS = ("reward", "preferred")
+"""The scores that a source itself means as the reward: an environment's, and those of pairs."""
 
 
 def settled_feedback(
@@ -42,10 +44,21 @@ def settled_feedback(
 
 
 def reward_of(scores: Mapping[str, float], names: Sequence[str]) -> float | None:
-    """Returns the mean of the named scores; None if there are no names, or if one is missing.
+    """Returns the mean of the named scores, or None if one of them is missing.
 
-    A name may have its system before it, as in `langfuse.score.helpful`.
+    A name may have its system before it, as in `langfuse.score.helpful`, and may be several of
+    which the first that is there counts, as in `thumbs|rating`. Without names the score that the
+    source itself means as the reward is taken, if it has one.
     """
-    plain = [name if name in scores else name.rpartition(_PREFIX)[2] for name in names]
-    found = [scores[name] for name in plain if name in scores]
-    return sum(found) / len(found) if found and len(found) == len(names) else None
+    if not names:
+        return next((scores[name] for name in _OWN_REWARDS if name in scores), None)
+    found = [score for name in names if (score := _named_score(scores, name)) is not None]
+    return sum(found) / len(found) if len(found) == len(names) else None
+
+
+def _named_score(scores: Mapping[str, float], names: str) -> float | None:
+    for name in (names, *names.split("|")):
+        for plain in (name, name.rpartition(_PREFIX)[2]):
+            if plain in scores:
+                return scores[plain]
+    return None

@@ -11,7 +11,7 @@ from stillroom.importing.output.writing import UNKNOWN, RolloutCounts
 from stillroom.importing.request import ImportRollouts
 from stillroom.importing.sources import ImportSources
 
-_SHOWN, _MOST_NAMES = 3, 20
+_SHOWN, _MOST_NAMES = 3, 12
 _LONGEST_NAME = 60
 
 
@@ -41,6 +41,11 @@ def import_notes(
             "no expected_answer: reward_from says which one is best, a judge or rewards.py judges "
             "them"
         )
+    if request.prompts and counts.contradicted:
+        yield (
+            f"{counts.contradicted} prompts have an expected_answer of their source that a rollout "
+            "judged right does not contain: a judge or rewards.py is fairer than the match"
+        )
     if split is not None:
         yield from split.notes
     yield from terms_notes(models)
@@ -64,17 +69,24 @@ def _notes_on_content(counts: RolloutCounts) -> Iterator[str]:
 
 
 def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator[str]:
-    if counts.scores and not request.reward_from:
-        names = _listed(name for name, _ in counts.scores.most_common(_SHOWN))
-        yield f"the sources have scores ({names}): reward_from makes them the reward"
-    if request.reward_from and counts.largest_score > 1:
+    names = _listed(name for name, _ in counts.scores.most_common(_MOST_NAMES)) or "none"
+    if not request.reward_from and counts.rewarded:
+        yield f"{counts.rewarded} rollouts have the reward that their source gives them"
+    elif not request.reward_from and counts.scores:
         yield (
-            f"scores go up to {counts.largest_score:g}, and success means a reward of at least "
+            f"the sources have scores ({names}) and nothing is a reward: import again with those "
+            "that say right or wrong in reward_from, or wrong answers are trained too"
+        )
+    if counts.largest_reward > 1:
+        yield (
+            f"rewards go up to {counts.largest_reward:g}, and success means a reward of at least "
             "0.5: choose rows by min_reward of filter_dataset"
         )
     if request.reward_from and not counts.rewarded:
-        names = _listed(name for name, _ in counts.scores.most_common(_MOST_NAMES)) or "none"
-        yield f"no rollout has all of reward_from; the sources' scores are: {names}"
+        yield (
+            f"no rollout has all of reward_from; the sources' scores are: {names}. Where sources "
+            "name them differently, one entry takes whichever is there: a|b"
+        )
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -36,6 +36,7 @@ class WaitingPrompts:
         self._places, self._sizes, self._metadata_sizes = array("q"), array("q"), array("q")
         self._answer_places, self._answer_sizes = array("q"), array("q")
         self._rewards = array("d")
+        self._contradicted = set[int]()
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -44,6 +45,11 @@ class WaitingPrompts:
     def num_different(self) -> int:
         """The number of prompts whose right answers do not match."""
         return self._states.count(_DIFFERENT)
+
+    @property
+    def num_contradicted(self) -> int:
+        """The number of prompts with an answer of their source that a right rollout lacks."""
+        return len(self._contradicted)
 
     def take(self, rollout: ImportedRollout, row: Mapping[str, Any]) -> tuple[int, int]:
         """Returns the number of a rollout's prompt, and that of the rollout among its rollouts."""
@@ -85,7 +91,13 @@ class WaitingPrompts:
     def _judge(self, number: int, answer: str, reward: float) -> None:
         """Compares one more right answer with the one that is expected so far."""
         state, best = self._states[number], self._rewards[number]
-        if state == _OWN or (state != _NO_ANSWER and reward < best):
+        if state == _OWN:
+            if reward != _UNJUDGED and number not in self._contradicted:
+                metadata = self._metadata(number)
+                if not _accepts(metadata, metadata[_EXPECTED], answer):
+                    self._contradicted.add(number)
+            return
+        if state != _NO_ANSWER and reward < best:
             return
         if state == _NO_ANSWER or reward > best:
             self._expect(number, answer, reward)

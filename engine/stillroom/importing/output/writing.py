@@ -45,7 +45,7 @@ class RolloutCounts:
 
     losses: Counter[str] = field(default_factory=Counter[str])
     scores: Counter[str] = field(default_factory=Counter[str])
-    largest_score: float = 0.0
+    largest_reward: float = 0.0
     calls: Distribution = field(default_factory=Distribution)
     rewarded: int = 0
     branches: int = 0
@@ -53,6 +53,8 @@ class RolloutCounts:
     """The assistant's turns that no call of the sources answered, which are not trained."""
     differently_answered: int = 0
     """The prompts whose right answers do not match."""
+    contradicted: int = 0
+    """The prompts whose source holds an answer that a rollout judged right does not have."""
 
 
 class RolloutWriter:
@@ -115,6 +117,7 @@ class RolloutWriter:
                 end = row.index(_TASK_ID) + len(_TASK_ID)
                 side.rows.write_raw(row[:end], ids[number].encode(), row[end:])
         self.counts.differently_answered = self._prompts.num_different
+        self.counts.contradicted = self._prompts.num_contradicted
 
     def _count(
         self,
@@ -126,8 +129,9 @@ class RolloutWriter:
         counts = self.counts
         counts.losses.update(losses)
         counts.scores.update(scores.keys())
-        counts.largest_score = max(counts.largest_score, *scores.values(), 0.0)
-        counts.rewarded += reward is not None
+        if reward is not None:
+            counts.largest_reward = max(counts.largest_reward, reward)
+            counts.rewarded += 1
         counts.branches += rollout.branch_of is not None
         counts.unanswered += rollout.num_unanswered
         counts.calls.add(len(rollout.facts))

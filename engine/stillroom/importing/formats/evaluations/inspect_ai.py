@@ -12,6 +12,7 @@ from stillroom.importing.bodies.facts import (
     finish_reason_of,
     first_text,
     positive_number,
+    short_answer,
     without_nothing,
 )
 from stillroom.importing.chat_messages import tool_schemas
@@ -95,6 +96,7 @@ def _conversation(row: JsonRow, task: Row) -> LoggedConversation:
             sample_id=sample.get("id"),
             epoch=sample.get("epoch"),
             target=sample.get("target"),
+            expected_answer=short_answer(sample.get("target")),
             choices=sample.get("choices"),
             limit=as_row(sample.get("limit")).get("type"),
         )

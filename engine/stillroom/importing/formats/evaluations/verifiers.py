@@ -15,6 +15,7 @@ from stillroom.importing.bodies.facts import (
     first_text,
     iso_time,
     positive_number,
+    short_answer,
     without_nothing,
 )
 from stillroom.importing.chat_messages import tool_schemas
@@ -84,6 +85,7 @@ def _result(row: JsonRow, model: str | None) -> LoggedConversation:
             example_id=data.get("example_id"),
             task=data.get("task"),
             answer=data.get("answer"),
+            expected_answer=short_answer(data.get("answer")),
             info=data.get("info"),
         ),
     )
@@ -196,8 +198,8 @@ def _branch(
     last_call = calls[-1] if calls else Row()
     model = first_text(last_call, "model") or first_text(as_row(agent.get("config")), "model")
     task = as_row(as_row(trace.get("task") or row.data.get("task")).get("data"))
-    place = row.place
-    if len(as_list(row.data.get("traces"))) > 1 or not is_first:
+    place, is_alone = row.place, len(as_list(row.data.get("traces"))) == 1
+    if not is_alone or not is_first:
         place = Place(place.path, place.line, f"{trace_id}/{leaf}")
     return LoggedConversation(
         place=place,
@@ -218,6 +220,8 @@ def _branch(
             environment=as_row(row.data.get("env")).get("id"),
             agent=agent.get("name"),
             task={key: value for key, value in task.items() if key not in _SETUP},
+            # Of several agents each may have a part of the task.
+            expected_answer=short_answer(task.get("answer")) if is_alone else None,
             info=trace.get("info"),
         ),
     )

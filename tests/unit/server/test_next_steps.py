@@ -1,0 +1,38 @@
+"""What a tool's result says comes next, where it depends on what the data is."""
+
+import json
+
+import pytest
+
+from stillroom import api
+from stillroom.settings import Workspace
+from stillroom_mcp.next_steps import after_import_rollouts
+
+ASKED = [{"role": "user", "content": "Two plus two?"}]
+RIGHT = [{"role": "assistant", "content": "4"}]
+WRONG = [{"role": "assistant", "content": "5"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "step"),
+    [
+        (
+            {
+                "input": {"messages": ASKED},
+                "preferred_output": RIGHT,
+                "non_preferred_output": WRONG,
+            },
+            "make_dpo_pairs(input=out.jsonl)",
+        ),
+        ({"messages": ASKED, "output": RIGHT[0], "scores": {"ok": 1}}, "with reward_from"),
+        ({"messages": ASKED, "output": RIGHT[0], "scores": {"reward": 1}}, "; then filter_dataset"),
+    ],
+    ids=["preferences", "scores without a reward", "rewards"],
+)
+def test_an_import_of_judged_answers_says_how_to_keep_the_wrong_ones_out(
+    tmp_path, row: dict[str, object], step: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
+    request = api.ImportRollouts(input="rows.jsonl", output="out.jsonl")
+    result = api.import_rollouts(Workspace(tmp_path), request)
+    assert step in after_import_rollouts(request, result)
