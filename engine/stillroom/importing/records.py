@@ -89,12 +89,17 @@ class RawCall(msgspec.Struct, frozen=True, gc=False):
     """The request's tools as JSON; null if it has none."""
     group: str | None = None
     id: str | None = None
+    judged_as: tuple[str, ...] = ()
+    provider: str | None = None
     model: str | None = None
     usage: Usage | None = None
+    cost_usd: float | None = None
     started_at: float | str | None = None
     """When the call began, in ISO 8601 or as a number since 1970."""
     duration_s: float | None = None
     finish_reason: str | None = None
+    metadata: bytes = b"{}"
+    """As a JSON object."""
     reread: Callable[[], list["SourceRow"]] | None = None
     """Returns the row as the format's `read` yields it; called if a message is unusual."""
 

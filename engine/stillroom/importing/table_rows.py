@@ -52,6 +52,14 @@ def read_any_rows(path: Path) -> Iterator[JsonRow | Refusal]:
         yield from read_json_rows(path)
 
 
+def is_table_file(path: Path) -> bool:
+    """Returns whether a file is a CSV, TSV or parquet table. Raises InputError as reading does."""
+    check_readable(path)
+    with path.open("rb") as stream:
+        head = stream.read(len(PARQUET_MARK))
+    return head == PARQUET_MARK or is_csv(path, head)
+
+
 @contextmanager
 def csv_table(path: Path) -> Generator[Table]:
     """Opens a CSV or TSV file; a row's line is the last one of its lines."""

@@ -157,6 +157,13 @@ def envelope_facts(envelope: Row) -> Row:
     }
 
 
+def envelope_metadata(envelope: Row) -> Row:
+    """Returns what the fields beside the two bodies hold of no fixed meaning."""
+    return without_nothing(
+        metadata=as_row(envelope.get("metadata")), tags=as_list(envelope.get("tags"))
+    )
+
+
 def calls_of_pair(
     row: JsonRow, pair: LoggedPair, provider: str | None
 ) -> Iterator[LoggedConversation]:
@@ -164,10 +171,7 @@ def calls_of_pair(
 
     Raises UnreadableRowError if the bodies are not those of a call.
     """
-    metadata = without_nothing(
-        metadata=as_row(pair.envelope.get("metadata")), tags=as_list(pair.envelope.get("tags"))
-    )
-    facts = envelope_facts(pair.envelope)
+    facts, metadata = envelope_facts(pair.envelope), envelope_metadata(pair.envelope)
     exchanges = read_exchanges(pair.request, pair.response)
     yield from logged_calls(
         row.place, [exchange.facts() for exchange in exchanges], facts, metadata, provider

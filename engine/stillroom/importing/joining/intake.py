@@ -29,7 +29,6 @@ from stillroom.importing.records import (
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.tally import ImportTally
 
-_NO_METADATA = b"{}"
 _NO_SCHEMA = "tools without a schema dropped"
 _BATCH = 1 << 20
 """The bytes of messages that another process is given at once."""
@@ -182,9 +181,9 @@ class Intake:
             self._check(numbers)
             tools, losses = self._offered(row.tools)
             facts = LoggedFacts(
-                format_name, self._tally.shown(row.path, row.line), row.id, row.group, None,
-                row.model, row.usage, None, row.started_at, row.duration_s, row.finish_reason,
-                None, {}, (), losses, _NO_METADATA, tools,
+                format_name, self._tally.shown(row.path, row.line), row.id, row.group, row.provider,
+                row.model, row.usage, row.cost_usd, row.started_at, row.duration_s,
+                row.finish_reason, None, {}, (), losses, row.metadata, tools,
             )  # fmt: skip
             node = self.tree.add(row.group, numbers, len(self.rows))
         except UnreadableRowError as error:
@@ -192,7 +191,7 @@ class Intake:
             for again in [refusal] if row.reread is None else row.reread():
                 self._take(_Waiting(again, format_name))
             return
-        self.rows.add(facts, node=node, length=len(numbers))
+        self.rows.add(facts, judged_as=row.judged_as, node=node, length=len(numbers))
         self._tally.read(format_name)
 
     def _check(self, numbers: Sequence[int]) -> None:

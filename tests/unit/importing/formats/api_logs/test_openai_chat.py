@@ -2,15 +2,9 @@ import json
 
 import pytest
 
+from fakes.imported_rows import imported
 from stillroom.importing.formats.api_logs.openai_chat import OPENAI_CHAT
-from stillroom.importing.joining.intake import Intake
-from stillroom.importing.joining.join import joined_rows
-from stillroom.importing.joining.rollouts import Composer
-from stillroom.importing.joining.spill import Spill
 from stillroom.importing.records import LoggedConversation, RawCall, Refusal
-from stillroom.importing.redaction import Redaction
-from stillroom.importing.tally import ImportTally
-from stillroom.secrecy.redaction import NO_SECRETS
 
 USER = {"role": "user", "content": "Hi"}
 REPLY = {"role": "assistant", "content": "Hello"}
@@ -97,31 +91,6 @@ ODD_MESSAGES = [
     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "5"}]},
     USER,
 ]
-
-
-def imported(tmp_path, rows):
-    """Returns the messages, facts and losses of the rollouts that source rows make."""
-    refused = []
-    with Spill(tmp_path) as spill:
-        tally = ImportTally(_Rows(refused), str, str)
-        redaction = Redaction(NO_SECRETS, keep_secrets=False, keep_personal=False)
-        intake = Intake(spill, redaction, tally)
-        for row in rows:
-            intake.take(row, "openai_chat")
-        joined = joined_rows(intake.rows, intake.tree)
-        composer = Composer(intake, joined, redaction)
-        rollouts = [composer.compose(row) for row in joined.kept]
-        tools = [intake.tools.united([r.kept.tools] if r.kept.tools >= 0 else []) for r in rollouts]
-    return [
-        (json.loads(r.messages), r.kept.source, r.kept.model, r.kept.usage, sorted(r.losses),
-         r.kept.finish_reason, r.kept.duration_s, r.kept.id, r.kept.group, offered)
-        for r, offered in zip(rollouts, tools, strict=True)
-    ] + refused  # fmt: skip
-
-
-class _Rows:
-    def __init__(self, rows):
-        self.write = rows.append
 
 
 def test_rows_read_undecoded_become_the_same_rollouts(tmp_path):
