@@ -129,8 +129,26 @@ def _load() -> None:
     import stillroom_mcp.cli
     import stillroom_mcp.transport  # noqa: F401
 
+    _use_demo_models()
     gc.enable()
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork would lose threads"
+
+
+def _use_demo_models() -> None:
+    """Loads them once, so that no fork compiles what transformers keeps for all models, or makes
+    the checks that are made once for each kind of model."""
+    import torch
+
+    from stillroom.demo import DEMO_MODELS
+    from stillroom.models.load import load_model
+    from stillroom.models.resolve import locate_model
+    from stillroom.policy.check import check_decoding
+    from stillroom.settings import Workspace
+
+    torch.set_num_threads(1)
+    workspace = Workspace(Path.cwd())
+    for name in DEMO_MODELS:
+        check_decoding(load_model(workspace, locate_model(workspace, name)))
 
 
 def _run_and_tell(line: socket.socket) -> None:
