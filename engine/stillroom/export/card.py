@@ -148,7 +148,7 @@ def _stage(stage: TrainingStage) -> str:
 
 def _data_step(step: DataStep) -> str:
     counts = ", ".join(f"{name} {number}" for name, number in step.counts.items())
-    by = f" by {step.teacher}" if step.teacher else ""
+    by = f" by {', '.join(step.authors)}" if step.authors else ""
     return f"`{step.output}`: {step.operation}{by} ({counts})"
 
 

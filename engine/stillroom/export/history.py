@@ -19,7 +19,7 @@ from stillroom.export.conversation import (
     trained_conversation,
 )
 from stillroom.export.folder import read_export
-from stillroom.export.provenance import DataStep, data_steps, public_name
+from stillroom.export.provenance import ROLLOUTS, DataStep, data_steps, public_name
 from stillroom.files import read_json
 from stillroom.lineage import FileRecord, Manifest, ModelRecord, read_manifest
 from stillroom.models.resolve import CheckpointRecord, ModelLocation, locate_model
@@ -111,7 +111,7 @@ class History:
     @property
     def is_synthetic(self) -> bool:
         """Whether a model wrote the training data, as far as is known."""
-        made = (step.teacher for stage in self.stages for step in stage.data)
+        made = (step.authors for stage in self.stages for step in stage.data)
         scored = (stage.method == "distill" or stage.soft_targets for stage in self.stages)
         return any(made) or any(scored)
 
@@ -124,7 +124,8 @@ class History:
         students = {self.base_name, *(stage.run_id for stage in self.stages)}
         named: list[str | None] = []
         for stage in self.stages:
-            named += [_with_answerers(s) for s in stage.data if s.teacher not in students]
+            answered = (step for step in stage.data if step.teacher not in students)
+            named += [name for step in answered for name in _authors(step) if name not in students]
             named.append(stage.teacher)
         return list(dict.fromkeys(name for name in named if name))
 
@@ -264,12 +265,12 @@ def _measured_in_training(workspace: Workspace, record: CheckpointRecord) -> dic
     return measured
 
 
-def _with_answerers(step: DataStep) -> str | None:
-    """Returns a teacher's name, with the models that answered in it where they differ from it."""
-    others = [a.model for a in step.answered_by if not (step.teacher or "").endswith(a.model)]
-    if step.teacher is None or not others:
-        return step.teacher
-    return f"{step.teacher} (answered as {', '.join(others)})"
+def _authors(step: DataStep) -> tuple[str, ...]:
+    """Returns the models that wrote rows, a teacher with those that answered in its name."""
+    if step.teacher is None or step.operation != ROLLOUTS:
+        return step.authors
+    others = [a.model for a in step.answered_by if not step.teacher.endswith(a.model)]
+    return (f"{step.teacher} (answered as {', '.join(others)})" if others else step.teacher,)
 
 
 def _manifest(checkpoint: ModelLocation) -> Manifest | None:

@@ -29,6 +29,13 @@ class DataStep:
     provider: str | None = None
     answered_by: tuple[AnsweringModel, ...] = ()
     """The models that, according to the endpoint, answered in the teacher's name."""
+    beside: tuple[str, ...] = ()
+    """Further models that wrote rows, each in its own name, as in logs of several models."""
+
+    @property
+    def authors(self) -> tuple[str, ...]:
+        """All models that wrote rows, as far as is known."""
+        return () if self.teacher is None else (self.teacher, *self.beside)
 
 
 def public_name(workspace: Workspace, name: str) -> str:
@@ -49,23 +56,42 @@ def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
         if manifest is None:
             continue
         is_made = manifest.operation == ROLLOUTS
+        first, *beside = [None] if is_made else _foreign(manifest) or [None]
         yield DataStep(
             operation=manifest.operation,
             output=public_name(workspace, record.path),
             counts=manifest.counts,
-            teacher=_teacher(workspace, manifest.request) if is_made else _foreign(manifest),
+            teacher=_teacher(workspace, manifest.request) if is_made else first,
             provider=manifest.request.get("provider") if is_made else None,
             answered_by=tuple(_answerers(manifest)),
+            beside=tuple(name for name in beside if name is not None),
         )
         # The path too: a filter that keeps everything writes the same content elsewhere.
-        new = [source for source in manifest.inputs if (source.path, source.sha256) not in seen]
+        new = [
+            source for source in _row_inputs(manifest) if (source.path, source.sha256) not in seen
+        ]
         waiting += new
         seen.update((source.path, source.sha256) for source in new)
 
 
-def _foreign(manifest: Manifest) -> str | None:
-    """Returns the model that answered in another system, whose rows were converted."""
-    return next((model.name for model in manifest.models if model.role == "policy"), None)
+def _row_inputs(manifest: Manifest) -> list[FileRecord]:
+    """Returns the inputs without those that rows were only compared with.
+
+    What a filter kept out of the training rows, such as held-out prompts, is not behind them.
+    """
+    compared = {Path(name).parts for name in manifest.request.get("decontaminate") or ()}
+    compared.discard(Path(str(manifest.request.get("input"))).parts)
+    # The project may have moved since, so that the ends of the paths are all that is sure.
+    return [
+        source
+        for source in manifest.inputs
+        if not any(Path(source.path).parts[-len(parts) :] == parts for parts in compared)
+    ]
+
+
+def _foreign(manifest: Manifest) -> list[str | None]:
+    """Returns the models that answered in another system, whose rows were converted."""
+    return [model.name for model in manifest.models if model.role == "policy"]
 
 
 def _answerers(manifest: Manifest) -> Iterator[AnsweringModel]:

@@ -37,7 +37,9 @@ from stillroom.trace.origins import Origin, Origins
 from stillroom.trace.request import RowStep, State
 
 _CODE = (".py", ".yml", ".yaml")
-_EXPORTED = "checkpoint"
+_EARLIER = frozenset(("checkpoint", "student"))
+"""The roles of models whose rows are behind a model too: what was exported, and what a training
+started from."""
 """The role in which the manifest of an export names the checkpoint."""
 _UNSURE = "the file has changed since it was used: this may not be the row that was used"
 IMPORTING = "import_rollouts"
@@ -278,16 +280,16 @@ def data_inputs(origins: Origins, origin: Origin) -> list[Origin]:
 def rows_behind(origins: Origins, origin: Origin) -> list[Origin]:
     """Returns the files of rows behind an origin: the file itself, if it is one.
 
-    For a checkpoint or an evaluation's result these are the files that it was made from, and for an
-    export those of the checkpoint that was exported.
+    For a checkpoint or an evaluation's result these are the files that it was made from, then those
+    of the trainings before; for an export they are those of the checkpoint that was exported.
     """
     if origin.path.is_file() and origin.path.suffix != ".json":
         return [origin]
-    data = data_inputs(origins, origin)
-    if not data:
-        exported = [i for i in origin.inputs(origins) if i.role == _EXPORTED]
-        return [file for checkpoint in exported for file in rows_behind(origins, checkpoint)]
-    return data
+    found = data_inputs(origins, origin)
+    for model in origin.inputs(origins):
+        if model.role in _EARLIER:
+            found += rows_behind(origins, model)
+    return list({(file.path, file.record.sha256): file for file in found}.values())
 
 
 def _ways_back(origin: Origin, line: Line) -> list[tuple[str, Callable[[Path], Iterator[Match]]]]:

@@ -10,10 +10,11 @@ from stillroom.curate.filter.request import FilterDataset
 from stillroom.curate.filter.run import filter_dataset
 from stillroom.data.validate import ValidateDataset, validate_dataset
 from stillroom.errors import DataError, InputError
+from stillroom.export.history import History, TrainingStage
 from stillroom.export.provenance import data_steps
 from stillroom.importing.request import ImportRollouts
 from stillroom.importing.run import import_rollouts
-from stillroom.lineage import read_manifest, record_file
+from stillroom.lineage import read_manifest, record_file, write_manifest
 from stillroom.settings import Workspace
 from stillroom.trace.request import ShowLineage
 from stillroom.trace.show import show_lineage
@@ -467,6 +468,25 @@ def test_who_answered_reaches_the_card_of_a_model_trained_on_it(tmp_path):
     assert [each.model for each in steps[1].answered_by] == ["gpt-4o-2024"]
     manifest = read_manifest(tmp_path / "out.jsonl")
     assert manifest.models[0].terms == "https://openai.com/policies"
+
+
+def test_a_card_names_each_model_of_a_log_and_no_file_that_rows_were_only_compared_with(tmp_path):
+    rows = [
+        call([user(text)], answer("a"), model=model) for text, model in zip("ABC", "llm", strict=1)
+    ]
+    imported(tmp_path, rows)
+    workspace = Workspace(tmp_path)
+    request = FilterDataset(input="out.jsonl", output="good.jsonl", decontaminate=("h.jsonl",))
+    heldout = tmp_path / "h.jsonl"
+    heldout.write_text('{"prompt": "Quite another question?"}\n', "utf-8")
+    source = tmp_path / "calls.jsonl"
+    write_manifest(heldout, operation="import_rollouts", inputs=[source], request={}, counts={})
+    filter_dataset(workspace, request)
+    steps = list(data_steps(workspace, record_file(tmp_path / "good.jsonl")))
+    assert [step.output for step in steps] == ["good.jsonl", "out.jsonl"]
+    assert steps[1].authors == ("l", "m")
+    stage = TrainingStage("sft", "sft-1", 1, "base", data=tuple(steps))
+    assert History(None, "base", (stage,), ()).teachers == ["l", "m"]
 
 
 @pytest.mark.parametrize(

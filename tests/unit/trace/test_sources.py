@@ -1,6 +1,7 @@
 """All rows behind a model, written for an auditor."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from fakes.lineages import NUM_PROMPTS, RUN, Lineages
 from fakes.rollout_rows import read_rows, write_rows
 from stillroom.errors import InputError
+from stillroom.lineage import FOLDER_MANIFEST
 from stillroom.trace.request import Lineage, ShowLineage
 from stillroom.trace.show import show_lineage
 
@@ -46,6 +48,23 @@ def test_a_checkpoint_and_its_export_lead_to_every_row_that_was_used(project: Li
             assert row["state"] == "same"
         used = [row["content"]["id"] for row in rows if row["at"].startswith("rollouts")]
         assert used == project.ids[::2]
+
+
+def test_a_model_trained_twice_leads_to_the_rows_of_both_trainings(project: Lineages) -> None:
+    first = project.root / "first"
+    (project.root / "runs" / RUN / "checkpoints" / "final").rename(first)
+    manifest = json.loads((first / FOLDER_MANIFEST).read_text("utf-8"))
+    manifest["output"]["path"] = str(first)
+    (first / FOLDER_MANIFEST).write_text(json.dumps(manifest), "utf-8")
+    shutil.rmtree(project.root / "runs")
+    write_rows(project.root / "more.jsonl", [{"prompt": "One more?"}])
+    project.checkpoint("more.jsonl", base=first)
+    project.export()
+
+    files = files_of(written(project, "exported")[1])
+
+    names = ("sft.jsonl", "good.jsonl", "rollouts.jsonl", "prompts.jsonl")
+    assert files == {"more.jsonl": 1, **dict.fromkeys(names, NUM_PROMPTS)}
 
 
 def test_pairs_lead_to_both_rollouts_and_old_ones_by_their_ids(project: Lineages) -> None:
