@@ -83,8 +83,10 @@ def after_validate_dataset(request: object, result: api.ValidationReport) -> str
 def after_import_rollouts(request: object, result: api.ImportResult) -> str:
     """Suggests looking at what was refused or lost, then at the rollouts, then SFT rows."""
     look = f"inspect_examples(path={result.output})"
-    if result.refused > result.read / 10:
-        look = f"read why {result.refused} rows were refused ({result.refused_file}), then {look}"
+    # Spans and traces around the calls are refused too, and nothing is lost with them.
+    lost = result.refused - result.refused_by_reason.get("no model call", 0)
+    if lost > result.read / 10:
+        look = f"read why {lost} rows were refused ({result.refused_file}), then {look}"
     notes = "; tell the user of the notes" if result.notes else ""
     use = f"filter_dataset and convert_rollouts(input={result.output})"
     if result.scores and not result.rewarded:

@@ -25,7 +25,10 @@ _REQUESTS = ("request", "request_body", "requestBody", "params", "kwargs")
 _RESPONSES = ("response", "response_body", "responseBody", "completion", "message", "result")
 _BEGINNINGS = ("started_at", "start_time", "startTime", "timestamp", "created_at", "time")
 _ENDS = ("ended_at", "end_time", "endTime", "finished_at", "completed_at")
-_SESSIONS = ("session_id", "sessionId", "conversation_id", "thread_id", "group_id")
+_SESSIONS = (
+    "session_id", "sessionId", "conversation_id", "conversationId", "thread_id", "group_id",
+    "chat_id", "session", "conversation", "thread",
+)  # fmt: skip
 _MARKS = frozenset(
     {
         "stillroom_record",

@@ -66,7 +66,8 @@ def choose_columns(
     if not columns.hold_a_conversation and not (not chosen and _is_alpaca(present)):
         raise DataError(
             f"{path}: no column holds the conversation; it has {', '.join(map(repr, present))}",
-            f"say which do: {_EXAMPLE}, or messages=conversations",
+            f"say which do: {_EXAMPLE}, or messages=conversations; of a table of feedback "
+            "id=session_id score=rating",
         )
     return columns
 

@@ -10,6 +10,11 @@ from stillroom.importing.formats.datasets.columns import (
     convert_table_row,
     is_pair_row,
 )
+from stillroom.importing.formats.datasets.judgements import (
+    JudgementColumns,
+    judgement_columns,
+    judgements,
+)
 from stillroom.importing.json_rows import (
     JsonRow,
     Row,
@@ -46,9 +51,16 @@ def read_parquet(paths: Sequence[Path], columns: Columns | None = None) -> Itera
 
 
 def _table_rows(path: Path, table: Table, columns: Columns) -> Iterator[SourceRow]:
+    judging = judgement_columns(table.columns, columns)
     try:
+        if columns and judging is not None:
+            yield from _judged(table.rows, judging)
+            return
         chosen = choose_columns(path, table.columns, columns)
     except DataError as error:
+        if judging is not None:
+            yield from _judged(table.rows, judging)
+            return
         if columns:  # what was chosen is wrong for all tables
             raise
         detail = f"{error.fix}; it has {', '.join(map(repr, table.columns))}"
@@ -59,6 +71,14 @@ def _table_rows(path: Path, table: Table, columns: Columns) -> Iterator[SourceRo
             yield row
         else:
             yield from _converted(row, chosen)
+
+
+def _judged(rows: Iterable[JsonRow | Refusal], columns: JudgementColumns) -> Iterator[SourceRow]:
+    for row in rows:
+        if isinstance(row, Refusal):
+            yield row
+        else:
+            yield from judgements(row, columns)
 
 
 def _converted(row: JsonRow, columns: ChosenColumns) -> Iterable[SourceRow]:
@@ -74,6 +94,10 @@ def read_pairs(paths: Sequence[Path], columns: Columns | None = None) -> Iterato
         for row in read_json_rows(path):
             if isinstance(row, Refusal):
                 yield row
+                continue
+            judging = judgement_columns(list(row.data), columns) if columns else None
+            if judging is not None:
+                yield from judgements(row, judging)
                 continue
             try:
                 chosen = choose_columns(path, list(row.data), columns or {})
