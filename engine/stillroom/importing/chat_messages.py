@@ -37,6 +37,7 @@ _LOST_PARTS = {
     "input_file": FILES_LOST,
     "document": FILES_LOST,
 }
+_JSON = json.JSONEncoder(ensure_ascii=False)
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -151,7 +152,7 @@ def json_text(value: Any) -> str:
     """Returns a value as JSON text; a text is returned as it is, and nothing as an empty object."""
     if isinstance(value, str):
         return value
-    return json.dumps({} if value is None else value, ensure_ascii=False)
+    return _JSON.encode({} if value is None else value)
 
 
 def tool_schemas(value: Any) -> list[Row] | None:

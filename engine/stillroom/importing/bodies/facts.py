@@ -136,7 +136,11 @@ def text_of(value: Any) -> str | None:
 
 def first_text(row: Mapping[str, Any], *names: str) -> str | None:
     """Returns the first of some fields that is a text and not empty; None if there is none."""
-    return next((text for name in names if (text := text_of(row.get(name)))), None)
+    for name in names:
+        value = row.get(name)
+        if isinstance(value, str) and value:
+            return value
+    return None
 
 
 def as_row(value: Any) -> dict[str, Any]:

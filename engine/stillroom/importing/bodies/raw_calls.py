@@ -82,7 +82,7 @@ class MessageMemo:
         known = self._known.get((is_system, data))
         if known is None:
             value, reader = msgspec.json.decode(data), BlockReader()
-            if not is_system and not _stands_alone(value):
+            if not is_system and not stands_alone(value):
                 raise UnreadableRowError("an unusual message")
             ours = system_message(value, reader) if is_system else reader.turn(value)
             known = _encoded(ours, reader)
@@ -94,7 +94,7 @@ class MessageMemo:
         return known
 
 
-def _stands_alone(value: Any) -> bool:
+def stands_alone(value: Any) -> bool:
     """Returns whether a message means the same in every history; old calls are numbered in one."""
     message = as_row(value)
     if not isinstance(message.get("role"), str) or message["role"] == "function":

@@ -21,7 +21,7 @@ def stream_events(text: str) -> Iterator[Row]:
     Raises UnreadableRowError for data that is no JSON object.
     """
     lines: list[str] = []
-    for line in [*_LINE_END.split(text), ""]:
+    for line in [*(_LINE_END.split(text) if "\r" in text else text.split("\n")), ""]:
         if line.startswith("data:"):
             lines.append(line[5:].removeprefix(" "))
         elif not line and lines:

@@ -114,8 +114,8 @@ class RolloutWriter:
             waiting = iter(side.waiting)
             for place, size, number in zip(waiting, waiting, waiting, strict=True):
                 row = self._spill.read(place, size)
-                end = row.index(_TASK_ID) + len(_TASK_ID)
-                side.rows.write_raw(row[:end], ids[number].encode(), row[end:])
+                end, view = row.index(_TASK_ID) + len(_TASK_ID), memoryview(row)
+                side.rows.write_raw(view[:end], ids[number].encode(), view[end:])
         self.counts.differently_answered = self._prompts.num_different
         self.counts.contradicted = self._prompts.num_contradicted
 

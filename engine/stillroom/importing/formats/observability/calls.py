@@ -2,13 +2,19 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from stillroom.importing.bodies.blocks import BlockReader
 from stillroom.importing.bodies.facts import as_list, as_row, parsed
+from stillroom.importing.bodies.raw_calls import stands_alone
 from stillroom.importing.formats.observability.otlp import Span
-from stillroom.importing.json_rows import Row
+from stillroom.importing.json_rows import Row, UnreadableRowError
 
+_MOST_REMEMBERED, _LONGEST_REMEMBERED = 4096, 8 << 10
+"""How many messages are remembered as they were read, and the longest one in bytes."""
 _BLOCK_KINDS = frozenset(
     {
         "text",
@@ -56,8 +62,32 @@ def read_messages(value: Any, reader: BlockReader) -> list[Row]:
     Parts of one turn that stand in messages of their own are joined again. Raises
     UnreadableRowError if the value is no list of messages.
     """
-    items = [_with_blocks(item) for item in as_list(value)]
-    return joined_turns(reader.turns(items if isinstance(value, list) else value))
+    if not isinstance(value, list):
+        return joined_turns(reader.turns(value))
+    turns: list[Row] = []
+    for index, item in enumerate(as_list(value)):
+        turns += _turn(item, reader, index)
+    return joined_turns(turns)
+
+
+def _turn(item: Any, reader: BlockReader, index: int) -> list[Row]:
+    """Returns the messages that one becomes; histories repeat most of them."""
+    if stands_alone(item):
+        data = msgspec.json.encode(item)
+        if len(data) <= _LONGEST_REMEMBERED and (known := _known_turn(data)) is not None:
+            return known
+    return reader.turn(_with_blocks(item), f"messages[{index}]")
+
+
+@lru_cache(maxsize=_MOST_REMEMBERED)
+def _known_turn(data: bytes) -> list[Row] | None:
+    """Returns the messages that one becomes; None if something is lost of it."""
+    reader = BlockReader()
+    try:
+        messages = reader.turn(_with_blocks(msgspec.json.decode(data)))
+    except UnreadableRowError:
+        return None
+    return None if reader.losses else messages
 
 
 def joined_turns(messages: list[Row]) -> list[Row]:

@@ -6,6 +6,7 @@ with all of them.
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from stillroom.data.checks import describe
@@ -197,11 +198,22 @@ def _finish_reasons(attributes: Row) -> list[Any]:
 
 
 def _tools(attributes: Row) -> list[Row] | None:
-    tools = parsed(attributes.get("gen_ai.tool.definitions"))
+    tools = attributes.get("gen_ai.tool.definitions")
+    if isinstance(tools, str):
+        return _written_tools(tools)
     if tools is None:
         tools = parsed(attributes.get("gen_ai.request.tools"))
     if tools is None:
         tools = nested(attributes, "llm.request.functions")
+    return _schemas(tools)
+
+
+@lru_cache(maxsize=64)
+def _written_tools(text: str) -> list[Row] | None:
+    return _schemas(parsed(text))
+
+
+def _schemas(tools: Any) -> list[Row] | None:
     whole = [as_row(parsed(tool)) for tool in as_list(tools)]
     return tool_schemas(
         [

@@ -130,7 +130,8 @@ def _names_others(path: Path) -> bool:
     tail = b""
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK):
-            if any(mark in tail + block for mark in _MARKS):
+            data = tail + block
+            if any(mark in data for mark in _MARKS):
                 return True
             tail = block[-_LONGEST_MARK:]
     return False

@@ -201,10 +201,11 @@ class MessageTree:
                 yield self._conversation(turn)
 
     def _known_conversation(self, turn: Turn) -> str | None:
-        names = [name for name in (turn.uuid, turn.origin) if name is not None]
-        found = next((self._known[name] for name in names if name in self._known), None)
-        if found is not None:
-            self._known |= dict.fromkeys(names, found)
+        found = self._known.get(turn.uuid)
+        if turn.origin is not None:
+            found = found or self._known.get(turn.origin)
+            if found is not None:
+                self._known[turn.uuid] = self._known[turn.origin] = found
         return found
 
     def _before(self, turn: Turn) -> Turn | None:
