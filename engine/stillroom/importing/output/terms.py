@@ -37,18 +37,43 @@ _TERMS = (
     _terms("Anthropic", "https://www.anthropic.com/legal", _COMPETING, "anthropic", "claude"),
     _terms("Google", "https://ai.google.dev/gemini-api/terms", _COMPETING,
            "google gemini vertex_ai gcp.gemini gcp.vertex_ai", "gemini"),
+    _terms("Gemma", "https://ai.google.dev/gemma/terms",
+           "are also those of a model that is trained on outputs to work like Gemma",
+           "", r"(?:code|med|pali|shield|t5)?gemma(?!-?[4-9](?!b))"),
     _terms("xAI", "https://x.ai/legal", _COMPETING, "xai x_ai", "grok"),
-    _terms("Cohere", "https://cohere.com/terms-of-use", _COMPETING, "cohere", "command"),
+    _terms("AWS", "https://aws.amazon.com/service-terms/", _COMPETING,
+           "bedrock aws_bedrock aws.bedrock amazon_bedrock amazon-bedrock", r"nova-|titan-"),
+    _terms("AI21", "https://www.ai21.com", _COMPETING, "ai21", "jamba"),
+    _terms("Cohere", "https://cohere.com/terms-of-use",
+           "may limit what is trained on outputs", "cohere", "command"),
+    _terms("Meta (Llama 2 and 3)", "https://www.llama.com/license/",
+           "forbid to improve other language models with outputs",
+           "", r"(?:meta-)?llama-?v?[23](?![.p_\d]|-[1-3]-)"),
     _terms("Meta", "https://www.llama.com/license/",
            "ask that models trained on outputs be named and licensed in a certain way",
            "meta", r"(?:meta-)?llama"),
+    _terms("Tencent", "https://huggingface.co/tencent",
+           "forbid to improve other language models with outputs", "", "hunyuan"),
+    _terms("Qwen", "https://huggingface.co/Qwen",
+           "ask that models trained on outputs say so",
+           "", r"qwen-?2(?:\.5)?(?:-math|-vl)?-72b"),
 )  # fmt: skip
-"""The providers that are known to have such terms; another one may have them too."""
+"""The providers that are known to have such terms; another one may have them too.
+
+Looked at on 2026-11-23 in copies of the pages: OpenAI's terms of use (of 2024-01), Anthropic's
+commercial terms (quoted in 2025-08), those of the Gemini API (2025-05-20) and of Gemma up to
+version 3 (2026-04-01; Gemma 4 is under Apache 2.0), xAI's terms of service, AWS's service terms for
+Bedrock and AI21's terms (quoted in 2026), and the licenses of Llama 2 to 4, of Hunyuan, and of
+Qwen2.5-72B. Of Cohere's terms no copy went as far. Mistral's (2026-01) speak of images alone, and
+DeepSeek's license allows it.
+"""
+_VENDOR = re.compile(r"(?:[a-z][a-z0-9-]*\.){1,2}(?=[a-z])")
+"""The region and the vendor before a model's name, as Bedrock writes them."""
 
 
 def terms_for(provider: str, model: str) -> ProviderTerms | None:
     """Returns the terms under which a model's outputs are, judged by its name and its provider."""
-    name = model.rpartition("/")[2].lower()
+    name = _VENDOR.sub("", model.rpartition("/")[2].lower(), count=1)
     by_name = next((terms for terms in _TERMS if terms.models.match(name)), None)
     if by_name is not None:
         return by_name
