@@ -50,7 +50,7 @@ def judgement_columns(present: Sequence[str], chosen: Mapping[str, str]) -> Judg
     `chosen` are the columns that the user named, `id` and `score` for feedback.
     """
     if chosen:
-        if chosen.keys() != {"id", "score"} or not set(chosen.values()) <= set(present):
+        if set(chosen) != {"id", "score"} or not set(chosen.values()) <= set(present):
             return None
         return JudgementColumns(chosen["id"], [chosen["score"]])
     by_name = {_plain(name): name for name in present}
