@@ -22,8 +22,8 @@ def _kind_of_duplicates(value: Any) -> Any:
 class FilterDataset(ReplacingRequest):
     """Ask for the rows that pass every given filter; a filter left out lets all pass."""
 
-    input: Annotated[str, Field(description="Rollouts (also of rnow or NeMo Gym) or SFT rows")]
-    output: Annotated[str, Field(description="Rows that pass")]
+    input: Annotated[str, Field(description="Rollouts or SFT rows")]
+    output: str
     min_reward: float | None = None
     success: Annotated[bool | None, Field(description="true: only successes")] = None
     min_success_rate: Annotated[float | None, Field(gt=0, le=1, description="Of a row's task")] = (
@@ -34,6 +34,7 @@ class FilterDataset(ReplacingRequest):
     require_final_answer: Annotated[bool, Field(description="Must end with text")] = False
     require_tool_use: Annotated[str | None, Field(description="any, or a tool's name")] = None
     only_tools: Annotated[tuple[str, ...], Field(description="Drop rows that call others")] = ()
+    answered_by: Annotated[tuple[str, ...], Field(description="Models: gpt*")] = ()
     max_tool_errors: Annotated[int | None, Field(ge=0)] = None
     max_tokens: Annotated[int | None, Field(ge=1, description="In model's tokens")] = None
     model: Annotated[str | None, Field(description="Student, for max_tokens")] = None
@@ -48,14 +49,14 @@ class FilterDataset(ReplacingRequest):
         BeforeValidator(_kind_of_duplicates),
     ] = None
     decontaminate: Annotated[
-        tuple[str, ...], Field(description="Evaluation files: drop rows with their prompts")
+        tuple[str, ...], Field(description="Drop rows with these files' prompts")
     ] = ()
     decontaminate_level: ContaminationLevel = "near"
-    verdicts: Annotated[str | None, Field(description="Reviewed JSONL: id, verdict")] = None
+    verdicts: Annotated[str | None, Field(description="Reviewed JSONL")] = None
     verdicts_for_copies: bool = False
     reviewed_only: bool = False
     max_per_category: Annotated[int | None, Field(ge=1, description="Kept at random")] = None
-    category_field: Annotated[str, Field(description="Metadata field")] = "task_type"
+    category_field: Annotated[str, Field(description="Of metadata")] = "task_type"
     seed: int = 0
     ray_address: str | None = None
 

@@ -7,12 +7,13 @@ after the other.
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
 
+from stillroom.curate.filter.answerers import answerers_of, are_all_named
 from stillroom.curate.filter.contamination import (
     LEVELS,
     ContaminationIndex,
@@ -182,6 +183,8 @@ def _row_rules(request: FilterDataset, known: Knowledge) -> list[_RowRule]:
     rules: list[_RowRule] = []
     if request.verdicts is not None:
         rules.append(_verdict_rule(known.verdicts, reviewed_only=request.reviewed_only))
+    if request.answered_by:
+        rules.append(_answerer_rule(request.answered_by))
     if request.min_success_rate is not None:
         rules.append(_success_rate_rule(request.min_success_rate, known.success_rates))
     if request.max_tokens is not None and known.renderer is not None:
@@ -191,10 +194,11 @@ def _row_rules(request: FilterDataset, known: Knowledge) -> list[_RowRule]:
             rules.append(_regex_rule(pattern, request.match, is_wanted=is_wanted))
     if request.language is not None:
         rules.append(_language_rule(request.language))
-    if request.drop_secrets:
-        rules.append(_sensitive_data_rule("secret", SECRETS))
-    if request.drop_pii:
-        rules.append(_sensitive_data_rule("personal data", PERSONAL_DATA))
+    sensitive = (
+        (request.drop_secrets, "secret", SECRETS),
+        (request.drop_pii, "personal data", PERSONAL_DATA),
+    )
+    rules += [_sensitive_data_rule(name, kinds) for is_asked, name, kinds in sensitive if is_asked]
     if known.evaluation is not None:
         rules.append(_contamination_rule(known.evaluation, request.decontaminate_level))
     return rules
@@ -207,6 +211,18 @@ def _verdict_rule(verdicts: RowVerdicts, *, reviewed_only: bool) -> _RowRule:
     def judge(row: CuratedRow) -> Reason | None:
         verdict = verdicts.of(row)
         return dropped if verdict == "drop" else unseen if verdict is None else None
+
+    return judge
+
+
+def _answerer_rule(wanted: Sequence[str]) -> _RowRule:
+    unknown, other = Reason("who answered is unknown"), Reason("answered by another model")
+
+    def judge(row: CuratedRow) -> Reason | None:
+        models = answerers_of(row)
+        if not models:
+            return unknown
+        return None if are_all_named(models, wanted) else other
 
     return judge
 

@@ -37,6 +37,27 @@ ROWS = [
 ALL = ["good", "half", "bad", "unjudged", "tools", "open"]
 
 
+def test_only_rows_that_the_named_models_answered_alone_pass(tmp_path: Path) -> None:
+    def row(task_id: str, *models: str, **more: Any) -> dict[str, Any]:
+        return {
+            **rollout_row(task_id=task_id),
+            "answered_by": [{"model": m} for m in models],
+            **more,
+        }
+
+    teacher = {"provider": "p", "model": "large-2", "settings": {}}
+    rows = [
+        row("dated", "large-2026-05-01"),
+        row("both", "large-2026-05-01", "small"),
+        row("small", "small"),
+        row("asked", teacher=teacher),
+        {**rollout_row(task_id="nobody"), "teacher": None},
+    ]
+    assert kept_of(tmp_path, rows, answered_by=("large*",)) == ["dated", "asked"]
+    result = filtered(tmp_path, answered_by=("small", "large-2026-05-01"), overwrite=True)
+    assert result.dropped == {"answered by another model": 1, "who answered is unknown": 1}
+
+
 @pytest.mark.parametrize(
     ("options", "kept"),
     [
