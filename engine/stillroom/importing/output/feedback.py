@@ -34,7 +34,7 @@ def settled_feedback(
     for name, feedback in intake.feedback:
         rollouts = judged.get(hashed_id(feedback.about), ())
         if not rollouts or not math.isfinite(feedback.value):
-            reason = "score is not finite" if rollouts else "feedback about no row that was read"
+            reason = "score is not finite" if rollouts else "feedback about no call that was kept"
             tally.refuse(name, Refusal(feedback.place, reason, feedback.about), is_read=True)
             continue
         tally.merge(name)
