@@ -1,5 +1,6 @@
-"""What generate_rollouts takes from the files beside its prompts, as training does: tools.py, and
-the `rollout` section of config.yml. Options that the request names win."""
+"""What generate_rollouts and evaluate_model take from the files beside their prompts, as training
+does: tools.py, for rollouts the `rollout` section of config.yml, and for evaluations rewards.py.
+Options that the request names win."""
 
 import contextlib
 import itertools
@@ -14,7 +15,7 @@ from stillroom.data.formats import RowFormat, read_rows, task_from_row
 from stillroom.errors import ConfigError, DataError, InputError
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.rollout.journal.journal import begun_settings
-from stillroom.rollout.request import GenerateRollouts, RolloutOptions, nudge_for
+from stillroom.rollout.request import NO_FILE, GenerateRollouts, RolloutOptions, nudge_for
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import provider_of
 from stillroom.tools.user.named import TOOLS_FILE
@@ -67,7 +68,7 @@ def complete_request(workspace: Workspace, request: GenerateRollouts) -> Complet
     if recorded is not None:
         found = _as_begun(found, request, recorded)
     if "tools" in found:
-        notes.append(f"{found['tools']} beside the prompts is used (tools: none leaves it out)")
+        notes.append(_used("tools", found["tools"]))
     taken = {name: value for name, value in found.items() if name != "tools"}
     if taken:
         shown = ", ".join(f"{name} {_shown(name, value)}" for name, value in taken.items())
@@ -80,15 +81,39 @@ def complete_request(workspace: Workspace, request: GenerateRollouts) -> Complet
     return CompletedRequest(request.model_copy(update=found) if found else request, notes)
 
 
-def evaluation_notes(workspace: Workspace, request: EvaluateModel) -> list[str]:
-    """Returns notes on the provider that a model's name told, and on files that are not used."""
+@dataclass(frozen=True, slots=True)
+class CompletedEvaluation:
+    """A request to evaluate with what was found beside its prompts, and notes that say so."""
+
+    request: EvaluateModel
+    notes: list[str]
+
+
+def complete_evaluation(workspace: Workspace, request: EvaluateModel) -> CompletedEvaluation:
+    """Returns the request with tools.py and rewards.py beside its prompts if it names none.
+
+    A judge that the request names is not set aside by a rewards.py that it does not name.
+    """
     folder = workspace.existing(request.data, label="data").parent
-    unused = [
-        f"{name} beside the prompts is not used ({field}: {name} does)"
-        for field, name in (("tools", TOOLS_FILE), ("rewards", _REWARDS_FILE))
-        if field not in request.model_fields_set and (folder / name).is_file()
-    ]
-    return [*_provider_notes(request), *unused]
+    found: dict[str, str] = {}
+    notes = list(_provider_notes(request))
+    for field, name in (("tools", TOOLS_FILE), ("rewards", _REWARDS_FILE)):
+        if field in request.model_fields_set or not (folder / name).is_file():
+            continue
+        if field == "rewards" and request.judge != NO_FILE:
+            notes.append(_not_used_rewards())
+            continue
+        found[field] = workspace.shown(folder / name)
+        notes.append(_used(field, found[field]))
+    return CompletedEvaluation(request.model_copy(update=found) if found else request, notes)
+
+
+def _used(field: str, shown: str) -> str:
+    return f"{shown} beside the prompts is used ({field}: none leaves it out)"
+
+
+def _not_used_rewards() -> str:
+    return f"{_REWARDS_FILE} beside the prompts is not used (rewards: {_REWARDS_FILE} does)"
 
 
 def _difference_notes(
@@ -97,7 +122,7 @@ def _difference_notes(
     """Yields notes on what other systems do otherwise with the same options."""
     given = request.model_fields_set
     if "rewards" not in given and (prompts.parent / _REWARDS_FILE).is_file():
-        yield f"{_REWARDS_FILE} beside the prompts is not used (rewards: {_REWARDS_FILE} does)"
+        yield _not_used_rewards()
     if request.n is not None and section.model_fields_set:
         yield f"n takes the first {request.n} prompts, in the file's order; entries chooses others"
     if request.system is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from pydantic import BaseModel
 
-from stillroom.api.beside_prompts import complete_request, evaluation_notes
+from stillroom.api.beside_prompts import complete_evaluation, complete_request
 from stillroom.api.elsewhere import (
     check_not_going_on_elsewhere,
     check_not_written_elsewhere,
@@ -172,13 +172,18 @@ def _without_secrets(plan: TrainingPlan) -> tuple[dict[str, bytes], dict[str, st
 
 
 def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
-    """Starts an evaluation. Raises an EngineError for a faulty request, before loading a model."""
+    """Starts an evaluation, with tools.py and rewards.py beside its prompts if it names none.
+
+    Raises an EngineError for a faulty request, before loading a model.
+    """
     request, machine = placed(workspace, request)
+    completed = complete_evaluation(workspace, request)
+    request = completed.request
     plan = plan_evaluation(workspace, request)
     keys = workspace.read_keys(plan.rollouts.key_names)
     needs = functools.partial(needs_of_evaluation, plan)
     order = packed(workspace, machine, needs, budget_usd=request.budget_usd)
-    new = NewRun(inputs=plan.inputs, notes=evaluation_notes(workspace, request))
+    new = NewRun(inputs=plan.inputs, notes=completed.notes)
     return _start(workspace, RunKind.EVALUATE, request, keys=keys, new=new, order=order)
 
 

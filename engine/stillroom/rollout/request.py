@@ -70,7 +70,7 @@ class RolloutOptions(JudgeOptions):
         str | None, Field(description="NAME of the environment variable with the key")
     ] = None
     tools: Annotated[
-        str, Field(description="Python file with @tool functions, or none; rollouts find tools.py")
+        str, Field(description="Python file with @tool functions, or none; tools.py is found")
     ] = NO_FILE
     mcp_servers: Annotated[
         tuple[str, ...],
@@ -89,7 +89,9 @@ class RolloutOptions(JudgeOptions):
     ] = ()
     rewards: Annotated[
         str,
-        Field(description="Python file with @reward functions; else expected_answer"),
+        Field(
+            description="File with @reward functions (evaluations find it); else expected_answer"
+        ),
     ] = NO_FILE
     n: Annotated[int | None, Field(ge=1, description="Only the first n")] = None
     entries: Annotated[str | None, Field(description="Only these, e.g. 0,2,5-9 (0-based)")] = None

@@ -7,7 +7,7 @@ import pytest
 
 from fakes.projects import endpoint_project
 from stillroom import api
-from stillroom.api.beside_prompts import complete_request, evaluation_notes
+from stillroom.api.beside_prompts import complete_evaluation, complete_request
 from stillroom.errors import InputError
 from stillroom.files import write_json
 from stillroom.rollout.journal.journal import journal_folder
@@ -94,13 +94,31 @@ def test_what_other_systems_do_otherwise_is_said_where_it_happens(workspace: Wor
     assert "max_turns 4 (the assistant's, the last answer among them)" in notes[4]
 
 
-def test_an_evaluation_says_which_files_it_leaves_alone(workspace: Workspace) -> None:
-    given = api.EvaluateModel(data="prompts.jsonl", model="gpt-5.2")
+def evaluation(**given: Any) -> api.EvaluateModel:
+    return api.EvaluateModel(data="prompts.jsonl", model="gpt-5.2", **given)
 
-    assert evaluation_notes(workspace, given) == [
+
+def test_an_evaluation_uses_the_tools_and_rewards_beside_its_prompts(workspace: Workspace) -> None:
+    (workspace.root / "rewards.py").write_text("", encoding="utf-8")
+
+    found = complete_evaluation(workspace, evaluation())
+
+    assert (found.request.tools, found.request.rewards) == ("tools.py", "rewards.py")
+    assert found.notes == [
         "provider openai, as the model's name says (provider names another)",
-        "tools.py beside the prompts is not used (tools: tools.py does)",
+        "tools.py beside the prompts is used (tools: none leaves it out)",
+        "rewards.py beside the prompts is used (rewards: none leaves it out)",
     ]
+
+
+def test_an_evaluation_leaves_out_what_it_is_given_otherwise(workspace: Workspace) -> None:
+    (workspace.root / "rewards.py").write_text("", encoding="utf-8")
+    given = evaluation(provider="openai", tools="none", judge="judge.yml")
+
+    found = complete_evaluation(workspace, given)
+
+    assert found.request == given
+    assert found.notes == ["rewards.py beside the prompts is not used (rewards: rewards.py does)"]
 
 
 def test_a_section_that_cannot_be_read_is_refused_by_name(workspace: Workspace) -> None:
