@@ -34,8 +34,8 @@ class DataStep:
 
     @property
     def authors(self) -> tuple[str, ...]:
-        """All models that wrote rows, as far as is known."""
-        return () if self.teacher is None else (self.teacher, *self.beside)
+        """All models that wrote rows, as far as is known, each once."""
+        return () if self.teacher is None else tuple(dict.fromkeys((self.teacher, *self.beside)))
 
 
 def public_name(workspace: Workspace, name: str) -> str:

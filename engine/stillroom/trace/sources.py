@@ -4,8 +4,8 @@ From the rows of a file follow those of its inputs that they were made from, bac
 Each file is read once, whatever its number of rows.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -16,7 +16,6 @@ from stillroom.data.instruction import Instruction
 from stillroom.data.row_names import RowNames, row_hash
 from stillroom.errors import InputError
 from stillroom.files import LineWriter, content_hash
-from stillroom.importing.packed import is_packed
 from stillroom.importing.places import imported_from
 from stillroom.lines import Line
 from stillroom.settings import Workspace
@@ -36,14 +35,18 @@ class SourceRow(msgspec.Struct, frozen=True):
 
     at: str
     """The place of the row as `file:line`."""
-    row: str
-    """The name of the row."""
+    row: str | None
+    """The name of the row; None for a line of a log."""
     state: str
     """How its file compares with what was used."""
     made_by: str | None
     """The operation that made the file; None for a file that was given."""
     content: Any
-    """The row as it is; a text if it is no JSON."""
+    """The row as it is; a text if it is no JSON.
+
+    None for a line of a log, which is named only: it holds the secrets and personal data that the
+    import took out, and maybe other people's conversations.
+    """
 
 
 Keys = Iterable[str | None]
@@ -57,6 +60,8 @@ class _Link:
     """The keys of the input rows behind a row of the file."""
     of_input: Callable[[CuratedRow, str], Keys]
     """The keys of an input row, given with its name."""
+    is_log: bool = False
+    """Whether the inputs are logs, whose lines the keys name by `file:line`."""
 
 
 def write_sources(workspace: Workspace, origins: Origins, subject: Origin, rows: LineWriter) -> int:
@@ -82,7 +87,10 @@ class _Writer:
 
     def write(self, origin: Origin, wanted: set[str] | None, link: _Link | None) -> None:
         """Writes the wanted rows of a file (None: all), and then those that they were made from."""
-        if not origin.path.is_file() or is_packed(origin.path):
+        if link is not None and link.is_log and origin.manifest is None:
+            self._write_places(origin, wanted or set())
+            return
+        if not origin.path.is_file():
             return
         own = _link_of(origin, self._workspace)
         behind = set[str]()
@@ -99,6 +107,14 @@ class _Writer:
         if own is not None and behind:
             for source in data_inputs(self._origins, origin):
                 self.write(source, behind, own)
+
+    def _write_places(self, origin: Origin, wanted: Collection[str]) -> None:
+        """Writes the places in a log that are among the wanted ones, in the order of its lines."""
+        start, shown = f"{origin.path.resolve()}:", self._workspace.shown(origin.path)
+        places = [place.removeprefix(start) for place in wanted if place.startswith(start)]
+        for place in sorted(places, key=lambda place: (int(place.partition("#")[0]), place)):
+            self._rows.write(SourceRow(f"{shown}:{place}", None, origin.state, None, None))
+        self.num_files += bool(places)
 
     def _write_row(self, origin: Origin, line: Line, name: str) -> None:
         try:
@@ -135,6 +151,7 @@ def _link_of(origin: Origin, workspace: Workspace) -> _Link | None:
             return _Link(
                 lambda line: _imported_places(workspace, line),
                 lambda row, _name: (f"{row.path.resolve()}:{row.line.number}",),
+                is_log=True,
             )
         case "score_rollouts":
             return _Link(lambda line: (_said(line),), lambda row, _name: (_said(row.line),))
@@ -157,7 +174,8 @@ def _imported_places(workspace: Workspace, line: Line) -> Keys:
     places = imported_from(workspace, line.data)
     if places is not None:
         yield from (
-            f"{place.path.resolve()}:{place.line}" for place in (places.kept, *places.others)
+            str(replace(place, path=place.path.resolve()))
+            for place in (places.kept, *places.others)
         )
 
 

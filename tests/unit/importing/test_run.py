@@ -1,3 +1,4 @@
+import gzip
 import json
 import random
 
@@ -307,6 +308,24 @@ def test_imported_rollouts_are_validated_filtered_and_converted(tmp_path):
     assert lineage.root.inputs[0].inputs[0].made_by == "import_rollouts"
 
 
+def test_an_auditor_gets_the_places_in_logs_and_not_what_the_import_took_out(tmp_path):
+    lines = [
+        json.dumps(row) + "\n" for row in (*conversation("lamp"), *conversation(f"I am {MAIL}"))
+    ]
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/a.jsonl.gz").write_bytes(gzip.compress("".join(lines[:2]).encode()))
+    (tmp_path / "logs/b.jsonl").write_text("".join(lines[2:]), "utf-8")
+    workspace = Workspace(tmp_path)
+    import_rollouts(workspace, ImportRollouts(input="logs", output="out.jsonl"))
+    behind = show_lineage(workspace, ShowLineage(path="out.jsonl", sources="all.jsonl"))
+    found = rows_of(tmp_path, "all.jsonl")
+    assert behind.num_sources == len(found) == 2 + 4
+    places = [(row["at"], row["state"], row["content"]) for row in found[2:]]
+    names = ("logs/a.jsonl.gz:1", "logs/a.jsonl.gz:2", "logs/b.jsonl:1", "logs/b.jsonl:2")
+    assert places == [(name, "same", None) for name in names]
+    assert MAIL not in (tmp_path / "all.jsonl").read_text("utf-8")
+
+
 def test_a_prompt_leads_back_to_the_row_it_was_cut_out_of(tmp_path):
     made = imported(tmp_path, conversation("lamp"), prompts=True)
     lineage = show_lineage(Workspace(tmp_path), ShowLineage(path=made.prompts, row=1))
@@ -472,7 +491,8 @@ def test_who_answered_reaches_the_card_of_a_model_trained_on_it(tmp_path):
 
 def test_a_card_names_each_model_of_a_log_and_no_file_that_rows_were_only_compared_with(tmp_path):
     rows = [
-        call([user(text)], answer("a"), model=model) for text, model in zip("ABC", "llm", strict=1)
+        call([user(text)], answer("a"), model=model)
+        for text, model in zip("ABC", "llm", strict=True)
     ]
     imported(tmp_path, rows)
     workspace = Workspace(tmp_path)
