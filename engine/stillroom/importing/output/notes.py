@@ -41,6 +41,12 @@ def import_notes(
             "no expected_answer: reward_from says which one is best, a judge or rewards.py judges "
             "them"
         )
+    if request.prompts and counts.unanswered_prompts:
+        yield (
+            f"{counts.unanswered_prompts} prompts have no expected_answer, since all their answers "
+            "were judged wrong or are cut: evaluate_model leaves these out, often the hard ones, "
+            "unless a judge or rewards.py judges them"
+        )
     if request.prompts and counts.contradicted:
         yield (
             f"{counts.contradicted} prompts have an expected_answer of their source that a rollout "

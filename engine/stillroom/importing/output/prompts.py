@@ -47,6 +47,11 @@ class WaitingPrompts:
         return self._states.count(_DIFFERENT)
 
     @property
+    def num_unanswered(self) -> int:
+        """The number of prompts that nothing in the log answers rightly, as far as was judged."""
+        return self._states.count(_NO_ANSWER)
+
+    @property
     def num_contradicted(self) -> int:
         """The number of prompts with an answer of their source that a right rollout lacks."""
         return len(self._contradicted)

@@ -53,6 +53,8 @@ class RolloutCounts:
     """The assistant's turns that no call of the sources answered, which are not trained."""
     differently_answered: int = 0
     """The prompts whose right answers do not match."""
+    unanswered_prompts: int = 0
+    """The prompts that no rollout answers, but for those that were judged wrong or are cut."""
     contradicted: int = 0
     """The prompts whose source holds an answer that a rollout judged right does not have."""
 
@@ -117,6 +119,7 @@ class RolloutWriter:
                 end, view = row.index(_TASK_ID) + len(_TASK_ID), memoryview(row)
                 side.rows.write_raw(view[:end], ids[number].encode(), view[end:])
         self.counts.differently_answered = self._prompts.num_different
+        self.counts.unanswered_prompts = self._prompts.num_unanswered
         self.counts.contradicted = self._prompts.num_contradicted
 
     def _count(

@@ -82,6 +82,7 @@ def test_the_answers_with_the_best_reward_are_the_ones_that_are_expected(tmp_pat
     made = imported(tmp_path, rows, reward_from=("ok",))
     assert expected(tmp_path) == {"Sum?": "5", "Both?": None, "None?": None}
     assert told(made)[0].startswith("1 prompts ")
+    assert any(note.startswith("1 prompts have no expected_answer") for note in made.notes)
 
 
 def test_an_answer_that_the_source_expects_stays_and_says_how_to_match(tmp_path):
