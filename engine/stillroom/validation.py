@@ -52,6 +52,8 @@ def describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
 def nearest(name: str, known_names: Sequence[str]) -> str:
     """Returns " (did you mean 'x'?)" for a misspelt name, or "" if no known name is like it."""
     close = difflib.get_close_matches(name[:_LONGEST_PART], known_names, n=1, cutoff=0.6)
+    # A name's beginning is less like the whole than the measure asks for: price, price_per_hour.
+    close = close or [known for known in known_names if name and known.startswith(f"{name}_")]
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -62,7 +62,14 @@ def after_list_machines(request: api.ListMachines, result: api.MachineList) -> s
     first = result.machines[0].name
     if not request.check and all(machine.asked_at is None for machine in result.machines):
         return "list_machines(check=true) asks them; then plan_training(where=…) compares them"
-    return f"plan_training(where={first}) tells memory, time and dollars on each of them"
+    by_hand = [one.name for one in result.machines if one.kind == "ssh" and one.spent_usd]
+    cost = (
+        f"; tell the user that {', '.join(by_hand)} costs until the user stops it, as it was not "
+        "brought up by stillroom"
+        if by_hand
+        else ""
+    )
+    return f"plan_training(where={first}) tells memory, time and dollars on each of them{cost}"
 
 
 def after_validate_dataset(request: object, result: api.ValidationReport) -> str:
@@ -169,11 +176,21 @@ def after_plan_training(request: object, result: api.TrainingForecast) -> str:
 
 
 def _price_first(result: api.TrainingForecast) -> str:
-    """Returns that the user should know the price, where there is one."""
-    most = result.machines[0].usd_most
-    if most is None:
+    """Returns that the user should know the price, or be asked for it."""
+    machine = result.machines[0]
+    if machine.price_per_hour is None:
+        return (
+            f"what {machine.machine} costs an hour is not known, so no budget holds: ask the user "
+            "and give it a price_per_hour in machines.yml (0 if it costs nothing), then "
+        )
+    if machine.usd_most is None:
         return ""
-    return f"tell the user that it may cost up to ${most:.2f}, then (with budget_usd) "
+    each = " for each turn of its rollouts" if result.method == "distill" else ""
+    return (
+        f"tell the user that it may cost up to ${machine.usd_most:.2f}{each}, and beside that the "
+        "minutes in which a first start sends and installs; only budget_usd is a limit. Then, with "
+        "budget_usd, "
+    )
 
 
 def after_run(request: object, result: api.RunReport) -> str:
@@ -184,7 +201,8 @@ def after_run(request: object, result: api.RunReport) -> str:
         if result.unreachable is not None:
             return (
                 f"{result.where} does not answer at the moment, and the run goes on there: do not "
-                f"start it again. {following}; if it stays so, check_setup(where={result.where})"
+                f"start it again. {following}; if it stays so, check_setup(where={result.where}); "
+                "if the machine is gone for good, cancel_run says how to go on elsewhere"
             )
         if result.alarms:
             return f"tell the user of the alarms; cancel_run if they persist, else {following}"
@@ -327,11 +345,26 @@ def after_get_run_logs(request: api.GetRunLogs, result: api.LogPage) -> str:
 def after_cancel_run(request: api.CancelRun, result: api.RunReport) -> str:
     """Suggests looking whether the run has stopped, and killing it if it has not."""
     if result.status in ("starting", "running"):
+        if result.unreachable is not None:
+            return _when_unreachable(result)
         return (
             f"get_run(run_id={result.run_id}, wait_s=20); if it still runs after 10 s, call "
             "cancel_run again to kill it"
         )
     return "the run has ended; the work it had finished is kept"
+
+
+def _when_unreachable(result: api.RunReport) -> str:
+    """Suggests what may be done while a run cannot be told to stop, as its machine is silent."""
+    if result.kind in ("sft", "dpo", "distill"):
+        again = f"start_training(resume={result.run_id})"
+        gone = f"{again}, with where for another, goes on at once from the last checkpoint here"
+    else:
+        gone = "max_hours bounds what it may still do there"
+    return (
+        f"the wish to stop is kept, and passed on when {result.where} answers; tell the user that "
+        f"it may cost until then. If that machine is gone for good: {gone}"
+    )
 
 
 def poll_after_s(result: api.RunReport) -> float | None:

@@ -92,4 +92,5 @@ def test_a_long_value_is_cut() -> None:
 
 def test_only_a_near_name_is_suggested() -> None:
     assert nearest("max_turn", ["max_turns", "seed"]) == " (did you mean 'max_turns'?)"
+    assert nearest("price", ["price_per_hour", "seed"]) == " (did you mean 'price_per_hour'?)"
     assert nearest("zzz", ["max_turns", "seed"]) == ""

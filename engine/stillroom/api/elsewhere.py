@@ -15,7 +15,7 @@ from stillroom.remote.package.order import Packed, pack
 from stillroom.remote.package.refusals import refuse_needs, refuse_request
 from stillroom.remote.records import Machine, Order, RayCluster
 from stillroom.rollout.request import GenerateRollouts
-from stillroom.run_folder import REMOTE_FILE, NewRun, RunFolder, all_runs
+from stillroom.run_folder import REMOTE_FILE, NewRun, RunFolder, all_runs, read_elsewhere
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining
 from stillroom.validation import PlacedRequest
@@ -97,6 +97,43 @@ def packed(
     return pack(workspace, machine, needed, budget_usd=budget_usd)
 
 
+def with_budget_left(
+    workspace: Workspace, request: StartTraining, machine: Machine
+) -> tuple[StartTraining, list[str]]:
+    """Returns a training that goes on with what its earlier runs left of their budget, and a note.
+
+    A request that names a budget of its own keeps that. Raises InputError if nothing is left.
+    """
+    earlier, spent = request.resume, 0.0
+    if request.budget_usd is not None:
+        return request, []
+    while earlier is not None:
+        run = RunFolder(workspace.runs / earlier)
+        view, begun = read_elsewhere(run.path), run.known_request()
+        if view is not None:
+            spent += view.machine_usd or 0.0
+            if view.budget_usd is not None:
+                return _with_rest(request, machine, view.budget_usd, spent)
+        next_earlier = begun.request.get("resume") if begun is not None else None
+        earlier = next_earlier if isinstance(next_earlier, str) else None
+    return request, []
+
+
+def _with_rest(
+    request: StartTraining, machine: Machine, budget: float, spent: float
+) -> tuple[StartTraining, list[str]]:
+    left = budget - spent
+    if left <= 0:
+        raise InputError(
+            f"the budget of ${budget:g} that {request.resume} began with is spent",
+            "ask the user, then the same call with a budget_usd for what is left to do",
+        )
+    note = f"goes on with the ${left:.4f} that is left of the budget of ${budget:g}"
+    request = request.model_copy(update={"budget_usd": left})
+    refuse_request(request, machine)
+    return request, [note]
+
+
 def with_order(new: NewRun, order: Packed | None) -> NewRun:
     """Returns what a run begins with, its order for another machine included."""
     if order is None:
@@ -117,8 +154,9 @@ def check_not_going_on_elsewhere(workspace: Workspace, run_id: str) -> None:
         raise RunError(
             f"run {run_id!r} has not ended on {machine} as far as is known here: it would go on "
             "twice",
-            f"wait for its end (get_run), or cancel_run it first: the wish is passed on as soon as "
-            f"{machine} answers, and then this call goes on from its last checkpoint that is here",
+            "wait for its end (get_run), or, if the machine is gone for good, cancel_run first: "
+            "then this call goes on at once from the last checkpoint that is here, and the wish to "
+            f"stop is passed on should {machine} ever answer",
         )
 
 

@@ -16,6 +16,7 @@ from stillroom.api.elsewhere import (
     check_not_written_elsewhere,
     packed,
     placed,
+    with_budget_left,
     with_order,
 )
 from stillroom.api.operations import child_work
@@ -120,8 +121,11 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     Raises an EngineError if any of them is faulty, before a model is loaded.
     """
     request, machine = placed(workspace, request)
+    budget_notes = list[str]()
     if request.resume is not None:
         check_not_going_on_elsewhere(workspace, request.resume)
+    if machine is not None:
+        request, budget_notes = with_budget_left(workspace, request, machine)
     requests = requests_per_model(workspace, resolve_resume(workspace, request))
     plans = [plan_request(workspace, each) for each in requests]
     config, keys = plans[0].config, workspace.read_keys(plans[0].key_names)
@@ -134,7 +138,8 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     if config.launcher.kind != "local" and machine is None:
         variables |= shared_variables({**keys, **hidden})  # each of its processes may need them
     start = functools.partial(_start, workspace, kind, keys={**keys, **hidden}, variables=variables)
-    new = NewRun(inputs=plans[0].inputs, copies=copy, notes=plans[0].notes)
+    notes = [*budget_notes, *plans[0].notes]
+    new = NewRun(inputs=plans[0].inputs, copies=copy, notes=notes)
     # All orders are made before the first run is started: each of them may be refused.
     orders = [order_of(one, plan) for one, plan in zip(requests, plans, strict=True)]
     report, then = start(first, new=new, order=orders[0]), list[str]()

@@ -12,6 +12,7 @@ from contextlib import suppress
 import msgspec
 
 from stillroom.errors import DivergedError, EngineError, writable_text
+from stillroom.jobs.limits import KILLED_AT_LIMIT
 from stillroom.lines import last_line
 from stillroom.models.resolve import CHECKPOINTS
 from stillroom.run_folder import LIMITS_FILE, ProcessEnd, RunFailure, RunFolder, RunState
@@ -85,8 +86,13 @@ def ending_of_gone(
     return RunStatus.INTERRUPTED, RunFailure(
         problem=f"the run's process ended {ended}{_in_words(end)}"
         + (f"; its log ends with: {last}" if last else ""),
-        fix=f"read {folder.log}" + _again(folder, kind),
+        fix=_first_step(folder, last) + _again(folder, kind),
     )
+
+
+def _first_step(folder: RunFolder, last: str | None) -> str:
+    was_at_limit = last is not None and KILLED_AT_LIMIT in last
+    return "raise the limit that the log names" if was_at_limit else f"read {folder.log}"
 
 
 def stopped_at_limit(folder: RunFolder, kind: RunKind, reason: str) -> RunFailure:

@@ -13,6 +13,8 @@ from stillroom.run_folder import RunFolder
 from stillroom.teachers.run_limits import RunLimits, read_limits
 
 _LOOK_EVERY_S = 0.5
+KILLED_AT_LIMIT = "killed, as it did not stop in time: "
+"""How the last line of the log begins of a run that passed its limits; the limit follows."""
 
 
 class Stoppable(Protocol):
@@ -28,9 +30,9 @@ class Stoppable(Protocol):
         ...
 
 
-def _kill_this_process() -> None:
+def _kill_this_process(reason: str) -> None:
     # It is the log's last line, which the run's end then quotes.
-    sys.stderr.write("killed: a limit of its machine was reached, and it did not stop in time\n")
+    sys.stderr.write(f"{KILLED_AT_LIMIT}{reason}\n")
     sys.stderr.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -58,16 +60,16 @@ def watch(
     has_ended: Callable[[float], bool],
     *,
     clock: Callable[[], float] = time.monotonic,
-    kill: Callable[[], None] = _kill_this_process,
+    kill: Callable[[str], None] = _kill_this_process,
 ) -> None:
     """Looks at the limits until the run has ended; `has_ended` waits for that so many seconds."""
-    is_stopping = False
+    stopping: str | None = None
     while not has_ended(_LOOK_EVERY_S):
         teacher_usd = work.teacher_usd
-        if is_stopping and limits.is_overdue(clock(), teacher_usd):
-            kill()
+        if stopping is not None and limits.is_overdue(clock(), teacher_usd):
+            kill(stopping)
             return
-        reason = None if is_stopping else limits.reached(clock(), teacher_usd)
+        reason = None if stopping is not None else limits.reached(clock(), teacher_usd)
         if reason is not None:
-            is_stopping = True
+            stopping = reason
             work.from_elsewhere(reason)

@@ -107,7 +107,10 @@ def _gpu_check() -> Check:
     command = shutil.which("nvidia-smi")
     if command is None:
         return Check(
-            name="gpu", status="note", detail="none found: fine for the demo, slow for real models"
+            name="gpu",
+            status="note",
+            detail="none found: fine for the demo, slow for real models",
+            fix="one that ssh reaches, or a rented one, can train in its place: list_machines",
         )
     try:
         query = subprocess.run(

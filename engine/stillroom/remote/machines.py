@@ -116,7 +116,8 @@ class _Entry(StrictModel):
             raise ValueError(f"must hold keys and values, e.g. {_EXAMPLE}")
         entry = dict(cast("dict[str, Any]", value))
         if sum(kind in entry for kind in _KINDS) != 1:
-            raise ValueError(f"needs exactly one of {', '.join(_KINDS)}")
+            meant = "; `host` and `user` are written as ssh: user@host" if "host" in entry else ""
+            raise ValueError(f"needs exactly one of {', '.join(_KINDS)}{meant}")
         for kind, key in (("ssh", "host"), ("hf_jobs", "flavor"), ("ray", "address")):
             if isinstance(entry.get(kind), str):
                 entry[kind] = {key: entry[kind]}
@@ -154,9 +155,13 @@ def find_machine(workspace: Workspace, name: str) -> Machine:
             f"where: {name!r} is no machine of machines.yml", "leave `where` out to run here"
         )
     known = ", ".join(machines) or "none yet"
+    entry = (
+        _EXAMPLE.replace("gpu-box", name).replace("me@host", name) if _is_name(name) else _EXAMPLE
+    )
     raise InputError(
         f"where: there is no machine {name[:80]!r}{nearest(name, list(machines))} (known: {known})",
-        f"name it in {workspace.root / MACHINES_FILE} or {users_machines_file()}, e.g. {_EXAMPLE}",
+        f"name it in {workspace.root / MACHINES_FILE} or {users_machines_file()}, e.g. {entry} "
+        "(ssh: an alias of ~/.ssh/config, or user@host; ask the user for the price)",
     )
 
 
@@ -191,10 +196,11 @@ def check_keys_may_go(workspace: Workspace, machine: Machine, key_names: Sequenc
             check_host(name, _host_of(machine), None, workspace=workspace.root, own=())
         except InputError as error:
             raise InputError(
-                f"the run needs {name}, and {machine.name!r} is named only in the workspace "
+                f"the run needs {name}, and {machine.name!r} is named in the workspace "
                 f"({machine.file}), where anybody's project may name a machine",
-                f"if the machine may have it, the user moves its entry to {users_machines_file()}; "
-                f"or: {error.fix}",
+                f"if the machine may have the key, the user moves its entry to "
+                f"{users_machines_file()} (the workspace's would win over it). Or the key alone is "
+                f"allowed: {error.fix}",
             ) from error
 
 
@@ -212,7 +218,9 @@ def _machines_of(path: Path, *, is_own: bool) -> list[Machine]:
         raw: Any = read_yaml(text)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except _UNREADABLE as error:
-        raise ConfigError(unreadable(path, error), "mend the syntax") from error
+        raise ConfigError(
+            unreadable(path, error), f"mend the syntax; an entry is e.g. {_EXAMPLE}"
+        ) from error
     if raw is None or root is None:
         return []
     _check_keys(path, root)
@@ -228,7 +236,7 @@ def _machines_of(path: Path, *, is_own: bool) -> list[Machine]:
 def _machine(path: Path, root: yaml.Node, name: object, value: object, *, is_own: bool) -> Machine:
     fix = f"mend the file; an entry is e.g. {_EXAMPLE}"
     where = f"{path}:{_line_of(root, (name,))}: "
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() in _HERE | _TAKEN:
+    if not isinstance(name, str) or not _is_name(name):
         shown = repr(name)[:80]
         raise ConfigError(
             f"{where}{shown} cannot name a machine",
@@ -248,6 +256,10 @@ def _machine(path: Path, root: yaml.Node, name: object, value: object, *, is_own
             f"the user writes them to ~/.ssh/config, or moves the entry to {users_machines_file()}",
         )
     return _from_entry(name, path, entry)
+
+
+def _is_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and name.lower() not in _HERE | _TAKEN
 
 
 def _from_entry(name: str, path: Path, entry: _Entry) -> Machine:

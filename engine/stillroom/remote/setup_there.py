@@ -90,6 +90,15 @@ def _python_check(machine: Machine, facts: MachineFacts) -> Check:
     if facts.has_uv and machine.python is None:
         detail = f"found: {found}; uv brings one of {needed} or newer at the first start"
         return Check(name="python", status="ok", detail=detail)
+    if machine.python is not None:
+        detail = f"`python: {machine.python}` does not run there as Python {needed} or newer"
+        return Check(
+            name="python",
+            status="missing",
+            detail=detail + (f": it is {facts.python_version}" if facts.python else ""),
+            fix=f"give the path of one that does in {machine.file}, or leave `python:` out: then "
+            "stillroom looks for one itself",
+        )
     return Check(
         name="python",
         status="missing",
@@ -109,7 +118,8 @@ def _disk_check(machine: Machine, facts: MachineFacts) -> Check:
         return Check(
             name="disk",
             status="missing",
-            detail=f"{machine.folder} cannot be made: {facts.blocked_folder} is not writable",
+            detail=f"{machine.folder} cannot be made: {facts.blocked_folder} is no folder that may "
+            "be written to",
             fix=f"name a folder with `folder:` in {machine.file} that its user may write to",
         )
     if facts.free_disk_gb is None:

@@ -88,7 +88,7 @@ def check_host(
     shown = f"[{host}]" if ":" in host else host
     raise InputError(
         f"the key in {name} may not be sent to {host}: nothing says that it is made for this host",
-        f"if it is, the user adds this line to {keys_file()}, outside the workspace: "
+        f"if it may be, the user adds this line to {keys_file()}, outside the workspace: "
         f"- {{key: {name}, host: {shown if ':' not in host else repr(host)}}}",
     )
 

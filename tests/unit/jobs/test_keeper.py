@@ -19,6 +19,7 @@ from stillroom import api
 from stillroom.jobs import supervise
 from stillroom.jobs.bounded_log import BoundedLog
 from stillroom.jobs.failures import ending_of_gone
+from stillroom.jobs.limits import KILLED_AT_LIMIT
 from stillroom.processes import process_start
 from stillroom.run_folder import ProcessEnd, RunFolder, create_run, find_run
 from stillroom.settings import Workspace
@@ -134,6 +135,14 @@ def test_out_of_memory_is_said_only_if_the_kernel_has_killed(workspace: Workspac
     assert status is RunStatus.FAILED
     assert failure.problem.startswith("out of memory: ")
     assert "12.3 GB" in failure.problem
+
+
+def test_a_run_that_was_killed_at_a_limit_goes_on_with_a_higher_one(workspace: Workspace) -> None:
+    folder = create_run(workspace, RunKind.SFT, {})
+    folder.log.write_text(f"{KILLED_AT_LIMIT}its budget of $1 is spent\n")
+    _, failure = ending_of_gone(folder, folder.read(), ProcessEnd(signal=9, memory_bytes=0))
+    assert "its budget of $1 is spent" in failure.problem
+    assert failure.fix.startswith("raise the limit that the log names")
 
 
 @pytest.mark.parametrize("kills", [0, 1])

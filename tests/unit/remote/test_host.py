@@ -206,3 +206,18 @@ def test_a_given_python_that_is_not_there(user: SshUser):
         with pytest.raises(MachineError, match="'/opt/none/bin/python' of machines"):
             host.prepare(order_for(host), nothing)
         assert host.facts().python is None
+
+
+@pytest.mark.parametrize("taken", ["file", "file/inside"])
+def test_a_folder_that_a_file_stands_in_the_way_of_is_known_before_anything_is_sent(
+    user: SshUser, taken: str
+):
+    (user.home / "file").touch()
+    with closing(host_of(user, folder=f"~/{taken}")) as host:
+        assert host.facts().blocked_folder == str(user.home / "file")
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no file system of the kernel's")
+def test_a_folder_of_the_kernels_is_none_to_write_to(user: SshUser):
+    with closing(host_of(user, folder="/proc/stillroom")) as host:
+        assert host.facts().blocked_folder == "/proc"

@@ -285,7 +285,7 @@ def test_a_machine_of_the_workspaces_own_file_gets_no_keys(workspace, monkeypatc
     monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789abcdef")
     monkeypatch.setenv("HF_TOKEN", "hf_0123456789abcdef")
     written(workspace.root / "machines.yml", "box: {ssh: somebody@else.test}")
-    with pytest.raises(InputError, match="named only in the workspace"):
+    with pytest.raises(InputError, match="named in the workspace"):
         pack(workspace, box(workspace), Needs(key_names=["OPENAI_API_KEY"]))
     packed = pack(workspace, box(workspace), Needs(models=[locate_model(workspace, "org/model")]))
     assert packed.secrets == {}

@@ -9,6 +9,7 @@ import pytest
 
 from fakes.conversations import answer, user
 from fakes.elsewhere import box, own_machine
+from fakes.machines import add_remote_run
 from fakes.tiny_models import TinyModels
 from fakes.training import Project, make_project
 from stillroom.api.elsewhere import (
@@ -16,6 +17,7 @@ from stillroom.api.elsewhere import (
     check_not_written_elsewhere,
     packed,
     placed,
+    with_budget_left,
     with_order,
 )
 from stillroom.errors import EngineError, InputError, RunError
@@ -29,6 +31,7 @@ from stillroom.remote.package.needs import (
     needs_of_training,
 )
 from stillroom.remote.package.refusals import refuse_config, refuse_needs
+from stillroom.remote.records import View
 from stillroom.rollout.request import GenerateRollouts, plan_generation
 from stillroom.run_folder import NewRun, create_run
 from stillroom.settings import Workspace
@@ -75,6 +78,10 @@ def generate(**options: Any) -> GenerateRollouts:
         (lambda: ExportModel(model="m", output="o", format="gguf", where="box"), "llama.cpp"),
         (lambda: StartTraining(where="free", budget_usd=1), "its price is not known"),
         (lambda: StartTraining(budget_usd=1), "nothing bills a training here"),
+        (
+            lambda: StartTraining(where="box", budget_usd=0.003),
+            r"pays for 5 s of box \(\$2 an hour",
+        ),
         (lambda: StartTraining(where="bix"), "did you mean 'box'"),
         (lambda: ExportModel(model="m", output="o", where="cluster"), "is a Ray cluster"),
     ],
@@ -204,3 +211,48 @@ def test_a_run_that_may_go_on_elsewhere_is_resumed_only_once_it_was_asked_to_sto
     check_not_going_on_elsewhere(workspace, ended.run_id)
     local = create_run(workspace, RunKind.SFT, {})
     check_not_going_on_elsewhere(workspace, local.run_id)
+
+
+def test_a_training_that_goes_on_keeps_what_is_left_of_its_budget(workspace):
+    over = View(where="box", phase="over", machine_usd=0.4)
+    first = add_remote_run(workspace, over, status=RunStatus.CANCELLED, budget_usd=1.0)
+    # A run here in between costs nothing and has no budget of its own.
+    here = create_run(workspace, RunKind.SFT, {"resume": first.run_id}).run_id
+    request, notes = with_budget_left(workspace, StartTraining(resume=here), box(workspace))
+    assert request.budget_usd == pytest.approx(0.6)
+    assert "$0.6000 that is left of the budget of $1" in notes[0]
+    own = StartTraining(resume=here, budget_usd=3)
+    assert with_budget_left(workspace, own, box(workspace)) == (own, [])
+    free = create_run(workspace, RunKind.SFT, {})
+    unlimited = StartTraining(resume=free.run_id)
+    assert with_budget_left(workspace, unlimited, box(workspace)) == (unlimited, [])
+
+
+def test_a_training_whose_budget_is_spent_goes_on_only_with_another(workspace):
+    over = View(where="box", phase="over", machine_usd=1.02)
+    spent = add_remote_run(workspace, over, status=RunStatus.INTERRUPTED, budget_usd=1.0)
+    with pytest.raises(InputError, match=r"budget of \$1 .* is spent"):
+        with_budget_left(workspace, StartTraining(resume=spent.run_id), box(workspace))
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "127.0.0.1",
+        "127.1",
+        "2130706433",
+        "0x7f.1",
+        "0",
+        "[::1]",
+        "[::]",
+        "a.localhost",
+    ],
+)
+def test_a_teacher_on_this_machine_is_refused_before_its_key_is_looked_at(workspace, host):
+    url = f"http://{host}:8000/v1"
+    request = GenerateRollouts(
+        input="prompts.jsonl", model="t", base_url=url, api_key_env="SOME_KEY", where="box"
+    )
+    with pytest.raises(InputError, match="is another machine than here"):
+        placed(workspace, request)

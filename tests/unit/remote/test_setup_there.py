@@ -117,6 +117,17 @@ def test_a_key_goes_to_no_machine_that_only_the_workspace_names(tmp_path, monkey
     assert "machines.yml" in (checks["teacher key"].fix or "")
 
 
+@pytest.mark.parametrize("version", [None, "3.9.2"])
+def test_a_given_python_that_does_not_do_is_named(tmp_path, version):
+    facts = changed(python=version and "/opt/python", python_version=version, has_uv=True)
+    text = "gpu-box: {ssh: me@host, python: /opt/python}\n"
+    report, checks = checked(tmp_path, facts, text=text)
+
+    assert not report.ready
+    assert "`python: /opt/python` does not run there" in checks["python"].detail
+    assert "leave `python:` out" in (checks["python"].fix or "")
+
+
 def test_a_model_is_sent_or_downloaded_there(tmp_path):
     _, checks = checked(tmp_path, model="demo/student")
     assert checks["model"].status == "ok"
@@ -127,5 +138,7 @@ def test_a_model_is_sent_or_downloaded_there(tmp_path):
 
 def test_a_name_that_no_machine_has_is_refused(tmp_path):
     workspace = name_machines(tmp_path, BOX)
-    with pytest.raises(InputError, match="gpu-box"):
+    with pytest.raises(InputError, match="gpu-box") as caught:
         check_machine(workspace, CheckSetup(where="gpubox"), "gpubox")
+    assert "e.g. gpubox: {ssh: gpubox, price_per_hour" in caught.value.fix
+    assert "an alias of ~/.ssh/config" in caught.value.fix

@@ -13,7 +13,7 @@ from stillroom.remote.records import View
 from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RunFailure, read_elsewhere
 from stillroom.settings import Workspace
 from stillroom.types import RunStatus
-from stillroom_mcp.next_steps import after_run
+from stillroom_mcp.next_steps import after_cancel_run, after_run
 
 SEEN = "2026-11-23T03:04:05+00:00"
 RUNNING = View(where="gpu-box", phase="running", last_contact=SEEN, machine_usd=1.5)
@@ -51,6 +51,16 @@ def test_a_machine_that_does_not_answer_makes_no_other_status_and_no_second_star
     assert "do not start it again" in step
     assert f"get_run(run_id={folder.run_id}" in step
     assert "check_setup(where=gpu-box)" in step
+
+
+def test_a_run_that_cannot_be_told_to_stop_may_go_on_elsewhere_at_once(workspace):
+    folder = add_remote_run(workspace, SILENT)
+    with followed(folder):
+        run = api.get_run(workspace, api.GetRun(run_id=folder.run_id))
+
+    step = after_cancel_run(api.CancelRun(run_id=folder.run_id), run)
+    assert "passed on when gpu-box answers" in step
+    assert f"gone for good: start_training(resume={folder.run_id})" in step
 
 
 def test_a_run_that_ended_early_there_goes_on_there_or_elsewhere(workspace) -> None:

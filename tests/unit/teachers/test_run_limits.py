@@ -85,7 +85,8 @@ class Work:
         self.teacher_usd += 0.001
         return self.stopped_at is not None and self.clock_s - self.stopped_at >= self.stops_after_s
 
-    def kill(self) -> None:
+    def kill(self, reason: str) -> None:
+        assert reason == self.reasons[0]
         self.was_killed = True
 
 

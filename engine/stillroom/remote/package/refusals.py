@@ -1,6 +1,8 @@
 """What cannot be done on another machine, refused by name before anything is sent."""
 
+import ipaddress
 import itertools
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,6 +22,7 @@ from stillroom.tools.mcp.spec import parse_spec
 from stillroom.train.config.schema import TrainConfig
 from stillroom.validation import PlacedRequest
 
+_LEAST_BOUGHT_S = 60.0
 _LOOKED_AT = 1000
 """As many rows of a file are looked at as training and rollouts check at a call."""
 
@@ -44,12 +47,29 @@ def refuse_request(request: PlacedRequest, machine: Machine) -> None:
             "format gguf needs llama.cpp, which is a folder of this machine",
             f"export it as merged with where: {machine.name}, or as gguf without where",
         )
+    # Before any key is looked at, as the user would allow one for an address that cannot do.
+    if (url := getattr(request, "base_url", None)) is not None:
+        _refuse_local(Address("the model", url), machine)
     budget = getattr(request, "budget_usd", None)
     if budget is not None and machine.price_per_hour is None and not machine.is_ours_to_stop:
         raise InputError(
             f"budget_usd counts what {machine.name} costs, and its price is not known",
             f"write price_per_hour to the entry {machine.name} in {machine.file} (0 if its hours "
             "cost nothing)",
+        )
+    if budget is not None and machine.price_per_hour:
+        _refuse_too_little(budget, machine.price_per_hour, machine)
+
+
+def _refuse_too_little(budget_usd: float, price_per_hour: float, machine: Machine) -> None:
+    """Raises InputError for a budget that would be spent before the run has begun."""
+    least = price_per_hour * _LEAST_BOUGHT_S / 3600
+    if budget_usd < least:
+        raise InputError(
+            f"budget_usd {budget_usd:g} pays for {budget_usd / price_per_hour * 3600:.0f} s of "
+            f"{machine.name} (${price_per_hour:g} an hour), in which no run is sent and started",
+            f"give ${least:.2f} at the least, and minutes more where it was never used before; or "
+            "leave where out",
         )
 
 
@@ -95,13 +115,24 @@ def refuse_needs(needs: Needs, machine: Machine) -> None:
 
 def _refuse_local(address: Address, machine: Machine) -> None:
     host = urlsplit(address.url).hostname or ""
-    if is_loopback(host.lower()):
+    if _is_this_machine(host.lower()):
         raise InputError(
             f"{address.label} is at {address.url}, which on {machine.name} is another machine than "
             "here",
             f"give an address that {machine.name} reaches, load the model in the run (provider hf)"
             ", or leave where out",
         )
+
+
+def _is_this_machine(host: str) -> bool:
+    """Whether a host means the machine that asks: also in spellings such as 127.1 or 0.0.0.0."""
+    if is_loopback(host) or host.endswith((".localhost", "-localhost")):
+        return True
+    try:
+        address = ipaddress.ip_address(host if ":" in host else socket.inet_aton(host))
+    except (OSError, ValueError):
+        return False
+    return address.is_loopback or address.is_unspecified
 
 
 def _refuse_dockerfiles(prompts: Sequence[Path], machine: Machine) -> None:

@@ -30,10 +30,12 @@ def broken_connection(name: str, address: SshAddress, printed: str) -> EngineErr
     if "Permission denied" in printed or "Too many authentication failures" in printed:
         return LoginRefusedError(
             f"{name} ({address.host}) did not let us log in: {last}",
-            f"make `{by_hand}` work without a password: put your public key there "
-            "(`ssh-copy-id`), or unlock the key here (`ssh-add`), or name it in ~/.ssh/config; if "
-            "it asks for a code each time, hold a connection open that ssh shares (ControlMaster, "
-            "ControlPath and ServerAliveInterval in ~/.ssh/config), which is then used",
+            f"see whether the user is right (`user@host` in machines.yml, or User in "
+            f"~/.ssh/config), and make `{by_hand}` work without a password: put your public key "
+            "there (`ssh-copy-id`), or unlock the key here (`ssh-add`), or name it in "
+            "~/.ssh/config; if it asks for a code each time, hold a connection open that ssh "
+            "shares (ControlMaster, ControlPath and ServerAliveInterval in ~/.ssh/config), which "
+            "is then used",
         )
     if _CONFIG.search(printed):
         return MachineError(

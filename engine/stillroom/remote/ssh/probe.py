@@ -42,8 +42,10 @@ for file in /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_byte
   [ -r "$file" ] && echo "memory $(cat "$file")"
 done
 lies=$folder
-while [ ! -d "$lies" ]; do lies=$(dirname "$lies"); done
-[ -w "$lies" ] || echo "blocked $lies"
+while [ ! -d "$lies" ]; do [ -e "$lies" ] && in_the_way=$lies; lies=$(dirname "$lies"); done
+[ -w "$lies" ] || in_the_way=${{in_the_way:-$lies}}
+case $(stat -f -c %T "$lies" 2>/dev/null) in proc|sysfs|devpts|cgroup*) in_the_way=$lies;; esac
+echo "blocked ${{in_the_way:-}}"
 df -Pk "$lies" | awk 'END {{print "disk", $4 * 1024}}'
 limit=$(command -v timeout)
 query="--query-gpu=memory.total,driver_version,name --format=csv,noheader,nounits"

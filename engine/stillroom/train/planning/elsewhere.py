@@ -213,8 +213,9 @@ def _notes(plan: TrainingPlan, chosen: _OnDevice, first: Hardware) -> list[str]:
         )
     if config.dataset_type == "distill":
         notes.append(
-            f"the time is for one turn a rollout of {config.rollout.max_tokens} tokens (the most "
-            "there may be), without tools: multiply by the turns you expect"
+            f"time and price are for one turn a rollout of {config.rollout.max_tokens} tokens (the "
+            "most there may be), without tools: multiply by the turns you expect, at most "
+            f"{config.rollout.max_turns}"
         )
     if (figures := first.figures) is not None and not figures.has_bf16:
         notes.append(f"{first.gpus[0]} has no fast bf16: a newer GPU trains many times faster")
