@@ -49,6 +49,21 @@ def pytest_configure(config):
     )
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config, specs):
+    """Forks the workers for all tests from a process that has loaded what nearly all of them need.
+
+    Loading it takes most of the time in which tests are collected, and each would do so by itself.
+    """
+    is_all = config.args_source is not pytest.Config.ArgsSource.ARGS
+    if is_all and len(specs) > 1 and sys.platform == "linux" and not config.getoption("quick"):
+        from fakes.warm_python import open_warm_python, worker_program
+
+        client = open_warm_python(config._tmp_path_factory.getbasetemp(), until=os.getpid())
+        for spec in specs:
+            spec.python = str(worker_program(client))
+
+
 def pytest_collection_finish():
     gc.collect()
     gc.freeze()

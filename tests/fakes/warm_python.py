@@ -5,7 +5,8 @@ itself for each program that is to be run; what is forked has its own process id
 folder and environment, like a process that was started anew. `sys.executable` is then a small
 program that asks for the fork and waits for its end; all else it hands on to the real Python.
 
-For tests of a whole chain of runs. Those of the processes themselves start real ones.
+For tests of a whole chain of runs. Those of the processes themselves start real ones. The workers
+of pytest-xdist are forked from it too, as each would load the same libraries.
 """
 
 import fcntl
@@ -23,19 +24,21 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
 
+_PYTHON = sys.executable
 _LOOK_EVERY_S = 1.0
 _CLIENT = """#!{python} -SE
 import json, os, socket, sys
 words = sys.argv[1:]
 while words[:1] in (["-P"], ["-u"]):
     del words[0]
-if words[:1] != ["-m"] or not words[1].startswith("stillroom"):
+if words[:1] != [{option!r}] or not words[1].startswith({start!r}):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
-program = dict(arguments=words[1:], folder=os.getcwd(), environment=dict(os.environ))
+program = dict(arguments=words, folder=os.getcwd(), environment=dict(os.environ))
 data = json.dumps(program).encode()
 with socket.socket(socket.AF_UNIX) as line:
     line.connect({address!r})
@@ -65,9 +68,12 @@ def open_warm_python(folder: Path, *, until: int) -> Path:
 
 def _start(folder: Path, until: int) -> Path:
     address, client = folder / "socket", folder / "python"
-    text = _CLIENT.format(python=sys.executable, address=str(address))
-    client.write_text(text, encoding="utf-8")
-    client.chmod(0o755)
+    for path, option, start in ((client, "-m", "stillroom"), (worker_program(client), "-c", "")):
+        text = _CLIENT.format(
+            python=sys.executable, address=str(address), option=option, start=start
+        )
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o755)
     command = [sys.executable, "-P", __file__, str(address), str(client), str(until)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
     # It outlives this process, so that nobody waits for it here.
@@ -76,6 +82,11 @@ def _start(folder: Path, until: int) -> Path:
     with server.stdout as said:
         assert said.readline() == b"ready\n"
     return client
+
+
+def worker_program(client: Path) -> Path:
+    """The program that stands in for `python -c`, beside the one for `python -m`."""
+    return client.with_name("worker")
 
 
 def wait_for_no_disk(handle: int, *, fsync: Callable[[int], None] = os.fsync) -> None:
@@ -179,12 +190,18 @@ def _become(program: dict[str, Any], files: list[int]) -> None:
             os.dup2(file, target)
             os.close(file)
         # The old streams take what they write to for the files of the first process.
+        sys.stdin = os.fdopen(0, closefd=False)
         sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
         os.chdir(program["folder"])
         os.environ.clear()
         os.environ.update(program["environment"])
-        sys.argv = program["arguments"]
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        option, *sys.argv = program["arguments"]
+        if option == "-m":
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.executable = _PYTHON
+            sys.modules["__main__"] = ModuleType("__main__")
+            exec(sys.argv[0], vars(sys.modules["__main__"]))  # noqa: S102
         code = 0
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
