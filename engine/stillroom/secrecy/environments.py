@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from stillroom.secrecy.keys import tool_variables
 from stillroom.secrecy.names import is_secret_name
 
 _SYSTEM = re.compile(
@@ -55,7 +54,7 @@ def run_environment(workspace: Path | None = None) -> dict[str, str]:
 
     The variables that keys.yml gives to tools are in it too, for the tools that the run starts.
     """
-    tools = tool_variables(workspace)
+    tools = _tool_variables(workspace)
     return {
         name: value
         for name, value in os.environ.items()
@@ -79,7 +78,7 @@ def tool_environment() -> dict[str, str]:
 
     It holds no secrets but those that the user's keys.yml gives to tools.
     """
-    tools = tool_variables()
+    tools = _tool_variables()
     given = {
         name: value
         for name, value in os.environ.items()
@@ -134,3 +133,11 @@ def _has_login(address: str) -> bool:
         return "@" in urlsplit(address if "://" in address else f"http://{address}").netloc
     except ValueError:
         return True
+
+
+def _tool_variables(workspace: Path | None = None) -> frozenset[str]:
+    # The libraries that read keys.yml take longer to load than all else of a small process, such as
+    # a guard of servers, which never asks.
+    from stillroom.secrecy.keys import tool_variables
+
+    return tool_variables(workspace)

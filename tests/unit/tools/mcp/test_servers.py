@@ -449,3 +449,12 @@ def test_importing_the_module_imports_no_mcp() -> None:
     code = "import sys, stillroom.tools.containers.docker as _; sys.exit('mcp' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_guard_loads_no_large_library() -> None:
+    code = (
+        "import sys, stillroom.tools.guard, stillroom.tools.browser.text;"
+        "sys.exit(bool({'pydantic', 'yaml', 'mcp'} & set(sys.modules)))"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
