@@ -25,7 +25,7 @@ from stillroom.rollout.results import RolloutsResult
 from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 
-NUM_GUESTS = 8
+NUM_GUESTS = 5
 NAMES = [f"guest{n:02}" for n in range(NUM_GUESTS)]
 UNTOUCHED = ("Cookie: none.", "Stored: nothing and nothing.")
 

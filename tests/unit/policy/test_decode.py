@@ -60,19 +60,19 @@ def test_log_probabilities_are_those_of_one_forward_pass_over_the_whole(loaded):
         assert_logprobs(loaded, sequence, tolerance=rounding)
 
 
-@pytest.mark.parametrize("replied", [1, 2, 30])
-def test_a_turn_after_a_tools_reply_is_that_of_transformers(loaded, replied):
+def test_a_turn_after_a_tools_reply_is_that_of_transformers(loaded):
     prompts = random_prompts((20, 4, 33, 11), seed=2)
-    replies = random_prompts((replied, 12, replied, 5), seed=3)
-    sequences = [sequence_of(prompt) for prompt in prompts]
-    engine = engine_for(loaded)
+    first_turns = [generated(loaded, prompt) for prompt in prompts]
+    for replied in (1, 2, 30):
+        replies = random_prompts((replied, 12, replied, 5), seed=3)
+        sequences = [sequence_of(prompt) for prompt in prompts]
+        engine = engine_for(loaded)
 
-    play_replies(engine, sequences, replies)
+        play_replies(engine, sequences, replies)
 
-    for sequence, prompt, reply in zip(sequences, prompts, replies, strict=True):
-        once = generated(loaded, prompt)
-        assert sequence.ids == generated(loaded, [*once, *reply])
-        assert sequence.sampled[len(once) : len(once) + len(reply)] == [False] * len(reply)
+        for sequence, once, reply in zip(sequences, first_turns, replies, strict=True):
+            assert sequence.ids == generated(loaded, [*once, *reply]), replied
+            assert sequence.sampled[len(once) : len(once) + len(reply)] == [False] * len(reply)
 
 
 def test_a_paused_conversation_goes_on_as_if_it_had_not_waited(gemma):

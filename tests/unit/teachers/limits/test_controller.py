@@ -29,7 +29,7 @@ def some_tokens(rng: random.Random) -> float:
 
 @pytest.mark.parametrize("lateness_s", [0.0, 0.002])
 @pytest.mark.parametrize("sigma", [0.0, 0.5])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_a_rate_limit_is_used_and_hardly_ever_overstepped(
     seed: int, sigma: float, lateness_s: float
 ) -> None:
@@ -41,7 +41,7 @@ def test_a_rate_limit_is_used_and_hardly_ever_overstepped(
     assert share_refused(result) <= 0.01
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_answers_that_take_long_do_not_make_a_rate_limit_less_used(seed: int) -> None:
     bucket = Bucket(STEADY, burst=20)
     result = simulate(
@@ -53,7 +53,7 @@ def test_answers_that_take_long_do_not_make_a_rate_limit_less_used(seed: int) ->
 
 @pytest.mark.parametrize("kind", [LimitKind.UNKNOWN, LimitKind.TOKENS])
 @pytest.mark.parametrize("sigma", [0.0, 0.5])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_a_limit_on_tokens_is_found_out_and_kept(seed: int, sigma: float, kind: LimitKind) -> None:
     bucket = Bucket(((0.0, 40_000.0),), burst=4000)
     controller = LimitController(SETTINGS)
@@ -71,7 +71,7 @@ def test_a_limit_on_tokens_is_found_out_and_kept(seed: int, sigma: float, kind: 
     [((0, 200), (13, 100), (26, 300)), ((0, 300), (13, 100), (26, 200))],
 )
 @pytest.mark.parametrize("sigma", [0.0, 0.5])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_a_limit_that_moves_is_followed(schedule: tuple, sigma: float, seed: int) -> None:
     bucket = Bucket(schedule, burst=20)
     result = simulate(SETTINGS, seconds=40, bucket=bucket, sigma=sigma, seed=seed, lateness_s=0.002)
@@ -80,7 +80,7 @@ def test_a_limit_that_moves_is_followed(schedule: tuple, sigma: float, seed: int
 
 
 @pytest.mark.parametrize(("at_once", "latency_s"), [(50, 0.05), (20, 0.1), (20, 0.5)])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_a_limit_on_how_many_at_once_is_used_and_kept(
     at_once: int, latency_s: float, seed: int
 ) -> None:

@@ -111,12 +111,12 @@ def test_results_are_shown_as_text() -> None:
 
 
 def test_sessions_see_nothing_of_each_other_in_processes() -> None:
-    check_isolation(MCPTools(odd_server(), max_sessions=20), 20)
+    check_isolation(MCPTools(odd_server(), max_sessions=8), 8)
 
 
 def test_sessions_see_nothing_of_each_other_over_http() -> None:
     with serve_http(counting_server().streamable_http_app()) as address:
-        check_isolation(MCPTools(f"{address}/mcp", max_sessions=20), 20)
+        check_isolation(MCPTools(f"{address}/mcp", max_sessions=8), 8)
 
 
 def check_isolation(tools: MCPTools, num_sessions: int) -> None:
