@@ -64,7 +64,8 @@ class _Thread:
         self.model: str | None = None
         self.stretch = _Stretch(place, 0, None)
         self.is_copy = False
-        """Whether what comes may still be a copy of the thread that it was forked from."""
+        """Whether what comes may still be a copy of what another file has of its thread, or of the
+        thread that it was forked from."""
         self.num_conversations = 0
         self._family: str | None = None
         self._total: Usage | None = Usage()
@@ -73,7 +74,7 @@ class _Thread:
     def begin(self, meta: Row) -> None:
         """Takes what the file says first of its thread."""
         self.meta = meta
-        self.is_copy = origin_of(meta) is not None
+        self.is_copy = origin_of(meta) is not None or self.forks.is_twice(self.id)
         self._family = None if self.is_context else self.forks.family_of(self.id)
 
     def go_on_from(self, other: "_Thread | None") -> None:

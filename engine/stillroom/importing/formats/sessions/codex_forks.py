@@ -23,23 +23,37 @@ class ThreadForks:
     def __init__(self, paths: Sequence[Path]) -> None:
         self._files: dict[str, Path] = {}
         self._origins: dict[str, str] = {}
+        self._threads: dict[Path, str] = {}
+        self._twice: set[str] = set()
         for path in paths:
             meta = _first_meta(path)
             if thread := first_text(meta, "id", "session_id"):
-                self._files.setdefault(thread, path)
+                self._threads[path] = thread
+                longest = self._files.setdefault(thread, path)
+                if longest != path:
+                    self._twice.add(thread)
+                    self._files[thread] = max(longest, path, key=_size)
                 if origin := origin_of(meta):
                     self._origins.setdefault(thread, origin)
-        self._related = {*self._origins, *self._origins.values()}
+        self._related = {*self._origins, *self._origins.values(), *self._twice}
         self._owners: dict[int, str] = {}
 
     def in_order(self, paths: Iterable[Path]) -> list[Path]:
-        """Returns the files, each after those of the threads that its thread was forked from."""
-        depths = {path: len(line_of(thread, self._origins)) for thread, path in self._files.items()}
-        return sorted(paths, key=lambda path: depths.get(path, 0))
+        """Returns the files, each after those of the threads that its thread was forked from.
+
+        Of several files of a thread the longest is the first.
+        """
+        depths = {path: len(line_of(name, self._origins)) for path, name in self._threads.items()}
+        later = {path for path in self._threads if self._files[self._threads[path]] != path}
+        return sorted(paths, key=lambda path: (depths.get(path, 0), path in later))
 
     def file_of(self, thread: str | None) -> Path | None:
         """Returns the file of a thread; None if the import has none."""
         return self._files.get(thread or "")
+
+    def is_twice(self, thread: str | None) -> bool:
+        """Returns whether several files hold a thread, such as one that was packed and went on."""
+        return thread in self._twice
 
     def family_of(self, thread: str | None) -> str | None:
         """Returns the id of the thread that a thread's family began with; None if it has none."""
@@ -67,6 +81,10 @@ def origin_of(meta: Mapping[str, Any]) -> str | None:
     return first_text(as_row(meta.get("history_base")), "thread_id") or first_text(
         meta, "forked_from_id"
     )
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
 
 
 def _first_meta(path: Path) -> Row:

@@ -242,6 +242,28 @@ def test_a_fork_that_nobody_went_on_with_is_a_copy(tmp_path):
     assert "in p" in row.detail
 
 
+def test_a_thread_that_lies_there_twice_is_trained_once(tmp_path):
+    packed = forked(tmp_path, "p", None, *_TALK[1:])
+    later = (message("user", "Go on"), message("assistant", "I go on."), used(40, 7))
+    whole = write_lines(tmp_path / "rollout-p-on.jsonl", *_TALK, *later)
+    for paths in ((packed, whole), (whole, packed)):
+        talk, copy = read("codex", *paths)
+        assert [m.get("weight") for m in talk.messages] == [None] * 6
+        assert (talk.place.path, talk.usage.completion_tokens) == (whole, 7)
+        assert (copy.place.path, copy.reason) == (packed, "copied from another session")
+
+
+def test_two_files_of_a_thread_that_went_apart_share_what_is_trained(tmp_path):
+    first = forked(tmp_path, "p", None, *_TALK[1:], message("user", "A much longer question?"),
+                   message("assistant", "Yes."))  # fmt: skip
+    later = (message("user", "On"), message("assistant", "No."))
+    second = write_lines(tmp_path / "rollout-p-on.jsonl", *_TALK, *later)
+    whole, branch = conversations(read("codex", second, first))
+    assert [m.get("weight") for m in whole.messages] == [None] * 6
+    assert [m.get("weight") for m in branch.messages] == [None, 0, None, 0, None, None]
+    assert branch.parent == "p"
+
+
 def test_threads_that_are_no_forks_are_trained_whatever_others_hold(tmp_path):
     rows = read("codex", *(forked(tmp_path, name, None, *_TALK[1:]) for name in ("a", "b")))
     assert [m.get("weight") for row in conversations(rows) for m in row.messages] == [None] * 8
