@@ -146,8 +146,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def given_name(self) -> str | None:
-        """What the run was named, or else its output or config file; None if none was given."""
-        named = (self.request.get(field) for field in ("name", "output", "config"))
+        """What the run was named, or else its output, config file or model; None without any."""
+        named = (self.request.get(field) for field in ("name", "output", "config", "model"))
         return next((name for name in named if isinstance(name, str)), None)
 
 

@@ -1,6 +1,7 @@
 """The text that suggests the next call after each operation, so that an agent can act on it."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -9,6 +10,8 @@ from stillroom import api
 from stillroom_mcp.outcomes import first_remark
 
 _MAX_POLL_S = 110.0
+_OLD_MINUTES = 2
+"""A view is written every few seconds while the machine answers."""
 
 
 def after_create_project(request: api.CreateProject, result: api.ProjectResult) -> str:
@@ -205,14 +208,25 @@ def after_run(request: object, result: api.RunReport) -> str:
                 "if the machine is gone for good, cancel_run says how to go on elsewhere"
             )
         if result.alarms:
-            return f"tell the user of the alarms; cancel_run if they persist, else {following}"
-        return following
+            following = f"tell the user of the alarms; cancel_run if they persist, else {following}"
+        return _if_old(result) + following
     if result.resumed_by is not None:
         return f"its work went on as get_run(run_id={result.resumed_by})"
     if result.status != "succeeded":
         fix = result.error.fix if result.error else _go_on(result)
         return f"{fix} (get_run_logs(run_id={result.run_id}) shows the details)"
     return _after_success(result)
+
+
+def _if_old(result: api.RunReport) -> str:
+    """Returns that what is said of a run elsewhere is old, as after a night without this server."""
+    if result.last_contact is None:
+        return ""
+    passed = datetime.now(UTC) - datetime.fromisoformat(result.last_contact)
+    minutes = int(passed.total_seconds() // 60)
+    if minutes < _OLD_MINUTES:
+        return ""
+    return f"this is {minutes} minutes old, the cost too, and is being caught up: look again. "
 
 
 def _go_on(result: api.RunReport) -> str:

@@ -139,11 +139,20 @@ def _again(folder: RunFolder, kind: RunKind) -> str:
 
 
 def going_on(folder: RunFolder, kind: RunKind) -> str:
-    """Returns the text on resuming a training run from its last checkpoint; "" if it has none."""
-    step = _last_step(folder, kind)
-    if step is None:
-        return ""
-    return f"; then start_training(resume={folder.run_id}) goes on from {step}"
+    """Returns the text on resuming a training run from its last checkpoint; "" if it has none.
+
+    Without one of its own it goes on from that of the run that it was resumed from.
+    """
+    from_run, seen = folder, {folder.run_id}
+    while (step := _last_step(from_run, kind)) is None:
+        begun = from_run.known_request()
+        earlier = begun.request.get("resume") if begun is not None else None
+        if not isinstance(earlier, str) or earlier in seen:
+            return ""
+        seen.add(earlier)
+        from_run = RunFolder(folder.path.parent / earlier)
+    of_run = f" of {from_run.run_id}" if from_run is not folder else ""
+    return f"; then start_training(resume={folder.run_id}) goes on from {step}{of_run}"
 
 
 def _with_smaller_passes(folder: RunFolder, kind: RunKind) -> str:

@@ -251,7 +251,8 @@ class ProgressReport:
         clock = time.monotonic()
         if done == self._total or clock - self._measured_at >= _MEASURE_EVERY_S:
             self._measured_at = clock
-            self._reporter.metrics(done, {**live, **self._figures(live, failed, clock)})
+            shown = {name: value for name, value in live.items() if name != "cost_usd"}
+            self._reporter.metrics(done, {**shown, **self._figures(live, failed, clock)})
         self._reporter.progress(done, self._total, unit="rollouts", phase=_PHASE)
 
     def _figures(self, live: Mapping[str, float], failed: int, clock: float) -> dict[str, float]:
@@ -265,7 +266,8 @@ class ProgressReport:
             "calls_per_s": round(calls / max(clock - self._started, 1e-3), 2),
             "tokens": num_tokens + live.get("tokens", 0),
         }
-        if tally.cost_usd is not None:
+        # Before the first call it would be a 0 that stays where the price is not known.
+        if tally.cost_usd is not None and calls:
             figures["cost_usd"] = round(tally.cost_usd + live.get("cost_usd", 0.0), 6)
         return figures
 

@@ -18,8 +18,9 @@ from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.jobs import supervise
 from stillroom.jobs.bounded_log import BoundedLog
-from stillroom.jobs.failures import ending_of_gone
+from stillroom.jobs.failures import ending_of_gone, going_on
 from stillroom.jobs.limits import KILLED_AT_LIMIT
+from stillroom.models.resolve import CHECKPOINTS
 from stillroom.processes import process_start
 from stillroom.run_folder import ProcessEnd, RunFolder, create_run, find_run
 from stillroom.settings import Workspace
@@ -135,6 +136,20 @@ def test_out_of_memory_is_said_only_if_the_kernel_has_killed(workspace: Workspac
     assert status is RunStatus.FAILED
     assert failure.problem.startswith("out of memory: ")
     assert "12.3 GB" in failure.problem
+
+
+def test_a_resumed_run_that_broke_off_early_goes_on_from_the_checkpoint_before(
+    workspace: Workspace,
+) -> None:
+    first = create_run(workspace, RunKind.SFT, {})
+    state = first.path / CHECKPOINTS / "step_000003" / "training_state.json"
+    state.parent.mkdir(parents=True)
+    state.touch()
+    second = create_run(workspace, RunKind.SFT, {"resume": first.run_id})
+    third = create_run(workspace, RunKind.SFT, {"resume": second.run_id})
+    again = f"; then start_training(resume={third.run_id}) goes on from step_000003"
+    assert going_on(third, RunKind.SFT) == f"{again} of {first.run_id}"
+    assert going_on(create_run(workspace, RunKind.SFT, {}), RunKind.SFT) == ""
 
 
 def test_a_run_that_was_killed_at_a_limit_goes_on_with_a_higher_one(workspace: Workspace) -> None:

@@ -1,5 +1,6 @@
 """A run on another machine, as calls, lists, pages and costs show it."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -51,6 +52,18 @@ def test_a_machine_that_does_not_answer_makes_no_other_status_and_no_second_star
     assert "do not start it again" in step
     assert f"get_run(run_id={folder.run_id}" in step
     assert "check_setup(where=gpu-box)" in step
+
+
+def test_a_view_from_before_a_night_is_said_to_be_old_and_a_new_one_is_not(workspace):
+    def step(seen: str) -> str:
+        view = msgspec.structs.replace(RUNNING, last_contact=seen)
+        folder = add_remote_run(workspace, view)
+        with followed(folder):
+            return after_run(None, api.get_run(workspace, api.GetRun(run_id=folder.run_id)))
+
+    eight_hours_ago = datetime.now(UTC) - timedelta(hours=8)
+    assert "this is 480 minutes old, the cost too" in step(eight_hours_ago.isoformat())
+    assert " old" not in step(datetime.now(UTC).isoformat())
 
 
 def test_a_run_that_cannot_be_told_to_stop_may_go_on_elsewhere_at_once(workspace):

@@ -191,6 +191,8 @@ def test_a_run_leaves_a_manifest_and_reports_as_it_goes(workspace: Workspace) ->
     )
     assert reported["calls_per_s"] > 0
     assert reported["at_once_allowed"] >= 1
+    # Nobody knows what `m` costs, so no figure at any time says that it was nothing.
+    assert not any("cost_usd" in values for values in reporter.measured)
 
 
 def test_the_same_run_again_pays_for_nothing(workspace: Workspace) -> None:
