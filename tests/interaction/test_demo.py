@@ -22,7 +22,7 @@ from stillroom_mcp.demo.guide import DemoStoppedError, Guide
 from stillroom_mcp.demo.run import ORDER, free_folder
 from stillroom_mcp.demo.settings import DemoSettings
 
-TINY = DemoSettings(num_rollouts=32, num_heldout=12, num_iterations=2, num_kl_prompts=4)
+TINY = DemoSettings(num_rollouts=16, num_heldout=8, num_iterations=1, num_kl_prompts=2)
 NUM_STEPS = 2
 WAITING_TOOLS = """
 
@@ -139,19 +139,19 @@ def test_the_closing_words_follow_the_figures(
 
 
 def test_training_goes_on_when_its_server_is_killed_and_the_next_one_sees_it_finish(
-    tmp_path: Path,
+    tmp_path: Path, warm_program: Path
 ) -> None:
-    run_id = anyio.run(start_training_then_kill_the_server, tmp_path)
-    seen = anyio.run(follow_with_a_new_server, tmp_path, run_id)
+    run_id = anyio.run(start_training_then_kill_the_server, tmp_path, warm_program)
+    seen = anyio.run(follow_with_a_new_server, tmp_path, warm_program, run_id)
     assert seen[0]["status"] == "running", seen[0]
     assert seen[0]["progress"]["done"] < NUM_STEPS
     assert seen[-1]["status"] == "succeeded", seen[-1]["error"]
     assert seen[-1]["result"]["steps"] == NUM_STEPS
 
 
-async def start_training_then_kill_the_server(root: Path) -> str:
+async def start_training_then_kill_the_server(root: Path, warm_program: Path) -> str:
     with anyio.fail_after(240):
-        async with Client(server_of(root)) as client:
+        async with Client(server_of(root, warm_program)) as client:
             await client.call_tool("create_project", {})
             with (root / "tools.py").open("a", encoding="utf-8") as tools:
                 tools.write(WAITING_TOOLS.format(root=str(root)))
@@ -169,10 +169,12 @@ async def start_training_then_kill_the_server(root: Path) -> str:
     return run_id
 
 
-async def follow_with_a_new_server(root: Path, run_id: str) -> list[dict[str, Any]]:
+async def follow_with_a_new_server(
+    root: Path, warm_program: Path, run_id: str
+) -> list[dict[str, Any]]:
     seen: list[dict[str, Any]] = []
     with anyio.fail_after(240):
-        async with Client(server_of(root)) as client:
+        async with Client(server_of(root, warm_program)) as client:
             while not seen or seen[-1]["status"] in ("starting", "running"):
                 wait_s = 20 if seen else 0
                 seen.append(
@@ -189,8 +191,14 @@ async def answer_of(client: Client, tool: str, arguments: dict[str, Any]) -> dic
     return result.structured_content
 
 
-def server_of(root: Path) -> StdioServerParameters:
-    arguments = ["-P", "-m", "stillroom_mcp", "serve", "--workspace", str(root)]
+def server_of(root: Path, warm_program: Path) -> StdioServerParameters:
+    """A server in a process of its own, whose runs begin in warm ones."""
+    code = (
+        "import runpy, sys\n"
+        f"sys.executable = {str(warm_program)!r}\n"
+        "runpy.run_module('stillroom_mcp', run_name='__main__', alter_sys=True)"
+    )
+    arguments = ["-P", "-c", code, "serve", "--workspace", str(root)]
     return StdioServerParameters(command=sys.executable, args=arguments)
 
 
