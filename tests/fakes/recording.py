@@ -57,10 +57,15 @@ def in_thread(make, host: str = "127.0.0.1") -> Iterator[tuple[str, object]]:
 
 @contextmanager
 def recording(
-    folder: Path, *upstreams: str, token: str | None = None, hosts=(), **options
+    folder: Path,
+    *upstreams: str,
+    token: str | None = None,
+    hosts=(),
+    journal_kind: type[CallJournal] = CallJournal,
+    **options,
 ) -> Iterator[str]:
     """Records into a folder, and yields the proxy's address."""
-    journal = CallJournal(folder)
+    journal = journal_kind(folder)
 
     def make(loop: asyncio.AbstractEventLoop) -> RecordingProxy:
         return RecordingProxy(
@@ -72,6 +77,23 @@ def recording(
             yield url
     finally:
         journal.close()
+
+
+class SlowJournal(CallJournal):
+    """A journal on a disk that takes longer than the proxy, so that all is written at its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.held = []
+        super().__init__(folder)
+
+    def append(self, line, done) -> None:
+        self.held.append((line, done))
+
+    def close(self) -> None:
+        for number, call in enumerate(self.held, start=1):
+            super().append(*call)
+            wait_until(lambda number=number: self.num_calls == number)
+        super().close()
 
 
 def calls_in(folder: Path) -> list[RecordedCall]:

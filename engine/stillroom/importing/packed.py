@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stillroom.errors import InputError, missing_extra
-from stillroom.recording.encodings import zstd_library
 from stillroom.secrecy.readable import check_readable
 
 _BLOCK = 1 << 20
@@ -116,6 +115,9 @@ def _opened(file: Path) -> tuple[gzip.GzipFile, tuple[type[Exception], ...]]:
     """Returns a packed file's content, and the errors that reading it raises where it is broken."""
     if file.suffix.lower() == _GZIP:
         return gzip.open(file), _BROKEN
+    # Those who only read the command line load nothing of the recorder.
+    from stillroom.recording.encodings import zstd_library
+
     if (library := zstd_library()) is None:
         raise missing_extra("traces", f"unpacking {file}")
     # A frame that asks for more than 128 MB of memory is refused by the library.

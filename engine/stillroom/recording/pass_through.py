@@ -286,7 +286,12 @@ class PassThrough:
             return
 
         def done(outcome: Outcome) -> None:
-            loop.call_soon_threadsafe(self._recorded, outcome)
+            try:
+                loop.call_soon_threadsafe(self._recorded, outcome)
+            except RuntimeError:
+                # The proxy has stopped, and the journal still writes what waits: nobody is left to
+                # be answered, and the calls behind this one must be written too.
+                self._owner.note(outcome)
 
         self._owner.journal.append(line, done)
 

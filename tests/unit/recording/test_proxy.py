@@ -14,7 +14,7 @@ import pytest
 from backports import zstd
 
 from fakes.raw_endpoint import CHUNK_END, STREAM_HEAD, RawEndpoint, chunk, json_reply, stream_reply
-from fakes.recording import CHAT, RawClient, calls_in, recording, request, wait_until
+from fakes.recording import CHAT, RawClient, SlowJournal, calls_in, recording, request, wait_until
 from stillroom.recording import encodings
 from stillroom.recording.records import kind_of
 
@@ -280,6 +280,25 @@ def test_a_call_that_goes_on_when_the_proxy_stops_is_recorded_as_that(tmp_path):
         ended.set()
     (call,) = calls_in(tmp_path)
     assert (call.end, call.reply.content.data) == ("proxy_stopped", EVENTS[0])
+
+
+def test_calls_that_the_journal_writes_after_the_proxy_has_stopped_are_all_recorded(tmp_path):
+    ended = threading.Event()
+
+    def script(_):
+        yield STREAM_HEAD + chunk(EVENTS[0])
+        ended.wait(10)
+
+    with RawEndpoint(script) as endpoint:
+        with recording(tmp_path, endpoint.url, journal_kind=SlowJournal) as url:
+            clients = [RawClient(url) for _ in range(2)]
+            for client in clients:
+                client.send("POST", CHAT, BODY)
+                assert client.read_head()
+        for client in clients:
+            client.socket.close()
+        ended.set()
+    assert [call.end for call in calls_in(tmp_path)] == ["proxy_stopped"] * 2
 
 
 def test_a_request_goes_again_if_the_upstream_closed_the_connection_it_was_sent_on(tmp_path):
