@@ -214,6 +214,10 @@ def after_run(request: object, result: api.RunReport) -> str:
         return f"its work went on as get_run(run_id={result.resumed_by})"
     if result.status != "succeeded":
         fix = result.error.fix if result.error else _go_on(result)
+        if result.where is not None:
+            # What ended there does not know by which name it was reached, and here is no GPU.
+            again = f"resume={result.run_id}"
+            fix = fix.replace(f"{again})", f"{again}, where={result.where})")
         return f"{fix} (get_run_logs(run_id={result.run_id}) shows the details)"
     return _after_success(result)
 

@@ -12,7 +12,7 @@ from stillroom.outputs import OutputHeldError
 from stillroom.remote.machines import find_machine
 from stillroom.remote.package.needs import Needs
 from stillroom.remote.package.order import Packed, pack
-from stillroom.remote.package.refusals import refuse_needs, refuse_request
+from stillroom.remote.package.refusals import least_budget, refuse_needs, refuse_request
 from stillroom.remote.records import Machine, Order, RayCluster
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.run_folder import REMOTE_FILE, NewRun, RunFolder, all_runs, read_elsewhere
@@ -123,9 +123,10 @@ def _with_rest(
     request: StartTraining, machine: Machine, budget: float, spent: float
 ) -> tuple[StartTraining, list[str]]:
     left = budget - spent
-    if left <= 0:
+    if left <= least_budget(machine):
         raise InputError(
-            f"the budget of ${budget:g} that {request.resume} began with is spent",
+            f"of the budget of ${budget:g}, with which {request.resume} was run, "
+            f"${max(0.0, left):.4f} is left: too little to go on with",
             "ask the user, then the same call with a budget_usd for what is left to do",
         )
     note = f"goes on with the ${left:.4f} that is left of the budget of ${budget:g}"

@@ -228,10 +228,11 @@ def test_a_training_that_goes_on_keeps_what_is_left_of_its_budget(workspace):
     assert with_budget_left(workspace, unlimited, box(workspace)) == (unlimited, [])
 
 
-def test_a_training_whose_budget_is_spent_goes_on_only_with_another(workspace):
-    over = View(where="box", phase="over", machine_usd=1.02)
+@pytest.mark.parametrize("spent_usd", [0.98, 1.02])
+def test_a_training_whose_budget_is_spent_goes_on_only_with_another(workspace, spent_usd):
+    over = View(where="box", phase="over", machine_usd=spent_usd)
     spent = add_remote_run(workspace, over, status=RunStatus.INTERRUPTED, budget_usd=1.0)
-    with pytest.raises(InputError, match=r"budget of \$1 .* is spent"):
+    with pytest.raises(InputError, match=r"of the budget of \$1, .* too little"):
         with_budget_left(workspace, StartTraining(resume=spent.run_id), box(workspace))
 
 

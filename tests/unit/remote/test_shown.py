@@ -85,6 +85,18 @@ def test_a_run_that_ended_early_there_goes_on_there_or_elsewhere(workspace) -> N
     assert f"start_training(resume={folder.run_id}, where=gpu-box)" in step
 
 
+def test_a_run_that_stopped_at_its_budget_goes_on_where_it_was(workspace) -> None:
+    view = View(where="gpu-box", phase="over", last_contact=SEEN)
+    folder = add_remote_run(workspace, view, status=RunStatus.CANCELLED)
+    fix = f"raise that limit; then start_training(resume={folder.run_id}) goes on from step_000001"
+    error = RunFailure(problem="its budget of $1 is spent", fix=fix)
+    folder.write(msgspec.structs.replace(folder.read(), error=error))
+    with followed(folder):
+        step = after_run(None, api.get_run(workspace, api.GetRun(run_id=folder.run_id)))
+
+    assert f"start_training(resume={folder.run_id}, where=gpu-box) goes on" in step
+
+
 def test_before_the_first_view_the_machine_is_known_all_the_same(workspace) -> None:
     folder = add_remote_run(workspace, None)
 

@@ -61,9 +61,14 @@ def refuse_request(request: PlacedRequest, machine: Machine) -> None:
         _refuse_too_little(budget, machine.price_per_hour, machine)
 
 
+def least_budget(machine: Machine) -> float:
+    """Returns the US dollars below which a budget is spent before a run has begun."""
+    return (machine.price_per_hour or 0.0) * _LEAST_BOUGHT_S / 3600
+
+
 def _refuse_too_little(budget_usd: float, price_per_hour: float, machine: Machine) -> None:
     """Raises InputError for a budget that would be spent before the run has begun."""
-    least = price_per_hour * _LEAST_BOUGHT_S / 3600
+    least = least_budget(machine)
     if budget_usd < least:
         raise InputError(
             f"budget_usd {budget_usd:g} pays for {budget_usd / price_per_hour * 3600:.0f} s of "
