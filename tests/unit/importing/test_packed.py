@@ -8,6 +8,7 @@ from stillroom.importing import packed
 from stillroom.importing.request import ImportRollouts
 from stillroom.importing.run import import_rollouts
 from stillroom.lineage import read_manifest, record_file
+from stillroom.recording import encodings
 from stillroom.recording.encodings import zstd_library
 from stillroom.settings import Workspace
 from stillroom.trace.request import ShowLineage
@@ -106,7 +107,7 @@ def test_a_file_that_asks_for_much_memory_is_not_unpacked(tmp_path):
 
 
 def test_without_the_library_for_zst_the_error_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(packed, "zstd_library", lambda: None)
+    monkeypatch.setattr(encodings, "zstd_library", lambda: None)
     (tmp_path / "calls.jsonl.zst").write_bytes(ZSTANDARD.compress(LOG))
     with pytest.raises(MissingExtraError, match=r"pip install 'stillroom\[traces\]'"):
         imported(tmp_path, "calls.jsonl.zst")
