@@ -75,7 +75,9 @@ def spent_on_runs(workspace: Workspace) -> Spent:
                 continue
             is_local = _is_local(request)
             if state.kind in _CALLING and not (is_local and "cost_usd" not in result):
-                calls.append(result.get("cost_usd", state.metrics.get("cost_usd", 0.0)))
+                # A run that broke off has a figure as soon as it has called a model with a price.
+                so_far = None if state.metrics.get("calls") and not is_local else 0.0
+                calls.append(result.get("cost_usd", state.metrics.get("cost_usd", so_far)))
             if (elsewhere := read_elsewhere(folder.path)) is not None:
                 calls.append(elsewhere.machine_usd)
             elif state.kind in _TRAINING or (state.kind in _CALLING and is_local):

@@ -233,7 +233,7 @@ def test_files_that_tools_name_go_with_them_but_no_keys(workspace):
         "RUNS = 'runs'\nHERE = '.'\nROOT = '/'\nQUESTIONS = f'{HERE}/q.txt'\n",
     )
     (workspace.root / "runs" / "sft-1").mkdir(parents=True)
-    packed = pack(workspace, box(workspace), needs)
+    packed = pack(workspace, box(workspace), needs, budget_usd=1)
     assert sorted(file.place for file in packed.order.files) == [
         "workspace/kb/a.json",
         "workspace/kb/deep/b.json",

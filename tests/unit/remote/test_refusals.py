@@ -257,3 +257,13 @@ def test_a_teacher_on_this_machine_is_refused_before_its_key_is_looked_at(worksp
     )
     with pytest.raises(InputError, match="is another machine than here"):
         placed(workspace, request)
+
+
+def test_a_run_without_a_budget_says_what_it_may_cost(workspace):
+    order = packed(workspace, box(workspace), Needs)
+    assert order is not None
+    [note] = order.notes
+    assert note.startswith("no budget: box may cost $48.00 for this run: it is stopped after 24 h")
+    capped = packed(workspace, box(workspace), Needs, budget_usd=1)
+    assert capped is not None
+    assert capped.notes == []

@@ -92,7 +92,17 @@ def pack(
         outputs=outputs,
         budget_usd=budget_usd,
     )
-    return Packed(order, [*notes, *key_notes], secrets)
+    return Packed(order, [*notes, *key_notes, *_cost_notes(machine, budget_usd)], secrets)
+
+
+def _cost_notes(machine: Machine, budget_usd: float | None) -> list[str]:
+    """Returns what a run may cost that nobody has given a budget, where the price is known."""
+    if budget_usd is not None or not machine.price_per_hour:
+        return []
+    most = machine.price_per_hour * machine.max_hours
+    limit = f"it is stopped after {machine.max_hours:g} hours (max_hours)"
+    price = f"${machine.price_per_hour:g} an hour"
+    return [f"no budget: {machine.name} may cost ${most:.2f} for this run: {limit} at {price}"]
 
 
 def _add_files(workspace: Workspace, places: SentPlaces, needs: Needs) -> None:
