@@ -263,7 +263,9 @@ def test_a_run_without_a_budget_says_what_it_may_cost(workspace):
     order = packed(workspace, box(workspace), Needs)
     assert order is not None
     [note] = order.notes
-    assert note.startswith("no budget: box may cost $48.00 for this run: it is stopped after 24 h")
+    assert note.startswith(
+        "no budget: box may cost $48.00 for this run: it is stopped by max_hours (24)"
+    )
     capped = packed(workspace, box(workspace), Needs, budget_usd=1)
     assert capped is not None
     assert capped.notes == []

@@ -100,7 +100,7 @@ def _cost_notes(machine: Machine, budget_usd: float | None) -> list[str]:
     if budget_usd is not None or not machine.price_per_hour:
         return []
     most = machine.price_per_hour * machine.max_hours
-    limit = f"it is stopped after {machine.max_hours:g} hours (max_hours)"
+    limit = f"it is stopped by max_hours ({machine.max_hours:g})"
     price = f"${machine.price_per_hour:g} an hour"
     return [f"no budget: {machine.name} may cost ${most:.2f} for this run: {limit} at {price}"]
 
