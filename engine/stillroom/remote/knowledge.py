@@ -22,7 +22,7 @@ from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RunFolder, RunState, al
 from stillroom.settings import Workspace
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.planning.hardware import EarlierRate, Hardware
-from stillroom.types import RunKind
+from stillroom.types import RunKind, RunStatus
 
 _HOUR_S = 3600
 _FLAVOR_GPUS = {"a100": "A100 80GB"}
@@ -185,8 +185,12 @@ def _earlier_price(workspace: Workspace, machine: Machine) -> float | None:
 
 
 def _measured(workspace: Workspace, machine: Machine, config: TrainConfig) -> EarlierRate | None:
-    """Returns the rate of the last run of the same training on a machine; None if there is none."""
-    wanted, found = _settings(config.model_dump(mode="json")), list[tuple[str, EarlierRate]]()
+    """Returns the rate of the last run of the same training on a machine; None if there is none.
+
+    One that broke off may have measured its slow first steps: it counts only if none succeeded.
+    """
+    wanted = _settings(config.model_dump(mode="json"))
+    found = list[tuple[bool, str, EarlierRate]]()
     for folder, order, _ in remote_runs(workspace):
         if order.machine.name != machine.name or _address(order.machine) != _address(machine):
             continue
@@ -194,8 +198,10 @@ def _measured(workspace: Workspace, machine: Machine, config: TrainConfig) -> Ea
             state = folder.read()
             rate = _rate(state)
             if rate is not None and _settings(_config_of(folder)) == wanted:
-                found.append((state.created_at, EarlierRate(folder.run_id, rate)))
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+                has_succeeded = state.status is RunStatus.SUCCEEDED
+                earlier = EarlierRate(folder.run_id, rate)
+                found.append((has_succeeded, state.created_at, earlier))
+    return max(found, key=lambda run: run[:2])[2] if found else None
 
 
 def _rate(state: RunState) -> float | None:

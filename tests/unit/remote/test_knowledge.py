@@ -76,12 +76,12 @@ def test_the_rate_is_that_of_the_last_run_of_the_same_training_there(tmp_path):
     workspace = name_machines(tmp_path, BOX + "other: {ssh: me@other}\n")
     box, config = find_machine(workspace, "gpu-box"), config_of(tmp_path)
 
-    def ran(machine, rate, **model):
+    def ran(machine, rate, status=RunStatus.SUCCEEDED, **model):
         run = add_remote_run(
             workspace,
             View(where=machine.name, phase="over", last_contact=now()),
             machine=machine,
-            status=RunStatus.SUCCEEDED,
+            status=status,
             metrics={"tokens_per_s": rate},
         )
         write_json(run.path / "config.json", config_of(tmp_path, **model).model_dump(mode="json"))
@@ -92,7 +92,13 @@ def test_the_rate_is_that_of_the_last_run_of_the_same_training_there(tmp_path):
     ran(box, None)
     assert hardware_of(workspace, box, config).measured is None
 
+    ran(box, 30.0, RunStatus.CANCELLED)
+    measured = hardware_of(workspace, box, config).measured
+    assert measured is not None
+    assert measured.tokens_per_s == 30.0
+
     run_id = ran(box, 1500.0)
+    ran(box, 30.0, RunStatus.CANCELLED)
     measured = hardware_of(workspace, box, config).measured
 
     assert measured is not None
