@@ -5,7 +5,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -138,6 +138,7 @@ def build_parser(
     by_command["dashboard"] = _add_dashboard(added)
     by_command["report"] = _add_report(added)
     by_command["prices"] = _add_prices(added)
+    by_command["docs"] = _add_docs(added)
     by_command["wait"] = waiting.add_parser(added)
     by_command["setup"] = _add_setup(added, is_given="setup" in given)
     by_command["chat"] = _add_chat(added, is_given="chat" in given)
@@ -287,6 +288,13 @@ def _add_prices(added: Any) -> argparse.ArgumentParser:
     return parser
 
 
+def _add_docs(added: Any) -> argparse.ArgumentParser:
+    text = "Print a page of the documentation, or the names of all; `docs/x.md` is the page x."
+    parser = added.add_parser("docs", help=text, description=text, allow_abbrev=False)
+    parser.add_argument("page", nargs="?", metavar="PAGE", help="name of a page, e.g. traces")
+    return parser
+
+
 def _add_report(added: Any) -> argparse.ArgumentParser:
     text = "Write report.html: learning curves, accuracy, example conversations of all runs."
     parser = added.add_parser("report", help=text, description=text)
@@ -349,6 +357,15 @@ def _metavar(annotation: Any) -> str:
     return "N" if {int, float} & set(kinds) else "TEXT"
 
 
+_OTHERS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "chat": _chat,
+    "docs": lambda options: commands.docs(options.page),
+    "record": _record,
+    "setup": _setup,
+    "wait": waiting.run,
+}
+
+
 def _run(options: argparse.Namespace) -> int:
     match options.command:
         case "serve":
@@ -371,14 +388,8 @@ def _run(options: argparse.Namespace) -> int:
                 is_refreshed=options.refresh,
                 as_json=options.json,
             )
-        case "chat":
-            return _chat(options)
-        case "wait":
-            return waiting.run(options)
-        case "setup":
-            return _setup(options)
-        case "record":
-            return _record(options)
+        case command if (run := _OTHERS.get(command)) is not None:
+            return run(options)
         case command:
             return _run_operation(command, options)
 

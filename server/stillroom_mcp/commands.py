@@ -95,6 +95,18 @@ def prices(
     return 1 if any(one.price is None for one in shown.prices) else 0
 
 
+def docs(page: str | None) -> int:
+    """Prints a page of the documentation; without a name, the names of all pages."""
+    from stillroom_mcp.resources.pages import page_text, page_titles
+
+    if page is not None:
+        _print(page_text(page))
+        return 0
+    for name, title in page_titles().items():
+        _print(f"{name}: {title}")
+    return 0
+
+
 def operate(
     workspace: Workspace,
     operation: OfferedOperation,

@@ -123,6 +123,15 @@ def test_an_error_exits_with_1_and_says_what_to_do(tmp_path: Path) -> None:
     assert "fix: list the runs" in finished.stderr
 
 
+def test_a_page_of_the_documentation_is_printed_and_all_are_named(tmp_path: Path) -> None:
+    page = stillroom("docs", "traces", cwd=tmp_path)
+    assert page.stdout.startswith("# Traces")
+    assert "traces: Traces: where the files come from\n" in stillroom("docs", cwd=tmp_path).stdout
+    unknown = stillroom("docs", "docs/trace.md", cwd=tmp_path)
+    assert unknown.returncode == 1
+    assert "(did you mean 'traces'?)" in unknown.stderr
+
+
 def test_a_lineage_is_shown_as_a_tree(tmp_path: Path) -> None:
     project = Lineages(tmp_path)
     project.all()

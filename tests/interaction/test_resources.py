@@ -79,6 +79,7 @@ def test_runs_and_skills_are_listed_and_each_can_be_read(root: Path) -> None:
                 "run://{run_id}/metrics",
                 "dataset://{+path}",
                 "skill://{name}/{+file}",
+                "docs://{+page}",
             ]
 
     anyio.run(scenario)
@@ -129,6 +130,8 @@ REFUSED = (
     "skill://off-policy-distillation/../../README.md",
     "skill://nothing/SKILL.md",
     "skill://../SKILL.md",
+    "docs://nothing",
+    "docs://../README",
     "nothing://at-all",
 )
 

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from fakes.source_tree import ROOT, imports_of, module_of, starts
+from stillroom_mcp.resources.pages import page_files
 
 ARCHITECTURE = ROOT / "docs/architecture.md"
 _HEADING = re.compile(r"###? +(?P<title>.+)")
@@ -87,3 +88,14 @@ def test_that_rewards_are_summed_is_said_where_they_are_written(place: str) -> N
     assert re.search(r"[Ss]everal rewards are (summed|added up)", text)
     assert re.search(r"a (success from a )?sum of 0\.5", text)
     assert "precondition" in text
+
+
+def test_pages_that_skills_and_errors_name_are_there():
+    named = {
+        name
+        for folder in ("skills", "engine", "server")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".md", ".py")
+        for name in re.findall(r"`stillroom docs ([a-z/-]+)`", path.read_text(encoding="utf-8"))
+    }
+    assert {"traces", "remote"} <= named <= set(page_files())

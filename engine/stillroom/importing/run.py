@@ -197,7 +197,7 @@ class _Import:
         return DataError(
             f"none of the {self._tally.total.read} rows holds a conversation ({why})"
             + (f"; the first: {first[0]}" if first else ""),
-            "give format if the files were taken for another one; docs/traces.md shows each",
+            "give format if they were taken for another one; `stillroom docs traces` shows each",
         )
 
     def record(self, inputs: Sequence[FileRecord]) -> None:

@@ -93,5 +93,5 @@ def _unrecognised(file: Path) -> InputError:
     names = ", ".join(known.name for known in FORMATS)
     return InputError(
         f"{file}: no format recognises it",
-        f"say which it is with format (--format), one of {names}; docs/traces.md shows each",
+        f"say which with format (--format), one of {names}; `stillroom docs traces` shows each",
     )

@@ -1,7 +1,7 @@
-"""Runs, datasets and skills as resources; what others wrote in them is marked as in answers.
+"""Runs, datasets, skills and documentation as resources; what others wrote there is marked.
 
-The texts are those of the tools get_run and inspect_examples, so paths and secrets are treated as
-there. In the address of a dataset, a path that leads out of the workspace is refused.
+The texts are those of the tools get_run and inspect_examples, so marks, paths and secrets are
+treated as there. In the address of a dataset, a path that leads out of the workspace is refused.
 """
 
 import json
@@ -19,6 +19,7 @@ from stillroom.settings import Workspace
 from stillroom_mcp.answers import structured, structured_result
 from stillroom_mcp.fencing import fenced_error
 from stillroom_mcp.operations import offered_operation
+from stillroom_mcp.resources.pages import page_text
 from stillroom_mcp.resources.skills import skill_text, skill_texts
 
 _JSON, _MARKDOWN = "application/json", "text/markdown"
@@ -51,6 +52,9 @@ def add_resources(server: MCPServer, workspace: Workspace) -> None:
             raise ResourceNotFoundError(f"there is no skill text {name}/{file}\nfix: read {known}")
         return text.read()
 
+    def docs(page: str) -> str:
+        return _read(workspace, lambda: page_text(page))
+
     resource = server.resource
     resource(
         "run://{run_id}",
@@ -76,6 +80,12 @@ def add_resources(server: MCPServer, workspace: Workspace) -> None:
         description="How to do a job with these tools, step by step.",
         mime_type=_MARKDOWN,
     )(skill)
+    resource(
+        "docs://{+page}",
+        title="Documentation",
+        description="A page that a skill or an error names: docs/traces.md is docs://traces.",
+        mime_type=_MARKDOWN,
+    )(docs)
 
 
 def listed_resources(workspace: Workspace) -> list[ListedResource]:

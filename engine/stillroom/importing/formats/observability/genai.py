@@ -113,7 +113,7 @@ def _prompt(attributes: Row, events: tuple[SpanEvent, ...], reader: BlockReader)
     if given is None:
         given = [_event_message(event) for event in events if event.name in _MESSAGE_EVENTS]
     if not as_list(given) and not first:
-        detail = "have the application record the contents of messages; see docs/traces.md"
+        detail = "have the application record the contents of messages; see `stillroom docs traces`"
         raise UnreadableRowError(NO_CONTENTS, detail)
     for message in map(as_row, as_list(given)):
         is_empty = not any(message.get(key) for key in ("content", "parts", "tool_calls"))

@@ -45,7 +45,7 @@ def _read_call(span: Span) -> Iterator[SpanCall]:
     if bodies is not None and (not messages or not reply or _says_more(bodies, messages, reply)):
         messages, reply = bodies.messages[:-1], bodies.messages[-1:]
     if not messages:
-        detail = "have the application record the contents of messages; see docs/traces.md"
+        detail = "have the application record the contents of messages; see `stillroom docs traces`"
         raise UnreadableRowError(NO_CONTENTS, detail)
     losses = dict.fromkeys([*reader.losses, *(bodies.losses if bodies else ())])
     ending = finish_reason_of(attributes.get("llm.finish_reason"))
