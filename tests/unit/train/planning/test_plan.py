@@ -33,7 +33,7 @@ PAIRS = [
     }
     for i in range(6)
 ]
-LARGE = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6}
+LARGE = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4}
 
 
 def project_of(root, start, method="sft", rows=ROWS, **sections):
@@ -345,7 +345,7 @@ def test_layers_that_are_computed_again_keep_their_inputs_and_one_layer():
 
 
 def test_smaller_passes_and_layers_computed_again_need_less(tmp_path, tiny_models):
-    sizes = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 6}
+    sizes = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}
     project = project_of(tmp_path, tiny_models.folder("llama", "chatml", **sizes))
 
     def activations(*overrides):
