@@ -243,6 +243,17 @@ class RunFolder:
             return self.read_request()
         return None
 
+    def earlier_runs(self) -> Iterator["RunFolder"]:
+        """Yields the run that this one was resumed from, then the one before that, and so on."""
+        run, seen = self, {self.run_id}
+        while (begun := run.known_request()) is not None:
+            earlier = begun.request.get("resume")
+            if not isinstance(earlier, str) or earlier in seen:
+                return
+            seen.add(earlier)
+            run = RunFolder(run.path.parent / earlier)
+            yield run
+
     def read_process_end(self) -> ProcessEnd | None:
         """Returns how the run's process ended, or None if nobody has noted it."""
         try:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -104,18 +105,14 @@ def with_budget_left(
 
     A request that names a budget of its own keeps that. Raises InputError if nothing is left.
     """
-    earlier, spent = request.resume, 0.0
-    if request.budget_usd is not None:
+    if request.budget_usd is not None or request.resume is None:
         return request, []
-    while earlier is not None:
-        run = RunFolder(workspace.runs / earlier)
-        view, begun = read_elsewhere(run.path), run.known_request()
-        if view is not None:
+    resumed, spent = RunFolder(workspace.runs / request.resume), 0.0
+    for run in chain([resumed], resumed.earlier_runs()):
+        if (view := read_elsewhere(run.path)) is not None:
             spent += view.machine_usd or 0.0
             if view.budget_usd is not None:
                 return _with_rest(request, machine, view.budget_usd, spent)
-        next_earlier = begun.request.get("resume") if begun is not None else None
-        earlier = next_earlier if isinstance(next_earlier, str) else None
     return request, []
 
 

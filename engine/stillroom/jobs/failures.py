@@ -8,6 +8,7 @@ import errno
 import shutil
 import signal
 from contextlib import suppress
+from itertools import chain
 
 import msgspec
 
@@ -143,16 +144,11 @@ def going_on(folder: RunFolder, kind: RunKind) -> str:
 
     Without one of its own it goes on from that of the run that it was resumed from.
     """
-    from_run, seen = folder, {folder.run_id}
-    while (step := _last_step(from_run, kind)) is None:
-        begun = from_run.known_request()
-        earlier = begun.request.get("resume") if begun is not None else None
-        if not isinstance(earlier, str) or earlier in seen:
-            return ""
-        seen.add(earlier)
-        from_run = RunFolder(folder.path.parent / earlier)
-    of_run = f" of {from_run.run_id}" if from_run is not folder else ""
-    return f"; then start_training(resume={folder.run_id}) goes on from {step}{of_run}"
+    for run in chain([folder], folder.earlier_runs()):
+        if (step := _last_step(run, kind)) is not None:
+            of_run = f" of {run.run_id}" if run is not folder else ""
+            return f"; then start_training(resume={folder.run_id}) goes on from {step}{of_run}"
+    return ""
 
 
 def _with_smaller_passes(folder: RunFolder, kind: RunKind) -> str:

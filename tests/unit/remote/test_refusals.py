@@ -23,6 +23,7 @@ from stillroom.api.elsewhere import (
 from stillroom.errors import EngineError, InputError, RunError
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.export.request import ExportModel, plan_export
+from stillroom.files import write_json
 from stillroom.outputs import OutputHeldError
 from stillroom.remote.package.needs import (
     Needs,
@@ -226,6 +227,17 @@ def test_a_training_that_goes_on_keeps_what_is_left_of_its_budget(workspace):
     free = create_run(workspace, RunKind.SFT, {})
     unlimited = StartTraining(resume=free.run_id)
     assert with_budget_left(workspace, unlimited, box(workspace)) == (unlimited, [])
+
+
+def test_runs_whose_requests_name_one_another_in_a_circle_have_an_end(workspace):
+    first = create_run(workspace, RunKind.SFT, {})
+    second = create_run(workspace, RunKind.SFT, {"resume": first.run_id})
+    asked = first.read_request()
+    write_json(
+        first.request_file, msgspec.structs.replace(asked, request={"resume": second.run_id})
+    )
+    again = StartTraining(resume=first.run_id)
+    assert with_budget_left(workspace, again, box(workspace)) == (again, [])
 
 
 @pytest.mark.parametrize("spent_usd", [0.98, 1.02])
