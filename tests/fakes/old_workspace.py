@@ -1,4 +1,4 @@
-"""The workspace that the code of commit 8390ceb left, unpacked where a test wants it.
+"""The workspace that the code of commit c2f333a left, unpacked where a test wants it.
 
 tests/fixtures/make_old_workspace.py.txt says what is in it and how it was made.
 """
@@ -9,23 +9,28 @@ from pathlib import Path
 from stillroom.settings import Workspace
 
 ARCHIVE = Path(__file__).parents[1] / "fixtures" / "old_workspace.tar.gz"
-OLD_ROOT = "/tmp/stillroom-old-workspace"
+OLD_BASE = "/tmp/stillroom-old"
 
 
 def unpack_old_workspace(folder: Path) -> Workspace:
-    """Returns the workspace, moved into `folder`.
+    """Returns the workspace, moved into `folder`, with the folder `there` of its other machine.
 
-    The workspace, the files that a waiting run watches, and the model that a checkpoint began from
-    are named by absolute paths. All else is found by relative paths and by hashes, so it stays.
+    Requests, manifests and the records of the run on the other machine name absolute paths.
     """
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(folder, filter="data")
-    root = folder / "workspace"
-    for pattern in ("*/request.json", "*/checkpoints/*/stillroom.manifest.json"):
-        for path in (root / "runs").glob(pattern):
-            text = path.read_text(encoding="utf-8")
-            path.write_text(text.replace(OLD_ROOT, str(root)), encoding="utf-8")
-    return Workspace(root)
+    named = (
+        "home/runs/*/request.json",
+        "home/**/*.manifest.json",
+        "home/.stillroom/**/*.json",
+        "home/runs/*/remote*.json",
+        "there/runs/*/*.json",
+        "there/runs/*/workspace/runs/*/*.json",
+    )
+    for path in (path for pattern in named for path in folder.glob(pattern)):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace(OLD_BASE, str(folder)), encoding="utf-8")
+    return Workspace(folder / "home")
 
 
 def run_named(workspace: Workspace, beginning: str) -> str:
@@ -37,7 +42,7 @@ def run_named(workspace: Workspace, beginning: str) -> str:
 def move_endpoint(workspace: Workspace, output: str, base_url: str) -> None:
     """Makes the settings of a half-done output name the endpoint at `base_url`.
 
-    The old one's port is gone, and rollouts go on only with the settings they were begun with.
+    The old one's port is gone, and rollouts resume only with the settings they were started with.
     """
     path = workspace.root / output
     settings = path.with_name(f".{path.name}") / "settings.json"

@@ -1,4 +1,4 @@
-"""A workspace that the code of commit 8390ceb left is read, gone on with and finished today."""
+"""A workspace that the code of commit c2f333a left is read, resumed and finished."""
 
 import json
 import subprocess
@@ -8,28 +8,31 @@ from pathlib import Path
 import pytest
 
 from fakes.http_endpoint import ScriptedEndpoint
-from fakes.old_workspace import move_endpoint, run_named, unpack_old_workspace
+from fakes.old_workspace import OLD_BASE, move_endpoint, run_named, unpack_old_workspace
 from fakes.projects import read_rows, rollouts_request
 from fakes.reporters import KeptReporter
 from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.api.operations import operation_of_run
+from stillroom.jobs import remote_runs
 from stillroom.jobs.operations import run_operation
 from stillroom.run_folder import create_run
 from stillroom.settings import Workspace
 from stillroom.train.config.request import resolve_resume
 from stillroom.types import RunKind
 
-FINISHED_SFT = "sft-cmgv7mntwq8wesnk38djtrahb5"
-KILLED_SFT = "sft-uxeqte6xtuf83kp8cgug36yk95"
-WAITING_SFT = "sft-h7uffe6xsty2biuzav6memwf34"
+FINISHED_SFT = "sft-vdtzejvq4mm74muz4bncyyebsz"
+KILLED_SFT = "sft-zfyt2vd2agnfmxtzk5xjvfd3zm"
+WAITING_SFT = "sft-gj4dbngd74bg3up33a4zubr26d"
+REMOTE_SCORE = "score-qe4id2c6gdw48avw5xk82t2fv2"
 RUNS = {
     "dpo": "cancelled",
     "distill": "interrupted",
     "evaluate": "succeeded",
-    "score": "succeeded",
-    "rollouts-x4xedbv82uce2zpjt9w2ewed6c": "succeeded",
-    "rollouts-hbmzrez7hnu5h2f2jjfp3jssmm": "interrupted",
+    "score-ttraknu6sikxx86ppf52u66iry": "succeeded",
+    REMOTE_SCORE: "starting",
+    "rollouts-w8hmpsg6bzzgj9jtntmexchdfd": "succeeded",
+    "rollouts-j7gswy3kyeahs7ft8admjef25h": "interrupted",
     FINISHED_SFT: "succeeded",
     KILLED_SFT: "interrupted",
     WAITING_SFT: "interrupted",
@@ -216,6 +219,35 @@ def test_a_waiting_run_begins_once_the_run_before_it_has_ended(workspace: Worksp
     assert max(losses(workspace, WAITING_SFT)) == 36
     used = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert used["model"]["path"] == "models/teacher"
+
+
+def test_a_run_that_ended_on_its_machine_meanwhile_is_copied_back(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setattr(remote_runs, "_FOLLOWER", "fakes.local_follower")
+    wait_until(lambda: report(workspace, REMOTE_SCORE).status not in ("starting", "running"))
+
+    ended = report(workspace, REMOTE_SCORE)
+    assert ended.status == "succeeded", ended.error
+    assert [row["reward"] for row in read_rows(workspace.root / "scored.jsonl")] == [0.0, 0.1]
+    for number in range(2):
+        step = workspace.runs / REMOTE_SCORE / f"checkpoints/step_{number:06d}"
+        assert (step / "model.safetensors").read_bytes() == bytes([number]) * 1000
+    # The manifest was written on the machine, with the path that the workspace had then.
+    lineage = api.show_lineage(workspace, api.ShowLineage(path="scored.jsonl"))
+    assert f"{OLD_BASE}/home/rollouts.jsonl" in [node.path for node in lineage.root.inputs]
+
+
+def test_the_calls_of_a_killed_recorder_are_imported(workspace: Workspace) -> None:
+    request = api.ImportRollouts(input="traces/app", output="imported.jsonl")
+
+    api.import_rollouts(workspace, request)
+
+    questions = [
+        row["messages"][0]["content"] for row in read_rows(workspace.root / request.output)
+    ]
+    assert sorted(questions) == [f"recorded question {number}?" for number in range(4)]
 
 
 def test_the_report_of_all_runs_is_written(workspace: Workspace) -> None:
