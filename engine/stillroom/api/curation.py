@@ -86,7 +86,7 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
 
 def sample_for_review(workspace: Workspace, request: SampleForReview) -> ReviewSample:
     """Writes a sample of rows for a person to judge: a JSONL file, and a page for judging them."""
-    from stillroom.report.pages.review import write_review_page
+    from stillroom.report.data_pages import write_review_page
 
     sampled = review.sample_for_review(workspace, request)
     write_review_page(sampled)
@@ -116,7 +116,7 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> Validati
             left_out=counts.left_out,
         )
     if checked.page is not None:
-        from stillroom.report.pages.dataset import write_dataset_page
+        from stillroom.report.data_pages import write_dataset_page
 
         write_dataset_page(checked.page, report, checked.statistics, counts)
     return report
@@ -141,7 +141,7 @@ def inspect_examples(workspace: Workspace, request: InspectExamples) -> Examples
     if page is None:
         return inspected.page
     # Imported here, so that the server loads the code that draws pages only when it needs it.
-    from stillroom.report.pages.rows import write_rows_page
+    from stillroom.report.data_pages import write_rows_page
 
     write_rows_page(page, inspected, request)
     return msgspec.structs.replace(inspected.page, html=workspace.shown(page))

@@ -17,7 +17,7 @@ def write_report(workspace: Workspace, request: WriteReport) -> WrittenReport:
     """Writes a self-contained HTML page about all runs and returns its path as shown to a user."""
     output, overwrite = request.output, request.overwrite
     # Imported here, so that the server loads the code that draws pages only when it needs it.
-    from stillroom.report.picture import DrawPage, Picture
+    from stillroom.report.request import DrawPage, Picture
     from stillroom.report.write import write_report as write_page
 
     path = workspace.writable(output, label="output")

@@ -7,7 +7,7 @@ from typing import Literal
 
 from stillroom.evaluate.compare import compare
 from stillroom.evaluate.files import RESULT_FILE, Evaluation
-from stillroom.report.charts.curves import TrainingSettings
+from stillroom.report.curves import TrainingSettings
 from stillroom.report.folders import FolderReader, Run
 from stillroom.report.wording import short_name
 from stillroom.run_folder import RunFolder, RunRequest

@@ -1,11 +1,17 @@
-"""The request and result of write_report."""
+"""The request and result of write_report, and the picture of its page, which Chromium draws."""
 
+from pathlib import Path
 from typing import Annotated
 
+import anyio
 import msgspec
 from pydantic import Field
 
+from stillroom.errors import missing_extra
+from stillroom.files import write_atomic
 from stillroom.outputs import ReplacingRequest
+from stillroom.settings import Workspace
+from stillroom.validation import StrictModel
 
 
 class WriteReport(ReplacingRequest):
@@ -21,3 +27,41 @@ class WrittenReport(msgspec.Struct, frozen=True, kw_only=True):
     output: str
     picture: str | None = None
     """The path of its picture; None if none was requested."""
+
+
+_NOWHERE = "http://127.0.0.1:9"
+"""A proxy that is not there: the page is a file, and nothing may go out."""
+
+
+class DrawPage(StrictModel):
+    """Ask for a picture of a page that was written."""
+
+    page: str
+    picture: str
+
+
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
+    """A picture that was written."""
+
+    path: str
+
+
+def draw_page(workspace: Workspace, request: DrawPage) -> Picture:
+    """Writes the page as a PNG file.
+
+    Raises MissingExtraError without Playwright, and InputError without a Chromium.
+    """
+    try:
+        from stillroom.tools.browser.chromium import Chromium, ChromiumOptions
+    except ModuleNotFoundError as error:
+        raise missing_extra("browse", "a picture of the report") from error
+
+    async def drawn() -> bytes:
+        chromium = await Chromium.launch(ChromiumOptions(_NOWHERE))
+        try:
+            return await chromium.picture_of(Path(request.page))
+        finally:
+            await chromium.aclose()
+
+    write_atomic(Path(request.picture), anyio.run(drawn))
+    return Picture(path=workspace.shown(Path(request.picture)))

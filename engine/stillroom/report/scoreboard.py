@@ -8,13 +8,7 @@ from stillroom.evaluate.files import EvaluationResult
 from stillroom.evaluate.intervals import Estimate
 from stillroom.evaluate.words import besides
 from stillroom.report.lineup import EvaluationEntry, Lineup, Role
-from stillroom.report.wording import (
-    Interval,
-    count,
-    percent_interval,
-    plural,
-    short_name,
-)
+from stillroom.report.wording import Interval, count, percent_interval, plural, short_name
 
 MAX_ROWS = 24
 MAX_BARS = 8

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from stillroom.errors import EngineError
 from stillroom.evaluate.costs import CostComparison, compare_costs
-from stillroom.report.charts.curves import read_settings, trainings
-from stillroom.report.charts.line import HEIGHT, WIDTH
+from stillroom.report.curves import read_settings, trainings
+from stillroom.report.drawing import HEIGHT, WIDTH
 from stillroom.report.environment import render_page, write_page
 from stillroom.report.examples import before_after
 from stillroom.report.folders import TRAINING_KINDS, FolderReader

@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stillroom import __version__, api
 from stillroom.errors import EngineError, InputError
-from stillroom.report.charts import bar
+from stillroom.report import drawing
+from stillroom.report.data_pages import talks
 from stillroom.report.environment import page_environment, page_styles
-from stillroom.report.pages.rows import talks
 from stillroom.settings import Workspace
 from stillroom_mcp.dashboard import views
 from stillroom_mcp.dashboard.live import read_metrics_from
@@ -119,7 +119,7 @@ class _Pages:
         """Returns a page without the secrets that this process can read."""
         html = self._environment.get_template(template).render(
             workspace=self._workspace.root.name, version=__version__, scripts=_SCRIPTS,
-            width=bar.WIDTH, height=bar.HEIGHT, **shown,
+            width=drawing.WIDTH, height=drawing.HEIGHT, **shown,
         )  # fmt: skip
         text = self._workspace.redactor().text(html)
         return HTMLResponse(text.encode(errors="replace"), status_code=status)

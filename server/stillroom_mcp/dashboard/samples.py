@@ -8,8 +8,8 @@ from threading import Lock
 
 from stillroom.data.formats import RowFormat
 from stillroom.data.statistics import DatasetStatistics, RowPlace
-from stillroom.report.charts.bar import BarChart
-from stillroom.report.pages.dataset import CategoryShare, category_shares, dataset_charts
+from stillroom.report.data_pages import CategoryShare, category_shares, dataset_charts
+from stillroom.report.drawing import BarChart
 from stillroom_mcp.dashboard.row_files import RowFiles
 from stillroom_mcp.dashboard.rows import decoded
 

@@ -12,7 +12,7 @@ from stillroom.errors import DataError, EngineError, InputError
 from stillroom.evaluate.files import RESULT_FILE, Evaluation
 from stillroom.jobs.supervise import read_run
 from stillroom.lineage import manifest_path
-from stillroom.report.charts.curves import ChartPlan, Setting, chart_plans, read_settings
+from stillroom.report.curves import ChartPlan, Setting, chart_plans, read_settings
 from stillroom.report.examples import BeforeAfter, before_after
 from stillroom.report.folders import TRAINING_KINDS, FolderReader, Run
 from stillroom.report.lineup import EvaluationEntry, Lineup, read_lineup

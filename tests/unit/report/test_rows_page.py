@@ -16,7 +16,7 @@ from stillroom import api
 from stillroom.data.chat.views import MAX_TOKENS_SHOWN
 from stillroom.data.inspect import InspectExamples, inspect_examples
 from stillroom.errors import InputError
-from stillroom.report.pages.rows import write_rows_page
+from stillroom.report.data_pages import write_rows_page
 from stillroom.settings import Workspace
 
 ATTACK = "<script>alert(1)</script>"

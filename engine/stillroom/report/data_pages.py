@@ -1,16 +1,55 @@
-"""The page about a validated data file: its problems and the distributions of its rows."""
+"""The pages about one data file: its rows, its distributions, and a review."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stillroom.curate.review import Sampled, sections_of_review
+from stillroom.data.chat.views import Section
 from stillroom.data.formats import RowFormat
+from stillroom.data.inspect import InspectExamples, Inspection
 from stillroom.data.statistics import DatasetStatistics
 from stillroom.data.token_counts import TokenCounts
 from stillroom.data.validate import ValidationReport
-from stillroom.report.charts.bar import HEIGHT, WIDTH, BarChart, bar_chart, distribution_chart
+from stillroom.files import content_hash
+from stillroom.report.conversation import ShownConversation, chat_messages, conversation
+from stillroom.report.drawing import HEIGHT, WIDTH, BarChart, bar_chart, distribution_chart
 from stillroom.report.environment import render_page, write_page
 from stillroom.report.wording import Figure, count, number, percent, plural
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """One conversation of a row as the page shows it."""
+
+    title: str | None
+    parts: ShownConversation
+
+
+def write_rows_page(path: Path, inspection: Inspection, request: InspectExamples) -> None:
+    """Writes the page of the inspected rows."""
+    first = request.start + 1
+    html = render_page(
+        "rows.html.j2",
+        name=request.path,
+        model=request.model,
+        first=first,
+        last=first + len(inspection.rows) - 1,
+        total=inspection.page.total_count,
+        rows=inspection.rows,
+        talks=talks,
+    )
+    write_page(path, html)
+
+
+def talks(sections: Sequence[Section]) -> list[Talk]:
+    """Returns whole conversations, in which long texts can be unfolded."""
+    return [
+        Talk(section.title, conversation(chat_messages(section.messages), is_whole=True))
+        for section in sections
+    ]
+
 
 _FORMATS = {
     RowFormat.PROMPTS: "prompt",
@@ -109,3 +148,23 @@ def category_shares(statistics: DatasetStatistics) -> Sequence[CategoryShare]:
         for label, num in named
         if num and statistics.categories
     ]
+
+
+def write_review_page(sampled: Sampled) -> None:
+    """Writes the page on which a person judges the sampled rows."""
+    rows = sampled.rows
+    bands = [band.band for band in sampled.result.bands if band.sampled]
+    html = render_page(
+        "review.html.j2",
+        script="review.js",
+        name=sampled.result.output,
+        groups=[(band, [row for row in rows if row.band == band]) for band in bands],
+        sections=sections_of_review,
+        talks=talks,
+        total=len(rows),
+        read=sampled.result.read,
+        # What was judged is kept in the browser under this name until it is downloaded.
+        key=content_hash([[row.id, row.where] for row in rows]),
+        file=json.dumps(sampled.page.with_suffix(".verdicts.jsonl").name)[1:-1],
+    )
+    write_page(sampled.page, html)

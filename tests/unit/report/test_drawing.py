@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from stillroom.report.charts.line import (
+from stillroom.report.drawing import (
     MAX_POINTS,
     Point,
     Series,

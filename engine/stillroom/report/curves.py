@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
-from stillroom.report.charts.line import LineChart, Point, Series, is_drawable, line_chart
+from stillroom.report.drawing import LineChart, Point, Series, is_drawable, line_chart
 from stillroom.report.folders import TRAINING_KINDS, FolderReader, Run
 from stillroom.report.wording import plural, short_name
 from stillroom.run_folder import RunFolder

@@ -1,1 +1,0 @@
-"""Charts as plain numbers, which the templates draw as SVG."""

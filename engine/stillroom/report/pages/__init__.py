@@ -1,1 +1,0 @@
-"""Pages about one data file: its rows, its distributions, a review."""
