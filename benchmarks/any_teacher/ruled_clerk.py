@@ -20,8 +20,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from demo_models.conversations import gold_messages, make_training_task
 from demo_models.curriculum import TrainingExample, _encode_messages
 from demo_models.pretrain import fit, shuffled_batches
-from stillroom.demo.grammar import TASK_TYPES
-from stillroom.demo.shop import evaluate
+from stillroom.demo.shop import TASK_TYPES, evaluate
 from stillroom.demo.world import SYSTEM, PlannedCall, ShopTask
 from stillroom.types import Message
 

@@ -1,9 +1,11 @@
-"""How a running stage reports its progress, metrics, notes and alarms."""
+"""How a running stage reports its progress, is cancelled, and ends its background tasks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 import anyio
+from anyio.abc import TaskGroup
 
 from stillroom.errors import RunCancelledError
 
@@ -46,3 +48,22 @@ async def cancel_when_asked(reporter: Reporter, scope: anyio.CancelScope) -> Non
     while not reporter.is_cancelled():  # noqa: ASYNC110
         await anyio.sleep(_CANCEL_POLL_S)
     scope.cancel()
+
+
+@asynccontextmanager
+async def background_tasks() -> AsyncGenerator[TaskGroup]:
+    """Opens a task group whose tasks are cancelled when the block ends.
+
+    An error in the block is raised unchanged. A plain task group would wrap it in an
+    ExceptionGroup, which callers that catch the error by its type would miss.
+    """
+    block_error: Exception | None = None
+    async with anyio.create_task_group() as group:
+        try:
+            yield group
+        except Exception as error:
+            block_error = error
+        finally:
+            group.cancel_scope.cancel()
+    if block_error is not None:
+        raise block_error

@@ -13,9 +13,8 @@ from stillroom.errors import InputError
 from stillroom.home_paths import as_found, as_recorded
 from stillroom.secrecy.commands import with_secrets
 from stillroom.secrecy.keys import keys_file
-from stillroom.secrecy.names import is_secret_name
 from stillroom.secrecy.readable import check_readable
-from stillroom.secrecy.redaction import Redactor
+from stillroom.secrecy.redaction import Redactor, is_secret_name
 from stillroom.versions import find_version
 
 _WORKSPACE_VARIABLE = "STILLROOM_WORKSPACE"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from stillroom.fences import on_one_line
-from stillroom.secrecy.names import is_secret_name
+from stillroom.secrecy.redaction import is_secret_name
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
 _MAX_SHOWN = 20

@@ -5,8 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from stillroom.demo.grammar import TaskType
-from stillroom.demo.shop import PARAMETER, KnowledgeBase, ToolName, evaluate
+from stillroom.demo.shop import PARAMETER, KnowledgeBase, TaskType, ToolName, evaluate
 from stillroom.demo.world import PlannedCall, ShopTask, is_heldout, make_task, opening
 from stillroom.types import Message, ToolCall, ToolSchema
 

@@ -17,7 +17,7 @@ from demo_models.conversations import (
     make_training_task,
     noisy_messages,
 )
-from stillroom.demo.grammar import ITEMS, TASK_PATTERNS, TASK_TYPES, Difficulty, TaskType
+from stillroom.demo.shop import ITEMS, TASK_PATTERNS, TASK_TYPES, Difficulty, TaskType
 from stillroom.types import Message
 
 _EASY_TYPES: list[TaskType] = [

@@ -18,8 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from stillroom.demo.grammar import ITEMS, TASK_PATTERNS, TASK_TYPES
-from stillroom.demo.shop import evaluate
+from stillroom.demo.shop import ITEMS, TASK_PATTERNS, TASK_TYPES, evaluate
 from stillroom.demo.world import SYSTEM
 
 Row = dict[str, Any]

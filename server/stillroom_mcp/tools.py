@@ -18,8 +18,8 @@ from mcp.types import CallToolResult, InputRequiredResult, TextContent, ToolAnno
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stillroom import api
-from stillroom.concurrency import background_tasks
 from stillroom.errors import EngineError, writable_text
+from stillroom.reporting import background_tasks
 from stillroom.settings import Workspace
 from stillroom.validation import describe_errors
 from stillroom_mcp.answers import input_schema, output_schema, structured

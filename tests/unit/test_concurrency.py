@@ -5,7 +5,7 @@ import anyio.lowlevel
 import pytest
 
 from fakes.loops import run_async
-from stillroom.concurrency import background_tasks
+from stillroom.reporting import background_tasks
 
 
 def test_tasks_are_cancelled_when_the_block_ends() -> None:

@@ -12,8 +12,17 @@ from itertools import cycle, islice
 from random import Random
 from typing import TypedDict
 
-from stillroom.demo.grammar import ITEMS, TASK_PATTERNS, TASK_TYPES, Difficulty, TaskType
-from stillroom.demo.shop import PARAMETER, KnowledgeBase, ToolName, evaluate
+from stillroom.demo.shop import (
+    ITEMS,
+    PARAMETER,
+    TASK_PATTERNS,
+    TASK_TYPES,
+    Difficulty,
+    KnowledgeBase,
+    TaskType,
+    ToolName,
+    evaluate,
+)
 from stillroom.types import Message
 
 SYSTEM = "You are a shop clerk. Use the tools."

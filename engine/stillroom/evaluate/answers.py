@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from stillroom.concurrency import background_tasks
 from stillroom.data.formats import Task
 from stillroom.errors import InputError
-from stillroom.reporting import Reporter, cancel_when_asked, stop_if_cancelled
+from stillroom.reporting import Reporter, background_tasks, cancel_when_asked, stop_if_cancelled
 from stillroom.rollout.context import open_rollout_context
 from stillroom.rollout.episode.collect import (
     Outcome,

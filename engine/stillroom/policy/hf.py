@@ -10,13 +10,13 @@ from typing import Any, Self
 import anyio
 from anyio import AsyncContextManagerMixin
 
-from stillroom.concurrency import background_tasks
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import CallFailedError, FailureClass
 from stillroom.models.load import LoadedModel
 from stillroom.policy.conversation import TokenConversation
 from stillroom.policy.decode import DecodeEngine
 from stillroom.policy.sequences import DecodedSequence
+from stillroom.reporting import background_tasks
 from stillroom.types import Message, SampledTurn, SamplingSettings, ToolSchema
 
 # The seconds that a step waits for a conversation whose tools are running. It waits for all quick

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote_plus
 
-from stillroom.secrecy.names import is_secret_name
+from stillroom.secrecy.redaction import is_secret_name
 
 Header = tuple[bytes, bytes]
 SESSION_HEADER = b"x-stillroom-session"

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pydantic import PlainSerializer
 
 from stillroom.errors import InputError
-from stillroom.secrecy.names import is_secret_name
-from stillroom.secrecy.redaction import SHORTEST_SECRET, Redactor
+from stillroom.secrecy.redaction import SHORTEST_SECRET, Redactor, is_secret_name
 
 _END = r"(?P<secret>[^\s\"'\\]+)"
 _PATTERNS = tuple(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from stillroom.secrecy.names import is_secret_name
+from stillroom.secrecy.redaction import is_secret_name
 
 _SYSTEM = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TERM|COLUMNS|TMPDIR|TEMP|TMP|PWD"

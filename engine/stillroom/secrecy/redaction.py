@@ -1,6 +1,7 @@
 """Takes keys out of text in every form in which a program may repeat them."""
 
 import base64
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -160,3 +161,19 @@ def _byte_pattern(byte: int) -> bytes:
     plain = re.escape(bytes([byte]))
     slash = rb"|\\+/" if byte == 0x2F else b""
     return rb"(?:%b|%%(?:25)*%b|\\+u00%b%b)" % (plain, digits, digits, slash)
+
+
+# Each word must end there, so AWS_ACCESS_KEY_ID and APIKEY match, TOKENIZERS_PARALLELISM and
+# max_tokens do not.
+_SECRET_NAME = re.compile(
+    r"((KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|JWT|_PAT|_PWD|^PAT)S?|TOKEN"
+    r"|(API|ACCESS|AUTH)[-_]?TOKENS)(?=[-_.]|\d|$)|(^|[-_])AUTH(ORIZATION)?$",
+    re.IGNORECASE,
+)
+_NAMES_OF_NAMES = re.compile(r"(^|[-_.])(api_key_env|eos_token|pad_token|bos_token)$")
+
+
+@functools.lru_cache(maxsize=4096)
+def is_secret_name(name: str) -> bool:
+    """Returns whether a variable, option or key with this name holds a secret."""
+    return _SECRET_NAME.search(name) is not None and not _NAMES_OF_NAMES.search(name)

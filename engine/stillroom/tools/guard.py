@@ -16,8 +16,8 @@ import anyio.abc
 from anyio import AsyncContextManagerMixin
 from anyio.abc import ByteSendStream, TaskGroup
 
-from stillroom.concurrency import background_tasks
 from stillroom.processes import kill_family, kill_marked
+from stillroom.reporting import background_tasks
 from stillroom.secrecy.environments import bare_environment
 
 _END_TIMEOUT_S = 5.0

@@ -17,7 +17,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.subscriptions import InMemorySubscriptionBus, ResourceUpdated, ServerEvent
 from mcp.types import EmptyResult, SubscribeRequestParams, UnsubscribeRequestParams
 
-from stillroom.concurrency import background_tasks
+from stillroom.reporting import background_tasks
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 

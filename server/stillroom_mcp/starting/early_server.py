@@ -19,7 +19,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.types import RequestParams, Tool
 
 from stillroom import __version__
-from stillroom.concurrency import background_tasks
+from stillroom.reporting import background_tasks
 
 LISTING = Path(__file__).parent / "listing.json"
 _AT_ONCE = frozenset({"initialize", "server/discover", "ping", "tools/list"})

@@ -14,7 +14,7 @@ from demo_models.conversations import (
     noisy_messages,
     run_tool,
 )
-from stillroom.demo.grammar import TASK_TYPES
+from stillroom.demo.shop import TASK_TYPES
 from stillroom.demo.world import make_task, task_row
 from stillroom.tools.schema import tool_schema
 from stillroom.tools.user.file import (

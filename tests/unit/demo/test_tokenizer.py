@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from demo_models.conversations import TOOL_SCHEMAS, gold_messages, noisy_messages
 from stillroom.demo import DEMO_MODELS
-from stillroom.demo.grammar import ITEMS, TASK_TYPES
+from stillroom.demo.shop import ITEMS, TASK_TYPES
 from stillroom.demo.world import make_task
 
 MODELS = DEMO_MODELS["demo/student"].parent

@@ -6,8 +6,7 @@ from random import Random
 import pytest
 
 from demo_models.conversations import run_tool
-from stillroom.demo.grammar import TASK_PATTERNS, TASK_TYPES
-from stillroom.demo.shop import evaluate
+from stillroom.demo.shop import TASK_PATTERNS, TASK_TYPES, evaluate
 from stillroom.demo.world import heldout_tasks, is_heldout, make_task, task_row, training_tasks
 
 NUM_CALLS = {"easy": 1, "medium": 2, "hard": 3}

@@ -11,7 +11,7 @@ from demo_models.conversations import (
     noisy_messages,
     run_tool,
 )
-from stillroom.demo.grammar import TASK_TYPES
+from stillroom.demo.shop import TASK_TYPES
 from stillroom.demo.world import is_heldout, make_task
 
 

@@ -21,7 +21,7 @@ import anyio.abc
 from anyio import AsyncContextManagerMixin
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from stillroom.concurrency import background_tasks
+from stillroom.reporting import background_tasks
 from stillroom.tools.browser.addresses import (
     AddressPolicy,
     AddressRefusedError,

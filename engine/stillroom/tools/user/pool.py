@@ -17,8 +17,8 @@ import anyio
 import anyio.lowlevel
 from anyio import AsyncContextManagerMixin
 
-from stillroom.concurrency import background_tasks
 from stillroom.errors import CallFailedError, FailureClass, ToolFileError
+from stillroom.reporting import background_tasks
 from stillroom.secrecy.keys import tool_variables
 from stillroom.tools.source import ToolResult, ToolSource, ToolTask, error_result
 from stillroom.tools.user.file import UserFile
