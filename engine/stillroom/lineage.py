@@ -12,7 +12,7 @@ import msgspec
 from stillroom import __version__
 from stillroom.errors import DataError
 from stillroom.files import LineWriter, file_sha256, read_json, write_json
-from stillroom.home_paths import as_recorded
+from stillroom.home_paths import as_found, as_recorded
 
 FOLDER_MANIFEST = "stillroom.manifest.json"
 """The name of a folder's manifest, which is inside it so that a copy of the folder has it too."""
@@ -22,8 +22,14 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The path, hash and size of a file at the time when it was read or written."""
 
     path: str
+    """The path on the user's machine, also where another machine did the work."""
     sha256: str
     num_bytes: int
+
+    @property
+    def file(self) -> Path:
+        """The path of the file on this machine."""
+        return as_found(self.path)
 
 
 class AnsweringModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +60,11 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The models that, according to the endpoint, answered in its name; the most frequent first."""
     terms: str | None = None
     """The address of the provider's terms for the use of outputs; None where it is not known."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The model's folder on this machine; None for a hub id or an endpoint."""
+        return as_found(self.location) if Path(self.location).is_absolute() else None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,15 +103,18 @@ def record_file(path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -
     return FileRecord(path=as_recorded(path), sha256=sha256, num_bytes=path.stat().st_size)
 
 
-def record_folder(folder: Path) -> FileRecord:
+def record_folder(folder: Path, *, final: Path | None = None) -> FileRecord:
     """Returns the path, hash and size of a model's folder as it is now.
+
+    final: the path that it will have, if it is still under a temporary name.
 
     The hash is the SHA-256 of what `sha256sum` prints for its files, in the order of their paths.
     Hidden files and the folder's manifest are left out.
     """
     records = [(path.relative_to(folder), record_file(path)) for path in folder_files(folder)]
     return folder_record(
-        folder, [msgspec.structs.replace(record, path=name.as_posix()) for name, record in records]
+        final or folder,
+        [msgspec.structs.replace(record, path=name.as_posix()) for name, record in records],
     )
 
 

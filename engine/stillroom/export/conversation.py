@@ -12,7 +12,6 @@ import msgspec
 from stillroom.data.instruction import RemovedSystem
 from stillroom.data.row_files import read_row_lines
 from stillroom.files import content_hash
-from stillroom.home_paths import as_found
 from stillroom.lineage import FileRecord, is_as_recorded
 from stillroom.settings import Workspace
 from stillroom.versions import copy_of, versions_with
@@ -87,7 +86,7 @@ def _with_content(workspace: Workspace, record: FileRecord) -> Path | None:
     kept = [
         copy_of(workspace.root, version) for version in versions_with(workspace.root, record.sha256)
     ]
-    places = (as_found(record.path), *kept)
+    places = (record.file, *kept)
     return next((path for path in places if is_as_recorded(path, record)), None)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from stillroom.errors import DataError
-from stillroom.home_paths import as_found
 from stillroom.lineage import AnsweringModel, FileRecord, Manifest, read_manifest
 from stillroom.settings import Workspace
 from stillroom.versions import versions_with
@@ -103,7 +102,7 @@ def _answerers(manifest: Manifest) -> Iterator[AnsweringModel]:
 def _manifest_of(workspace: Workspace, record: FileRecord) -> Manifest | None:
     """Returns the manifest of a recorded content, or None if the file has other content now."""
     try:
-        beside = read_manifest(as_found(record.path))
+        beside = read_manifest(record.file)
     except DataError:
         beside = None  # a card says less, rather than nothing
     # Rollouts are only ever added to, under the same settings.

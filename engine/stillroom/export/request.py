@@ -13,7 +13,6 @@ from stillroom.export.folder import check_output, require_space
 from stillroom.export.gguf import Converter, find_converter
 from stillroom.export.tensors import TensorFileError, stored_bytes
 from stillroom.export.verify.plan import Verification, plan_verification
-from stillroom.home_paths import as_found
 from stillroom.lineage import ModelRecord
 from stillroom.models.precision import Precision
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
@@ -147,7 +146,7 @@ def _check_mergeable(checkpoint: ModelLocation) -> None:
 def _check_whole(plan: ExportPlan) -> None:
     """Raises InputError if the multimodal model whose text part was trained is gone."""
     whole = plan.text_part_of
-    if whole is None or not Path(whole.location).is_absolute() or as_found(whole.location).is_dir():
+    if whole is None or whole.folder is None or whole.folder.is_dir():
         return
     raise InputError(
         f"the multimodal model whose text part was trained is gone: {whole.location}",
@@ -161,7 +160,7 @@ def _size(request: ExportModel, plan: ExportPlan) -> int | None:
     folders = [source.folder] if source.is_local else []
     if (whole := plan.text_part_of) is not None and plan.base is None:
         # The other parts are written with the trained weights.
-        folders += [folder for folder in (as_found(whole.location),) if folder.is_dir()]
+        folders += [folder for folder in (whole.folder,) if folder is not None and folder.is_dir()]
     if not folders:
         return None
     try:

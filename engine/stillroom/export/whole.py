@@ -22,7 +22,6 @@ from stillroom.errors import ModelError, RunError
 from stillroom.export.provenance import public_name
 from stillroom.export.request import ExportPlan
 from stillroom.files import write_json
-from stillroom.home_paths import as_found
 from stillroom.lineage import ModelRecord, record_folder
 from stillroom.models.load import load_tokenizer, stop_token_ids
 from stillroom.models.multimodal.text_part import text_name, whole_config
@@ -57,9 +56,8 @@ def find_whole(workspace: Workspace, plan: ExportPlan) -> Whole | None:
     known = plan.text_part_of
     source = plan.base or plan.checkpoint
     if known is not None:
-        is_local = Path(known.location).is_absolute()
-        place = str(as_found(known.location)) if is_local else known.location
-        source = ModelLocation(known.name, place, is_local=is_local)
+        place = str(known.folder or known.location)
+        source = ModelLocation(known.name, place, is_local=known.folder is not None)
     elif not is_multimodal(source):
         return None
     if source.is_local:

@@ -54,6 +54,11 @@ class ModelLocation:
         return Path(self.location)
 
     @property
+    def recorded(self) -> str:
+        """What records call it: a hub id, or the folder's path on the user's machine."""
+        return as_recorded(self.location) if self.is_local else self.location
+
+    @property
     def inputs(self) -> list[Path]:
         """The folder of a local model, which a run fixes; [] for a model on the hub."""
         return [self.folder] if self.is_local else []
@@ -139,8 +144,7 @@ def identify(location: ModelLocation, *, role: str) -> ModelRecord:
     """
     if location.is_local:
         sha256 = record_folder(location.folder).sha256
-        place = as_recorded(location.location)
-        return ModelRecord(role=role, name=location.name, location=place, sha256=sha256)
+        return ModelRecord(role=role, name=location.name, location=location.recorded, sha256=sha256)
     revision = _hub_commit(location.location)
     return ModelRecord(role=role, name=location.name, location=location.location, revision=revision)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from stillroom.data.formats import load_datasets, load_dpo_rows
-from stillroom.home_paths import as_recorded
 from stillroom.lineage import ModelRecord, Recording
 from stillroom.models.resolve import identify, locate_model
 from stillroom.reporting import Reporter
@@ -131,11 +130,11 @@ def _max_length(session: Session) -> int:
 def _run_inputs(plan: TrainingPlan, recording: Recording, models: list[ModelRecord]) -> RunInputs:
     """Returns the inputs of the run; config.yml counts by its values, not by its bytes."""
     modules: dict[str, str] = {}
-    paths = {as_recorded(plan.config_file)}
+    paths = {plan.config_file}
     for file in filter(None, (plan.tools_file, plan.rewards_file)):
         modules |= file.modules_sha256 or {}
-        paths |= {as_recorded(path) for path in file.paths[1:]}
-    files = [record for record in recording.records() if record.path not in paths]
+        paths |= set(file.paths[1:])
+    files = [record for record in recording.records() if record.file not in paths]
     config = plan.config.model_dump(mode="json")
     return RunInputs(config=config, files=files, models=models, modules=modules)
 

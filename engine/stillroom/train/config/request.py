@@ -21,7 +21,6 @@ from stillroom.data.instruction import (
 from stillroom.data.layouts.detect import layout_of
 from stillroom.data.tool_names import has_tool_names
 from stillroom.errors import ConfigError, DataError, missing_extra
-from stillroom.home_paths import as_found
 from stillroom.models.pairing import refuse_api_teacher
 from stillroom.models.precision import check_quantization
 from stillroom.models.resolve import ModelLocation, locate_model
@@ -207,7 +206,7 @@ def plan_request(
         parse_spec(server)
     context_file = None
     if config.teacher is not None and config.teacher.context_file is not None:
-        context_file = as_found(folder / config.teacher.context_file)
+        context_file = workspace.path(folder / config.teacher.context_file)
     if is_here:
         _check_trackers(config)
         check_launcher(config.launcher)
@@ -224,7 +223,9 @@ def plan_request(
         tuple(train_files),
         tools_file=_beside(folder, TOOLS_FILE) if acts or named is not None else None,
         rewards_file=_beside(folder, "rewards.py") if acts else None,
-        eval_files={section.name: _eval_file(folder, section) for section in config.evals},
+        eval_files={
+            section.name: _eval_file(workspace, folder, section) for section in config.evals
+        },
         cold_start_file=cold_start_file,
         added_rows_file=added_rows_file,
         models=models,
@@ -310,7 +311,7 @@ def _rows_file(
 ) -> Path:
     """Returns the path that a key of config.yml names, once the file's first rows are checked."""
     folder = config_file.parent
-    path = as_found(folder / name)
+    path = workspace.path(folder / name)
     if "@" in path.name:
         path = workspace.existing(path, label=key)
     if not path.is_file():
@@ -330,9 +331,9 @@ def _holds_rollouts(path: Path) -> bool:
     return row is not None and layout_of(row) is not None
 
 
-def _eval_file(folder: Path, section: EvalSection) -> Path:
+def _eval_file(workspace: Workspace, folder: Path, section: EvalSection) -> Path:
     """Returns the path of an evaluation's prompts. Raises an EngineError if there are none."""
-    path = as_found(folder / section.prompts_file)
+    path = workspace.path(folder / section.prompts_file)
     if not path.is_file():
         raise ConfigError(
             f"the prompts {section.prompts_file!r} of the evaluation {section.name!r} do not exist "

@@ -18,7 +18,7 @@ from torch import Tensor
 from stillroom.demo import DEMO_MODELS
 from stillroom.errors import ModelError, RunError
 from stillroom.files import wait_for_disk, write_json
-from stillroom.home_paths import as_recorded, name_as_at_home
+from stillroom.home_paths import name_as_at_home
 from stillroom.lineage import (
     FOLDER_MANIFEST,
     FileRecord,
@@ -210,7 +210,7 @@ def _write_manifest(
 ) -> None:
     write_manifest(
         temporary,
-        written=msgspec.structs.replace(record_folder(temporary), path=as_recorded(folder)),
+        written=record_folder(temporary, final=folder),
         operation="start_training",
         inputs=[*sources.files.records(), *sources.made, *sources.models],
         request=sources.request,
@@ -221,9 +221,7 @@ def _write_manifest(
 
 def _lasting_name(base: ModelLocation) -> str:
     """Returns a name by which the base is found again: a demo or hub name, else its full path."""
-    if base.name in DEMO_MODELS or not base.is_local:
-        return base.name if base.name in DEMO_MODELS else base.location
-    return as_recorded(base.location)
+    return base.name if base.name in DEMO_MODELS else base.recorded
 
 
 def random_state() -> dict[str, Tensor]:

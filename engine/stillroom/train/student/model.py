@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from stillroom.errors import ModelError
-from stillroom.home_paths import as_recorded
 from stillroom.lineage import ModelRecord
 from stillroom.models.batches import TokenBatch, TokenSequence, microbatches, with_empty_passes
 from stillroom.models.cpu.gradients import HandGradients
@@ -265,8 +264,7 @@ def _text_part_of(location: ModelLocation, base: ModelLocation) -> ModelRecord |
             return record.text_part_of
     if whole_config(base) is None:
         return None
-    place = as_recorded(base.location) if base.is_local else base.location
-    return ModelRecord(role="multimodal", name=base.name, location=place)
+    return ModelRecord(role="multimodal", name=base.name, location=base.recorded)
 
 
 def _check_finite(model: nn.Module, name: str) -> None:
