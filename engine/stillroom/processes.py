@@ -13,9 +13,11 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import subprocess
+
     import psutil
 
 SERVER_MARK_VARIABLE = "STILLROOM_SESSION"
@@ -138,6 +140,20 @@ def _lower(kind: int, limit: int) -> None:
     # Some systems refuse limits that they do not know.
     with suppress(OSError, ValueError):
         resource.setrlimit(kind, (limit, hard))
+
+
+def end_process(process: "subprocess.Popen[Any]", *, grace_s: float = 5.0) -> None:
+    """Ends a child process: asks it to terminate, and kills it if it still runs after the grace.
+
+    The caller closes the streams. Only a process that the kernel itself holds outlives this.
+    """
+    from subprocess import TimeoutExpired
+
+    for end in (process.terminate, process.kill):
+        end()
+        with suppress(TimeoutExpired):
+            process.wait(grace_s)
+            return
 
 
 def kill_family(leader: int) -> None:

@@ -59,12 +59,12 @@ class ScriptedEndpoint(LoopbackServer):
         self._num_free = num_free
         self.hold.clear()
 
-    def wait(self) -> None:
+    def hold_back(self) -> None:
         with self._lock:
             self.num_asked += 1
             is_free = self.num_asked <= self._num_free
         if not is_free:
-            self.hold.wait(300)
+            self.hold.wait(100)
 
     def count(self, key: tuple[str, int]) -> None:
         with self._lock:
@@ -76,7 +76,7 @@ class _Handler(LoopbackHandler):
 
     def do_POST(self) -> None:  # noqa: N802 - http.server's name
         body, endpoint = self.read_body(), self.owner
-        endpoint.wait()
+        endpoint.hold_back()
         if endpoint.latency_s:
             time.sleep(endpoint.latency_s)
         key, reply = endpoint.answer(body)

@@ -13,6 +13,8 @@ import httpx2
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
+from stillroom.processes import end_process
+
 TOKEN = "the-token-of-these-tests"
 
 
@@ -46,8 +48,7 @@ def served(root: Path, *arguments: str, **variables: str) -> Iterator[ServedWork
         url = lines.split("serves MCP at ")[1].split()[0]
         yield ServedWorkspace(root, url, process, lines)
     finally:
-        process.kill()
-        process.wait()
+        end_process(process)
         assert process.stderr is not None
         process.stderr.close()
 

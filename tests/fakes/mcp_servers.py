@@ -327,7 +327,7 @@ def serve_odd(*options: str, port: int = 0) -> Iterator[ThreadingHTTPServer]:
         yield server
     finally:
         server.shutdown()
-        thread.join()
+        thread.join(10)
         # Not server_close: it would wait for the handlers.
         server.socket.close()
 

@@ -32,7 +32,7 @@ def in_processes(
     late = [process for process in processes if process.is_alive()]
     for process in late:
         process.kill()
-        process.join()
+        process.join(10)
     reported = [file.read_text("utf-8") for file in sorted(folder.glob("*.error"))]
     codes = [process.exitcode for process in processes]
     assert not reported, f"exit codes {codes}\n" + "\n".join(reported)

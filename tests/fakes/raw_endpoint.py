@@ -68,6 +68,7 @@ class RawEndpoint:
         self.num_connections = self.num_hung_up = 0
         self.hung_up = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self._listener.settimeout(0.5)
         self._connections: list[socket.socket] = []
         self._is_closed = False
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -86,8 +87,11 @@ class RawEndpoint:
         while not self._is_closed:
             try:
                 connection, _ = self._listener.accept()
+            except TimeoutError:
+                continue
             except OSError:
                 return
+            connection.settimeout(60)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.num_connections += 1
             self._connections.append(connection)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from stillroom.processes import end_process
 from stillroom.remote.records import Machine, SshAddress
 
 # Debian keeps it out of the PATH of users.
@@ -100,8 +101,7 @@ class Sshd:
         """Stops the server and breaks its connections."""
         if self._process is not None:
             self.cut()
-            self._process.kill()
-            self._process.wait()
+            end_process(self._process)
             self._process = None
 
     def cut(self) -> None:
@@ -147,7 +147,7 @@ def quoted(path: Path) -> str:
 def make_key(path: Path) -> None:
     """Writes a new key and its public half."""
     program = shutil.which("ssh-keygen") or "ssh-keygen"
-    subprocess.run([program, "-q", "-t", "ed25519", "-N", "", "-f", path], check=True)
+    subprocess.run([program, "-q", "-t", "ed25519", "-N", "", "-f", path], check=True, timeout=30)
 
 
 def free_port() -> int:

@@ -42,7 +42,7 @@ def report(project: Project, run_id: str) -> api.RunReport:
 
 
 def ended(project: Project, run_id: str) -> api.RunReport:
-    wait_until(lambda: report(project, run_id).status not in ("starting", "running"), timeout_s=120)
+    wait_until(lambda: report(project, run_id).status not in ("starting", "running"))
     return report(project, run_id)
 
 

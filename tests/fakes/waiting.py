@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = 120.0) -> None:
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 90.0) -> None:
     """Returns once the condition holds; fails the test if that takes too long."""
     deadline = time.monotonic() + timeout_s
     while not condition():

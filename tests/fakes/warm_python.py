@@ -58,7 +58,7 @@ def open_warm_python(folder: Path, *, until: int) -> Path:
     """
     known = folder / "warm_python"
     with (folder / "warm_python.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # no limit: the first test's own limit ends it
         if not known.exists():
             # The path of a socket may not be long.
             parts = Path(tempfile.mkdtemp(prefix="warm-", dir="/tmp"))
@@ -174,7 +174,7 @@ def _run_and_tell(line: socket.socket) -> None:
         _become(json.loads(data), files)
     for file in files:
         os.close(file)
-    _, status = os.waitpid(pid, 0)
+    _, status = os.waitpid(pid, 0)  # no limit: it ends with the program that it runs
     try:
         line.sendall(str(os.waitstatus_to_exitcode(status)).encode())
     finally:

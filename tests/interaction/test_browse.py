@@ -81,7 +81,7 @@ class Trap:
                 if trap.type == socket.SOCK_STREAM:
                     trap.accept()[0].close()
                 else:
-                    trap.recv(1)
+                    trap.recv(1, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 continue
             caught += 1

@@ -25,7 +25,7 @@ def run() -> Iterator[Run]:
     ):
 
         async def bounded(body: Callable[[Setting], Awaitable[None]]) -> None:
-            with anyio.fail_after(240):
+            with anyio.fail_after(110):
                 await body(setting)
 
         yield lambda body: portal.call(bounded, body)

@@ -65,7 +65,7 @@ def folder(tmp_path: Path) -> Path:
 def _apart(function: Callable[..., Any], *arguments: Any) -> Any:
     """Runs an async function in a thread: Playwright has the loop of this one."""
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(anyio.run, function, *arguments).result()
+        return thread.submit(anyio.run, function, *arguments).result(60)
 
 
 async def _call(folder: Path, name: str, arguments: dict[str, Any]) -> dict[str, Any]:

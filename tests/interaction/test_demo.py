@@ -150,7 +150,7 @@ def test_training_goes_on_when_its_server_is_killed_and_the_next_one_sees_it_fin
 
 
 async def start_training_then_kill_the_server(root: Path, warm_program: Path) -> str:
-    with anyio.fail_after(240):
+    with anyio.fail_after(110):
         async with Client(server_of(root, warm_program)) as client:
             await client.call_tool("create_project", {})
             with (root / "tools.py").open("a", encoding="utf-8") as tools:
@@ -173,7 +173,7 @@ async def follow_with_a_new_server(
     root: Path, warm_program: Path, run_id: str
 ) -> list[dict[str, Any]]:
     seen: list[dict[str, Any]] = []
-    with anyio.fail_after(240):
+    with anyio.fail_after(110):
         async with Client(server_of(root, warm_program)) as client:
             while not seen or seen[-1]["status"] in ("starting", "running"):
                 wait_s = 20 if seen else 0

@@ -40,7 +40,7 @@ def test_a_process_that_is_killed_is_named_and_the_run_goes_on_with_shared_weigh
     project = project_of(tmp_path, tiny_models)
     run_id = start(project)
     folder = find_run(project.workspace, run_id).path
-    wait_until(lambda: len(list(folder.glob("checkpoints/step_*"))) >= 2, timeout_s=120)
+    wait_until(lambda: len(list(folder.glob("checkpoints/step_*"))) >= 2)
     ranks = {n: psutil.Process(s.pid) for n, s in RankFiles(folder / "ranks").starts().items()}
     os.kill(ranks[1].pid, signal.SIGKILL)
 

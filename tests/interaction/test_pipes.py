@@ -73,7 +73,7 @@ def test_answers_come_whole_and_nothing_comes_between_them(is_socket: bool, tmp_
         answers = {
             answer["id"]: answer for answer in (json.loads(reading.readline()) for _ in "123")
         }
-        thread.join()
+        thread.join(20)
         texts = [answers[number]["result"]["content"][0]["text"] for number in (2, 3)]
         assert texts == ["ä€😀" * 40_000, "bbb"]
         if is_socket:

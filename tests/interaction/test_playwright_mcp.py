@@ -33,7 +33,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _node_version() -> int:
     node = shutil.which("node")
     assert node, "no Node"
-    reported = subprocess.run([node, "--version"], check=True, capture_output=True, text=True)
+    reported = subprocess.run(
+        [node, "--version"], check=True, capture_output=True, text=True, timeout=20
+    )
     return int(reported.stdout.lstrip("v").partition(".")[0])
 
 

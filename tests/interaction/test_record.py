@@ -16,6 +16,7 @@ from fakes.raw_endpoint import CHUNK_END, STREAM_HEAD, RawEndpoint, chunk, json_
 from fakes.recording import CHAT, RawClient, calls_in, request, wait_until
 from fakes.trace_files import SAMPLES
 from stillroom import api
+from stillroom.processes import end_process
 from stillroom.settings import Workspace
 from stillroom_mcp.cli import main
 from trace_samples.conversation import compared, expected_messages
@@ -35,7 +36,7 @@ def started(
         try:
             yield json.loads(process.stdout.readline()), process
         finally:
-            process.kill()
+            end_process(process)
 
 
 def test_the_command_says_what_clients_set_and_ends_with_the_calls_it_has(tmp_path):
@@ -192,5 +193,7 @@ def test_the_command_line_loads_nothing_of_the_proxy_for_other_commands():
         "print([m for m in sys.modules if m in ('aiohttp', 'httptools', 'uvloop') "
         "or m.startswith('stillroom.recording')])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout == "[]\n"

@@ -28,7 +28,7 @@ ENDLESS = {"input": "rollouts.jsonl", "output": "kept.jsonl", "contains": "(a+)+
 @asynccontextmanager
 async def real_server(folder: Path) -> AsyncIterator[Client]:
     parameters = SERVER.model_copy(update={"cwd": str(folder)})
-    with anyio.fail_after(240):
+    with anyio.fail_after(110):
         async with Client(parameters) as client:
             yield client
 

@@ -85,7 +85,7 @@ class Agent:
         return result.structured_content
 
     async def _finished(self, run_id: str) -> dict[str, Any]:
-        with anyio.fail_after(180):
+        with anyio.fail_after(110):
             while True:
                 run = await self.call("get_run", {"run_id": run_id, "wait_s": 110})
                 if run["status"] not in ("starting", "running"):

@@ -71,7 +71,7 @@ def test_it_gives_up_after_its_timeout_and_ends_at_an_alarm_if_asked(tmp_path, c
         timer = threading.Timer(0.3, alarm)
         timer.start()
         assert exit_code(tmp_path, folder.run_id, "--alarms", "--timeout", "60") == 5
-        timer.join()
+        timer.join(20)
     assert "truncation" in capsys.readouterr().out
 
 

@@ -20,6 +20,7 @@ def test_where_no_browser_is_the_check_of_the_set_up_fails(tmp_path: Path) -> No
         env={**os.environ, **nowhere},
         capture_output=True,
         text=True,
+        timeout=60,
     )
 
     assert requested.returncode != 0
@@ -49,6 +50,7 @@ def test_an_ssh_server_is_installed_only_where_none_would_be_started(
         env={"PATH": str(tmp_path)},
         capture_output=True,
         text=True,
+        timeout=60,
     )
 
     assert ("installs openssh-server" in done.stdout) == installs

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stillroom.errors import RunError
+from stillroom.processes import end_process
 from stillroom.secrecy.environments import bare_environment
 
 _STOP_S = 10.0
@@ -39,14 +40,4 @@ def running_program(
         try:
             yield process
         finally:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            end_process(process, grace_s=_STOP_S)

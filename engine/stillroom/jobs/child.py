@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -28,6 +28,7 @@ from stillroom.settings import Workspace
 
 _Result = TypeVar("_Result")
 _POLL_S = 0.1
+_KILLED_S = 5.0
 _LAST_OUTPUT = 4096
 _PER_PROCESSOR = 64 << 20
 """What libraries keep for each of their threads, of which they start one on each processor."""
@@ -140,7 +141,9 @@ def _finished(
     finally:
         if process.poll() is None:
             kill_family(process.pid)
-            process.communicate()
+            # A process that has left the family may still hold the pipe.
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=_KILLED_S)
 
 
 def _reason(code: int, printed: IO[bytes]) -> str:

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         stream.write(secrets)
     known = Redactor(json.loads(secrets).values() if secrets else ())
     kept = _Kept(worker, output, BoundedLog(folder / "log.txt"), known)
-    code = kept.wait()
+    code = kept.wait()  # no limit: a run may take weeks
     if code < 0 or code > 1:
         _note_end(folder, kept, code)
     _kill_rest(kept, mark, is_adopting=is_adopting)

@@ -13,6 +13,7 @@ from stillroom.run_folder import RunFolder
 from stillroom.teachers.run_limits import RunLimits, read_limits
 
 _LOOK_EVERY_S = 0.5
+_END_WAIT_S = 5.0
 KILLED_AT_LIMIT = "killed, as it did not stop in time: "
 """How the last line of the log begins of a run that passed its limits; the limit follows."""
 
@@ -51,7 +52,7 @@ def watched_for_limits(folder: RunFolder, work: Stoppable) -> Generator[None]:
         yield
     finally:
         ended.set()
-        thread.join()
+        thread.join(_END_WAIT_S)
 
 
 def watch(

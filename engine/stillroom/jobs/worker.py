@@ -29,6 +29,7 @@ from stillroom.types import RunKind, RunStatus
 
 _WAIT_POLL_S = 0.5
 _LOOK_FOR_CANCEL_S = 0.5
+_END_WAIT_S = 5.0
 _SPARE_BYTES = 1 << 16
 
 
@@ -143,7 +144,7 @@ def _watched_for_cancel(folder: RunFolder, stop: _Stop) -> Generator[None]:
         yield
     finally:
         ended.set()
-        thread.join()
+        thread.join(_END_WAIT_S)
 
 
 def _closed(reporter: JobReporter, ending: dict[str, Any], folder: RunFolder) -> dict[str, Any]:

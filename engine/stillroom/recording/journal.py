@@ -73,7 +73,7 @@ class CallJournal:
     def close(self) -> None:
         """Writes all that waits, and lets another process write to the folder."""
         self._waiting.put(None)
-        self._thread.join()
+        self._thread.join()  # no limit: no recorded call may be lost
         os.close(self._handle)
         self._lock.release()
 
@@ -106,7 +106,7 @@ class CallJournal:
     def _write_all(self) -> None:
         is_closing = False
         while not is_closing:
-            found = [self._waiting.get()]
+            found = [self._waiting.get()]  # no limit: `close` puts a None
             with suppress(Empty):
                 while True:
                     found.append(self._waiting.get_nowait())

@@ -64,7 +64,12 @@ def test_heavy_filters_load_nothing_into_this_process(tmp_path: Path) -> None:
     )
 
     finished = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
 
     assert finished.stdout == "2 []\n"

@@ -231,7 +231,7 @@ def test_a_process_with_the_pid_of_another_is_told_from_it() -> None:
     finally:
         sleeper.kill()
     wait_until(lambda: process_start(sleeper.pid) is None)
-    sleeper.wait()
+    sleeper.wait(10)
 
 
 def test_a_run_without_a_single_success_has_failed(workspace: Workspace) -> None:
@@ -256,7 +256,7 @@ def test_a_run_whose_disk_is_full_has_failed_for_that(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["/bin/mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
-    subprocess.run(mount, check=True)
+    subprocess.run(mount, check=True, timeout=20)
     try:
         workspace = Workspace(endpoint_project(disk, num_prompts=2))
         with ScriptedEndpoint(tool_turns=1) as endpoint:
@@ -273,4 +273,4 @@ def test_a_run_whose_disk_is_full_has_failed_for_that(tmp_path: Path) -> None:
         assert error is not None
         assert "no space left on the disk" in error.problem
     finally:
-        subprocess.run(["/bin/umount", "--lazy", str(disk)], check=True)
+        subprocess.run(["/bin/umount", "--lazy", str(disk)], check=True, timeout=20)

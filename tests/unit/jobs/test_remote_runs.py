@@ -115,5 +115,6 @@ def test_the_hubs_token_comes_through_the_pipe_into_the_workers_own_environment(
         env={**os.environ, "STILLROOM_PIPED_VARIABLES": "HF_TOKEN,NOT_GIVEN"},
         capture_output=True,
         check=True,
+        timeout=60,
     )
     assert printed.stdout.decode().split() == ["['A_KEY',", "'HF_TOKEN']", "hf_1", "None", "None"]

@@ -44,12 +44,14 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[None]:
     """Puts a file system of its own at the folder."""
     folder.mkdir()
     subprocess.run(
-        [*_MOUNT, "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], check=True
+        [*_MOUNT, "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)],
+        check=True,
+        timeout=20,
     )
     try:
         yield
     finally:
-        subprocess.run(["/bin/umount", "--lazy", str(folder)], check=True)
+        subprocess.run(["/bin/umount", "--lazy", str(folder)], check=True, timeout=20)
 
 
 def can_mount() -> bool:
@@ -74,7 +76,9 @@ def test_a_full_disk_ends_the_run_and_with_room_again_it_goes_on_to_its_end(tmp_
         assert f"goes on from {checkpoints[-1].name}" in report.error.fix
         assert weights(checkpoints[-1])
 
-        subprocess.run([*_MOUNT, "-o", "remount,size=64m", str(tmp_path / "runs")], check=True)
+        subprocess.run(
+            [*_MOUNT, "-o", "remount,size=64m", str(tmp_path / "runs")], check=True, timeout=20
+        )
         assert project.train("again", resume=run_id).steps == 12
         assert weights(project.checkpoint(run="again"))
 

@@ -159,7 +159,7 @@ def test_a_run_of_an_older_version_is_known_by_the_time_it_was_started_at(
     finally:
         if old.poll() is None:
             old.kill()
-            old.wait()
+            old.wait(10)
 
 
 def test_a_pid_that_belongs_to_another_program_now_is_never_signalled(
@@ -183,7 +183,7 @@ def test_a_pid_that_belongs_to_another_program_now_is_never_signalled(
         lock.release()
     finally:
         bystander.kill()
-        bystander.wait()
+        bystander.wait(10)
 
 
 def test_only_one_of_many_takes_a_run_over(workspace: Workspace) -> None:

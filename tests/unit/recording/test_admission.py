@@ -97,5 +97,6 @@ def test_a_request_sent_ahead_is_not_answered_and_ends_the_connection(tmp_path, 
     with recording(tmp_path, endpoint.url) as url, RawClient(url) as client:
         client.socket.sendall(one + one)
         assert client.read().status == 200
+        client.socket.settimeout(10)
         assert client.socket.recv(1) == b""
     assert len(endpoint.requests) == 1

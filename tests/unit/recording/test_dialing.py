@@ -21,7 +21,7 @@ def certificate(tmp_path_factory):
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
     subprocess.run(
         [*command.split(), *names, "-out", str(files[0]), "-keyout", str(files[1])],
-        check=True, capture_output=True,
+        check=True, capture_output=True, timeout=20,
     )  # fmt: skip
     return files
 
@@ -40,6 +40,7 @@ class Tunnel:
         self.heads: list[bytes] = []
         self._answer = answer
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(0.5)
         self.url = f"http://me:pa%20ss@127.0.0.1:{self._listener.getsockname()[1]}"
 
     def __enter__(self):
@@ -53,8 +54,11 @@ class Tunnel:
         while True:
             try:
                 client, _ = self._listener.accept()
+            except TimeoutError:
+                continue
             except OSError:
                 return
+            client.settimeout(60)
             head = b""
             while not head.endswith(b"\r\n\r\n"):
                 head += client.recv(1)
@@ -64,7 +68,7 @@ class Tunnel:
                 client.close()
                 continue
             host, _, port = head.split()[1].decode().rpartition(":")
-            upstream = socket.create_connection((host, int(port)))
+            upstream = socket.create_connection((host, int(port)), timeout=60)
             for pair in ((client, upstream), (upstream, client)):
                 threading.Thread(target=_copy, args=pair, daemon=True).start()
 

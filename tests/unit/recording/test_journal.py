@@ -22,7 +22,7 @@ class Waiting:
         self.outcomes.append(outcome)
         self._came.release()
 
-    def wait(self, num: int = 1) -> None:
+    def wait_for(self, num: int) -> None:
         for _ in range(num):
             assert self._came.acquire(timeout=10)
 
@@ -43,7 +43,7 @@ def test_calls_that_wait_together_share_one_sync(tmp_path, monkeypatch):
         journal.append(b"%d\n" % number, waiting.done)
     assert waiting.outcomes == []
     go_on.set()
-    waiting.wait(100)
+    waiting.wait_for(100)
     journal.close()
     assert len(syncs) == 2
     assert waiting.outcomes == [None] * 100
@@ -78,7 +78,7 @@ def test_a_torn_last_line_is_cut_off_at_the_next_start(tmp_path):
     journal, waiting = CallJournal(tmp_path), Waiting()
     assert journal.num_cut == 1
     journal.append(b"d\n", waiting.done)
-    waiting.wait()
+    waiting.wait_for(1)
     journal.close()
     assert journal.path.read_bytes() == b"a\nb\nd\n"
     assert journal.path.stat().st_mode & 0o077 == 0
@@ -88,7 +88,7 @@ def test_a_full_journal_is_followed_by_the_next(tmp_path):
     journal, waiting = CallJournal(tmp_path, full_at=10), Waiting()
     for number in range(5):
         journal.append(b"%d-----\n" % number, waiting.done)
-        waiting.wait()
+        waiting.wait_for(1)
     journal.close()
     assert [path.name for path in journals_in(tmp_path)] == [
         "calls-0001.jsonl", "calls-0002.jsonl", "calls-0003.jsonl",
@@ -168,10 +168,10 @@ def test_on_a_full_disk_replies_break_off_and_no_further_call_is_paid_for(
 def test_a_journal_that_was_deleted_is_begun_anew(tmp_path):
     journal, waiting = CallJournal(tmp_path / "traces"), Waiting()
     journal.append(b"1\n", waiting.done)
-    waiting.wait()
+    waiting.wait_for(1)
     shutil.rmtree(tmp_path / "traces")
     journal.append(b"2\n", waiting.done)
-    waiting.wait()
+    waiting.wait_for(1)
     journal.close()
     assert waiting.outcomes == [None, None]
     assert journal.path.read_bytes() == b"2\n"
@@ -180,7 +180,7 @@ def test_a_journal_that_was_deleted_is_begun_anew(tmp_path):
 def test_a_next_journal_that_cannot_be_opened_costs_no_file_that_is_open(tmp_path, monkeypatch):
     journal, waiting = CallJournal(tmp_path, full_at=1), Waiting()
     journal.append(b"1\n", waiting.done)
-    waiting.wait()
+    waiting.wait_for(1)
 
     def fail(*_):
         raise OSError(24, "Too many open files")
@@ -188,11 +188,11 @@ def test_a_next_journal_that_cannot_be_opened_costs_no_file_that_is_open(tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr("stillroom.recording.journal.open_real", fail)
         journal.append(b"2\n", waiting.done)
-        waiting.wait()
+        waiting.wait_for(1)
         assert not journal.can_write()
     assert journal.can_write()
     journal.append(b"3\n", waiting.done)
-    waiting.wait()
+    waiting.wait_for(1)
     journal.close()
     assert [outcome is None for outcome in waiting.outcomes] == [True, False, True]
     assert b"".join(path.read_bytes() for path in journals_in(tmp_path)) == b"1\n3\n"

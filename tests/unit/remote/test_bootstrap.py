@@ -234,7 +234,7 @@ bootstrap.prepare(channel, Machine(name="box"), None, print)
     wait_until((box.folder / "begun").exists)
     talking = [p for p in psutil.process_iter() if p.ppid() == listening.pid]
     listening.kill()
-    listening.wait()
+    listening.wait(10)
 
     assert talking
     assert psutil.wait_procs(talking, timeout=30)[1] == []

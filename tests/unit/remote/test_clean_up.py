@@ -89,12 +89,12 @@ def test_a_damaged_entry_is_named_since_it_may_cost_money(tmp_path, ledger):
 def test_each_entry_says_how_it_is_put_down_by_hand(tmp_path, ledger):
     bring_up(ledger, "stillroom-sky-1", a_run(tmp_path, "sft-1"))
     bring_up(ledger, "stillroom-sft-2", a_run(tmp_path, "sft-2"), machine=JOB)
-    cluster, job = ledger.entries()
+    cluster, job = (ledger.find(name) for name in ("stillroom-sky-1", "stillroom-sft-2"))
     assert cluster.put_down_command == "sky down -y stillroom-sky-1"
     assert "hf jobs ps" in job.put_down_command
     with ledger.holding(job.name) as held:
         held.update(request_id="job7")
-    assert ledger.entries()[1].put_down_command == "hf jobs cancel job7"
+    assert ledger.find(job.name).put_down_command == "hf jobs cancel job7"
 
 
 def test_two_ledgers_never_share_the_name_of_a_cluster(tmp_path):

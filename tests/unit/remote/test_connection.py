@@ -17,6 +17,7 @@ import pytest
 from fakes.sshd import MISSING, SSHD, Sshd, SshUser, free_port, make_key
 from fakes.waiting import wait_until
 from stillroom.errors import EngineError
+from stillroom.processes import end_process
 from stillroom.remote.channel import SHELL_LINE, command_there
 from stillroom.remote.frames import MARK
 from stillroom.remote.host import MachineError, UnreachableError
@@ -137,11 +138,9 @@ def test_no_socket_and_no_process_is_left_behind(sshd: Sshd, channel: SshChannel
 
 def test_a_killed_process_leaves_no_connection(ssh_user: SshUser, tmp_path: Path):
     program = textwrap.dedent(f"""
-        import sys, time, msgspec
+        import time
         from stillroom.remote.records import SshAddress
-        from stillroom.remote.records import SshAddress
-from stillroom.remote.ssh import connection
-from stillroom.remote.ssh.connection import SshChannel
+        from stillroom.remote.ssh.connection import SshChannel
         channel = SshChannel("box", SshAddress(host="box", options={ssh_user.address.options!r}))
         process = channel.open()
         print(channel._owner.pid, process.pid, flush=True)
@@ -150,11 +149,11 @@ from stillroom.remote.ssh.connection import SshChannel
     killed = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     owners = [psutil.Process(int(pid)) for pid in killed.stdout.readline().split()]
     killed.kill()
-    killed.wait()
+    killed.wait(10)
     killed.stdout.close()
 
-    _, alive = psutil.wait_procs(owners, timeout=60)
-    assert alive == []
+    assert len(owners) == 2
+    assert psutil.wait_procs(owners, timeout=60)[1] == []
 
 
 def failure(address: SshAddress) -> EngineError:
@@ -211,8 +210,7 @@ def test_a_connection_that_the_user_holds_is_used_where_we_may_not_log_in(ssh_us
                 assert [talk(channel), talk(channel)] == ["hello", "hello"]
             assert held.poll() is None
         finally:
-            held.terminate()
-            held.wait()
+            end_process(held)
         assert "hold a connection open" in failure(ssh_user.address).fix
 
 

@@ -245,7 +245,7 @@ def test_checkpoints_that_a_run_deletes_do_not_stay_in_the_bucket(life):
     side = life.job(job.asked)
     side._post = post
     # Each list on its own, as if it came ten seconds after the last.
-    side._gather = lambda heard: [heard.get()]
+    side._gather = lambda heard: [heard.get(timeout=20)]
     assert side.do(lambda packages: life.inner)
     assert [[file.path for file in each.files] for each in told] == [
         ["out/old.bin"],

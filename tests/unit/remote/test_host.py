@@ -168,7 +168,10 @@ def test_a_full_disk_says_so_and_what_was_sent_stays(sshd: Sshd, tmp_path: Path)
 
 
 def test_a_disk_that_is_really_full_says_so(sshd: Sshd, tmp_path: Path):
-    if subprocess.run([*SMALL_DISK, "true", tmp_path], check=False, capture_output=True).returncode:
+    tried = subprocess.run(
+        [*SMALL_DISK, "true", tmp_path], check=False, capture_output=True, timeout=20
+    )
+    if tried.returncode:
         pytest.skip("no small disk can be made here")
     model = tmp_path / "model.safetensors"
     model.write_bytes(os.urandom(MB) * 6)

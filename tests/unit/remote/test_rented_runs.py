@@ -57,7 +57,7 @@ class Service:
                 self._threads[-1].start()
         time.sleep(0.05)
 
-    def join(self) -> None:
+    def join_threads(self) -> None:
         for thread in self._threads:
             thread.join(30)
 
@@ -155,7 +155,7 @@ def test_a_run_in_a_job_leaves_here_what_a_run_here_leaves(
         pause=service.pause,
     )
     Follower(run, order, host, {"KEY": SECRET}, sleep=lambda seconds: time.sleep(0.01)).run()
-    service.join()
+    service.join_threads()
 
     ended = elsewhere.report(run)
     assert ended.status == "succeeded", ended.error

@@ -351,7 +351,7 @@ def test_the_job_that_keeps_a_cluster_up_lasts_as_long_as_something_of_ours(tmp_
     held = subprocess.Popen(["/bin/sh", "-c", script])
     time.sleep(0.5)
     assert held.poll() is None
-    ours.communicate(b"\n")
+    ours.communicate(b"\n", timeout=20)
     assert held.wait(20) == 0
 
 

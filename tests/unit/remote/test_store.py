@@ -196,7 +196,7 @@ def test_a_command_there_starts_without_large_libraries():
         "print({'pydantic', 'psutil', 'yaml', 'torch'} & set(sys.modules))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
 
     assert done.stdout == "set()\n"

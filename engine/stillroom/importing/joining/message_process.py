@@ -32,6 +32,7 @@ from stillroom.secrecy.environments import run_environment
 from stillroom.secrecy.redaction import Redactor
 from stillroom.settings import Workspace
 
+_END_S = 5.0
 _LONGEST_READ = 16 << 20
 _LENGTH = struct.Struct("I")
 
@@ -95,7 +96,7 @@ class MessageProcess:
         self._close_input()
         if self._process.stdout is not None:
             self._process.stdout.close()
-        self._process.wait()
+        self._process.wait(_END_S)
         self._output.__exit__(None, None, None)
 
     def give(self, places: "array[int]", sizes: "array[int]") -> None:
@@ -138,7 +139,7 @@ class MessageProcess:
     def finish(self) -> None:
         """Waits until the process has ended. If it has failed, it has cleaned nothing."""
         self._close_input()
-        if self._process.wait() != 0:
+        if self._process.wait() != 0:  # no limit: it has as much to read as the import
             self._sizes = array("I")
         self._places = array("Q", accumulate(self._sizes, initial=0))
         self._output.grown_to(self._places[-1])

@@ -57,7 +57,7 @@ class Bringer:
     def _next(self) -> FilesThere | None:
         with self._changed:
             while self._wanted is self._done and not self._is_closed:
-                self._changed.wait()
+                self._changed.wait()  # no limit: `__exit__` notifies it
             return None if self._is_closed else self._wanted
 
     def _is_stopped(self) -> bool:
@@ -71,4 +71,4 @@ class Bringer:
         with self._changed:
             self._is_closed = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join()  # no limit: each read of the download has one

@@ -15,6 +15,7 @@ from typing import IO, Any, cast
 import msgspec
 
 from stillroom.errors import EngineError, MissingExtraError
+from stillroom.processes import end_process
 from stillroom.remote.channel import read_errors, start_process
 from stillroom.remote.frames import BrokenStreamError, Frames
 from stillroom.remote.host import UnreachableError
@@ -134,8 +135,7 @@ class SkyProcess:
         try:
             process.wait(_END_WAIT_S)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            end_process(process)
 
 
 def main() -> int:

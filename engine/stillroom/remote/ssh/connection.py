@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from stillroom.errors import EngineError
+from stillroom.processes import end_process
 from stillroom.remote.channel import SHELL_LINE, read_errors, start_process
 from stillroom.remote.frames import MARK, BrokenStreamError, Frames
 from stillroom.remote.host import MachineError
@@ -126,12 +127,7 @@ class SshChannel:
             with suppress(OSError):
                 cast("IO[bytes]", stream).close()
         # On its own it would wait for the other commands' end.
-        owner.terminate()
-        try:
-            owner.wait(_ALIVE_EVERY_S)
-        except subprocess.TimeoutExpired:
-            owner.kill()
-            owner.wait()
+        end_process(owner, grace_s=_ALIVE_EVERY_S)
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
 
@@ -145,13 +141,17 @@ class SshChannel:
     def _is_held_by_user(self) -> bool:
         """Returns whether the user's own settings share a connection, and it is open."""
         program, *rest = self._arguments({})
-        asking = subprocess.run(
-            [program, "-O", "check", *rest],
-            check=False,
-            capture_output=True,
-            env=ssh_environment(),
-        )
-        return asking.returncode == 0
+        try:
+            check = subprocess.run(
+                [program, "-O", "check", *rest],
+                check=False,
+                capture_output=True,
+                env=ssh_environment(),
+                timeout=_LOGIN_S,
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        return check.returncode == 0
 
     def _arguments(self, options: Mapping[str, str]) -> list[str]:
         program = shutil.which("ssh")

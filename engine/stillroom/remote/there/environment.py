@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 _SAY_EVERY_S = 2.0
+_TRY_S = 300.0
 _LOCK_POLL_S = 0.2
 _LOG_LINES = 30
 _FORGOTTEN_S = 60 * 86400
@@ -123,7 +124,8 @@ def _pass_on(source: int, worker: int) -> None:
                     os._exit(1)
             else:
                 trouble = (trouble + line)[-1500:]
-    code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+    status = os.waitpid(worker, 0)[1]  # no limit: it has closed its output and ends
+    code = os.waitstatus_to_exitcode(status)
     if code:
         killed = f"it was killed by signal {-code}" if code < 0 else f"it ended with {code}"
         _answer({"failed": trouble or f"the process that installs them broke off: {killed}"})
@@ -202,9 +204,7 @@ def _fault_of(python: Path) -> str | None:
     """Returns why our code does not run there, which no run should have to find out; or None."""
     command = [python, "-P", "-c", "import msgspec, stillroom.remote.there.store"]
     try:
-        check = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=_login_environment()
-        )
+        check = _tried(command)
     except FileNotFoundError as error:
         return str(error)
     if check.returncode < 0:
@@ -268,20 +268,11 @@ def _installer(folder: Path, wish: _Wish, log: Path) -> list[str]:
     python, uv = str(folder / "bin" / "python"), wish["uv"]
     if uv is not None:
         command = [uv, "pip", "install", "--python", python]
-        about = subprocess.run(
-            [*command, "--help"],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=_login_environment(),
-        )
+        options = _tried([*command, "--help"]).stdout
         # It chooses torch's build by the machine's GPU and driver.
-        return [*command, *(["--torch-backend=auto"] if "--torch-backend" in about.stdout else [])]
+        return [*command, *(["--torch-backend=auto"] if "--torch-backend" in options else [])]
     pip = [python, "-P", "-m", "pip"]
-    version = [*pip, "--version"]
-    if subprocess.run(
-        version, capture_output=True, check=False, env=_login_environment()
-    ).returncode:
+    if _tried([*pip, "--version"]).returncode:
         try:
             _run([python, "-m", "ensurepip", "--default-pip"], log)
         except _FailedError as error:
@@ -290,6 +281,22 @@ def _installer(folder: Path, wish: _Wish, log: Path) -> list[str]:
                 "install one (Debian/Ubuntu: apt-get install python3-venv)"
             ) from error
     return [*pip, "install", "--disable-pip-version-check", "--no-input", *_QUIET]
+
+
+def _tried(command: list[Any]) -> subprocess.CompletedProcess[str]:
+    """Runs a command that installs nothing, and returns how it ended and what it printed."""
+    try:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=_login_environment(),
+            timeout=_TRY_S,
+        )
+    except subprocess.TimeoutExpired as late:
+        named = " ".join(map(str, command))
+        raise _FailedError(f"`{named}` did not end within {_TRY_S:g} s; try again") from late
 
 
 def _login_environment() -> dict[str, str]:

@@ -96,7 +96,7 @@ def _launch(arguments: list[str]) -> None:
 
     thread = threading.Thread(target=launch, daemon=True)
     thread.start()
-    thread.join()
+    thread.join()  # no limit: it ends with the training
     if not raised:
         return
     if isinstance(raised[0], ChildFailedError):

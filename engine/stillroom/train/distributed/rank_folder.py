@@ -24,6 +24,7 @@ from stillroom.reporting import Reporter
 
 FOLDER = "ranks"
 _POLL_S = 0.2
+_END_WAIT_S = 5.0
 _LEFT_ALONE = 70
 """The exit code of a rank whose run no longer exists."""
 
@@ -207,7 +208,7 @@ def following(files: RankFiles, reporter: Reporter) -> Generator[None]:
         yield
     finally:
         ended.set()
-        thread.join()
+        thread.join(_END_WAIT_S)
         files.abandoned.touch()
         _hand_on(tail, reporter)
 

@@ -126,7 +126,7 @@ def imported(folder, *, process, batch=1 << 20, kill_after=None):
         for number, row in enumerate(rows_of_a_log()):
             if number == kill_after:
                 second._process.kill()
-                second._process.wait()
+                second._process.wait(10)
             intake.take(row, "calls")
         intake.finish()
         if second is not None:

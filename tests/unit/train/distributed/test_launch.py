@@ -13,6 +13,7 @@ from fakes.reporters import KeptReporter
 from fakes.training import make_project
 from stillroom.errors import ConfigError, DataError, DivergedError
 from stillroom.files import write_json
+from stillroom.processes import end_process
 from stillroom.train.config.launcher import LauncherSection
 from stillroom.train.config.request import PlanTraining, check_launcher
 from stillroom.train.distributed.accelerate import accelerate_config
@@ -186,8 +187,7 @@ def test_a_process_ends_when_its_run_is_gone(files, is_told):
         assert rank.wait(10) == 70
     finally:
         for process in (owner, rank):
-            process.kill()
-            process.wait()
+            end_process(process)
         if rank.stdout:
             rank.stdout.close()
 

@@ -16,7 +16,7 @@ print(before, peak_memory_gb(torch.device("cpu")))
 
 def peaks() -> tuple[float, float]:
     reported = subprocess.run(
-        [sys.executable, "-c", PEAK], capture_output=True, text=True, check=True
+        [sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, timeout=60
     ).stdout
     before, after = map(float, reported.split())
     return before, after

@@ -1,0 +1,26 @@
+import subprocess
+import sys
+
+import pytest
+
+from stillroom.processes import end_process
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+WAITING = "print('waits', flush=True); time.sleep(60)"
+
+
+@pytest.mark.parametrize(("program", "code"), [("import time\n", -15), (STUBBORN, -9)])
+def test_a_process_that_does_not_terminate_is_killed(program, code):
+    command = [sys.executable, "-c", program + WAITING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"waits\n"
+        end_process(process, grace_s=0.5)
+        assert process.returncode == code
+
+
+def test_a_process_that_has_ended_keeps_its_exit_code():
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) as process:
+        process.wait(30)
+        end_process(process)
+    assert process.returncode == 3
