@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 
 from stillroom.teachers.limits.allowance import Allowance, AllowanceFollower
-from stillroom.teachers.limits.words import LimitKind, LimitSettings, LimitUnit, Sent
+from stillroom.teachers.limits.limit_types import LimitKind, LimitSettings, LimitUnit, Sent
 
 SHARE, MOST_TIMES, FEW = 0.05, 4.0, 5
 """What a refusal cuts; up to so many times that, where fewer than FEW were taken since the last."""

@@ -21,7 +21,7 @@ from simulated_clock import Clock
 from stillroom.teachers.endpoint.replies import limit_kind
 from stillroom.teachers.limits.allowance import allowances
 from stillroom.teachers.limits.controller import LimitController
-from stillroom.teachers.limits.words import LimitSettings
+from stillroom.teachers.limits.limit_types import LimitSettings
 
 CONTROLLERS = {"searches": LimitController, "aimd": AimdController}
 CASES = limits.CASES | {

@@ -8,7 +8,8 @@ import msgspec
 from pydantic import BaseModel
 
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
-from stillroom.rollout.request import GenerateRollouts, plan_generation
+from stillroom.rollout.plan import plan_generation
+from stillroom.rollout.request import GenerateRollouts
 from stillroom.secrecy.keys import is_loopback
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import Price, price_for, price_list
@@ -36,7 +37,7 @@ def unlimited_spending(workspace: Workspace, request: BaseModel) -> UnlimitedSpe
         policy = plan_generation(workspace, request).rollouts.policy
     else:
         policy = plan_evaluation(workspace, request).rollouts.policy
-    if not isinstance(policy, Endpoint) or policy.profile.is_local:
+    if not isinstance(policy, Endpoint) or policy.provider.is_local:
         return None
     host = urlsplit(policy.base_url).hostname or ""
     return None if is_loopback(host) else UnlimitedSpending(str(request.model), host)

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 from pydantic import BaseModel
 
-from stillroom.api.beside_prompts import complete_evaluation, complete_request
 from stillroom.api.elsewhere import (
     check_not_going_on_elsewhere,
     check_not_written_elsewhere,
@@ -20,6 +19,7 @@ from stillroom.api.elsewhere import (
     with_order,
 )
 from stillroom.api.operations import child_work
+from stillroom.api.prompts_folder import complete_evaluation, complete_rollouts
 from stillroom.api.runs import RunReport, report_run
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.export.request import ExportModel, plan_export
@@ -36,7 +36,8 @@ from stillroom.remote.package.needs import (
 from stillroom.remote.package.order import Packed
 from stillroom.remote.package.refusals import refuse_config
 from stillroom.remote.records import Machine
-from stillroom.rollout.request import GenerateRollouts, plan_generation
+from stillroom.rollout.plan import plan_generation
+from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.rescore.request import ScoreRollouts, plan_scoring
 from stillroom.run_folder import NewRun, StartAfter, find_run, given_config
 from stillroom.secrecy.commands import hide_secrets
@@ -58,12 +59,12 @@ _COMMAND_KEY = "rollout.mcp_url"
 
 
 def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunReport:
-    """Starts a rollout run, with the tools.py and config.yml beside its prompts if it names none.
+    """Starts a rollout run, with tools.py and config.yml of its prompts' folder if it names none.
 
     Raises an EngineError if the request is faulty, before any spending.
     """
     request, machine = placed(workspace, request)
-    completed = complete_request(workspace, request)
+    completed = complete_rollouts(workspace, request)
     request = completed.request
     plan = plan_generation(workspace, request)
     check_free(plan.output)
@@ -177,7 +178,7 @@ def _without_secrets(plan: TrainingPlan) -> tuple[dict[str, bytes], dict[str, st
 
 
 def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
-    """Starts an evaluation, with tools.py and rewards.py beside its prompts if it names none.
+    """Starts an evaluation, with tools.py and rewards.py from its prompts' folder if it names none.
 
     Raises an EngineError for a faulty request, before loading a model.
     """

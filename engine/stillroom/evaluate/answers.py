@@ -16,7 +16,7 @@ from stillroom.rollout.episode.collect import (
     key_of,
 )
 from stillroom.rollout.journal.records import RolloutKey
-from stillroom.rollout.request import RolloutPlan, sampling_settings
+from stillroom.rollout.plan import RolloutPlan, sampling_settings
 from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.teachers.endpoint.client import Spending
 from stillroom.types import Trajectory

@@ -14,7 +14,7 @@ from stillroom.evaluate.words import dollars
 from stillroom.run_folder import RunFolder, all_runs, read_elsewhere
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import MACHINE, PRICES_FILE, machine_usd_per_hour
-from stillroom.teachers.providers import IN_PROCESS, PROFILES
+from stillroom.teachers.providers import IN_PROCESS, PROVIDERS
 from stillroom.types import RunKind, total_usd
 
 _CALLING = (RunKind.ROLLOUTS, RunKind.SCORE, RunKind.EVALUATE)
@@ -144,4 +144,4 @@ def _request(folder: RunFolder) -> Mapping[str, Any]:
 
 def _is_local(request: Mapping[str, Any]) -> bool:
     provider = request.get("provider", "hf")
-    return provider in IN_PROCESS or (provider in PROFILES and PROFILES[provider].is_local)
+    return provider in IN_PROCESS or (provider in PROVIDERS and PROVIDERS[provider].is_local)

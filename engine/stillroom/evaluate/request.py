@@ -9,13 +9,8 @@ from pydantic import Field
 from stillroom.data.formats import Task
 from stillroom.errors import InputError
 from stillroom.models.resolve import ModelLocation, locate_model
-from stillroom.rollout.request import (
-    NO_FILE,
-    RolloutOptions,
-    RolloutPlan,
-    plan_price,
-    plan_rollouts,
-)
+from stillroom.rollout.plan import RolloutPlan, plan_price, plan_rollouts
+from stillroom.rollout.request import NO_FILE, RolloutOptions
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import Price
 from stillroom.validation import PlacedRequest

@@ -43,7 +43,7 @@ from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget
 from stillroom.teachers.endpoint.client import Spending
-from stillroom.teachers.providers import PROFILES, Endpoint
+from stillroom.teachers.providers import Endpoint
 from stillroom.teachers.run_limits import machine_share, usd_per_hour_of
 from stillroom.types import Trajectory, total_usd
 
@@ -217,7 +217,7 @@ def _nothing_answered(answers: Answers) -> TeacherError:
 def _is_local(plan: EvaluationPlan) -> bool:
     """Whether the model runs on this machine, in this process or behind a server of the user's."""
     policy = plan.rollouts.policy
-    return isinstance(policy, ModelLocation) or PROFILES[policy.provider].is_local
+    return isinstance(policy, ModelLocation) or policy.provider.is_local
 
 
 def _cost_usd(plan: EvaluationPlan, rollouts: Sequence[Trajectory]) -> float | None:

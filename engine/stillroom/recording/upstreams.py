@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from stillroom.errors import InputError
-from stillroom.teachers.providers import PROFILES, ProviderName
+from stillroom.teachers.providers import PROVIDERS
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _RESERVED = ("token",)
@@ -58,8 +58,8 @@ def _upstream(text: str, *, is_alone: bool) -> Upstream:
     name, separator, url = text.partition("=")
     if not separator or not _NAME.fullmatch(name):
         name, url = "", text
-    if url in PROFILES and PROFILES[url].base_url:
-        name, url = name or url, PROFILES[url].base_url
+    if url in PROVIDERS and PROVIDERS[url].base_url:
+        name, url = name or url, PROVIDERS[url].base_url
     scheme, host, port, path = _address(url)
     provider = _provider_at(host) if scheme == "https" else None
     name = name or provider or ("upstream" if is_alone else "")
@@ -100,14 +100,14 @@ def _address(url: str) -> tuple[str, str, int, str]:
     raise InputError(f"the upstream {url!r} is neither a known provider nor an address", fix)
 
 
-def _named_providers() -> list[ProviderName]:
-    return [name for name, profile in PROFILES.items() if profile.base_url]
+def _named_providers() -> list[str]:
+    return [name for name, provider in PROVIDERS.items() if provider.base_url]
 
 
 def _provider_at(host: str) -> str | None:
     """Returns the provider whose own host this is."""
-    for name, profile in PROFILES.items():
-        if not profile.is_local and urlsplit(profile.base_url).hostname == host:
+    for name, provider in PROVIDERS.items():
+        if not provider.is_local and urlsplit(provider.base_url).hostname == host:
             return name
     return None
 

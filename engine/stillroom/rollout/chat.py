@@ -13,7 +13,8 @@ from stillroom.rollout.context import open_rollout_context
 from stillroom.rollout.episode.collect import RolloutContext, opened_tools
 from stillroom.rollout.episode.loop import Episode, play_episode
 from stillroom.rollout.journal.records import ForgetfulRecorder
-from stillroom.rollout.request import RolloutOptions, plan_rollouts, sampling_settings
+from stillroom.rollout.plan import plan_rollouts, sampling_settings
+from stillroom.rollout.request import RolloutOptions
 from stillroom.settings import Workspace
 from stillroom.tools.source import ToolResult
 from stillroom.types import Message, SampledTurn, StopReason

@@ -10,21 +10,20 @@ import msgspec
 
 from stillroom.data.formats import Task
 from stillroom.errors import DataError, missing_extra
-from stillroom.files import content_hash
 from stillroom.models.resolve import ModelLocation
 from stillroom.rollout.episode.collect import RolloutContext
 from stillroom.rollout.episode.loop import Policy, PolicyConversation, cut_at_characters, tool_task
 from stillroom.rollout.forecast import FRAME_TOKENS, TEMPLATE_TOKENS
+from stillroom.rollout.plan import RolloutPlan, ToolsPlan
 from stillroom.rollout.refine.critic import Critic
 from stillroom.rollout.refine.policy import RefiningPolicy
-from stillroom.rollout.request import RolloutOptions, RolloutPlan, ToolsPlan
-from stillroom.rollout.rewards.judge_request import open_judge
+from stillroom.rollout.rewards.judge_plan import open_judge
+from stillroom.rollout.rewards.matchers import AnswerMatch
 from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.rollout.students import CriticPlan, FailedRollouts
-from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget, Cost
 from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
-from stillroom.teachers.limits.words import LimitSettings, LimitUnit
+from stillroom.teachers.limits.limit_types import LimitSettings, LimitUnit
 from stillroom.teachers.providers import Endpoint
 from stillroom.tools.browser.playwright_names import PlaywrightNames
 from stillroom.tools.browser.tool import BrowseTools
@@ -77,7 +76,7 @@ async def open_tools_and_rewards(
             tool_timeout_s=plan.options.tool_timeout,
             reward_timeout_s=plan.options.reward_timeout,
         )
-        sources = _ToolSources(plan.workspace, plan.options, tasks)
+        sources = _ToolSources(plan, tasks)
         tools = await stack.enter_async_context(sources.open(pool))
         if tools is not None:
             tools = RedactedTools(tools, plan.redactor)
@@ -105,7 +104,7 @@ async def open_rewarder(
         timeout_s=plan.options.request_timeout,
         budget=budget,
     )
-    rewarder = Rewarder(pool, judge=judge, match=plan.options.default_match)
+    rewarder = Rewarder(pool, judge=judge, match=AnswerMatch(plan.options.answer_match))
     rewarder.check(tasks)
     return rewarder
 
@@ -394,10 +393,8 @@ class _ToolSources:
     Once they are open, `notes` holds notes on the tools for the user.
     """
 
-    def __init__(
-        self, workspace: Workspace, options: RolloutOptions, tasks: Sequence[Task]
-    ) -> None:
-        self._workspace, self._options = workspace, options
+    def __init__(self, plan: ToolsPlan, tasks: Sequence[Task]) -> None:
+        self._plan, self._options = plan, plan.options
         # Only tasks with a container matter to a source, and all tasks may be too many to hold.
         self._tasks = [tool_task(task) for task in tasks if task.docker]
         self.notes: list[str] = []
@@ -410,8 +407,9 @@ class _ToolSources:
         """
         sources: dict[str, ToolSource] = {}
         async with AsyncExitStack() as stack:
-            if pool is not None and pool.schemas:
-                sources[self._options.tools] = pool
+            if pool is not None and pool.schemas and self._plan.tools_file is not None:
+                name = self._plan.workspace.shown(self._plan.tools_file.path)
+                sources[name] = pool
             for server in self._servers_outside():
                 tools = await stack.enter_async_context(self._mcp_tools(server))
                 sources[tools.name] = tools
@@ -433,7 +431,7 @@ class _ToolSources:
 
         Others' configurations name that one as localhost:8931; its tools come with the containers.
         """
-        servers = self._options.mcp_servers
+        servers = self._plan.mcp_servers
         inside = {one for one in servers if self._tasks and is_port_here(one, MCP_PORT)}
         self.notes += [
             f"mcp_url {one}: taken for the server in the rows' containers; write http://{one}/mcp "
@@ -444,9 +442,9 @@ class _ToolSources:
 
     def _mcp_tools(self, server: str) -> MCPTools:
         return MCPTools(
-            self._workspace.command(server),
+            self._plan.workspace.command(server),
             tool_timeout_s=self._options.tool_timeout,
-            folder=self._workspace.root,
+            folder=self._plan.workspace.root,
         )
 
     async def _open_browser(self, stack: AsyncExitStack) -> BrowseTools | None:
@@ -459,13 +457,12 @@ class _ToolSources:
         return await stack.enter_async_context(browser)
 
     def _containers(self, fallback: ToolSource | None) -> DockerTools:
-        # The id is the same when a run is started again, which lets it find and remove the
-        # containers that were left behind by a kill.
-        identity = content_hash({"root": str(self._workspace.root), **self._options.model_dump()})
         return DockerTools(
             self._tasks,
-            folder=self._workspace.root,
-            run_id=identity[:16],
+            folder=self._plan.workspace.root,
+            # The id of a run that is started again is the same, so that it finds and removes the
+            # containers that a kill has left behind.
+            run_id=self._plan.identity,
             fallback=fallback,
             tool_timeout_s=self._options.tool_timeout,
         )

@@ -24,19 +24,14 @@ from stillroom.rollout.journal.finished import finished_rows
 from stillroom.rollout.journal.journal import check_settings, journal_path
 from stillroom.rollout.journal.records import FinishedRow, KnownSteps, RolloutKey, read_journal
 from stillroom.rollout.journal.shards import unmerged_steps
+from stillroom.rollout.plan import GenerationPlan, RolloutPlan
 from stillroom.rollout.refine.critic import MAX_TRIES, critic_messages
-from stillroom.rollout.request import (
-    GenerateRollouts,
-    GenerationPlan,
-    RolloutOptions,
-    RolloutPlan,
-)
+from stillroom.rollout.request import GenerateRollouts, RolloutOptions
 from stillroom.rollout.rewards.judge import RESPONSE_FORMATS, judge_messages
-from stillroom.rollout.rewards.judge_request import JudgePlan
+from stillroom.rollout.rewards.judge_plan import JudgePlan
 from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.rollout.students import FailedRollouts, RecordedRollout
 from stillroom.teachers.pricing import Price
-from stillroom.teachers.providers import terms_of
 from stillroom.types import CallTotals, Message
 
 _NONCE = "0" * 16
@@ -131,7 +126,7 @@ async def _forecast(
         Prices(price, judge.price if judge else None, critic.price if critic else price),
         counts,
     )
-    return msgspec.structs.replace(result, terms=terms_of(options.provider, options.base_url))
+    return msgspec.structs.replace(result, terms=options.terms)
 
 
 def _load(

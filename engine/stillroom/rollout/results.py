@@ -18,9 +18,8 @@ from stillroom.reporting import Reporter
 from stillroom.rollout.episode.collect import FailedRollout, Outcome
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.journal.records import FinishedRow
-from stillroom.rollout.request import GenerationPlan, RolloutPlan
+from stillroom.rollout.plan import GenerationPlan, RolloutPlan
 from stillroom.teachers.budget import Outstanding
-from stillroom.teachers.providers import terms_of
 from stillroom.types import Answerer, CallTotals, SampledTurn, Usage, total_usd
 
 FAILURES_FILE = "failures.jsonl"
@@ -61,24 +60,18 @@ def _origin(plan: RolloutPlan) -> RolloutOrigin:
     distinct = dict.fromkeys([plan.prompts_file, *plan.texts, *plan.code_files, *judge, *student])
     models = [_policy_record(plan)]
     if plan.judge is not None:
-        models.append(plan.judge.record)
+        models.append(plan.judge.file.record("judge"))
     if refine is not None and refine.student is not None:
         models.append(identify(refine.student, role="student"))
     if refine is not None and refine.critic is not None:
-        models.append(refine.critic.record)
+        models.append(refine.critic.file.record("critic"))
     return RolloutOrigin([record_file(file) for file in distinct], models)
 
 
 def _policy_record(plan: RolloutPlan) -> ModelRecord:
     if isinstance(plan.policy, ModelLocation):
         return identify(plan.policy, role="policy")
-    options = plan.options
-    return ModelRecord(
-        role="policy",
-        name=options.model,
-        location=options.base_url or options.provider,
-        terms=terms_of(options.provider, options.base_url),
-    )
+    return plan.options.record("policy")
 
 
 def with_answerers(models: Sequence[ModelRecord], rows: Iterable[FinishedRow]) -> list[ModelRecord]:

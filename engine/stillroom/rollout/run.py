@@ -23,13 +23,13 @@ from stillroom.rollout.episode.collect import (
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.journal.journal import RolloutStore, keep_rewards
 from stillroom.rollout.journal.shards import RunPart, adopt_shards
-from stillroom.rollout.request import (
-    GenerateRollouts,
+from stillroom.rollout.plan import (
     GenerationPlan,
     output_settings,
     plan_generation,
     sampling_settings,
 )
+from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.results import (
     AnswererWatch,
     ProgressReport,

@@ -5,117 +5,31 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast, get_args
+from typing import Annotated, Any, Literal, Self, cast
 
 import msgspec
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field
 
 from stillroom.data.row_files import RowReader, read_row_lines
-from stillroom.errors import DataError, DocumentError, InputError
+from stillroom.errors import DataError, InputError
 from stillroom.files import file_sha256
-from stillroom.lineage import ModelRecord
-from stillroom.models.resolve import ModelLocation, locate_model
+from stillroom.models.resolve import ModelLocation
 from stillroom.rollout.journal.records import RolloutKey
+from stillroom.rollout.request import NO_FILE, RefineOptions
 from stillroom.rollout.sources import source_files
-from stillroom.secrecy.readable import unreadable
 from stillroom.settings import Workspace
-from stillroom.teachers.pricing import FREE, Price, known_price, price_for
-from stillroom.teachers.providers import (
-    IN_PROCESS,
-    PROFILES,
-    Endpoint,
-    ProviderName,
-    endpoint_for,
-    terms_of,
-)
+from stillroom.teachers.model_choice import ModelChoice, read_choice
+from stillroom.teachers.pricing import Price
+from stillroom.teachers.providers import IN_PROCESS, Endpoint
 from stillroom.types import Failure, Message, StopReason, TeacherRecord
-from stillroom.validation import StrictModel, describe_errors
-from stillroom.yaml_text import read_yaml
 
-Takeover = Literal["start", "first_difference", "critic"]
-TrainedTurns = Literal["all", "teacher"]
 _FAILED_SHARE = 0.5
 """The share of a prompt's rollouts that the student must have failed, for the prompt to be hard."""
 
 
-class RefineOptions(StrictModel):
-    """Which of a student's failures a teacher mends, and where in them it takes over."""
-
-    refine: Annotated[
-        str | None, Field(description="A student's rollouts: do only what it failed there")
-    ] = None
-    takeover: Annotated[
-        Takeover,
-        Field(description="It takes over where it acts otherwise, or a critic says"),
-    ] = "first_difference"
-    turns: Annotated[Literal["rest", "one"], Field(description="one: then the student goes on")] = (
-        "rest"
-    )
-    critic: Annotated[str, Field(description="critic.yml: another model; none: the teacher")] = (
-        "none"
-    )
-    train_turns: Annotated[TrainedTurns, Field(description="Turns of weight 1")] = "all"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_its_old_name(cls, given: Any) -> Any:
-        """Takes `where` for takeover, as it was once called; now it names a machine."""
-        if not isinstance(given, dict):
-            return given
-        fields = dict(cast("dict[str, Any]", given))
-        if fields.get("where") in get_args(Takeover) and "takeover" not in fields:
-            fields["takeover"] = fields.pop("where")
-        return fields
-
-    @model_validator(mode="after")
-    def _refine_options_fit(self) -> Self:
-        # By value: a run's recorded request names every option; `start` was once the default.
-        fields = type(self).model_fields
-        names = ("turns", "critic", "train_turns")
-        given = [name for name in names if getattr(self, name) != fields[name].default]
-        if self.refine is None and (given or self.takeover == "critic"):
-            raise ValueError(f"{min(given, default='takeover')} needs refine: a student's rollouts")
-        if self.takeover == "start" and given:
-            raise ValueError(
-                f"{min(given)} needs takeover first_difference or critic: with start the teacher "
-                "writes every turn"
-            )
-        if self.critic != "none" and self.takeover != "critic":
-            raise ValueError("critic names who criticises: set takeover to critic")
-        if not self.begins_inside:
-            return self
-        if getattr(self, "context_file", None) is not None:
-            raise ValueError(
-                "context_file is for takeover start: within a student's rollouts it would be read "
-                "by the student too"
-            )
-        several, ray = getattr(self, "samples_per_prompt", 1), getattr(self, "ray_address", None)
-        if several > 1:
-            raise ValueError(
-                "samples_per_prompt stays 1: each failed rollout is refined once, unless takeover "
-                "is start"
-            )
-        if ray is not None:
-            raise ValueError(
-                "ray_address is for takeover start: rollouts are refined by one process"
-            )
-        return self
-
-    @property
-    def begins_inside(self) -> bool:
-        """Whether the teacher takes over within the student's rollouts."""
-        return self.refine is not None and self.takeover != "start"
-
-
-class CriticFile(StrictModel):
+class CriticFile(ModelChoice):
     """The content of critic.yml: the model that says which turn of a rollout is wrong first."""
 
-    model: str
-    provider: ProviderName = "openai"
-    base_url: str | None = None
-    api_key_env: str | None = None
-    """The name of the environment variable with the key."""
     max_tokens: Annotated[int, Field(ge=8)] = 1024
     """The most tokens of one reply of the critic, its thinking included."""
 
@@ -128,14 +42,6 @@ class CriticPlan:
     path: Path
     policy: Endpoint | ModelLocation
     price: Price | None
-
-    @property
-    def record(self) -> ModelRecord:
-        """The critic as manifests record it."""
-        file = self.file
-        terms = terms_of(file.provider, file.base_url)
-        location = file.base_url or file.provider
-        return ModelRecord(role="critic", name=file.model, location=location, terms=terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +87,7 @@ def plan_refinement(
         return None
     files = [source.path for source in source_files(workspace, options.refine)]
     critic = None
-    if options.critic != "none":
+    if options.critic != NO_FILE:
         critic = _plan_critic(workspace, options.critic, needs_keys, has_budget=has_budget)
     if options.turns == "rest":
         return RefinePlan(options, files, None, None, critic)
@@ -193,40 +99,18 @@ def plan_refinement(
             "its student cannot go on",
             "generate the student's rollouts with provider hf, or use turns rest",
         )
-    name = record.model
-    if record.provider == "demo" and not name.startswith("demo/"):
-        name = f"demo/{name}"
-    return RefinePlan(options, files, locate_model(workspace, name), record, critic)
+    student = ModelChoice.model_validate({"model": record.model, "provider": record.provider})
+    location = cast("ModelLocation", student.locate(workspace))
+    return RefinePlan(options, files, location, record, critic)
 
 
 def _plan_critic(
     workspace: Workspace, name: str, needs_keys: bool, *, has_budget: bool
 ) -> CriticPlan:
     path = workspace.existing(name, label="critic")
-    try:
-        raw: Any = read_yaml(path.read_text(encoding="utf-8"))
-        file = CriticFile.model_validate(raw)
-    except ValidationError as error:
-        problem = f"{path}: {describe_errors(error, CriticFile)}"
-        raise DocumentError(f"the critic {problem}", "write `model: …`") from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise DocumentError(f"the critic {unreadable(path, error)}", "write `model: …`") from error
-    if file.provider in IN_PROCESS:
-        name = file.model
-        if file.provider == "demo" and not name.startswith("demo/"):
-            name = f"demo/{name}"
-        return CriticPlan(file, path, locate_model(workspace, name), FREE)
-    endpoint = endpoint_for(
-        workspace,
-        file.provider,
-        base_url=file.base_url,
-        api_key_env=file.api_key_env,
-        needs_key=needs_keys,
-    )
-    if PROFILES[file.provider].is_local:
-        return CriticPlan(file, path, endpoint, FREE)
-    price = (known_price if has_budget else price_for)(workspace, file.model)
-    return CriticPlan(file, path, endpoint, price)
+    file = read_choice(path, CriticFile, what="critic", fix="write `model: …`")
+    policy = file.locate(workspace, needs_key=needs_keys)
+    return CriticPlan(file, path, policy, file.price(workspace, is_needed=has_budget))
 
 
 class _StudentRow(msgspec.Struct, frozen=True):

@@ -25,8 +25,8 @@ from stillroom.teachers.endpoint.attempts import (
 )
 from stillroom.teachers.endpoint.connections import open_channel
 from stillroom.teachers.endpoint.http_channel import HttpReply, RedactedChannel
+from stillroom.teachers.limits.limit_types import LimitSettings
 from stillroom.teachers.limits.limiter import Limiter
-from stillroom.teachers.limits.words import LimitSettings
 from stillroom.teachers.providers import Endpoint
 
 _GET_TIMEOUT_S = 30.0

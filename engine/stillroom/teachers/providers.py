@@ -1,8 +1,9 @@
-"""Describes each provider: its address, the variable with its key, and how requests are written."""
+"""The table of providers: their addresses, keys, terms, and how requests to them are written."""
 
 import re
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from stillroom.errors import InputError
@@ -10,80 +11,119 @@ from stillroom.secrecy.keys import check_host
 from stillroom.settings import Workspace
 from stillroom.types import SamplingSettings
 
-ProviderName = Literal[
-    "demo", "hf", "openai", "openrouter", "anthropic", "google", "vllm", "sglang", "ollama"
+EndpointProvider = Literal[
+    "openai", "openrouter", "anthropic", "google", "vllm", "sglang", "ollama"
 ]
+"""The providers that are called over HTTP; each has its entry in `PROVIDERS`."""
+ProviderName = Literal["demo", "hf", EndpointProvider]
 IN_PROCESS = frozenset({"demo", "hf"})
-_BY_NAME: tuple[tuple[ProviderName, re.Pattern[str]], ...] = (
-    ("openai", re.compile(r"(gpt-\d|chatgpt-|ft:)[\w.:-]*")),
-    ("openai", re.compile(r"o[134](-(mini|pro|preview))?(-\d[\d-]*)?")),
-    ("anthropic", re.compile(r"claude-(\d|opus|sonnet|haiku|fable|mythos)[\w.-]*")),
-    ("google", re.compile(r"gemini-\d[\w.-]*")),
-    ("openrouter", re.compile(r"openai/(gpt-\d|o\d|chatgpt-)\S*|anthropic/claude-\S+")),
-    ("openrouter", re.compile(r"google/gemini-\S+|x-ai/grok-\S+|openrouter/\S+|\S+/\S+:free")),
-)
-"""Names of models that only one provider serves, and that no folder or hub id can be."""
+"""The providers whose models are loaded into this process."""
 # OpenAI's reasoning models take no temperature and no top_p in the request.
-_REASONS = re.compile(r"gpt-[5-9]|o\d")
+_REASONING_MODELS = re.compile(r"gpt-[5-9]|o\d")
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """The properties of a provider's API."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """A provider of models: its address, its key, its terms, and how requests to it are written."""
 
-    base_url: str
+    name: EndpointProvider = "openai"
+    base_url: str = ""
     """The default address, up to and including the version; empty if there is none."""
-    api_key_env: str | None
+    api_key_env: str | None = None
     """The environment variable with the API key; None if no key is sent by default."""
+    key_header: str = "authorization"
+    """The HTTP header that carries the key, as a bearer token if it is `authorization`."""
+    model_names: re.Pattern[str] | None = None
+    """The names of models that only this provider serves, and that no folder or hub id can be."""
+    makes_models: bool = False
+    """Whether it serves its own models, so that OpenRouter lists them at the provider's prices."""
+    is_local: bool = False
+    """Whether it is a server on the user's own machine, where tokens have no price."""
+    scores_tokens: bool = False
+    """Whether it returns the log-probabilities of tokens that another model wrote."""
+    terms: str | None = None
+    """The URL of the terms that say how outputs may be used; None if no terms are known."""
     takes_seed: bool = True
     """Whether requests may have a `seed`."""
     max_tokens_field: str = "max_tokens"
     """The request's field for the most tokens of a completion."""
+    models_without_temperature: re.Pattern[str] | None = None
+    """The models (the beginnings of their names) that refuse `temperature` and `top_p`."""
+    nests_effort: bool = False
+    """Whether the reasoning effort is sent as `reasoning.effort`, not as `reasoning_effort`."""
+    other_fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further fields of each request."""
     wants_reasoning_back: bool = False
     """Whether a model's reasoning must be sent back to it with the next request."""
-    is_local: bool = False
-    """Whether it is a server on the user's own machine, where tokens have no price."""
-    key_header: str = "authorization"
-    """The HTTP header that carries the key, as a bearer token if it is `authorization`."""
-    terms: str | None = None
-    """The URL of the terms that say how outputs may be used; None if no terms are known."""
+    limit_headers: str = "x-ratelimit-{part}-{unit}"
+    """The response headers that state a rate limit: its part is limit, remaining or reset, its unit
+    requests or tokens."""
 
 
-PROFILES: dict[ProviderName, Profile] = {
-    "openai": Profile(
-        "https://api.openai.com/v1",
-        "OPENAI_API_KEY",
-        max_tokens_field="max_completion_tokens",
+_PROVIDERS = (
+    Provider(
+        name="openai",
+        base_url="https://api.openai.com/v1",
+        api_key_env="OPENAI_API_KEY",
+        model_names=re.compile(
+            r"(gpt-\d|chatgpt-|ft:)[\w.:-]*|o[134](-(mini|pro|preview))?(-\d[\d-]*)?"
+        ),
+        makes_models=True,
         terms="https://openai.com/policies",
+        max_tokens_field="max_completion_tokens",
+        models_without_temperature=_REASONING_MODELS,
     ),
-    "openrouter": Profile(
-        "https://openrouter.ai/api/v1",
-        "OPENROUTER_API_KEY",
-        wants_reasoning_back=True,
+    Provider(
+        name="openrouter",
+        base_url="https://openrouter.ai/api/v1",
+        api_key_env="OPENROUTER_API_KEY",
+        model_names=re.compile(
+            r"openai/(gpt-\d|o\d|chatgpt-)\S*|anthropic/claude-\S+|google/gemini-\S+"
+            r"|x-ai/grok-\S+|openrouter/\S+|\S+/\S+:free"
+        ),
         terms="https://openrouter.ai/terms",
+        nests_effort=True,
+        # OpenRouter then states in each response what the call cost.
+        other_fields={"usage": {"include": True}},
+        wants_reasoning_back=True,
     ),
-    "anthropic": Profile(
-        "https://api.anthropic.com/v1",
-        "ANTHROPIC_API_KEY",
-        takes_seed=False,
+    Provider(
+        name="anthropic",
+        base_url="https://api.anthropic.com/v1",
+        api_key_env="ANTHROPIC_API_KEY",
+        model_names=re.compile(r"claude-(\d|opus|sonnet|haiku|fable|mythos)[\w.-]*"),
+        makes_models=True,
         terms="https://www.anthropic.com/legal",
-    ),
-    "google": Profile(
-        "https://generativelanguage.googleapis.com/v1beta/openai",
-        "GEMINI_API_KEY",
         takes_seed=False,
-        terms="https://ai.google.dev/gemini-api/terms",
+        limit_headers="anthropic-ratelimit-{unit}-{part}",
     ),
-    "vllm": Profile("http://127.0.0.1:8000/v1", None, is_local=True),
-    "sglang": Profile("http://127.0.0.1:30000/v1", None, is_local=True),
-    "ollama": Profile("http://127.0.0.1:11434/v1", None, is_local=True),
-}
-ANY_ENDPOINT = Profile("", None)
-"""The profile of an endpoint of which only the address is known."""
-AZURE = Profile(
-    "", "AZURE_OPENAI_API_KEY", max_tokens_field="max_completion_tokens", key_header="api-key"
+    Provider(
+        name="google",
+        base_url="https://generativelanguage.googleapis.com/v1beta/openai",
+        api_key_env="GEMINI_API_KEY",
+        model_names=re.compile(r"gemini-\d[\w.-]*"),
+        makes_models=True,
+        terms="https://ai.google.dev/gemini-api/terms",
+        takes_seed=False,
+    ),
+    Provider(name="vllm", base_url="http://127.0.0.1:8000/v1", is_local=True, scores_tokens=True),
+    Provider(
+        name="sglang", base_url="http://127.0.0.1:30000/v1", is_local=True, scores_tokens=True
+    ),
+    Provider(name="ollama", base_url="http://127.0.0.1:11434/v1", is_local=True),
 )
-"""The profile of an Azure OpenAI resource; each resource has its own address."""
+PROVIDERS: Mapping[str, Provider] = {provider.name: provider for provider in _PROVIDERS}
+"""The table of providers, by name: a new one needs an entry here and its name in
+`EndpointProvider`; its prices come from list_prices.yml."""
+ANY_ENDPOINT = Provider()
+"""An endpoint of which only the address is known."""
+AZURE = Provider(
+    api_key_env="AZURE_OPENAI_API_KEY",
+    key_header="api-key",
+    max_tokens_field="max_completion_tokens",
+    models_without_temperature=_REASONING_MODELS,
+)
+"""An Azure OpenAI resource; each resource has its own address."""
 _AZURE_HOST = re.compile(r"\.(openai|cognitiveservices|services\.ai)\.azure\.(com|us|cn)$")
 _VERSION = "api-version"
 _CHAT = "/chat/completions"
@@ -97,8 +137,7 @@ class Endpoint:
     """The address to which `/chat/completions` is appended."""
     api_key_env: str | None
     """The environment variable with the API key; None if no key is sent."""
-    provider: ProviderName = "openai"
-    profile: Profile = ANY_ENDPOINT
+    provider: Provider = ANY_ENDPOINT
     query: str = ""
     """The query of each request's URL, without the `?`; Azure has its API version there."""
 
@@ -111,30 +150,19 @@ class Endpoint:
         """Returns the HTTP header that carries the key; nothing without a key."""
         if key is None:
             return {}
-        is_bearer = self.profile.key_header == "authorization"
-        return {self.profile.key_header: f"Bearer {key}" if is_bearer else key}
+        header = self.provider.key_header
+        return {header: f"Bearer {key}" if header == "authorization" else key}
 
 
-def provider_of(model: str) -> ProviderName | None:
-    """Returns the provider that a model's name alone tells; None if it may be of several.
+def provider_of(model: str) -> EndpointProvider | None:
+    """Returns the only provider that serves a model of this name; None if several may.
 
-    `openai/gpt-4o` is a name at OpenRouter, and `openai/gpt-oss-20b` may be there or on the hub.
+    `openai/gpt-4o` is a name at OpenRouter; `openai/gpt-oss-20b` may be one there or on the hub.
     """
-    return next((name for name, pattern in _BY_NAME if pattern.fullmatch(model)), None)
-
-
-def with_provider(given: Any) -> Any:
-    """Returns a document's fields with the provider that its model's name tells, if none is given.
-
-    An address that is given decides instead. What is no object of fields is returned as it is.
-    """
-    if not isinstance(given, dict):
-        return given
-    fields = cast("dict[str, Any]", given)
-    if fields.get("base_url") is not None or fields.get("provider") is not None:
-        return fields
-    provider = provider_of(str(fields.get("model", "")))
-    return fields if provider is None else {**fields, "provider": provider}
+    for provider in PROVIDERS.values():
+        if provider.model_names is not None and provider.model_names.fullmatch(model):
+            return provider.name
+    return None
 
 
 def endpoint_for(
@@ -155,21 +183,20 @@ def endpoint_for(
     Raises InputError if the address cannot be used, if the key may not be sent there, or if it is
     missing or malformed.
     """
-    profile = PROFILES[provider]
-    parts = _address(base_url or profile.base_url)
+    called = PROVIDERS[provider]
+    parts = _address(base_url or called.base_url)
     is_own = base_url is None
     if provider == "openai" and base_url is not None:
         is_own = _AZURE_HOST.search(parts.hostname or "") is not None
         # A gateway in front of Azure (its URL has an api-version) expects Azure's header as well,
         # but its key is not Azure's, so one is sent only if api_key_env names it.
-        profile = AZURE if is_own or _VERSION in parts.query else ANY_ENDPOINT
-    if profile is AZURE:
+        called = AZURE if is_own or _VERSION in parts.query else ANY_ENDPOINT
+    if called is AZURE:
         _check_azure(parts)
     endpoint = Endpoint(
         base_url=parts._replace(query="").geturl().rstrip("/").removesuffix(_CHAT),
-        api_key_env=api_key_env or (profile.api_key_env if is_own else None),
-        provider=provider,
-        profile=profile,
+        api_key_env=api_key_env or (called.api_key_env if is_own else None),
+        provider=called,
         query=parts.query,
     )
     name = endpoint.api_key_env
@@ -184,9 +211,9 @@ def _check_host(workspace: Workspace, name: str, parts: SplitResult) -> None:
     """Raises InputError if the key in variable `name` may not be sent to an address."""
     host = parts.hostname or ""
     own = [
-        profile.api_key_env
-        for profile in PROFILES.values()
-        if profile.api_key_env is not None and urlsplit(profile.base_url).hostname == host
+        provider.api_key_env
+        for provider in PROVIDERS.values()
+        if provider.api_key_env is not None and urlsplit(provider.base_url).hostname == host
     ]
     if AZURE.api_key_env is not None and _AZURE_HOST.search(host):
         own.append(AZURE.api_key_env)
@@ -195,7 +222,7 @@ def _check_host(workspace: Workspace, name: str, parts: SplitResult) -> None:
 
 def terms_of(provider: ProviderName, base_url: str | None) -> str | None:
     """Returns the URL of a provider's terms; None for a local provider or another base_url."""
-    return PROFILES[provider].terms if provider in PROFILES and base_url is None else None
+    return PROVIDERS[provider].terms if provider in PROVIDERS and base_url is None else None
 
 
 def _address(url: str) -> SplitResult:
@@ -245,21 +272,20 @@ def _check_azure(parts: SplitResult) -> None:
 
 def sampling_fields(endpoint: Endpoint, model: str, sampling: SamplingSettings) -> dict[str, Any]:
     """Returns the request fields that set how this endpoint samples, without the seed."""
-    provider, profile = endpoint.provider, endpoint.profile
-    fields: dict[str, Any] = {profile.max_tokens_field: sampling.max_tokens}
-    if not (provider == "openai" and profile is not ANY_ENDPOINT and _REASONS.match(model)):
+    provider, effort = endpoint.provider, sampling.reasoning_effort
+    fields: dict[str, Any] = {provider.max_tokens_field: sampling.max_tokens}
+    refusing = provider.models_without_temperature
+    if refusing is None or not refusing.match(model):
         fields["temperature"] = sampling.temperature
         if sampling.top_p < 1:
             fields["top_p"] = sampling.top_p
-    if sampling.reasoning_effort is not None:
-        if provider == "openrouter":
-            fields["reasoning"] = {"effort": sampling.reasoning_effort}
-        else:
-            fields["reasoning_effort"] = sampling.reasoning_effort
-    if provider == "openrouter":
-        # OpenRouter then states in each response what the call cost.
-        fields["usage"] = {"include": True}
-    return fields
+    if effort is not None:
+        fields |= (
+            {"reasoning": {"effort": effort}}
+            if provider.nests_effort
+            else {"reasoning_effort": effort}
+        )
+    return {**fields, **provider.other_fields}
 
 
 def _check_key(workspace: Workspace, provider: ProviderName, name: str) -> None:

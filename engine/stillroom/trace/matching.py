@@ -16,7 +16,7 @@ from stillroom.data.row_names import MAX_CANDIDATES, RowNames, ambiguous, is_nam
 from stillroom.errors import DataError
 from stillroom.lineage import Manifest
 from stillroom.lines import Line
-from stillroom.rollout.request import with_system
+from stillroom.rollout.plan import with_system
 from stillroom.types import Message
 
 MAX_ALIKE = 4

@@ -31,7 +31,8 @@ from stillroom.remote.package.needs import (
     needs_of_scoring,
     needs_of_training,
 )
-from stillroom.rollout.request import GenerateRollouts, plan_generation
+from stillroom.rollout.plan import plan_generation
+from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.rescore.request import ScoreRollouts, plan_scoring
 from stillroom.run_folder import given_config
 from stillroom.settings import Workspace

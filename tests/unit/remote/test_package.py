@@ -24,7 +24,8 @@ from stillroom.remote.package.needs import (
     needs_of_training,
 )
 from stillroom.remote.package.order import pack
-from stillroom.rollout.request import GenerateRollouts, plan_generation
+from stillroom.rollout.plan import plan_generation
+from stillroom.rollout.request import GenerateRollouts
 from stillroom.run_folder import LIMITS_FILE, create_run
 from stillroom.secrecy.keys import keys_file, tool_variables
 from stillroom.settings import Workspace

@@ -33,7 +33,8 @@ from stillroom.remote.package.needs import (
 )
 from stillroom.remote.package.refusals import refuse_config, refuse_needs
 from stillroom.remote.records import View
-from stillroom.rollout.request import GenerateRollouts, plan_generation
+from stillroom.rollout.plan import plan_generation
+from stillroom.rollout.request import GenerateRollouts
 from stillroom.run_folder import NewRun, create_run
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining, plan_request

@@ -14,7 +14,8 @@ from stillroom.rollout.context import (
     MeteredPolicy,
     open_tools_and_rewards,
 )
-from stillroom.rollout.request import RolloutOptions, ToolsPlan
+from stillroom.rollout.plan import ToolsPlan
+from stillroom.rollout.request import RolloutOptions
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget, BudgetSpentError, Cost
 
@@ -83,7 +84,8 @@ def test_the_server_of_the_rows_containers_is_not_opened_a_second_time(
     task = task_from_row({"prompt": "a", "docker": "local/shop", "docker_env": {"LAMP": "red"}})
 
     async def main() -> tuple[list[str], Sequence[str]]:
-        plan = ToolsPlan(Workspace(tmp_path), options, None, None)
+        servers = options.mcp_servers
+        plan = ToolsPlan(Workspace(tmp_path), options, options.model, servers, None, None)
         async with open_tools_and_rewards(plan, [task]) as opened:
             assert opened.tools is not None
             return [one["function"]["name"] for one in opened.tools.schemas], opened.notes

@@ -10,15 +10,15 @@ from pydantic import ValidationError
 from stillroom.data.formats import Task, task_from_row
 from stillroom.errors import InputError
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
-from stillroom.rollout.entries import select_entries
-from stillroom.rollout.request import (
-    GenerateRollouts,
+from stillroom.rollout.plan import (
     GenerationPlan,
     output_settings,
     plan_generation,
     sampling_settings,
+    select_entries,
     user_file,
 )
+from stillroom.rollout.request import GenerateRollouts
 from stillroom.settings import Workspace
 from stillroom.tools.user.file import read_user_file
 from stillroom.types import SamplingSettings
@@ -168,7 +168,7 @@ def test_an_outputs_settings_are_what_shapes_a_rollout_and_nothing_else(tmp_path
 
 
 def test_a_nudge_that_nobody_says_is_refused() -> None:
-    with pytest.raises(ValueError, match="nudge is said only with termination_policy max_turns"):
+    with pytest.raises(ValueError, match="nudge requires termination_policy: max_turns"):
         request(nudge="Sure?")
 
 

@@ -19,7 +19,7 @@ from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.results import AnswererWatch, with_answerers
 from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
-from stillroom.teachers.providers import PROFILES
+from stillroom.teachers.providers import PROVIDERS
 from stillroom.types import Answerer
 
 OLD, NEW = {"model": "m-2026-05-01"}, {"model": "m-2026-09-01", "system_fingerprint": "fp_1"}
@@ -106,8 +106,8 @@ def test_a_providers_terms_are_told_before_the_first_call_and_kept(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENROUTER_API_KEY", "k")
-    profile = replace(PROFILES["openrouter"], base_url="http://openrouter.test/v1")
-    monkeypatch.setitem(PROFILES, "openrouter", profile)
+    provider = replace(PROVIDERS["openrouter"], base_url="http://openrouter.test/v1")
+    monkeypatch.setitem(PROVIDERS, "openrouter", provider)
     hosted: dict[str, Any] = {"provider": "openrouter", "base_url": None}
     teacher, terms = ScriptedTeacher(), "https://openrouter.ai/terms"
 

@@ -12,10 +12,10 @@ from stillroom.serving.model_server import ModelServer, ServerSettings
 from stillroom.serving.teacher import ServedTeacher
 from stillroom.teachers.endpoint.attempts import MAX_ATTEMPTS
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.teachers.providers import PROFILES, Endpoint
+from stillroom.teachers.providers import PROVIDERS, Endpoint
 from stillroom.types import TokenTrace
 
-PROVIDERS = ["vllm", "sglang"]
+SERVERS = ["vllm", "sglang"]
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def score(server, traces, *, provider="vllm", top_k=None, key=None, concurrency=
 
     async def ask():
         client = ModelServer(
-            Endpoint(server.base_url, "KEY" if key else None, provider, PROFILES[provider]),
+            Endpoint(server.base_url, "KEY" if key else None, PROVIDERS[provider]),
             key=key,
             settings=ServerSettings(concurrency=concurrency, timeout_s=20),
             sleep=no_sleep,
@@ -64,7 +64,7 @@ def score(server, traces, *, provider="vllm", top_k=None, key=None, concurrency=
     return reported
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("provider", SERVERS)
 def test_the_scores_are_those_of_the_model_in_this_process(loaded, provider):
     traces = [trace(), trace(30, seed=1, tail=4), trace(19, seed=2)]
 
@@ -78,7 +78,7 @@ def test_the_scores_are_those_of_the_model_in_this_process(loaded, provider):
         assert ours.top_ids is ours.top_logprobs is None
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("provider", SERVERS)
 @pytest.mark.parametrize("top_k", [1, 4])
 def test_the_likeliest_tokens_are_those_of_the_model_in_this_process(loaded, provider, top_k):
     one = trace()
@@ -94,7 +94,7 @@ def test_the_likeliest_tokens_are_those_of_the_model_in_this_process(loaded, pro
         assert ours == pytest.approx(reference, abs=1e-5)
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("provider", SERVERS)
 def test_tokens_after_the_last_sampled_one_are_not_sent(loaded, provider):
     with FakeModelServer(loaded) as server:
         score(server, [trace(24, tail=9)], provider=provider)
@@ -103,7 +103,7 @@ def test_tokens_after_the_last_sampled_one_are_not_sent(loaded, provider):
     assert len(body["prompt" if provider == "vllm" else "input_ids"]) == 24
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("provider", SERVERS)
 @pytest.mark.parametrize("status", [500, 503, 429, 408])
 def test_a_call_that_fails_is_made_again(loaded, provider, status):
     failures = iter([status, status])

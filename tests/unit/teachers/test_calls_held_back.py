@@ -12,7 +12,7 @@ from fakes.loops import run_async
 from fakes.rollout_rows import user
 from stillroom.teachers.budget import Budget, BudgetSpentError
 from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
-from stillroom.teachers.limits.words import LimitSettings
+from stillroom.teachers.limits.limit_types import LimitSettings
 from stillroom.teachers.providers import Endpoint
 from stillroom.types import SamplingSettings
 

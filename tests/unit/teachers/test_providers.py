@@ -8,7 +8,7 @@ from stillroom.errors import InputError
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import (
     ANY_ENDPOINT,
-    PROFILES,
+    PROVIDERS,
     ProviderName,
     endpoint_for,
     sampling_fields,
@@ -144,7 +144,7 @@ def test_an_address_that_looks_like_azures_is_sent_no_key_of_azures() -> None:
 
     endpoint = endpoint_for(WORKSPACE, "openai", base_url=base_url, api_key_env=None)
 
-    assert (endpoint.api_key_env, endpoint.profile) == (None, ANY_ENDPOINT)
+    assert (endpoint.api_key_env, endpoint.provider) == (None, ANY_ENDPOINT)
 
 
 @pytest.mark.parametrize(
@@ -243,11 +243,11 @@ def test_a_provider_on_ones_own_machine_needs_no_key(provider: ProviderName) -> 
 
     assert endpoint.api_key_env is None
     assert endpoint.base_url.startswith("http://127.0.0.1:")
-    assert endpoint.profile.is_local
+    assert endpoint.provider.is_local
 
     elsewhere = endpoint_for(WORKSPACE, provider, base_url="http://gpu:8000/v1", api_key_env=None)
     assert (elsewhere.base_url, elsewhere.api_key_env) == ("http://gpu:8000/v1", None)
-    assert elsewhere.profile == endpoint.profile
+    assert elsewhere.provider == endpoint.provider
 
 
 SAMPLING = SamplingSettings(temperature=0.25, top_p=0.5, max_tokens=7, seed=3)
@@ -320,10 +320,10 @@ def test_the_effort_is_said_to_the_others_in_one_word(provider: ProviderName) ->
 
 
 def test_only_providers_that_know_seeds_are_given_one() -> None:
-    takes = {name for name, profile in PROFILES.items() if profile.takes_seed}
+    takes = {name for name, provider in PROVIDERS.items() if provider.takes_seed}
 
     assert takes == {"openai", "openrouter", "vllm", "sglang", "ollama"}
-    assert all("seed" not in fields_of(provider, "m") for provider in PROFILES)
+    assert all("seed" not in fields_of(provider, "m") for provider in PROVIDERS)
 
 
 def test_an_empty_line_of_the_env_file_is_no_key(tmp_path: Path) -> None:

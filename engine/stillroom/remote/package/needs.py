@@ -7,7 +7,7 @@ from pathlib import Path
 from stillroom.evaluate.request import EvaluationPlan
 from stillroom.export.request import ExportModel, ExportPlan
 from stillroom.models.resolve import ModelLocation
-from stillroom.rollout.request import GenerationPlan, RolloutPlan
+from stillroom.rollout.plan import GenerationPlan, RolloutPlan
 from stillroom.rollout.rescore.request import ScoreRollouts, ScoringPlan
 from stillroom.teachers.providers import Endpoint
 from stillroom.tools.user.file import UserFile

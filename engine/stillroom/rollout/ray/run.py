@@ -29,9 +29,10 @@ from stillroom.rollout.journal.shards import (
     shards_locked,
     split,
 )
+from stillroom.rollout.plan import output_settings, plan_generation
 from stillroom.rollout.ray.cluster import ray_cluster
 from stillroom.rollout.ray.shard import RayRunState, Round, ShardDriver
-from stillroom.rollout.request import GenerateRollouts, output_settings, plan_generation
+from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.results import (
     ProgressReport,
     RolloutsResult,

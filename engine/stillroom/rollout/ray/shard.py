@@ -26,8 +26,8 @@ from stillroom.rollout.journal.shards import (
     shard_output,
     shard_run_folder,
 )
+from stillroom.rollout.plan import GenerationPlan
 from stillroom.rollout.ray.worker import ShardEnd, ShardJob, ShardWorker, WorkerProgress
-from stillroom.rollout.request import GenerationPlan
 from stillroom.rollout.results import FailureRow, ProgressReport, RolloutTally
 from stillroom.secrecy.commands import secrets_of_commands
 from stillroom.teachers.budget import Cost, Outstanding

@@ -19,7 +19,8 @@ from stillroom.errors import CallFailedError, FailureClass
 from stillroom.rollout.episode.loop import Episode, Policy, PolicyConversation
 from stillroom.rollout.journal.records import EpisodeRecorder, RolloutKey
 from stillroom.rollout.refine.critic import Critic
-from stillroom.rollout.students import FailedRollouts, RecordedRollout, RefineOptions
+from stillroom.rollout.request import RefineOptions
+from stillroom.rollout.students import FailedRollouts, RecordedRollout
 from stillroom.types import (
     Author,
     CallTotals,

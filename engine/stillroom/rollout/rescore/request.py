@@ -10,8 +10,9 @@ from stillroom.data.row_files import rollout_files
 from stillroom.errors import InputError
 from stillroom.outputs import ReplacingRequest, check_replaceable
 from stillroom.rollout.journal.journal import holds_rollouts
-from stillroom.rollout.request import NO_FILE, user_file
-from stillroom.rollout.rewards.judge_request import JudgeOptions, JudgePlan, plan_judge
+from stillroom.rollout.plan import user_file
+from stillroom.rollout.request import NO_FILE, JudgeOptions
+from stillroom.rollout.rewards.judge_plan import JudgePlan, plan_judge
 from stillroom.settings import Workspace
 from stillroom.tools.user.file import UserFile
 from stillroom.validation import PlacedRequest
@@ -56,7 +57,7 @@ def plan_scoring(workspace: Workspace, request: ScoreRollouts) -> ScoringPlan:
     source = workspace.existing(request.input, label="input")
     output = workspace.output_file(request.output, label="output")
     rewards = user_file(workspace, request.rewards, kind="rewards")
-    judge = plan_judge(workspace, request)
+    judge = plan_judge(workspace, request.judge)
     if output.resolve() in {file.resolve() for file in rollout_files(source)}:
         raise InputError(f"the output {output} is the input itself", "choose another output")
     if holds_rollouts(output):

@@ -29,7 +29,8 @@ from stillroom.rollout.rescore.rows import (
     with_rewards,
 )
 from stillroom.rollout.results import AnswererWatch
-from stillroom.rollout.rewards.judge_request import JudgePlan, open_judge
+from stillroom.rollout.rewards.judge_plan import JudgePlan, open_judge
+from stillroom.rollout.rewards.matchers import AnswerMatch
 from stillroom.rollout.rewards.rewards import Judgement, Rewarder
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
@@ -84,7 +85,7 @@ async def score_rollouts(
             judge_plan,
             timeout_s=request.request_timeout,
         )
-        rewarder = Rewarder(pool, judge=judge, match=request.default_match)
+        rewarder = Rewarder(pool, judge=judge, match=AnswerMatch(request.answer_match))
         total = _check_all(source, rewarder)
         run_folder = RunFolder(folder)
         run_folder.check_inputs()
@@ -99,7 +100,7 @@ async def score_rollouts(
         await run.score(source, new.rows, request)
         run_folder.check_inputs()
         inputs = await anyio.to_thread.run_sync(recording.records)
-        models = [] if judge_plan is None else [judge_plan.record]
+        models = [] if judge_plan is None else [judge_plan.file.record("judge")]
         failed = tally.failed.total()
         new.record(
             inputs=[*inputs, *tally.with_answerers(models)],

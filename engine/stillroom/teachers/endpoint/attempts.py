@@ -14,8 +14,8 @@ from stillroom.teachers.endpoint.http_channel import (
     UnreadableReplyError,
 )
 from stillroom.teachers.endpoint.replies import limit_kind, retry_after
+from stillroom.teachers.limits.limit_types import Sent
 from stillroom.teachers.limits.limiter import Limiter
-from stillroom.teachers.limits.words import Sent
 
 MAX_ATTEMPTS = 6
 """The most failed attempts at one call; a refusal by a rate limit does not count as failed."""

@@ -39,8 +39,8 @@ from stillroom.teachers.endpoint.replies import (
     says_too_long,
 )
 from stillroom.teachers.limits.allowance import allowances
+from stillroom.teachers.limits.limit_types import LimitSettings, Sent
 from stillroom.teachers.limits.limiter import Limiter
-from stillroom.teachers.limits.words import LimitSettings, Sent
 from stillroom.teachers.overrun import Overrun
 from stillroom.teachers.pricing import FREE, Price
 from stillroom.teachers.providers import Endpoint, sampling_fields
@@ -142,7 +142,7 @@ class OpenAITeacher:
         self._jitter = random.Random(sampling.seed or 0)
         self._fields = {"model": model, **sampling_fields(endpoint, model, sampling)}
         """The fields that all requests have in common."""
-        kept = _REASONING_BACK if endpoint.profile.wants_reasoning_back else ()
+        kept = _REASONING_BACK if endpoint.provider.wants_reasoning_back else ()
         kept = REASONING_KEYS if self.calls.returns_thinking else kept
         self._not_sent = frozenset(REASONING_KEYS) - frozenset(kept)
         opened = channel or open_channel(endpoint.chat_url, endpoint.key_headers(key))
@@ -163,7 +163,7 @@ class OpenAITeacher:
         Each request sends the whole conversation. `seed_key` distinguishes the seeds of
         conversations, if the endpoint takes one.
         """
-        takes_seed = self.sampling.seed is not None and self._endpoint.profile.takes_seed
+        takes_seed = self.sampling.seed is not None and self._endpoint.provider.takes_seed
         seed = _seed_of(self.sampling.seed or 0, seed_key) if takes_seed else None
         # Which turns are trained is no field of a request, and strict endpoints would refuse it.
         given = [cast("Message", {k: v for k, v in m.items() if k != "weight"}) for m in messages]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from stillroom.teachers.limits.words import LimitKind
+from stillroom.teachers.limits.limit_types import LimitKind
 from stillroom.types import Message, ToolCall, Usage
 
 REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details")

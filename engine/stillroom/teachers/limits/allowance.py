@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from stillroom.teachers.limits.words import LimitUnit, Sent
+from stillroom.teachers.limits.limit_types import LimitUnit, Sent
+from stillroom.teachers.providers import PROVIDERS
 
 _APART_S = 0.25
 """Rates are taken from requests that were sent at least this many seconds apart."""
@@ -35,7 +36,7 @@ _LONGEST_S = 2 * 86_400.0
 _NAMES = [
     (unit, tuple(name.format(unit=unit, part=part) for part in ("limit", "remaining", "reset")))
     for unit in LimitUnit
-    for name in ("x-ratelimit-{part}-{unit}", "anthropic-ratelimit-{unit}-{part}")
+    for name in dict.fromkeys(provider.limit_headers for provider in PROVIDERS.values())
 ]
 _TELLING = frozenset(names[0] for _, names in _NAMES)
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+\.?\d*)s)?(?:(\d+\.?\d*)ms)?")

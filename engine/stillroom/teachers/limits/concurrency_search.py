@@ -7,8 +7,8 @@ the refusals follow the rate of requests rather than their number.
 
 from collections import deque
 
+from stillroom.teachers.limits.limit_types import LimitSettings, Sent
 from stillroom.teachers.limits.rate_search import RateSearch, spread
-from stillroom.teachers.limits.words import LimitSettings, Sent
 
 _MIN_HOLD_S = 1.0
 """The least seconds between a cut or a probe and the next probe."""

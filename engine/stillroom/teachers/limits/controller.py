@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from stillroom.teachers.limits.allowance import Allowance, AllowanceFollower
 from stillroom.teachers.limits.concurrency_search import ConcurrencySearch
+from stillroom.teachers.limits.limit_types import LimitKind, LimitSettings, LimitUnit, Sent
 from stillroom.teachers.limits.rate_search import RateSearch
-from stillroom.teachers.limits.words import LimitKind, LimitSettings, LimitUnit, Sent
 
 _CATCH_UP_S = 0.01
 """A request that is sent at most this much later than it could have been does not delay others."""

@@ -9,7 +9,7 @@ import anyio
 
 from stillroom.teachers.limits.allowance import Allowance
 from stillroom.teachers.limits.controller import LimitController
-from stillroom.teachers.limits.words import LimitKind, LimitSettings, LimitUnit, Sent
+from stillroom.teachers.limits.limit_types import LimitKind, LimitSettings, LimitUnit, Sent
 
 
 class Limiter:

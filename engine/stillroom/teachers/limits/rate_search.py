@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from stillroom.teachers.limits.words import LimitSettings, LimitUnit, Sent
+from stillroom.teachers.limits.limit_types import LimitSettings, LimitUnit, Sent
 
 _HELD_SHARE = 0.98
 """The share of the measured rate that is used while no higher rate is being probed."""

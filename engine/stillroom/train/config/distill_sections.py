@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from stillroom.data.chat.reasoning import ReasoningMode
 from stillroom.models.precision import Precision, Quantization
-from stillroom.rollout.request import DEFAULT_NUDGE, TerminationPolicy
+from stillroom.rollout.request import EpisodeOptions
 from stillroom.secrecy.commands import WITHOUT_SECRETS
 from stillroom.validation import StrictModel
 
@@ -39,35 +39,22 @@ class StudentServerSection(ConfigSection):
     """The time limit of one turn, in seconds."""
 
 
-class RolloutSection(ConfigSection):
-    """How the student is sampled (distill)."""
+class RolloutSection(ConfigSection, EpisodeOptions):
+    """How the student is sampled (distill).
+
+    The options that requests for rollouts have too are those of `EpisodeOptions`.
+    """
 
     max_turns: Annotated[int, Field(ge=1, le=1000)] = 1
-    max_tokens: Annotated[int, Field(ge=1)] = 2048
     max_context_window: Annotated[int, Field(ge=16)] = 32768
     mcp_url: Annotated[str | tuple[str, ...] | None, WITHOUT_SECRETS] = None
     """MCP servers whose tools are added to those of tools.py, each a URL or a command line."""
     max_tool_response: Annotated[int, Field(ge=1)] | None = None
     """The most tokens of a tool's reply; the rest is cut, and a mark tells the model so. None: no
     limit."""
-    browse: bool = False
-    """Whether the student gets a web browser as a tool; it opens public addresses only."""
-    browse_allow: tuple[str, ...] = ()
-    """Private hosts (host:port or CIDR) that the browser may open as well."""
     reasoning_mode: ReasoningMode | None = None
     """Whether the chat template lets the student think; None: the template's own default."""
-    termination_policy: TerminationPolicy = "last_tool"
-    """Whether a rollout ends with the first turn that calls no tool (last_tool) or only after
-    max_turns turns (max_turns)."""
-    nudge: Annotated[str, Field(min_length=1)] = DEFAULT_NUDGE
-    """The user's message after a turn that calls no tool (termination_policy max_turns)."""
     temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
-    tool_timeout: Annotated[float, Field(gt=0)] = 60.0
-    reward_timeout: Annotated[float, Field(gt=0)] = 60.0
-    rollout_timeout: Annotated[float, Field(gt=0)] | None = None
-    """The time limit of a rollout and its rewards, in seconds; a rollout that takes longer is not
-    trained on. None: no limit."""
-    include_thinking: bool = False
     concurrency: Annotated[int, Field(ge=1, le=4096)] = 64
     """The most conversations that are sampled in one batch."""
     server: StudentServerSection | None = None
@@ -98,12 +85,6 @@ class RolloutSection(ConfigSection):
         """Returns how many rows are added to an iteration of `num_rollouts` rollouts."""
         share = self.on_policy_share
         return 0 if share is None else max(1, round(num_rollouts * (1 - share) / share))
-
-    @model_validator(mode="after")
-    def _nudge_is_said(self) -> "RolloutSection":
-        if self.nudge != DEFAULT_NUDGE and self.termination_policy == "last_tool":
-            raise ValueError("nudge is said only with termination_policy: max_turns")
-        return self
 
     @model_validator(mode="after")
     def _hosts_are_for_the_browser(self) -> "RolloutSection":

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from stillroom.errors import ConfigError
 from stillroom.models.pairing import OFF_POLICY_ROUTE
 from stillroom.secrecy.readable import check_readable, unreadable
+from stillroom.teachers.providers import PROVIDERS
 from stillroom.train.config.schema import TrainConfig, TrainerSection
 from stillroom.validation import describe_errors
 from stillroom.yaml_text import read_yaml
@@ -19,7 +20,7 @@ from stillroom.yaml_text import read_yaml
 _UNREADABLE = (yaml.YAMLError, msgspec.DecodeError, ValueError, RecursionError)
 
 _HOSTED = "it belongs to a hosted service"
-_CHAT_ONLY = ("openai", "openrouter", "anthropic", "google", "ollama")
+_CHAT_ONLY = [name for name, provider in PROVIDERS.items() if not provider.scores_tokens]
 
 _NO_BILL = (
     "nothing bills a training run here, so no cap in dollars can end it",

@@ -15,12 +15,11 @@ from stillroom.policy.hf import HFPolicy
 from stillroom.rollout.context import open_tools_and_rewards
 from stillroom.rollout.episode.collect import RolloutContext
 from stillroom.rollout.episode.loop import CutText, Policy, cut_at_tokens
-from stillroom.rollout.request import NO_FILE, RolloutOptions, ToolsPlan, nudge_for
+from stillroom.rollout.plan import ToolsPlan
 from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.serving.model_server import ModelServer
 from stillroom.settings import Workspace
 from stillroom.tools.source import ToolSource
-from stillroom.tools.user.file import UserFile
 from stillroom.train.config.distill_sections import RolloutSection
 from stillroom.train.config.request import TrainingPlan
 from stillroom.train.loop.student_server import student_server
@@ -81,7 +80,7 @@ class StudentEnvironment:
             self.tools,
             self.rewarder,
             max_turns or rollout.max_turns,
-            nudge_for(rollout.termination_policy, rollout.nudge),
+            rollout.nudge_to_send,
             cut_reply=self.cut_reply,
             timeout_s=rollout.rollout_timeout,
         )
@@ -107,7 +106,14 @@ async def open_student_environment(
     variables = reasoning_variables(tokenizer.chat_template, rollout.reasoning_mode)
     max_reply = rollout.max_tool_response
     server = student_server(workspace, plan.config)
-    tools_plan = ToolsPlan(workspace, _options(plan), plan.tools_file, plan.rewards_file)
+    tools_plan = ToolsPlan(
+        workspace=workspace,
+        options=rollout,
+        model=plan.config.model.path,
+        mcp_servers=rollout.mcp_servers,
+        tools_file=plan.tools_file,
+        rewards_file=plan.rewards_file,
+    )
     async with (
         open_tools_and_rewards(tools_plan, tasks) as stage,
         server or nullcontext(),
@@ -125,22 +131,3 @@ async def open_student_environment(
             server,
             plan.views,
         )
-
-
-def _options(plan: TrainingPlan) -> RolloutOptions:
-    """Returns the configured options of tools and rewards, as RolloutOptions."""
-    rollout = plan.config.rollout
-    return RolloutOptions(
-        model=plan.config.model.path,
-        tools=_named(plan.tools_file),
-        rewards=_named(plan.rewards_file),
-        mcp_servers=rollout.mcp_servers,
-        browse=rollout.browse,
-        browse_allow=rollout.browse_allow,
-        tool_timeout=rollout.tool_timeout,
-        reward_timeout=rollout.reward_timeout,
-    )
-
-
-def _named(file: UserFile | None) -> str:
-    return NO_FILE if file is None else file.location

@@ -31,9 +31,10 @@ from stillroom.rollout.journal.shards import (
     shards_locked,
     split,
 )
+from stillroom.rollout.plan import output_settings, plan_generation
 from stillroom.rollout.ray.run import generate_on_ray
 from stillroom.rollout.ray.worker import ShardJob, ShardWorker
-from stillroom.rollout.request import GenerateRollouts, output_settings, plan_generation
+from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.results import origin_of
 from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace

@@ -16,8 +16,9 @@ from stillroom.rollout.refine.critic import (
     read_turn_number,
 )
 from stillroom.rollout.refine.policy import RefiningPolicy
+from stillroom.rollout.request import RefineOptions
 from stillroom.rollout.rewards.rewards import Rewarder
-from stillroom.rollout.students import FailedRollouts, RefineOptions
+from stillroom.rollout.students import FailedRollouts
 from stillroom.tools.source import ToolResult
 from stillroom.types import SamplingSettings, TeacherRecord, Trajectory
 

@@ -26,10 +26,10 @@ from stillroom.data.formats import load_tasks
 from stillroom.errors import DataError, InputError
 from stillroom.lineage import read_manifest
 from stillroom.rollout.forecast import Forecast
-from stillroom.rollout.request import GenerateRollouts, with_system
+from stillroom.rollout.plan import with_system
+from stillroom.rollout.request import GenerateRollouts, Takeover
 from stillroom.rollout.results import RolloutsResult
 from stillroom.rollout.run import generate_rollouts
-from stillroom.rollout.students import Takeover
 from stillroom.settings import Workspace
 
 LAMP, CHAIR = '{"item": "lamp"}', '{"item": "chair"}'

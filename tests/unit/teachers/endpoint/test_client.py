@@ -27,7 +27,7 @@ from stillroom.teachers.endpoint.http_channel import (
     UnreadableReplyError,
 )
 from stillroom.teachers.pricing import Price
-from stillroom.teachers.providers import PROFILES, Endpoint
+from stillroom.teachers.providers import PROVIDERS, Endpoint
 from stillroom.types import SampledTurn, SamplingSettings, Usage
 
 ENDPOINT = Endpoint("http://teacher.test/v1", "TEACHER_TEST_KEY")
@@ -566,9 +566,7 @@ def test_no_body_of_any_shape_is_more_than_a_failed_call(content: bytes) -> None
 
 
 PRICE = Price(prompt=1000, completion=10_000)
-OPENROUTER = Endpoint(
-    "http://teacher.test/v1", None, provider="openrouter", profile=PROFILES["openrouter"]
-)
+OPENROUTER = Endpoint("http://teacher.test/v1", None, PROVIDERS["openrouter"])
 
 
 def test_a_call_costs_what_its_tokens_cost() -> None:

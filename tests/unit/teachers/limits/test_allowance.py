@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillroom.teachers.limits.allowance import Allowance, AllowanceFollower, allowances
-from stillroom.teachers.limits.words import LimitUnit, Sent
+from stillroom.teachers.limits.limit_types import LimitUnit, Sent
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -3,8 +3,8 @@ import anyio.lowlevel
 import pytest
 
 from fakes.loops import run_async
+from stillroom.teachers.limits.limit_types import LimitKind, LimitSettings
 from stillroom.teachers.limits.limiter import Limiter
-from stillroom.teachers.limits.words import LimitKind, LimitSettings
 
 
 def test_calls_go_in_the_order_in_which_they_asked() -> None:

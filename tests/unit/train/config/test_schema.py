@@ -72,7 +72,7 @@ def test_a_nudge_that_nobody_says_is_refused(tmp_path):
     given = load(tmp_path, SFT, "rollout.termination_policy=max_turns", "rollout.nudge=Sure?")
     assert given.rollout.nudge == "Sure?"
 
-    with pytest.raises(ConfigError, match="nudge is said only with termination_policy"):
+    with pytest.raises(ConfigError, match="nudge requires termination_policy"):
         load(tmp_path, SFT, "rollout.nudge=Sure?")
 
 

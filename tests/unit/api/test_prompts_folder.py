@@ -1,4 +1,4 @@
-"""What generate_rollouts takes from the files beside its prompts."""
+"""What generate_rollouts takes from the folder of its prompts."""
 
 from pathlib import Path
 from typing import Any
@@ -7,12 +7,12 @@ import pytest
 
 from fakes.projects import endpoint_project
 from stillroom import api
-from stillroom.api.beside_prompts import complete_evaluation, complete_request
+from stillroom.api.prompts_folder import complete_evaluation, complete_rollouts
 from stillroom.errors import InputError
 from stillroom.files import write_json
 from stillroom.rollout.journal.journal import journal_folder
-from stillroom.rollout.request import output_settings, plan_generation
-from stillroom.rollout.rewards.judge_request import JudgeFile
+from stillroom.rollout.plan import output_settings, plan_generation
+from stillroom.rollout.rewards.judge_plan import JudgeFile
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import provider_of
 
@@ -44,21 +44,22 @@ def test_tools_and_the_rollout_section_beside_the_prompts_are_used_and_said(
 ) -> None:
     (workspace.root / "config.yml").write_text(CONFIG, encoding="utf-8")
 
-    found = complete_request(workspace, request(max_turns=7))
+    found = complete_rollouts(workspace, request(max_turns=7))
 
     assert found.request.tools == "tools.py"
     assert (found.request.max_turns, found.request.tool_timeout) == (7, 120)
     assert found.request.mcp_servers == ("localhost:8931",)
     assert found.request.reasoning_effort == "none"
     assert found.notes == [
-        "tools.py beside the prompts is used (tools: none leaves it out)",
+        "tools.py next to the prompts is used (tools: none leaves it out)",
         (
-            "config.yml beside the prompts says: termination_policy last_tool, tool_timeout 120.0, "
-            "mcp_servers localhost:8931, reasoning_effort none (options that are given win)"
+            "config.yml next to the prompts sets: termination_policy last_tool, "
+            "tool_timeout 120.0, mcp_servers localhost:8931, reasoning_effort none "
+            "(options that are given win)"
         ),
         (
-            "config.yml: rollout.max_tool_response is not taken: it counts tokens there and "
-            "characters here"
+            "config.yml: rollout.max_tool_response is not taken: it counts tokens in config.yml "
+            "and characters in a request"
         ),
         (
             "config.yml: rollout.max_context_window is not taken: it bounds the student's "
@@ -74,7 +75,7 @@ def test_what_is_given_stays_and_other_programs_files_are_not_read(
     (workspace.root / "config.yml").write_text(text, encoding="utf-8")
     given = request(tools="none")
 
-    found = complete_request(workspace, given)
+    found = complete_rollouts(workspace, given)
 
     assert (found.request, found.notes) == (given, [])
 
@@ -84,10 +85,10 @@ def test_what_other_systems_do_otherwise_is_said_where_it_happens(workspace: Wor
     (workspace.root / "rewards.py").write_text("", encoding="utf-8")
     (workspace.root / "prompts.jsonl").write_text('{"prompt": "a", "system": "b"}\n', "utf-8")
 
-    notes = complete_request(workspace, request(n=5, system="c")).notes
+    notes = complete_rollouts(workspace, request(n=5, system="c")).notes
 
     assert notes[:3] == [
-        "rewards.py beside the prompts is not used (rewards: rewards.py does)",
+        "rewards.py next to the prompts is not used (to use it, set rewards: rewards.py)",
         "n takes the first 5 prompts, in the file's order; entries chooses others",
         "system takes the place of the rows' own system messages",
     ]
@@ -105,9 +106,9 @@ def test_an_evaluation_uses_the_tools_and_rewards_beside_its_prompts(workspace: 
 
     assert (found.request.tools, found.request.rewards) == ("tools.py", "rewards.py")
     assert found.notes == [
-        "provider openai, as the model's name says (provider names another)",
-        "tools.py beside the prompts is used (tools: none leaves it out)",
-        "rewards.py beside the prompts is used (rewards: none leaves it out)",
+        "provider openai, by the model's name (set provider for another one)",
+        "tools.py next to the prompts is used (tools: none leaves it out)",
+        "rewards.py next to the prompts is used (rewards: none leaves it out)",
     ]
 
 
@@ -118,14 +119,16 @@ def test_an_evaluation_leaves_out_what_it_is_given_otherwise(workspace: Workspac
     found = complete_evaluation(workspace, given)
 
     assert found.request == given
-    assert found.notes == ["rewards.py beside the prompts is not used (rewards: rewards.py does)"]
+    assert found.notes == [
+        "rewards.py next to the prompts is not used (to use it, set rewards: rewards.py)"
+    ]
 
 
 def test_a_section_that_cannot_be_read_is_refused_by_name(workspace: Workspace) -> None:
     (workspace.root / "config.yml").write_text(CONFIG.replace("max_turns", "max_turn"))
 
     with pytest.raises(InputError, match="did you mean 'max_turns'"):
-        complete_request(workspace, request())
+        complete_rollouts(workspace, request())
 
 
 def test_an_output_that_was_begun_without_them_goes_on_without_them(workspace: Workspace) -> None:
@@ -137,7 +140,7 @@ def test_an_output_that_was_begun_without_them_goes_on_without_them(workspace: W
     write_json(journal_folder(plan.output) / "settings.json", output_settings(plan, None))
     (workspace.root / "config.yml").write_text(CONFIG, encoding="utf-8")
 
-    found = complete_request(workspace, request())
+    found = complete_rollouts(workspace, request())
 
     again = plan_generation(workspace, found.request)
     assert output_settings(again, None) == output_settings(plan, None)
@@ -174,7 +177,7 @@ def test_a_models_name_tells_its_provider_where_only_one_has_it(
     given = api.GenerateRollouts(input="prompts.jsonl", model=model, tools="none")
 
     assert given.provider == (provider or "hf")
-    notes = complete_request(workspace, given).notes
+    notes = complete_rollouts(workspace, given).notes
     assert [note.startswith(f"provider {provider},") for note in notes] == [True] * bool(provider)
     assert api.GenerateRollouts(input="p", model=model, provider="vllm").provider == "vllm"
     assert api.EvaluateModel(data="p", model=model, base_url="http://h/v1").provider == "openai"

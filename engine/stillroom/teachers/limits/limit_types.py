@@ -1,4 +1,4 @@
-"""Defines the types with which limits are described."""
+"""The types that describe the limits of an endpoint, and the requests that count towards them."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,0 +1,332 @@
+"""The plan of a rollout run, in which all that its request names is looked up and checked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stillroom.data.formats import Task, load_tasks
+from stillroom.data.instruction import UNINSTRUCTED, Instruction, read_context
+from stillroom.data.task_file import TaskFile
+from stillroom.errors import InputError
+from stillroom.files import content_hash, file_sha256
+from stillroom.models.resolve import ModelLocation
+from stillroom.rollout.request import NO_FILE, EpisodeOptions, GenerateRollouts, RolloutOptions
+from stillroom.rollout.rewards.judge_plan import JudgePlan, plan_judge
+from stillroom.rollout.students import FailedRollouts, RefinePlan, plan_refinement
+from stillroom.secrecy.commands import secrets_in, without_secrets
+from stillroom.secrecy.redaction import Redactor
+from stillroom.settings import Workspace
+from stillroom.teachers.pricing import Price
+from stillroom.teachers.providers import Endpoint
+from stillroom.tools.user.file import UserFile, read_user_file
+from stillroom.types import SamplingSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsPlan:
+    """The options and files from which the tools and rewards of rollouts are opened."""
+
+    workspace: Workspace
+    options: EpisodeOptions
+    """The options as the user gave them; the files that they name are in the other fields."""
+    model: str
+    """The model that uses the tools, as the user named it."""
+    mcp_servers: tuple[str, ...]
+    """The command lines or URLs of MCP servers whose tools are added to those of tools.py."""
+    tools_file: UserFile | None
+    """The user's tools.py; None if there is none."""
+    rewards_file: UserFile | None
+    """The user's rewards.py; None if there is none."""
+
+    @property
+    def code_files(self) -> list[Path]:
+        """The paths of the user's tools.py and rewards.py, if any, and of their modules."""
+        files = (self.tools_file, self.rewards_file)
+        return list(dict.fromkeys(path for file in files if file for path in file.paths))
+
+    @property
+    def key_names(self) -> list[str | None]:
+        """The variables with the keys that the run's endpoints are sent."""
+        return []
+
+    @property
+    def redactor(self) -> Redactor:
+        """Takes the keys of the endpoints and the MCP servers' secrets out of texts."""
+        keys = self.workspace.read_keys(self.key_names)
+        known = Redactor([*self.workspace.secrets.values(), *keys.values()])
+        return known | secrets_in(self.mcp_servers)
+
+    @property
+    def identity(self) -> str:
+        """A hash that stays the same when the run is started again, and differs between runs."""
+        named = {"root": str(self.workspace.root), "model": self.model}
+        servers = [without_secrets(server) for server in self.mcp_servers]
+        options = self.options.model_dump(mode="json")
+        return content_hash({**options, **named, "mcp_servers": servers})
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPlan(ToolsPlan):
+    """Checked options, with the files, the model or endpoint and the judge that they name."""
+
+    options: RolloutOptions
+    prompts_file: Path
+    policy: Endpoint | ModelLocation
+    """The model that answers: an endpoint, or the files of a model to load into the process."""
+    judge: JudgePlan | None
+    instruction: Instruction = UNINSTRUCTED
+    """What the model reads before each conversation."""
+    context_file: Path | None = None
+    refine: RefinePlan | None = None
+    """What the rollouts refine; None if they begin at the prompts."""
+
+    @property
+    def key_names(self) -> list[str | None]:
+        """The variables with the keys that the rollouts' endpoints are sent."""
+        critic = self.refine.critic.policy if self.refine and self.refine.critic else None
+        endpoints = [self.policy, self.judge.endpoint if self.judge else None, critic]
+        return [one.api_key_env for one in endpoints if isinstance(one, Endpoint)]
+
+    @property
+    def inputs(self) -> list[Path]:
+        """The files and the model's folder that the rollouts depend on."""
+        judge = self.judge.inputs if self.judge is not None else []
+        model = self.policy.inputs if isinstance(self.policy, ModelLocation) else []
+        refine = self.refine.inputs if self.refine is not None else []
+        return [self.prompts_file, *self.texts, *self.code_files, *judge, *model, *refine]
+
+    @property
+    def texts(self) -> list[Path]:
+        """The file that the model reads before each conversation, if there is one."""
+        return [self.context_file] if self.context_file is not None else []
+
+    def load_tasks(self) -> list[Task]:
+        """Returns the tasks of the prompts file that the options `n` and `entries` choose.
+
+        The model reads them with its instruction, and their ids are those of their rows, so that
+        evaluations with different instructions can be compared.
+        """
+        tasks = [self.instruction.put_before_task(task) for task in load_tasks(self.prompts_file)]
+        return select_entries(tasks, n=self.options.n, entries=self.options.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """A checked `GenerateRollouts`: the rollouts, the output file and the price of tokens."""
+
+    request: GenerateRollouts
+    rollouts: RolloutPlan
+    output: Path
+    price: Price | None
+    """The price of the model's tokens; None if it is unknown."""
+
+    def open_failed(self) -> FailedRollouts | None:
+        """Reads which rollouts the student failed; None if none are refined."""
+        return FailedRollouts(self.rollouts.refine.files) if self.rollouts.refine else None
+
+    def open_tasks(self, failed: FailedRollouts | None = None) -> TaskFile:
+        """Opens the run's tasks, with the instruction that the request gives.
+
+        A system message changes their ids; a context does not. If a student's rollouts are
+        refined, these are the tasks that it failed, with the ids that they have there: it may have
+        read that system message, or the rows' own. Raises InputError if it failed none of them.
+        """
+        request = self.request
+        if failed is None:
+            failed = self.open_failed()
+        if failed is None:
+            tasks = TaskFile(self.rollouts.prompts_file, self._instructed)
+            return tasks.chosen(chosen_numbers(len(tasks), n=request.n, entries=request.entries))
+        wanted = failed.tasks if request.begins_inside else failed.hard_tasks
+
+        def instructed(task: Task) -> Task:
+            changed = self._instructed(task)
+            if request.begins_inside or changed.task_id in wanted or task.task_id not in wanted:
+                return changed
+            return msgspec.structs.replace(changed, task_id=task.task_id)
+
+        tasks = TaskFile(self.rollouts.prompts_file, instructed)
+        chosen = chosen_numbers(len(tasks), n=None, entries=request.entries)
+        numbers = [number for number in chosen if tasks.id_of(number) in wanted][: request.n]
+        if not numbers:
+            fix = (
+                "give the prompts that its rollouts were made of, with the system message they have"
+            )
+            if request.begins_inside and request.system is not None:
+                fix += "; another one for the teacher goes with takeover start alone"
+            raise InputError(
+                f"the student failed none of the prompts of {request.input} in {request.refine}",
+                fix,
+            )
+        return tasks.chosen(numbers)
+
+    def _instructed(self, task: Task) -> Task:
+        """Returns a task as the model reads it; a system message of the request changes its id."""
+        context = Instruction(context=self.rollouts.instruction.context)
+        return context.put_before_task(with_system(task, self.request.system))
+
+
+def plan_rollouts(
+    workspace: Workspace, options: RolloutOptions, *, prompts: Path, needs_keys: bool = True
+) -> RolloutPlan:
+    """Returns the plan of rollouts with these options, for the prompts in a file.
+
+    Names are looked up and small files read, but no model is loaded and no call made, so that the
+    server process can check requests with it. A dry run, which makes no call either, needs no keys.
+    Raises InputError for everything that can be found wrong before a process is started.
+    """
+    context_file = context = None
+    if options.context_file is not None:
+        context = read_context(workspace, options.context_file, label="context_file")
+        context_file = workspace.existing(options.context_file, label="context_file")
+    return RolloutPlan(
+        workspace=workspace,
+        options=options,
+        model=options.model,
+        mcp_servers=options.mcp_servers,
+        judge=plan_judge(workspace, options.judge, needs_key=needs_keys),
+        tools_file=user_file(workspace, options.tools, kind="tools"),
+        rewards_file=user_file(workspace, options.rewards, kind="rewards"),
+        prompts_file=prompts,
+        policy=options.locate(workspace, needs_key=needs_keys),
+        instruction=Instruction(options.system, context),
+        context_file=context_file,
+    )
+
+
+def plan_generation(workspace: Workspace, request: GenerateRollouts) -> GenerationPlan:
+    """Returns the plan of a rollout run.
+
+    Raises InputError for everything that can be found wrong before a process is started, including
+    a budget in dollars while a price is unknown.
+    """
+    prompts = workspace.existing(request.input, label="input")
+    output = workspace.output_file(request.output, label="output")
+    plan = plan_rollouts(workspace, request, prompts=prompts, needs_keys=not request.dry_run)
+    has_budget = request.budget_usd is not None
+    refine = plan_refinement(
+        workspace, request, needs_keys=not request.dry_run, has_budget=has_budget
+    )
+    plan = replace(plan, refine=refine)
+    return GenerationPlan(request, plan, output, plan_price(plan, has_budget=has_budget))
+
+
+def plan_price(plan: RolloutPlan, *, has_budget: bool) -> Price | None:
+    """Returns the price of the policy's tokens; None if it is unknown.
+
+    Raises InputError if there is a budget in dollars and a price, the judge's too, is unknown.
+    """
+    if plan.judge is not None:
+        # Called for its InputError, which says where to write the price.
+        plan.judge.file.price(plan.workspace, is_needed=has_budget)
+    return plan.options.price(plan.workspace, is_needed=has_budget)
+
+
+def user_file(workspace: Workspace, name: str, *, kind: str) -> UserFile | None:
+    """Returns a tools or rewards file as it is now, or None if its name is `none`."""
+    if name == NO_FILE:
+        return None
+    path = workspace.existing(name, label=f"{kind} file")
+    if path.suffix != ".py" or not path.is_file():
+        raise InputError(f"{kind} file {name!r} is not a Python file", "give a .py file, or none")
+    return read_user_file(path)
+
+
+def sampling_settings(options: RolloutOptions, *, temperature: float) -> SamplingSettings:
+    """Returns the settings that the policy samples with."""
+    return SamplingSettings(
+        temperature=temperature,
+        top_p=options.top_p,
+        max_tokens=options.max_tokens,
+        seed=options.seed,
+        reasoning_effort=options.reasoning_effort,
+    )
+
+
+def with_system(task: Task, system: str | None) -> Task:
+    """Returns the task with this system message in place of its own; None changes nothing.
+
+    The message is part of the prompt, so a task whose message is set also gets another id.
+    """
+    if system is None:
+        return task
+    changed = Instruction(system).put_before_task(task)
+    identity = content_hash({"task": task.task_id, "system": system})
+    return msgspec.structs.replace(changed, task_id=identity)
+
+
+# The options that shape a rollout as they are; `output_settings` adds the rest.
+_SHAPING_OPTIONS = (
+    "model",
+    "provider",
+    "base_url",
+    "max_tokens",
+    "max_turns",
+    "top_p",
+    "seed",
+    "reasoning_effort",
+    "include_thinking",
+    "max_tool_response",
+    "browse",
+    "answer_match",
+)
+
+
+def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]:
+    """Returns the settings that shape a rollout; a run that resumes an output must have the same.
+
+    `weights` identifies the weights of a model in this process; it is None if they are not known.
+    """
+    request, files = plan.request, plan.rollouts
+    shaping: dict[str, Any] = {name: getattr(request, name) for name in _SHAPING_OPTIONS}
+    tools, rewards, judge = files.tools_file, files.rewards_file, files.judge
+    if (context := files.instruction.context) is not None:
+        shaping["context"] = content_hash(context)
+    return {
+        **shaping,
+        "mcp_servers": [without_secrets(server) for server in request.mcp_servers],
+        "nudge": request.nudge_to_send,
+        "tools_sha256": tools.sha256 if tools else None,
+        "rewards_sha256": rewards.sha256 if rewards else None,
+        "tools_modules": tools.modules_sha256 if tools else None,
+        "rewards_modules": rewards.modules_sha256 if rewards else None,
+        "judge": judge and judge.file.model_dump(mode="json"),
+        "input_sha256": file_sha256(files.prompts_file),
+        "system": request.system,
+        "temperature": request.temperature,
+        "weights": weights,
+        **({"refine": files.refine.settings} if files.refine is not None else {}),
+    }
+
+
+def select_entries(tasks: list[Task], *, n: int | None, entries: str | None) -> list[Task]:
+    """Returns the tasks that `entries` (e.g. "0,2,5-9", 0-based) and `n` choose."""
+    return [tasks[number] for number in chosen_numbers(len(tasks), n=n, entries=entries)]
+
+
+def chosen_numbers(length: int, *, n: int | None, entries: str | None) -> Sequence[int]:
+    """Returns the numbers of the chosen prompts among `length`, from 0."""
+    return (range(length) if entries is None else _indices(entries, length))[:n]
+
+
+def _indices(entries: str, length: int) -> list[int]:
+    indices: list[int] = []
+    for part in entries.split(","):
+        begin, dash, last = part.strip().partition("-")
+        try:
+            start, end = int(begin), int(last) if dash else int(begin)
+        except ValueError:
+            raise InputError(
+                f"entries {entries!r}: {part.strip()!r} is not a number or a range",
+                "write numbers and ranges such as 0,2,5-9 (0 is the first prompt)",
+            ) from None
+        if not 0 <= start <= end < length:
+            raise InputError(
+                f"entries {entries!r}: {part.strip()!r} is outside the file's 0-{length - 1}",
+                f"choose among 0-{length - 1}",
+            )
+        indices += range(start, end + 1)
+    return indices

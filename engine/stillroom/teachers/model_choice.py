@@ -1,0 +1,110 @@
+"""A model that a request, judge.yml or critic.yml names: where it answers, and what it costs."""
+
+from pathlib import Path
+from typing import Any, Self, TypeVar, cast
+
+import yaml
+from pydantic import ModelWrapValidatorHandler, ValidationError, model_validator
+
+from stillroom.errors import DocumentError, InputError
+from stillroom.lineage import ModelRecord
+from stillroom.models.resolve import ModelLocation, locate_model
+from stillroom.secrecy.readable import unreadable
+from stillroom.settings import Workspace
+from stillroom.teachers.pricing import FREE, Price, known_price, price_for
+from stillroom.teachers.providers import (
+    IN_PROCESS,
+    PROVIDERS,
+    Endpoint,
+    ProviderName,
+    endpoint_for,
+    provider_of,
+    terms_of,
+)
+from stillroom.validation import StrictModel, describe_errors
+from stillroom.yaml_text import read_yaml
+
+
+class ModelChoice(StrictModel):
+    """The fields that name a model, wherever one is named."""
+
+    model: str
+    provider: ProviderName = "openai"
+    base_url: str | None = None
+    api_key_env: str | None = None
+    """The name of the environment variable with the key."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _provider_by_name(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Sets a provider that is not given: openai with a base_url, else by the model's name."""
+        if not isinstance(given, dict) or "provider" in given:
+            return handler(given)
+        fields = cast("dict[str, Any]", given)
+        own_address = fields.get("base_url") is not None
+        provider = "openai" if own_address else provider_of(str(fields.get("model", "")))
+        if provider is None:
+            return handler(fields)
+        choice = handler({**fields, "provider": provider})
+        choice.model_fields_set.discard("provider")
+        return choice
+
+    @property
+    def is_in_process(self) -> bool:
+        """Whether the model is loaded into this process."""
+        return self.provider in IN_PROCESS
+
+    @property
+    def terms(self) -> str | None:
+        """The URL of the provider's terms on the use of outputs; None if none are known."""
+        return terms_of(self.provider, self.base_url)
+
+    def locate(self, workspace: Workspace, *, needs_key: bool = True) -> Endpoint | ModelLocation:
+        """Returns the endpoint, or the files of a model that is loaded into this process.
+
+        Without `needs_key` no call will be made, so the key need not be set.
+        Raises InputError if the model cannot be found, or the endpoint not be called.
+        """
+        if not self.is_in_process:
+            return endpoint_for(
+                workspace,
+                self.provider,
+                base_url=self.base_url,
+                api_key_env=self.api_key_env,
+                needs_key=needs_key,
+            )
+        if self.base_url is not None:
+            raise InputError(
+                f"base_url does not go with provider {self.provider!r}",
+                "use provider openai for an endpoint, or leave base_url out",
+            )
+        is_short = self.provider == "demo" and not self.model.startswith("demo/")
+        return locate_model(workspace, f"demo/{self.model}" if is_short else self.model)
+
+    def price(self, workspace: Workspace, *, is_needed: bool = False) -> Price | None:
+        """Returns the price of the model's tokens; None if it is unknown.
+
+        Raises InputError instead if the price `is_needed`, for a budget in dollars.
+        """
+        if self.is_in_process or PROVIDERS[self.provider].is_local:
+            return FREE
+        return (known_price if is_needed else price_for)(workspace, self.model)
+
+    def record(self, role: str) -> ModelRecord:
+        """Returns a model behind an endpoint as manifests record it."""
+        location = self.base_url or self.provider
+        return ModelRecord(role=role, name=self.model, location=location, terms=self.terms)
+
+
+_Choice = TypeVar("_Choice", bound=ModelChoice)
+
+
+def read_choice(path: Path, kind: type[_Choice], *, what: str, fix: str) -> _Choice:
+    """Returns the content of a judge.yml or critic.yml. Raises DocumentError if it is malformed."""
+    try:
+        return kind.model_validate(read_yaml(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        problem = f"{path}: {describe_errors(error, kind)}"
+        raise DocumentError(f"the {what} {problem}", fix) from error
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise DocumentError(f"the {what} {unreadable(path, error)}", fix) from error
