@@ -55,7 +55,7 @@ from stillroom.models.load import load_model
 from stillroom.models.resolve import locate_model
 from stillroom.reporting import SilentReporter
 from stillroom.rollout import context as rollout_context
-from stillroom.rollout.refine.critic import Critic, critic_messages
+from stillroom.rollout.refining import Critic, critic_messages
 from stillroom.rollout.run import generate_rollouts
 from stillroom.types import CallTotals, Usage
 

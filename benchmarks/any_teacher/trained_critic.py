@@ -35,8 +35,8 @@ from stillroom.data.formats import Task, load_tasks
 from stillroom.demo.world import ShopTask, training_tasks
 from stillroom.models.resolve import locate_model
 from stillroom.rollout.journal.records import RolloutKey
-from stillroom.rollout.refine.critic import critic_messages
-from stillroom.rollout.students import FailedRollouts, RecordedRollout
+from stillroom.rollout.refine_plan import FailedRollouts, RecordedRollout
+from stillroom.rollout.refining import critic_messages
 from stillroom.settings import Workspace
 from stillroom.types import Message
 

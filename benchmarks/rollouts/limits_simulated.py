@@ -20,8 +20,8 @@ from simulated_clock import Clock
 
 from stillroom.teachers.endpoint.replies import limit_kind
 from stillroom.teachers.limits.allowance import allowances
-from stillroom.teachers.limits.controller import LimitController
 from stillroom.teachers.limits.limit_types import LimitSettings
+from stillroom.teachers.limits.limiter import LimitController
 
 CONTROLLERS = {"searches": LimitController, "aimd": AimdController}
 CASES = limits.CASES | {

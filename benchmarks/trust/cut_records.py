@@ -21,7 +21,7 @@ from stillroom.files import AppendLog
 from stillroom.lines import read_lines
 from stillroom.rollout.journal.journal import RolloutStore, journal_path
 from stillroom.rollout.journal.records import RolloutKey
-from stillroom.rollout.rescore.record import ScoreJournal
+from stillroom.rollout.rescore.rows import ScoreJournal
 from stillroom.run_folder import RunEvent, RunFolder
 
 SETTINGS: dict[str, Any] = {"model": "m"}

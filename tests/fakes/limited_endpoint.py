@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from stillroom.teachers.limits.allowance import Allowance
-from stillroom.teachers.limits.controller import LimitController
 from stillroom.teachers.limits.limit_types import LimitKind, LimitSettings, LimitUnit
+from stillroom.teachers.limits.limiter import LimitController
 
 
 @dataclass

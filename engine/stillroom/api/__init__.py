@@ -7,6 +7,7 @@ and a request model, for use as a library. Importing this module loads no heavy 
 # This module only re-exports these names, so none of them is used here.
 
 from stillroom.api.curation import (
+    carry_out,
     convert_rollouts,
     filter_dataset,
     import_rollouts,
@@ -17,36 +18,38 @@ from stillroom.api.curation import (
     view_row,
 )
 from stillroom.api.evaluations import CompareEvaluations, ComparisonReport, compare_evaluations
-from stillroom.api.large_files import carry_out
 from stillroom.api.machines import check_setup
-from stillroom.api.metrics import RunMetrics, read_run_metrics
 from stillroom.api.operations import OPERATIONS, operation_named
-from stillroom.api.reports import write_report
-from stillroom.api.reproduce import command_of
+from stillroom.api.reports import command_of, write_report
 from stillroom.api.runs import (
     CancelRun,
     GetRun,
     GetRunLogs,
     ListRuns,
     LogPage,
+    RunMetrics,
     RunPage,
     RunReport,
     RunSummary,
+    RunWatch,
     cancel_run,
     get_run,
     get_run_logs,
     list_runs,
+    read_run_metrics,
 )
-from stillroom.api.spending import ShownPrices, UnlimitedSpending, show_prices, unlimited_spending
 from stillroom.api.start_runs import (
+    ShownPrices,
+    UnlimitedSpending,
     evaluate_model,
     export_model,
     generate_rollouts,
     plan_training,
     score_rollouts,
+    show_prices,
     start_training,
+    unlimited_spending,
 )
-from stillroom.api.waiting import RunWatch
 from stillroom.curate.convert import ConvertResult, ConvertRollouts
 from stillroom.curate.filter.request import FilterDataset, FilterResult
 from stillroom.curate.pairs import MakeDpoPairs, PairsResult

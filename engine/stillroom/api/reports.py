@@ -1,15 +1,19 @@
 """The HTML report of a workspace's runs."""
 
+import shlex
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 
-from stillroom.api.operations import child_work
-from stillroom.api.reproduce import command_of
+from pydantic.fields import FieldInfo
+
+from stillroom.api.operations import child_work, operation_of_run
 from stillroom.errors import DataError
 from stillroom.jobs.child import run_in_child
 from stillroom.jobs.supervise import read_run
 from stillroom.outputs import check_page
 from stillroom.report.request import WriteReport, WrittenReport
-from stillroom.run_folder import all_runs
+from stillroom.run_folder import RunRequest, all_runs
 from stillroom.settings import Workspace
 
 
@@ -35,3 +39,28 @@ def write_report(workspace: Workspace, request: WriteReport) -> WrittenReport:
     return WrittenReport(
         output=workspace.shown(path), picture=workspace.shown(picture) if picture else None
     )
+
+
+def command_of(request: RunRequest) -> str:
+    """Returns the command that starts the run again, without options that have their default."""
+    operation = operation_of_run(request.kind)
+    words = [
+        word
+        for name, field in operation.request.model_fields.items()
+        for word in _flags(name, field, request.request)
+    ]
+    return shlex.join(["stillroom", operation.name.replace("_", "-"), *words])
+
+
+def _flags(name: str, field: FieldInfo, request: Mapping[str, Any]) -> Iterator[str]:
+    value, default = request.get(name), field.get_default(call_default_factory=True)
+    if value is None or value == default or (value == [] and not default):
+        return
+    if isinstance(value, list) and isinstance(default, tuple) and value == [*default]:
+        return
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        yield f"--{flag}" if value else f"--no-{flag}"
+        return
+    yield f"--{flag}"
+    yield from map(str, value) if isinstance(value, list) else [str(value)]

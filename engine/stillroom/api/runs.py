@@ -1,6 +1,7 @@
 """The operations that show and stop runs, whichever process has started them."""
 
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -28,6 +29,9 @@ _MAX_NAME = 80
 _MAX_UNREADABLE = 20
 _BY_OUTPUT = frozenset({RunKind.ROLLOUTS, RunKind.SCORE})
 """Kinds of runs that go on where another with the same output stood."""
+_MOST_POINTS = 400
+_LEAST_WAIT_S = 30.0
+_BUDGET_SHARE = 0.8
 
 
 class GetRun(StrictModel):
@@ -283,3 +287,91 @@ def _offset(cursor: str | None) -> int:
     if not cursor.isdecimal():
         raise InputError(f"cursor {cursor!r} is not one of ours", "pass next_cursor unchanged")
     return int(cursor)
+
+
+class RunMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's metrics in columns: `values[name][i]` was measured at `steps[i]`."""
+
+    run_id: str
+    num_steps: int
+    """How many steps have metrics; more than there are points where these are thinned out."""
+    steps: list[int]
+    values: dict[str, list[float | None]]
+    """None where a metric was not measured or not finite."""
+
+
+def read_run_metrics(workspace: Workspace, run_id: str) -> RunMetrics:
+    """Returns the metrics of a run, thinned out evenly to 400 points; the last step is kept."""
+    folder = find_run(workspace, run_id)
+    by_step: dict[int, dict[str, float | None]] = {}
+    for step, values in folder.read_metrics():
+        by_step.setdefault(step, {}).update(values)
+    steps = sorted(by_step)
+    stride = -(-len(steps) // _MOST_POINTS) or 1
+    shown = steps[::-1][::stride][::-1]
+    names = dict.fromkeys(name for step in shown for name in by_step[step])
+    return RunMetrics(
+        run_id=folder.run_id,
+        num_steps=len(steps),
+        steps=shown,
+        values={name: [by_step[step].get(name) for step in shown] for name in names},
+    )
+
+
+@dataclass(slots=True)
+class RunWatch:
+    """Compares a run with how it stood when the call began.
+
+    A call of an agent is paid for in its context, so that progress alone answers only after a
+    while, and not if the run will end before the call has to answer anyway.
+    """
+
+    first: RunReport
+    wait_s: float
+    """The most seconds that the call waits."""
+    _alarms: set[str] = field(init=False)
+    _tenth: tuple[str, int] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._alarms = _names(self.first)
+        self._tenth = _tenth(self.first)
+
+    def reason(self, run: RunReport, waited_s: float) -> WaitReason | None:
+        """Returns why the call should answer now, or None if it should wait on."""
+        if RunStatus(run.status).is_final:
+            return "ended"
+        if _names(run) - self._alarms:
+            return "alarm"
+        if _is_nearly_spent(run) and not _is_nearly_spent(self.first):
+            return "budget"
+        if waited_s >= self.wait_s:
+            return "time"
+        has_moved = _tenth(run) != self._tenth and self._tenth is not None
+        is_long = waited_s >= min(_LEAST_WAIT_S, self.wait_s / 2)
+        if has_moved and is_long and not self._ends_in_time(run, waited_s):
+            return "progress"
+        # What the call began with may have been no more than a start.
+        self._tenth = self._tenth or _tenth(run)
+        return None
+
+    def _ends_in_time(self, run: RunReport, waited_s: float) -> bool:
+        eta_s = run.progress.eta_s if run.progress else None
+        return eta_s is not None and eta_s < self.wait_s - waited_s
+
+
+def _names(run: RunReport) -> set[str]:
+    """Returns the names of a run's alarms, without the figures, which change with every step."""
+    return {alarm.partition(":")[0] for alarm in run.alarms}
+
+
+def _tenth(run: RunReport) -> tuple[str, int] | None:
+    progress = run.progress
+    return (
+        None if progress is None else (progress.phase, 10 * progress.done // (progress.total or 1))
+    )
+
+
+def _is_nearly_spent(run: RunReport) -> bool:
+    # The budget of a run on another machine is for that machine too.
+    spent = (run.metrics.get("cost_usd") or 0.0) + (run.machine_usd or 0.0)
+    return run.budget_usd is not None and spent > 0 and spent >= _BUDGET_SHARE * run.budget_usd

@@ -13,13 +13,14 @@ from itertools import chain
 import msgspec
 
 from stillroom.errors import DivergedError, EngineError, writable_text
-from stillroom.jobs.limits import KILLED_AT_LIMIT
 from stillroom.lines import last_line
 from stillroom.models.resolve import CHECKPOINTS
 from stillroom.run_folder import LIMITS_FILE, ProcessEnd, RunFailure, RunFolder, RunState
 from stillroom.train.config.resume import latest_checkpoint
 from stillroom.types import RunKind, RunStatus
 
+KILLED_AT_LIMIT = "killed, as it did not stop in time: "
+"""The beginning of the last log line of a run that passed its limits; the limit follows."""
 _TRAINING = frozenset({RunKind.SFT, RunKind.DPO, RunKind.DISTILL})
 # Parts of torch's messages when memory runs out: on CUDA, on the CPU, and in CUDA's libraries.
 _NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")

@@ -15,11 +15,11 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from stillroom.jobs.bounded_log import BoundedLog
 from stillroom.places import open_real
 from stillroom.processes import (
     RUN_MARK_VARIABLE,
@@ -39,6 +39,7 @@ _NUM_SAMPLES = 5
 _KILL_FOR_S = 8.0
 _AGAIN_S = 0.02
 _SIGNALLED = 128
+_MAX_LOG_BYTES = 32 << 20
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -89,6 +90,64 @@ def _become_worker(folder: Path, mark: str, prints: int, keeper: int) -> None:
     sys.argv = [_WORKER, str(folder)]
     runpy.run_module(_WORKER, run_name="__main__", alter_sys=True)
     sys.exit(0)
+
+
+class BoundedLog:
+    """Appends to a file; when that grows too long, bytes from its middle are left out.
+
+    Bytes that the disk refuses are counted and left out too: a run must not end because of its log.
+    """
+
+    def __init__(self, path: Path, *, max_bytes: int = _MAX_LOG_BYTES) -> None:
+        self._path = path
+        self._max, self._head, self._tail = max_bytes, max_bytes // 8, 3 * max_bytes // 8
+        self._left_out = self._refused = 0
+        self._stream = FileIO(open_real(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a")
+        self._size = path.stat().st_size
+        self._note = b""
+
+    def write(self, data: bytes) -> None:
+        """Appends bytes."""
+        if self._refused:
+            data = _note(self._refused, "the disk was full") + data
+        try:
+            written = self._stream.write(data)
+        except OSError:
+            self._refused += len(data)
+            return
+        self._refused = len(data) - written
+        self._size += written
+        if self._size > self._max:
+            with suppress(OSError):
+                self._shorten()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._stream.close()
+
+    def _shorten(self) -> None:
+        """Replaces the file by its beginning, a note, and its end."""
+        with self._path.open("rb") as stream:
+            head = stream.read(self._head)
+            # The note of the time before follows the same beginning, and is written anew.
+            stream.seek(-self._tail, 2)
+            tail = stream.read()
+        self._left_out += self._size - len(head) - len(self._note) - len(tail)
+        note = _note(self._left_out, "the log was too long")
+        temporary = self._path.with_name(f".{self._path.name}.shorter")
+        try:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC
+            stream = FileIO(open_real(temporary, flags), "a")
+            rest = memoryview(head + note + tail)
+            while rest:
+                rest = rest[stream.write(rest) :]
+            temporary.replace(self._path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        self._stream.close()
+        self._stream, self._note = stream, note
+        self._size = len(head) + len(note) + len(tail)
 
 
 class _Kept:
@@ -227,6 +286,10 @@ def _counters() -> list[tuple[Path, str]]:
                 file = root / "memory" / path.lstrip("/") / "memory.oom_control"
                 groups.append((file, "oom_kill"))
     return [*groups, (Path("/proc/vmstat"), "oom_kill")]
+
+
+def _note(num_bytes: int, reason: str) -> bytes:
+    return f"\n[{num_bytes} bytes are left out here: {reason}]\n".encode()
 
 
 if __name__ == "__main__":

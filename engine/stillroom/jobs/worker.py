@@ -9,13 +9,12 @@ import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from stillroom.errors import EngineError, RunCancelledError
-from stillroom.jobs.failures import failure_of, stopped_at_limit
-from stillroom.jobs.limits import watched_for_limits
+from stillroom.jobs.failures import KILLED_AT_LIMIT, failure_of, stopped_at_limit
 from stillroom.jobs.operations import Operation, run_operation
 from stillroom.jobs.reporter import JobReporter
 from stillroom.jobs.supervise import read_run
@@ -25,12 +24,14 @@ from stillroom.reporting import stop_if_cancelled
 from stillroom.run_folder import RunFailure, RunFolder, ended_progress
 from stillroom.secrecy.environments import PIPED_VARIABLES
 from stillroom.secrecy.redaction import Redactor
+from stillroom.teachers.run_limits import RunLimits, read_limits
 from stillroom.types import RunKind, RunStatus
 
 _WAIT_POLL_S = 0.5
 _LOOK_FOR_CANCEL_S = 0.5
 _END_WAIT_S = 5.0
 _SPARE_BYTES = 1 << 16
+_LOOK_EVERY_S = 0.5
 
 
 def main(
@@ -236,3 +237,61 @@ def _cause(error: BaseException) -> BaseException:
 
 def _inside(error: BaseException) -> Sequence[BaseException]:
     return error.exceptions if isinstance(error, BaseExceptionGroup) else [error]
+
+
+class Stoppable(Protocol):
+    """A run's work, which stops with a checkpoint when it is told to."""
+
+    @property
+    def teacher_usd(self) -> float:
+        """What the run has spent on endpoints so far."""
+        ...
+
+    def from_elsewhere(self, limit: str | None = None) -> None:
+        """Tells the work to stop, at this limit; any thread may call this."""
+        ...
+
+
+def _kill_this_process(reason: str) -> None:
+    # It is the log's last line, which the run's end then quotes.
+    sys.stderr.write(f"{KILLED_AT_LIMIT}{reason}\n")
+    sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def watched_for_limits(folder: RunFolder, work: Stoppable) -> Generator[None]:
+    """Stops the run at its limits, and kills it if it has not stopped before one is passed."""
+    limits = read_limits(folder.path)
+    if limits is None:
+        yield
+        return
+    ended = threading.Event()
+    thread = threading.Thread(target=watch, args=(limits, work, ended.wait), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_END_WAIT_S)
+
+
+def watch(
+    limits: RunLimits,
+    work: Stoppable,
+    has_ended: Callable[[float], bool],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    kill: Callable[[str], None] = _kill_this_process,
+) -> None:
+    """Looks at the limits until the run has ended; `has_ended` waits for that so many seconds."""
+    stopping: str | None = None
+    while not has_ended(_LOOK_EVERY_S):
+        teacher_usd = work.teacher_usd
+        if stopping is not None and limits.is_overdue(clock(), teacher_usd):
+            kill(stopping)
+            return
+        reason = None if stopping is not None else limits.reached(clock(), teacher_usd)
+        if reason is not None:
+            stopping = reason
+            work.from_elsewhere(reason)

@@ -15,12 +15,11 @@ from stillroom.rollout.episode.collect import RolloutContext
 from stillroom.rollout.episode.loop import Policy, PolicyConversation, cut_at_characters, tool_task
 from stillroom.rollout.forecast import FRAME_TOKENS, TEMPLATE_TOKENS
 from stillroom.rollout.plan import RolloutPlan, ToolsPlan
-from stillroom.rollout.refine.critic import Critic
-from stillroom.rollout.refine.policy import RefiningPolicy
+from stillroom.rollout.refine_plan import CriticPlan, FailedRollouts
+from stillroom.rollout.refining import Critic, RefiningPolicy
 from stillroom.rollout.rewards.judge_plan import open_judge
 from stillroom.rollout.rewards.matchers import AnswerMatch
 from stillroom.rollout.rewards.rewards import Rewarder
-from stillroom.rollout.students import CriticPlan, FailedRollouts
 from stillroom.teachers.budget import Budget, Cost
 from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
 from stillroom.teachers.limits.limit_types import LimitSettings, LimitUnit

@@ -25,12 +25,12 @@ from stillroom.rollout.journal.journal import check_settings, journal_path
 from stillroom.rollout.journal.records import FinishedRow, KnownSteps, RolloutKey, read_journal
 from stillroom.rollout.journal.shards import unmerged_steps
 from stillroom.rollout.plan import GenerationPlan, RolloutPlan
-from stillroom.rollout.refine.critic import MAX_TRIES, critic_messages
+from stillroom.rollout.refine_plan import FailedRollouts, RecordedRollout
+from stillroom.rollout.refining import MAX_TRIES, critic_messages
 from stillroom.rollout.request import GenerateRollouts, RolloutOptions
 from stillroom.rollout.rewards.judge import RESPONSE_FORMATS, judge_messages
 from stillroom.rollout.rewards.judge_plan import JudgePlan
 from stillroom.rollout.rewards.rewards import Rewarder
-from stillroom.rollout.students import FailedRollouts, RecordedRollout
 from stillroom.teachers.pricing import Price
 from stillroom.types import CallTotals, Message
 

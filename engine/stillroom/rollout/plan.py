@@ -13,9 +13,9 @@ from stillroom.data.task_file import TaskFile
 from stillroom.errors import InputError
 from stillroom.files import content_hash, file_sha256
 from stillroom.models.resolve import ModelLocation
+from stillroom.rollout.refine_plan import FailedRollouts, RefinePlan, plan_refinement
 from stillroom.rollout.request import NO_FILE, EpisodeOptions, GenerateRollouts, RolloutOptions
 from stillroom.rollout.rewards.judge_plan import JudgePlan, plan_judge
-from stillroom.rollout.students import FailedRollouts, RefinePlan, plan_refinement
 from stillroom.secrecy.commands import secrets_in, without_secrets
 from stillroom.secrecy.redaction import Redactor
 from stillroom.settings import Workspace

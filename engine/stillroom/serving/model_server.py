@@ -23,8 +23,7 @@ from stillroom.teachers.endpoint.attempts import (
     text_of,
     unreadable,
 )
-from stillroom.teachers.endpoint.connections import open_channel
-from stillroom.teachers.endpoint.http_channel import HttpReply, RedactedChannel
+from stillroom.teachers.endpoint.http_channel import HttpReply, RedactedChannel, open_channel
 from stillroom.teachers.limits.limit_types import LimitSettings
 from stillroom.teachers.limits.limiter import Limiter
 from stillroom.teachers.providers import Endpoint

@@ -9,7 +9,18 @@ from dataclasses import dataclass
 import anyio
 import msgspec
 
-from stillroom.types import Usage
+from stillroom.teachers.pricing import Price
+from stillroom.types import SampledTurn, Usage
+
+_HEADROOM = 1.25
+"""The announced amount, as a multiple of what is in flight.
+
+The margin keeps announcements rare, because each one is recorded in the journal.
+"""
+_LOWERED_AFTER = 32
+"""After this many calls in a row with less than half of the announced amount in flight, a lower
+amount is announced; after as many calls as were announced, if that is more."""
+_NO_LIMIT = nullcontext[None]()
 
 
 class BudgetSpentError(Exception):
@@ -51,19 +62,6 @@ class Outstanding:
 
     def __add__(self, other: "Outstanding") -> "Outstanding":
         return Outstanding(self.calls + other.calls, self.worst + other.worst)
-
-
-_HEADROOM = 1.25
-"""The announced amount, as a multiple of what is in flight.
-
-The margin keeps announcements rare, because each one is recorded in the journal.
-"""
-_LOWERED_AFTER = 32
-"""After this many calls in a row with less than half of the announced amount in flight, a lower
-amount is announced; after as many calls as were announced, if that is more."""
-
-
-_NO_LIMIT = nullcontext[None]()
 
 
 @dataclass(slots=True)
@@ -216,3 +214,28 @@ class Budget:
         if self.minutes < math.inf and self._seconds_left() <= 0:
             return "max_minutes"
         return None
+
+
+@dataclass(slots=True)
+class Overrun:
+    """The most by which any response so far exceeded the worst case computed for its request."""
+
+    prompt_tokens: int = 0
+    """The most prompt tokens beyond the number of bytes in the request."""
+    completion_tokens: int = 0
+    """The most completion tokens beyond the request's `max_tokens`."""
+    usd: float = 0.0
+    """The most US dollars by which a call cost more than the price of its tokens."""
+
+    def record(
+        self, turn: SampledTurn, num_bytes: int, max_tokens: int, price: Price | None
+    ) -> None:
+        """Records the usage of a response, so that later calls reserve as much in addition.
+
+        `num_bytes` and `max_tokens` are the size and the completion limit of its request.
+        """
+        usage = turn.usage
+        self.prompt_tokens = max(self.prompt_tokens, usage.prompt_tokens - num_bytes)
+        self.completion_tokens = max(self.completion_tokens, usage.completion_tokens - max_tokens)
+        if price is not None and turn.cost_usd is not None and usage.completion_tokens:
+            self.usd = max(self.usd, turn.cost_usd - price.of(usage))

@@ -13,7 +13,7 @@ from mcp import Client
 
 from fakes.rollout_rows import assistant, rollout_row, user, write_rows
 from stillroom import api
-from stillroom.api.large_files import LARGE_BYTES, carry_out
+from stillroom.api.curation import LARGE_BYTES, carry_out
 from stillroom.errors import InputError
 from stillroom.outputs import output_lock
 from stillroom.settings import Workspace

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stillroom.api.operations import operation_of_run
-from stillroom.api.reproduce import command_of
+from stillroom.api.reports import command_of
 from stillroom.run_folder import RunRequest
 from stillroom.types import RunKind
 from stillroom_mcp import cli

@@ -16,7 +16,7 @@ from fakes.rollout_lines import encoded
 from fakes.rollout_rows import rollout_row, write_lines
 from fakes.training import PRICE_TOOL, make_project
 from stillroom import api
-from stillroom.api.large_files import LARGE_BYTES, carry_out
+from stillroom.api.curation import LARGE_BYTES, carry_out
 from stillroom.api.operations import operation_named, operation_of_run
 from stillroom.jobs import detached, worker
 from stillroom.run_folder import RunFolder, RunState, find_run, given_config

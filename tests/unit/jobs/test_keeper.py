@@ -17,9 +17,8 @@ from fakes.projects import endpoint_project, rollouts_request
 from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.jobs import supervise
-from stillroom.jobs.bounded_log import BoundedLog
-from stillroom.jobs.failures import ending_of_gone, going_on
-from stillroom.jobs.limits import KILLED_AT_LIMIT
+from stillroom.jobs.failures import KILLED_AT_LIMIT, ending_of_gone, going_on
+from stillroom.jobs.keeper import BoundedLog
 from stillroom.models.resolve import CHECKPOINTS
 from stillroom.processes import process_start
 from stillroom.run_folder import ProcessEnd, RunFolder, create_run, find_run

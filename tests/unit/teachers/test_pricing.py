@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from stillroom.errors import InputError, TeacherError
 from stillroom.settings import Workspace
-from stillroom.teachers.pricing import Price, known_price, price_for, price_list
-from stillroom.teachers.refreshed_prices import refresh_prices
+from stillroom.teachers.pricing import Price, known_price, price_for, price_list, refresh_prices
 from stillroom.types import Usage
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from stillroom.errors import DataError
 from stillroom.files import write_json
-from stillroom.jobs.limits import watch
+from stillroom.jobs.worker import watch
 from stillroom.remote.cost import machine_usd, reserve_s
 from stillroom.run_folder import LIMITS_FILE
 from stillroom.teachers.budget import Budget, BudgetSpentError, Cost

@@ -31,7 +31,7 @@ from stillroom.rollout.journal.shards import (
 )
 from stillroom.rollout.plan import output_settings, plan_generation
 from stillroom.rollout.ray.cluster import ray_cluster
-from stillroom.rollout.ray.shard import RayRunState, Round, ShardDriver
+from stillroom.rollout.ray.shards import RayRunState, Round, ShardDriver
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.results import (
     ProgressReport,

@@ -16,13 +16,15 @@ from stillroom.lineage import Recording
 from stillroom.outputs import new_output
 from stillroom.reporting import Reporter, cancel_when_asked, stop_if_cancelled
 from stillroom.rollout.context import open_user_pool
-from stillroom.rollout.rescore.record import ScoreJournal, ScoreResult, ScoreTally
 from stillroom.rollout.rescore.request import ScoreRollouts, plan_scoring
 from stillroom.rollout.rescore.rows import (
     NOT_A_ROLLOUT,
     UNJUDGED,
     InputRow,
     JudgeableRow,
+    ScoreJournal,
+    ScoreResult,
+    ScoreTally,
     has_same_reward,
     input_rows,
     reward_of,

@@ -5,6 +5,9 @@ Every function takes time linear in its input: models write anything, so no patt
 
 import re
 import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 
 _MARKERS = re.compile(
@@ -20,6 +23,41 @@ _DELETED = frozenset(".'\u2019")
 _SIGNS = {0x2044: "/"} | dict.fromkeys((0x2010, 0x2011, 0x2012, 0x2013, 0x2212), "-")
 """Replacements for the fraction slash of ½ and for the dashes that stand for a minus sign."""
 _BEFORE, _AFTER = " \t\r\n*_`:", " \t\r*_`."
+_MAX_DIGITS = 400
+_MAX_EXPONENT = 400
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+_SUPERSCRIPT_RUN = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]{1,6}")
+_VULGAR = re.compile("[¼-¾⅐-⅞↉]")
+_FRACTION = re.compile(
+    r"(\d?)\\[dt]?frac[ ]?(?:\{[ ]{0,2}([\d.,]{1,40})[ ]{0,2}\}[ ]?"
+    r"\{[ ]{0,2}([\d.,]{1,40})[ ]{0,2}\}|(\d)[ ]?(\d))"
+)
+_GROUP_BLANKS = re.compile(r"(?<=\d)(?:[\u00a0\u2009\u202f'’_]|\{,\}|\\,|\\!)(?=\d{3})")
+_TIMES_TEN = re.compile(
+    r"(?<=\d)[ ]?(?:\\times|\\cdot|[×x·*])[ ]?10[ ]?(?:\^|\*\*)[ ]?"
+    r"(?:\{[ ]?([-+]?\d{1,6})[ ]?\}|\(([-+]?\d{1,6})\)|([-+]?\d{1,6}))"
+)
+_POWER_OF_TEN = re.compile(r"(?<![\w.^])10\^(?:\{([-+]?\d{1,6})\}|([-+]?\d{1,6}))")
+_DECIMAL = r"(?:\d{1,3}(?:,\d{3})++(?![\d,])|\d++)(?:\.\d++)?+|\.\d++"
+_NUMBER = re.compile(
+    # Dates, versions and lists such as 1,5 (which some mean as 1.5) are no numbers.
+    rf"(?<![\w.^/])(?<!\d,)(?P<sign>[-+])?(?:[$€£¥][ ]?)?"
+    rf"(?:(?P<whole>\d{{1,9}})[ ](?=\d{{1,9}}[ ]?/[ ]?\d))?"
+    rf"(?P<number>{_DECIMAL})(?:[eE](?P<exponent>[-+]?\d{{1,6}})(?!\w))?+"
+    rf"(?:[ ]?/[ ]?(?P<below>{_DECIMAL}))?+(?!\d|[.,]\d|[ ]?[/^][ ]?\d)"
+    rf"(?P<percent>[ ]?%|[ ]?percent\b)?",
+    re.IGNORECASE,
+)
+_MINUS = str.maketrans("\u2012\u2013\u2212", "---")
+_LEAD_IN = re.compile(r"(?:\s|[*_`$\"'])*(?:(?:option|choice|answer)\s{1,3})?", re.IGNORECASE)
+_LETTER = re.compile(
+    r"[(\[]?[*_`]{0,2}\\?(?:text\{|mathrm\{)?(?P<letter>[A-Za-z])"
+    # After a blank, only what cannot follow "A" as an article, which would not be a choice.
+    r"(?P<after>\s*$|[)\]*_`.:,;}!-]|[ ](?=is\b|because\b|since\b|as\b|[-–(]))"
+)
+_ANOTHER = re.compile(
+    r"[)\]*_`.,\s]{0,4}(?:and|or|AND|OR|/|&|,)\s{0,2}(?:[(\[][A-Za-z]|[A-Z])(?![A-Za-z])"
+)
 
 
 def without_thinking(text: str) -> str:
@@ -111,3 +149,119 @@ def final_answers(text: str) -> list[str]:
         return [text]
     sentence = re.split(r"[.;!?] ", marked, maxsplit=1)[0]
     return [text, marked, sentence]
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number in a text, with its value as written: the value of 50 % is 50."""
+
+    value: Fraction
+    is_percent: bool
+
+
+def number_in(text: str) -> Number | None:
+    r"""Returns the number that a text gives as its answer, or None if it has no number.
+
+    In a marked answer (`\boxed{}`, "The answer is") this is the first number after the last "=", in
+    a text without a marked answer the last number.
+    """
+    marked = marked_answer(text)
+    if marked is not None:
+        return next(_valid(_NUMBER.finditer(_spelt_out(marked.rpartition("=")[2]))), None)
+    return next(_valid(reversed(list(_NUMBER.finditer(_spelt_out(text))))), None)
+
+
+def _valid(matches: Iterable[re.Match[str]]) -> Iterator[Number]:
+    return (number for match in matches if (number := _number(match)) is not None)
+
+
+def _spelt_out(text: str) -> str:
+    """Returns a text with its numbers rewritten in plain ASCII: 3/4, 1.2e5, 1200."""
+    text = _SUPERSCRIPT_RUN.sub(lambda run: "^" + run.group().translate(_SUPERSCRIPTS), text)
+    # These two precede NFKC, which turns 1½ into 11/2 and a thin blank into an ordinary one.
+    text = _GROUP_BLANKS.sub("", text)
+    text = _VULGAR.sub(lambda sign: " " + unicodedata.normalize("NFKC", sign.group()), text)
+    text = unicodedata.normalize("NFKC", text).replace("\u2044", "/").translate(_MINUS)
+    text = text.replace("\\$", "$").replace("\\%", "%")
+    text = _FRACTION.sub(_as_quotient, text)
+    text = _TIMES_TEN.sub(lambda m: f"e{m[1] or m[2] or m[3]}", text)
+    return _POWER_OF_TEN.sub(lambda m: f"1e{m[1] or m[2]}", text)
+
+
+def _as_quotient(match: re.Match[str]) -> str:
+    digit = match[1]
+    quotient = f"{match[2] or match[4]}/{match[3] or match[5]}"
+    return f"{digit} {quotient}" if digit else quotient
+
+
+def _number(match: re.Match[str]) -> Number | None:
+    above = _decimal(match["number"])
+    below = _decimal(match["below"]) if match["below"] else Fraction(1)
+    if above is None or not below:
+        return None
+    value = above / below + int(match["whole"] or 0)
+    exponent = int(match["exponent"] or 0)
+    if abs(exponent) > _MAX_EXPONENT:
+        return None
+    value *= Fraction(10) ** exponent
+    return Number(-value if match["sign"] == "-" else value, match["percent"] is not None)
+
+
+def _decimal(digits: str) -> Fraction | None:
+    plain = digits.replace(",", "")
+    # int() itself refuses thousands of digits, and long numbers take long to compare.
+    return Fraction(plain) if len(plain) <= _MAX_DIGITS else None
+
+
+def letter_of(expected: str, choices: Mapping[str, str] | None) -> str | None:
+    """Returns the letter of the expected option, given by letter or text; None if there is none."""
+    wanted = normalised(expected)
+    for letter, text in (choices or {}).items():
+        if normalised(text) == wanted:
+            return letter
+    bare = expected.strip().strip("()[].:").upper()
+    is_letter = len(bare) == 1 and bare.isascii() and bare.isalpha()
+    return bare if is_letter and (choices is None or bare in choices) else None
+
+
+def chosen_letter(text: str, choices: Mapping[str, str] | None) -> str | None:
+    """Returns the letter of the option that a text chooses; None if the choice is not clear."""
+    for region in _regions(text):
+        letter = _letter_at(region)
+        if letter is not None and (choices is None or letter in choices):
+            return letter
+        if choices is not None and (letter := _by_text(region, choices)) is not None:
+            return letter
+    return None
+
+
+def _regions(text: str) -> list[str]:
+    """Returns the parts that may hold the choice: the marked one, or the last and first lines."""
+    marked = marked_answer(text)
+    if marked is not None:
+        return [marked]
+    lines = [line for line in text.splitlines() if line.strip()]
+    return [lines[-1], lines[0]] if lines else []
+
+
+def _letter_at(region: str) -> str | None:
+    start = _LEAD_IN.match(region)
+    match = _LETTER.match(region, start.end() if start else 0)
+    if match is None or _ANOTHER.match(region, match.end("letter")):
+        return None
+    return match["letter"].upper()
+
+
+def _by_text(region: str, choices: Mapping[str, str]) -> str | None:
+    said = normalised(region)
+    same = [letter for letter, text in choices.items() if normalised(text) == said]
+    if same:
+        return same[0] if len(same) == 1 else None
+    held = [letter for letter, text in choices.items() if holds_words(plain(region), plain(text))]
+    # A text with "New York" also holds the option "York": the longest is meant if it holds all.
+    longest = max(held, key=lambda letter: len(choices[letter]), default=None)
+    if longest is None:
+        return None
+    whole = plain(choices[longest])
+    is_clear = all(holds_words(whole, plain(choices[letter])) for letter in held)
+    return longest if is_clear else None

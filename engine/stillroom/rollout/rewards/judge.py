@@ -3,7 +3,7 @@
 import json
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
@@ -12,7 +12,6 @@ from stillroom.data.checks import as_number
 from stillroom.data.formats import Task
 from stillroom.errors import CallFailedError, FailureClass, InputError
 from stillroom.rollout.journal.records import ForgetfulRecorder, JudgeRecorder
-from stillroom.rollout.rewards.transcript import in_tags, shown_text, transcript
 from stillroom.settings import Workspace
 from stillroom.types import CallTotals, Message, SampledTurn, ToolSchema
 
@@ -21,10 +20,8 @@ MAX_TEXT_CHARACTERS = 100_000
 """The most characters of a part that a judge reads; in a longer one a note replaces the middle."""
 _MAX_REPLY_CHARACTERS = 20_000
 _MAX_RUBRIC_BYTES = 1 << 20
-
 ReplyFormat = Literal["json_schema", "json_object", "none"]
 JudgeSees = Literal["answer", "conversation"]
-
 # The score's range is not in the schema, since some endpoints refuse `minimum` in a strict schema;
 # `read_verdict` checks it.
 _SCHEMA: dict[str, Any] = {
@@ -256,3 +253,47 @@ def _correction(reply: str, problem: str) -> list[Message]:
         {"role": "assistant", "content": reply[:_MAX_REPLY_CHARACTERS] or "(nothing)"},
         {"role": "user", "content": request},
     ]
+
+
+def transcript(messages: Sequence[Message]) -> str:
+    """Returns a conversation as text, a line for each message and each call."""
+    lines: list[str] = []
+    for message in messages:
+        text = shown_text(message)
+        if text or not message.get("tool_calls"):
+            lines.append(f"[{message['role']}] {text}")
+        for call in message.get("tool_calls") or []:
+            function = call["function"]
+            lines.append(f"[{message['role']} calls {function['name']}] {function['arguments']}")
+    return "\n".join(lines)
+
+
+def shown_text(message: Message) -> str:
+    """Returns a message's text; of a part that is no text, such as an image, its type."""
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(_part_text(part) for part in content)
+
+
+def _part_text(part: Mapping[str, Any]) -> str:
+    text = part.get("text")
+    return text if isinstance(text, str) else f"[{part.get('type', 'part')}]"
+
+
+def in_tags(parts: Iterable[tuple[str, str]], nonce: str, *, most: int) -> list[str]:
+    """Returns named texts that others wrote, each in tags that end in the nonce.
+
+    Of a text of more than `most` characters a note replaces the middle.
+    """
+    return [
+        f"<{name}-{nonce}>\n{_shortened(text, most)}\n</{name}-{nonce}>" for name, text in parts
+    ]
+
+
+def _shortened(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    half = most // 2
+    left_out = len(text) - 2 * half
+    return f"{text[:half]}\n[… {left_out} characters left out …]\n{text[-half:]}"

@@ -7,9 +7,16 @@ from typing import Any, cast
 
 from stillroom.data.checks import as_number, describe
 from stillroom.errors import DataError
-from stillroom.rollout.rewards.answers import final_answers, holds_words, normalised, plain
-from stillroom.rollout.rewards.choices import chosen_letter, letter_of
-from stillroom.rollout.rewards.numbers import Number, number_in
+from stillroom.rollout.rewards.answers import (
+    Number,
+    chosen_letter,
+    final_answers,
+    holds_words,
+    letter_of,
+    normalised,
+    number_in,
+    plain,
+)
 
 MAX_ANSWER_CHARACTERS = 200_000
 """The most characters that are read of a text: only its end, where the answer is."""

@@ -13,7 +13,7 @@ import msgspec
 
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
 from stillroom.secrecy.redaction import Redactor
-from stillroom.teachers.budget import NOTHING, Budget, Cost
+from stillroom.teachers.budget import NOTHING, Budget, Cost, Overrun
 from stillroom.teachers.endpoint.attempts import (
     PATIENCE_S,
     SHOWN,
@@ -27,8 +27,12 @@ from stillroom.teachers.endpoint.attempts import (
     text_of,
     unreadable,
 )
-from stillroom.teachers.endpoint.connections import open_channel
-from stillroom.teachers.endpoint.http_channel import HttpChannel, HttpReply, RedactedChannel
+from stillroom.teachers.endpoint.http_channel import (
+    HttpChannel,
+    HttpReply,
+    RedactedChannel,
+    open_channel,
+)
 from stillroom.teachers.endpoint.replies import (
     REASONING_KEYS,
     UnreadableTurnError,
@@ -41,7 +45,6 @@ from stillroom.teachers.endpoint.replies import (
 from stillroom.teachers.limits.allowance import allowances
 from stillroom.teachers.limits.limit_types import LimitSettings, Sent
 from stillroom.teachers.limits.limiter import Limiter
-from stillroom.teachers.overrun import Overrun
 from stillroom.teachers.pricing import FREE, Price
 from stillroom.teachers.providers import Endpoint, sampling_fields
 from stillroom.types import (

@@ -4,12 +4,30 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import anyio
 
-from stillroom.teachers.limits.allowance import Allowance
-from stillroom.teachers.limits.controller import LimitController
+from stillroom.teachers.limits.allowance import Allowance, AllowanceFollower
+from stillroom.teachers.limits.concurrency_search import ConcurrencySearch
 from stillroom.teachers.limits.limit_types import LimitKind, LimitSettings, LimitUnit, Sent
+from stillroom.teachers.limits.rate_search import RateSearch
+
+_CATCH_UP_S = 0.01
+"""A request that is sent at most this much later than it could have been does not delay others."""
+_VARIES = 0.1
+"""Round trips vary if their mean deviation is more than this share of their mean."""
+_SPACED = 3.0
+"""Under a concurrency limit, requests are sent at most this many times as fast as answers arrive.
+
+If all were sent in the same moment, they would empty the bucket of any additional rate limit.
+"""
+_LONGEST_HELD_S = 60.0
+"""This many seconds after the last request, the pace no longer holds the next one back.
+
+Without a request, no response could ever show that the limit has changed.
+"""
+_UNITS_OF = {LimitKind.REQUESTS: LimitUnit.REQUESTS, LimitKind.TOKENS: LimitUnit.TOKENS}
 
 
 class Limiter:
@@ -117,3 +135,179 @@ class _Turn:
         self.tokens = tokens
         self.sent: Sent | None = None
         self.woken = anyio.Event()
+
+
+@dataclass(slots=True)
+class _Pacer:
+    """Spaces requests so that no more is sent per second than the pace allows."""
+
+    free_at: float = -math.inf
+    """The time at which the requests sent so far are used up at the pace.
+
+    The next request may be sent `amount / pace` seconds after it.
+    """
+    is_reached: bool = False
+    """Whether requests have been sent as fast as the pace allows since this was last reset."""
+
+    def ready_at(self, amount: float, pace: float) -> float:
+        return self.free_at + amount / pace
+
+    def send(self, now: float, amount: float, pace: float) -> None:
+        ready_at = self.free_at + amount / pace
+        self.is_reached |= now - ready_at < max(_CATCH_UP_S, amount / pace)
+        self.free_at = max(ready_at, now - _CATCH_UP_S)
+
+
+class LimitController:
+    """Decides when the next request may be sent. All times are seconds of one monotonic clock."""
+
+    def __init__(self, settings: LimitSettings) -> None:
+        self._settings = settings
+        self.in_flight = 0
+        self.window = float(min(settings.start, settings.most))
+        """The number of requests that may be in flight, rounded down."""
+        self._num_sent = 0
+        self._tokens_sent = 0.0
+        self._episode_end = 0
+        """The number of the last request sent before the last cut; refusals up to it tell nothing
+        new."""
+        self._trip_s = self._refusal_trip_s = 0.0
+        """The average round trips, in seconds, of accepted and of refused requests."""
+        self._trips_differ_s = 0.0
+        """The average deviation of a round trip from `_trip_s`, in seconds."""
+        self._rate = RateSearch(settings)
+        self._concurrency = ConcurrencySearch(settings)
+        self._pacer = _Pacer()
+        self._last_at = -math.inf
+        self._header_limits = {unit: AllowanceFollower() for unit in LimitUnit}
+        self._header_pacers = {unit: _Pacer() for unit in LimitUnit}
+
+    @property
+    def pace(self) -> float | None:
+        """The requests or tokens (see `unit`) to send per second; None if no rate limit showed."""
+        return self._rate.pace
+
+    @property
+    def unit(self) -> LimitUnit:
+        """The unit of `pace`."""
+        return self._rate.unit
+
+    def ready_at(self, now: float, tokens: float = 0.0) -> float:
+        """Returns the time at which a request may be sent; inf while the window is full."""
+        if self.in_flight >= int(self.window):
+            return math.inf
+        ready_at = now
+        if self.pace is not None:
+            ready_at = self._pacer.ready_at(_amount(self.unit, tokens), self.pace)
+        elif self._concurrency.is_found:
+            ready_at = self._last_at + self._spacing_s()
+        for unit, header_limit in self._header_limits.items():
+            if header_limit.pace is not None:
+                paced_at = self._header_pacers[unit].ready_at(
+                    _amount(unit, tokens), header_limit.pace
+                )
+                ready_at = max(ready_at, paced_at)
+        return max(now, min(ready_at, self._last_at + _LONGEST_HELD_S))
+
+    def send(self, now: float, tokens: float = 0.0) -> Sent:
+        """Records a request that is sent now."""
+        self.in_flight += 1
+        self._num_sent += 1
+        if self.pace is not None:
+            self._pacer.send(now, _amount(self.unit, tokens), self.pace)
+        for unit, header_limit in self._header_limits.items():
+            if header_limit.pace is not None:
+                self._header_pacers[unit].send(now, _amount(unit, tokens), header_limit.pace)
+        sent = Sent(
+            number=self._num_sent,
+            at=now,
+            in_flight=self.in_flight,
+            fills_window=self.in_flight >= int(self.window),
+            tokens=tokens,
+            tokens_before=self._tokens_sent,
+        )
+        self._tokens_sent += tokens
+        spacing_s = self._spacing_s() if self._concurrency.is_found else 0.0
+        self._last_at = max(now - _CATCH_UP_S, self._last_at + spacing_s)
+        return sent
+
+    def accepted(self, sent: Sent, now: float) -> None:
+        """Learns that the endpoint accepted a request, when its response has arrived."""
+        self.in_flight -= 1
+        self._trip_s = _smoothed(self._trip_s, now - sent.at)
+        difference_s = abs(now - sent.at - self._trip_s)
+        self._trips_differ_s += (difference_s - self._trips_differ_s) * 0.1
+        self._rate.accepted(sent, now)
+        self._concurrency.accepted(sent)
+        if self._concurrency.is_found:
+            self.window = self._concurrency.grown(self.window, now)
+        elif sent.in_flight * 2 > self.window:
+            # One more per accepted request doubles the window each round trip. It grows only while
+            # at least half of it is used, since a wider one would otherwise not be tested.
+            self.window = min(self._settings.most, self.window + 1)
+        if self._pacer.is_reached and self._rate.grow(now, self._refusal_trip_s):
+            self._pacer.is_reached = False
+
+    def refused(self, sent: Sent, now: float, kind: LimitKind = LimitKind.UNKNOWN) -> None:
+        """Learns that a limit refused a request.
+
+        One cut is made for all refused requests that were in flight at the same time.
+        """
+        self.in_flight -= 1
+        self._refusal_trip_s = _smoothed(self._refusal_trip_s, now - sent.at)
+        self._rate.refused(sent)
+        self._concurrency.refused()
+        if sent.number <= self._episode_end:
+            return
+        self._episode_end = self._num_sent
+        unit = _UNITS_OF.get(kind)
+        if self._is_paced_refusal(unit):
+            return
+        is_concurrency = kind is LimitKind.CONCURRENCY or not self._rate.has_answers
+        if is_concurrency or (
+            kind is LimitKind.UNKNOWN
+            and self._concurrency.explains(
+                sent, self._rate, do_trips_vary=self._trips_differ_s > _VARIES * self._trip_s
+            )
+        ):
+            self.window = self._concurrency.cut(sent, now)
+            self._rate.let_go(sent, now)
+            return
+        self._concurrency.let_go()
+        self._rate.cut(sent, now, self._trip_s, unit)
+        self._pacer.is_reached = False
+        self._pacer.free_at = now + self._rate.pause_s(sent.amount(self.unit))
+
+    def failed(self, _sent: Sent) -> None:
+        """Records the end of a request whose outcome says nothing about limits."""
+        self.in_flight -= 1
+
+    def follow_headers(self, sent: Sent, now: float, unit: LimitUnit, allowance: Allowance) -> None:
+        """Learns from the response to a request how much of a limit remains."""
+        self._header_limits[unit].follow(allowance, sent, self._total(unit), unit, now)
+
+    def _total(self, unit: LimitUnit) -> float:
+        return float(self._num_sent) if unit is LimitUnit.REQUESTS else self._tokens_sent
+
+    def _spacing_s(self) -> float:
+        return self._trip_s / (self.window * _SPACED)
+
+    def _is_paced_refusal(self, unit: LimitUnit | None) -> bool:
+        """Returns whether a refusal is explained by a limit that the endpoint's headers state."""
+        for one in LimitUnit if unit is None else (unit,):
+            header_limit = self._header_limits[one]
+            if (
+                header_limit.accounts_for_refusal(self._total(one))
+                and header_limit.pace is not None
+            ):
+                self._header_pacers[one].free_at += 1.0 / header_limit.pace
+                return True
+        return False
+
+
+def _amount(unit: LimitUnit, tokens: float) -> float:
+    return 1.0 if unit is LimitUnit.REQUESTS else tokens
+
+
+def _smoothed(before: float, value: float) -> float:
+    return before + (value - before) * 0.1 if before else value

@@ -33,7 +33,7 @@ from stillroom.rollout.journal.shards import (
 )
 from stillroom.rollout.plan import output_settings, plan_generation
 from stillroom.rollout.ray.run import generate_on_ray
-from stillroom.rollout.ray.worker import ShardJob, ShardWorker
+from stillroom.rollout.ray.shards import ShardJob, ShardWorker
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.results import origin_of
 from stillroom.rollout.run import generate_rollouts

@@ -10,15 +10,15 @@ from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, us
 from fakes.scripted_policy import MemoryRecorder, ScriptedPolicy, ScriptedTools, turn
 from stillroom.data.formats import Task
 from stillroom.rollout.episode.collect import RolloutContext, RolloutSpec, collect_rollouts
-from stillroom.rollout.refine.critic import (
+from stillroom.rollout.refine_plan import FailedRollouts
+from stillroom.rollout.refining import (
     MAX_TEXT_CHARACTERS,
+    RefiningPolicy,
     critic_messages,
     read_turn_number,
 )
-from stillroom.rollout.refine.policy import RefiningPolicy
 from stillroom.rollout.request import RefineOptions
 from stillroom.rollout.rewards.rewards import Rewarder
-from stillroom.rollout.students import FailedRollouts
 from stillroom.tools.source import ToolResult
 from stillroom.types import SamplingSettings, TeacherRecord, Trajectory
 

@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 
 from stillroom.errors import DataError
 from stillroom.rollout.rewards.answers import (
+    chosen_letter,
     final_answers,
+    letter_of,
     marked_answer,
     normalised,
+    number_in,
     without_thinking,
 )
-from stillroom.rollout.rewards.choices import chosen_letter, letter_of
 from stillroom.rollout.rewards.matchers import (
     MAX_ANSWER_CHARACTERS,
     AnswerKey,
@@ -23,7 +25,6 @@ from stillroom.rollout.rewards.matchers import (
     is_accepted,
     is_match,
 )
-from stillroom.rollout.rewards.numbers import number_in
 
 
 def matches(text: str, expected: Any, match: str = "contained", **more: Any) -> bool:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from fakes.limited_endpoint import Bucket, Simulated, simulate
 from stillroom.teachers.limits.allowance import Allowance
-from stillroom.teachers.limits.controller import LimitController
 from stillroom.teachers.limits.limit_types import LimitKind, LimitSettings, LimitUnit
+from stillroom.teachers.limits.limiter import LimitController
 
 SETTINGS = LimitSettings(start=20, most=256)
 STEADY = ((0.0, 200.0),)

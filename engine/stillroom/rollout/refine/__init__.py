@@ -1,1 +1,0 @@
-"""Teachers that take over in a student's failed rollouts."""
