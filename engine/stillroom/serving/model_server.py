@@ -18,12 +18,13 @@ from stillroom.teachers.endpoint.attempts import (
     backoff_s,
     least_wait_s,
     limited,
+    open_channel,
     post_once,
     retry_of,
     text_of,
     unreadable,
 )
-from stillroom.teachers.endpoint.http_channel import HttpReply, RedactedChannel, open_channel
+from stillroom.teachers.endpoint.http_channel import HttpReply, RedactedChannel
 from stillroom.teachers.limits.limit_types import LimitSettings
 from stillroom.teachers.limits.limiter import Limiter
 from stillroom.teachers.providers import Endpoint

@@ -22,17 +22,13 @@ from stillroom.teachers.endpoint.attempts import (
     backoff_s,
     least_wait_s,
     limited,
+    open_channel,
     post_once,
     retry_of,
     text_of,
     unreadable,
 )
-from stillroom.teachers.endpoint.http_channel import (
-    HttpChannel,
-    HttpReply,
-    RedactedChannel,
-    open_channel,
-)
+from stillroom.teachers.endpoint.http_channel import HttpChannel, HttpReply, RedactedChannel
 from stillroom.teachers.endpoint.replies import (
     REASONING_KEYS,
     UnreadableTurnError,

@@ -6,11 +6,8 @@ This module imports no HTTP library, so a process that only validates requests n
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
-from urllib.parse import urlsplit
 
-from stillroom.errors import InputError
 from stillroom.secrecy.redaction import Redactor
-from stillroom.settings import proxy_for
 
 
 class ConnectionFailedError(Exception):
@@ -81,32 +78,3 @@ class RedactedChannel:
     async def aclose(self) -> None:
         """Closes all connections."""
         await self._channel.aclose()
-
-
-def open_channel(url: str, headers: Mapping[str, str]) -> HttpChannel:
-    """Returns a channel to an address, through the proxy that the environment names for it.
-
-    Raises InputError if that proxy is not an HTTP proxy.
-    """
-    # aiohttp is imported only here, because the server process imports this module but makes no
-    # calls; only worker processes do.
-    from stillroom.teachers.endpoint.aiohttp_channel import AiohttpChannel
-
-    return AiohttpChannel(url, headers, proxy=_http_proxy(url))
-
-
-def _http_proxy(url: str) -> str | None:
-    proxy = proxy_for(url)
-    if proxy is None:
-        return None
-    # As curl does, a proxy without a scheme is taken for an HTTP proxy.
-    proxy = proxy if "://" in proxy else f"http://{proxy}"
-    parts = urlsplit(proxy)
-    if parts.scheme in ("http", "https"):
-        return proxy
-    # The user information is left out of the message, since it may hold a password.
-    address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-    raise InputError(
-        f"the environment names the proxy {address} for {url}, and only HTTP proxies are supported",
-        "set HTTP_PROXY and HTTPS_PROXY to an http:// proxy, or add the host to NO_PROXY",
-    )

@@ -18,12 +18,12 @@ from stillroom.teachers.endpoint.aiohttp_channel import (
     MAX_HEADERS,
     AiohttpChannel,
 )
+from stillroom.teachers.endpoint.attempts import open_channel
 from stillroom.teachers.endpoint.http_channel import (
     ConnectionFailedError,
     HttpReply,
     NotConnectedError,
     UnreadableReplyError,
-    open_channel,
 )
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
