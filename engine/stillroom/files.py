@@ -102,7 +102,7 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
 
 
 def read_json(path: Path, kind: type[_Document], *, fix: str = _DAMAGED) -> _Document:
-    """Returns a JSON document of ours, which is no larger than 64 MB.
+    """Returns a JSON document that Stillroom wrote, at most 64 MB.
 
     Raises DataError if it is damaged, and OSError if it cannot be opened.
     """

@@ -50,7 +50,7 @@ def as_recorded(path: Path | str) -> str:
 
 
 def as_found(path: Path | str) -> Path:
-    """Returns where a file lies that a request or a record names; the path may be here already."""
+    """Returns where a file is that a request or a record names; a path on this machine is kept."""
     known = _known(os.environ.get(_VARIABLE, ""))
     if not known.by_here:
         return Path(path)

@@ -1,4 +1,4 @@
-"""Manifests: the file beside an output that records its inputs, models, request and version."""
+"""Manifests: the file next to an output that records its inputs, models, request and version."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -230,7 +230,7 @@ class Recording:
 
 
 def manifest_path(output: Path) -> Path:
-    """Returns the path of the manifest of `output`: beside a file, or inside a folder."""
+    """Returns the path of the manifest of `output`: next to a file, or inside a folder."""
     if output.is_dir():
         return output / FOLDER_MANIFEST
     return output.with_name(output.name + ".manifest.json")

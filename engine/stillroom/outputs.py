@@ -1,7 +1,7 @@
-"""The outputs of operations: locked while they are written, and replaced only if they are ours.
+"""The outputs of operations: locked while they are written; only Stillroom's own are replaced.
 
-A file is ours if its hash is in the manifest beside it, a page if the hash in its last line is its
-own. Anything else was written or edited by somebody else.
+Stillroom wrote a file if its hash is in the manifest next to it, a page if the hash in its last
+line is its own. Anything else was written or edited by somebody else.
 """
 
 import fcntl
@@ -63,7 +63,7 @@ class ReplacingRequest(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class NewOutput:
-    """The writers of an output and of the files beside it, until they are put in place."""
+    """The writers of an output and of its side files, until they are put in place."""
 
     path: Path
     rows: LineWriter
@@ -100,7 +100,7 @@ class NewOutput:
 def new_output(
     path: Path, *side: Path, operation: str, overwrite: bool, run_id: str | None = None
 ) -> Generator[NewOutput]:
-    """Yields writers for an output and files beside it, which appear if the block ends well.
+    """Yields writers for an output and its side files, which appear if the block ends well.
 
     The block must call `record` last. The manifest is on the disk before the first file is
     replaced, so that after a stop at any point each file is known to be ours.
@@ -121,14 +121,14 @@ def new_output(
 
 
 def check_replaceable(output: Path, *side: Path, overwrite: bool) -> None:
-    """Raises InputError if the output, or a file beside it, is there and not as we wrote it.
+    """Raises InputError if the output, or a side file, exists and is not as Stillroom wrote it.
 
     A file without content may be replaced: nothing is lost.
     """
     if overwrite:
         return
     records = recorded_files(output)
-    is_old = len(records) == 1  # older versions recorded no file beside the output
+    is_old = len(records) == 1  # older versions recorded no side files
     for path in (output, *side):
         if path.exists() and path.stat().st_size:
             written = (is_old and path != output) or any(is_as_recorded(path, r) for r in records)
@@ -180,8 +180,8 @@ def not_ours(path: Path) -> InputError:
 def output_lock(output: Path, operation: str, *, run_id: str | None = None) -> Generator[None]:
     """Locks an output until the block ends. Raises OutputHeldError if it is.
 
-    The system frees the lock when the process ends. It is a file beside the output, so that it also
-    holds between servers whose workspaces lie in one another.
+    The system frees the lock when the process ends. It is a file next to the output, so that it
+    also holds between servers whose workspaces lie in one another.
     """
     lock = OutputLock(output)
     lock.acquire(operation, run_id=run_id)

@@ -125,7 +125,7 @@ def make_folder(path: Path) -> None:
 
 
 def put_folder(temporary: Path, path: Path) -> None:
-    """Renames a folder to another name beside it. Raises InputError if either is a link by now."""
+    """Renames a folder within its parent. Raises InputError if either is a link by now."""
     with (
         real_folder(path.parent, create=False) as parent,
         parent.inner(temporary.name, create=False),

@@ -30,7 +30,7 @@ REMOTE_FILE = "remote.json"
 VIEW_FILE = "remote_view.json"
 """The file in such a folder that says how old the view of the run is, and what it has cost."""
 MIRROR_FILE, MIRRORED_FILE, JOB_FILE = "remote_mirror.json", "remote_files.json", "remote_job.json"
-"""The files in such a folder of what has been brought here so far."""
+"""The files in such a folder that say what was copied back to this machine so far."""
 FOLLOWER_FILE, FOLLOWER_LOCK, FOLLOWER_LOG = "follower.json", "follower.lock", "follower.log"
 """What the follower of such a run is started again with, its lock, and its log."""
 LIMITS_FILE = "limits.json"
@@ -262,7 +262,7 @@ class RunFolder:
             return None
 
     def ask_to_cancel(self) -> None:
-        """Leaves the wish that the run stops, with the time since the machine's start."""
+        """Asks the run to stop, with the time since the machine's start."""
         with suppress(FileExistsError):
             mark = open_real(self.cancel_mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             with os.fdopen(mark, "w", encoding="ascii") as stream:
@@ -314,7 +314,7 @@ class RunFolder:
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """What a run begins with, beside its request."""
+    """What a run starts with, in addition to its request."""
 
     start_after: StartAfter | None = None
     """The runs that it waits for; None if it begins at once."""

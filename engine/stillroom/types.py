@@ -316,7 +316,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     tokens: TokenTrace | None = None
     """The exact tokens; None for a policy behind an endpoint."""
     variables: dict[str, Any] = {}
-    """The variables of the task's row, which its rewards may read beside the metadata."""
+    """The variables of the task's row, which its rewards may read in addition to the metadata."""
     answered_by: tuple[Answerer, ...] = ()
     """The models that answered; more than one where the endpoint changed its model on the way."""
     refined: Refinement | None = None

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Playwright, sync_playwright
 
-from stillroom.tools.browser.installed import installed_chromium
+from stillroom.tools.browser.chromium import installed_chromium
 
 ARGUMENTS = ("--no-sandbox", "--disable-quic", "--disable-background-networking")
 

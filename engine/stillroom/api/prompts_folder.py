@@ -20,7 +20,7 @@ from stillroom.rollout.journal.journal import begun_settings
 from stillroom.rollout.request import NO_FILE, EpisodeOptions, GenerateRollouts, RolloutOptions
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import provider_of
-from stillroom.tools.user.named import TOOLS_FILE
+from stillroom.tools.user.pool import TOOLS_FILE
 from stillroom.train.config.distill_sections import RolloutSection
 from stillroom.train.config.file import read_config
 from stillroom.validation import describe_errors

@@ -174,7 +174,7 @@ def _distinct_tasks(rng: Random, *, heldout: bool) -> Iterator[ShopTask]:
 def _identity(task: ShopTask) -> tuple[str, str]:
     """Returns a key that equal tasks share: the text, and the answer if the text has no number.
 
-    There are few texts without a number (items times wordings), so tasks with the same one are told
-    apart by their answer, which depends on the knowledge base.
+    There are few texts without a number (items times wordings), so tasks with the same one
+    differ by their answer, which depends on the knowledge base.
     """
     return (task.prompt, "" if re.search(r"\d", task.prompt) else task.expected_answer)

@@ -13,7 +13,7 @@ from stillroom.data.token_counts import count_tokens as count_row_tokens
 from stillroom.errors import missing_extra
 from stillroom.models.tokenizer import tokenizer_for
 from stillroom.settings import Workspace
-from stillroom.tools.user.named import tools_named_in
+from stillroom.tools.user.pool import tools_named_in
 from stillroom.train.config.request import PlanTraining
 from stillroom.train.planning.forecast import TrainingForecast
 

@@ -51,7 +51,7 @@ class ScoreboardRow:
     teacher: str | None
     """The teacher to whom the KL is measured, if the table's rows have several."""
     besides: Sequence[str] = ()
-    """What was measured beside the accuracy, in a few words each."""
+    """What else was measured, in a few words each."""
 
 
 @dataclass(frozen=True, slots=True)

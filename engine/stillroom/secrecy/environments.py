@@ -68,7 +68,7 @@ def run_environment(workspace: Path | None = None) -> dict[str, str]:
 
 
 def renting_environment(workspace: Path | None = None) -> dict[str, str]:
-    """Returns the environment of a process of ours that rents machines: the clouds' keys too."""
+    """Returns the environment of the process that rents machines, with the clouds' keys."""
     clouds = {k: v for k, v in os.environ.items() if _CLOUDS.fullmatch(k) is not None}
     return run_environment(workspace) | clouds
 

@@ -1,7 +1,7 @@
 """Which key may be sent to which host, and which variables the user's tools may read.
 
 A key belongs to its provider's own hosts. Every other pair of key and host must stand in the user's
-`keys.yml`, which lies outside the workspace, where an agent does not write.
+`keys.yml`, which is outside the workspace, where an agent does not write.
 """
 
 import os

@@ -16,7 +16,7 @@ from stillroom.secrecy.readable import check_readable
 from stillroom.settings import Workspace
 from stillroom.tools.mcp.spec import parse_spec
 from stillroom.tools.user.file import UserFile
-from stillroom.tools.user.imports import modules_imported
+from stillroom.tools.user.modules import modules_imported
 
 _OURS = frozenset({"stillroom", "stillroom_mcp", "rnow"})
 _NOT_NAMED = frozenset({"", ".", "..", "runs", ".stillroom", ".git", ".venv", "checkpoints"})

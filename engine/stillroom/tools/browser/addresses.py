@@ -131,9 +131,9 @@ class Target:
 class AddressPolicy:
     """Decides which targets may be reached, and raises AddressRefusedError for all others.
 
-    `allow` holds targets besides the public web, each as `host`, `host:port` or a CIDR block. A
-    host is allowed only as it is spelled there, and not under other names for the same address.
-    The addresses of a block are allowed under every name.
+    `allow` holds targets in addition to the public web, each as `host`, `host:port` or a CIDR
+    block. A host is allowed only as it is spelled there, and not under other names for the same
+    address. The addresses of a block are allowed under every name.
     """
 
     def __init__(self, allow: Iterable[str] = ()) -> None:

@@ -23,7 +23,7 @@ from stillroom.tools.browser.text import TextReader
 from stillroom.tools.source import ToolResult, error_result
 
 MAX_PAGES = 5
-# How long a loaded page may go on fetching data before it is read anyway.
+# How long a loaded page may continue to fetch data before it is read anyway.
 _SETTLE_MS = 1500.0
 # A click may open another page, which the browser announces a little later.
 _POPUP_S = 0.15

@@ -56,7 +56,7 @@ _TOOLS: tuple[Callable[..., None], ...] = (
 class BrowseTools(ToolSource, AsyncContextManagerMixin):
     """The tool source `browse`. Use as an async context manager; Chromium runs while it is open.
 
-    allow: the addresses that may be reached besides the public web, in AddressPolicy's notation.
+    allow: the addresses that may be reached, with the public web, in AddressPolicy's notation.
     max_contexts: how many sessions may have pages open at once; the others wait.
     max_chars: the most characters of a reply's text and list of elements together.
     nav_timeout_s: how long a page may take to load.

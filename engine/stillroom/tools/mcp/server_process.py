@@ -49,7 +49,7 @@ _Source = MemoryObjectReceiveStream["SessionMessage"]
 
 @dataclass(slots=True)
 class ServerOutput:
-    """The last lines that a server printed beside the protocol, and its exit code, for errors."""
+    """The last lines that a server printed outside the protocol, and its exit code, for errors."""
 
     exit_code: int | None = None
     """The exit code of a process that ended by itself; None if it runs or was killed."""

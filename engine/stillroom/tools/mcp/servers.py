@@ -45,7 +45,7 @@ class MCPTools(ToolSource, AsyncContextManagerMixin):
         """`server` is a URL, a command line, or a command as a list; it runs in `folder`.
 
         At most `max_sessions` rollouts have a session at once; the others wait. `prefix` is put
-        before the names of the tools, so that those of two servers can be told apart.
+        before the names of the tools, so that those of two servers differ.
         """
         self._prefix = prefix
         self._spec = parse_spec(server, folder=folder, environment=environment)

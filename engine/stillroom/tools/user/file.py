@@ -14,13 +14,14 @@ import msgspec
 
 from stillroom.errors import ToolFileError
 from stillroom.secrecy.readable import check_readable
-from stillroom.tools.user.imports import (
+from stillroom.tools.user.modules import (
+    FixedModules,
+    RnowModules,
     how_to_install,
     modules_missing_later,
     names_not_imported,
+    read_modules,
 )
-from stillroom.tools.user.modules import FixedModules, read_modules
-from stillroom.tools.user.rnow_modules import RnowModules
 from stillroom.types import Message
 
 _MARK = "__stillroom__"
@@ -143,7 +144,7 @@ class UserFile(msgspec.Struct, frozen=True):
 
 
 def read_user_file(path: Path) -> UserFile:
-    """Returns a user's Python file, with the modules beside it that it imports.
+    """Returns a user's Python file, with the modules next to it that it imports.
 
     Raises ToolFileError if it cannot be read, and InputError if it must not be.
     """

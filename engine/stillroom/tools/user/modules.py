@@ -1,17 +1,22 @@
-"""The modules that a user's Python file imports from its own folder: read, and run, as they were.
+"""The modules that a user's Python file imports: its own, those not installed, and rnow's.
 
-They are found by the file's import statements, and by those of the modules themselves. A module
-that is imported under a name made at run time is not found, and is read when it is imported.
-"""
+Modules of the file's folder are found by its import statements, and by those of the modules
+themselves; a module that is imported under a name made at run time is read when it is imported.
+Projects written for rnow import their decorators from its package, and run here unchanged: those
+modules are replaced by Stillroom's, even where rnow is installed."""
 
 import ast
+import importlib.util
+import sys
 from collections.abc import Iterator, Mapping
-from importlib.abc import MetaPathFinder, SourceLoader
+from importlib.abc import Loader, MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_file_location
+from importlib.util import spec_from_file_location, spec_from_loader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from stillroom.errors import ToolFileError
 from stillroom.secrecy.readable import check_readable
 
 
@@ -93,3 +98,188 @@ class _FixedLoader(SourceLoader):
         if path != self._file:
             raise OSError(f"{path} is not read")
         return self._code
+
+
+_PACKAGES = {
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python",
+    "dateutil": "python-dateutil",
+    "docx": "python-docx",
+    "dotenv": "python-dotenv",
+    "fitz": "pymupdf",
+    "github": "pygithub",
+    "jwt": "pyjwt",
+    "psycopg2": "psycopg2-binary",
+    "serpapi": "google-search-results",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""The packages whose modules have another name."""
+
+
+def names_not_imported(code: bytes, offered: frozenset[str]) -> frozenset[str]:
+    """Returns which of the offered names code uses without importing or defining them.
+
+    They are none if the code has a `from … import *`, which may define any name, or bad syntax.
+    """
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError):
+        return frozenset()  # whoever runs the code says what is wrong with it
+    used, bound = set[str](), set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+        else:
+            bound.update(_bound_by(node))
+    return frozenset() if "*" in bound else offered & (used - bound)
+
+
+def _bound_by(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+
+
+def modules_missing_later(code: bytes, folder: Path) -> list[str]:
+    """Returns the modules that only functions import, and that are neither here nor installed.
+
+    An import within `try` is not among them, since the code works without it.
+    """
+    tree = ast.parse(code)
+    tried = {id(node) for block in ast.walk(tree) if isinstance(block, ast.Try)
+             for node in ast.walk(block)}  # fmt: skip
+    names = {
+        name
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if id(node) not in tried
+        for name in _imported_by(node)
+    }
+    return sorted(name for name in names if not _is_there(name, folder))
+
+
+def _imported_by(node: ast.AST) -> list[str]:
+    """Returns the top-level modules that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name.partition(".")[0] for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return [node.module.partition(".")[0]]
+    return []
+
+
+def _is_there(name: str, folder: Path) -> bool:
+    if name in sys.modules or (folder / f"{name}.py").exists() or (folder / name).is_dir():
+        return True
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def modules_imported(code: bytes) -> list[str]:
+    """Returns the modules that code imports by their whole names; none of code with bad syntax.
+
+    Imports from the package that the code is part of are left out.
+    """
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    names = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+    return sorted(names)
+
+
+def how_to_install(module: str, folder: Path) -> str:
+    """Returns the command that installs a missing module for this Python; `folder` imports it."""
+    name = module.partition(".")[0]
+    listed = folder / "requirements.txt"
+    package = _PACKAGES.get(name, name.replace("_", "-"))
+    wanted = f"-r {listed}" if listed.is_file() else package
+    return (
+        f"install it for the Python that runs it: `{sys.executable} -m pip install {wanted}` (or, "
+        f"if {name} is yours, put {name}.py next to the file)"
+    )
+
+
+_PACKAGE = "rnow"
+_JUDGE = "llm_judge"
+_OFFERED = {
+    "rnow": (),
+    "rnow.core": ("tool", "reward", "ToolArgs", "RewardArgs", "get_response"),
+    "rnow.core.tool": ("tool", "ToolArgs"),
+    "rnow.core.reward": ("reward", "RewardArgs"),
+    "rnow.core.llm_judge": (),
+    "rnow.models": ("ToolArgs", "RewardArgs", "get_response"),
+}
+"""The names that each module of rnow offers here."""
+
+
+class RnowModules(MetaPathFinder, Loader):
+    """Finds rnow's modules, which offer Stillroom's objects under the given names."""
+
+    def __init__(self, names: Mapping[str, Any]) -> None:
+        self._names = names
+        self.is_used = False
+        """Whether a file has imported rnow."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Returns the specification of rnow's package, or None for a module of somebody else.
+
+        Raises ToolFileError for a module of rnow that is not offered here.
+        """
+        if fullname == _PACKAGE:
+            self.is_used = True
+            return spec_from_loader(fullname, self, is_package=True)
+        if fullname.startswith(f"{_PACKAGE}."):
+            raise ToolFileError(
+                f"it imports {fullname}, which is not offered here",
+                f"tools.py and rewards.py may import {', '.join(_OFFERED)}",
+            )
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Returns the package, with all its modules in it.
+
+        They are all made at once: a module that is imported later would be put into `rnow.core` in
+        place of the decorator of the same name.
+        """
+        modules = {name: _module(name, offered, self._names) for name, offered in _OFFERED.items()}
+        sys.modules.update(modules)
+        modules[_PACKAGE].__dict__.update(core=modules["rnow.core"], models=modules["rnow.models"])
+        return modules[_PACKAGE]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Does nothing, since the module is made whole."""
+
+
+def _module(name: str, offered: tuple[str, ...], ours: Mapping[str, Any]) -> ModuleType:
+    module = ModuleType(name, "A module of rnow, made of stillroom's names.")
+
+    def missing(wanted: str) -> Any:
+        if wanted == _JUDGE:
+            raise ToolFileError(
+                "it imports llm_judge, whose calls no budget would count and no key would reach",
+                "write the question as a rubric into judge.yml, give it as `judge`, and name "
+                "'judge' in the rows' rewards (skill rollout-rewards)",
+            )
+        if wanted.startswith("__"):
+            raise AttributeError(wanted)
+        raise ToolFileError(
+            f"it imports {wanted} from {name}, which is not offered here",
+            f"{name} offers {', '.join(offered) or 'nothing'}",
+        )
+
+    module.__dict__.update({each: ours[each] for each in offered}, __getattr__=missing)
+    if name in (_PACKAGE, "rnow.core"):
+        module.__path__ = []
+    return module

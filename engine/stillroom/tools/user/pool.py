@@ -11,17 +11,19 @@ import os
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Self, cast
 
 import anyio
 import anyio.lowlevel
 from anyio import AsyncContextManagerMixin
 
+from stillroom.data.tool_names import NamedTools, has_tool_names
 from stillroom.errors import CallFailedError, FailureClass, ToolFileError
 from stillroom.reporting import background_tasks
 from stillroom.secrecy.keys import tool_variables
 from stillroom.tools.source import ToolResult, ToolSource, ToolTask, error_result
-from stillroom.tools.user.file import UserFile
+from stillroom.tools.user.file import UserFile, read_user_file
 from stillroom.tools.user.worker import (
     Answer,
     CallReward,
@@ -294,3 +296,31 @@ class _UserSession:
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         return await self._pool.call(name, arguments, metadata=self._metadata)
+
+
+TOOLS_FILE = "tools.py"
+
+
+def schemas_in(file: UserFile) -> NamedTools:
+    """Returns the schemas of a tools.py by name, loaded in a process of its own that then ends.
+
+    It is called where no event loop runs. Raises ToolFileError if the file cannot be loaded.
+    """
+
+    async def load() -> list[ToolSchema]:
+        async with UserPool(tools_file=file, rewards_file=None) as pool:
+            return list(pool.schemas)
+
+    return {schema["function"]["name"]: schema for schema in anyio.run(load)}
+
+
+def tools_named_in(rows: Path, *folders: Path) -> NamedTools | None:
+    """Returns the tools for the rows of a file: of the first tools.py next to it, or in a folder.
+
+    None if its rows name no tools, or there is no tools.py.
+    """
+    if not rows.is_file() or not has_tool_names(rows):
+        return None
+    places = [folder / TOOLS_FILE for folder in (rows.parent, *folders)]
+    found = next((place for place in places if place.is_file()), None)
+    return None if found is None else schemas_in(read_user_file(found))

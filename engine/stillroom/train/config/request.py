@@ -28,7 +28,7 @@ from stillroom.run_folder import RunFolder, given_config
 from stillroom.settings import Workspace
 from stillroom.tools.mcp.spec import parse_spec
 from stillroom.tools.user.file import UserFile, read_user_file
-from stillroom.tools.user.named import TOOLS_FILE, schemas_in
+from stillroom.tools.user.pool import TOOLS_FILE, schemas_in
 from stillroom.train.config.file import config_notes, load_config
 from stillroom.train.config.launcher import LauncherSection, split_address
 from stillroom.train.config.resume import TrainingState, find_resume_point, run_to_resume

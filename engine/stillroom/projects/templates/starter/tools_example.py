@@ -1,6 +1,6 @@
 """An example of tools.py: tools that teacher and student may call; a model reads their docstrings.
 
-Rename it to tools.py and write your own, or delete it. A tools.py beside config.yml is used in
+Rename it to tools.py and write your own, or delete it. A tools.py next to config.yml is used in
 training.
 """
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from stillroom.errors import InputError
-from stillroom.tools.browser import installed
-from stillroom.tools.browser.installed import installed_chromium
+from stillroom.tools.browser import chromium
+from stillroom.tools.browser.chromium import installed_chromium
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(installed, "_MAC_PATH", tmp_path / "none")
+    monkeypatch.setattr(chromium, "_MAC_PATH", tmp_path / "none")
     return folder
 
 
