@@ -3,21 +3,21 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stillroom.importing.bodies.envelopes import (
-    envelope_facts,
-    find_pair,
-    is_of_another_tool,
-    logged_calls,
-)
-from stillroom.importing.bodies.exchanges import NO_REQUEST
-from stillroom.importing.bodies.facts import as_row, without_nothing
-from stillroom.importing.bodies.gemini import gemini_calls, is_gemini
 from stillroom.importing.json_rows import (
     JsonRow,
     Row,
     UnreadableRowError,
     convert_rows,
     has_row,
+)
+from stillroom.importing.payloads.calls import NO_REQUEST
+from stillroom.importing.payloads.fields import as_row, without_nothing
+from stillroom.importing.payloads.gemini import gemini_calls, is_gemini
+from stillroom.importing.payloads.pairs import (
+    envelope_facts,
+    find_pair,
+    is_of_another_tool,
+    logged_calls,
 )
 from stillroom.importing.records import LoggedConversation, SourceRow, TraceFormat
 

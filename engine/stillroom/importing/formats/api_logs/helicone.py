@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from stillroom.data.layouts.foreign import numbers_by_name
-from stillroom.importing.bodies.envelopes import logged_calls
-from stillroom.importing.bodies.exchanges import NO_CONTENTS, read_exchanges
-from stillroom.importing.bodies.facts import (
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    convert_row,
+    head_rows,
+)
+from stillroom.importing.payloads.calls import NO_CONTENTS, read_exchanges
+from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
     decimal_number,
@@ -22,13 +28,7 @@ from stillroom.importing.bodies.facts import (
     usage_of,
     without_nothing,
 )
-from stillroom.importing.json_rows import (
-    JsonRow,
-    Row,
-    UnreadableRowError,
-    convert_row,
-    head_rows,
-)
+from stillroom.importing.payloads.pairs import logged_calls
 from stillroom.importing.records import (
     LoggedConversation,
     Place,

@@ -6,19 +6,25 @@ of LiteLLM_SpendLogs, which hold messages if `store_prompts_in_spend_logs` is on
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 
-from stillroom.importing.bodies.envelopes import logged_calls
-from stillroom.importing.bodies.exchanges import (
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    convert_row,
+    head_rows,
+)
+from stillroom.importing.payloads.calls import (
     NO_CALL,
     NO_CONTENTS,
     NO_REPLY,
     ApiCall,
     read_exchanges,
 )
-from stillroom.importing.bodies.facts import (
+from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
     decimal_number,
@@ -30,35 +36,15 @@ from stillroom.importing.bodies.facts import (
     usage_of,
     without_nothing,
 )
-from stillroom.importing.bodies.raw_calls import (
-    MessageMemo,
-    RawRequest,
-    encoded_metadata,
-    raw_reply,
-    raw_rows,
-)
-from stillroom.importing.chat_messages import TRUNCATED
-from stillroom.importing.json_rows import (
-    JsonRow,
-    Row,
-    UnreadableRowError,
-    convert_row,
-    head_rows,
-    is_array_file,
-    row_of_line,
-)
+from stillroom.importing.payloads.messages import TRUNCATED
+from stillroom.importing.payloads.pairs import logged_calls
 from stillroom.importing.records import (
-    NO_TOOLS,
     LoggedConversation,
     Place,
-    RawCall,
-    RawRow,
     SourceRow,
     TraceFormat,
 )
-from stillroom.importing.table_rows import csv_head, is_table_file, read_any_rows
-from stillroom.lines import Line
-from stillroom.types import Usage
+from stillroom.importing.table_rows import csv_head, read_any_rows
 
 _CHAT_CALLS = frozenset(
     {
@@ -164,95 +150,9 @@ def _logged(
     yield from logged_calls(place, exchanges, facts, without_nothing(tags=tags), provider)
 
 
-class _Settings(msgspec.Struct, gc=False):
-    model: str | None = None
-    tools: msgspec.Raw = NO_TOOLS
-    functions: None = None
-    messages: None = None
-    input: None = None
-    system: None = None
-
-
-class _Metadata(msgspec.Struct, gc=False):
-    session_id: str | None = None
-
-
-class _Payload(msgspec.Struct, gc=False):
-    """A payload of a usual call; one in which these fields have other values is read at length."""
-
-    call_type: Literal["completion", "acompletion"]
-    messages: list[msgspec.Raw]
-    response: dict[str, Any]
-    prompt_tokens: Annotated[int, msgspec.Meta(ge=0)]
-    completion_tokens: Annotated[int, msgspec.Meta(ge=0)]
-    custom_llm_provider: str | None = None
-    response_cost: float | None = None
-    status: Literal["success"] | None = None
-    model_parameters: _Settings | None = None
-    metadata: _Metadata | None = None
-    request_tags: list[str] | None = None
-    proxy_server_request: None = None
-    input_tokens: None = None
-    spend: None = None
-    response_cost_failure_debug_info: Any = None
-    id: str | None = None
-    request_id: str | None = None
-    session_id: str | None = None
-    trace_id: str | None = None
-    model: str | None = None
-    startTime: float | str | None = None
-    endTime: float | str | None = None
-
-
-_PAYLOAD = msgspec.json.Decoder(_Payload)
-
-
-def _read_raw(paths: Sequence[Path]) -> Iterator[RawRow]:
-    memo = MessageMemo()
-
-    def call_of(path: Path, line: Line) -> RawCall | None:
-        data = line.utf8
-        row = _PAYLOAD.decode(data)
-        settings = row.model_parameters or _Settings()
-        # Both are looked for in the whole line, since few have them.
-        whole = bytes(data)
-        if not row.messages or not row.custom_llm_provider or _REDACTED in whole or _CUT in whole:
-            return None
-        reply = raw_reply(row.response)
-        tags = without_nothing(tags=row.request_tags)
-        return RawCall(
-            path=path,
-            line=line.number,
-            messages=[*memo.of_request(RawRequest(row.messages)), *reply.messages],
-            tools=settings.tools,
-            group=row.session_id or (row.metadata.session_id if row.metadata else None) or None,
-            id=row.id or row.request_id or reply.id,
-            judged_as=(row.trace_id,) if row.trace_id else (),
-            provider=row.custom_llm_provider,
-            model=row.model or reply.model or settings.model or None,
-            usage=Usage(prompt_tokens=row.prompt_tokens, completion_tokens=row.completion_tokens),
-            cost_usd=None if row.response_cost_failure_debug_info else row.response_cost,
-            started_at=iso_time(row.startTime) or reply.created,
-            duration_s=seconds_between(row.startTime, row.endTime),
-            finish_reason=reply.finish_reason,
-            metadata=encoded_metadata(reply.details | tags),
-        )
-
-    for path in paths:
-        if is_table_file(path) or is_array_file(path):
-            yield from _read([path])
-        else:
-            yield from raw_rows([path], call_of, _read_line)
-
-
-def _read_line(path: Path, line: Line) -> list[SourceRow]:
-    return convert_row(row_of_line(path, line), _calls)
-
-
 LITELLM = TraceFormat(
     name="litellm",
     title="LiteLLM: logged payloads and spend logs",
     is_recognised=_is_recognised,
     read=_read,
-    read_raw=_read_raw,
 )

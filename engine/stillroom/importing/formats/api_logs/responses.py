@@ -7,16 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stillroom.importing.bodies.envelopes import (
-    LoggedPair,
-    envelope_facts,
-    find_pair,
-    is_of_another_tool,
-    logged_calls,
-)
-from stillroom.importing.bodies.exchanges import NO_REPLY, NO_REQUEST
-from stillroom.importing.bodies.facts import as_list, as_row, parsed
-from stillroom.importing.bodies.response_chains import ResponseChains
 from stillroom.importing.json_rows import (
     JsonRow,
     Row,
@@ -25,6 +15,16 @@ from stillroom.importing.json_rows import (
     has_row,
     read_json_rows,
 )
+from stillroom.importing.payloads.calls import NO_REPLY, NO_REQUEST
+from stillroom.importing.payloads.fields import as_list, as_row, parsed
+from stillroom.importing.payloads.pairs import (
+    LoggedPair,
+    envelope_facts,
+    find_pair,
+    is_of_another_tool,
+    logged_calls,
+)
+from stillroom.importing.payloads.response_chains import ResponseChains
 from stillroom.importing.records import Refusal, SourceRow, TraceFormat
 
 

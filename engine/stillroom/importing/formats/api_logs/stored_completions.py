@@ -8,12 +8,12 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stillroom.importing.bodies.envelopes import logged_calls
-from stillroom.importing.bodies.exchanges import read_exchanges
-from stillroom.importing.bodies.facts import as_list, as_row, parsed, text_of, without_nothing
-from stillroom.importing.bodies.shelf import Shelf
 from stillroom.importing.json_rows import Row, UnreadableRowError, head_rows, read_json_rows
+from stillroom.importing.payloads.calls import read_exchanges
+from stillroom.importing.payloads.fields import as_list, as_row, parsed, text_of, without_nothing
+from stillroom.importing.payloads.pairs import logged_calls
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
+from stillroom.importing.spill import DiskDict
 
 _KIND = "chat.completion"
 _Key = tuple[str, int]
@@ -52,7 +52,7 @@ def _is_recognised(path: Path, head: bytes) -> bool:
 class _Messages:
     """The messages of all completions."""
 
-    shelf: Shelf[_Key]
+    kept: DiskDict[_Key]
     places: dict[str, dict[int, Place]] = dataclasses.field(
         default_factory=dict[str, dict[int, Place]]
     )
@@ -60,8 +60,8 @@ class _Messages:
 
 
 def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
-    with Shelf[_Key]() as shelf:
-        messages = _Messages(shelf)
+    with DiskDict[_Key]() as kept:
+        messages = _Messages(kept)
         yield from _take_in(paths, messages)
         for path in paths:
             for row in read_json_rows(path):
@@ -84,7 +84,7 @@ def _take_in(paths: Sequence[Path], messages: _Messages) -> Iterator[Refusal]:
                 continue
             for place, item in _items(row.data, row.place):
                 key = _key_of_message(item)
-                if key is not None and messages.shelf.put(key, item):
+                if key is not None and messages.kept.add(key, item):
                     messages.places.setdefault(key[0], {})[key[1]] = place
                 elif key is not None:
                     yield Refusal(place, "a message that stands twice", str(item.get("id")))
@@ -112,7 +112,7 @@ def _calls(
     own = text_of(row.get("id")) or ""
     given = row.get("messages")
     if not isinstance(given, list):
-        given = [_plain(messages.shelf.get((own, number))) for number in numbers]
+        given = [_plain(messages.kept.get((own, number))) for number in numbers]
     if not given:
         detail = f"give the pages of GET /v1/chat/completions/{own}/messages as well"
         raise UnreadableRowError("a completion without its messages", detail)

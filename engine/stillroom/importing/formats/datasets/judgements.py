@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stillroom.importing.bodies.facts import decimal_number
 from stillroom.importing.json_rows import JsonRow
+from stillroom.importing.payloads.fields import decimal_number
 from stillroom.importing.records import Feedback, Refusal
 
 _IDS = (

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 from stillroom.data.checks import as_number
 from stillroom.data.layouts.foreign import as_object, count
-from stillroom.importing.chat_messages import ChatReader, tool_schemas
 from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError, convert_rows, head_rows
+from stillroom.importing.payloads.messages import ChatReader, tool_schemas
 from stillroom.importing.records import LoggedConversation, SourceRow, TraceFormat
 from stillroom.types import Usage
 

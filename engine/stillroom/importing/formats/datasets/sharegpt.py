@@ -7,7 +7,9 @@ import msgspec
 
 from stillroom.data.checks import describe
 from stillroom.data.layouts.foreign import as_object
-from stillroom.importing.chat_messages import (
+from stillroom.importing.formats.datasets.openai_files import other_fields
+from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError, convert_rows, has_row
+from stillroom.importing.payloads.messages import (
     AUDIO_LOST,
     FILES_LOST,
     IMAGES_LOST,
@@ -15,8 +17,6 @@ from stillroom.importing.chat_messages import (
     tool_call,
     tool_schemas,
 )
-from stillroom.importing.formats.datasets.openai_files import other_fields
-from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError, convert_rows, has_row
 from stillroom.importing.records import LoggedConversation, SourceRow, TraceFormat
 
 _ROLES = {

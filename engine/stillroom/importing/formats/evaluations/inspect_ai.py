@@ -5,17 +5,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from stillroom.data.checks import as_number
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.facts import (
-    as_list,
-    as_row,
-    finish_reason_of,
-    first_text,
-    positive_number,
-    short_answer,
-    without_nothing,
-)
-from stillroom.importing.chat_messages import tool_schemas
 from stillroom.importing.formats.evaluations.zipped import read_members
 from stillroom.importing.json_rows import (
     JsonRow,
@@ -24,6 +13,17 @@ from stillroom.importing.json_rows import (
     head_rows,
     read_field_rows,
 )
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    finish_reason_of,
+    first_text,
+    positive_number,
+    short_answer,
+    without_nothing,
+)
+from stillroom.importing.payloads.messages import tool_schemas
 from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, TraceFormat
 from stillroom.types import Usage
 

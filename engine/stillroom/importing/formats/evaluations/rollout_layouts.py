@@ -5,8 +5,6 @@ from pathlib import Path
 
 from stillroom.data.layouts.detect import RULES, RolloutLayout, layout_of
 from stillroom.data.layouts.foreign import as_object, count
-from stillroom.importing.bodies.facts import as_list, first_text, positive_number
-from stillroom.importing.chat_messages import ChatReader, tool_schemas
 from stillroom.importing.json_rows import (
     JsonRow,
     Row,
@@ -14,6 +12,8 @@ from stillroom.importing.json_rows import (
     convert_rows,
     head_rows,
 )
+from stillroom.importing.payloads.fields import as_list, first_text, positive_number
+from stillroom.importing.payloads.messages import ChatReader, tool_schemas
 from stillroom.importing.records import LoggedConversation, SourceRow, TraceFormat
 from stillroom.types import StopReason, Usage
 

@@ -8,17 +8,6 @@ import msgspec
 
 from stillroom.data.checks import as_number, decode_row
 from stillroom.data.layouts.foreign import numbers_by_name
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.facts import (
-    as_list,
-    as_row,
-    first_text,
-    iso_time,
-    positive_number,
-    short_answer,
-    without_nothing,
-)
-from stillroom.importing.chat_messages import tool_schemas
 from stillroom.importing.formats.sessions.message_tree import NO_REPLY
 from stillroom.importing.json_rows import (
     JsonRow,
@@ -28,6 +17,17 @@ from stillroom.importing.json_rows import (
     head_rows,
     read_document,
 )
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    first_text,
+    iso_time,
+    positive_number,
+    short_answer,
+    without_nothing,
+)
+from stillroom.importing.payloads.messages import tool_schemas
 from stillroom.importing.records import LoggedConversation, Place, SourceRow, TraceFormat
 from stillroom.types import Usage
 

@@ -3,14 +3,20 @@
 from collections.abc import Iterator
 from typing import Any
 
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.exchanges import NO_CONTENTS
-from stillroom.importing.bodies.facts import as_list, as_row, finish_reason_of, first_text, parsed
-from stillroom.importing.chat_messages import tool_schemas
 from stillroom.importing.formats.observability.calls import Convention, SpanCall
 from stillroom.importing.formats.observability.genai import call_facts
 from stillroom.importing.formats.observability.otlp import Span
 from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.calls import NO_CONTENTS
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    finish_reason_of,
+    first_text,
+    parsed,
+)
+from stillroom.importing.payloads.messages import tool_schemas
 
 _OPERATION = "ai.operationId"
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import msgspec
 
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.facts import as_list, as_row, parsed
-from stillroom.importing.bodies.raw_calls import stands_alone
 from stillroom.importing.formats.observability.otlp import Span
 from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.fields import as_list, as_row, parsed
 
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 4096, 8 << 10
 """How many messages are remembered as they were read, and the longest one in bytes."""
@@ -123,3 +122,11 @@ def _with_blocks(item: Any) -> Any:
         isinstance(kind, str) and kind in _BLOCK_KINDS for kind in kinds
     )
     return message | {"content": blocks} if is_blocks else item
+
+
+def stands_alone(value: Any) -> bool:
+    """Returns whether a message means the same in every history; old calls are numbered in one."""
+    message = as_row(value)
+    if not isinstance(message.get("role"), str) or message["role"] == "function":
+        return False
+    return not any(message.get(key) for key in ("function_call", "lc", "data"))

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from stillroom.importing.bodies.facts import decimal_number, first_text
 from stillroom.importing.formats.observability.otlp import LogRecord, Span, SpanEvent
+from stillroom.importing.payloads.fields import decimal_number, first_text
 from stillroom.importing.records import Feedback, Place, Refusal
 
 EVALUATION = "gen_ai.evaluation.result"

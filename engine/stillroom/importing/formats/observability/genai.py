@@ -10,9 +10,12 @@ from functools import lru_cache
 from typing import Any
 
 from stillroom.data.checks import describe
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.exchanges import NO_CONTENTS, system_message
-from stillroom.importing.bodies.facts import (
+from stillroom.importing.formats.observability.calls import Convention, SpanCall, read_messages
+from stillroom.importing.formats.observability.otlp import Span, SpanEvent, nested
+from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.calls import NO_CONTENTS, system_message
+from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
     finish_reason_of,
@@ -20,10 +23,7 @@ from stillroom.importing.bodies.facts import (
     parsed,
     text_of,
 )
-from stillroom.importing.chat_messages import TRUNCATED, tool_schemas
-from stillroom.importing.formats.observability.calls import Convention, SpanCall, read_messages
-from stillroom.importing.formats.observability.otlp import Span, SpanEvent, nested
-from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.messages import TRUNCATED, tool_schemas
 
 _OTHER_OPERATIONS = frozenset(
     {

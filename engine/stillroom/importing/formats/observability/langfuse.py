@@ -9,9 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.exchanges import NO_CALL, NO_REPLY
-from stillroom.importing.bodies.facts import (
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    convert_row,
+    head_rows,
+)
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.calls import NO_CALL, NO_REPLY
+from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
     decimal_number,
@@ -23,15 +30,8 @@ from stillroom.importing.bodies.facts import (
     usage_of,
     without_nothing,
 )
-from stillroom.importing.bodies.free_form import FreeReply, free_prompt, free_replies, free_tools
-from stillroom.importing.chat_messages import IMAGES_LOST, TRUNCATED, tool_schemas
-from stillroom.importing.json_rows import (
-    JsonRow,
-    Row,
-    UnreadableRowError,
-    convert_row,
-    head_rows,
-)
+from stillroom.importing.payloads.free_form import FreeReply, free_prompt, free_replies, free_tools
+from stillroom.importing.payloads.messages import IMAGES_LOST, TRUNCATED, tool_schemas
 from stillroom.importing.records import (
     Feedback,
     LoggedConversation,

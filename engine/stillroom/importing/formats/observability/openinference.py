@@ -6,9 +6,12 @@ Source: the OpenInference semantic conventions, `llm.input_messages.N.message.*`
 from collections.abc import Iterator
 from typing import Any
 
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.exchanges import NO_CONTENTS, read_exchanges
-from stillroom.importing.bodies.facts import (
+from stillroom.importing.formats.observability.calls import Convention, SpanCall, joined_turns
+from stillroom.importing.formats.observability.otlp import Span, nested
+from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.calls import NO_CONTENTS, read_exchanges
+from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
     decimal_number,
@@ -17,10 +20,7 @@ from stillroom.importing.bodies.facts import (
     parsed,
     text_of,
 )
-from stillroom.importing.chat_messages import TRUNCATED, tool_schemas
-from stillroom.importing.formats.observability.calls import Convention, SpanCall, joined_turns
-from stillroom.importing.formats.observability.otlp import Span, nested
-from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.messages import TRUNCATED, tool_schemas
 
 KIND = "openinference.span.kind"
 _REDACTED = "__REDACTED__"

@@ -5,14 +5,14 @@ The request's messages and the reply are JSON texts in `gen_ai.prompt` and `gen_
 
 from collections.abc import Iterator
 
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.exchanges import NO_CONTENTS
-from stillroom.importing.bodies.facts import as_row, decimal_number, finish_reason_of, parsed
-from stillroom.importing.chat_messages import tool_schemas
 from stillroom.importing.formats.observability.calls import Convention, SpanCall, read_messages
 from stillroom.importing.formats.observability.genai import call_facts
 from stillroom.importing.formats.observability.otlp import Span
 from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.calls import NO_CONTENTS
+from stillroom.importing.payloads.fields import as_row, decimal_number, finish_reason_of, parsed
+from stillroom.importing.payloads.messages import tool_schemas
 
 MARK = "trace.metadata.openrouter"
 _CALL = "LLM Generation"

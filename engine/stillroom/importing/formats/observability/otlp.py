@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from stillroom.data.checks import as_number
-from stillroom.importing.bodies.facts import as_list, as_row, first_text, parsed, text_of
 from stillroom.importing.json_rows import Row
+from stillroom.importing.payloads.fields import as_list, as_row, first_text, parsed, text_of
 from stillroom.importing.records import Place
 
 _VALUES = ("stringValue", "boolValue", "doubleValue", "bytesValue")

@@ -7,11 +7,11 @@ Source: `GET /v1/projects/{project}/spans` and `/span_annotations`, and the colu
 from collections.abc import Iterator
 from pathlib import Path
 
-from stillroom.importing.bodies.facts import as_list, as_row, decimal_number, first_text
 from stillroom.importing.formats.observability.openinference import KIND
 from stillroom.importing.formats.observability.otlp import Span, plain_span
 from stillroom.importing.formats.observability.spans import read_spans
 from stillroom.importing.json_rows import Row, head_rows
+from stillroom.importing.payloads.fields import as_list, as_row, decimal_number, first_text
 from stillroom.importing.records import Feedback, Place, Refusal, TraceFormat
 
 _ATTRIBUTE = "attributes."

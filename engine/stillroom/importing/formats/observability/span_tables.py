@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stillroom.data.checks import as_number
-from stillroom.importing.bodies.facts import as_list, as_row, first_text, iso_seconds, parsed
 from stillroom.importing.formats.observability.otlp import Span, SpanEvent, flat_attributes
 from stillroom.importing.formats.observability.spans import read_spans
 from stillroom.importing.json_rows import Row, head_rows
+from stillroom.importing.payloads.fields import as_list, as_row, first_text, iso_seconds, parsed
 from stillroom.importing.records import Place, Refusal, TraceFormat
 from stillroom.importing.table_rows import csv_head
 

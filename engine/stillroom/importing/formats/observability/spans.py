@@ -9,16 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stillroom.importing.bodies.exchanges import NO_CALL, NO_REPLY
-from stillroom.importing.bodies.facts import (
-    first_text,
-    iso_time,
-    seconds_between,
-    usage_details,
-    usage_of,
-    without_nothing,
-)
-from stillroom.importing.bodies.shelf import Shelf
 from stillroom.importing.formats.observability.ai_sdk import AI_SDK
 from stillroom.importing.formats.observability.calls import SpanCall
 from stillroom.importing.formats.observability.evaluations import (
@@ -40,6 +30,15 @@ from stillroom.importing.json_rows import (
     UnreadableRowError,
     head_rows,
 )
+from stillroom.importing.payloads.calls import NO_CALL, NO_REPLY
+from stillroom.importing.payloads.fields import (
+    first_text,
+    iso_time,
+    seconds_between,
+    usage_details,
+    usage_of,
+    without_nothing,
+)
 from stillroom.importing.records import (
     Feedback,
     LoggedConversation,
@@ -48,6 +47,7 @@ from stillroom.importing.records import (
     SourceRow,
     TraceFormat,
 )
+from stillroom.importing.spill import DiskDict
 from stillroom.importing.table_rows import read_any_rows
 
 _SESSIONS = ("session.id", "langfuse.session.id", "ai.telemetry.metadata.sessionId")
@@ -75,7 +75,7 @@ TelemetryOf = Callable[[Row, Place], Iterator[Telemetry]]
 class _Others:
     """What calls need of other spans and of log records."""
 
-    records: Shelf[tuple[str, int]]
+    records: DiskDict[tuple[str, int]]
     """The log records with messages, by the id of their span and their number within it."""
     num_records: dict[str, int] = field(default_factory=dict[str, int])
     sessions: dict[str, str] = field(default_factory=dict[str, str])
@@ -104,7 +104,7 @@ def read_spans(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Sou
 
     `telemetry_of` yields what a row holds; it refuses rows that hold nothing.
     """
-    with Shelf[tuple[str, int]]() as records:
+    with DiskDict[tuple[str, int]]() as records:
         others = _Others(records)
         if any(_names_others(path) for path in paths):
             _take_in(paths, telemetry_of, others)
@@ -159,7 +159,7 @@ def _take_in(paths: Sequence[Path], telemetry_of: TelemetryOf, others: _Others) 
             number = others.num_records.get(item.span_id, 0)
             others.num_records[item.span_id] = number + 1
             place = [paths.index(item.place.path), item.place.line, item.place.part]
-            others.records.put((item.span_id, number), [item.event.name, item.event.fields, place])
+            others.records.add((item.span_id, number), [item.event.name, item.event.fields, place])
 
 
 def _otlp_of(row: Row, place: Place) -> Iterator[Telemetry]:

@@ -6,14 +6,6 @@ from pathlib import Path
 
 from stillroom.data.checks import as_number
 from stillroom.data.layouts.foreign import numbers_by_name
-from stillroom.importing.bodies.facts import (
-    as_list,
-    as_row,
-    first_text,
-    usage_of,
-    without_nothing,
-)
-from stillroom.importing.chat_messages import ChatReader, tool_call, tool_schemas
 from stillroom.importing.formats.sessions.message_tree import NO_REPLY, SYNTHETIC
 from stillroom.importing.json_rows import (
     JsonRow,
@@ -23,6 +15,14 @@ from stillroom.importing.json_rows import (
     head_rows,
     read_document,
 )
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    first_text,
+    usage_of,
+    without_nothing,
+)
+from stillroom.importing.payloads.messages import ChatReader, tool_call, tool_schemas
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
 from stillroom.types import Usage, total_usd
 

@@ -3,16 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from stillroom.importing.bodies.exchanges import ApiCall, read_exchanges
-from stillroom.importing.bodies.facts import (
-    as_list,
-    as_row,
-    first_text,
-    iso_time,
-    seconds_between,
-    usage_of,
-    without_nothing,
-)
 from stillroom.importing.formats.sessions.message_tree import HISTORY_LOST
 from stillroom.importing.json_rows import (
     JsonRow,
@@ -20,6 +10,16 @@ from stillroom.importing.json_rows import (
     UnreadableRowError,
     convert_rows,
     has_row,
+)
+from stillroom.importing.payloads.calls import ApiCall, read_exchanges
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    first_text,
+    iso_time,
+    seconds_between,
+    usage_of,
+    without_nothing,
 )
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
 

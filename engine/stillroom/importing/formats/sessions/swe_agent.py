@@ -4,9 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stillroom.data.checks import Problem, as_number, decode_row
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.exchanges import input_messages
-from stillroom.importing.bodies.facts import as_list, as_row, first_text, usage_of, without_nothing
 from stillroom.importing.formats.sessions.message_tree import NO_REPLY
 from stillroom.importing.json_rows import (
     JsonRow,
@@ -14,6 +11,15 @@ from stillroom.importing.json_rows import (
     UnreadableRowError,
     convert_rows,
     head_rows,
+)
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.calls import input_messages
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    first_text,
+    usage_of,
+    without_nothing,
 )
 from stillroom.importing.records import LoggedConversation, SourceRow, TraceFormat
 from stillroom.types import Usage

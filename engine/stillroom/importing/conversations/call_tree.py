@@ -9,9 +9,12 @@ calls do; the tool that a result belongs to is known by the number of its call a
 from array import array
 from collections.abc import Iterator, Sequence
 
-from stillroom.importing.joining.message_store import MessageStore
-from stillroom.importing.joining.recent import REMEMBERED, RecentNumbers
-from stillroom.importing.joining.seen_batch import ASSISTANT, TOOL, USER
+from stillroom.importing.conversations.message_store import (
+    REMEMBERED,
+    MessageStore,
+    RecentNumbers,
+)
+from stillroom.importing.conversations.messages import ASSISTANT, TOOL, USER
 from stillroom.importing.json_rows import UnreadableRowError
 
 NONE = -1

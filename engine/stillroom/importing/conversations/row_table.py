@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from stillroom.importing.joining.call_tree import NONE
-from stillroom.importing.joining.spill import Spill
+from stillroom.importing.conversations.call_tree import NONE
+from stillroom.importing.spill import Spill
 from stillroom.types import Usage
 
 
@@ -22,8 +22,7 @@ class LoggedFacts(msgspec.Struct, array_like=True, frozen=True, gc=False):
     model: str | None
     usage: Usage | None
     cost_usd: float | None
-    started_at: str | float | None
-    """In ISO 8601, or as a number since 1970."""
+    started_at: str | None
     duration_s: float | None
     finish_reason: str | None
     error: str | None
@@ -35,7 +34,7 @@ class LoggedFacts(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The metadata as a JSON object."""
     tools: int = -1
     """The number of its list of tools; NONE if the source does not say which were offered."""
-    pieces: list[bytes] = []
+    messages: list[bytes] = []
     """The messages of a whole conversation as JSON; empty for a call."""
 
 
@@ -93,8 +92,8 @@ class RowTable:
     def all_facts(self, rows: Sequence[int]) -> list[LoggedFacts]:
         """Returns what is known of several rows."""
         places, sizes = self._places, self._sizes
-        pieces = self._spill.read_all([(places[row], sizes[row]) for row in rows])
-        return list(map(_DECODER.decode, pieces))
+        found = self._spill.read_all([(places[row], sizes[row]) for row in rows])
+        return list(map(_DECODER.decode, found))
 
     def group(self, row: int) -> int:
         """Returns a hash of the group of a row; 0 if it has none."""

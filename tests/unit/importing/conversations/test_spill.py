@@ -1,6 +1,6 @@
 import pytest
 
-from stillroom.importing.joining.spill import Spill
+from stillroom.importing.spill import Spill
 
 
 @pytest.mark.parametrize("most_mapped", [0, 40, 1 << 20])

@@ -9,12 +9,12 @@ does not carry them over either.
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.envelopes import LoggedPair
-from stillroom.importing.bodies.exchanges import input_messages, read_exchanges, system_message
-from stillroom.importing.bodies.facts import as_row, first_text, text_of, without_nothing
-from stillroom.importing.bodies.shelf import Shelf
 from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.calls import input_messages, read_exchanges, system_message
+from stillroom.importing.payloads.fields import as_row, first_text, text_of, without_nothing
+from stillroom.importing.payloads.pairs import LoggedPair
+from stillroom.importing.spill import DiskDict
 
 EARLIER_LOST = "earlier messages are not in the log"
 _MOST_LINKS = 10_000
@@ -29,7 +29,7 @@ class ResponseChains:
     def __init__(self, pairs: Callable[[], Iterator[LoggedPair]]) -> None:
         self._pairs = pairs
         self._parents = _parents(pairs())
-        self._messages = Shelf[str]()
+        self._messages = DiskDict[str]()
 
     def __enter__(self) -> Self:
         self._messages.__enter__()
@@ -69,7 +69,7 @@ class ResponseChains:
             reply = input_messages(response.get("output"), reader)
         except UnreadableRowError:
             return  # its own row is refused, and the rows after it say what they lack
-        self._messages.put(response["id"], [given, reply, list(reader.losses)])
+        self._messages.add(response["id"], [given, reply, list(reader.losses)])
 
     def _history(self, parent: str | None) -> tuple[list[Row], list[str]]:
         """Returns the messages before a response, and what they lack."""

@@ -4,8 +4,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stillroom.importing.joining.call_tree import NONE, CallTree
-from stillroom.importing.joining.row_table import RowTable
+from stillroom.importing.conversations.call_tree import NONE, CallTree
+from stillroom.importing.conversations.row_table import RowTable
 
 
 @dataclass(frozen=True, slots=True)

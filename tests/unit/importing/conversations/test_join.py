@@ -1,4 +1,5 @@
-from fakes.intakes import logged, taken
+from fakes.collected_rows import FILE, logged, taken
+from stillroom.importing.records import LoggedConversation, Place
 
 
 def owners(found):
@@ -57,4 +58,17 @@ def test_long_conversations_are_joined_from_their_end_too(tmp_path):
         texts += [f"r{n}", f"q{n}"]
         rows.append(logged(n, *texts[:-1]))
     with taken(tmp_path, rows[::-1]) as found:
+        assert len(found.rollouts) == 1
+
+
+def test_a_reply_to_nothing_is_refused(tmp_path):
+    reply = {"role": "assistant", "content": "Hello"}
+    place = Place(FILE, 1)
+    rows = [
+        LoggedConversation(place=place, messages=[reply], is_call=True),
+        LoggedConversation(place=place, messages=[reply], is_call=False),
+        logged(2, "Hi", "Hello"),
+    ]
+    with taken(tmp_path, rows) as found:
+        assert [row.reason for row in found.refused] == ["no message before the reply"] * 2
         assert len(found.rollouts) == 1

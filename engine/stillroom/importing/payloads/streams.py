@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from stillroom.importing.bodies.facts import as_list, as_row
 from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.fields import as_list, as_row
 
 NO_END = "the stream has no end"
 BROKEN_STREAM = "an event of the stream is no JSON"

@@ -2,51 +2,41 @@
 
 import json
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes.call_logs import call_logs, expected_conversations, plain_messages
 from stillroom.data.checks import message_problems
-from stillroom.importing.joining.intake import Intake
-from stillroom.importing.joining.join import joined_rows
-from stillroom.importing.joining.rollouts import Composer
-from stillroom.importing.joining.spill import Spill
-from stillroom.importing.records import RawCall
+from stillroom.importing.conversations.collector import RowCollector
+from stillroom.importing.conversations.join import joined_rows
+from stillroom.importing.conversations.rollouts import RolloutBuilder
 from stillroom.importing.redaction import Redaction
+from stillroom.importing.spill import Spill
 from stillroom.importing.tally import ImportTally
 from stillroom.secrecy.redaction import NO_SECRETS
 
 
-class _NoRefusals:
-    def write(self, row):
-        raise AssertionError(row)
+def no_refusals(row):
+    raise AssertionError(row)
 
 
-def undecoded(row):
-    """Returns a call as a reader that decodes no messages yields it."""
-    messages = [msgspec.Raw(json.dumps(message).encode()) for message in row.messages]
-    place = row.place
-    return RawCall(path=place.path, line=place.line, messages=messages, group=row.group)
-
-
-def rollouts_of(log, folder, *, is_raw, remembered):
+def rollouts_of(log, folder, *, remembered):
     """Returns the rollouts that a log makes."""
     redaction = Redaction(NO_SECRETS, keep_secrets=True, keep_personal=True)
     with Spill(folder) as spill:
-        intake = Intake(spill, redaction, ImportTally(_NoRefusals(), str, str),
-                        remembered=remembered)  # fmt: skip
+        tally = ImportTally(no_refusals, str, str)
+        collected = RowCollector(spill, redaction, tally, remembered=remembered)
         for row in log.rows:
-            intake.take(undecoded(row) if is_raw else row, "calls")
-        joined = joined_rows(intake.rows, intake.tree)
-        composer = Composer(intake, joined, redaction)
-        return [composer.compose(row) for row in joined.kept], joined
+            collected.take(row, "calls")
+        joined = joined_rows(collected.rows, collected.tree)
+        builder = RolloutBuilder(collected, joined, redaction)
+        return [builder.build(row) for row in joined.kept], joined
 
 
 def check(log, folder, **options):
     rollouts, joined = rollouts_of(log, folder, **options)
-    messages = [json.loads(rollout.messages) for rollout in rollouts]
+    messages = [json.loads(rollout.messages_json) for rollout in rollouts]
     found = [(r.kept.group, plain_messages(m)) for r, m in zip(rollouts, messages, strict=True)]
     assert sorted(map(repr, found)) == sorted(map(repr, expected_conversations(log)))
 
@@ -73,16 +63,14 @@ def check(log, folder, **options):
         assert main in joined.kept
 
 
-@given(call_logs(), st.booleans(), st.sampled_from([1, 3, 1000]))
+@given(call_logs(), st.sampled_from([1, 3, 1000]))
 @settings(max_examples=25, deadline=None)
-def test_any_log_of_calls_gives_back_its_conversations(tmp_path_factory, log, is_raw, remembered):
-    check(log, tmp_path_factory.getbasetemp(), is_raw=is_raw, remembered=remembered)
+def test_any_log_of_calls_gives_back_its_conversations(tmp_path_factory, log, remembered):
+    check(log, tmp_path_factory.getbasetemp(), remembered=remembered)
 
 
 @pytest.mark.thorough
-@given(call_logs(max_turns=12), st.booleans(), st.sampled_from([1, 3, 1000]))
+@given(call_logs(max_turns=12), st.sampled_from([1, 3, 1000]))
 @settings(max_examples=60, deadline=None)
-def test_very_many_logs_of_calls_give_back_their_conversations(
-    tmp_path_factory, log, is_raw, remembered
-):
-    check(log, tmp_path_factory.getbasetemp(), is_raw=is_raw, remembered=remembered)
+def test_very_many_logs_of_calls_give_back_their_conversations(tmp_path_factory, log, remembered):
+    check(log, tmp_path_factory.getbasetemp(), remembered=remembered)

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 from stillroom.data.checks import describe
-from stillroom.importing.bodies.exchanges import NO_REPLY, ApiCall, failure_text
-from stillroom.importing.bodies.facts import (
+from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.calls import NO_REPLY, ApiCall, failure_text
+from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
     finish_reason_of,
@@ -18,8 +19,7 @@ from stillroom.importing.bodies.facts import (
     iso_time,
     text_of,
 )
-from stillroom.importing.bodies.streams import stream_events
-from stillroom.importing.chat_messages import (
+from stillroom.importing.payloads.messages import (
     AUDIO_LOST,
     FILES_LOST,
     IMAGES_LOST,
@@ -29,7 +29,7 @@ from stillroom.importing.chat_messages import (
     json_text,
     tool_schemas,
 )
-from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.streams import stream_events
 from stillroom.types import Usage
 
 _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")

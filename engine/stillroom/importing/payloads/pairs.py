@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stillroom.importing.bodies.exchanges import read_exchanges
-from stillroom.importing.bodies.facts import (
+from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError
+from stillroom.importing.payloads.calls import read_exchanges
+from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
     decimal_number,
@@ -16,8 +17,7 @@ from stillroom.importing.bodies.facts import (
     seconds_between,
     without_nothing,
 )
-from stillroom.importing.bodies.streams import unstreamed
-from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError
+from stillroom.importing.payloads.streams import unstreamed
 from stillroom.importing.records import LoggedConversation, Place
 
 Api = Literal["chat", "responses", "anthropic"]

@@ -10,8 +10,9 @@ from typing import Any, cast
 
 from stillroom.data.checks import describe
 from stillroom.data.layouts.responses import item_problems, messages_from_items
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.facts import (
+from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
     finish_reason_of,
@@ -21,14 +22,13 @@ from stillroom.importing.bodies.facts import (
     usage_details,
     usage_of,
 )
-from stillroom.importing.bodies.streams import unstreamed
-from stillroom.importing.chat_messages import (
+from stillroom.importing.payloads.messages import (
     NO_MESSAGES,
     REASONING_LOST,
     SERVER_TOOLS_LOST,
     tool_schemas,
 )
-from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.streams import unstreamed
 from stillroom.types import Usage
 
 NO_CALL = "no model call"

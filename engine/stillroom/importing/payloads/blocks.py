@@ -3,7 +3,8 @@
 from typing import Any, cast
 
 from stillroom.data.checks import describe
-from stillroom.importing.chat_messages import (
+from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.messages import (
     AUDIO_LOST,
     FILES_LOST,
     IMAGES_LOST,
@@ -13,7 +14,6 @@ from stillroom.importing.chat_messages import (
     ChatReader,
     json_text,
 )
-from stillroom.importing.json_rows import Row, UnreadableRowError
 
 _TYPE_ROLES = {
     "human": "user",

@@ -3,12 +3,12 @@
 from contextlib import contextmanager
 from pathlib import Path
 
-from stillroom.importing.joining.intake import Intake
-from stillroom.importing.joining.join import joined_rows
-from stillroom.importing.joining.rollouts import Composer
-from stillroom.importing.joining.spill import Spill
+from stillroom.importing.conversations.collector import RowCollector
+from stillroom.importing.conversations.join import joined_rows
+from stillroom.importing.conversations.rollouts import RolloutBuilder
 from stillroom.importing.records import LoggedConversation, Place
 from stillroom.importing.redaction import Redaction
+from stillroom.importing.spill import Spill
 from stillroom.importing.tally import ImportTally
 from stillroom.secrecy.redaction import NO_SECRETS
 
@@ -28,11 +28,11 @@ class Refused:
 class Taken:
     """What was taken in, joined."""
 
-    def __init__(self, intake, tally, refused):
-        self.intake, self.tally, self.refused = intake, tally, refused.rows
-        self.joined = joined_rows(intake.rows, intake.tree)
-        composer = Composer(intake, self.joined, None)
-        self.rollouts = {row: composer.compose(row) for row in self.joined.kept}
+    def __init__(self, collected, tally, refused):
+        self.collected, self.tally, self.refused = collected, tally, refused.rows
+        self.joined = joined_rows(collected.rows, collected.tree)
+        builder = RolloutBuilder(collected, self.joined, None)
+        self.rollouts = {row: builder.build(row) for row in self.joined.kept}
 
 
 @contextmanager
@@ -41,11 +41,11 @@ def taken(folder, rows):
     refused = Refused()
     redaction = Redaction(NO_SECRETS, keep_secrets=True, keep_personal=True)
     with Spill(folder) as spill:
-        tally = ImportTally(refused, str, str)
-        intake = Intake(spill, redaction, tally)
+        tally = ImportTally(refused.rows.append, str, str)
+        collected = RowCollector(spill, redaction, tally)
         for row in rows:
-            intake.take(row, "calls")
-        yield Taken(intake, tally, refused)
+            collected.take(row, "calls")
+        yield Taken(collected, tally, refused)
 
 
 def logged(line, *texts, is_call=True, **fields):

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from stillroom.data.checks import describe
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.exchanges import (
+from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.calls import (
     NO_REPLY,
     input_messages,
     offered_tools,
     replies,
     request_messages,
 )
-from stillroom.importing.bodies.facts import as_list, as_row, finish_reason_of, parsed, text_of
-from stillroom.importing.chat_messages import NO_MESSAGES, TRUNCATED
-from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.fields import as_list, as_row, finish_reason_of, parsed, text_of
+from stillroom.importing.payloads.messages import NO_MESSAGES, TRUNCATED
 
 _NESTS = ("args", "kwargs", "input", "request", "inputs")
 _ITEM_KINDS = frozenset({"function_call", "function_call_output", "reasoning", "message"})
