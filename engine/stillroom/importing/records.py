@@ -91,6 +91,21 @@ class Refusal:
     """What is wrong with this row in particular, and what to do about it."""
 
 
+def feedback_row(
+    place: Place, about: str | None, name: str | None, value: float | None, label: Any = None
+) -> Feedback | Refusal:
+    """Returns a judgement, or the refusal of one without a target or a number.
+
+    `label` is what was judged in words.
+    """
+    if not about or name is None:
+        detail = "it names no call, or not what it judges"
+        return Refusal(place, "feedback without a target", detail)
+    if value is None:
+        return Refusal(place, "feedback without a number", f"{name}: {label}")
+    return Feedback(place, about, name, value)
+
+
 SourceRow = LoggedConversation | Feedback | Refusal
 
 

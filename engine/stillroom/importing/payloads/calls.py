@@ -4,7 +4,7 @@ These are the bodies of OpenAI's chat completions and Responses and of Anthropic
 the logs of gateways and observability tools hold in one envelope or another.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -29,6 +29,7 @@ from stillroom.importing.payloads.messages import (
     tool_schemas,
 )
 from stillroom.importing.payloads.streams import unstreamed
+from stillroom.importing.records import LoggedConversation, Place
 from stillroom.types import Usage
 
 NO_CALL = "no model call"
@@ -45,21 +46,47 @@ class ApiCall:
     """The request's messages and the reply, or without the reply if the call failed."""
     tools: list[Row] | None = None
     id: str | None = None
+    provider: str | None = None
     model: str | None = None
     usage: Usage | None = None
+    cost_usd: float | None = None
     finish_reason: str | None = None
     error: str | None = None
     started_at: str | None = None
     losses: tuple[str, ...] = ()
     metadata: Row = field(default_factory=dict[str, Any])
 
-    def facts(self) -> Row:
-        """Returns what it says as the fields of a logged conversation."""
-        return {name: getattr(self, name) for name in self.__slots__}
+
+def logged_calls(
+    place: Place,
+    calls: Iterable[ApiCall],
+    facts: Row | None = None,
+    *,
+    metadata: Row | None = None,
+    provider: str | None = None,
+    part: str | None = None,
+    also_at: tuple[Place, ...] = (),
+) -> Iterator[LoggedConversation]:
+    """Yields the calls at a place: one, or one for each choice of a response.
+
+    `facts` are fields that a log names itself, which go before those of the bodies. The second
+    choice and those after it are parts of their row, or of a `part` of it; `also_at` are further
+    places of the first.
+    """
+    for number, call in enumerate(calls):
+        fields = {name: getattr(call, name) for name in call.__slots__}
+        fields |= {"provider": call.provider or provider} | (facts or {})
+        fields["metadata"] = call.metadata | (metadata or {})
+        if number:
+            of_row = f"{part} choice {number}" if part else f"choice {number}"
+            place = Place(place.path, place.line, of_row)
+            fields["id"] = f"{fields['id']}#{number}" if fields["id"] else None
+        fields["also_at"] = () if number else also_at
+        yield LoggedConversation(place=place, is_call=True, **fields)
 
 
-def read_exchanges(request: Any, response: Any) -> list[ApiCall]:
-    """Returns the exchanges of a call: one, or one for each of a chat completion's choices.
+def read_calls(request: Any, response: Any) -> list[ApiCall]:
+    """Returns the calls of a request: one, or one for each of a chat completion's choices.
 
     Raises UnreadableRowError if the request has no messages, or the response is no reply.
     """
@@ -84,18 +111,16 @@ def read_exchanges(request: Any, response: Any) -> list[ApiCall]:
         "started_at": iso_time(reply.get("created", reply.get("created_at"))),
     }
     details = usage_details(reply.get("usage"))
-    exchanges: list[ApiCall] = []
-    for messages, ending in replies(response, reader):
-        exchanges.append(
-            ApiCall(
-                messages=[*prompt, *messages],
-                finish_reason=ending,
-                losses=tuple(reader.losses),
-                metadata=dict(details),
-                **facts,
-            )
+    return [
+        ApiCall(
+            messages=[*prompt, *messages],
+            finish_reason=ending,
+            losses=tuple(reader.losses),
+            metadata=dict(details),
+            **facts,
         )
-    return exchanges
+        for messages, ending in replies(response, reader)
+    ]
 
 
 def offered_tools(request: Row) -> list[Row] | None:

@@ -12,6 +12,7 @@ from stillroom.importing.json_rows import Row, UnreadableRowError
 from stillroom.importing.payloads.blocks import BlockReader
 from stillroom.importing.payloads.calls import (
     NO_REPLY,
+    ApiCall,
     input_messages,
     offered_tools,
     replies,
@@ -77,6 +78,29 @@ def _prompt_of_object(fields: Row, reader: BlockReader) -> list[Row] | None:
     if len(texts) == 1 and isinstance(texts[0], str):
         return [{"role": "user", "content": texts[0]}]
     return None
+
+
+def free_calls(
+    given: Any, said: Any, reader: BlockReader, *, error: str | None = None
+) -> list[ApiCall]:
+    """Returns the calls with an input and an output: one for each reply, or the failed one.
+
+    Raises UnreadableRowError if there are no messages, or neither a reply nor an error.
+    """
+    prompt, found = free_prompt(given, reader), [FreeReply([])]
+    if said not in (None, "", {}, [], "null"):
+        found = free_replies(said, reader)
+    elif error is None:
+        raise UnreadableRowError(NO_REPLY, "the call has no output")
+    return [
+        ApiCall(
+            messages=[*prompt, *reply.messages],
+            finish_reason=reply.ending,
+            error=None if reply.messages else error,
+            losses=tuple(reader.losses),
+        )
+        for reply in found
+    ]
 
 
 def free_replies(value: Any, reader: BlockReader) -> list[FreeReply]:

@@ -1,11 +1,9 @@
 """Finds the request and the response of a call in a row that somebody's code or proxy logged."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError
-from stillroom.importing.payloads.calls import read_exchanges
+from stillroom.importing.json_rows import Row, UnreadableRowError
 from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
@@ -18,7 +16,6 @@ from stillroom.importing.payloads.fields import (
     without_nothing,
 )
 from stillroom.importing.payloads.streams import unstreamed
-from stillroom.importing.records import LoggedConversation, Place
 
 Api = Literal["chat", "responses", "anthropic"]
 _REQUESTS = ("request", "request_body", "requestBody", "params", "kwargs")
@@ -165,34 +162,3 @@ def envelope_metadata(envelope: Row) -> Row:
     return without_nothing(
         metadata=as_row(envelope.get("metadata")), tags=as_list(envelope.get("tags"))
     )
-
-
-def calls_of_pair(
-    row: JsonRow, pair: LoggedPair, provider: str | None
-) -> Iterator[LoggedConversation]:
-    """Yields the call that a row holds, or one for each choice of its response.
-
-    Raises UnreadableRowError if the bodies are not those of a call.
-    """
-    facts, metadata = envelope_facts(pair.envelope), envelope_metadata(pair.envelope)
-    exchanges = read_exchanges(pair.request, pair.response)
-    yield from logged_calls(
-        row.place, [exchange.facts() for exchange in exchanges], facts, metadata, provider
-    )
-
-
-def logged_calls(
-    place: Place, exchanges: Iterable[Row], facts: Row, metadata: Row, provider: str | None
-) -> Iterator[LoggedConversation]:
-    """Yields a logged call for each exchange; `facts` of the log go before those of the bodies.
-
-    The second choice of a response and those after it are parts of their row.
-    """
-    for number, exchange in enumerate(exchanges):
-        part = f"choice {number}" if number else place.part
-        whole = exchange | facts | {"metadata": exchange["metadata"] | metadata}
-        if number and whole.get("id"):
-            whole["id"] = f"{whole['id']}#{number}"
-        yield LoggedConversation(
-            place=Place(place.path, place.line, part), is_call=True, provider=provider, **whole
-        )

@@ -7,11 +7,12 @@ does not carry them over either.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Self
 
 from stillroom.importing.json_rows import Row, UnreadableRowError
 from stillroom.importing.payloads.blocks import BlockReader
-from stillroom.importing.payloads.calls import input_messages, read_exchanges, system_message
+from stillroom.importing.payloads.calls import ApiCall, input_messages, read_calls, system_message
 from stillroom.importing.payloads.fields import as_row, first_text, text_of, without_nothing
 from stillroom.importing.payloads.pairs import LoggedPair
 from stillroom.importing.spill import DiskDict
@@ -42,25 +43,25 @@ class ResponseChains:
     def __exit__(self, *_: object) -> None:
         self._messages.__exit__(*_)
 
-    def exchange(self, pair: LoggedPair) -> tuple[Row, Row]:
-        """Returns the fields of an exchange with its whole history, and those of its place in it.
+    def call(self, pair: LoggedPair) -> tuple[ApiCall, Row]:
+        """Returns a call with its whole history, and its place in that as fields of a row.
 
         Raises UnreadableRowError if the bodies are not those of a call.
         """
-        exchange = read_exchanges(pair.request, pair.response)[0].facts()
-        own = exchange["id"]
-        parent = self._parents.get(own, _field(pair, "previous_response_id"))
+        call = read_calls(pair.request, pair.response)[0]
+        parent = self._parents.get(call.id or "", _field(pair, "previous_response_id"))
         earlier, losses = self._history(parent)
         first = len(system_message(pair.request.get("instructions"), BlockReader()))
-        messages: list[Row] = exchange["messages"]
+        messages = call.messages
         if messages[first : first + len(earlier)] != earlier:
             messages = [*messages[:first], *earlier, *messages[first:]]
-        exchange |= {
-            "messages": messages,
-            "losses": tuple(dict.fromkeys([*losses, *exchange["losses"]])),
-            "metadata": exchange["metadata"] | as_row(as_row(pair.response).get("metadata")),
-        }
-        return exchange, without_nothing(id=own, group=_conversation(pair), parent=parent)
+        whole = replace(
+            call,
+            messages=messages,
+            losses=tuple(dict.fromkeys([*losses, *call.losses])),
+            metadata=call.metadata | as_row(as_row(pair.response).get("metadata")),
+        )
+        return whole, without_nothing(id=call.id, group=_conversation(pair), parent=parent)
 
     def _keep(self, pair: LoggedPair) -> None:
         response, reader = as_row(pair.response), BlockReader()

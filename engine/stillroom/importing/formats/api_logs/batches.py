@@ -4,7 +4,6 @@ A result names its request by `custom_id` only, and these ids are unique within 
 each file of results is joined with the one file of requests that has all of its ids, or most.
 """
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +16,8 @@ from stillroom.importing.json_rows import (
     head_rows,
     read_json_rows,
 )
-from stillroom.importing.payloads.calls import NO_REQUEST, read_exchanges
+from stillroom.importing.payloads.calls import NO_REQUEST, logged_calls, read_calls
 from stillroom.importing.payloads.fields import as_list, as_row, text_of, without_nothing
-from stillroom.importing.payloads.pairs import logged_calls
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
 from stillroom.importing.spill import DiskDict
 
@@ -159,12 +157,15 @@ def _calls(
         raise UnreadableRowError(NO_REQUEST, detail)
     if key in used:
         raise UnreadableRowError("a second result of its request", repr(key[1]))
-    exchanges = [exchange.facts() for exchange in read_exchanges(body, api.response(result))]
-    metadata = without_nothing(custom_id=key[1])
-    first, *others = logged_calls(place, exchanges, {}, metadata, api.provider)
+    calls = read_calls(body, api.response(result))
     used.add(key)
-    yield dataclasses.replace(first, also_at=(requests.places[key],))
-    yield from others
+    yield from logged_calls(
+        place,
+        calls,
+        metadata=without_nothing(custom_id=key[1]),
+        provider=api.provider,
+        also_at=(requests.places[key],),
+    )
 
 
 def _openai_response(row: Row) -> Any:

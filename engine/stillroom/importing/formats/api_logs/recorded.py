@@ -11,10 +11,11 @@ from stillroom.importing.payloads.calls import (
     NO_REPLY,
     NO_REQUEST,
     failure_text,
-    read_exchanges,
+    logged_calls,
+    read_calls,
 )
 from stillroom.importing.payloads.fields import iso_time, without_nothing
-from stillroom.importing.payloads.pairs import LoggedPair, logged_calls
+from stillroom.importing.payloads.pairs import LoggedPair
 from stillroom.importing.payloads.response_chains import ResponseChains
 from stillroom.importing.payloads.streams import stream_events, whole_reply
 from stillroom.importing.records import (
@@ -53,15 +54,11 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
     with ResponseChains(lambda: _responses(paths)) as chains:
         for path in paths:
             for line in read_row_lines(path):
-                yield from _read_line(path, line, chains)
-
-
-def _read_line(path: Path, line: Line, chains: ResponseChains) -> list[SourceRow]:
-    place = Place(path, line.number)
-    try:
-        return list(_calls(place, line, chains))
-    except UnreadableRowError as error:
-        return [Refusal(place, error.reason, error.detail)]
+                place = Place(path, line.number)
+                try:
+                    yield from list(_calls(place, line, chains))
+                except UnreadableRowError as error:
+                    yield Refusal(place, error.reason, error.detail)
 
 
 def _responses(paths: Sequence[Path]) -> Iterator[LoggedPair]:
@@ -84,12 +81,12 @@ def _calls(place: Place, line: Line, chains: ResponseChains) -> Iterator[LoggedC
         duration_s=call.duration_s,
     )
     if call.kind == "responses":
-        exchange, known = chains.exchange(pair)
-        rows, facts = [exchange], known | facts
+        whole, known = chains.call(pair)
+        calls, facts = [whole], known | facts
     else:
-        rows = [exchange.facts() for exchange in read_exchanges(pair.request, pair.response)]
+        calls = read_calls(pair.request, pair.response)
     metadata = without_nothing(upstream=call.upstream, first_block_s=call.first_block_s)
-    yield from logged_calls(place, rows, facts, metadata, call.provider)
+    yield from logged_calls(place, calls, facts, metadata=metadata, provider=call.provider)
 
 
 def _pair(call: RecordedCall) -> LoggedPair:

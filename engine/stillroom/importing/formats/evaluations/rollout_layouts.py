@@ -9,8 +9,8 @@ from stillroom.importing.json_rows import (
     JsonRow,
     Row,
     UnreadableRowError,
-    convert_rows,
     head_rows,
+    row_reader,
 )
 from stillroom.importing.payloads.fields import as_list, first_text, positive_number
 from stillroom.importing.payloads.messages import ChatReader, tool_schemas
@@ -32,7 +32,7 @@ def _reader_of(layout: RolloutLayout) -> Callable[[Sequence[Path]], Iterator[Sou
             raise UnreadableRowError("the rollout cannot be read", detail)
         yield _conversation(row, rules.read(row.data))
 
-    return lambda paths: convert_rows(paths, conversation)
+    return row_reader(conversation)
 
 
 def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:

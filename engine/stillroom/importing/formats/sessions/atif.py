@@ -11,9 +11,9 @@ from stillroom.importing.json_rows import (
     JsonRow,
     Row,
     UnreadableRowError,
-    convert_rows,
     head_rows,
     read_document,
+    row_reader,
 )
 from stillroom.importing.payloads.fields import (
     as_list,
@@ -154,5 +154,5 @@ ATIF = TraceFormat(
     name="atif",
     title="ATIF trajectories (Harbor)",
     is_recognised=_is_recognised,
-    read=lambda paths: convert_rows(paths, _trajectories),
+    read=row_reader(_trajectories),
 )

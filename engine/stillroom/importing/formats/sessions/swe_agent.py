@@ -9,8 +9,8 @@ from stillroom.importing.json_rows import (
     JsonRow,
     Row,
     UnreadableRowError,
-    convert_rows,
     head_rows,
+    row_reader,
 )
 from stillroom.importing.payloads.blocks import BlockReader
 from stillroom.importing.payloads.calls import input_messages
@@ -134,5 +134,5 @@ SWE_AGENT = TraceFormat(
     name="swe_agent",
     title="SWE-agent and mini-swe-agent trajectories",
     is_recognised=_is_recognised,
-    read=lambda paths: convert_rows(paths, _trajectory),
+    read=row_reader(_trajectory),
 )

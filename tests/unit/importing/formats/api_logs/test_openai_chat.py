@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from stillroom.importing.formats.api_logs.openai_chat import OPENAI_CHAT
+from stillroom.importing.formats.api_logs.logged_pairs import OPENAI_CHAT
 
 USER = {"role": "user", "content": "Hi"}
 REPLY = {"role": "assistant", "content": "Hello"}
