@@ -1,10 +1,10 @@
-"""What `stillroom record` adds to a call, and what many streams at once cost it. streams.py [--streams 500] [--peer]
+"""What `stillroom record` adds to a call, and what many streams at once cost it. streams.py [--streams 500]
 
 A scripted endpoint streams the same reply to all, and each event says when it was sent. In one run, half of the clients call it directly and
 half through the proxy, at the same time, so that whatever else the machine does slows both. `added_ms` are differences of medians: `first`,
 from the request to the first event; `lag`, from when an event was sent to when it was read; `end`, the same of the end of the reply, which the
 proxy passes on only once the call is on the disk (`disk_sync_ms` is what the disk alone takes for that, before and after). First at a moderate load (--moderate clients on each side), then --streams clients, all
-through the proxy, and for comparison (`without_it`) all directly: so many keep the endpoint and the clients themselves busy. Exits with 1 if a call that a client saw whole is not in the journal. --peer measures a bare aiohttp proxy too.
+through the proxy, and for comparison (`without_it`) all directly: so many keep the endpoint and the clients themselves busy. Exits with 1 if a call that a client saw whole is not in the journal.
 """
 
 import argparse
@@ -66,15 +66,14 @@ class Client(asyncio.Protocol):
         self.num_blocks += 1
         now = time.perf_counter()
         if (start := data.find(b'"t": ')) >= 0:
-            sent = float(data[start + 5 : data.index(b",", start)])
-            self.lag_ms.append(1000 * (now - sent))
+            self.sent = float(data[start + 5 : data.index(b",", start)])
+            self.lag_ms.append(1000 * (now - self.sent))
         if self.is_first and b"data: " in data:
             self.is_first = False
             self.first_ms.append(1000 * (time.perf_counter() - self.began))
         # Servers send the end with the last block, or by itself.
         if data.endswith(b"\r\n0\r\n\r\n") or data == b"0\r\n\r\n":
-            # The last event comes with the end.
-            self.end_ms.append(self.lag_ms.pop())
+            self.end_ms.append(1000 * (now - self.sent))
             self.left -= 1
             if self.left:
                 self.call()
@@ -166,7 +165,6 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=5)
     parser.add_argument("--events", type=int, default=100)
     parser.add_argument("--gap-ms", type=float, default=20)
-    parser.add_argument("--peer", action="store_true")
     options = parser.parse_args()
     script = ["--events", str(options.events), "--gap-ms", str(options.gap_ms)]
     row: dict = {
@@ -182,27 +180,20 @@ def main() -> int:
     ):
         url = f"http://127.0.0.1:{upstream['port']}"
         ours = (sys.executable, "-m", "stillroom_mcp", "record", "--upstream", url, "--port", "0", "--workspace", name)  # fmt: skip
-        peer = (sys.executable, str(HERE / "aiohttp_peer.py"), url)
-        kinds = {"ours": ours} | ({"aiohttp": peer} if options.peer else {})
-        for kind, command in kinds.items():
-            with process(*command) as (said, proxy):
-                port = int(said["recording"].rpartition(":")[2])
-                both = {"direct": upstream["port"], "proxied": port}
-                uvloop.run(load({"proxied": port}, options.moderate, 1, 1.0))
-                sync_ms = disk_sync_ms(name)
-                moderate = measured(both, proxy, options.moderate, options.calls, spread_s)
-                sync_ms = [sync_ms, disk_sync_ms(name)]
-                many = measured({"proxied": port}, proxy, options.streams, options.calls, spread_s)
-                alone = uvloop.run(load({"direct": both["direct"]}, options.streams, 1, spread_s))
-            row[kind] = {
-                "disk_sync_ms": sync_ms,
-                "moderate": moderate,
-                "many": many | {"without_it": figures(alone["direct"])},
-            }
-            if kind == "ours":
-                seen = sum(part["proxied"]["calls"] for part in (moderate, many))
-                lost = seen + options.moderate - num_recorded(Path(name) / "traces")
-                row["lost"] = lost
+        with process(*ours) as (said, proxy):
+            port = int(said["recording"].rpartition(":")[2])
+            both = {"direct": upstream["port"], "proxied": port}
+            uvloop.run(load({"proxied": port}, options.moderate, 1, 1.0))
+            sync_ms = disk_sync_ms(name)
+            moderate = measured(both, proxy, options.moderate, options.calls, spread_s)
+            row["disk_sync_ms"] = [sync_ms, disk_sync_ms(name)]
+            many = measured({"proxied": port}, proxy, options.streams, options.calls, spread_s)
+            alone = uvloop.run(load({"direct": both["direct"]}, options.streams, 1, spread_s))
+        row["moderate"] = moderate
+        row["many"] = many | {"without_it": figures(alone["direct"])}
+        seen = sum(part["proxied"]["calls"] for part in (moderate, many))
+        lost = seen + options.moderate - num_recorded(Path(name) / "traces")
+        row["lost"] = lost
     print(json.dumps(row), flush=True)
     return 1 if lost else 0
 

@@ -11,47 +11,40 @@ from pathlib import Path
 import uvloop
 
 from stillroom.recording.admission import Admission
-from stillroom.recording.client_side import ClientConnection
 from stillroom.recording.journal import CallJournal, journals_in
 from stillroom.recording.proxy import RecordingProxy
 from stillroom.recording.records import RecordedCall, decoded_call
+from stillroom.recording.serving import Service, running
 from stillroom.recording.upstreams import upstreams_of
 
 CHAT = "/v1/chat/completions"
 
 
 @contextmanager
-def in_thread(make, host: str = "127.0.0.1") -> Iterator[tuple[str, object]]:
-    """Serves what `make` returns for a loop, and yields its address."""
+def in_thread(service: Service, host: str = "127.0.0.1") -> Iterator[str]:
+    """Serves in a thread, and yields the address."""
     listener = socket.create_server((host, 0))
-    loop, ready, made = uvloop.new_event_loop(), threading.Event(), []
+    ready, loops = threading.Event(), []
 
     async def serve() -> None:
-        served = make(loop)
-        server = await loop.create_server(lambda: ClientConnection(served), sock=listener)
-        made.append((served, server))
-        ready.set()
+        stop = asyncio.Event()
+        async with running(service, listener):
+            loops.append((asyncio.get_running_loop(), stop))
+            ready.set()
+            await stop.wait()
 
     def run() -> None:
-        asyncio.set_event_loop(loop)
-        loop.run_until_complete(serve())
-        loop.run_forever()
-        loop.close()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve())
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     assert ready.wait(10)
-    served, server = made[0]
-
-    def stop() -> None:
-        server.close()
-        served.stop()
-        loop.call_later(0.01, loop.stop)
-
+    loop, stop = loops[0]
     try:
-        yield f"http://{host}:{listener.getsockname()[1]}", served
+        yield f"http://{host}:{listener.getsockname()[1]}"
     finally:
-        loop.call_soon_threadsafe(stop)
+        loop.call_soon_threadsafe(stop.set)
         thread.join(10)
 
 
@@ -66,14 +59,9 @@ def recording(
 ) -> Iterator[str]:
     """Records into a folder, and yields the proxy's address."""
     journal = journal_kind(folder)
-
-    def make(loop: asyncio.AbstractEventLoop) -> RecordingProxy:
-        return RecordingProxy(
-            loop, journal, upstreams_of(upstreams), Admission(token, hosts), **options
-        )
-
+    proxy = RecordingProxy(journal, upstreams_of(upstreams), Admission(token, hosts), **options)
     try:
-        with in_thread(make) as (url, _):
+        with in_thread(proxy) as url:
             yield url
     finally:
         journal.close()

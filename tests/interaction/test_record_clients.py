@@ -14,8 +14,8 @@ from fakes.recording import calls_in, in_thread, recording
 from fakes.scripted_calls import assert_holds_conversation, calls_of
 from fakes.trace_files import read
 from stillroom.recording.admission import Admission
-from stillroom.recording.replay.player import ReplayFront
-from stillroom.recording.replay.tape import Tape
+from stillroom.recording.replay import Replay
+from stillroom.recording.tape import Tape
 from trace_samples import clients
 from trace_samples.conversation import REPLIES
 from trace_samples.scripted_endpoint import ScriptedEndpoint, in_order
@@ -61,7 +61,7 @@ def test_a_recorded_conversation_is_replayed_to_the_clients_alike(tmp_path, kind
     with ScriptedEndpoint(in_order(REPLIES)) as endpoint, recording(tmp_path, endpoint.url) as url:
         recorded = holds(kind, url, is_streamed=True)
     tape = Tape([tmp_path])
-    with in_thread(lambda loop: ReplayFront(loop, tape, Admission())) as (url, _):
+    with in_thread(Replay(tape, Admission())) as url:
         assert shown(holds(kind, url, is_streamed=True)) == shown(recorded)
 
 

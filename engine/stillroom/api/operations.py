@@ -1,7 +1,7 @@
 """The table of all operations, from which the server's tools, the commands and the runs are made.
 
-A new operation needs an entry here, its function, and what its result suggests next in
-`server/stillroom_mcp/next_steps.py`.
+A new operation needs an entry here, its function, and its texts in
+`server/stillroom_mcp/operations.py`.
 """
 
 from stillroom.api.evaluations import CompareEvaluations, ComparisonReport
@@ -41,41 +41,28 @@ _LOOK_AT_RAY = "look at the cluster with `ray status`"
 
 OPERATIONS = (
     Operation(
-        function="stillroom.projects.create:create_project",
+        name="create_project",
         request=CreateProject,
         result=ProjectResult,
-        title="Create a project",
-        description="Write a project folder: prompts, tools.py, rewards.py, configs. Start here.",
-        positional=("path",),
+        function="stillroom.projects.create:create_project",
     ),
     Operation(
-        function="stillroom.api.machines:check_setup",
+        name="check_setup",
         request=CheckSetup,
         result=SetupReport,
-        title="Check the setup",
-        description="What a machine has and lacks: extras, GPU, disk, teacher key, model.",
-        is_read_only=True,
-        is_idempotent=True,
-        is_open_world=True,
+        function="stillroom.api.machines:check_setup",
     ),
     Operation(
-        function="stillroom.remote.overview:list_machines",
+        name="list_machines",
         request=ListMachines,
         result=MachineList,
-        title="List machines",
-        description="Machines that `where` may name: state, GPUs, runs there, what still costs.",
-        is_read_only=True,
-        is_idempotent=True,
-        is_open_world=True,
+        function="stillroom.remote.overview:list_machines",
     ),
     Operation(
-        function="stillroom.api.curation:validate_dataset",
+        name="validate_dataset",
         request=ValidateDataset,
         result=ValidationReport,
-        title="Validate a dataset",
-        description="List every problem of a data file with file:line and fix, then what it holds.",
-        positional=("path",),
-        is_idempotent=True,
+        function="stillroom.api.curation:validate_dataset",
         large=RunKind.VALIDATE,
         child=ChildWork(
             function="stillroom.jobs.child_work:count_tokens",
@@ -86,16 +73,10 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        function="stillroom.api.start_runs:generate_rollouts",
+        name="generate_rollouts",
         request=GenerateRollouts,
         result=RunReport,
-        title="Generate rollouts",
-        description=(
-            "Let a teacher or student answer prompts with tools; starts a run. The same "
-            "call resumes it and pays nothing twice."
-        ),
-        positional=("input",),
-        is_open_world=True,
+        function="stillroom.api.start_runs:generate_rollouts",
         run=RunWork(
             kinds=(RunKind.ROLLOUTS,),
             function="stillroom.rollout.run:generate_rollouts",
@@ -104,17 +85,10 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        function="stillroom.api.curation:import_rollouts",
+        name="import_rollouts",
         request=ImportRollouts,
         result=ImportResult,
-        title="Import rollouts",
-        description=(
-            "Turn API logs, traces, agent sessions or datasets into rollouts: calls become "
-            "conversations, secrets go."
-        ),
-        positional=("input", "output"),
-        is_destructive=True,
-        is_idempotent=True,
+        function="stillroom.api.curation:import_rollouts",
         large=RunKind.IMPORT,
         child=ChildWork(
             function="stillroom.importing.run:import_rollouts",
@@ -124,41 +98,24 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        function="stillroom.api.start_runs:score_rollouts",
+        name="score_rollouts",
         request=ScoreRollouts,
         result=RunReport,
-        title="Score rollouts again",
-        description=(
-            "Give finished rollouts new rewards (rewards.py, answer match or a judge); the "
-            "teacher is not asked again. Starts a run."
-        ),
-        positional=("input",),
-        is_destructive=True,
-        is_open_world=True,
+        function="stillroom.api.start_runs:score_rollouts",
         run=RunWork((RunKind.SCORE,), "stillroom.rollout.rescore.score:score_rollouts"),
     ),
     Operation(
-        function="stillroom.api.curation:sample_for_review",
+        name="sample_for_review",
         request=SampleForReview,
         result=ReviewSample,
-        title="Sample rows for review",
-        description="Draw rows by reward and category for a person to judge: JSONL and a page.",
-        positional=("input",),
-        is_idempotent=True,
+        function="stillroom.api.curation:sample_for_review",
         large=RunKind.REVIEW,
     ),
     Operation(
-        function="stillroom.api.curation:filter_dataset",
+        name="filter_dataset",
         request=FilterDataset,
         result=FilterResult,
-        title="Filter rows",
-        description=(
-            "Keep the rollouts or SFT rows that pass every given filter; the rest goes to "
-            "a side file with reasons."
-        ),
-        positional=("input",),
-        is_destructive=True,
-        is_idempotent=True,
+        function="stillroom.api.curation:filter_dataset",
         large=RunKind.FILTER,
         child=ChildWork(
             function="stillroom.jobs.child_work:filter_rows",
@@ -169,14 +126,10 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        function="stillroom.api.curation:convert_rollouts",
+        name="convert_rollouts",
         request=ConvertRollouts,
         result=ConvertResult,
-        title="Convert rollouts",
-        description="Turn rollouts into supervised rows (messages, tools) for dataset_type sft.",
-        positional=("input",),
-        is_destructive=True,
-        is_idempotent=True,
+        function="stillroom.api.curation:convert_rollouts",
         large=RunKind.CONVERT,
         child=ChildWork(
             function="stillroom.curate.ray.convert:convert_on_ray",
@@ -186,14 +139,10 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        function="stillroom.api.curation:make_dpo_pairs",
+        name="make_dpo_pairs",
         request=MakeDpoPairs,
         result=PairsResult,
-        title="Make preference pairs",
-        description="Pair better and worse rollouts of the same task for dataset_type dpo.",
-        positional=("input",),
-        is_destructive=True,
-        is_idempotent=True,
+        function="stillroom.api.curation:make_dpo_pairs",
         large=RunKind.PAIRS,
         child=ChildWork(
             function="stillroom.curate.ray.pairs:pair_on_ray",
@@ -203,13 +152,10 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        function="stillroom.api.curation:inspect_examples",
+        name="inspect_examples",
         request=InspectExamples,
         result=ExamplesPage,
-        title="Inspect examples",
-        description="Show rows as text; with model, mark exactly which tokens are trained.",
-        positional=("path",),
-        is_idempotent=True,
+        function="stillroom.api.curation:inspect_examples",
         large=RunKind.INSPECT,
         child=ChildWork(
             function="stillroom.jobs.child_work:inspect_examples",
@@ -220,16 +166,10 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        function="stillroom.api.start_runs:plan_training",
+        name="plan_training",
         request=PlanTraining,
         result=TrainingForecast,
-        title="Plan training",
-        description="Check what start_training needs: memory, time, price, disk; suggest changes.",
-        positional=("config", "overrides"),
-        explained_by=StartTraining,
-        is_read_only=True,
-        is_idempotent=True,
-        is_open_world=True,
+        function="stillroom.api.start_runs:plan_training",
         large=RunKind.PLAN,
         child=ChildWork(
             function="stillroom.remote.planning:plan_training",
@@ -239,98 +179,61 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        function="stillroom.api.start_runs:start_training",
+        name="start_training",
         request=StartTraining,
         result=RunReport,
-        title="Start training",
-        description="Train as config.yml says (sft, dpo, on-policy distill); starts a run.",
-        positional=("config", "overrides"),
-        is_open_world=True,
+        function="stillroom.api.start_runs:start_training",
         run=RunWork((RunKind.SFT, RunKind.DPO, RunKind.DISTILL), "stillroom.train.run:train"),
     ),
     Operation(
-        function="stillroom.api.start_runs:evaluate_model",
+        name="evaluate_model",
         request=EvaluateModel,
         result=RunReport,
-        title="Evaluate a model",
-        description=(
-            "Measure accuracy on held-out prompts with 95 % intervals, cost per task, KL "
-            "to a teacher; starts a run. Shared options: see generate_rollouts."
-        ),
-        positional=("data",),
-        explained_by=GenerateRollouts,
-        is_open_world=True,
+        function="stillroom.api.start_runs:evaluate_model",
         run=RunWork((RunKind.EVALUATE,), "stillroom.evaluate.run:evaluate_model"),
     ),
     Operation(
-        function="stillroom.api.evaluations:compare_evaluations",
+        name="compare_evaluations",
         request=CompareEvaluations,
         result=ComparisonReport,
-        title="Compare evaluations",
-        description="Paired differences of evaluations: is it better, is a teacher worth it?",
-        positional=("baseline", "candidates"),
-        is_read_only=True,
-        is_idempotent=True,
+        function="stillroom.api.evaluations:compare_evaluations",
     ),
     Operation(
-        function="stillroom.api.start_runs:export_model",
+        name="export_model",
         request=ExportModel,
         result=RunReport,
-        title="Export a model",
-        description="Write a trained model to a folder, with a model card; starts a run.",
-        positional=("model", "output"),
-        is_destructive=True,
-        is_idempotent=True,
-        is_open_world=True,
+        function="stillroom.api.start_runs:export_model",
         run=RunWork((RunKind.EXPORT,), "stillroom.export.run:export_model"),
     ),
     Operation(
-        function="stillroom.api.runs:get_run",
+        name="get_run",
         request=GetRun,
         result=RunReport,
-        title="Look at a run",
-        description="Status, progress with ETA, metrics, result or error; can wait for the run.",
-        positional=("run_id",),
-        is_read_only=True,
-        is_idempotent=True,
+        function="stillroom.api.runs:get_run",
     ),
     Operation(
-        function="stillroom.api.runs:list_runs",
+        name="list_runs",
         request=ListRuns,
         result=RunPage,
-        title="List runs",
-        description="List this workspace's runs, newest first, those of earlier sessions too.",
-        is_read_only=True,
-        is_idempotent=True,
+        function="stillroom.api.runs:list_runs",
     ),
     Operation(
-        function="stillroom.api.runs:get_run_logs",
+        name="get_run_logs",
         request=GetRunLogs,
         result=LogPage,
-        title="Read a run's log",
-        description="The last lines of a run's log, or of its metrics and notes.",
-        positional=("run_id",),
-        is_read_only=True,
-        is_idempotent=True,
+        function="stillroom.api.runs:get_run_logs",
     ),
     Operation(
-        function="stillroom.api.runs:cancel_run",
+        name="cancel_run",
         request=CancelRun,
         result=RunReport,
-        title="Cancel a run",
-        description="Stop a run, keeping its work; again after 10 s kills it.",
-        positional=("run_id",),
-        is_destructive=True,
-        is_idempotent=True,
+        function="stillroom.api.runs:cancel_run",
     ),
     Operation(
-        function="stillroom.api.reports:write_report",
+        name="write_report",
         request=WriteReport,
         result=WrittenReport,
-        title="Write the report",
-        description="Write one HTML page about all runs for a person: curves, accuracy, costs.",
-        positional=("output",),
-        is_idempotent=True,
+        function="stillroom.api.reports:write_report",
         child=ChildWork(
             function="stillroom.report.request:draw_page",
             timeout_s=90,
@@ -339,16 +242,10 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        function="stillroom.trace.show:show_lineage",
+        name="show_lineage",
         request=ShowLineage,
         result=Lineage,
-        title="Show where it comes from",
-        description=(
-            "Trace a checkpoint or file back to its prompts, checking hashes; why a row "
-            "was kept or dropped."
-        ),
-        positional=("path",),
-        is_idempotent=True,
+        function="stillroom.trace.show:show_lineage",
         large=RunKind.LINEAGE,
     ),
 )

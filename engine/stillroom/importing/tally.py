@@ -1,4 +1,4 @@
-"""Counts what becomes of every source row, and notes each refused one."""
+"""Counts what becomes of every source row, and notes each refused one in the side file."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from stillroom.errors import writable_text
+from stillroom.files import LineWriter
 from stillroom.importing.records import Place, Refusal
 
 
@@ -31,19 +32,16 @@ class RefusedRow(msgspec.Struct, frozen=True):
 
 
 class ImportTally:
-    """Counts the rows of all formats."""
+    """Counts the rows of all formats, and writes the refused ones."""
 
     def __init__(
         self,
-        note_refused: Callable[[RefusedRow], None],
+        refused: LineWriter,
         shown_path: Callable[[Path], str],
         redact: Callable[[str], str],
     ) -> None:
-        """`note_refused` is given each refused row.
-
-        `redact` takes secrets out of a text that may quote a row.
-        """
-        self._note_refused, self._shown_path, self._redact = note_refused, shown_path, redact
+        """`redact` takes secrets out of a text that may quote a row."""
+        self._refused, self._shown_path, self._redact = refused, shown_path, redact
         self._names: dict[Path, str] = {}
         self.formats: dict[str, FormatCount] = {}
         self.reasons: Counter[str] = Counter()
@@ -87,7 +85,7 @@ class ImportTally:
         if len(self.first_refused) < 5:
             said = f" ({detail[:200]})" if detail else ""
             self.first_refused.append(f"{source}: {refusal.reason}{said}")
-        self._note_refused(RefusedRow(source, name, refusal.reason, detail))
+        self._refused.write(RefusedRow(source, name, refusal.reason, detail))
 
     @property
     def total(self) -> FormatCount:

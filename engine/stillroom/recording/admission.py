@@ -1,66 +1,100 @@
-"""Which requests are taken: those that name the proxy, show its token and come from no page."""
+"""Decides which requests are let in: they name the proxy, show its token and come from no page."""
 
 import hmac
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Self
 from urllib.parse import quote
 
-from stillroom.recording.heads import TOKEN_HEADER, RequestHead
-from stillroom.recording.refusals import Refused
+import msgspec
+from aiohttp import web
+
+from stillroom.recording.headers import TOKEN_HEADER, RequestHead
 from stillroom.secrecy.own_host import is_own_host, is_own_page
 
 _TOKEN_PATH = "/token/"  # noqa: S105 (the beginning of a path)
 
 
+class RefusedError(Exception):
+    """A request that is not passed on, and why."""
+
+    def __init__(self, status: int, code: str, problem: str, fix: str) -> None:
+        super().__init__(status, code, problem, fix)
+        self.status, self.code, self.problem, self.fix = status, code, problem, fix
+
+    def response(self) -> web.Response:
+        """Returns the answer to the request, in a shape that the clients of all APIs show."""
+        text = f"{self.problem}\nfix: {self.fix}"
+        error = {"type": "stillroom_record", "code": self.code, "message": text}
+        return web.Response(
+            status=self.status,
+            body=msgspec.json.encode({"type": "error", "error": error}),
+            content_type="application/json",
+            headers={"Cache-Control": "no-store"},
+        )
+
+    @classmethod
+    def no_reply(cls, problem: str) -> Self:
+        """Returns the refusal of a request that the upstream has not answered."""
+        return cls(
+            502, "no_reply", f"the upstream gave no reply: {problem}",
+            "check the address that `stillroom record --upstream` was given, and the network",
+        )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What a request must show."""
+    """The token and the host names that let a request in."""
 
     token: str | None = None
     """None if every program of this machine may call."""
     allowed_hosts: Collection[str] = ()
-    """Names in lower case that lead here, beside localhost and the address itself."""
+    """Names of the proxy in lower case, besides localhost and its own address."""
 
-    def admitted(self, head: RequestHead, own_address: str) -> str | Refused:
-        """Returns the target without the token, or why the request is not taken."""
+    def admitted(self, head: RequestHead, own_address: str) -> str:
+        """Returns the target of a request without the token. Raises RefusedError.
+
+        `own_address` is the address of this machine at which the request came in.
+        """
         if not head.target.startswith("/"):
-            return Refused(
+            raise RefusedError(
                 400, "no_path", "the request names a whole URL, and this is no open proxy",
                 "set the address of `stillroom record` as base_url, not as an HTTP proxy",
             )  # fmt: skip
-        refused = self._from_elsewhere(head, own_address)
-        if refused is not None:
-            return refused
-        target, shown = head.target, [head.get(TOKEN_HEADER) or b""]
+        self._check_host_and_origin(head, own_address)
+        if head.headers.get("upgrade", "").lower() == "websocket":
+            raise RefusedError(
+                501, "no_upgrade", "WebSockets are not passed on",
+                "set the proxy's address for calls over HTTP only",
+            )  # fmt: skip
+        target, shown = head.target, [head.headers.get(TOKEN_HEADER, "")]
         if target.startswith(_TOKEN_PATH):
             in_path, _, rest = target.removeprefix(_TOKEN_PATH).partition("/")
             target = f"/{rest}"
-            shown.append(in_path.encode("latin-1"))
+            shown.append(in_path)
         if self.token is None or any(self._is_token(text) for text in shown):
             return target
-        return Refused(
+        raise RefusedError(
             401, "no_token", "the request shows no token, or not this proxy's",
             "send the header `x-stillroom-token`, or put /token/TOKEN before the path of base_url",
         )  # fmt: skip
 
-    def _is_token(self, shown: bytes) -> bool:
+    def _is_token(self, shown: str) -> bool:
         token = self.token or ""
-        return any(
-            hmac.compare_digest(shown, form.encode()) for form in (token, quote(token, safe=""))
-        )
+        forms = (token, quote(token, safe=""))
+        return any(hmac.compare_digest(shown.encode(), form.encode()) for form in forms)
 
-    def _from_elsewhere(self, head: RequestHead, own_address: str) -> Refused | None:
-        hosts = [value.decode("latin-1") for key, value in head.headers if key.lower() == b"host"]
+    def _check_host_and_origin(self, head: RequestHead, own_address: str) -> None:
+        hosts = head.headers.getall("host", [])
         if len(hosts) != 1 or not is_own_host(hosts[0], own_address, self.allowed_hosts):
-            return Refused(
+            raise RefusedError(
                 403, "other_host", f"the Host {', '.join(hosts)!r} is not this proxy",
                 "call it by the address it printed, or start it with --allow-host and the name "
                 "that leads to it",
             )  # fmt: skip
-        for key, value in head.headers:
-            if key.lower() == b"origin" and not is_own_page(value.decode("latin-1"), hosts[0]):
-                return Refused(
+        for origin in head.headers.getall("origin", []):
+            if not is_own_page(origin, hosts[0]):
+                raise RefusedError(
                     403, "other_page", "a page of another site may not call this proxy",
                     "call it from a program, not from a browser",
                 )  # fmt: skip
-        return None

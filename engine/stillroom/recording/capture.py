@@ -10,9 +10,9 @@ from uuid import uuid4
 import msgspec
 
 from stillroom.recording.encodings import Decoder, UndecodableError
-from stillroom.recording.heads import (
+from stillroom.recording.headers import (
     SESSION_HEADER,
-    Header,
+    Headers,
     RequestHead,
     keys_in,
     recorded_reply_headers,
@@ -34,7 +34,7 @@ from stillroom.recording.scrubbing import StreamText, redactor_of, scrubbed
 from stillroom.recording.upstreams import Upstream
 from stillroom.secrecy.redaction import Redactor
 
-_STREAM = b"text/event-stream"
+_STREAM = "text/event-stream"
 _LAST_EVENT = re.compile(
     rb"\n(?:data: ?\[DONE\]"
     rb"|event: ?(?:message_stop|error|response\.(?:completed|incomplete|failed))\r?\n"
@@ -108,8 +108,8 @@ class CallCapture:
         self._prepared: RecordedCall | None = None
         self._reply: Kept | None = None
         self._stream: StreamText | None = None
-        self._status: tuple[int, bytes] = (0, b"")
-        self._headers: Sequence[Header] = ()
+        self._status: tuple[int, str] = (0, "")
+        self._headers = Headers()
         self._reply_head: RecordedReply | None = None
         self._tail = b"\n"
 
@@ -121,13 +121,12 @@ class CallCapture:
         """Makes what the record says of the request, which has come whole."""
         self._prepared = self._call()
 
-    def begin_reply(self, status: int, reason: bytes, headers: Sequence[Header]) -> None:
+    def begin_reply(self, status: int, reason: str, headers: Headers) -> None:
         """Takes the head of the reply."""
         self._status, self._headers = (status, reason), headers
-        named = {key.lower(): value for key, value in headers}
-        if named.get(b"content-type", b"").lower().startswith(_STREAM):
+        if headers.get("content-type", "").lower().startswith(_STREAM):
             self._stream = StreamText(self._redactor)
-        self._reply = _kept(named.get(b"content-encoding", b""), self._limit)
+        self._reply = _kept(headers.get("content-encoding", ""), self._limit)
 
     def add(self, data: bytes) -> bool:
         """Keeps bytes of the reply. Returns whether a program takes the stream for ended now."""
@@ -165,7 +164,7 @@ class CallCapture:
 
     def _call(self) -> RecordedCall:
         """Returns the record of the call as it is before there is a reply."""
-        redactor, session = self._redactor, self._head.get(SESSION_HEADER)
+        redactor, session = self._redactor, self._head.headers.get(SESSION_HEADER)
         began_at = datetime.fromtimestamp(self._began_at, UTC)
         request = msgspec.json.encode(self._request_record())
         return RecordedCall(
@@ -178,27 +177,26 @@ class CallCapture:
             started_at=began_at.isoformat(timespec="milliseconds"),
             duration_s=0.0,
             end="proxy_stopped",
-            session=redactor.text(session.decode("utf-8", "replace")) if session else None,
+            session=redactor.text(session) if session else None,
             request=encoded_ahead(request, RecordedRequest),
         )
 
     def _request_record(self) -> RecordedRequest:
-        encodings = self._head.get(b"content-encoding")
+        encodings = self._head.headers.get("content-encoding")
         plain = self.request
         if encodings:
             plain = _kept(encodings, self._limit)
             for part in self.request.parts:
                 plain.add(part)
             plain.cut = plain.cut or self.request.cut
-        headers = recorded_request_headers(self._head)
+        headers = recorded_request_headers(self._head.headers)
         content = _content(plain, scrubbed(b"".join(plain.parts), self._redactor))
         return RecordedRequest(content=content, headers=self._redactor.value(headers))
 
     def _reply_without_content(self) -> RecordedReply:
         (status, reason), text = self._status, self._redactor.text
         headers = [(name, text(value)) for name, value in recorded_reply_headers(self._headers)]
-        reason_text = text(reason.decode("latin-1"))
-        return RecordedReply(status=status, reason=reason_text, headers=headers, content=Content())
+        return RecordedReply(status=status, reason=text(reason), headers=headers, content=Content())
 
     def _reply_record(self) -> RecordedReply | None:
         reply, stream = self._reply, self._stream
@@ -217,10 +215,10 @@ class CallCapture:
         return msgspec.structs.replace(head, content=_content(reply, clean), blocks=sizes)
 
 
-def _kept(encodings: bytes, limit: int) -> Kept:
+def _kept(encodings: str, limit: int) -> Kept:
     """Returns what keeps a content with these encodings; nothing of it if one is not known."""
     try:
-        return Kept(limit, Decoder(encodings.decode("latin-1")) if encodings else None)
+        return Kept(limit, Decoder(encodings) if encodings else None)
     except UndecodableError as error:
         kept = Kept(0)
         kept.cut = f"{NOT_DECODED}: {error}"

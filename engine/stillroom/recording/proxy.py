@@ -3,25 +3,35 @@
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
-from stillroom.recording.admission import Admission
-from stillroom.recording.answering import Caller
-from stillroom.recording.capture import CallCapture
-from stillroom.recording.heads import RequestHead
+from aiohttp import web
+
+from stillroom.recording.admission import Admission, RefusedError
+from stillroom.recording.capture import CallCapture, Kept
+from stillroom.recording.encodings import known_encodings
+from stillroom.recording.headers import RequestHead, end_to_end, upstream_headers
 from stillroom.recording.journal import CallJournal, Outcome
-from stillroom.recording.pass_through import PassThrough
-from stillroom.recording.records import kind_of
-from stillroom.recording.refusals import Refused
-from stillroom.recording.upstream_side import ConnectionPool
+from stillroom.recording.records import CallEnd, kind_of
+from stillroom.recording.serving import Service, abort, cut_off, response_with
+from stillroom.recording.upstream_client import (
+    RequestBody,
+    UpstreamClient,
+    UpstreamError,
+    UpstreamReply,
+)
 from stillroom.recording.upstreams import Upstream, route
 
 MOST_KEPT = 16 << 20
 """The most bytes of a request, and of a reply, that are recorded unless the user says otherwise."""
+_MOST_KEPT_TO_REPEAT = 1 << 20
+_WAIT_FOR_END_S = 0.025
+"""Seconds for which the last event of a stream waits for the end of the reply behind it."""
 
 
-class RecordingProxy:
+class RecordingProxy(Service):
     """Answers each request with what its upstream answers.
 
     `secrets` are taken out of all records, as the keys of each request are out of its own.
@@ -29,7 +39,6 @@ class RecordingProxy:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
         journal: CallJournal,
         upstreams: Sequence[Upstream],
         admission: Admission,
@@ -37,83 +46,224 @@ class RecordingProxy:
         secrets: Sequence[str] = (),
         most_kept: int = MOST_KEPT,
     ) -> None:
-        self.loop, self.journal = loop, journal
-        self.pool = ConnectionPool(loop)
-        self._clients: set[Caller] = set()
-        self._exchanges: set[PassThrough] = set()
-        self.is_stopping = False
+        super().__init__(admission)
+        self.journal = journal
+        has_tls = any(upstream.scheme == "https" for upstream in upstreams)
+        self._client = UpstreamClient(has_tls=has_tls)
         self._secrets = tuple(secrets)
-        self._upstreams, self._admission, self._most_kept = upstreams, admission, most_kept
+        self._upstreams, self._most_kept = upstreams, most_kept
         self._is_failing = False
-        self._complaints = Counter[str]()
+        """Whether the last call could not be written."""
+        self._num_complaints = Counter[str]()
 
-    def answer(self, client: Caller, head: RequestHead) -> PassThrough | Refused:
-        """Returns what passes a request on, or why it is refused."""
-        target = self._admission.admitted(head, client.own_address)
-        if isinstance(target, Refused):
-            return target
-        found = route(target, self._upstreams)
+    async def answer(self, request: web.Request, head: RequestHead) -> web.StreamResponse:
+        """Passes a request on and returns the reply; a model call is recorded."""
+        found = route(head.target, self._upstreams)
         if found is None:
             names = ", ".join(f"/{upstream.name}" for upstream in self._upstreams)
-            return Refused(
+            raise RefusedError(
                 404, "no_upstream", "the path names none of the upstreams",
                 f"begin it with one of {names}, as in the base_url that was printed",
             )  # fmt: skip
         upstream, path = found
-        kind = kind_of(head.method, path)
-        if kind is not None and self._is_failing:
-            if not self.journal.can_write():
-                return Refused(
-                    503, "journal", f"calls cannot be recorded in {self.journal.folder}",
-                    "make room on the disk, or give another folder with --output; the next call "
-                    "is recorded again as soon as it can be",
-                )  # fmt: skip
-            self._is_failing = False
         head = replace(head, target=path)
-        capture = None
-        if kind is not None:
-            limit, secrets = self._most_kept, self._secrets
-            capture = CallCapture(kind, upstream, head, limit=limit, secrets=secrets)
-        exchange = PassThrough(self, client, head, upstream, capture)
-        self._exchanges.add(exchange)
-        return exchange
+        kind = kind_of(head.method, path)
+        if kind is None:
+            return await self._pass_through(request, upstream, head)
+        self._check_journal()
+        capture = CallCapture(
+            kind, upstream, head, limit=self._most_kept, secrets=self._secrets
+        )  # fmt: skip
+        call = _RecordedExchange(capture, self.journal, self._note)
+        try:
+            return await self._pass_and_record(request, upstream, head, call)
+        except (asyncio.CancelledError, ConnectionError):
+            call.end("proxy_stopped" if self.is_cancelling else "client_left")
+            raise
 
-    def joined(self, client: Caller) -> None:
-        """Takes note of a client's connection."""
-        self._clients.add(client)
+    async def aclose(self) -> None:
+        """Closes the connections to the upstreams."""
+        await self._client.aclose()
 
-    def left(self, client: Caller) -> None:
-        """Takes note of a connection that has ended."""
-        self._clients.discard(client)
+    def _check_journal(self) -> None:
+        """Raises RefusedError if calls cannot be recorded, before the call is paid for."""
+        if self._is_failing and not self.journal.can_write():
+            raise RefusedError(
+                503, "journal", f"calls cannot be recorded in {self.journal.folder}",
+                "make room on the disk, or give another folder with --output; the next call "
+                "is recorded again as soon as it can be",
+            )  # fmt: skip
+        self._is_failing = False
 
-    def ended(self, exchange: PassThrough) -> None:
-        """Takes note of an exchange that has ended."""
-        self._exchanges.discard(exchange)
+    async def _pass_through(
+        self, request: web.Request, upstream: Upstream, head: RequestHead
+    ) -> web.StreamResponse:
+        """Passes on a request that is not recorded, and its reply."""
+        body = None
+        if request.body_exists:
+            body = RequestBody(request.content, Kept(_MOST_KEPT_TO_REPEAT))
+        try:
+            reply = await self._client.send(upstream, head, upstream_headers(head), body)
+        except UpstreamError as error:
+            raise RefusedError.no_reply(self._no_reply(upstream, error)) from error
+        try:
+            response = _response(request, reply)
+            await response.prepare(request)
+            await _pass_rest(request, response, reply)
+            return response
+        finally:
+            reply.close()
 
-    def note(self, outcome: Outcome) -> None:
-        """Takes note of whether a call could be recorded."""
+    async def _pass_and_record(
+        self, request: web.Request, upstream: Upstream, head: RequestHead, call: "_RecordedExchange"
+    ) -> web.StreamResponse:
+        """Passes a model call on, and its reply; the reply ends once the call is on the disk."""
+        headers = upstream_headers(head)
+        if accepted := headers.getall("accept-encoding", ()):
+            headers["Accept-Encoding"] = known_encodings(", ".join(accepted))
+        body, capture = None, call.capture
+        if request.body_exists:
+            body = RequestBody(request.content, capture.request, capture.prepare)
+        try:
+            reply = await self._client.send(upstream, head, headers, body)
+        except UpstreamError as error:
+            problem = self._no_reply(upstream, error)
+            if not await call.recorded("upstream_left", problem):
+                abort(request)
+            raise RefusedError.no_reply(problem) from error
+        try:
+            return await _pass_recorded_reply(request, upstream, reply, call)
+        finally:
+            reply.close()
+
+    def _no_reply(self, upstream: Upstream, error: UpstreamError) -> str:
+        problem = f"{upstream.origin}: {error}"
+        self._complain(f"no reply from {problem}")
+        return problem
+
+    def _note(self, outcome: Outcome) -> None:
+        """Takes note of whether a call could be recorded; the journal's thread calls it."""
         if outcome is not None:
             self._is_failing = True
-            self.complain(f"a call was not recorded, and its reply was broken off: {outcome}")
+            self._complain(f"a call was not recorded, and its reply was broken off: {outcome}")
 
-    def complain(self, problem: str) -> None:
+    def _complain(self, problem: str) -> None:
         """Writes a line to standard error; of the same problem only the 1st, 2nd, 4th, 8th, …"""
-        self._complaints[problem] += 1
-        times = self._complaints[problem]
+        self._num_complaints[problem] += 1
+        times = self._num_complaints[problem]
         if times & (times - 1) == 0:
             again = f" ({times} times)" if times > 1 else ""
             sys.stderr.write(f"stillroom record: {problem}{again}\n")
             sys.stderr.flush()
 
-    @property
-    def num_open(self) -> int:
-        """The number of requests that are being answered."""
-        return len(self._exchanges)
 
-    def stop(self) -> None:
-        """Breaks off what is still being answered, and records it as that."""
-        for exchange in [*self._exchanges]:
-            exchange.stop()
-        for client in [*self._clients]:
-            client.transport.close()
-        self.pool.close()
+class _RecordedExchange:
+    """A call on its way into the journal, where it is written once."""
+
+    def __init__(
+        self, capture: CallCapture, journal: CallJournal, note: Callable[[Outcome], None]
+    ) -> None:
+        self.capture = capture
+        self._journal, self._note = journal, note
+        self._is_ended = False
+
+    async def recorded(self, end: CallEnd, problem: str | None = None) -> bool:
+        """Returns once the call is on the disk; False if it could not be written."""
+        loop = asyncio.get_running_loop()
+        written = loop.create_future()
+
+        def settle(outcome: Outcome) -> None:
+            if not written.done():
+                written.set_result(outcome is None)
+
+        def done(outcome: Outcome) -> None:
+            # The loop may have stopped while the journal still writes.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(settle, outcome)
+
+        self.end(end, problem, done)
+        return await written
+
+    def end(
+        self,
+        end: CallEnd,
+        problem: str | None = None,
+        done: Callable[[Outcome], None] = lambda _: None,
+    ) -> None:
+        """Puts the call into the journal's queue, unless it has ended before."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+
+        def note_and_tell(outcome: Outcome) -> None:
+            self._note(outcome)
+            done(outcome)
+
+        try:
+            line = self.capture.line(end, problem)
+        except Exception as error:  # the rim of one call: its client must not wait for ever
+            note_and_tell(error)
+        else:
+            self._journal.append(line, note_and_tell)
+
+
+async def _pass_recorded_reply(
+    request: web.Request, upstream: Upstream, reply: UpstreamReply, call: _RecordedExchange
+) -> web.StreamResponse:
+    """Passes a reply back; its end, or the event after which clients stop reading, is held back."""
+    response = _response(request, reply)
+    call.capture.begin_reply(reply.status, reply.reason, reply.headers)
+    if not reply.has_come:
+        await response.prepare(request)
+    held: list[bytes] = []
+    problem = None
+    try:
+        await _pass_until_end(response, reply, call.capture, held)
+    except UpstreamError as error:
+        problem = f"{upstream.origin}: {error}"
+    if not await call.recorded("upstream_left" if problem else "whole", problem):
+        abort(request)
+        return response
+    await response.prepare(request)
+    for block in held:
+        await response.write(block)
+    if problem is None:
+        await _pass_rest(request, response, reply)
+    else:
+        cut_off(request, response)
+    return response
+
+
+async def _pass_until_end(
+    response: web.StreamResponse, reply: UpstreamReply, capture: CallCapture, held: list[bytes]
+) -> None:
+    """Passes blocks on as they come; those that may end the reply for the client go to `held`."""
+    while block := await reply.next_block():
+        held.append(block)
+        if capture.add(block):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_WAIT_FOR_END_S):
+                    while block := await reply.next_block():
+                        held.append(block)
+                        capture.add(block)
+            return
+        if reply.is_read or not response.prepared:
+            continue
+        await response.write(block)
+        held.clear()
+        capture.read_on()
+
+
+async def _pass_rest(
+    request: web.Request, response: web.StreamResponse, reply: UpstreamReply
+) -> None:
+    """Passes on what still comes of a reply."""
+    try:
+        while block := await reply.next_block():
+            await response.write(block)
+    except UpstreamError:
+        cut_off(request, response)
+
+
+def _response(request: web.Request, reply: UpstreamReply) -> web.StreamResponse:
+    return response_with(request, reply.status, reply.reason, end_to_end(reply.headers))

@@ -1,40 +1,179 @@
-"""Runs the proxy, or a replay, at a socket until the process is asked to stop."""
+"""Serves the proxy, or a replay, at a socket until the process is asked to stop."""
 
 import asyncio
+import logging
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 
-from stillroom.recording.answering import Front
-from stillroom.recording.client_side import ClientConnection
+from aiohttp import web
+from aiohttp.hdrs import CONTENT_TYPE, DATE, SERVER
+from aiohttp.typedefs import Handler
 
+from stillroom.recording.admission import Admission, RefusedError
+from stillroom.recording.headers import Headers, RequestHead
+
+_LONGEST_LINE = 256 << 10
+"""The most bytes of a request's first line, and of each of its headers."""
+_MOST_HEADERS = 256
+_KEEP_ALIVE_S = 300.0
+_LINGER_S = 2.0
+"""Seconds for which the rest of a request is read that was answered before its end."""
+_CANCEL_S = 0.02
 _LOOK_EVERY_S = 0.02
 _MOST_FILES = 1 << 16
-_SWITCH_S = 0.0002
-_FLUSH_S = 0.05
 _STOP_S = 10.0
 """Seconds that calls have to end once the process is asked to stop."""
+_PASSED_HEADERS = web.RequestKey("passed_headers", Headers)
+
+
+class Service(ABC):
+    """Answers HTTP requests, and counts those that are being answered."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self.num_open = 0
+        """The number of requests that are being answered."""
+        self.is_stopping = False
+        self.is_cancelling = False
+        """Whether requests are cancelled because the process stops, not because clients left."""
+
+    @abstractmethod
+    async def answer(self, request: web.Request, head: RequestHead) -> web.StreamResponse:
+        """Answers a request; `head` is its head without the token. Raises RefusedError."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Closes what the service has opened."""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answers a request that is let in, and refuses others."""
+        self.num_open += 1
+        try:
+            response = await self._admit_and_answer(request)
+        except RefusedError as refusal:
+            response = refusal.response()
+        except ConnectionError:
+            raise
+        except Exception as error:  # the rim of one call: what it was about may hold keys
+            _report(error)
+            abort(request)
+            return web.Response()
+        finally:
+            self.num_open -= 1
+        if self.is_stopping:
+            response.force_close()
+        return response
+
+    async def _admit_and_answer(self, request: web.Request) -> web.StreamResponse:
+        head = RequestHead.of(request)
+        own_address = str((request.get_extra_info("sockname") or ("",))[0])
+        target = self._admission.admitted(head, own_address)
+        return await self.answer(request, RequestHead(head.method, target, head.headers))
+
+
+def _report(error: Exception) -> None:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else ""
+    sys.stderr.write(f"stillroom record: {type(error).__name__}{place}; please report it\n")
+    sys.stderr.flush()
+
+
+def response_with(
+    request: web.Request, status: int, reason: str, headers: Headers
+) -> web.StreamResponse:
+    """Returns a response that has these headers and no others, besides those of its framing."""
+    request[_PASSED_HEADERS] = headers
+    return web.StreamResponse(status=status, reason=reason, headers=headers)
+
+
+async def _drop_own_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Takes out the headers that aiohttp adds to each response."""
+    passed = request.get(_PASSED_HEADERS)
+    own = (SERVER, DATE) if passed is None else (SERVER, DATE, CONTENT_TYPE)
+    for name in own:
+        if passed is None or name not in passed:
+            response.headers.popall(name, None)
+
+
+def abort(request: web.Request) -> None:
+    """Resets the connection, so that the client sees that its reply is not whole."""
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def cut_off(request: web.Request, response: web.StreamResponse) -> None:
+    """Closes the connection after what has been sent of a reply that is not whole.
+
+    Where neither a length nor chunks frame the reply, only a reset tells the client.
+    """
+    is_framed = response.content_length is not None or "transfer-encoding" in response.headers
+    if not is_framed:
+        abort(request)
+    elif request.transport is not None:
+        request.transport.close()
+
+
+@asynccontextmanager
+async def running(service: Service, listener: socket.socket) -> AsyncGenerator[web.SockSite]:
+    """Answers the requests at a socket; at the end, cancels those that are still being answered."""
+
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        return await service.handle(request)
+
+    # A route would not match the targets of requests that are refused.
+    app = web.Application(middlewares=[answer])
+    app.on_response_prepare.append(_drop_own_headers)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        # The parser's errors quote the request, which may hold keys.
+        logger=_silent_logger(),
+        handler_cancellation=True,
+        auto_decompress=False,
+        keepalive_timeout=_KEEP_ALIVE_S,
+        lingering_time=_LINGER_S,
+        max_line_size=_LONGEST_LINE,
+        max_field_size=_LONGEST_LINE,
+        max_headers=_MOST_HEADERS,
+        shutdown_timeout=_CANCEL_S,
+    )
+    await runner.setup()
+    site = web.SockSite(runner, listener, backlog=4096)
+    await site.start()
+    try:
+        yield site
+    finally:
+        service.is_stopping = service.is_cancelling = True
+        await runner.cleanup()
+        # The cancelled requests record that they were cancelled.
+        await asyncio.sleep(0)
+        await service.aclose()
+
+
+def _silent_logger() -> logging.Logger:
+    logger = logging.Logger("stillroom.recording")
+    logger.addHandler(logging.NullHandler())
+    return logger
 
 
 def run_until_stopped(
-    make: Callable[[asyncio.AbstractEventLoop], Front],
-    listener: socket.socket,
-    *,
-    stop_s: float = _STOP_S,
+    service: Service, listener: socket.socket, *, stop_s: float = _STOP_S
 ) -> None:
-    """Serves at a socket until SIGINT or SIGTERM; a second signal ends what is still going on."""
-    _allow_files()
-    # The journal's thread has little to do between two waits for the disk, and clients wait for it.
-    sys.setswitchinterval(_SWITCH_S)
+    """Serves until SIGINT or SIGTERM; a second signal ends the requests that are still open."""
+    _raise_file_limit()
     with asyncio.Runner(loop_factory=_new_loop) as runner:
-        runner.run(_serve(make, listener, stop_s))
+        runner.run(_serve(service, listener, stop_s))
 
 
-def _allow_files() -> None:
+def _raise_file_limit() -> None:
     """Lets the process open as many files as it may: each call has two connections."""
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if most == resource.RLIM_INFINITY else min(most, _MOST_FILES)
@@ -53,46 +192,26 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-async def _serve(
-    make: Callable[[asyncio.AbstractEventLoop], Front], listener: socket.socket, stop_s: float
-) -> None:
+async def _serve(service: Service, listener: socket.socket, stop_s: float) -> None:
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(_report)
-    served = make(loop)
-    stopping, breaking = asyncio.Event(), asyncio.Event()
+    is_asked_to_stop, is_asked_again = asyncio.Event(), asyncio.Event()
 
     def stop() -> None:
-        (breaking if stopping.is_set() else stopping).set()
+        (is_asked_again if is_asked_to_stop.is_set() else is_asked_to_stop).set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
-    server = await loop.create_server(lambda: ClientConnection(served), sock=listener, backlog=4096)
-    await stopping.wait()
-    served.is_stopping = True
-    server.close()
-    if served.num_open:
-        sys.stderr.write(
-            f"stillroom record: waiting up to {stop_s:g} s for {served.num_open} calls to end "
-            "(once more breaks them off)\n"
-        )
-        sys.stderr.flush()
-    deadline = loop.time() + stop_s
-    while served.num_open and not breaking.is_set() and loop.time() < deadline:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(breaking.wait(), _LOOK_EVERY_S)
-    served.stop()
-    # What has been written may still lie in the connections' buffers.
-    await asyncio.sleep(_FLUSH_S)
-
-
-def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Says where an error of ours happened; what it was about may hold keys."""
-    error = context.get("exception")
-    place = ""
-    if isinstance(error, BaseException) and error.__traceback__ is not None:
-        trace = error.__traceback__
-        while trace.tb_next is not None:
-            trace = trace.tb_next
-        place = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
-    sys.stderr.write(f"stillroom record: {type(error).__name__}{place}; please report it\n")
-    sys.stderr.flush()
+    async with running(service, listener) as site:
+        await is_asked_to_stop.wait()
+        service.is_stopping = True
+        await site.stop()
+        if service.num_open:
+            sys.stderr.write(
+                f"stillroom record: waiting up to {stop_s:g} s for {service.num_open} calls to end "
+                "(a second signal ends them at once)\n"
+            )
+            sys.stderr.flush()
+        deadline = loop.time() + stop_s
+        while service.num_open and not is_asked_again.is_set() and loop.time() < deadline:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(is_asked_again.wait(), _LOOK_EVERY_S)

@@ -11,9 +11,9 @@ from stillroom.errors import InputError
 from stillroom.recording.admission import Admission
 from stillroom.recording.journal import CallJournal
 from stillroom.recording.proxy import MOST_KEPT, RecordingProxy
-from stillroom.recording.replay.player import ReplayFront
-from stillroom.recording.replay.tape import Tape
+from stillroom.recording.replay import Replay
 from stillroom.recording.serving import run_until_stopped
+from stillroom.recording.tape import Tape
 from stillroom.recording.upstreams import Upstream, client_settings, upstreams_of
 from stillroom.settings import Workspace, open_workspace
 from stillroom_mcp.http.listening import address_of, listening_socket
@@ -89,13 +89,11 @@ def _record(
         journal = CallJournal(folder)
         try:
             _announce(address_of(listener), upstreams, workspace.shown(folder), token)
-            run_until_stopped(
-                lambda loop: RecordingProxy(
-                    loop, journal, upstreams, admission,
-                    secrets=secrets, most_kept=options.max_body_mb << 20,
-                ),
-                listener,
+            proxy = RecordingProxy(
+                journal, upstreams, admission,
+                secrets=secrets, most_kept=options.max_body_mb << 20,
             )  # fmt: skip
+            run_until_stopped(proxy, listener)
         finally:
             journal.close()
     sys.stderr.write(f"recorded {journal.num_calls} calls in {workspace.shown(folder)}\n")
@@ -131,7 +129,7 @@ def _replay(
                 "anthropic_base_url": address,
             }
         )
-        run_until_stopped(lambda loop: ReplayFront(loop, tape, admission), listener)
+        run_until_stopped(Replay(tape, admission), listener)
     return 0
 
 

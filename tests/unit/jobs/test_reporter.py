@@ -115,11 +115,10 @@ def never_looks(workspace, request):
 def test_work_that_never_looks_for_a_cancel_is_cancelled_at_once(tmp_path, monkeypatch):
     folder = create_run(Workspace(tmp_path), RunKind.FILTER, {"run_id": "x"})
     operation = Operation(
-        function=f"{__name__}:never_looks",
+        name="long",
         request=GetRun,
         result=LogPage,
-        title="Long",
-        description="",
+        function=f"{__name__}:never_looks",
         large=RunKind.FILTER,
     )
     monkeypatch.setattr(sys, "argv", ["worker", str(folder.path)])
@@ -143,11 +142,10 @@ def test_work_that_never_looks_for_a_cancel_is_cancelled_at_once(tmp_path, monke
 def test_a_run_that_stops_early_reads_as_finished(tmp_path, monkeypatch, work, status, total):
     folder = create_run(Workspace(tmp_path), RunKind.SFT, {"run_id": "x"})
     operation = Operation(
-        function=f"{__name__}:early",
+        name="early",
         request=GetRun,
         result=LogPage,
-        title="Early",
-        description="",
+        function="",
         run=RunWork((RunKind.SFT,), f"{__name__}:{work.__name__}"),
     )
     monkeypatch.setattr(sys, "argv", ["worker", str(folder.path)])

@@ -10,8 +10,8 @@ from fakes.recording import CHAT, RawClient, calls_in, in_thread, recording, req
 from fakes.trace_files import SAMPLES
 from stillroom.errors import DataError, InputError
 from stillroom.recording.admission import Admission
-from stillroom.recording.replay.player import ReplayFront
-from stillroom.recording.replay.tape import Tape
+from stillroom.recording.replay import Replay
+from stillroom.recording.tape import Tape
 
 EVENTS = (b'data: {"a": "h\xc3\xa9', b'llo"}\n\ndata: 1\n\n', b"data: [DONE]\n\n")
 TOKEN = "a-token-of-these-tests"
@@ -26,7 +26,7 @@ def body(text="Hi?", **more):
 @contextmanager
 def replaying(*places, token=None):
     tape = Tape(places)
-    with in_thread(lambda loop: ReplayFront(loop, tape, Admission(token))) as (url, _):
+    with in_thread(Replay(tape, Admission(token))) as url:
         yield url
 
 

@@ -21,13 +21,13 @@ from stillroom.curate.filter.contamination import (
 )
 from stillroom.curate.filter.language import LanguageDetector
 from stillroom.curate.filter.request import ANY_TOOL, FilterDataset
+from stillroom.curate.filter.secrets import PERSONAL_DATA, SECRETS, SensitiveKind, kinds_in
 from stillroom.curate.rows.facts import SUPERVISED, RowFacts
 from stillroom.curate.rows.read import CuratedRow
 from stillroom.curate.rows.words import content_text, final_answer, strings_in, user_texts
 from stillroom.curate.verdicts import RowVerdicts
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import DataError, ModelError
-from stillroom.secrecy.sensitive_data import PERSONAL_DATA, SECRETS, SensitiveKind, kinds_in
 from stillroom.types import Message
 
 

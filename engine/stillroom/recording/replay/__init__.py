@@ -1,1 +1,0 @@
-"""Answers recorded calls again, from their journals alone."""

@@ -1,0 +1,260 @@
+"""The recorded calls of journals, looked up by their requests.
+
+Two requests are the same if their JSON is, except for its order and fields of the moment.
+"""
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from stillroom.data.row_files import RowReader, read_row_lines
+from stillroom.errors import DataError, InputError
+from stillroom.files import canonical_json
+from stillroom.recording.journal import journals_in
+from stillroom.recording.records import CallKind, RecordedCall, RecordedReply, decoded_call
+
+_REPLAYED = ("whole", "upstream_left")
+_VOLATILE = frozenset(
+    (
+        "user",
+        "metadata",
+        "client_metadata",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+    )
+)
+"""Fields that name the caller or the moment, and change no answer."""
+_DEPLOYMENT = re.compile(r"/deployments/([^/]+)/")
+_DIGEST_BYTES = 16
+_MOST_SHOWN = 120
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """A request as it is looked up."""
+
+    kind: CallKind
+    digest: bytes
+    """The hash of all that counts."""
+    rest: bytes
+    """The hash of all that counts beside the messages."""
+    messages: tuple[bytes, ...]
+    """The hash of each message."""
+
+
+def request_key(kind: CallKind, path: str, data: bytes) -> RequestKey:
+    """Returns the key of a request. What is no JSON object is the same only byte for byte."""
+    deployment = _DEPLOYMENT.search(path)
+    place = [kind, deployment[1] if deployment else ""]
+    body = decoded_body(data)
+    if body is None:
+        return RequestKey(kind, _digest([*place, data.hex()]), b"", ())
+    counted = {name: value for name, value in body.items() if name not in _VOLATILE}
+    given = counted.get(_list_name(kind))
+    messages = cast("list[Any]", given) if isinstance(given, list) else [given]
+    rest = {name: value for name, value in counted.items() if name != _list_name(kind)}
+    return RequestKey(
+        kind, _digest([*place, counted]), _digest([*place, rest]), tuple(map(_digest, messages))
+    )
+
+
+def decoded_body(data: bytes) -> dict[str, Any] | None:
+    """Returns the JSON object that a request's content is, or None."""
+    try:
+        body = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", body) if isinstance(body, dict) else None
+
+
+def _list_name(kind: CallKind) -> str:
+    return "input" if kind == "responses" else "messages"
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.sha256(canonical_json(value)).digest()[:_DIGEST_BYTES]
+
+
+def first_difference(given: bytes, recorded: bytes) -> str:
+    """Returns where two requests differ first and what stands there in each, in one line."""
+    ours, others = decoded_body(given), decoded_body(recorded)
+    if ours is None or others is None:
+        return "their bytes"
+    ours, others = (
+        {k: v for k, v in body.items() if k not in _VOLATILE} for body in (ours, others)
+    )
+    found = _difference(ours, others, "")
+    if found is None:
+        return "the deployment in the path"
+    place, here, there = found
+    return f"{place.lstrip('.')}: {_shown(here)} here, {_shown(there)} recorded"
+
+
+def _difference(here: Any, there: Any, place: str) -> tuple[str, Any, Any] | None:
+    if isinstance(here, dict) and isinstance(there, dict):
+        names = dict.fromkeys([*cast("dict[str, Any]", here), *cast("dict[str, Any]", there)])
+        pairs = [
+            (f"{place}.{name}", here.get(name, _ABSENT), there.get(name, _ABSENT)) for name in names
+        ]
+    elif isinstance(here, list) and isinstance(there, list):
+        ours, others = cast("list[Any]", here), cast("list[Any]", there)
+        most = max(len(ours), len(others))
+        ours, others = ([*items, *[_ABSENT] * (most - len(items))] for items in (ours, others))
+        pairs = [(f"{place}[{i}]", a, b) for i, (a, b) in enumerate(zip(ours, others, strict=True))]
+    else:
+        return None if here == there and type(here) is type(there) else (place, here, there)
+    found = (_difference(a, b, inner) for inner, a, b in pairs)
+    return next((one for one in found if one is not None), None)
+
+
+def _shown(value: Any) -> str:
+    if value is _ABSENT:
+        return "nothing"
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
+@dataclass(frozen=True, slots=True)
+class TapeEntry:
+    """The place of a recorded call."""
+
+    path: Path
+    line: int
+    offset: int
+    num_bytes: int
+    started_at: str
+    key: RequestKey
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The reply to a request, and the line and number of the recorded call that it is from."""
+
+    reply: RecordedReply
+    is_whole: bool
+    entry: TapeEntry
+    number: int
+    total: int
+
+
+class Tape:
+    """The calls of some journals; those with the same request are given in their order.
+
+    Raises InputError if there is none, and DataError for a line that holds no call.
+    """
+
+    def __init__(self, places: Sequence[Path]) -> None:
+        self._entries = defaultdict[bytes, list[TapeEntry]](list)
+        self._given = defaultdict[bytes, int](int)
+        self._rows = RowReader()
+        self.num_left_out = 0
+        """The number of calls that cannot be answered again, as their client left or a part of
+        them was not recorded."""
+        for path in _journals(places):
+            self._read(path)
+        for entries in self._entries.values():
+            entries.sort(key=lambda entry: entry.started_at)
+        if not self._entries:
+            shown = ", ".join(map(str, places))
+            raise InputError(
+                f"{shown} holds no recorded call that can be answered again",
+                "record some first: stillroom record --upstream …",
+            )
+
+    @property
+    def num_calls(self) -> int:
+        """The number of calls that can be answered again."""
+        return sum(map(len, self._entries.values()))
+
+    def _read(self, path: Path) -> None:
+        for line in read_row_lines(path):
+            try:
+                call = decoded_call(line.utf8)
+            except (ValueError, RecursionError) as error:
+                if path.stat().st_size == line.offset + line.num_bytes:
+                    # The recorder was killed, or is at work, while it wrote its last line.
+                    self.num_left_out += 1
+                    continue
+                raise DataError(
+                    f"{path}:{line.number} holds no recorded call: {str(error)[:200]}",
+                    "give the journals of `stillroom record`, as it wrote them",
+                ) from error
+            if not _can_be_replayed(call):
+                self.num_left_out += 1
+                continue
+            key = request_key(call.kind, call.path, call.request.content.data)
+            entry = TapeEntry(path, line.number, line.offset, line.num_bytes, call.started_at, key)
+            self._entries[key.digest].append(entry)
+
+    def answer(self, key: RequestKey) -> Replayed | None:
+        """Returns the next reply to a request, the last one again after it; None if unknown."""
+        entries = self._entries.get(key.digest)
+        if entries is None:
+            return None
+        self._given[key.digest] += 1
+        number = self._given[key.digest]
+        entry = entries[min(number, len(entries)) - 1]
+        call = self._call(entry)
+        if call.reply is None:
+            raise DataError(f"{entry} has changed", "start the replay again")
+        return Replayed(call.reply, call.end == "whole", entry, number, len(entries))
+
+    def nearest(self, key: RequestKey, data: bytes) -> str | None:
+        """Returns which recorded request is most like one, and where they differ first.
+
+        None if no call of the same API was recorded.
+        """
+        entries = [
+            entry for known in self._entries.values() for entry in known
+            if entry.key.kind == key.kind
+        ]  # fmt: skip
+        if not entries:
+            return None
+        best = max(entries, key=lambda entry: _likeness(entry.key, key))
+        recorded = self._call(best).request.content.data
+        return f"{best}, which differs at {first_difference(data, recorded)}"
+
+    def close(self) -> None:
+        """Closes the journals."""
+        self._rows.__exit__()
+
+    def _call(self, entry: TapeEntry) -> RecordedCall:
+        return decoded_call(self._rows.read(entry.path, entry.offset, entry.num_bytes))
+
+
+def _likeness(known: RequestKey, given: RequestKey) -> tuple[int, bool, int]:
+    """Returns how like two requests are: how many messages they begin alike with, and the rest."""
+    num_alike = 0
+    for ours, others in zip(known.messages, given.messages, strict=False):
+        if ours != others:
+            break
+        num_alike += 1
+    return num_alike, known.rest == given.rest, -abs(len(known.messages) - len(given.messages))
+
+
+def _can_be_replayed(call: RecordedCall) -> bool:
+    reply = call.reply
+    return (
+        call.end in _REPLAYED
+        and reply is not None
+        and reply.content.cut is None
+        and call.request.content.cut is None
+    )
+
+
+def _journals(places: Sequence[Path]) -> list[Path]:
+    found: list[Path] = []
+    for place in places:
+        found += journals_in(place) if place.is_dir() else [place]
+    return found

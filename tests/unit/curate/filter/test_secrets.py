@@ -1,0 +1,132 @@
+import random
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillroom.curate.filter.secrets import (
+    PERSONAL_DATA,
+    SECRETS,
+    is_card_number,
+    is_iban,
+    kinds_in,
+    passes_luhn,
+)
+
+_CHANCE = random.Random(7)
+
+
+def chars(count: int, alphabet: str = string.ascii_letters + string.digits) -> str:
+    return "".join(_CHANCE.choices(alphabet, k=count))
+
+
+# Made here, so that no scanner takes this file for a leak.
+PLANTED = [
+    ("OpenAI key", "sk-" + chars(48)),
+    ("OpenAI key", "sk-proj-" + chars(60)),
+    ("Anthropic key", "sk-ant-api03-" + chars(80)),
+    ("OpenRouter key", "sk-or-v1-" + chars(64, "0123456789abcdef")),
+    ("AWS key", "AKIA" + chars(16, string.ascii_uppercase + string.digits)),
+    ("Google key", "AIza" + chars(35)),
+    ("Google OAuth token", "ya29." + chars(60)),
+    ("GitHub token", "ghp_" + chars(36)),
+    ("GitHub token", "github_pat_" + chars(70)),
+    ("GitLab token", "glpat-" + chars(20)),
+    ("Hugging Face token", "hf_" + chars(34, string.ascii_letters)),
+    ("Slack token", "xoxb-" + chars(40, string.digits)),
+    ("Slack webhook", "https://hooks.slack.com/services/T01/B02/" + chars(24)),
+    ("Stripe key", "sk_live_" + chars(24)),
+    ("SendGrid key", "SG." + chars(22) + "." + chars(43)),
+    ("npm token", "npm_" + chars(36)),
+    ("PyPI token", "pypi-AgE" + chars(80)),
+    ("Groq key", "gsk_" + chars(52)),
+    ("xAI key", "xai-" + chars(80)),
+    ("DigitalOcean token", "dop_v1_" + chars(64, "0123456789abcdef")),
+    ("Azure storage key", "AccountKey=" + chars(86) + "=="),
+    ("JWT", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0." + chars(43)),
+    ("private key", "-----BEGIN " + "RSA PRIVATE KEY-----\nMIIE"),
+    ("private key", "-----BEGIN " + "PRIVATE KEY-----"),
+    ("private key", "-----BEGIN " + "OPENSSH PRIVATE KEY-----"),
+    ("password in a URL", "postgres://bob:" + "hunter22@db.internal/x"),
+]
+
+
+@pytest.mark.parametrize(("kind", "secret"), PLANTED)
+@pytest.mark.parametrize("around", ["{}", "the key is {}, ok?", 'key="{}"', "KEY={}\nnext"])
+def test_a_planted_secret_is_found_and_named(kind: str, secret: str, around: str) -> None:
+    assert kinds_in(around.format(secret), SECRETS) == [kind]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "set sk-your-openai-api-key-here first",
+        "sk-xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
+        "the task-" + chars(40),
+        "ghp_short",
+        "-----BEGIN PUBLIC KEY-----",
+        "https://example.org/a:b/c@d",
+        "eyJ is how a token begins",
+        chars(4000),
+    ],
+)
+def test_what_only_looks_like_a_secret_is_none(text: str) -> None:
+    assert kinds_in(text, SECRETS) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("mail bob.smith@gmail.com now", ["email address"]),
+        ("mail <bob@mail.co.uk>.", ["email address"]),
+        ("someone@example.com", []),
+        ("someone@mail.example.org", []),
+        ("user@localhost", []),
+        ("call +49 170 1234567", ["phone number"]),
+        ("call +1 (415) 553-2671", ["phone number"]),
+        ("call (415) 553-2671 or", ["phone number"]),
+        ("415-553-2671", ["phone number"]),
+        ("202-555-0143", []),
+        ("2026-11-20 12:30:15", []),
+        ("1 + 2 = 3 and +5", []),
+        ("4111 1111 1111 1111 12/27 123", ["card number"]),
+        ("card 378282246310005.", ["card number"]),
+        ("5500-0055-5555-5559", ["card number"]),
+        ("id 4111111111111112", []),
+        ("3.1415926535897932384626", []),
+        ("NCT01234567 and 12345678901234567", []),
+        ("to DE89 3704 0044 0532 0130 00 today", ["IBAN"]),
+        ("GB82WEST12345698765432.", ["IBAN"]),
+        ("DE00 3704 0044 0532 0130 00", []),
+        ("078-05-1120", ["US social security number"]),
+        ("000-05-1120", []),
+        ("a@b.io, 4242424242424242", ["email address", "card number"]),
+    ],
+)
+def test_personal_data_is_told_by_form_and_check_digits(text: str, kinds: list[str]) -> None:
+    assert kinds_in(text, PERSONAL_DATA) == kinds
+
+
+@given(st.integers(10**14, 10**15 - 1))
+def test_exactly_one_check_digit_passes(number: int) -> None:
+    assert sum(passes_luhn(f"{number}{digit}") for digit in range(10)) == 1
+
+
+@given(st.from_regex(r"37[0-9]{12}", fullmatch=True), st.integers(0, 13), st.integers(1, 9))
+def test_one_wrong_digit_makes_no_card_number(start: str, place: int, change: int) -> None:
+    card = next(f"{start}{d}" for d in range(10) if is_card_number(f"{start}{d}"))
+    wrong = str((int(card[place]) + change) % 10)
+
+    assert not is_card_number(card[:place] + wrong + card[place + 1 :])
+
+
+@given(st.integers(0, 10**18 - 1), st.integers(0, 17), st.integers(1, 9))
+def test_one_wrong_digit_makes_no_iban(account: int, place: int, change: int) -> None:
+    body = f"{account:018d}"
+    check = 98 - int(f"{body}131400") % 97
+    iban = f"DE{check:02d}{body}"
+    wrong = str((int(body[place]) + change) % 10)
+
+    assert is_iban(iban)
+    assert not is_iban(f"DE{check:02d}{body[:place]}{wrong}{body[place + 1 :]}")

@@ -1,0 +1,148 @@
+"""Connections to upstreams: TLS, and the proxy that the environment names."""
+
+import socket
+import ssl
+import subprocess
+import threading
+from base64 import b64encode
+
+import pytest
+
+from fakes.raw_endpoint import RawEndpoint, json_reply, stream_reply
+from fakes.recording import CHAT, RawClient, calls_in, recording, request
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A certificate of its own for localhost, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    files = folder / "certificate.pem", folder / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run(
+        [*command.split(), *names, "-out", str(files[0]), "-keyout", str(files[1])],
+        check=True, capture_output=True, timeout=20,
+    )  # fmt: skip
+    return files
+
+
+@pytest.fixture
+def tls(certificate):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    return context
+
+
+class Tunnel:
+    """A proxy on the loopback that opens tunnels, and keeps the heads of the requests for them."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.heads: list[bytes] = []
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(0.5)
+        self.url = f"http://me:pa%20ss@127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self):
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+            client.settimeout(60)
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                head += client.recv(1)
+            self.heads.append(head)
+            client.sendall(self._answer)
+            if b" 200 " not in self._answer:
+                client.close()
+                continue
+            host, _, port = head.split()[1].decode().rpartition(":")
+            upstream = socket.create_connection((host, int(port)), timeout=60)
+            for pair in ((client, upstream), (upstream, client)):
+                threading.Thread(target=_copy, args=pair, daemon=True).start()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+    except OSError:
+        pass
+    finally:
+        source.close()
+        target.close()
+
+
+@pytest.fixture
+def no_proxies(monkeypatch):
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    return monkeypatch
+
+
+def test_calls_go_over_tls_to_a_host_that_the_system_trusts(tmp_path, no_proxies, certificate, tls):
+    no_proxies.setenv("SSL_CERT_FILE", str(certificate[0]))
+    events = (b"data: 1\n\n", b"data: [DONE]\n\n")
+    with RawEndpoint(lambda _: stream_reply(*events), tls=tls) as endpoint:
+        upstream = endpoint.url.replace("http://127.0.0.1", "https://localhost")
+        with recording(tmp_path, upstream) as url, RawClient(url) as client:
+            for _ in range(2):
+                client.send("POST", CHAT, b"{}")
+                assert client.read().body == b"".join(events)
+            assert endpoint.num_connections == 1
+    assert [call.upstream for call in calls_in(tmp_path)] == [upstream] * 2
+
+
+def test_a_host_that_cannot_prove_its_name_gets_no_request(tmp_path, no_proxies, tls):
+    with RawEndpoint(lambda _: json_reply(b"{}"), tls=tls) as endpoint:
+        upstream = endpoint.url.replace("http://127.0.0.1", "https://localhost")
+        with recording(tmp_path, upstream) as url:
+            reply = request(url, "POST", CHAT, b"{}", "Authorization: Bearer sk-a-secret-key")
+        assert endpoint.requests == []
+    assert reply.status == 502
+    assert b"certificate verify failed" in reply.body.lower()
+
+
+def test_the_proxy_of_the_environment_opens_a_tunnel(tmp_path, no_proxies, certificate, tls):
+    no_proxies.setenv("SSL_CERT_FILE", str(certificate[0]))
+    with (
+        RawEndpoint(lambda _: json_reply(b"{}"), tls=tls) as endpoint,
+        Tunnel(b"HTTP/1.1 200 Connected\r\n\r\n") as tunnel,
+    ):
+        no_proxies.setenv("HTTPS_PROXY", tunnel.url)
+        upstream = endpoint.url.replace("http://127.0.0.1", "https://localhost")
+        with recording(tmp_path, upstream) as url:
+            reply = request(url, "POST", CHAT, b"{}", "Authorization: Bearer sk-a-secret-key")
+    assert reply.body == b"{}"
+    (head,) = tunnel.heads
+    assert head.startswith(b"CONNECT localhost:")
+    assert b"Proxy-Authorization: Basic " + b64encode(b"me:pa ss") in head
+    assert b"secret" not in head
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b"HTTP/1.1 407 Who are you\r\n\r\n", b"of the environment refused the connection: Who"),
+        (b"what\r\n\r\n", b"not HTTP/1.1"),
+    ],
+)
+def test_a_proxy_that_refuses_is_named_in_the_error(tmp_path, no_proxies, answer, problem):
+    with Tunnel(answer) as tunnel, recording(tmp_path, "https://localhost:1") as url:
+        no_proxies.setenv("HTTPS_PROXY", tunnel.url)
+        reply = request(url, "POST", CHAT, b"{}")
+    assert reply.status == 502
+    assert problem in reply.body
+    assert b"pa" + b"%20ss" not in reply.body
