@@ -30,7 +30,7 @@ from stillroom.models.batches import TokenSequence
 from stillroom.models.load import load_model
 from stillroom.models.reread.byte_units import Places, WrittenParts, turn_units
 from stillroom.models.reread.rereading import ByteReading, Reader, ReadingPair
-from stillroom.models.reread.turn_parts import TurnPart
+from stillroom.models.reread.turns import TurnPart
 from stillroom.models.resolve import locate_model
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher

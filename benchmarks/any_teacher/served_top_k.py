@@ -33,8 +33,8 @@ from stillroom.evaluate.intervals import mean_estimate
 from stillroom.models.batches import sampled_sequence
 from stillroom.models.load import load_model
 from stillroom.models.reread.byte_chain import SortedSums, SummedSymbols
-from stillroom.models.reread.checked_pair import open_pair
 from stillroom.models.reread.listed_tokens import ListedTokens
+from stillroom.models.reread.pair_check import open_pair
 from stillroom.models.reread.tile_divergence import ByteDivergences
 from stillroom.models.resolve import locate_model
 from stillroom.reporting import SilentReporter

@@ -19,7 +19,7 @@ def train_as_on_cuda(
     _load_anew(patch)
     patch.setattr("stillroom.models.kernels._varlen_attention", lambda: varlen_attn)
     patch.setattr("stillroom.models.probe.choose_kernel", lambda *_: KernelChoice("varlen"))
-    patch.setattr("stillroom.models.heads.matrix_head", lambda *_args, **_more: None)
+    patch.setattr("stillroom.models.lm_head.matrix_head", lambda *_args, **_more: None)
     patch.setattr("stillroom.train.student.model.computing_format", lambda *_: computes_in)
 
 
@@ -30,7 +30,7 @@ def train_as_on_an_apple_gpu(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         "stillroom.models.probe.choose_kernel", lambda _device, dtype: choose_kernel(mps, dtype)
     )
-    patch.setattr("stillroom.models.heads.matrix_head", lambda *_args, **_more: None)
+    patch.setattr("stillroom.models.lm_head.matrix_head", lambda *_args, **_more: None)
     patch.setattr(
         "stillroom.train.student.model.computing_format",
         lambda _device, precision: computing_format(mps, precision),

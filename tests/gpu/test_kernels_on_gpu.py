@@ -5,8 +5,8 @@ import torch
 
 from fakes.families import build_family
 from stillroom.models import kernels
-from stillroom.models.heads import OutputHead
 from stillroom.models.kernels import KernelCheck, Pack, PackSpan
+from stillroom.models.lm_head import OutputHead
 from stillroom.models.probe import choose_passes
 
 pytestmark = pytest.mark.gpu

@@ -16,7 +16,7 @@ from stillroom.models.batches import TokenSequence, microbatches, sampled_sequen
 from stillroom.models.divergence import reverse_kl, shared_logprobs
 from stillroom.models.load import load_model
 from stillroom.models.reread.byte_chain import NextSymbols, SortedSums, SummedSymbols, TriePlaces
-from stillroom.models.reread.checked_pair import open_pair
+from stillroom.models.reread.pair_check import open_pair
 from stillroom.models.reread.rereading import ByteReading
 from stillroom.models.reread.tile_divergence import ByteDivergences
 from stillroom.settings import Workspace

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stillroom.serving.lora_ranks import lora_rank
+from stillroom.serving.model_server import lora_rank
 
 SENTINEL = "0123456789"
 """The argument of the tool call that a chat template is asked to write."""

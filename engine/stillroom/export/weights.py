@@ -28,13 +28,13 @@ from stillroom.export.whole import Whole, write_whole
 from stillroom.export.written import ReadBack, Written
 from stillroom.files import write_json
 from stillroom.models.load import load_tokenizer, put_adapter, read_weights, stop_token_ids
-from stillroom.models.multimodal.adapter_names import (
+from stillroom.models.multimodal import (
     changed_other_parts,
     is_on_whole,
     move_to_whole,
     weight_names,
+    whole_config,
 )
-from stillroom.models.multimodal.text_part import whole_config
 from stillroom.models.precision import Precision
 from stillroom.models.resolve import ModelLocation
 from stillroom.reporting import Reporter, stop_if_cancelled

@@ -24,7 +24,7 @@ from stillroom.export.request import ExportPlan
 from stillroom.files import write_json
 from stillroom.lineage import ModelRecord, record_folder
 from stillroom.models.load import load_tokenizer, stop_token_ids
-from stillroom.models.multimodal.text_part import text_name, whole_config
+from stillroom.models.multimodal import text_name, whole_config
 from stillroom.models.resolve import ModelLocation
 from stillroom.settings import Workspace
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from stillroom.models.kernels import Pack, PackKernel, PackSpan
+from stillroom.models.prefixes import lay_out, packs
 from stillroom.models.rope import RopeBoundary, length_class
-from stillroom.models.sharing import lay_out, packs
 from stillroom.types import TokenTrace
 
 PassLayout = Literal["packed", "padded", "alone"]

@@ -17,19 +17,17 @@ from transformers.utils.hub import cached_file
 
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import ModelError
-from stillroom.models.multimodal.adapter_names import (
-    is_on_whole,
-    names_on_text_part,
-    settings_for,
-    weight_names,
-)
-from stillroom.models.multimodal.text_part import (
+from stillroom.models.multimodal import (
     KEY_MAPPING,
     be_language_model,
+    is_on_whole,
     is_whole,
+    names_on_text_part,
     quiet_about_other_parts,
+    settings_for,
     text_name,
     text_options,
+    weight_names,
 )
 from stillroom.models.placement import (
     best_device,

@@ -21,7 +21,7 @@ _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 def allow_packing(model: Any) -> bool:
     """Lets the model run packs and returns True, unless its attention is of another kind.
 
-    Other passes go on as before. `models.probe` finds out whether packs change its logits.
+    Other passes are unchanged. `models.probe` finds out whether packs change its logits.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
@@ -38,7 +38,7 @@ def forbid_packing(model: Any) -> None:
 
 
 def packed_inputs(pack: Pack, positions_1T: Tensor) -> dict[str, Any]:
-    """Returns the inputs that the model's body needs for a pack beside its token ids."""
+    """Returns the inputs that the model's body needs for a pack, next to its token ids."""
     # transformers forms a causal mask of T × T numbers itself, unless it is given one of four
     # dimensions, which it hands on as it is. The attention of a pack never looks at it.
     no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=positions_1T.device)

@@ -1,11 +1,17 @@
-"""Places models: on the best device at hand, or spread over the GPUs and main memory."""
+"""Places models: on the best device at hand, or spread over the GPUs and main memory; and has their
+layers recompute what is not kept (gradient checkpointing).
+"""
 
 import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from stillroom.errors import ConfigError, missing_extra
+from stillroom.errors import ConfigError, ModelError, missing_extra
 from stillroom.models.precision import Precision, Quantization
 
 
@@ -89,3 +95,28 @@ def input_device(model: Any) -> torch.device:
     if device is None:
         return model.device
     return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+
+
+def recompute_layers(model: nn.Module) -> None:
+    """Makes each of the model's layers compute its activations again in the backward pass.
+
+    transformers' own switch works in training mode only, which would turn dropout on as well.
+    Raises ModelError if the model has no layers that can do so.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not layers:
+        raise ModelError(
+            f"{type(model).__name__} has no layers that can be computed again",
+            "set model.gradient_checkpointing: false, or use a model of another family",
+        )
+    for layer in layers:
+        layer.forward = _recomputed(layer.forward)
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return run

@@ -19,7 +19,6 @@ from transformers import PreTrainedConfig
 
 from stillroom.errors import ModelError
 from stillroom.models.batches import PassLayout, TokenSequence
-from stillroom.models.heads import OutputHead
 from stillroom.models.kernels import (
     KernelCheck,
     KernelChoice,
@@ -27,6 +26,7 @@ from stillroom.models.kernels import (
     choose_kernel,
     relative_gap,
 )
+from stillroom.models.lm_head import OutputHead
 from stillroom.models.packing import allow_packing, forbid_packing
 from stillroom.models.placement import input_device
 from stillroom.models.small_copy import LONGEST_BOUNDARY, build_copy, small_configs

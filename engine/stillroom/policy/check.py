@@ -16,13 +16,18 @@ import torch
 from transformers import PreTrainedConfig
 
 from stillroom.errors import ModelError
-from stillroom.models.heads import OutputHead, token_logprobs
+from stillroom.models.lm_head import OutputHead, token_logprobs
 from stillroom.models.load import LoadedModel
 from stillroom.models.resolve import ModelLocation
 from stillroom.models.small_copy import LONGEST_BOUNDARY, build_copy, small_configs
 from stillroom.policy.decode import DecodeEngine
-from stillroom.policy.mode import SLOWER_MODES, SamplingMode, passes_for, set_sampling_mode
-from stillroom.policy.passes import SlotPasses
+from stillroom.policy.passes import (
+    SLOWER_MODES,
+    SamplingMode,
+    SlotPasses,
+    passes_for,
+    set_sampling_mode,
+)
 from stillroom.policy.sequences import DecodedSequence
 from stillroom.types import SamplingSettings
 

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from stillroom.models.batches import microbatches
-from stillroom.models.heads import OutputHead, token_logprobs
+from stillroom.models.lm_head import OutputHead, token_logprobs
 from stillroom.models.load import LoadedModel
+from stillroom.models.prefixes import SharedPrefix, shared_prefixes
 from stillroom.models.rope import length_class, rope_boundaries
 from stillroom.policy.graphs import StepGraphs, recorder_for
-from stillroom.policy.mode import passes_for
-from stillroom.policy.passes import SlotPasses
-from stillroom.policy.prefixes import SharedPrefix, shared_prefixes
+from stillroom.policy.passes import SlotPasses, passes_for
 from stillroom.policy.sampling import sample_tokens
 from stillroom.policy.sequences import DecodedSequence, FinishReason
 from stillroom.policy.slots import SlotTable

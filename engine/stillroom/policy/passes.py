@@ -6,16 +6,16 @@ Shapes: B rows of one forward pass, n new tokens of each, T tokens attended to, 
 import inspect
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from stillroom.models.heads import OutputHead
+from stillroom.models.lm_head import OutputHead
 from stillroom.models.placement import base_model, body_of, input_device
-from stillroom.policy.kv_cache import ForwardPlan
-from stillroom.policy.mamba import own_formulas
-from stillroom.policy.slot_cache import SlotCache
+from stillroom.models.rope import rope_boundaries
+from stillroom.policy.mamba import own_formulas, prepare_mamba
+from stillroom.policy.slot_cache import ForwardPlan, SlotCache, slot_cache
 
 
 class Copies(Protocol):
@@ -203,3 +203,98 @@ def _as_mask(allowed: Tensor, dtype: torch.dtype | None) -> Tensor:
 def cache_parameter(parameters: Any) -> str:
     """Returns the name that a body gives its cache."""
     return "cache_params" if "cache_params" in parameters else "past_key_values"
+
+
+class _RowCaches:
+    """The cache of each slot's row, which only its own row can use."""
+
+    def __init__(self) -> None:
+        self.caches: dict[int, Any] = {}
+
+    def copy_tokens(self, source: int, targets: Sequence[int], num_tokens: int) -> None:
+        """Moves a row to another slot."""
+        for target in targets:
+            self.caches[target] = self.caches.pop(source, None)
+
+
+class PlainPasses:
+    """Runs each row of a pass alone."""
+
+    can_copy = can_fill = is_recurrent = False
+    can_continue = True
+
+    def __init__(self, model: Any, *, keeps_cache: bool) -> None:
+        """`keeps_cache`: whether rows keep their caches; else all their tokens run each time."""
+        self.cache = _RowCaches()
+        self._keeps_cache = keeps_cache
+        self._head = OutputHead(model)
+        self._body = body_of(model)
+        self._device = input_device(base_model(model))
+        parameters = inspect.signature(self._body.forward).parameters
+        self._cache_name = cache_parameter(parameters)
+        self._takes_positions = "position_ids" in parameters
+
+    def logits(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        new_tokens: Sequence[Sequence[int] | None],
+    ) -> Tensor:
+        """Returns the logits after each row's last new token, [B, V]."""
+        rows = zip(slots, starts, new_tokens, strict=True)
+        hidden = [self._last_hidden(slot, start, new or []) for slot, start, new in rows]
+        return self._head.logits(torch.stack(hidden))
+
+    def _last_hidden(self, slot: int, start: int, new: Sequence[int]) -> Tensor:
+        caches = self.cache.caches
+        if start == 0:
+            caches.pop(slot, None)
+        if not self._keeps_cache:
+            # The slot's cache is the tokens themselves.
+            caches[slot] = [*caches.get(slot, []), *new]
+            ids_1T = torch.tensor([caches[slot]], device=self._device)
+            return self._head.hidden(ids_1T)[0, -1]
+        ids_1n = torch.tensor([list(new)], device=self._device)
+        inputs: dict[str, Any] = {"input_ids": ids_1n, "use_cache": True}
+        inputs[self._cache_name] = caches.get(slot)
+        if self._takes_positions:
+            # Some models would count a continuation's positions from 0.
+            inputs["position_ids"] = torch.arange(start, start + len(new), device=self._device)[
+                None
+            ]
+        output = self._body(**inputs)
+        caches[slot] = getattr(output, self._cache_name)
+        return output.last_hidden_state[0, -1]
+
+
+SamplingMode = Literal["batched", "batched, given tokens singly", "row by row", "without a cache"]
+"""Over the slots of one cache; the same, but given tokens after the first ones run one by one and
+Mamba layers by transformers' formulas; each row over transformers' own cache; and each token by a
+pass over the whole conversation. Each is slower than the one before it, and asks less of the
+model."""
+SLOWER_MODES: tuple[SamplingMode, ...] = (
+    "batched, given tokens singly",
+    "row by row",
+    "without a cache",
+)
+
+_NAME = "stillroom_sampling_mode"
+
+
+def set_sampling_mode(model: Any, mode: SamplingMode) -> None:
+    """Sets how a model is sampled from now on."""
+    # Kept on the model itself, which several engines sample one after the other.
+    setattr(base_model(model), _NAME, mode)
+
+
+def passes_for(model: Any, *, num_slots: int) -> Passes:
+    """Returns the forward passes that sample a model in its mode."""
+    prepare_mamba(model)
+    mode: SamplingMode = getattr(base_model(model), _NAME, "batched")
+    config = base_model(model).config
+    cache = slot_cache(config, num_slots=num_slots) if mode.startswith("batched") else None
+    # No family has both states and such boundaries, and their passes are split in different ways.
+    if cache is not None and not (cache.is_recurrent and rope_boundaries(config)):
+        is_usual = mode == "batched"
+        return SlotPasses(model, cache, can_continue=is_usual, has_own_formulas=is_usual)
+    return PlainPasses(model, keeps_cache=mode != "without a cache")

@@ -1,15 +1,223 @@
-"""The cache of a whole model, with slots in every layer, made from the kinds of its layers."""
+"""The cache of a whole model, with one slot for each sequence in every layer.
+
+Attention layers keep keys and values, each sequence at its own position; recurrent layers and short
+convolutions keep a state.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from transformers import cache_utils
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionLayer
 
-from stillroom.policy.kv_cache import ForwardPlan, SlotLayer
-from stillroom.policy.states import SlotStateLayer, StateLayer
+_GROWTH = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPlan:
+    """The slots that the next forward pass runs, and the positions that it writes to."""
+
+    slots_B: Tensor
+    """The slot of each row, [B] int64."""
+    positions_Bn: Tensor
+    """The positions of each row's new tokens, [B, n] int64. Rows with fewer tokens are padded on
+    the right; the next pass overwrites the padding's keys and values before any token may attend to
+    them."""
+    num_attended: int
+    """The number of tokens attended to, T, which is above every position."""
+    is_prefix: bool
+    """Whether the rows are the slots 0 … B-1 in order, so that no copy is needed."""
+    is_first: bool = False
+    """Whether no row has any token in the cache yet."""
+    fillers_F: Tensor | None = None
+    """The slots that are run along without a token of theirs, [F]; None: there is none."""
+    idle_B: Tensor | None = None
+    """Whether each row is run along without a token of its own, [B]: what a graph is given instead
+    of `fillers_F`, since it has as many numbers whichever rows those are."""
+
+
+class SlotLayer(CacheLayerMixin):
+    """The keys and values of one layer."""
+
+    is_sliding = False
+
+    def __init__(self, num_slots: int) -> None:
+        super().__init__()
+        self.num_slots = num_slots
+        self.plan: ForwardPlan | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Sets the sizes and the number format to those of the first keys and values."""
+        shape = (self.num_slots, key_states.shape[1], 0)
+        self.keys = key_states.new_zeros(*shape, key_states.shape[3])
+        self.values = value_states.new_zeros(*shape, value_states.shape[3])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Writes the new keys and values, [B, K, n, D]; returns all attended ones, [B, K, T, D]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        plan = cast("ForwardPlan", self.plan)
+        self.reserve(plan.num_attended)
+        keys, values = cast("Tensor", self.keys), cast("Tensor", self.values)
+        rows_B1 = plan.slots_B[:, None]
+        keys[rows_B1, :, plan.positions_Bn] = key_states.transpose(1, 2)
+        values[rows_B1, :, plan.positions_Bn] = value_states.transpose(1, 2)
+        size, length = plan.slots_B.shape[0], plan.num_attended
+        if plan.is_prefix:
+            return keys[:size, :, :length], values[:size, :, :length]
+        return keys[plan.slots_B, :, :length], values[plan.slots_B, :, :length]
+
+    @property
+    def capacity(self) -> int:
+        """The number of tokens that fit in each slot, C; 0 before the first pass."""
+        return cast("Tensor", self.keys).shape[2] if self.is_initialized else 0
+
+    def reserve(self, capacity: int) -> None:
+        """Makes room for at least `capacity` tokens in every slot."""
+        keys, values = cast("Tensor", self.keys), cast("Tensor", self.values)
+        missing = capacity - keys.shape[2]
+        if missing > 0:
+            # The cache grows by half at least, so that a growing conversation copies it only a few
+            # times.
+            extra = -(-max(missing, keys.shape[2] // 2) // _GROWTH) * _GROWTH
+            self.keys = torch.nn.functional.pad(keys, (0, 0, 0, extra))
+            self.values = torch.nn.functional.pad(values, (0, 0, 0, extra))
+
+    def begin_pass(self, plan: ForwardPlan) -> None:
+        """Sets the plan of the next forward pass."""
+        self.plan = plan
+
+    def end_pass(self, plan: ForwardPlan) -> None:
+        """Does nothing: keys and values were written during the pass."""
+
+    def copy_tokens(self, source: int, targets_B: Tensor, num_tokens: int) -> None:
+        """Copies one slot's first tokens to other slots."""
+        if self.is_initialized:
+            keys, values = cast("Tensor", self.keys), cast("Tensor", self.values)
+            # Cloned, because torch refuses to read and write the same memory if num_tokens is the
+            # capacity.
+            keys[targets_B, :, :num_tokens] = keys[source, :, :num_tokens].clone()
+            values[targets_B, :, :num_tokens] = values[source, :, :num_tokens].clone()
+
+    def get_seq_length(self) -> int:
+        """Returns 0, which is unused: the model is given positions, and each slot has a length."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """Returns -1, which means no limit."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Returns the number of tokens attended to, T, and the offset 0."""
+        return cast("ForwardPlan", self.plan).num_attended, 0
+
+
+_States = dict[int, Tensor | None]
+
+
+class StateLayer(LinearAttentionLayer):
+    """The states of one layer: transformers' own layer, with the states of a pass's rows in it.
+
+    Models change a state in place, or hand in a new one, as they like. So the rows' states are
+    views of the slots where the rows are the first slots, and copies that are written back after
+    the pass where they are not.
+    """
+
+    def __init__(self, num_slots: int, number_of_states: int) -> None:
+        LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
+        self.num_slots = num_slots
+        self._held: tuple[_States, _States] = ({}, {})
+        self._saved: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def slot_bytes(self) -> int:
+        """The bytes of one slot's states."""
+        held = [states for kind in self._held for states in kind.values() if states is not None]
+        return sum(states.nbytes // self.num_slots for states in held)
+
+    def begin_pass(self, plan: ForwardPlan) -> None:
+        """Puts the states of the plan's rows in place, [B, ...]; first rows have none yet."""
+        self._saved = []
+        for held, rows, is_initialized in self._kinds():
+            for index in range(self.number_of_states):
+                states = None if plan.is_first else held.get(index)
+                is_initialized[index] = states is not None
+                if states is None:
+                    rows[index] = None
+                    continue
+                if plan.fillers_F is not None:
+                    self._saved.append((states, states[plan.fillers_F]))
+                if plan.idle_B is not None:
+                    first = states[: len(plan.slots_B)]
+                    self._saved.append((first, first.clone()))
+                is_view = plan.is_prefix
+                rows[index] = states[: len(plan.slots_B)] if is_view else states[plan.slots_B]
+        has_states = not plan.is_first and any(map(bool, self._held))
+        self.has_previous_state = dict.fromkeys(range(self.number_of_states), has_states)
+
+    def end_pass(self, plan: ForwardPlan) -> None:
+        """Writes the rows' new states to their slots, and gives fillers their old ones back."""
+        for held, rows, _ in self._kinds():
+            for index, states in rows.items():
+                if states is None:
+                    continue
+                slots = held.get(index)
+                if slots is None:
+                    slots = held[index] = states.new_zeros(self.num_slots, *states.shape[1:])
+                if plan.is_first or not plan.is_prefix:
+                    slots[plan.slots_B] = states
+        for slots, earlier in self._saved:
+            if plan.idle_B is None:
+                slots[plan.fillers_F] = earlier
+            else:
+                idle_B = plan.idle_B.view(-1, *[1] * (slots.ndim - 1))
+                slots.copy_(torch.where(idle_B, earlier, slots))
+        self._saved = []
+
+    def copy_tokens(self, source: int, targets_B: Tensor, num_tokens: int) -> None:
+        """Copies one slot's states to other slots; they hold all tokens that the slot has run."""
+        for held, _, _ in self._kinds():
+            for states in held.values():
+                if states is not None:
+                    states[targets_B] = states[source].clone()
+
+    def _kinds(self) -> tuple[tuple[_States, _States, dict[int, bool]], ...]:
+        """Returns each kind's states of all slots and of the rows, and which of them exist."""
+        convolved, recurrent = self._held
+        return (
+            (convolved, self.conv_states, self.is_conv_states_initialized),
+            (recurrent, self.recurrent_states, self.is_recurrent_states_initialized),
+        )
+
+
+class SlotStateLayer(StateLayer, SlotLayer):
+    """A layer with both states and keys and values (Falcon-H1)."""
+
+    def __init__(self, num_slots: int, number_of_states: int) -> None:
+        SlotLayer.__init__(self, num_slots)
+        StateLayer.__init__(self, num_slots, number_of_states)
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Sets the sizes of keys and values, given by place, or of states, given by name."""
+        owner = SlotLayer if args else StateLayer
+        owner.lazy_initialization(self, *args, **kwargs)
+
+    def begin_pass(self, plan: ForwardPlan) -> None:
+        """Sets the plan of the next forward pass, and puts the states of its rows in place."""
+        SlotLayer.begin_pass(self, plan)
+        StateLayer.begin_pass(self, plan)
+
+    def copy_tokens(self, source: int, targets_B: Tensor, num_tokens: int) -> None:
+        """Copies one slot's first tokens and its states to other slots."""
+        SlotLayer.copy_tokens(self, source, targets_B, num_tokens)
+        StateLayer.copy_tokens(self, source, targets_B, num_tokens)
+
 
 AnySlotLayer = SlotLayer | StateLayer
 

@@ -7,9 +7,9 @@ next rollout of the same prompt often comes just then.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stillroom.models.prefixes import PrefixIndex, SharedPrefix
 from stillroom.models.rope import RopeBoundary, length_class
 from stillroom.policy.passes import Copies
-from stillroom.policy.prefixes import PrefixIndex, SharedPrefix
 from stillroom.policy.sequences import DecodedSequence
 
 

@@ -303,7 +303,7 @@ async def _load_policy(
     options = plan.options
     # Imported here because the server process checks requests with this package, without torch.
     try:
-        from stillroom.models.heads import OutputHead
+        from stillroom.models.lm_head import OutputHead
         from stillroom.models.load import load_model
         from stillroom.policy.check import check_decoding
         from stillroom.policy.hf import HFPolicy

@@ -185,3 +185,12 @@ class ModelServer:
         if retry.wait_s is None:
             return backoff_s(attempt, self._jitter)
         return min(max(retry.wait_s, least_wait_s(attempt)), PATIENCE_S)
+
+
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The ones vLLM's --max-lora-rank takes."""
+
+
+def lora_rank(rank: int | None) -> int | None:
+    """Returns the smallest rank that vLLM supports and that holds this one, or None."""
+    return next((known for known in _RANKS if rank is not None and known >= rank), None)

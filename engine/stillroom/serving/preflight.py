@@ -23,7 +23,7 @@ from stillroom.serving.model_server import (
     UnreadableAnswerError,
     decode_answer,
 )
-from stillroom.serving.teacher import ServedTeacher
+from stillroom.serving.scoring import ServedTeacher
 from stillroom.settings import Workspace
 from stillroom.teachers.scores import TeacherScores
 from stillroom.types import Message, TokenTrace

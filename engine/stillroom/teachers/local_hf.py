@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stillroom.models.batches import TokenBatch, TokenSequence, microbatches
-from stillroom.models.heads import OutputHead
+from stillroom.models.lm_head import OutputHead
 from stillroom.models.load import LoadedModel
 from stillroom.models.probe import choose_passes
 

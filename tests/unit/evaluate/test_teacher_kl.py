@@ -10,7 +10,7 @@ from stillroom.errors import InputError, ModelError
 from stillroom.evaluate.request import KLModels
 from stillroom.evaluate.teacher_kl import measure_teacher_kl
 from stillroom.models.batches import sampled_sequence
-from stillroom.models.reread.checked_pair import open_pair
+from stillroom.models.reread.pair_check import open_pair
 from stillroom.models.resolve import locate_model
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection

@@ -15,7 +15,7 @@ from stillroom.export.serving import (
 )
 from stillroom.export.snippets import UsageExample, snippets
 from stillroom.export.weights import find_tool_parser
-from stillroom.serving.lora_ranks import lora_rank
+from stillroom.serving.model_server import lora_rank
 
 PARSERS = {
     "chatml": "hermes",

@@ -17,7 +17,7 @@ from stillroom.export.request import ExportModel
 from stillroom.export.run import export_model
 from stillroom.files import write_json
 from stillroom.models.load import load_model, load_tokenizer, read_weights
-from stillroom.models.multimodal.text_part import text_name
+from stillroom.models.multimodal import text_name
 from stillroom.models.resolve import RECORD, CheckpointRecord, ModelLocation, identify, locate_model
 from stillroom.settings import Workspace
 from stillroom.trace.request import ShowLineage

@@ -11,7 +11,7 @@ from stillroom.models.batches import (
     sampled_sequence,
     with_empty_passes,
 )
-from stillroom.models.heads import OutputHead
+from stillroom.models.lm_head import OutputHead
 from stillroom.types import TokenTrace
 
 CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ from fakes.families import build_family
 from fakes.varlen import varlen_attn
 from stillroom.models import kernels
 from stillroom.models.batches import TokenSequence
-from stillroom.models.heads import OutputHead
 from stillroom.models.kernels import KernelChoice, Pack, PackSpan, attend, choose_kernel
+from stillroom.models.lm_head import OutputHead
 from stillroom.models.probe import choose_passes
 
 ALONE = [PackSpan(5), PackSpan(1), PackSpan(9)]

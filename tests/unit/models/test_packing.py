@@ -5,7 +5,7 @@ import torch
 
 from fakes.tiny_models import ARCHITECTURES, build_model, build_tokenizer
 from stillroom.models.batches import TokenSequence
-from stillroom.models.heads import OutputHead
+from stillroom.models.lm_head import OutputHead
 from stillroom.models.probe import choose_passes
 
 TOKENIZER = build_tokenizer("chatml")

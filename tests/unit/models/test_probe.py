@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from fakes.families import build_family
-from stillroom.models.heads import OutputHead
+from stillroom.models.lm_head import OutputHead
 from stillroom.models.probe import choose_passes
 
 

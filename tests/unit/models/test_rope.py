@@ -9,7 +9,7 @@ from fakes.decoding import decode_all, full_logprobs, random_prompts, sequence_o
 from fakes.families import ORIGINAL_CONTEXT, build_family
 from fakes.tiny_models import build_tokenizer
 from stillroom.models.batches import PassRules, TokenSequence
-from stillroom.models.heads import OutputHead, token_logprobs
+from stillroom.models.lm_head import OutputHead, token_logprobs
 from stillroom.models.load import LoadedModel
 from stillroom.models.probe import choose_passes
 from stillroom.models.resolve import ModelLocation

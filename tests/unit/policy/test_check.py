@@ -12,9 +12,7 @@ from stillroom.errors import ModelError
 from stillroom.models.load import LoadedModel, stop_token_ids
 from stillroom.models.resolve import ModelLocation
 from stillroom.policy.check import check_decoding
-from stillroom.policy.mode import passes_for
-from stillroom.policy.passes import SlotPasses
-from stillroom.policy.plain import PlainPasses
+from stillroom.policy.passes import PlainPasses, SlotPasses, passes_for
 from stillroom.types import SamplingSettings
 
 

@@ -21,8 +21,7 @@ from fakes.tiny_models import ARCHITECTURES, build_tokenizer
 from stillroom.errors import ModelError
 from stillroom.models.load import LoadedModel
 from stillroom.models.resolve import ModelLocation
-from stillroom.policy.mode import passes_for, set_sampling_mode
-from stillroom.policy.plain import PlainPasses
+from stillroom.policy.passes import PlainPasses, passes_for, set_sampling_mode
 from stillroom.policy.sequences import DecodedSequence
 from stillroom.types import SamplingSettings
 

@@ -1,7 +1,6 @@
 import torch
 
-from stillroom.policy.kv_cache import ForwardPlan, SlotLayer
-from stillroom.policy.slot_cache import SlotCache
+from stillroom.policy.slot_cache import ForwardPlan, SlotCache, SlotLayer
 
 HEADS, SIZE = 2, 3
 

@@ -18,7 +18,7 @@ from fakes.families import FAMILIES, build_family
 from fakes.tiny_models import build_tokenizer
 from stillroom.models.load import LoadedModel
 from stillroom.models.resolve import ModelLocation
-from stillroom.policy.mode import passes_for
+from stillroom.policy.passes import passes_for
 from stillroom.types import SamplingSettings
 
 NAMES = ["qwen3.5", "lfm2", "bamba", "minimax", "mamba2"]

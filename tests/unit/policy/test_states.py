@@ -1,7 +1,6 @@
 import torch
 
-from stillroom.policy.kv_cache import ForwardPlan
-from stillroom.policy.states import StateLayer
+from stillroom.policy.slot_cache import ForwardPlan, StateLayer
 
 
 def plan(slots, *, is_first=False, fillers=None):

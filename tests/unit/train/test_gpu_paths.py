@@ -106,7 +106,7 @@ def test_logits_are_formed_for_a_few_tokens_at_a_time(tiny_models, monkeypatch, 
     train_as_on_cuda(monkeypatch)
     student = make_student(tiny_models, tiny_models.folder("qwen3", "chatml"))
     head, teacher = student.head, teacher_of(tiny_models)
-    monkeypatch.setattr("stillroom.models.heads.MAX_LOGITS", 4 * head.vocab_size)
+    monkeypatch.setattr("stillroom.models.lm_head.MAX_LOGITS", 4 * head.vocab_size)
     assert sum(one.num_trained for one in SEQUENCES) == 51
 
     with LogitRows(head.vocab_size, head.base.config.hidden_size) as rows:

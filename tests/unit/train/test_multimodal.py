@@ -22,7 +22,7 @@ from stillroom.export.request import ExportModel
 from stillroom.export.run import export_model
 from stillroom.lineage import record_folder
 from stillroom.models.load import load_model
-from stillroom.models.multimodal.adapter_names import move_to_whole
+from stillroom.models.multimodal import move_to_whole
 from stillroom.models.resolve import ModelLocation, locate_model
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(12)]

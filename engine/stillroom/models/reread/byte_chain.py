@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from stillroom.models.placement import in_float64
-from stillroom.models.reread.byte_trie import ByteTrie
 from stillroom.models.reread.byte_units import Choice
+from stillroom.models.reread.token_bytes import ByteTrie
 
 LEAST = 1e-7
 """The least probability that a symbol counts with, so that one symbol costs at most 16 nats."""

@@ -10,8 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from stillroom.models.reread.token_bytes import TokenBytes, encode
-from stillroom.models.reread.turn_marks import TurnMarks, shared_start, whole_json
-from stillroom.models.reread.turn_parts import Kind, TurnPart, texts_between
+from stillroom.models.reread.turns import (
+    Kind,
+    TurnMarks,
+    TurnPart,
+    shared_start,
+    texts_between,
+    whole_json,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from stillroom.models.reread.byte_chain import NUM_BYTES, SideSymbols, TriePlaces
-from stillroom.models.reread.byte_trie import ByteTrie
 from stillroom.models.reread.byte_units import Choice
+from stillroom.models.reread.token_bytes import ByteTrie
 
 
 class _Following(NamedTuple):

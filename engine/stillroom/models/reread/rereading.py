@@ -7,7 +7,6 @@ from typing import Any
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import ModelError
 from stillroom.models.batches import TokenSequence
-from stillroom.models.reread.byte_trie import ByteTrie
 from stillroom.models.reread.byte_units import (
     Choices,
     Places,
@@ -17,9 +16,8 @@ from stillroom.models.reread.byte_units import (
     is_whole_call,
     turn_units,
 )
-from stillroom.models.reread.token_bytes import TokenBytes, encode
-from stillroom.models.reread.turn_marks import turn_marks
-from stillroom.models.reread.turn_parts import Kind, TurnParts, read_turn, texts_between
+from stillroom.models.reread.token_bytes import ByteTrie, TokenBytes, encode
+from stillroom.models.reread.turns import Kind, TurnParts, read_turn, texts_between, turn_marks
 from stillroom.types import Message, TokenTrace, ToolSchema
 
 

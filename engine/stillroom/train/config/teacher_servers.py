@@ -1,7 +1,7 @@
 """Builds the client of a served teacher from config.yml's `teacher` section; needs no torch."""
 
 from stillroom.serving.model_server import ModelServer, ServerSettings
-from stillroom.serving.teacher import ServedTeacher
+from stillroom.serving.scoring import ServedTeacher
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import endpoint_for
 from stillroom.train.config.distill_sections import DatasetTeacher

@@ -28,12 +28,12 @@ from stillroom.lineage import (
     write_manifest,
 )
 from stillroom.models.load import read_weights
-from stillroom.models.multimodal.adapter_names import (
+from stillroom.models.multimodal import (
     is_on_whole,
     name_targets_in_full,
     weight_names,
+    whole_config,
 )
-from stillroom.models.multimodal.text_part import whole_config
 from stillroom.models.resolve import (
     CHECKPOINTS,
     FINAL,

@@ -10,11 +10,9 @@ from typing import Any
 import anyio
 
 from stillroom.errors import CallFailedError, RunError, TeacherError
-from stillroom.models.multimodal.adapter_names import move_to_whole
-from stillroom.models.multimodal.text_part import whole_config
+from stillroom.models.multimodal import move_to_whole, whole_config
 from stillroom.places import make_folder, put_folder
-from stillroom.serving.lora_ranks import lora_rank
-from stillroom.serving.model_server import ModelServer, NotServedError, ServerSettings
+from stillroom.serving.model_server import ModelServer, NotServedError, ServerSettings, lora_rank
 from stillroom.serving.policy import ServedPolicy
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import endpoint_for

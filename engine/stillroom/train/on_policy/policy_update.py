@@ -12,7 +12,7 @@ from torch import Tensor
 from stillroom.errors import TeacherError
 from stillroom.models.batches import TokenBatch, microbatches
 from stillroom.models.divergence import TokenScores
-from stillroom.models.sharing import packs
+from stillroom.models.prefixes import packs
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.schema import TrainConfig

@@ -7,7 +7,7 @@ import anyio
 
 from stillroom.errors import EngineError, ModelError
 from stillroom.models.load import LoadedModel, load_tokenizer
-from stillroom.models.reread.checked_pair import open_pair_with_tokenizer, reading_note
+from stillroom.models.reread.pair_check import open_pair_with_tokenizer, reading_note
 from stillroom.models.reread.rereading import ReadingPair
 from stillroom.models.resolve import locate_model
 from stillroom.serving.preflight import check_rereading

@@ -8,11 +8,11 @@ from typing import Self
 from stillroom.errors import CallFailedError, ConfigError
 from stillroom.models.load import LoadedModel, load_model
 from stillroom.models.pairing import check_pair
-from stillroom.models.reread.checked_pair import open_pair, reading_note
+from stillroom.models.reread.pair_check import open_pair, reading_note
 from stillroom.models.reread.rereading import ReadingPair
 from stillroom.models.resolve import locate_model
 from stillroom.rollout.episode.collect import FailedRollout, key_of
-from stillroom.serving.teacher import ServedTeacher
+from stillroom.serving.scoring import ServedTeacher
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores

@@ -28,7 +28,7 @@ from stillroom.models.divergence import (
     top_k_reverse_kl,
     with_bucket,
 )
-from stillroom.models.heads import in_tiles, token_logprobs
+from stillroom.models.lm_head import in_tiles, token_logprobs
 from stillroom.models.soft_targets import TopTokens, at_temperature, top_k_forward_kl
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores

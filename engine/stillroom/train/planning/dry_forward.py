@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from stillroom.errors import ModelError
 from stillroom.models.cpu.gradients import tile_positions
-from stillroom.models.heads import OutputHead
-from stillroom.models.multimodal.text_part import language_config
+from stillroom.models.lm_head import OutputHead
+from stillroom.models.multimodal import language_config
 from stillroom.models.placement import base_model, dtype_for
 from stillroom.models.precision import Precision
 from stillroom.models.resolve import ModelLocation

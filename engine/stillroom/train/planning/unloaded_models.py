@@ -11,11 +11,11 @@ import torch
 from stillroom.data.chat.reasoning import reasoning_variables
 from stillroom.data.formats import Task
 from stillroom.data.instruction import PromptViews
-from stillroom.models.heads import max_positions
+from stillroom.models.lm_head import max_positions
 from stillroom.models.load import LoadedModel, context_length, load_tokenizer
 from stillroom.models.pairing import check_pair
 from stillroom.models.placement import best_device, check_options
-from stillroom.models.reread.checked_pair import open_pair
+from stillroom.models.reread.pair_check import open_pair
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
 from stillroom.train.config.distill_sections import DatasetTeacher

@@ -13,13 +13,12 @@ from stillroom.errors import ModelError
 from stillroom.lineage import ModelRecord
 from stillroom.models.batches import TokenBatch, TokenSequence, microbatches, with_empty_passes
 from stillroom.models.cpu.gradients import HandGradients
-from stillroom.models.heads import OutputHead
+from stillroom.models.lm_head import OutputHead
 from stillroom.models.load import LoadedModel, load_tokenizer, load_weights, stop_token_ids
-from stillroom.models.multimodal.text_part import whole_config
-from stillroom.models.placement import input_device
+from stillroom.models.multimodal import whole_config
+from stillroom.models.placement import input_device, recompute_layers
 from stillroom.models.precision import Precision
 from stillroom.models.probe import choose_passes
-from stillroom.models.recompute import recompute_layers
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
 from stillroom.train.config.schema import ModelSection, TrainerSection

@@ -7,7 +7,7 @@ import torch
 
 from fakes.tiny_models import ARCHITECTURES, build_model, build_tokenizer
 from stillroom.models.batches import TokenSequence, collate
-from stillroom.models.heads import OutputHead
+from stillroom.models.lm_head import OutputHead
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

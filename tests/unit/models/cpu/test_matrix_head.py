@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from stillroom.models.cpu.matrix_head import MatrixHead, matrix_head
-from stillroom.models.heads import token_logprobs
+from stillroom.models.lm_head import token_logprobs
 
 NUM, HIDDEN, VOCABULARY = 13, 6, 40
 KINDS = {"plain": (1.0, None), "scaled": (0.25, None), "capped": (1.0, 3.0), "both": (2.0, 1.5)}

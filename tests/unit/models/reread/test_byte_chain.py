@@ -16,9 +16,8 @@ from stillroom.models.reread.byte_chain import (
     unit_kl,
     with_longer_tokens,
 )
-from stillroom.models.reread.byte_trie import ByteTrie
 from stillroom.models.reread.byte_units import Choice, Symbol
-from stillroom.models.reread.token_bytes import TokenBytes
+from stillroom.models.reread.token_bytes import ByteTrie, TokenBytes
 
 CPU = torch.device("cpu")
 END_STUDENT, END_TEACHER = 12, 9

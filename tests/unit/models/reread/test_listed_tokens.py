@@ -11,10 +11,9 @@ from stillroom.models.reread.byte_chain import (
     trie_places,
     unit_kl,
 )
-from stillroom.models.reread.byte_trie import ByteTrie
 from stillroom.models.reread.byte_units import Choice, Symbol
 from stillroom.models.reread.listed_tokens import ListedTokens
-from stillroom.models.reread.token_bytes import TokenBytes
+from stillroom.models.reread.token_bytes import ByteTrie, TokenBytes
 
 CPU = torch.device("cpu")
 END = 9

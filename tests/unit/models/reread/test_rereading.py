@@ -12,7 +12,7 @@ from stillroom.data.chat.render import ChatRenderer
 from stillroom.models.reread.byte_chain import SortedSums, SummedSymbols
 from stillroom.models.reread.rereading import Reader, ReadingPair, sampled_spans, shown_turn
 from stillroom.models.reread.tile_divergence import ByteDivergences
-from stillroom.models.reread.turn_parts import TurnPart, TurnParts
+from stillroom.models.reread.turns import TurnPart, TurnParts
 from stillroom.types import TokenTrace
 
 TURNS = int(os.environ.get("STILLROOM_REREAD_TURNS", "6"))

@@ -12,7 +12,7 @@ from fakes.training import PRICE_TOOL, gradients, largest_gap, make_project, mak
 from stillroom.errors import EngineError
 from stillroom.models.batches import TokenSequence
 from stillroom.models.load import load_model
-from stillroom.models.reread.checked_pair import open_pair
+from stillroom.models.reread.pair_check import open_pair
 from stillroom.models.resolve import locate_model
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection

@@ -9,7 +9,7 @@ from fakes.decoding import random_prompts
 from fakes.training import gradients, largest_gap, make_student, one_by_one
 from stillroom.errors import DataError, TeacherError
 from stillroom.models.batches import TokenSequence
-from stillroom.models.heads import OutputHead
+from stillroom.models.lm_head import OutputHead
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.distill_sections import AlgorithmSection

@@ -23,7 +23,7 @@ from stillroom.data.formats import SftRow
 from stillroom.errors import ConfigError, ModelError, RunCancelledError
 from stillroom.export.history import read_history
 from stillroom.lineage import read_manifest
-from stillroom.models.heads import OutputHead
+from stillroom.models.lm_head import OutputHead
 from stillroom.models.load import load_tokenizer
 from stillroom.models.resolve import identify, locate_model
 from stillroom.settings import Workspace

@@ -9,7 +9,7 @@ from fakes.model_server import IMPOSSIBLE, FakeModelServer
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
 from stillroom.models.batches import sampled_sequence
 from stillroom.serving.model_server import ModelServer, ServerSettings
-from stillroom.serving.teacher import ServedTeacher
+from stillroom.serving.scoring import ServedTeacher
 from stillroom.teachers.endpoint.attempts import MAX_ATTEMPTS
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.providers import PROVIDERS, Endpoint

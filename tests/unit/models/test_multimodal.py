@@ -12,7 +12,7 @@ from fakes.multimodal import FAMILIES, build_whole_config, save_multimodal
 from fakes.tiny_models import build_tokenizer
 from stillroom.errors import ModelError
 from stillroom.models.load import load_model, load_tokenizer, read_weights
-from stillroom.models.multimodal.text_part import language_config, text_name, whole_config
+from stillroom.models.multimodal import language_config, text_name, whole_config
 from stillroom.models.resolve import ModelLocation
 from stillroom.train.planning.dry_forward import empty_model
 

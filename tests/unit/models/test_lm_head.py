@@ -6,7 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fakes.tiny_models import ARCHITECTURES, build_model, build_tokenizer
 from stillroom.errors import ModelError
 from stillroom.models.batches import TokenSequence, collate
-from stillroom.models.heads import OutputHead, in_tiles, token_logprobs
+from stillroom.models.lm_head import OutputHead, in_tiles, token_logprobs
 
 IDS = torch.randint(0, 352, (2, 20), generator=torch.Generator().manual_seed(0))
 TOKENIZER = build_tokenizer("chatml")
@@ -133,7 +133,7 @@ def test_log_probabilities_are_formed_a_few_positions_at_a_time(monkeypatch):
     head = OutputHead(model)
     batch = chosen_positions(IDS)
     expected = token_logprobs(head.batch_logits(batch), batch.targets_N)
-    monkeypatch.setattr("stillroom.models.heads.MAX_LOGITS", 5 * 352)
+    monkeypatch.setattr("stillroom.models.lm_head.MAX_LOGITS", 5 * 352)
 
     assert head.max_positions == 5
     assert torch.allclose(head.batch_logprobs(batch), expected, atol=1e-6)

@@ -11,7 +11,7 @@ from stillroom.models.pairing import OFF_POLICY_ROUTE, check_pair, check_tokeniz
 from stillroom.models.reread.byte_units import ReadingSide
 from stillroom.models.reread.rereading import Reader, ReadingPair, shown_turn
 from stillroom.models.reread.token_bytes import PROBE, encode
-from stillroom.models.reread.turn_parts import Kind, TurnPart, TurnParts
+from stillroom.models.reread.turns import Kind, TurnPart, TurnParts
 from stillroom.types import Message, ToolCall, ToolSchema
 
 _TOOL: ToolSchema = {

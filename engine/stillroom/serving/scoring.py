@@ -1,12 +1,6 @@
-"""Builds the requests that ask a server for logprobs of given tokens, and reads the responses.
+"""A teacher behind a vLLM or SGLang server that scores a student's rollouts.
 
-Nothing here does I/O. The two kinds of server are asked as follows:
-
-- vLLM: `POST /v1/completions` with `prompt_logprobs`. The response has one entry per prompt token,
-  which maps token ids to logprob and rank and always contains the token itself. The entry of the
-  first token is None.
-- SGLang: `POST /generate` with `return_logprob`. The response has `[logprob, id, text]` for each
-  token from `logprob_start_len` on. The logprob of the first of them is None.
+It builds the requests that ask for the logprobs of given tokens, and reads the responses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from stillroom.serving.model_server import UnreadableAnswerError, decode_answer
+from stillroom.serving.model_server import ModelServer, UnreadableAnswerError, decode_answer
 from stillroom.teachers.scores import TeacherScores
+from stillroom.types import TokenTrace
 
 ScoringProvider = Literal["vllm", "sglang"]
 # Servers write -9999 for the logarithm of 0, so any value this low is no real log-probability.
@@ -166,3 +161,44 @@ class _MetaInfo(msgspec.Struct):
 
 class _SglangAnswer(msgspec.Struct):
     meta_info: _MetaInfo
+
+
+class ServedTeacher:
+    """Scores the sampled tokens of finished rollouts, with one call per rollout."""
+
+    def __init__(
+        self,
+        server: ModelServer,
+        model: str,
+        *,
+        provider: ScoringProvider,
+        top_k: int | None = None,
+    ) -> None:
+        self.server, self.model = server, model
+        self.provider: ScoringProvider = provider
+        self.top_k = top_k
+
+    @property
+    def concurrency(self) -> int:
+        """The maximum number of rollouts that are scored at once."""
+        return self.server.settings.concurrency
+
+    async def score(self, trace: TokenTrace) -> TeacherScores:
+        """Returns the teacher's log-probabilities of a rollout's sampled tokens.
+
+        Tokens after the last sampled one are not sent, since no score depends on them, and nothing
+        is if there is none.
+
+        Raises:
+            CallFailedError: every attempt failed, so the rollout has no scores.
+            TeacherError: no call can succeed.
+        """
+        wanted = [i for i, is_sampled in enumerate(trace.sampled) if is_sampled and i > 0]
+        if not wanted:
+            return TeacherScores([], [], [])
+        ids = trace.ids[: wanted[-1] + 1]
+        question = Question(self.model, ids, wanted, self.top_k)
+        path, body = question.request(self.provider)
+        return await self.server.post(
+            path, body, lambda answer: question.read(self.provider, answer), tokens=len(ids)
+        )

@@ -1,1 +1,0 @@
-"""Multimodal models, of which only the text part is run and trained."""
