@@ -62,7 +62,7 @@ test: setup
 	$(PYTEST) $(WORKERS) $(ARGS)
 
 trust: setup
-	$(BIN)/python benchmarks/trust/run.py $(TRUST)
+	$(BIN)/python tests/thorough/run.py $(TRUST)
 
 families: setup
 	$(BIN)/python benchmarks/families/run.py $(FAMILIES)

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TABLE: dict[str, Any] = tomllib.loads(
-    (ROOT / "benchmarks/trust/promises.toml").read_text(encoding="utf-8")
+    (ROOT / "tests/thorough/promises.toml").read_text(encoding="utf-8")
 )
 ENTRIES = [*TABLE["promise"], *TABLE.get("fault", [])]
 NUM_PROMISES = 27
@@ -30,7 +30,7 @@ def test_every_promise_has_its_number() -> None:
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["text"][:40])
 def test_what_shows_a_promise_exists(entry: dict[str, Any]) -> None:
     if "script" in entry:
-        assert (ROOT / "benchmarks" / entry["script"].split()[0]).is_file()
+        assert (ROOT / entry["script"].split()[0]).is_file()
     for test in entry.get("tests", []):
         path, _, name = test.partition("::")
         assert (ROOT / path).is_file(), test

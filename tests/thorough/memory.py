@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "rollouts"))
 
 from common import endpoint, ours, write_project
 

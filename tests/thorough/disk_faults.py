@@ -140,7 +140,7 @@ def in_fork(work: Callable[[], None], fault: Fault | None, words_of: Callable[[B
     os.close(writing)
     with real_fdopen(reading, "rb") as stream:
         text = stream.read()
-    os.waitpid(child, 0)
+    os.waitpid(child, 0)  # no limit: run.py ends the script after an hour
     if not text:
         return Outcome(0, "the process died without a word")
     return Outcome(*json.loads(text))

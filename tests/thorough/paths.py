@@ -130,7 +130,7 @@ def swapped(space: Workspace, outside: Path, swaps: int, tally: dict[str, int]) 
             attempt(lambda call=call, number=number: call(f"swap/{number % 7}.jsonl"), tally)
     finally:
         is_over.set()
-        thread.join()
+        thread.join(60)
 
 
 def main() -> int:

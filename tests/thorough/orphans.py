@@ -150,7 +150,7 @@ def large_template() -> tuple[int, bool]:
             words = str(error)
         finally:
             ended.set()
-            thread.join()
+            thread.join(60)
         return most[0], "memory" in words.lower()
 
 

@@ -1,6 +1,6 @@
 """Runs what shows each promise of promises.toml, and writes docs/trust.md. run.py [--only 1 8 20] [--full] [--page-only]
 
-A promise is shown by a script of benchmarks/, which prints a JSON line, by tests of the suite, or by both. A test may say more than
+A promise is shown by a script, which prints a JSON line, by tests of the suite, or by both. A test may say more than
 that it passed, with `record_property("coverage", 0.95)`: numbers, of which the least and the most are shown. The figures are kept in figures.json, so that one promise can be shown again
 without the others. Exits with 1 if one is broken.
 """
@@ -24,7 +24,7 @@ FIGURES, PAGE = HERE / "figures.json", ROOT / "docs" / "trust.md"
 SCRIPT_LIMIT_S, TESTS_LIMIT_S = 3600, 1800
 HEAD = """# What is promised, and what shows it
 
-`make trust` runs everything named here and writes this page; `benchmarks/trust/run.py --only 8` does it for one promise. A figure is
+`make trust` runs everything named here and writes this page; `tests/thorough/run.py --only 8` does it for one promise. A figure is
 what the script or the tests printed on the day that stands beside it. What has no figure has not been run.
 
 | | promise | shown by | figure | on |
@@ -51,7 +51,7 @@ def run_script(promise: dict[str, Any], full: bool) -> tuple[str, bool]:
     name, *args = promise["script"].split()
     if full:
         args = promise.get("full", "").split() or args
-    command = [sys.executable, str(ROOT / "benchmarks" / name), *args]
+    command = [sys.executable, str(ROOT / name), *args]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SCRIPT_LIMIT_S, check=False
@@ -129,7 +129,7 @@ def page(table: dict[str, Any], figures: dict[str, Any]) -> str:
     lines = []
     for promise in table["promise"]:
         number = str(promise["number"])
-        by = [f"`benchmarks/{promise['script']}`"] if "script" in promise else []
+        by = [f"`{promise['script']}`"] if "script" in promise else []
         by += [short(test) for test in promise.get("tests", [])]
         figure = figures.get(number)
         shown = (

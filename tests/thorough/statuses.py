@@ -71,7 +71,7 @@ def full_disk() -> str | None:
         disk = space.root / "disk"
         disk.mkdir()
         mount = ["/bin/mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
-        if subprocess.run(mount, capture_output=True, check=False).returncode:
+        if subprocess.run(mount, capture_output=True, check=False, timeout=20).returncode:
             return None
         try:
             small = Workspace(disk)
@@ -84,7 +84,7 @@ def full_disk() -> str | None:
             endpoint.hold.set()
             return words(wait_for_end(small, run_id))
         finally:
-            subprocess.run(["/bin/umount", "--lazy", str(disk)], check=True)
+            subprocess.run(["/bin/umount", "--lazy", str(disk)], check=True, timeout=20)
 
 
 class LongAnswers(ScriptedEndpoint):

@@ -76,7 +76,7 @@ class MostMemory:
 
     def end(self) -> int:
         self._ended.set()
-        self._thread.join()
+        self._thread.join(60)
         return self.most_bytes
 
 
