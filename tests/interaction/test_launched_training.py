@@ -51,7 +51,7 @@ def test_a_process_that_is_killed_is_named_and_the_run_goes_on_with_shared_weigh
     whom = f"process 1 of 2 (pid {ranks[1].pid} on "
     assert report.error.problem.startswith(whom)
     assert "was killed by SIGKILL" in report.error.problem
-    assert f"start_training(resume={run_id}) goes on from step_0" in report.error.fix
+    assert f"start_training(resume={run_id}) resumes at step_0" in report.error.fix
     gone, alive = psutil.wait_procs(ranks.values(), timeout=60)
     assert not alive, f"left behind: {alive}"
     assert len(gone) == 2

@@ -1,4 +1,4 @@
-"""The operations that look at machines: this one, and those that machines.yml names."""
+"""Checks what a machine has: this one, or one that machines.yml names."""
 
 from stillroom.projects.setup import CheckSetup, SetupReport
 from stillroom.projects.setup import check_setup as check_this_machine

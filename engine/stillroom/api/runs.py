@@ -28,14 +28,14 @@ MAX_WAIT_S = 110.0
 _MAX_NAME = 80
 _MAX_UNREADABLE = 20
 _BY_OUTPUT = frozenset({RunKind.ROLLOUTS, RunKind.SCORE})
-"""Kinds of runs that go on where another with the same output stood."""
+"""The kinds of runs that resume the work of another run with the same output."""
 _MOST_POINTS = 400
 _LEAST_WAIT_S = 30.0
 _BUDGET_SHARE = 0.8
 
 
 class GetRun(StrictModel):
-    """Ask how a run stands."""
+    """The request for a run's state."""
 
     run_id: Annotated[str, Field(description="Id, or its unique beginning")]
     wait_s: Annotated[
@@ -45,7 +45,7 @@ class GetRun(StrictModel):
 
 
 class ListRuns(StrictModel):
-    """Ask which runs there are, newest first."""
+    """The request for the list of runs, newest first."""
 
     status: Annotated[
         Literal["starting", "running", "succeeded", "failed", "cancelled", "interrupted"] | None,
@@ -56,7 +56,7 @@ class ListRuns(StrictModel):
 
 
 class GetRunLogs(StrictModel):
-    """Ask for the end of a run's log or events."""
+    """The request for the end of a run's log or events."""
 
     run_id: str
     source: Annotated[
@@ -66,7 +66,7 @@ class GetRunLogs(StrictModel):
 
 
 class CancelRun(StrictModel):
-    """Ask a run to stop; what it has done stays."""
+    """The request to stop a run; its finished work is kept."""
 
     run_id: str
 
@@ -85,7 +85,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     alarms: list[str]
     """The current problems of a distillation run, each with what to change; else empty."""
     notes: list[OthersText]
-    """What the run has to say about its tools, data and settings; the rest is in its events."""
+    """Notes on its tools, data and settings; the rest is in its events."""
     result: dict[str, Any] | None
     error: RunFailure | None
     folder: str
@@ -93,7 +93,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     then: list[str] = []
     """The ids of the runs queued behind this one, when start_training got several models."""
     resumed_by: str | None = None
-    """The id of the run that went on with the work of this one, which ended early."""
+    """The id of the run that resumed the work of this one, which ended early."""
     budget_usd: float | None = None
     """The spending cap that the run was started with; `metrics.cost_usd` is what it has spent."""
     answered_at: WaitReason | None = None
@@ -103,7 +103,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     last_contact: str | None = None
     """When that machine answered last: how old all else here is."""
     unreachable: OthersText | None = None
-    """Why it cannot be reached at the moment; the run goes on there nevertheless."""
+    """Why the machine cannot be reached at the moment; the run continues on it."""
     machine_usd: float | None = None
     """What the machine has cost for this run so far; None without a price."""
 
@@ -118,7 +118,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None
     """The name that the run was given, else its output, else its config; None if it has none."""
     duration_s: float | None
-    """The seconds from its start to its end, or to now; None if it has not begun."""
+    """The seconds from its start to its end, or to now; None if it has not started."""
     progress: Progress | None
     problem: OthersText | None
     where: str | None = None
@@ -246,7 +246,7 @@ def report_run(workspace: Workspace, folder: RunFolder, state: RunState) -> RunR
 
 
 def _resumed_by(workspace: Workspace, folder: RunFolder, kind: RunKind) -> str | None:
-    """Returns the first run that went on with this one's checkpoint, or with its output."""
+    """Returns the first run that resumed from this one's checkpoint, or with its output."""
     output = folder.read_request().request.get("output") if kind in _BY_OUTPUT else None
     ended_at = folder.state_file.stat().st_mtime
     later: list[tuple[float, str]] = []
@@ -285,7 +285,9 @@ def _offset(cursor: str | None) -> int:
     if cursor is None:
         return 0
     if not cursor.isdecimal():
-        raise InputError(f"cursor {cursor!r} is not one of ours", "pass next_cursor unchanged")
+        raise InputError(
+            f"cursor {cursor!r} was not returned by list_runs", "pass next_cursor unchanged"
+        )
     return int(cursor)
 
 
@@ -320,7 +322,7 @@ def read_run_metrics(workspace: Workspace, run_id: str) -> RunMetrics:
 
 @dataclass(slots=True)
 class RunWatch:
-    """Compares a run with how it stood when the call began.
+    """Compares a run with its state at the beginning of the call.
 
     A call of an agent is paid for in its context, so that progress alone answers only after a
     while, and not if the run will end before the call has to answer anyway.

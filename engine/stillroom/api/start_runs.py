@@ -216,7 +216,7 @@ def start_large_run(
 ) -> RunReport:
     """Starts the run of an operation whose files are too large to be worked on in a call.
 
-    Raises InputError if its output is being written, or is a file of somebody else.
+    Raises InputError if its output is being written, or is a file of another program.
     """
     keys, read = dict[str, str](), list(inputs)
     if isinstance(request, PlanTraining):
@@ -287,7 +287,8 @@ class UnlimitedSpending(msgspec.Struct, frozen=True):
 def unlimited_spending(workspace: Workspace, request: BaseModel) -> UnlimitedSpending | None:
     """Returns what a request would spend on without a limit; None if it has one or spends nothing.
 
-    Raises an EngineError if the request is faulty, so that nobody is asked in vain.
+    Raises an EngineError if the request is faulty, so that no person has to confirm a request that
+    cannot run.
     """
     if not isinstance(request, GenerateRollouts | EvaluateModel):
         return None
@@ -313,7 +314,7 @@ class ShownPrice:
 
 @dataclass(frozen=True, slots=True)
 class ShownPrices:
-    """The date of the list of prices that counts here, its length, and the prices asked for."""
+    """The date of the list of prices that counts here, its length, and the requested prices."""
 
     as_of: str
     num_models: int

@@ -3,7 +3,7 @@
 import sys
 
 from stillroom.api.operations import operation_of_run
-from stillroom.jobs.worker import handed_over, main
+from stillroom.jobs.worker import main, piped_secrets
 
 if __name__ == "__main__":
-    sys.exit(main(operation_of_run, handed_over()))
+    sys.exit(main(operation_of_run, piped_secrets()))

@@ -129,12 +129,12 @@ class _Parts:
     """What the model answers within one budget: the tasks, some at temperature 1, the guard."""
 
     def __init__(
-        self, plan: EvaluationPlan, tasks: Sequence[Task], taken_beside: Callable[[], float]
+        self, plan: EvaluationPlan, tasks: Sequence[Task], other_usd: Callable[[], float]
     ) -> None:
         request, limit = plan.request, plan.request.budget_usd
         spending = None
         if limit is not None or isinstance(plan.rollouts.policy, Endpoint):
-            budget = Budget(usd=limit or math.inf, taken_beside=taken_beside)
+            budget = Budget(usd=limit or math.inf, other_usd=other_usd)
             spending = Spending(plan.price, budget)
         make = functools.partial(Answering, spending=spending)
         self.main = make(

@@ -93,7 +93,7 @@ def run_in_child(
         function=work.function,
         request_type=f"{kind.__module__}:{kind.__qualname__}",
         request=request.model_dump(mode="json"),
-        # A bound for the case that nobody is left to kill the child.
+        # A bound for the case that no process is left to kill the child.
         cpu_s=work.timeout_s * (os.cpu_count() or 1),
         memory_bytes=memory + _PER_PROCESSOR * (os.cpu_count() or 1),
         secrets=dict(secrets or {}),

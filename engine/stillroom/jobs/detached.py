@@ -13,7 +13,7 @@ import msgspec
 from stillroom.places import open_real
 
 _FITS_IN_A_PIPE = 4096
-"""As many bytes as a pipe takes anywhere before somebody reads."""
+"""The bytes that a pipe of any system takes before they are read."""
 
 
 def start_detached(
@@ -35,7 +35,7 @@ def start_detached(
     data = msgspec.json.encode(secrets)
     with os.fdopen(writing, "wb") as stream:
         if is_early := len(data) <= _FITS_IN_A_PIPE:
-            # Whoever is started has them whole, even if this process is killed right then.
+            # The new process has all of them, even if this one is killed at that moment.
             stream.write(data)
             stream.flush()
         try:

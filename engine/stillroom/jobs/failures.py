@@ -37,7 +37,7 @@ def failure_of(error: BaseException, folder: RunFolder, kind: RunKind) -> RunFai
     if isinstance(error, DivergedError):
         return RunFailure(problem=error.problem, fix=error.fix + _start_from(folder, kind))
     if isinstance(error, EngineError):
-        return RunFailure(problem=error.problem, fix=error.fix + going_on(folder, kind))
+        return RunFailure(problem=error.problem, fix=error.fix + resume_hint(folder, kind))
     name, text = type(error).__name__, writable_text(str(error).strip())
     if isinstance(error, MemoryError) or any(mark in text.lower() for mark in _NO_MEMORY):
         return RunFailure(
@@ -46,20 +46,20 @@ def failure_of(error: BaseException, folder: RunFolder, kind: RunKind) -> RunFai
         )
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         full = _full_disk(folder, f"the disk: {text}", f"under {folder.path.parent}")
-        return msgspec.structs.replace(full, fix=full.fix + going_on(folder, kind))
+        return msgspec.structs.replace(full, fix=full.fix + resume_hint(folder, kind))
     if isinstance(error, OSError) and error.errno is not None:
         if _is_away(folder):
-            # A path there would be shown as the one here that it stands for.
+            # A path of that machine would be shown as the local path that it replaces.
             text = f"{error.strerror}, on the machine that the run was on"
         return RunFailure(
             problem=f"the system refused: {text}",
             fix=f"check free disk space and permissions, then start again; details in {folder.log}"
-            + going_on(folder, kind),
+            + resume_hint(folder, kind),
         )
     return RunFailure(
         problem=f"unexpected {name}: {text[:500]}",
         fix=f"this is a fault in stillroom or in the data; the traceback is in {folder.log}"
-        + going_on(folder, kind),
+        + resume_hint(folder, kind),
     )
 
 
@@ -78,7 +78,7 @@ def ending_of_gone(
             fix=_SMALLER + _with_smaller_passes(folder, kind) + _start_from(folder, kind),
         )
     if end is None and _is_full(folder):
-        full = _full_disk(folder, f"the disk of {folder.path}", "there")
+        full = _full_disk(folder, f"the disk of {folder.path}", "on it")
         return RunStatus.FAILED, RunFailure(
             problem=f"{full.problem}: the run could not write its end",
             fix=f"{full.fix}; the reason is in {folder.log}" + _again(folder, kind),
@@ -98,7 +98,7 @@ def _first_step(folder: RunFolder, last: str | None) -> str:
 
 
 def stopped_at_limit(folder: RunFolder, kind: RunKind, reason: str) -> RunFailure:
-    """Returns why a run stopped by itself with its work kept, and how it goes on."""
+    """Returns why a run stopped by itself with its work kept, and how to resume it."""
     return RunFailure(
         problem=f"the run was stopped with its work kept: {reason}",
         fix="raise that limit" + _again(folder, kind),
@@ -108,7 +108,7 @@ def stopped_at_limit(folder: RunFolder, kind: RunKind, reason: str) -> RunFailur
 def _full_disk(folder: RunFolder, disk: str, place: str) -> RunFailure:
     """Returns that a disk is full; for a run that was sent here, that it is not the user's own."""
     if _is_away(folder):
-        disk, place = "the disk of the machine that the run was on", "there (see list_machines)"
+        disk, place = "the disk of the machine that the run was on", "on it (see list_machines)"
     return RunFailure(problem=f"no space left on {disk}", fix=f"free some space {place}")
 
 
@@ -134,21 +134,21 @@ def _in_words(end: ProcessEnd | None) -> str:
 def _again(folder: RunFolder, kind: RunKind) -> str:
     """Returns the text on how the work of a run that broke off is done."""
     if kind in _TRAINING:
-        return going_on(folder, kind) or "; it has no checkpoint yet, so start it anew"
+        return resume_hint(folder, kind) or "; it has no checkpoint yet, so start it again"
     if kind is RunKind.ROLLOUTS:
-        return "; started again with the same output, it goes on where it stood"
+        return "; start it again with the same output, and it resumes where it stopped"
     return "; then start it again"
 
 
-def going_on(folder: RunFolder, kind: RunKind) -> str:
+def resume_hint(folder: RunFolder, kind: RunKind) -> str:
     """Returns the text on resuming a training run from its last checkpoint; "" if it has none.
 
-    Without one of its own it goes on from that of the run that it was resumed from.
+    Without one of its own it resumes from that of the run that it was resumed from.
     """
     for run in chain([folder], folder.earlier_runs()):
         if (step := _last_step(run, kind)) is not None:
             of_run = f" of {run.run_id}" if run is not folder else ""
-            return f"; then start_training(resume={folder.run_id}) goes on from {step}{of_run}"
+            return f"; then start_training(resume={folder.run_id}) resumes at {step}{of_run}"
     return ""
 
 
@@ -162,7 +162,7 @@ def _with_smaller_passes(folder: RunFolder, kind: RunKind) -> str:
     if step is None:
         return ""
     override = 'overrides=["model.microbatch_tokens=512"]'
-    return f"; start_training(resume={folder.run_id}, {override}) goes on from {step}"
+    return f"; start_training(resume={folder.run_id}, {override}) resumes at {step}"
 
 
 def _start_from(folder: RunFolder, kind: RunKind) -> str:

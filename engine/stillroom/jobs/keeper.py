@@ -129,7 +129,7 @@ class BoundedLog:
         """Replaces the file by its beginning, a note, and its end."""
         with self._path.open("rb") as stream:
             head = stream.read(self._head)
-            # The note of the time before follows the same beginning, and is written anew.
+            # The earlier note follows the same beginning, and is replaced.
             stream.seek(-self._tail, 2)
             tail = stream.read()
         self._left_out += self._size - len(head) - len(self._note) - len(tail)

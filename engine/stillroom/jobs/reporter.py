@@ -16,7 +16,7 @@ from stillroom.secrecy.redaction import NO_SECRETS, Redactor
 _WRITE_EVERY_S = 0.5
 _MAX_NOTES = 12
 _NUM_WRITES = 3
-"""A step tells its metrics, alarms and progress, and may be the last for minutes."""
+"""A step reports its metrics, alarms and progress, and may be the last for minutes."""
 
 
 class JobReporter:
@@ -39,7 +39,7 @@ class JobReporter:
         self._is_cancelled = True
 
     def is_cancelled(self) -> bool:
-        """Returns whether the run has been asked to stop."""
+        """Returns whether the run has been cancelled."""
         return self._is_cancelled
 
     def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:

@@ -46,7 +46,7 @@ class _Launch(msgspec.Struct, frozen=True, kw_only=True):
     pid_started_at: float | None = None
     """When the process started, in seconds since the epoch, as older versions recorded it."""
     process_start: str | None = None
-    """What tells the process from others with its pid (`processes.process_start`)."""
+    """When the process started, which distinguishes it from others with its pid."""
 
 
 def start_run(
@@ -118,7 +118,8 @@ def read_run(folder: RunFolder) -> RunState:
     if not lock.try_acquire():
         return state
     try:
-        # While we hold the lock nobody else writes. The owner may have finished just before.
+        # While this process holds the lock no other one writes. The owner may have finished just
+        # before.
         state = folder.read()
         return state if state.status.is_final else _close(folder, state)
     finally:
@@ -135,7 +136,7 @@ def cancel_run(folder: RunFolder) -> RunState:
     if state.status.is_final:
         return state
     if folder.is_remote:
-        return _ask_follower(folder)
+        return _cancel_by_follower(folder)
     process = _process_of(folder, state)
     waited_s = folder.cancel_waited_s()
     if waited_s is None:
@@ -149,8 +150,8 @@ def cancel_run(folder: RunFolder) -> RunState:
     return state
 
 
-def _ask_follower(folder: RunFolder) -> RunState:
-    """Leaves the wish that a run on another machine stops; its follower passes it on."""
+def _cancel_by_follower(folder: RunFolder) -> RunState:
+    """Records the cancellation of a run on another machine; its follower passes it on."""
     if (folder.cancel_waited_s() or 0.0) >= _KILL_AFTER_S:
         remote_runs.ask_to_kill(folder)
     folder.ask_to_cancel()

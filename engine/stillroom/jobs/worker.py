@@ -75,7 +75,7 @@ def main(
 
 
 class _Stop:
-    """The wish that the run stops, and how it reaches the work."""
+    """The cancellation of a run, and how it reaches the run's work."""
 
     def __init__(self, reporter: JobReporter) -> None:
         self.reporter = reporter
@@ -89,14 +89,14 @@ class _Stop:
         return self.reporter.state.metrics.get("cost_usd") or 0.0
 
     def now(self) -> None:
-        """Tells the work to stop; the main thread calls this, at a signal."""
+        """Cancels the work; the main thread calls this, at a signal."""
         self.reporter.cancel()
         if self._is_raising:
             self._is_raising = False
             raise RunCancelledError
 
-    def from_elsewhere(self, limit: str | None = None) -> None:
-        """Tells the work to stop, perhaps at a limit; any thread may call this."""
+    def from_any_thread(self, limit: str | None = None) -> None:
+        """Cancels the work, perhaps because of a limit; any thread may call this."""
         if not self.reporter.is_cancelled():
             self.limit = limit
         self.reporter.cancel()
@@ -105,7 +105,8 @@ class _Stop:
 
     @contextmanager
     def raising(self, *, is_raising: bool) -> Generator[None]:
-        """Ends the block by a RunCancelledError, for work that does not look for the wish."""
+        """Ends the block by a RunCancelledError, for work that does not check for a
+        cancellation."""
         self._is_raising = is_raising
         try:
             yield
@@ -117,7 +118,7 @@ class _Stop:
 def _room_for_the_end(folder: RunFolder) -> Generator[None]:
     """Keeps some space for the end, so that it can be written although the disk is full."""
     spare = folder.path / ".spare"
-    # Without it a full disk is still seen, but only by the one who looks at the run.
+    # Without it a full disk is still noticed, but only when the run is read.
     with suppress(OSError):
         spare.write_bytes(os.urandom(_SPARE_BYTES))
     try:
@@ -128,14 +129,14 @@ def _room_for_the_end(folder: RunFolder) -> Generator[None]:
 
 @contextmanager
 def _watched_for_cancel(folder: RunFolder, stop: _Stop) -> Generator[None]:
-    """Cancels the run once its folder holds the wish, even if no signal has come."""
+    """Cancels the run once its folder has the cancel mark, even if no signal arrived."""
     ended = threading.Event()
 
     def watch() -> None:
         while not folder.cancel_mark.exists():
             if ended.wait(_LOOK_FOR_CANCEL_S):
                 return
-        stop.from_elsewhere()
+        stop.from_any_thread()
 
     if folder.cancel_mark.exists():
         stop.reporter.cancel()
@@ -159,10 +160,10 @@ def _closed(reporter: JobReporter, ending: dict[str, Any], folder: RunFolder) ->
     return ending
 
 
-def handed_over() -> dict[str, str]:
+def piped_secrets() -> dict[str, str]:
     """Returns the secrets that the starting program wrote to standard input; none by hand."""
     data = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
-    # No child may wait for what is typed here, or read what was.
+    # No child may wait for standard input, or read what is left of it.
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     secrets = msgspec.json.decode(data, type=dict[str, str]) if data else {}
@@ -181,7 +182,7 @@ def _work(
         stop_if_cancelled(reporter)
         _wait_for_others(folder, reporter)
         folder.check_inputs()
-        # What is done here as in a call has no reporter, by which it could see the wish.
+        # Work that a call could do as well gets no reporter, which would show it the cancellation.
         with stop.raising(is_raising=operation.large is not None):
             result = run_operation(operation, folder, reporter, secrets)
         error = operation.run.error_of(result) if operation.run is not None else None
@@ -198,7 +199,7 @@ def _work(
 def _wait_for_others(folder: RunFolder, reporter: JobReporter) -> None:
     """Waits until the runs that this one is queued behind have ended, in whatever way.
 
-    Raises RunCancelledError if the run is asked to stop.
+    Raises RunCancelledError if the run is cancelled.
     """
     start_after = folder.read_request().start_after
     if start_after is None:
@@ -240,15 +241,15 @@ def _inside(error: BaseException) -> Sequence[BaseException]:
 
 
 class Stoppable(Protocol):
-    """A run's work, which stops with a checkpoint when it is told to."""
+    """A run's work, which stops with a checkpoint when it is cancelled."""
 
     @property
     def teacher_usd(self) -> float:
         """What the run has spent on endpoints so far."""
         ...
 
-    def from_elsewhere(self, limit: str | None = None) -> None:
-        """Tells the work to stop, at this limit; any thread may call this."""
+    def from_any_thread(self, limit: str | None = None) -> None:
+        """Cancels the work because of this limit; any thread may call this."""
         ...
 
 
@@ -294,4 +295,4 @@ def watch(
         reason = None if stopping is not None else limits.reached(clock(), teacher_usd)
         if reason is not None:
             stopping = reason
-            work.from_elsewhere(reason)
+            work.from_any_thread(reason)

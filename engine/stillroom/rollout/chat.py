@@ -12,7 +12,7 @@ from stillroom.errors import CallFailedError, InputError
 from stillroom.rollout.context import open_rollout_context
 from stillroom.rollout.episode.collect import RolloutContext, opened_tools
 from stillroom.rollout.episode.loop import Episode, play_episode
-from stillroom.rollout.journal.records import ForgetfulRecorder
+from stillroom.rollout.journal.records import EpisodeRecorder
 from stillroom.rollout.plan import plan_rollouts, sampling_settings
 from stillroom.rollout.request import RolloutOptions
 from stillroom.settings import Workspace
@@ -22,7 +22,7 @@ from stillroom.types import Message, SampledTurn, StopReason
 _ENDS = {
     StopReason.MAX_TURNS: "it called tools until max_turns",
     StopReason.MAX_TOKENS: "cut at max_tokens",
-    StopReason.CONTEXT_WINDOW: "the conversation fills its context: begin anew",
+    StopReason.CONTEXT_WINDOW: "the conversation fills its context: start a new one",
     StopReason.CONTENT_FILTER: "the endpoint withheld the rest",
 }
 
@@ -37,8 +37,8 @@ class ChatWithModel(RolloutOptions):
     row: Annotated[int, Field(ge=0, description="That row, from 0; its messages come first")] = 0
 
 
-class _Shown(ForgetfulRecorder):
-    """Shows each turn and each tool's reply as soon as it is there."""
+class _Shown(EpisodeRecorder):
+    """Shows each turn and each tool's reply as soon as it arrives."""
 
     def __init__(self, show: Callable[[Message], None]) -> None:
         self._show = show
@@ -52,8 +52,8 @@ class _Shown(ForgetfulRecorder):
 
 
 class Conversation:
-    """An open conversation. What the model is sent is rendered anew for each message, as a server
-    does it."""
+    """An open conversation. The whole conversation is rendered again for each message, as
+    a server does it."""
 
     def __init__(
         self, context: RolloutContext, task: Task, show: Callable[[Message], None]

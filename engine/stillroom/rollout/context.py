@@ -356,7 +356,7 @@ class MeteredConversation:
         try:
             turn = await self._conversation.sample()
         except BaseException:
-            # An unfinished turn costs nothing, since nobody bills the model in this process.
+            # An unfinished turn costs nothing, since a model in this process is not billed.
             budget.give_back(worst)
             raise
         budget.settle(worst, Cost.of(turn.usage, turn.cost_usd), was_sent=False)

@@ -165,9 +165,9 @@ def _refining(
     """
     turns = [[turn, *replies] for turn, replies in rollout.steps]
     sent = len(msgspec.json.encode(turns))
-    asks, critic = request.takeover == "critic", None
+    has_critic, critic = request.takeover == "critic", None
     steps = known.get(spec.key, KnownSteps())
-    if asks:
+    if has_critic:
         messages = critic_messages(spec.task, turns)
         critic = JudgeLoad(
             text_bytes=_text_bytes(messages),
@@ -178,9 +178,9 @@ def _refining(
     return replace(
         load,
         request_bytes=load.request_bytes + sent,
-        max_turns=1 if asks and request.turns == "one" else load.max_turns,
+        max_turns=1 if has_critic and request.turns == "one" else load.max_turns,
         num_known=made if load.num_known else 0,
-        is_certain=not asks,
+        is_certain=not has_critic,
         critic=critic,
     )
 
@@ -188,7 +188,7 @@ def _refining(
 def _judge_loads(
     plan: JudgePlan | None, rewarder: Rewarder
 ) -> Callable[[Task, bool], JudgeLoad | None]:
-    """Returns a function that returns the judge's load for a task, or None if no judge is asked.
+    """Returns a function that returns the judge's load for a task; None without a judge call.
 
     Its second argument says whether no judge call is on record yet for the rollout.
     """

@@ -85,7 +85,7 @@ class JudgeLoad:
     request_bytes: int
     """The bytes of the question as it is sent, in JSON."""
     is_certain: bool
-    """Whether the judge is asked in any case."""
+    """Whether the judge is called in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,9 @@ class RolloutLoad:
     num_known: int = 0
     """The number of turns that are on record and are not sampled again."""
     judge: JudgeLoad | None = None
-    """The size of the judge's question; None if no judge is asked."""
+    """The size of the judge's question; None if no judge is called."""
     critic: JudgeLoad | None = None
-    """The size of the question to a critic of a student's rollout; None if no critic is asked."""
+    """The size of the question to a critic of a student's rollout; None if no critic is called."""
     is_certain: bool = True
     """Whether the model is called in any case."""
 
@@ -306,12 +306,13 @@ def _critic_forecast(
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """How a judge or critic is asked."""
+    """The shape of a judge's or critic's question."""
 
     max_tokens: int
     tries: int
     shown: int
-    """The most tokens of the rollout that its question shows beside what is known beforehand."""
+    """The most tokens of the rollout that its question shows in addition to what is known
+    beforehand."""
     answer: float
     """The tokens that are expected of these."""
 

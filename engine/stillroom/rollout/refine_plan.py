@@ -51,7 +51,7 @@ class RefinePlan:
     options: RefineOptions
     files: list[Path]
     student: ModelLocation | None
-    """The student, if it goes on after the teacher's turn."""
+    """The student, if it continues after the teacher's turn."""
     record: TeacherRecord | None
     """The student as its rollouts name it, with its sampling settings; None likewise."""
     critic: CriticPlan | None
@@ -65,7 +65,7 @@ class RefinePlan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that shape the rollouts, beside those of every run."""
+        """The settings that shape the rollouts, in addition to those of every run."""
         critic = self.critic.file.model_dump(mode="json") if self.critic is not None else None
         sources = [file_sha256(file) for file in self.files]
         names = ("turns", "train_turns")
@@ -96,7 +96,7 @@ def plan_refinement(
     if record is None or record.provider not in IN_PROCESS:
         raise InputError(
             f"turns one: {options.refine} was not sampled from a model in this process, so that "
-            "its student cannot go on",
+            "its student cannot continue",
             "generate the student's rollouts with provider hf, or use turns rest",
         )
     student = ModelChoice.model_validate({"model": record.model, "provider": record.provider})

@@ -137,7 +137,7 @@ class RefiningPolicy:
         student: Policy | None = None,
         critic: Critic | None = None,
     ) -> None:
-        """`student` goes on after the teacher's turn; None: the teacher does."""
+        """`student` continues after the teacher's turn; None: the teacher does."""
         self.teacher, self.options, self.student = teacher, options, student
         self._failed, self._critic = failed, critic
 
@@ -188,7 +188,7 @@ class RefiningPolicy:
         """
         if self.options.train_turns == "all" or "teacher" not in authors:
             return list(messages)
-        # The prompt may hold turns of the assistant, which nobody wrote here.
+        # The prompt may hold turns of the assistant, which belong to neither author.
         places = [i for i, m in enumerate(messages) if m["role"] == "assistant"][-len(authors) :]
         unread = {i for i, author in zip(places, authors, strict=True) if author == "student"}
         return [{**m, "weight": 0} if i in unread else m for i, m in enumerate(messages)]

@@ -133,7 +133,7 @@ class RolloutOptions(JudgeOptions, EpisodeOptions, ModelChoice):
 
 
 class RefineOptions(StrictModel):
-    """Which of a student's failures a teacher mends, and where in them it takes over."""
+    """Which of a student's failed rollouts a teacher refines, and where in them it takes over."""
 
     refine: Annotated[
         str | None, Field(description="A student's rollouts: do only what it failed there")
@@ -202,7 +202,8 @@ class RefineOptions(StrictModel):
 
 
 class GenerateRollouts(PlacedRequest, RefineOptions, RolloutOptions):
-    """Ask for rollouts: the model answers each prompt, using tools; every conversation is kept."""
+    """The request for rollouts: the model answers each prompt, using tools; every conversation is
+    kept."""
 
     input: Annotated[str, Field(description="Prompts: .txt (one a line) or .jsonl")]
     output: Annotated[str, Field(description="Rows are appended")] = "rollouts/rollouts.jsonl"

@@ -159,8 +159,8 @@ class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: float | None
     """The cost in USD of this run's calls; None if a price is unknown."""
     unconfirmed_usd: float
-    """The most USD that may have been billed beside cost_usd: for calls that broke off, and for
-    answers that did not say how many tokens they took. The budget counts it."""
+    """The most USD that may have been billed in addition to cost_usd: for calls that broke off, and
+    for answers that did not say how many tokens they took. The budget counts it."""
     lost_calls: int
     """The most calls that were in flight when a run was killed and may be paid for twice; the most
     that they cost is part of unconfirmed_usd."""
@@ -291,8 +291,8 @@ def rollouts_result(
 ) -> RolloutsResult:
     """Returns the result of a run; `rows` are the requested rollouts' rows, of earlier runs too.
 
-    `unconfirmed` is the most that may have been billed beside the tally, including the calls that
-    were in flight when a run was killed.
+    `unconfirmed` is the most that may have been billed in addition to the tally, including the
+    calls that were in flight when a run was killed.
     """
     failed = tally.failed.total()
     rewards, answered_by = array("d"), Counter[str]()
@@ -337,10 +337,10 @@ def nothing_succeeded(result: RolloutsResult | Forecast) -> RunError | None:
     reasons = [f"{num} failed with {kind}" for kind, num in result.failed_by_class.items()]
     if result.omitted:
         limit = f" since {result.stopped_by} was reached" if result.stopped_by else ""
-        reasons.append(f"{result.omitted} were not begun or not finished{limit}")
+        reasons.append(f"{result.omitted} were not started or not finished{limit}")
     return RunError(
         f"none of {result.requested} rollouts succeeded: {', '.join(reasons)}",
-        f"read the run's {FAILURES_FILE}, mend what it reports, and start the run again with the "
+        f"read the run's {FAILURES_FILE}, fix what it reports, and start the run again with the "
         "same output",
     )
 

@@ -185,7 +185,7 @@ class _Run:
             raise TeacherError(
                 f"the first {num_failed} rollouts all failed, the last with: "
                 f"{outcome.failure.message}",
-                "check the endpoint and the model's name; the same command goes on from here",
+                "check the endpoint and the model's name; the same command resumes from here",
             )
 
 
@@ -193,7 +193,7 @@ def _budget(
     request: GenerateRollouts,
     store: RolloutStore,
     part: RunPart | None,
-    taken_beside: Callable[[], float],
+    other_usd: Callable[[], float],
 ) -> Budget:
     """Returns the run's budget, which counts the output's earlier costs; a part has its own."""
     if part is not None:
@@ -205,7 +205,7 @@ def _budget(
         tokens=request.max_total_tokens or math.inf,
         minutes=request.max_minutes or math.inf,
         spent=store.spent(),
-        taken_beside=taken_beside,
+        other_usd=other_usd,
         on_unconfirmed=store.record_unconfirmed,
         on_outstanding=store.record_outstanding,
     )

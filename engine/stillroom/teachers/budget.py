@@ -85,7 +85,7 @@ class Budget:
 
     It is the worst case of calls that broke off, and of responses that did not state their usage.
     """
-    taken_beside: Callable[[], float] = lambda: 0.0
+    other_usd: Callable[[], float] = lambda: 0.0
     """What else counts against the dollars, such as the machine that the run costs by the hour."""
     clock: Callable[[], float] = time.monotonic
     on_unconfirmed: Callable[[Cost], None] = lambda _cost: None
@@ -207,7 +207,7 @@ class Budget:
 
     def _exceeded(self, worst: Cost) -> str | None:
         usd = self.spent.usd + self.reserved.usd + worst.usd
-        if self.usd < math.inf and usd + self.taken_beside() > self.usd:
+        if self.usd < math.inf and usd + self.other_usd() > self.usd:
             return "budget_usd"
         if self.spent.tokens + self.reserved.tokens + worst.tokens > self.tokens:
             return "max_total_tokens"

@@ -1,7 +1,7 @@
 """Looks up the price of a model's tokens: in the workspace's prices.yml, or else in a dated list.
 
-The list is the file beside this module, or a newer one that `stillroom prices --refresh` wrote into
-the workspace.
+The list is the file next to this module, or a newer one that `stillroom prices --refresh` wrote
+into the workspace.
 """
 
 import functools
@@ -58,7 +58,7 @@ FREE = Price(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class PriceList:
-    """A dated list of what providers ask for their models; the highest price where it varies."""
+    """A dated list of the prices of providers' models; the highest price where it varies."""
 
     as_of: str
     models: Mapping[str, Price]

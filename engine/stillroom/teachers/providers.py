@@ -173,7 +173,7 @@ def endpoint_for(
     api_key_env: str | None,
     needs_key: bool = True,
 ) -> Endpoint:
-    """Returns the endpoint that a provider name, and optionally another address, stands for.
+    """Returns the endpoint of a provider, at its own address or at another one.
 
     Another `base_url` (vLLM, SGLang, Ollama, a gateway) is sent no key unless `api_key_env` names
     one, because the provider's key must reach only the provider's own address. An address at Azure
@@ -232,7 +232,7 @@ def _address(url: str) -> SplitResult:
     if url.isascii() and url.isprintable() and " " not in url:
         parts = _split(url)
         if parts is not None and "@" in parts.netloc:
-            # It would stand in the request, in reports and in manifests.
+            # It would be in the request, in reports and in manifests.
             host = parts.netloc.rpartition("@")[2]
             raise InputError(
                 f"base_url for {host} holds a login, and it would be recorded with the run",

@@ -1,7 +1,7 @@
 """The limits of a run on a machine that costs by the hour: its time, and its dollars.
 
-The machine's own monotonic clock counts, which stands still for no lost connection and is set by
-nobody.
+Time is that of the machine's own monotonic clock, which runs on without a connection and cannot be
+set.
 """
 
 import time
@@ -19,7 +19,7 @@ from stillroom.teachers.pricing import machine_usd_per_hour
 
 _HOUR_S = 3600.0
 _KILLED_AFTER_S = 600.0
-"""How long a run may take to stop that has come to its last hour."""
+"""How many seconds a run that has reached its limit may take to stop."""
 
 
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
         return self.spent_usd + (self.price_per_hour or 0.0) * used_s / _HOUR_S
 
     def reached(self, clock: float, teacher_usd: float) -> str | None:
-        """Returns why the run has to stop now; None if it may go on."""
+        """Returns why the run has to stop now; None if it may continue."""
         if self.hours is not None and clock - self.started >= self.hours * _HOUR_S:
             return f"it has run for the {self.hours:g} hours that its machine allows (max_hours)"
         if self.budget_usd is None:
@@ -73,7 +73,7 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
 def read_limits(folder: Path) -> RunLimits | None:
     """Returns the limits of the run with this folder; None for a run without any.
 
-    Raises DataError if they cannot be read, since a run must not go on without them.
+    Raises DataError if they cannot be read, since a run must not continue without them.
     """
     with suppress(FileNotFoundError):
         return read_json(folder / LIMITS_FILE, RunLimits)
@@ -92,7 +92,8 @@ def usd_per_hour_of(workspace: Workspace, folder: Path) -> float | None:
 
 
 def machine_share(folder: Path, clock: Callable[[], float] = time.monotonic) -> Callable[[], float]:
-    """Returns what tells how much of a budget its machine takes, which grows with time.
+    """Returns a function for the part of a budget that the run's machine takes, which grows with
+    time.
 
     A teacher's calls get only the rest. It is nothing for a run without a priced machine.
     """

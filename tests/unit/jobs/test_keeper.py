@@ -17,7 +17,7 @@ from fakes.projects import endpoint_project, rollouts_request
 from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.jobs import supervise
-from stillroom.jobs.failures import KILLED_AT_LIMIT, ending_of_gone, going_on
+from stillroom.jobs.failures import KILLED_AT_LIMIT, ending_of_gone, resume_hint
 from stillroom.jobs.keeper import BoundedLog
 from stillroom.models.resolve import CHECKPOINTS
 from stillroom.processes import process_start
@@ -146,9 +146,9 @@ def test_a_resumed_run_that_broke_off_early_goes_on_from_the_checkpoint_before(
     state.touch()
     second = create_run(workspace, RunKind.SFT, {"resume": first.run_id})
     third = create_run(workspace, RunKind.SFT, {"resume": second.run_id})
-    again = f"; then start_training(resume={third.run_id}) goes on from step_000003"
-    assert going_on(third, RunKind.SFT) == f"{again} of {first.run_id}"
-    assert going_on(create_run(workspace, RunKind.SFT, {}), RunKind.SFT) == ""
+    again = f"; then start_training(resume={third.run_id}) resumes at step_000003"
+    assert resume_hint(third, RunKind.SFT) == f"{again} of {first.run_id}"
+    assert resume_hint(create_run(workspace, RunKind.SFT, {}), RunKind.SFT) == ""
 
 
 def test_a_run_that_was_killed_at_a_limit_goes_on_with_a_higher_one(workspace: Workspace) -> None:

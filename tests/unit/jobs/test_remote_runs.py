@@ -105,7 +105,7 @@ def test_a_run_elsewhere_is_never_interrupted_because_nobody_here_has_its_lock(
 
 def test_the_hubs_token_comes_through_the_pipe_into_the_workers_own_environment() -> None:
     code = (
-        "import os; from stillroom.jobs.worker import handed_over; secrets = handed_over(); "
+        "import os; from stillroom.jobs.worker import piped_secrets; secrets = piped_secrets(); "
         "print(sorted(secrets), os.environ['HF_TOKEN'], os.environ.get('A_KEY'), "
         "os.environ.get('STILLROOM_PIPED_VARIABLES'))"
     )

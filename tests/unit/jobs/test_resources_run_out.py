@@ -73,7 +73,7 @@ def test_a_full_disk_ends_the_run_and_with_room_again_it_goes_on_to_its_end(tmp_
         checkpoints = sorted((tmp_path / "runs" / run_id / "checkpoints").iterdir())
         # What was half written is gone again, and what is named is whole.
         assert 1 < len(checkpoints) < 12
-        assert f"goes on from {checkpoints[-1].name}" in report.error.fix
+        assert f"resumes at {checkpoints[-1].name}" in report.error.fix
         assert weights(checkpoints[-1])
 
         subprocess.run(

@@ -61,7 +61,7 @@ def test_a_killed_run_says_how_it_goes_on_and_ends_as_the_unbroken_one(project) 
     assert report.status == "interrupted"
     assert report.error is not None
     assert "ended without finishing" in report.error.problem
-    assert f"start_training(resume={run_id}) goes on from step_0" in report.error.fix
+    assert f"start_training(resume={run_id}) resumes at step_0" in report.error.fix
     resumed = run_here(project, resume=run_id, overrides=["trainer.save_step=-1"])
     assert resumed.status == "succeeded", resumed.error
     whole = run_here(project, overrides=["trainer.save_step=-1"])
@@ -143,7 +143,7 @@ def test_every_way_to_run_out_of_memory_is_told_as_such(run_with_checkpoint) -> 
         assert failure.problem.startswith("out of memory: ")
         assert failure.fix.startswith("lower model.microbatch_tokens")
         resumed = f"start_training(resume={run_with_checkpoint.run_id}, overrides="
-        assert f'{resumed}["model.microbatch_tokens=512"]) goes on from step_000004' in failure.fix
+        assert f'{resumed}["model.microbatch_tokens=512"]) resumes at step_000004' in failure.fix
         assert failure.fix.endswith("step_000004 starts from the last good checkpoint")
 
 
@@ -153,10 +153,10 @@ def test_every_way_to_run_out_of_memory_is_told_as_such(run_with_checkpoint) -> 
         (
             OSError(28, "No space left on device"),
             "no space left on the disk",
-            "resume={id}) goes on from",
+            "resume={id}) resumes at",
         ),
-        (OSError(13, "Permission denied"), "the system refused", "resume={id}) goes on from"),
-        (KeyError("x"), "unexpected KeyError", "resume={id}) goes on from step_000004"),
+        (OSError(13, "Permission denied"), "the system refused", "resume={id}) resumes at"),
+        (KeyError("x"), "unexpected KeyError", "resume={id}) resumes at step_000004"),
         (DivergedError("the gradient is nan", "lower it"), "nan", "lower it; model.path="),
         (DataError("row 3 is bad", "mend it"), "row 3", "mend it; then start_training(resume={id}"),
     ],
@@ -185,4 +185,4 @@ def test_a_fault_of_a_machine_elsewhere_is_not_taken_for_one_of_this_machine(
     assert "the machine that the run was on" in failure.problem
     # A path there is shown as the one here that it stands for.
     assert str(run_with_checkpoint.path) not in failure.problem
-    assert "goes on from step_000004" in failure.fix
+    assert "resumes at step_000004" in failure.fix

@@ -193,7 +193,7 @@ def test_a_machine_that_was_taken_back_leaves_the_run_to_go_on_elsewhere(
     state = follow(folder, ScriptedHost({"follow": [GONE]}), is_rented=True)
     assert state.status is RunStatus.INTERRUPTED
     assert state.error is not None
-    assert f"start_training(resume={folder.run_id}) goes on from step_000003" in state.error.fix
+    assert f"start_training(resume={folder.run_id}) resumes at step_000003" in state.error.fix
 
 
 @pytest.mark.parametrize("error", [SILENT, GONE, FULL])

@@ -88,7 +88,7 @@ def test_a_run_that_ended_early_there_goes_on_there_or_elsewhere(workspace) -> N
 def test_a_run_that_stopped_at_its_budget_goes_on_where_it_was(workspace) -> None:
     view = View(where="gpu-box", phase="over", last_contact=SEEN)
     folder = add_remote_run(workspace, view, status=RunStatus.CANCELLED)
-    fix = f"raise that limit; then start_training(resume={folder.run_id}) goes on from step_000001"
+    fix = f"raise that limit; then start_training(resume={folder.run_id}) resumes at step_000001"
     error = RunFailure(problem="its budget of $1 is spent", fix=fix)
     folder.write(msgspec.structs.replace(folder.read(), error=error))
     with followed(folder):

@@ -76,7 +76,7 @@ class Work:
         self.stopped_at: float | None = None
         self.was_killed = False
 
-    def from_elsewhere(self, limit: str | None = None) -> None:
+    def from_any_thread(self, limit: str | None = None) -> None:
         self.reasons.append(limit)
         self.stopped_at = self.clock_s
 
@@ -113,7 +113,7 @@ def share(folder: Path, clock: Callable[[], float], **fields: float) -> Callable
 
 def test_a_teacher_gets_only_what_its_machine_leaves_of_the_budget(tmp_path: Path) -> None:
     clock_s = 100.0
-    budget = Budget(usd=6.0, taken_beside=share(tmp_path, lambda: clock_s))
+    budget = Budget(usd=6.0, other_usd=share(tmp_path, lambda: clock_s))
     call = Cost(tokens=10, usd=1.0)
 
     async def spend() -> int:

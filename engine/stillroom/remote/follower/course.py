@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 import msgspec
 
 from stillroom.errors import EngineError, RunCancelledError
-from stillroom.jobs.failures import going_on
+from stillroom.jobs.failures import resume_hint
 from stillroom.outputs import OutputHeldError
 from stillroom.remote.follower.beginning import Beginning
 from stillroom.remote.follower.bring_back import BringBack
@@ -261,7 +261,9 @@ class Follower:
             self._end(RunStatus.FAILED, error.problem, error.fix)
         elif self._record.is_started:
             kind = self._folder.read().kind
-            fix = "its last files are lost" + (going_on(self._folder, kind) or "; start it again")
+            fix = "its last files are lost" + (
+                resume_hint(self._folder, kind) or "; start it again"
+            )
             self._end(RunStatus.INTERRUPTED, error.problem, f"{error.fix}; {fix}")
         elif self._run.is_to_stop:
             self._end(RunStatus.CANCELLED)

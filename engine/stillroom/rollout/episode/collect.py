@@ -38,7 +38,7 @@ from stillroom.rollout.episode.loop import (
     play_episode,
     tool_task,
 )
-from stillroom.rollout.journal.records import EpisodeRecorder, ForgetfulRecorder, RolloutKey
+from stillroom.rollout.journal.records import EpisodeRecorder, RolloutKey
 from stillroom.rollout.rewards.rewards import Judgement, Rewarder
 from stillroom.teachers.budget import BudgetSpentError
 from stillroom.tools.source import ToolSource
@@ -79,7 +79,7 @@ class FailedRollout:
 
 
 class Refiner(Protocol):
-    """What a run does beside its policy if it refines a student's rollouts."""
+    """What a run needs in addition to its policy to refine a student's rollouts."""
 
     async def begin(
         self, conversation: PolicyConversation, task: Task, recorder: EpisodeRecorder
@@ -266,7 +266,7 @@ class _Crew:
     async def work(self) -> None:
         """Does one rollout after another until none is left to start or the budget is spent."""
         for spec in self._waiting:
-            recorder = self._recorder_for(spec.key) if self._recorder_for else ForgetfulRecorder()
+            recorder = self._recorder_for(spec.key) if self._recorder_for else EpisodeRecorder()
             try:
                 outcome = await _one_rollout(spec, self._context, recorder)
             except BudgetSpentError as spent:

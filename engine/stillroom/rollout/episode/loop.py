@@ -117,7 +117,7 @@ class TurnRules:
     """The user message sent after a turn without a tool call; None if such a turn is the end."""
 
     def stop_reason(self, turn: SampledTurn, num_turns: int) -> StopReason | None:
-        """Returns why the rollout ends with this turn, or None if it goes on."""
+        """Returns why the rollout ends with this turn, or None if it continues."""
         if turn.finish_reason == "length":
             return StopReason.MAX_TOKENS
         if turn.finish_reason == "context":
@@ -155,7 +155,7 @@ async def play_episode(
 
     Every tool call gets a reply. The reply to a malformed call or an unknown tool says what was
     wrong, so that the model can correct it. A turn without a tool call ends the rollout, unless the
-    rules have a nudge: the nudge is then sent as a user message and the model goes on.
+    rules have a nudge: the nudge is then sent as a user message and the rollout continues.
     """
     while True:
         index = episode.turns

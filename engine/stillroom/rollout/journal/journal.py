@@ -18,6 +18,7 @@ from stillroom.outputs import OutputLock
 from stillroom.rollout.journal.finished import finished_rows
 from stillroom.rollout.journal.records import (
     CriticRecord,
+    EpisodeRecorder,
     FinishedRow,
     JudgeRecord,
     KnownSteps,
@@ -56,7 +57,7 @@ def holds_rollouts(path: Path) -> bool:
 
 
 def journal_folder(output: Path) -> Path:
-    """Returns the folder beside an output file that holds its journal, settings and lock."""
+    """Returns the folder next to an output file that holds its journal, settings and lock."""
     return output.with_name(f".{output.name}")
 
 
@@ -96,12 +97,12 @@ def check_settings(output: Path, settings: Mapping[str, Any]) -> None:
             f"{output} was begun with other settings: {shown}",
             _how_to_judge_anew(output, before, changed)
             if _JUDGING.issuperset(changed)
-            else "run with the settings it was begun with to go on, or choose another output",
+            else "use the settings that it was begun with to resume it, or choose another output",
         )
 
 
 def _how_to_judge_anew(output: Path, before: Mapping[str, Any], changed: Sequence[str]) -> str:
-    """Returns how a run goes on although what judges its rollouts has changed."""
+    """Returns how to resume a run if the judge or the rewards have changed."""
     kept, old = journal_folder(output) / _GIVEN_REWARDS, "the judge and rewards that it began with"
     if all(name.startswith("rewards") for name in changed):
         if before.get("rewards_sha256") is None:
@@ -116,7 +117,7 @@ def _how_to_judge_anew(output: Path, before: Mapping[str, Any], changed: Sequenc
 
 
 def keep_rewards(output: Path, file: UserFile | None) -> None:
-    """Copies rewards.py and its modules beside the journal, where later edits do not reach them."""
+    """Copies rewards.py and its modules next to the journal, so that later edits do not matter."""
     kept = journal_folder(output) / _GIVEN_REWARDS
     if file is not None and not kept.exists():
         for place, code in file.modules.items():
@@ -179,9 +180,9 @@ class RolloutStore:
         """The most calls that all killed runs had in flight, the last run included."""
         return self._before.lost + self._before.outstanding
 
-    def recorder(self, key: RolloutKey) -> "StepRecorder":
+    def recorder(self, key: RolloutKey) -> EpisodeRecorder:
         """Returns the recorder of one rollout, which also replays its recorded steps."""
-        return StepRecorder(self, key, self.known.pop(key, None) or KnownSteps())
+        return _StepRecorder(self, key, self.known.pop(key, None) or KnownSteps())
 
     def append(self, record: Record) -> None:
         """Appends a record to the journal; another thread syncs it to disk once a second."""
@@ -270,62 +271,53 @@ class RolloutStore:
             write_atomic(self._journal.path, msgspec.json.encode(record) + b"\n")
 
 
-class StepRecorder:
+class _StepRecorder(EpisodeRecorder):
     """Records the steps of one rollout in the journal, and replays those of earlier runs."""
 
     def __init__(self, store: RolloutStore, key: RolloutKey, known: KnownSteps) -> None:
-        self._store, self._key, self._known = store, key, known
+        self._store, self._known = store, known
+        self._task_id, self._sample = key
 
     def known_turn(self, index: int) -> SampledTurn | None:
-        """Returns the turn `index` if it is already on record, else None."""
         return self._known.turns.get(index)
 
     def known_replies(self, index: int) -> list[ToolResult] | None:
-        """Returns the tools' replies to turn `index` if they are already on record, else None."""
         return self._known.replies.get(index)
 
-    def start_over(self) -> None:
-        """Drops the known steps, in the journal too: the tool state that they led to is gone."""
-        task_id, sample = self._key
-        self._put(RestartRecord(task_id=task_id, sample=sample))
-        self._store.num_restarted += 1
-
-    def dropped(self) -> CallTotals:
-        """Returns the totals of the calls that this run and earlier runs paid for and dropped."""
-        return self._known.dropped
-
-    def record_turn(self, index: int, turn: SampledTurn) -> None:
-        """Records a finished turn."""
-        task_id, sample = self._key
-        self._put(TurnRecord(task_id=task_id, sample=sample, index=index, turn=turn))
-        self._store.on_turn(turn)
-
-    def record_replies(self, index: int, replies: list[ToolResult]) -> None:
-        """Records the tools' replies to a turn."""
-        task_id, sample = self._key
-        self._put(RepliesRecord(task_id=task_id, sample=sample, index=index, replies=replies))
-
     def judge_turns(self) -> list[SampledTurn]:
-        """Returns the judge's earlier replies."""
         return self._known.judge
 
-    def record_judge_turn(self, index: int, turn: SampledTurn) -> None:
-        """Records a reply of the judge."""
-        task_id, sample = self._key
-        self._put(JudgeRecord(task_id=task_id, sample=sample, index=index, turn=turn))
-        self._store.on_turn(turn)
-
     def critic_turns(self) -> list[SampledTurn]:
-        """Returns the critic's earlier replies."""
         return self._known.critic
 
+    def dropped(self) -> CallTotals:
+        return self._known.dropped
+
+    def start_over(self) -> None:
+        self._record(RestartRecord(task_id=self._task_id, sample=self._sample))
+        self._store.num_restarted += 1
+
+    def record_replies(self, index: int, replies: list[ToolResult]) -> None:
+        self._record(
+            RepliesRecord(task_id=self._task_id, sample=self._sample, index=index, replies=replies)
+        )
+
+    def record_turn(self, index: int, turn: SampledTurn) -> None:
+        self._record_call(TurnRecord, index, turn)
+
+    def record_judge_turn(self, index: int, turn: SampledTurn) -> None:
+        self._record_call(JudgeRecord, index, turn)
+
     def record_critic_turn(self, index: int, turn: SampledTurn) -> None:
-        """Records a reply of the critic."""
-        task_id, sample = self._key
-        self._put(CriticRecord(task_id=task_id, sample=sample, index=index, turn=turn))
+        self._record_call(CriticRecord, index, turn)
+
+    def _record_call(
+        self, kind: type[TurnRecord | JudgeRecord | CriticRecord], index: int, turn: SampledTurn
+    ) -> None:
+        self._record(kind(task_id=self._task_id, sample=self._sample, index=index, turn=turn))
         self._store.on_turn(turn)
 
-    def _put(self, record: StepRecord) -> None:
+    def _record(self, record: StepRecord) -> None:
         self._store.append(record)
         self._known.add(record)
 

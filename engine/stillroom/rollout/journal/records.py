@@ -274,7 +274,8 @@ class JournalContent:
             self.spent_on_finished.add(key, Cost.of(totals.usage, totals.cost_usd))
             return
         self.paid[key] = self.paid.get(key, CallTotals()) + totals
-        # Kept beside the totals, whose cost is None as soon as the price of one call is unknown.
+        # Kept apart from the totals, whose cost is None as soon as the price of one call is
+        # unknown.
         self.spent[key] = self.spent.get(key, Cost()) + Cost.of(totals.usage, totals.cost_usd)
 
 
@@ -317,74 +318,41 @@ class JudgeRecorder(Protocol):
         ...
 
 
-class EpisodeRecorder(JudgeRecorder, Protocol):
-    """Records the finished steps of one rollout, so that none is paid for twice."""
+class EpisodeRecorder:
+    """Records the finished steps of one rollout, so that none is paid for twice.
+
+    This one keeps nothing and knows no earlier step, for rollouts that are never resumed.
+    """
 
     def known_turn(self, index: int) -> SampledTurn | None:
         """Returns the turn `index` if it is already on record, else None."""
-        ...
 
     def known_replies(self, index: int) -> list[ToolResult] | None:
         """Returns the tools' replies to turn `index` if they are already on record, else None."""
-        ...
+
+    def judge_turns(self) -> Sequence[SampledTurn]:
+        """Returns the judge's earlier replies, including those that are no valid judgement."""
+        return ()
 
     def critic_turns(self) -> Sequence[SampledTurn]:
         """Returns the critic's earlier replies."""
-        ...
-
-    def record_critic_turn(self, index: int, turn: SampledTurn) -> None:
-        """Records a reply of the critic; must be called before the reply is used."""
-        ...
+        return ()
 
     def start_over(self) -> None:
         """Drops the known steps, because the tool state that they led to is gone."""
-        ...
 
     def dropped(self) -> CallTotals:
         """Returns the totals of the calls that were paid for and then dropped."""
-        ...
-
-    def record_turn(self, index: int, turn: SampledTurn) -> None:
-        """Records a finished turn; must be called before the turn is used."""
-        ...
-
-    def record_replies(self, index: int, replies: list[ToolResult]) -> None:
-        """Records the tools' replies; must be called before the model sees them."""
-        ...
-
-
-class ForgetfulRecorder:
-    """A recorder that keeps nothing, for runs that are never resumed."""
-
-    def known_turn(self, index: int) -> SampledTurn | None:
-        """Returns None, since no turn is known."""
-
-    def known_replies(self, index: int) -> list[ToolResult] | None:
-        """Returns None, since no reply is known."""
-
-    def start_over(self) -> None:
-        """Does nothing, since there is nothing to drop."""
-
-    def dropped(self) -> CallTotals:
-        """Returns zero totals, since no call was dropped."""
         return CallTotals()
 
     def record_turn(self, index: int, turn: SampledTurn) -> None:
-        """Does nothing."""
+        """Records a finished turn; must be called before the turn is used."""
 
     def record_replies(self, index: int, replies: list[ToolResult]) -> None:
-        """Does nothing."""
-
-    def judge_turns(self) -> Sequence[SampledTurn]:
-        """Returns an empty sequence, since no reply is known."""
-        return ()
+        """Records the tools' replies; must be called before the model sees them."""
 
     def record_judge_turn(self, index: int, turn: SampledTurn) -> None:
-        """Does nothing."""
-
-    def critic_turns(self) -> Sequence[SampledTurn]:
-        """Returns an empty sequence, since no reply is known."""
-        return ()
+        """Records a reply of the judge; must be called before the reply is used."""
 
     def record_critic_turn(self, index: int, turn: SampledTurn) -> None:
-        """Does nothing."""
+        """Records a reply of the critic; must be called before the reply is used."""

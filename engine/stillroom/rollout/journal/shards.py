@@ -1,8 +1,8 @@
 """A run split into shards, one for each worker, and how the shards become one output again.
 
-Each shard is an output file with its own journal, beside the journal of the whole run's output. A
+Each shard is an output file with its own journal, in the folder of the whole run's journal. A
 shard begins with the recorded steps of its rollouts, so that any worker can do any rollout: a rerun
-merges what the shards of a killed run hold, and splits the rest anew.
+merges what the shards of a killed run hold, and splits the rest again.
 """
 
 import math

@@ -156,7 +156,7 @@ class _RayRun:
                 RunError(
                     "every Ray worker died before it finished a rollout",
                     f"read {state.folder / 'failures.jsonl'} and the workers' logs "
-                    "(`ray list actors`); the same command goes on from here",
+                    "(`ray list actors`); the same command resumes from here",
                 )
             )
         self._remaining = self._remaining.less(round_.spent)

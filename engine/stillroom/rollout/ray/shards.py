@@ -126,7 +126,7 @@ class ShardWorker:
 
 
 class _KeptReports:
-    """A reporter that keeps a run's figures and notes until the driver asks for them."""
+    """A reporter that keeps a run's figures and notes until the driver fetches them."""
 
     def __init__(self) -> None:
         self.figures: dict[str, float] = {}
@@ -190,7 +190,8 @@ class RayRunState:
         self.started = time.monotonic()
         self.tally = RolloutTally()
         self.unconfirmed = Outstanding()
-        """The most that may have been billed beside the tally, and the calls lost by a kill."""
+        """The most that may have been billed in addition to the tally, and the calls lost by a
+        kill."""
         self.failed: dict[RolloutKey, str] = {}
         """The class of the failure of each failed rollout."""
         self.error: EngineError | None = None
@@ -230,7 +231,7 @@ class Round:
 
 
 class _WorkerLostError(Exception):
-    """Raised when a worker does not stop in time after it was asked to."""
+    """Raised when a worker does not stop in time after its cancellation."""
 
 
 class ShardDriver:
@@ -250,7 +251,9 @@ class ShardDriver:
         tail = ShardTail(shard_output(self._output, shard.number), self._round.store)
         for attempt in range(_ATTEMPTS):
             if attempt:
-                state.note(f"the worker of shard {shard.number} died, another goes on: {death}")
+                state.note(
+                    f"the worker of shard {shard.number} died, another one continues: {death}"
+                )
             death, spent = await self._attempt(shard, remaining, tail)
             self._round.spent.append(spent)
             if death is None or state.is_stopping():
@@ -276,7 +279,7 @@ class ShardDriver:
             self._state.stop(
                 RunError(
                     f"a Ray worker broke off: {str(error.cause)[:500]}",
-                    "the traceback is in the worker's log; the same command goes on from here",
+                    "the traceback is in the worker's log; the same command resumes from here",
                 )
             )
         except (self._ray.exceptions.RayError, _WorkerLostError) as error:
@@ -291,7 +294,7 @@ class ShardDriver:
     async def _wait_for_end(
         self, worker: Any, job: ShardJob, number: int, tail: ShardTail
     ) -> ShardEnd:
-        """Waits until a worker has done its shard, and reports its progress meanwhile."""
+        """Waits until a worker has done its shard, and reports its progress until then."""
         state, progress = self._state, self._round.progress
         end, next_progress = worker.run.remote(job), worker.progress.remote()
         stopped_at: float | None = None
@@ -303,7 +306,7 @@ class ShardDriver:
                     stopped_at = clock
                 # A worker that never answered is still waiting for room in the cluster.
                 if number not in progress or clock - stopped_at > _STOP_WAIT_S:
-                    raise _WorkerLostError("it did not stop when it was told to")
+                    raise _WorkerLostError("it did not stop when it was cancelled")
             if self._is_ready(next_progress):
                 progress[number] = self._ray.get(next_progress)
                 next_progress = worker.progress.remote()

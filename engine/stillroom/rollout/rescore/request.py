@@ -1,4 +1,5 @@
-"""What a run of new rewards is asked for, checked before anything is spent."""
+"""The request for new rewards of finished rollouts, and its plan, checked before anything is
+spent."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from stillroom.validation import PlacedRequest
 
 
 class ScoreRollouts(PlacedRequest, JudgeOptions, ReplacingRequest):
-    """Ask for new rewards of rollouts that are there already; the teacher is not asked again."""
+    """The request for new rewards of finished rollouts; the teacher is not called again."""
 
     input: Annotated[str, Field(description="Rollouts file or folder; also of rnow or NeMo Gym")]
     output: Annotated[str, Field(description="The same rows with new rewards")]

@@ -251,7 +251,7 @@ class ScoreJournal:
         return Judgement(verdict.total, verdict.by_name, paid)
 
     def keep(self, row: str, judgement: Judgement) -> None:
-        """Records a judgement if the judge was asked for it."""
+        """Records a judgement if the judge was called for it."""
         if judgement.judge is not None:
             verdict = _KnownVerdict(
                 settings=self._settings,

@@ -145,7 +145,7 @@ class _Run:
         if tally.failed and not tally.after:
             raise RunError(
                 f"no reward could be computed, the first: {tally.problems[0]}",
-                "mend rewards.py or the judge's options, then start again",
+                "fix rewards.py or the judge's options, then start again",
             )
 
     async def _judge_all(

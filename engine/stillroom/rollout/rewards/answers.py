@@ -21,7 +21,7 @@ _OTHER = re.compile(r"[^\w\s#%&@+]|_")
 """The characters that `normalised` may replace: no letters, digits, blanks or kept signs."""
 _DELETED = frozenset(".'\u2019")
 _SIGNS = {0x2044: "/"} | dict.fromkeys((0x2010, 0x2011, 0x2012, 0x2013, 0x2212), "-")
-"""Replacements for the fraction slash of ½ and for the dashes that stand for a minus sign."""
+"""Replacements for the fraction slash of ½ and for the dashes that mean a minus sign."""
 _BEFORE, _AFTER = " \t\r\n*_`:", " \t\r*_`."
 _MAX_DIGITS = 400
 _MAX_EXPONENT = 400

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, cast
 from stillroom.data.checks import as_number
 from stillroom.data.formats import Task
 from stillroom.errors import CallFailedError, FailureClass, InputError
-from stillroom.rollout.journal.records import ForgetfulRecorder, JudgeRecorder
+from stillroom.rollout.journal.records import EpisodeRecorder, JudgeRecorder
 from stillroom.settings import Workspace
 from stillroom.types import CallTotals, Message, SampledTurn, ToolSchema
 
@@ -127,7 +127,7 @@ class AnswerJudge:
         """
         shown = conversation if self._sees == "conversation" else ()
         question = judge_messages(self._rubric, task, answer, shown, nonce=self._nonce())
-        recorder = recorder or ForgetfulRecorder()
+        recorder = recorder or EpisodeRecorder()
         known = list(recorder.judge_turns())
         messages, paid = list(question), CallTotals()
         while True:
@@ -155,7 +155,7 @@ class AnswerJudge:
 def judge_messages(
     rubric: str, task: Task, answer: str, conversation: Sequence[Message] = (), *, nonce: str
 ) -> list[Message]:
-    """Returns the messages that ask a judge; text that others wrote is in tags with the nonce."""
+    """Returns the question to a judge; text that others wrote is in tags with the nonce."""
     expected = task.metadata.get("expected_answer")
     parts = {"task": transcript(task.messages)}
     if expected is not None:
@@ -195,7 +195,7 @@ def read_verdict(reply: str, *, is_cut: bool = False) -> Verdict | str:
     if score is None:
         return f'"score" must be a number, not {value.get("score")!r:.40}'
     if not 0 <= score <= 1:
-        return f'"score" must lie between 0 and 1, and {score:g} does not'
+        return f'"score" must be between 0 and 1, and is {score:g}'
     return Verdict(score, value["reasoning"])
 
 

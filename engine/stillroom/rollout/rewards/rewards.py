@@ -25,9 +25,9 @@ class Judgement:
     total: float | None
     by_name: Mapping[str, float]
     judge: CallTotals | None = None
-    """The totals of the judge's calls; None if no judge was asked."""
+    """The totals of the judge's calls; None if no judge was called."""
     reasoning: str | None = None
-    """The judge's reasoning; None if no judge was asked."""
+    """The judge's reasoning; None if no judge was called."""
 
     @property
     def success(self) -> bool | None:
@@ -40,8 +40,8 @@ class Rewarder:
 
     `match` is the way to compare answers of rows without an answer_match. The functions of
     rewards.py come first. The comparison with the expected answer and the judge are used for tasks
-    that no such function judges, and beside such functions if the row names them. If a row names
-    nothing, the judge is used rather than the comparison.
+    that no such function judges, and in addition to such functions if the row names them. If a row
+    names nothing, the judge is used rather than the comparison.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Rewarder:
     def check(self, tasks: Sequence[Task], *, is_judge_optional: bool = False) -> None:
         """Raises DataError if a task names an unknown reward, or has an unusable expected answer.
 
-        With `is_judge_optional`, tasks may name the judge without there being one, and such a task
+        With `is_judge_optional`, tasks may name a judge that does not exist, and such a task
         may then get no reward.
         """
         known = {*self._descriptions, _EXPECTED_ANSWER}
@@ -77,7 +77,7 @@ class Rewarder:
         return bool(self._names(task))
 
     def asks_judge(self, task: Task) -> bool:
-        """Returns whether the judge is asked about a task, unless a precondition decides first."""
+        """Returns whether the judge is called for a task, unless a precondition decides first."""
         is_named = JUDGE in self._names(task) and JUDGE not in self._descriptions
         return self._judge is not None and is_named
 
@@ -97,7 +97,7 @@ class Rewarder:
         """Returns the rewards of a finished conversation; the total is their sum.
 
         The total is 0 if a reward that is a precondition is 0. The judge comes last, and is not
-        asked if a precondition has already made the total 0.
+        called if a precondition has already made the total 0.
         Raises CallFailedError if a reward cannot be computed: a failure is not a reward of 0.
         """
         by_name: dict[str, float] = {}

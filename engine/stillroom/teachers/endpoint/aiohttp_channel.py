@@ -201,7 +201,7 @@ def _decoded(body: bytes, headers: Mapping[str, str]) -> bytes:
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding in ("", "identity"):
         return body
-    # The request asks for no compression, but some servers compress nevertheless.
+    # The request asks for no compression, but some servers compress all the same.
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise UnreadableReplyError(f"the response is encoded as {encoding!r}")
     try:

@@ -314,7 +314,7 @@ class OpenAITeacher:
         if says_no_credit(status, text):
             raise TeacherError(
                 f"{where} has no credit left: {message}",
-                "add credit, or lower max_tokens; the same command goes on from here",
+                "add credit, or lower max_tokens; the same command resumes from here",
             )
         if (retry := retry_of(reply, message)) is not None:
             return retry

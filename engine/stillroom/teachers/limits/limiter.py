@@ -31,7 +31,7 @@ _UNITS_OF = {LimitKind.REQUESTS: LimitUnit.REQUESTS, LimitKind.TOKENS: LimitUnit
 
 
 class Limiter:
-    """Admits calls in the order in which they asked.
+    """Admits calls in the order in which they arrived.
 
     Each combination of endpoint, key and model needs its own limiter.
     """
@@ -117,7 +117,7 @@ class Limiter:
     def _let_go(self) -> None:
         """Admits calls from the front of the queue, and wakes the first one that must still wait.
 
-        That call then computes anew how long it must wait.
+        That call then computes again how long it must wait.
         """
         while self._queue:
             first = self._queue[0]
@@ -169,8 +169,8 @@ class LimitController:
         self._num_sent = 0
         self._tokens_sent = 0.0
         self._episode_end = 0
-        """The number of the last request sent before the last cut; refusals up to it tell nothing
-        new."""
+        """The number of the last request sent before the last cut; refusals up to it hold no new
+        information."""
         self._trip_s = self._refusal_trip_s = 0.0
         """The average round trips, in seconds, of accepted and of refused requests."""
         self._trips_differ_s = 0.0

@@ -8,7 +8,7 @@ from stillroom.data.formats import Task
 from stillroom.data.instruction import UNCHANGED, PromptViews
 from stillroom.policy.conversation import TokenConversation
 from stillroom.policy.hf import HFPolicy, SamplingStoppedError
-from stillroom.rollout.journal.records import ForgetfulRecorder
+from stillroom.rollout.journal.records import EpisodeRecorder
 from stillroom.serving.policy import ServedPolicy
 from stillroom.tools.source import ToolResult
 from stillroom.train.config.resume import CarriedRollout, KnownTurn
@@ -17,7 +17,7 @@ from stillroom.types import BegunTurn, Message, SampledTurn, TokenTrace, ToolSch
 
 
 @dataclass(slots=True)
-class StudentRollout(ForgetfulRecorder):
+class StudentRollout(EpisodeRecorder):
     """One rollout of the student: its task and limits, and its turns so far."""
 
     task: Task

@@ -26,7 +26,7 @@ from stillroom.rollout.episode.loop import (
     offered_tools,
     play_episode,
 )
-from stillroom.rollout.journal.records import ForgetfulRecorder
+from stillroom.rollout.journal.records import EpisodeRecorder
 from stillroom.tools.source import ToolResult, error_result
 from stillroom.types import StopReason, Usage
 
@@ -226,7 +226,7 @@ def test_a_failed_call_leaves_what_has_happened() -> None:
 
     async def main() -> None:
         no_tools = OfferedTools([], None)
-        await play_episode(episode, conversation, ForgetfulRecorder(), no_tools, TurnRules(5))
+        await play_episode(episode, conversation, EpisodeRecorder(), no_tools, TurnRules(5))
 
     with pytest.raises(CallFailedError):
         run_async(main)

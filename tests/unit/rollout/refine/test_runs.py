@@ -363,7 +363,7 @@ def test_a_recorded_request_which_names_every_option_is_taken_as_it_was(
 
 
 def test_rollouts_that_cannot_be_refined_are_refused(workspace: Workspace) -> None:
-    with pytest.raises(InputError, match="its student cannot go on"):
+    with pytest.raises(InputError, match="its student cannot continue"):
         run_of(workspace, Teacher(), takeover="critic", turns="one")
     with pytest.raises(InputError, match="goes with takeover start alone"):
         run_of(workspace, Teacher(), system="Be brief.")

@@ -372,7 +372,7 @@ def test_an_account_without_credit_ends_the_run_instead_of_failing_all_of_it(
     with pytest.raises(TeacherError) as caught:
         bench.complete()
     assert "no credit" in caught.value.problem
-    assert "goes on from here" in caught.value.fix
+    assert "resumes from here" in caught.value.fix
     assert bench.waits == []
 
 
