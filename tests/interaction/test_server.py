@@ -233,7 +233,11 @@ BAD_CALLS = [
         {"input": "prompts.jsonl", "model": "m", "base_url": "http://a/v1", "budget_usd": 1},
         "budget_usd needs the price of 'm'",
     ),
-    ("generate_rollouts", {**ASKED, "nudge": "Again."}, "nudge requires termination_policy: max_turns"),
+    (
+        "generate_rollouts",
+        {**ASKED, "nudge": "Again."},
+        "nudge requires termination_policy: max_turns",
+    ),
     ("generate_rollouts", {**ASKED, "takeover": "critic"}, "takeover needs refine"),
     ("generate_rollouts", {**ASKED, "where": "nowhere"}, "there is no machine 'nowhere'"),
     ("generate_rollouts", {**ASKED, "rewards": "sft.jsonl"}, "is not a Python file"),
