@@ -113,10 +113,10 @@ def main() -> int:
     sys.path.insert(0, str(ROOT / "tests"))
     from fakes.rollout_rows import read_rows
     from fakes.runs_elsewhere import Elsewhere
-    from stillroom.remote.follower.course import Follower
+    from stillroom.remote.follower.follower import Follower
+    from stillroom.remote.providers.hf_jobs import HfJobsHost
+    from stillroom.remote.providers.provision_log import ProvisionLog
     from stillroom.remote.records import HfJobsFlavor, Machine
-    from stillroom.remote.rented.hf_jobs import HfJobsHost
-    from stillroom.remote.rented.ledger import Ledger
 
     with tempfile.TemporaryDirectory(prefix="job-") as name:
         root = Path(name)
@@ -132,9 +132,9 @@ def main() -> int:
             folder=str(root / "hub" / "home" / "ours"),
         )
         run, order = elsewhere.order(machine)
-        ledger = Ledger(root / "state")
+        log = ProvisionLog(root / "state")
         api = FolderHub()
-        host = HfJobsHost(machine, run.path, api=api, token="hf_own", ledger=ledger)  # noqa: S106
+        host = HfJobsHost(machine, run.path, api=api, token="hf_own", provision_log=log)  # noqa: S106
         began = time.monotonic()
         Follower(run, order, host, {"KEY": SECRET}).run()
         FolderHub.process.wait(60)
@@ -148,13 +148,13 @@ def main() -> int:
             "error": None if state.error is None else state.error.problem,
             "rewards": rewards,
             "seconds": round(time.monotonic() - began, 1),
-            "left_in_ledger": len(ledger.entries()),
+            "left_provisioned": len(log.entries()),
             "job_exit_code": FolderHub.process.returncode,
             "files_with_the_key": sum(SECRET.encode() in path.read_bytes() for path in files),
         }
     sys.stdout.write(json.dumps(result) + "\n")
     is_right = result["status"] == "succeeded" and not result["files_with_the_key"]
-    return 0 if is_right and not result["left_in_ledger"] else 1
+    return 0 if is_right and not result["left_provisioned"] else 1
 
 
 if __name__ == "__main__":

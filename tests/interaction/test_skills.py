@@ -21,7 +21,7 @@ from skills_ref import validate
 from fakes.rollout_rows import read_rows
 from fakes.sshd import SshUser
 from fakes.waiting import wait_until
-from stillroom.remote.knowledge import remote_runs
+from stillroom.remote.known_machines import remote_runs
 from stillroom.remote.machines import MACHINES_FILE, all_machines
 from stillroom.settings import Workspace
 from stillroom.train.config.file import load_config

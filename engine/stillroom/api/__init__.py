@@ -64,7 +64,7 @@ from stillroom.jobs.child import stopped_by
 from stillroom.jobs.operations import Operation
 from stillroom.projects.create import CreateProject, ProjectResult, create_project
 from stillroom.projects.setup import CheckSetup, SetupReport
-from stillroom.remote.overview import ListMachines, MachineList, list_machines
+from stillroom.remote.machine_list import ListMachines, MachineList, list_machines
 from stillroom.report.request import WriteReport, WrittenReport
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.rescore.request import ScoreRollouts

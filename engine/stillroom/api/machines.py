@@ -2,7 +2,7 @@
 
 from stillroom.projects.setup import CheckSetup, SetupReport
 from stillroom.projects.setup import check_setup as check_this_machine
-from stillroom.remote.setup_there import check_machine
+from stillroom.remote.machine_checks import check_machine
 from stillroom.settings import Workspace
 
 

@@ -26,7 +26,7 @@ from stillroom.importing.request import ImportResult, ImportRollouts
 from stillroom.jobs.operations import ChildWork, Operation, RunWork
 from stillroom.projects.create import CreateProject, ProjectResult
 from stillroom.projects.setup import CheckSetup, SetupReport
-from stillroom.remote.overview import ListMachines, MachineList
+from stillroom.remote.machine_list import ListMachines, MachineList
 from stillroom.report.request import WriteReport, WrittenReport
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.rescore.request import ScoreRollouts
@@ -56,7 +56,7 @@ OPERATIONS = (
         name="list_machines",
         request=ListMachines,
         result=MachineList,
-        function="stillroom.remote.overview:list_machines",
+        function="stillroom.remote.machine_list:list_machines",
     ),
     Operation(
         name="validate_dataset",

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 from pydantic import BaseModel
 
-from stillroom.api.elsewhere import (
+from stillroom.api.placement import (
     check_not_going_on_elsewhere,
     check_not_written_elsewhere,
     packed,

@@ -32,14 +32,14 @@ class RunHost(Protocol):
     with what to do.
     """
 
-    def bring_up(self) -> None:
+    def provision(self) -> None:
         """Brings the machine up, where it is ours to stop; returns when it can be reached."""
         ...
 
     def price_per_hour(self) -> float | None:
         """Returns the US dollars for an hour: what machines.yml says, else what its provider says.
 
-        It is asked after `bring_up`, when the provider has chosen the machine.
+        It is asked after `provision`, when the provider has chosen the machine.
         """
         ...
 
@@ -88,7 +88,7 @@ class RunHost(Protocol):
         """Deletes a run's folder there; contents that other runs may need stay."""
         ...
 
-    def put_down(self) -> None:
+    def release(self) -> None:
         """Stops the machine, where it is ours to stop and nothing else of ours runs on it."""
         ...
 

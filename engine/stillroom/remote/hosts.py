@@ -17,11 +17,11 @@ def open_host(machine: Machine, *, run: Path | None = None) -> RunHost:
     if machine.ssh is not None:
         return SshHost(machine)
     if machine.skypilot is not None:
-        from stillroom.remote.rented.skypilot import open_cluster
+        from stillroom.remote.providers.skypilot import open_cluster
 
         return open_cluster(machine, run)
     if machine.hf_jobs is not None:
-        from stillroom.remote.rented.hf_jobs import open_job
+        from stillroom.remote.providers.hf_jobs import open_job
 
         return open_job(machine, run)
     raise InputError(

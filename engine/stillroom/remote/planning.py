@@ -6,7 +6,7 @@ from stillroom.errors import InputError, missing_extra
 from stillroom.jobs import child_work
 from stillroom.remote.host import RunHost
 from stillroom.remote.hosts import open_host
-from stillroom.remote.knowledge import ask_machine, hardware_of
+from stillroom.remote.known_machines import ask_machine, hardware_of
 from stillroom.remote.machines import all_machines, find_machine
 from stillroom.remote.package.refusals import refuse_config
 from stillroom.remote.records import Machine
@@ -39,7 +39,7 @@ def plan_training(
     others = [machine for machine in all_machines(workspace) if machine.name != chosen.name]
     known = (hardware_of(workspace, machine, config) for machine in others)
     try:
-        from stillroom.train.planning.elsewhere import plan_elsewhere
+        from stillroom.train.planning.other_machines import plan_elsewhere
     except ModuleNotFoundError as error:
         raise missing_extra("train", "planning, here or for another machine,") from error
     return plan_elsewhere(workspace, request, [first, *(one for one in known if one.is_known)])

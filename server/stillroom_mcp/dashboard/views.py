@@ -131,7 +131,7 @@ def machines(workspace: Workspace) -> api.MachineList | None:
     """
     with suppress(EngineError):
         # The dashboard changes nothing, so it puts nothing down either.
-        found = api.list_machines(workspace, api.ListMachines(), put_down=lambda _ledger: None)
+        found = api.list_machines(workspace, api.ListMachines(), release=lambda _log: None)
         return found if found.machines else None
     return None
 

@@ -15,6 +15,17 @@ from fakes.hub import FLAVOR, PRICE, ScriptedHub, refusal
 from fakes.moments import KilledError, Moments
 from stillroom.errors import EngineError
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
+from stillroom.remote.providers.hf_job_program import JobProgram
+from stillroom.remote.providers.hf_jobs import HfJobsHost
+from stillroom.remote.providers.hub_bucket import Bucket, code_path
+from stillroom.remote.providers.hub_jobs import time_limit
+from stillroom.remote.providers.job_records import (
+    BUCKET_VARIABLE,
+    RUN_VARIABLE,
+    SECRETS_VARIABLE,
+    START_VARIABLE,
+)
+from stillroom.remote.providers.provision_log import ProvisionLog
 from stillroom.remote.records import (
     Blob,
     FilesThere,
@@ -29,17 +40,6 @@ from stillroom.remote.records import (
     StartThere,
     StateThere,
 )
-from stillroom.remote.rented.hf_jobs import HfJobsHost
-from stillroom.remote.rented.hub_bucket import Bucket, code_path
-from stillroom.remote.rented.hub_jobs import time_limit
-from stillroom.remote.rented.job_records import (
-    BUCKET_VARIABLE,
-    RUN_VARIABLE,
-    SECRETS_VARIABLE,
-    START_VARIABLE,
-)
-from stillroom.remote.rented.job_side import JobSide
-from stillroom.remote.rented.ledger import Ledger
 from stillroom.remote.ssh.code import code_hash
 
 MACHINE = Machine(name="hf", hf_jobs=HfJobsFlavor(flavor=FLAVOR, timeout="2h"))
@@ -89,10 +89,10 @@ class Inner:
 
 
 class Life:
-    """Processes of ours and jobs, with one ledger and one hub."""
+    """Processes of ours and jobs, with one provision log and one hub."""
 
     def __init__(self, tmp_path: Path) -> None:
-        self.hub, self.ledger = ScriptedHub(), Ledger(tmp_path / "state")
+        self.hub, self.log = ScriptedHub(), ProvisionLog(tmp_path / "state")
         # It is made once in a while, which takes a second.
         self.hub.files[f"me/stillroom-runs/{code_path(code_hash())}"] = b"code"
         self.run = tmp_path / "work" / "runs" / "sft-one"
@@ -128,7 +128,7 @@ class Life:
     ) -> HfJobsHost:
         keywords = {"token": "hf_own", "pause": self.work, **keywords}
         api = self.hub.api(moments)
-        return HfJobsHost(machine, self.run, api=api, ledger=self.ledger, **keywords)
+        return HfJobsHost(machine, self.run, api=api, provision_log=self.log, **keywords)
 
     def work(self, _seconds: float = 0) -> None:
         """Lets the service do its jobs while our side waits."""
@@ -138,9 +138,9 @@ class Life:
                 is_done = self.job(job.asked).do(lambda packages: self.inner)
                 job.stage = "COMPLETED" if is_done else "ERROR"
 
-    def job(self, asked: dict[str, Any], moments: Moments | None = None) -> JobSide:
+    def job(self, asked: dict[str, Any], moments: Moments | None = None) -> JobProgram:
         variables = asked["env"]
-        return JobSide(
+        return JobProgram(
             Bucket(self.hub.api(moments), variables[BUCKET_VARIABLE]),
             variables[RUN_VARIABLE],
             start=variables[START_VARIABLE],
@@ -170,7 +170,7 @@ class Life:
         return sum(host.send([blob for blob in blobs if blob.sha256 in missing], missing))
 
     def until_started(self, host: HfJobsHost) -> None:
-        host.bring_up()
+        host.provision()
         host.prepare(self.order(), lambda text: None)
         self.sending(host)
         host.start(self.start_of())
@@ -183,7 +183,7 @@ class Life:
         brought = b"".join(host.fetch(self.run.name, "out/checkpoint.bin", 0))
         assert brought == CHECKPOINT
         host.remove(self.run.name)
-        host.put_down()
+        host.release()
         host.close()
         return told
 
@@ -293,7 +293,7 @@ def test_a_follower_killed_at_any_moment_goes_on_and_no_job_stays_up(life, momen
     try:
         life.whole_run(Moments(kill_at=moment))
     except KilledError:
-        listed = {entry.request_id for entry in life.ledger.entries()}
+        listed = {entry.request_id for entry in life.log.entries()}
         assert not life.hub.costing or listed
         host = life.host()
         life.until_started(host)
@@ -302,10 +302,10 @@ def test_a_follower_killed_at_any_moment_goes_on_and_no_job_stays_up(life, momen
             assert states(told)[-1:] in ([], [b"succeeded"])
         except MachineGoneError:
             pass  # All of it was here, and what was in the bucket had been deleted.
-        host.put_down()
+        host.release()
     assert len(life.hub.jobs) == 1
     assert not life.hub.costing
-    assert not life.ledger.entries()
+    assert not life.log.entries()
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -326,11 +326,11 @@ def test_followers_killed_one_after_another_start_one_job_and_leave_none_up(life
     host = life.host()
     life.until_started(host)
     text += growth(list(host.follow(life.run.name, {"runs/sft-one/log.txt": len(text)})))
-    host.put_down()
+    host.release()
     assert text == b"one\ntwo\n"
     assert len(life.hub.jobs) == 1
     assert not life.hub.costing
-    assert not life.ledger.entries()
+    assert not life.log.entries()
 
 
 def test_every_moment_of_a_run_is_tried(life):
@@ -348,9 +348,9 @@ def test_what_a_deleted_run_left_up_is_put_down_by_whoever_looks_next(life, mome
     except KilledError:
         shutil.rmtree(life.run)
     host = life.host()
-    for entry in life.ledger.entries():
+    for entry in life.log.entries():
         assert entry.name == host.name
-        host.put_down()
+        host.release()
     assert not life.hub.costing
 
 
@@ -414,8 +414,8 @@ def test_a_job_that_ends_without_a_word_is_gone(life):
     with pytest.raises(MachineGoneError, match=r"ERROR: OOM\): Killed") as caught:
         list(host.follow(life.run.name, {}))
     assert "resume" in caught.value.fix
-    host.put_down()
-    assert not life.ledger.entries()
+    host.release()
+    assert not life.log.entries()
 
 
 def test_what_stands_in_a_jobs_way_is_told_here(life):
@@ -493,29 +493,29 @@ def test_the_hub_may_be_away_while_a_job_runs(life):
 def test_errors_of_the_hub_say_whether_to_wait(life, error, kind, text):
     life.hub.away = error
     with pytest.raises(kind) as caught:
-        life.host().bring_up()
+        life.host().provision()
     assert text in caught.value.fix
 
 
 def test_a_job_that_the_service_refuses_is_not_waited_for(life):
     host = life.host()
-    host.bring_up()
+    host.provision()
     life.hub.refuses_jobs = refusal(402, "no credit")
     with pytest.raises(MachineGoneError, match=r"was not started: .*no credit") as caught:
         host.start(life.start_of())
     assert "billing" in caught.value.fix
-    assert not life.ledger.entries()
+    assert not life.log.entries()
 
 
 def test_nothing_goes_into_a_bucket_that_everybody_can_read(life):
     life.hub.is_private = False
     with pytest.raises(MachineError, match="everybody can read the bucket me/stillroom-runs"):
-        life.host().bring_up()
+        life.host().provision()
 
 
 def test_without_a_token_the_log_in_is_named(life):
     with pytest.raises(MachineError) as caught:
-        life.host(token=None).bring_up()
+        life.host(token=None).provision()
     assert "hf auth login" in caught.value.fix
 
 
@@ -542,7 +542,7 @@ def test_a_jobs_time_is_bounded_by_its_timeout_its_hours_and_its_budget(life):
 
 def test_the_run_stops_before_the_service_would_end_its_job(life):
     host = life.host()
-    host.bring_up()
+    host.provision()
     host.prepare(life.order(), lambda text: None)
     life.sending(host)
     host.start(life.start_of(max_hours=9, budget_usd=1.5))
@@ -566,7 +566,7 @@ def test_the_installation_in_a_job_counts_as_time_of_the_machine(life, monkeypat
 
 
 def test_the_tokens_and_secrets_of_a_job_are_no_childs_variables(life, monkeypatch):
-    from stillroom.remote.rented import job_side
+    from stillroom.remote.providers import job_side
 
     seen = {}
 
@@ -586,7 +586,7 @@ def test_the_tokens_and_secrets_of_a_job_are_no_childs_variables(life, monkeypat
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(job_side, "JobSide", Side)
+    monkeypatch.setattr(job_side, "JobProgram", Side)
     assert job_side.main() == 0
     assert seen["secrets"] == {"KEY": SECRET}
     assert SECRET not in str(seen["environment"])

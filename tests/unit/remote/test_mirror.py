@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from stillroom.files import write_json
-from stillroom.remote.follower.bring_back import BringBack, StoppedError
+from stillroom.remote.follower.download import Download, StoppedError
 from stillroom.remote.follower.mirror import Mirror, OutOfStepError
 from stillroom.remote.follower.record import FollowRecord, read_record
 from stillroom.remote.follower.sending import note_outputs
@@ -185,14 +185,14 @@ class Source:
         ]
 
 
-def brings(folder: RunFolder, source: Source, outputs: list[str]) -> BringBack:
+def brings(folder: RunFolder, source: Source, outputs: list[str]) -> Download:
     root = Path(folder.read_request().workspace)
-    return BringBack(folder, root, outputs, read_record(folder), source.fetch)
+    return Download(folder, root, outputs, read_record(folder), source.fetch)
 
 
 def bring(
     folder: RunFolder, files: dict[str, bytes], *, outputs: list[str], is_last: bool = True
-) -> BringBack:
+) -> Download:
     source = Source(files)
     back = brings(folder, source, outputs)
     back.take(source.list(), is_last=is_last, is_stopped=lambda: False)
@@ -274,8 +274,8 @@ def test_what_somebody_wrote_here_meanwhile_is_not_replaced(folder: RunFolder) -
     note_outputs(record, root, ["out.jsonl"], [])
     source = Source({"out.jsonl": b"result", "out.jsonl.manifest.json": b"{}"})
 
-    def take() -> BringBack:
-        back = BringBack(folder, root, ["out.jsonl"], record, source.fetch)
+    def take() -> Download:
+        back = Download(folder, root, ["out.jsonl"], record, source.fetch)
         back.take(source.list(), is_last=True, is_stopped=lambda: False)
         return back
 
@@ -311,7 +311,7 @@ def test_an_exported_folder_is_put_in_place_whole_and_an_older_one_file_by_file(
     record = FollowRecord()
     note_outputs(record, root, ["store"], [])
     source = Source({"store/new": b"of this run"})
-    back = BringBack(folder, root, ["store"], record, source.fetch)
+    back = Download(folder, root, ["store"], record, source.fetch)
     back.take(source.list(), is_last=True, is_stopped=lambda: False)
     assert sorted(p.name for p in (root / "store").iterdir()) == ["mine", "new"]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stillroom.api.elsewhere import placed
+from stillroom.api.placement import placed
 from stillroom.errors import InputError
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.rollout.request import GenerateRollouts

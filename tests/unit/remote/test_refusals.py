@@ -12,7 +12,7 @@ from fakes.elsewhere import box, own_machine
 from fakes.machines import add_remote_run
 from fakes.tiny_models import TinyModels
 from fakes.training import Project, make_project
-from stillroom.api.elsewhere import (
+from stillroom.api.placement import (
     check_not_going_on_elsewhere,
     check_not_written_elsewhere,
     packed,

@@ -17,12 +17,12 @@ from fakes.sky_cloud import EXCEPTIONS, PRICE, ScriptedCloud
 from stillroom.errors import EngineError, MissingExtraError
 from stillroom.files import write_json
 from stillroom.remote.host import MachineGoneError, UnreachableError
+from stillroom.remote.providers.holding import hold_script
+from stillroom.remote.providers.provision_log import ProvisionLog
+from stillroom.remote.providers.sky_calls import SkyCalls
+from stillroom.remote.providers.sky_process import SkyProcess
+from stillroom.remote.providers.skypilot import SkyPilotHost
 from stillroom.remote.records import Machine, Pulse, SkyPilotCluster, SshAddress, StartThere, View
-from stillroom.remote.rented.holding import hold_script
-from stillroom.remote.rented.ledger import Ledger
-from stillroom.remote.rented.sky_calls import SkyCalls
-from stillroom.remote.rented.sky_process import SkyProcess
-from stillroom.remote.rented.skypilot import SkyPilotHost
 from stillroom.run_folder import VIEW_FILE
 
 MACHINE = Machine(
@@ -56,10 +56,10 @@ class Reached:
 
 
 class Life:
-    """Processes of ours, one after another, with one ledger and one cloud."""
+    """Processes of ours, one after another, with one provision log and one cloud."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.cloud, self.ledger = ScriptedCloud(), Ledger(tmp_path / "state")
+        self.cloud, self.log = ScriptedCloud(), ProvisionLog(tmp_path / "state")
         self.run = self.new_run(tmp_path / "work" / "runs" / "sft-one")
         self.pauses: list[float] = []
 
@@ -75,7 +75,7 @@ class Life:
             machine,
             run or self.run,
             calls=SkyCalls(self.cloud.package(moments), cli=lambda arguments: None),
-            ledger=self.ledger,
+            provision_log=self.log,
             by_ssh=lambda _machine, address: Reached(address, self.cloud, moments),
             pause=self.pauses.append,
         )
@@ -83,10 +83,10 @@ class Life:
     def whole_run(self, *, moments: Moments | None = None) -> None:
         """Does what the follower of a run does with its machine."""
         host = self.host(moments=moments)
-        host.bring_up()
+        host.provision()
         host.start(start_of(self.run))
         list(host.follow(self.run.name, {}))
-        host.put_down()
+        host.release()
         host.close()
 
 
@@ -116,14 +116,14 @@ MOST_MOMENTS = 32
 
 def test_a_run_brings_its_cluster_up_with_the_belt_on_and_puts_it_down(life):
     host = life.host()
-    host.bring_up()
+    host.provision()
     (cluster,) = life.cloud.clusters.values()
     assert cluster.belt == (10, True)
-    assert [entry.name for entry in life.ledger.entries()] == [host.name]
+    assert [entry.name for entry in life.log.entries()] == [host.name]
     host.start(start_of(life.run))
-    host.put_down()
+    host.release()
     assert not life.cloud.clusters
-    assert not life.ledger.entries()
+    assert not life.log.entries()
 
 
 @pytest.mark.parametrize("moment", range(1, MOST_MOMENTS + 1))
@@ -132,14 +132,14 @@ def test_a_follower_killed_at_any_moment_leaves_nothing_up_once_it_was_started_a
         life.whole_run(moments=Moments(kill_at=moment))
     except KilledError:
         # Whatever is up is on the list, so that somebody knows of it.
-        assert set(life.cloud.clusters) <= {entry.name for entry in life.ledger.entries()}
+        assert set(life.cloud.clusters) <= {entry.name for entry in life.log.entries()}
         try:
             life.whole_run()
         except MachineGoneError:
             # It had been put down already.
-            life.host().put_down()
+            life.host().release()
     assert not life.cloud.clusters
-    assert not life.ledger.entries()
+    assert not life.log.entries()
     assert life.cloud.launched == 1
 
 
@@ -153,16 +153,16 @@ def test_followers_killed_one_after_another_leave_nothing_up_in_the_end(life, se
         try:
             life.whole_run(moments=Moments(kill_at=draw.randrange(1, MOST_MOMENTS)))
         except KilledError:
-            assert set(life.cloud.clusters) <= {entry.name for entry in life.ledger.entries()}
+            assert set(life.cloud.clusters) <= {entry.name for entry in life.log.entries()}
         except MachineGoneError:
-            life.host().put_down()
+            life.host().release()
             break
     try:
         life.whole_run()
     except MachineGoneError:
-        life.host().put_down()
+        life.host().release()
     assert not life.cloud.clusters
-    assert not life.ledger.entries()
+    assert not life.log.entries()
 
 
 def test_every_moment_of_a_run_is_tried(tmp_path, monkeypatch):
@@ -184,52 +184,52 @@ def test_what_a_deleted_run_left_up_is_put_down_by_whoever_looks_next(life, mome
         life.whole_run(moments=Moments(kill_at=moment))
     except KilledError:
         shutil.rmtree(life.run)
-        SkyPilotHost.put_down(life.host(life.run.with_name("another")))
+        SkyPilotHost.release(life.host(life.run.with_name("another")))
     assert not life.cloud.clusters
 
 
 def test_a_cluster_stays_while_another_run_is_on_it(life):
     other = life.new_run(life.run.with_name("sft-two"))
     first, second = life.host(), life.host(other)
-    first.bring_up()
-    second.bring_up()
+    first.provision()
+    second.provision()
     assert first.name == second.name
     assert life.cloud.launched == 1
-    first.put_down()
+    first.release()
     assert list(life.cloud.clusters) == [first.name]
-    second.put_down()
+    second.release()
     assert not life.cloud.clusters
 
 
 def test_a_run_that_is_over_does_not_keep_a_cluster_up(life):
     other = life.new_run(life.run.with_name("sft-two"))
-    life.host(other).bring_up()
-    life.host().bring_up()
+    life.host(other).provision()
+    life.host().provision()
     say(other, "over")
-    life.host().put_down()
+    life.host().release()
     assert not life.cloud.clusters
 
 
 def test_a_workspace_that_is_away_keeps_its_cluster(life, tmp_path):
     elsewhere = life.new_run(tmp_path / "disk" / "runs" / "sft-two")
-    life.host(elsewhere).bring_up()
-    life.host().bring_up()
+    life.host(elsewhere).provision()
+    life.host().provision()
     shutil.rmtree(tmp_path / "disk")
-    life.host().put_down()
+    life.host().release()
     assert life.cloud.clusters
 
 
 def test_waiting_for_a_cluster_gives_way_every_20_seconds_and_asks_for_it_once(life):
     life.cloud.slow = 25
     with pytest.raises(UnreachableError, match="still bringing up"):
-        life.host().bring_up()
+        life.host().provision()
     assert sum(life.pauses) == 20
     for cluster in life.cloud.clusters.values():
         cluster.status = "INIT"
     with pytest.raises(UnreachableError):
-        life.host().bring_up()
+        life.host().provision()
     life.cloud.slow = 0
-    life.host().bring_up()
+    life.host().provision()
     assert life.cloud.launched == 1
     assert life.cloud.calls.count("launch") == 1
 
@@ -237,39 +237,39 @@ def test_waiting_for_a_cluster_gives_way_every_20_seconds_and_asks_for_it_once(l
 def test_a_launch_that_fails_is_put_down_and_says_what_to_do(life):
     life.cloud.failing["launch"] = EXCEPTIONS.ResourcesUnavailableError("\x1b[31mno H100\x1b[0m")
     with pytest.raises(EngineError, match="no provider has these resources now: no H100"):
-        life.host().bring_up()
+        life.host().provision()
     assert not life.cloud.clusters
-    assert not life.ledger.entries()
+    assert not life.log.entries()
 
 
 def test_a_failed_launch_does_not_take_the_machine_of_another_run(life):
     other = life.new_run(life.run.with_name("sft-two"))
-    life.host(other).bring_up()
+    life.host(other).provision()
     for cluster in life.cloud.clusters.values():
         cluster.status = "INIT"
     life.cloud.failing["launch"] = EXCEPTIONS.ResourcesUnavailableError("no H100")
     with pytest.raises(EngineError, match="no H100"):
-        life.host().bring_up()
+        life.host().provision()
     assert life.cloud.clusters
 
 
 def test_a_spot_machine_that_was_taken_back_is_gone_and_not_brought_up_anew(life):
     host = life.host()
-    host.bring_up()
+    host.provision()
     host.start(start_of(life.run))
     life.cloud.clusters.clear()
     with pytest.raises(MachineGoneError, match="no longer exists"):
         list(host.follow(life.run.name, {}))
     with pytest.raises(MachineGoneError, match="resume"):
-        life.host().bring_up()
+        life.host().provision()
     assert life.cloud.launched == 1
-    life.host().put_down()
-    assert not life.ledger.entries()
+    life.host().release()
+    assert not life.log.entries()
 
 
 def test_a_cluster_that_does_not_answer_is_not_gone(life):
     host = life.host()
-    host.bring_up()
+    host.provision()
     (cluster,) = life.cloud.clusters.values()
     cluster.status = "INIT"
     with pytest.raises(UnreachableError):
@@ -278,20 +278,20 @@ def test_a_cluster_that_does_not_answer_is_not_gone(life):
 
 def test_a_cluster_that_cannot_be_put_down_stays_on_the_list(life):
     host = life.host()
-    host.bring_up()
+    host.provision()
     life.cloud.failing["down"] = RuntimeError("the cloud is away")
     with pytest.raises(UnreachableError, match="could not put down"):
-        host.put_down()
-    (entry,) = life.ledger.entries()
-    assert entry.put_down_command == f"sky down -y {host.name}"
+        host.release()
+    (entry,) = life.log.entries()
+    assert entry.release_command == f"sky down -y {host.name}"
     del life.cloud.failing["down"]
-    host.put_down()
-    assert not life.ledger.entries()
+    host.release()
+    assert not life.log.entries()
 
 
 def test_the_price_is_the_files_or_else_what_skypilot_says(life):
     host = life.host()
-    host.bring_up()
+    host.provision()
     assert host.price_per_hour() == PRICE
     own = msgspec.structs.replace(MACHINE, price_per_hour=9.0)
     assert life.host(machine=own).price_per_hour() == 9.0
@@ -309,7 +309,7 @@ def test_a_cluster_that_is_not_up_has_the_price_and_hardware_of_the_cheapest_off
     other = Machine(name="sky", skypilot=SkyPilotCluster(resources=resources))
     assert life.host(machine=other).price_per_hour() == 3.0
     assert not life.cloud.clusters
-    assert not life.ledger.entries()
+    assert not life.log.entries()
 
 
 def test_without_an_accelerator_the_price_is_known_only_when_the_cluster_is_up(life):
@@ -317,7 +317,7 @@ def test_without_an_accelerator_the_price_is_known_only_when_the_cluster_is_up(l
     host = life.host(machine=plain)
     assert host.facts().gpus == []
     assert host.price_per_hour() is None
-    host.bring_up()
+    host.provision()
     assert host.price_per_hour() == PRICE
 
 
@@ -331,7 +331,7 @@ def test_without_a_cloud_the_command_that_sets_one_up_is_named(life):
 def test_resources_that_skypilot_does_not_take_are_named(life):
     wrong = Machine(name="sky", skypilot=SkyPilotCluster(resources={"accelerator": "H100"}))
     with pytest.raises(EngineError, match="Invalid resources YAML: accelerator"):
-        life.host(machine=wrong).bring_up()
+        life.host(machine=wrong).provision()
     assert not life.cloud.clusters
 
 
@@ -378,8 +378,8 @@ def get(request_id):
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     calls = SkyProcess()
-    calls.put_down("one")
+    calls.release("one")
     with pytest.raises(UnreachableError, match="no network"):
-        calls.put_down("away")
+        calls.release("away")
     calls.close()
     assert capfd.readouterr().out == ""

@@ -13,8 +13,8 @@ import msgspec
 from stillroom.errors import EngineError
 from stillroom.files import FileLock, read_json
 from stillroom.jobs.remote_runs import LOCK_VARIABLE
-from stillroom.remote.follower.course import Follower
-from stillroom.remote.follower.run_here import RunHere
+from stillroom.remote.follower.follower import Follower
+from stillroom.remote.follower.local_run import LocalRun
 from stillroom.remote.hosts import open_host
 from stillroom.remote.records import Order
 from stillroom.run_folder import FOLLOWER_LOCK, REMOTE_FILE, RunFolder
@@ -35,13 +35,13 @@ def main() -> int:
     try:
         host = open_host(order.machine, run=folder.path)
     except EngineError as error:
-        _refuse(RunHere(folder, order), error)
+        _refuse(LocalRun(folder, order), error)
         return 1
     Follower(folder, order, host, secrets).run()
     return 0
 
 
-def _refuse(run: RunHere, error: EngineError) -> None:
+def _refuse(run: LocalRun, error: EngineError) -> None:
     """Writes why nobody can look at the machine; a run that has not begun there ends with it."""
     if run.views.view.has_started:
         run.views.problem(str(error))

@@ -20,7 +20,7 @@ class GrownFile(msgspec.Struct, frozen=True, kw_only=True):
     """When the file here was written last (`st_mtime_ns`)."""
 
 
-class BroughtFile(msgspec.Struct, frozen=True, kw_only=True):
+class DownloadedFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that was brought back and verified, and how it was then."""
 
     sha256: str
@@ -55,10 +55,10 @@ class FollowRecord(msgspec.Struct, kw_only=True):
     """The stamps of outputs that were here when the run was started."""
 
 
-class BroughtFiles(msgspec.Struct, kw_only=True):
+class DownloadedFiles(msgspec.Struct, kw_only=True):
     """The content of remote_files.json."""
 
-    brought: dict[str, BroughtFile] = {}
+    brought: dict[str, DownloadedFile] = {}
     """By the paths relative to the workspace."""
 
 
@@ -74,13 +74,13 @@ def write_record(folder: RunFolder, record: FollowRecord, *, durable: bool = Fal
     write_json(folder.path / MIRROR_FILE, record, durable=durable)
 
 
-def read_brought(folder: RunFolder) -> BroughtFiles:
+def read_downloaded(folder: RunFolder) -> DownloadedFiles:
     """Returns the files that were brought back."""
     with suppress(FileNotFoundError, DataError):
-        return read_json(folder.path / MIRRORED_FILE, BroughtFiles)
-    return BroughtFiles()
+        return read_json(folder.path / MIRRORED_FILE, DownloadedFiles)
+    return DownloadedFiles()
 
 
-def write_brought(folder: RunFolder, files: BroughtFiles) -> None:
+def write_downloaded(folder: RunFolder, files: DownloadedFiles) -> None:
     """Writes which files were brought back."""
     write_json(folder.path / MIRRORED_FILE, files, durable=False)

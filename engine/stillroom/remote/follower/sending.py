@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from stillroom.remote.cost import reserve_s
-from stillroom.remote.follower.bring_back import stamp_of
+from stillroom.remote.follower.download import stamp_of
 from stillroom.remote.follower.record import FollowRecord, GrownFile
 from stillroom.remote.package.contents import Contents
 from stillroom.remote.records import Order, PlacedFile, StartThere

@@ -49,7 +49,7 @@ class ChannelHost:
         self._has_all = python is not None
         self._fetching: _Fetching | None = None
 
-    def bring_up(self) -> None:
+    def provision(self) -> None:
         """Connects; the machine is not ours to start."""
         with command_there(self._channel, _HELLO):
             pass
@@ -129,7 +129,7 @@ class ChannelHost:
             remove.send(run_id)
             remove.finish()
 
-    def put_down(self) -> None:
+    def release(self) -> None:
         """Does nothing: the machine is not ours to stop."""
 
     def close(self) -> None:

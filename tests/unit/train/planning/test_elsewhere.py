@@ -5,8 +5,8 @@ import pytest
 from fakes.conversations import answer, user
 from fakes.training import make_project
 from stillroom.train.config.request import PlanTraining
-from stillroom.train.planning.elsewhere import plan_elsewhere
 from stillroom.train.planning.hardware import EarlierRate, Hardware
+from stillroom.train.planning.other_machines import plan_elsewhere
 from stillroom.train.planning.plan import plan_training
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}. " * 8)]} for i in range(12)]

@@ -1,4 +1,4 @@
-"""`python -m stillroom.remote.rented.sky_process`: makes SkyPilot's calls in a process of its own.
+"""`python -m stillroom.remote.providers.sky_process`: SkyPilot's calls in a process of its own.
 
 The package is large and prints to standard output, which belongs to the MCP connection in a
 server. The calls come and their answers go as frames, so what it prints cannot break them.
@@ -19,8 +19,8 @@ from stillroom.processes import end_process
 from stillroom.remote.channel import read_errors, start_process
 from stillroom.remote.frames import BrokenStreamError, Frames
 from stillroom.remote.host import UnreachableError
+from stillroom.remote.providers.sky_calls import ClusterView, Offer, Outcome, SkyCalls
 from stillroom.remote.records import SkyPilotCluster
-from stillroom.remote.rented.sky_calls import ClusterView, Offer, Outcome, SkyCalls
 from stillroom.secrecy.environments import renting_environment
 
 _CALL_LIMIT_S = 1800.0
@@ -73,9 +73,9 @@ class SkyProcess:
         """Gives the cluster a job that lasts as long as anything of ours runs there."""
         self._call(None, "hold", name=name, folder=folder)
 
-    def put_down(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """Deletes the cluster, and returns when it is gone; there may be none."""
-        self._call(None, "put_down", name=name)
+        self._call(None, "release", name=name)
 
     def offer(self, cluster: SkyPilotCluster) -> Offer | None:
         """Returns the cheapest machine with the wanted accelerators in the user's clouds."""
@@ -166,7 +166,7 @@ def _made(calls: SkyCalls, call: _Call) -> Any:
         "raise_failure": calls.raise_failure,
         "look": calls.look,
         "hold": calls.hold,
-        "put_down": calls.put_down,
+        "release": calls.release,
         "offer": calls.offer,
         "write_ssh_entry": calls.write_ssh_entry,
     }

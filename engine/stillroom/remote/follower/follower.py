@@ -16,12 +16,12 @@ import msgspec
 from stillroom.errors import EngineError, RunCancelledError
 from stillroom.jobs.failures import resume_hint
 from stillroom.outputs import OutputHeldError
-from stillroom.remote.follower.beginning import Beginning
-from stillroom.remote.follower.bring_back import BringBack
-from stillroom.remote.follower.bringer import Bringer
+from stillroom.remote.follower.download import Download
+from stillroom.remote.follower.downloader import Downloader
+from stillroom.remote.follower.launcher import Launcher
+from stillroom.remote.follower.local_run import LocalRun
 from stillroom.remote.follower.mirror import Mirror, OutOfStepError
 from stillroom.remote.follower.retry import Backoff
-from stillroom.remote.follower.run_here import RunHere
 from stillroom.remote.host import MachineGoneError, RunHost, UnreachableError
 from stillroom.remote.records import FilesThere, Growth, News, Order, StateThere
 from stillroom.run_folder import RunFailure, RunFolder, RunState
@@ -48,10 +48,10 @@ class Follower:
         backoff: Backoff | None = None,
     ) -> None:
         self._folder, self._order, self._host, self._sleep = folder, order, host, sleep
-        self._run = RunHere(folder, order)
+        self._run = LocalRun(folder, order)
         self._record, self._views = self._run.record, self._run.views
         self._mirror = Mirror(folder, order, self._run.root, self._record)
-        self._beginning = Beginning(self._run, host, secrets, sleep)
+        self._launcher = Launcher(self._run, host, secrets, sleep)
         self._backoff, self._clock = backoff or Backoff(), clock
         self._missed_since: float | None = None
         """When the machine did not answer any more."""
@@ -100,19 +100,19 @@ class Follower:
         except MachineGoneError as error:
             self._lose(error)
         except EngineError as error:
-            self._stumble(error.problem, error.fix)
+            self._record_error(error.problem, error.fix)
         except OSError as error:
-            self._stumble(f"the system here refused: {error}", _fix_of(error))
+            self._record_error(f"the system here refused: {error}", _fix_of(error))
         # The outermost handler of the run here: a fault of ours must not make its state untrue.
         except Exception as error:
             traceback.print_exc()
             name = f"unexpected {type(error).__name__}: {str(error)[:300]}"
-            self._stumble(name, f"the traceback is in {self._folder.path / 'follower.log'}")
+            self._record_error(name, f"the traceback is in {self._folder.path / 'follower.log'}")
 
     def _advance(self) -> None:
         if not self._run.has_ended:
             if not self._record.is_started:
-                self._beginning.bring_to_start()
+                self._launcher.launch()
             # A follower before this one had them; who has taken one meanwhile is left alone.
             with suppress(OutputHeldError):
                 self._run.lock_outputs()
@@ -124,26 +124,26 @@ class Follower:
         self._views.phase("running")
         self._sent_cancels.clear()
         root, outputs = self._run.root, self._order.outputs
-        files = BringBack(self._folder, root, outputs, self._record, self._fetch)
+        files = Download(self._folder, root, outputs, self._record, self._fetch)
         last: FilesThere | None = None
         began = time.monotonic()
         with (
-            Bringer(files) as bringer,
+            Downloader(files) as downloader,
             closing(self._host.follow(self._folder.run_id, self._mirror.seen)) as all_news,
         ):
             for news in all_news:
                 self._backoff.held(time.monotonic() - began)
                 self._take(news)
                 if isinstance(news, FilesThere):
-                    bringer.bring(news)
+                    downloader.bring(news)
                     last = news if news.is_last else None
-                bringer.raise_error()
+                downloader.raise_error()
                 self._pass_cancel()
             if last is None or self._mirror.final is None:
                 raise UnreachableError(
                     f"{self._order.machine.name} said no more about the run", "it is asked again"
                 )
-            self._bring_rest(bringer, files, last)
+            self._download_rest(downloader, files, last)
         self._finish(files, last)
 
     def _take(self, news: News) -> None:
@@ -167,12 +167,12 @@ class Follower:
     def _fetch(self, path: str, offset: int) -> Generator[bytes]:
         return self._host.fetch(self._folder.run_id, path, offset)
 
-    def _bring_rest(self, bringer: Bringer, files: BringBack, last: FilesThere) -> None:
+    def _download_rest(self, downloader: Downloader, files: Download, last: FilesThere) -> None:
         """Waits until all files are here."""
         self._views.phase("bringing_back")
         before = files.num_bytes
-        while not bringer.is_done(last):
-            bringer.raise_error()
+        while not downloader.is_done(last):
+            downloader.raise_error()
             done, total = round(files.num_bytes / _MB), round(files.num_wanted / _MB)
             phase = f"bring back from {self._order.machine.name}"
             self._run.show(phase, min(done, total), total, "MB", at_once=False)
@@ -180,7 +180,7 @@ class Follower:
                 self._views.contact()
             self._sleep(_POLL_S / 10)
 
-    def _finish(self, files: BringBack, last: FilesThere) -> None:
+    def _finish(self, files: Download, last: FilesThere) -> None:
         """Writes the run's end; all that it has written is here and verified."""
         final = self._mirror.final
         if final is None or files.bytes_missing(last.files):
@@ -205,7 +205,7 @@ class Follower:
                 pass
             except EngineError as error:
                 left = error
-        self._host.put_down()
+        self._host.release()
         if left is not None and time.time() - ended_at < _CLEAN_UP_FOR_S:
             raise left
         self._views.over()
@@ -217,7 +217,7 @@ class Follower:
             with suppress(MachineGoneError):
                 self._host.cancel(run_id, kill=True)
                 self._host.remove(run_id)
-            self._host.put_down()
+            self._host.release()
         except EngineError as error:
             sys.stderr.write(f"{run_id} was deleted here, and cannot be ended there: {error}\n")
         else:
@@ -271,7 +271,7 @@ class Follower:
             problem = f"the run had not begun there: {error.problem}"
             self._end(RunStatus.FAILED, problem, f"{error.fix}; then start the run again")
 
-    def _stumble(self, problem: str, fix: str) -> None:
+    def _record_error(self, problem: str, fix: str) -> None:
         """Ends a run that could not be started; one that was goes on, and is asked after again."""
         if self._views.view.has_started or self._run.has_ended:
             self._views.problem(f"{problem}\nfix: {fix}")

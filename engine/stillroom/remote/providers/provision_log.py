@@ -28,8 +28,8 @@ _POLL_S = 0.2
 _FIX = "look with `sky status` and `hf jobs ps` what is up, put it down there, and delete the file"
 
 
-class BroughtUp(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine that we asked a provider for: an entry of the ledger."""
+class ProvisionedMachine(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine that we asked a provider for: an entry of the provision log."""
 
     name: str
     """What the provider knows it by: the cluster's name, or the name of the job."""
@@ -60,7 +60,7 @@ class BroughtUp(msgspec.Struct, frozen=True, kw_only=True):
         return all(is_over(Path(run)) for run in self.runs)
 
     @property
-    def put_down_command(self) -> str:
+    def release_command(self) -> str:
         """The command with which the user puts it down by hand."""
         if self.machine.skypilot is not None:
             return f"sky down -y {self.name}"
@@ -68,7 +68,7 @@ class BroughtUp(msgspec.Struct, frozen=True, kw_only=True):
         return f"hf jobs cancel {self.request_id or f'ID  # the id of {self.name} in `hf jobs ps`'}"
 
 
-class Ledger:
+class ProvisionLog:
     """The entries of a folder; several processes may use them at the same time."""
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -76,7 +76,7 @@ class Ledger:
 
     @property
     def identity(self) -> str:
-        """A random text of this ledger, so that two computers never share a machine's name."""
+        """A random text of this log, so that two computers never share a machine's name."""
         path = self.folder / "identity"
         with suppress(FileNotFoundError):
             return path.read_text(encoding="ascii").strip()
@@ -91,7 +91,7 @@ class Ledger:
                 temporary.unlink()
         return path.read_text(encoding="ascii").strip()
 
-    def entries(self) -> list[BroughtUp]:
+    def entries(self) -> list[ProvisionedMachine]:
         """Returns everything that we brought up and that is not known to be down, oldest first.
 
         Raises DataError for an entry that is damaged, since what it names may still cost money.
@@ -99,12 +99,12 @@ class Ledger:
         found = [self._read(path) for path in sorted(self.folder.glob("*.json"))]
         return sorted((entry for entry in found if entry is not None), key=lambda each: each.since)
 
-    def find(self, name: str) -> BroughtUp | None:
+    def find(self, name: str) -> ProvisionedMachine | None:
         """Returns the entry of this name; None if there is none."""
         return self._read(self._file(name))
 
     @contextmanager
-    def holding(self, name: str) -> Generator["HeldEntry"]:
+    def holding(self, name: str) -> Generator["LockedEntry"]:
         """Keeps other processes from bringing up or putting down the machine of this name.
 
         Raises UnreachableError if another has it for longer than 20 seconds.
@@ -120,30 +120,30 @@ class Ledger:
                 )
             time.sleep(_POLL_S)
         try:
-            yield HeldEntry(self._file(name), self.find(name))
+            yield LockedEntry(self._file(name), self.find(name))
         finally:
             lock.release()
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.json"
 
-    def _read(self, path: Path) -> BroughtUp | None:
+    def _read(self, path: Path) -> ProvisionedMachine | None:
         with suppress(FileNotFoundError):
-            return read_json(path, BroughtUp, fix=_FIX)
+            return read_json(path, ProvisionedMachine, fix=_FIX)
         return None
 
 
-class HeldEntry:
+class LockedEntry:
     """The entry of a machine while no other process may change it; each change is on the disk."""
 
-    def __init__(self, file: Path, entry: BroughtUp | None) -> None:
+    def __init__(self, file: Path, entry: ProvisionedMachine | None) -> None:
         self._file, self.entry = file, entry
 
-    def add(self, machine: Machine, name: str, run: Path) -> BroughtUp:
+    def add(self, machine: Machine, name: str, run: Path) -> ProvisionedMachine:
         """Notes that a run is about to use the machine, which may have to be brought up first."""
         old = self.entry
         if old is None:
-            old = BroughtUp(name=name, machine=machine, runs=[], since=now())
+            old = ProvisionedMachine(name=name, machine=machine, runs=[], since=now())
         runs = [*(each for each in old.runs if each != str(run)), str(run)]
         return self._write(msgspec.structs.replace(old, runs=runs))
 
@@ -179,7 +179,7 @@ class HeldEntry:
         self._file.unlink(missing_ok=True)
         self.entry = None
 
-    def _write(self, entry: BroughtUp) -> BroughtUp:
+    def _write(self, entry: ProvisionedMachine) -> ProvisionedMachine:
         if entry != self.entry:
             write_json(self._file, entry)
         self.entry = entry

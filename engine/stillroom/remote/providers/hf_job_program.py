@@ -20,17 +20,8 @@ import msgspec
 from stillroom.errors import EngineError
 from stillroom.remote.channel import LocalChannel
 from stillroom.remote.host import RunHost, UnreachableError
-from stillroom.remote.records import (
-    Blob,
-    FilesThere,
-    FileThere,
-    Growth,
-    News,
-    StartThere,
-    StateThere,
-)
-from stillroom.remote.rented.hub_bucket import Bucket, RunPaths, content_path
-from stillroom.remote.rented.job_records import (
+from stillroom.remote.providers.hub_bucket import Bucket, RunPaths, content_path
+from stillroom.remote.providers.job_records import (
     BUCKET_VARIABLE,
     RUN_VARIABLE,
     SECRETS_VARIABLE,
@@ -40,6 +31,15 @@ from stillroom.remote.rented.job_records import (
     JobNews,
     JobPackages,
     JobStart,
+)
+from stillroom.remote.records import (
+    Blob,
+    FilesThere,
+    FileThere,
+    Growth,
+    News,
+    StartThere,
+    StateThere,
 )
 from stillroom.remote.ssh.host import ChannelHost
 
@@ -62,7 +62,7 @@ def main() -> int:
     secrets = msgspec.json.decode(os.environ.pop(SECRETS_VARIABLE), type=dict[str, str])
     # No child of this process is to have it: the run gets its secrets through standard input.
     del os.environ[TOKEN_VARIABLE]
-    job = JobSide(
+    job = JobProgram(
         bucket, os.environ[RUN_VARIABLE], start=os.environ[START_VARIABLE], secrets=secrets
     )
     return 0 if job.do(host_in_job) else 1
@@ -73,7 +73,7 @@ def host_in_job(packages: JobPackages) -> RunHost:
     return ChannelHost(packages.order.machine, LocalChannel(), home=packages.home)
 
 
-class JobSide:
+class JobProgram:
     """One job: takes the run's order from the bucket, has it done, and brings its news there."""
 
     def __init__(
@@ -95,7 +95,7 @@ class JobSide:
         self._number = 1
         self._root = ""
         self._uploaded = set[str]()
-        self._wishes = set[str]()
+        self._cancellations = set[str]()
 
     def do(self, open_host: Callable[[JobPackages], RunHost]) -> bool:
         """Does the run; returns whether everything of it is in the bucket."""
@@ -107,7 +107,7 @@ class JobSide:
         host = open_host(packages)
         try:
             host.prepare(packages.order, _say)
-            self._bring_contents(host, start.run)
+            self._send_contents(host, start.run)
             host.start(self._within_limits(start))
             self._setup_s = time.monotonic() - self._begun
             self._tell(host, start.run)
@@ -144,7 +144,7 @@ class JobSide:
             spent_usd=spent_usd,
         )
 
-    def _bring_contents(self, host: RunHost, run: StartThere) -> None:
+    def _send_contents(self, host: RunHost, run: StartThere) -> None:
         """Puts the run's files from the bucket where the run finds them, one after another."""
         hashes = sorted({file.sha256 for file in run.files})
         sizes = self._trying(lambda: self._bucket.sizes(map(content_path, hashes)))
@@ -169,7 +169,7 @@ class JobSide:
         Thread(target=self._listen, args=(host, heard), daemon=True).start()
         is_over = False
         while not is_over:
-            self._pass_on_wishes(host)
+            self._pass_on_cancellation(host)
             batch = self._gather(heard)
             if batch and (batch[-1] is None or isinstance(batch[-1], EngineError)):
                 is_over, error = True, batch.pop()
@@ -258,14 +258,14 @@ class JobSide:
         self._trying(lambda: self._bucket.put([(data, path)]))
         self._number += 1
 
-    def _pass_on_wishes(self, host: RunHost) -> None:
+    def _pass_on_cancellation(self, host: RunHost) -> None:
         """Cancels or kills the run if our side has asked for it; each is done once."""
         marks = {self._paths.cancel: False, self._paths.kill: True}
         try:
-            found = self._bucket.sizes([mark for mark in marks if mark not in self._wishes])
+            found = self._bucket.sizes([mark for mark in marks if mark not in self._cancellations])
             for mark in found:
                 host.cancel(self._run_id, kill=marks[mark])
-                self._wishes.add(mark)
+                self._cancellations.add(mark)
         except UnreachableError as error:
             _say(error.problem)
 

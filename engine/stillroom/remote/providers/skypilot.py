@@ -9,6 +9,9 @@ from pathlib import Path
 import msgspec
 
 from stillroom.remote.host import MachineGoneError, RunHost, UnreachableError
+from stillroom.remote.providers.provision_log import LockedEntry, ProvisionedMachine, ProvisionLog
+from stillroom.remote.providers.sky_calls import ClusterView, Offer, SkyCalls, check_installed
+from stillroom.remote.providers.sky_process import SkyProcess
 from stillroom.remote.records import (
     Blob,
     Machine,
@@ -19,9 +22,6 @@ from stillroom.remote.records import (
     SshAddress,
     StartThere,
 )
-from stillroom.remote.rented.ledger import BroughtUp, HeldEntry, Ledger
-from stillroom.remote.rented.sky_calls import ClusterView, Offer, SkyCalls, check_installed
-from stillroom.remote.rented.sky_process import SkyProcess
 from stillroom.remote.ssh.host import SshHost
 
 _WAIT_S = 20.0
@@ -42,14 +42,14 @@ class SkyPilotHost:
         run: Path | None,
         *,
         calls: SkyCalls | SkyProcess,
-        ledger: Ledger,
+        provision_log: ProvisionLog,
         by_ssh: Callable[[Machine, SshAddress], RunHost],
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._machine, self._run = machine, run
         self._cluster = machine.skypilot or SkyPilotCluster(resources={})
-        self._calls, self._ledger, self._pause = calls, ledger, pause
-        self._name = cluster_name(machine, ledger)
+        self._calls, self._log, self._pause = calls, provision_log, pause
+        self._name = cluster_name(machine, provision_log)
         self._inner = by_ssh(machine, SshAddress(host=self._name))
         self._looked_at = -_LOOK_AGAIN_S
         self._offer: Offer | None = None
@@ -68,7 +68,7 @@ class SkyPilotHost:
             raise ValueError("only a run brings a machine up or is started on it")
         return self._run
 
-    def bring_up(self) -> None:
+    def provision(self) -> None:
         """Brings the cluster up, or takes the one that is up.
 
         Raises UnreachableError every 20 seconds until it is, so that the caller can stop waiting.
@@ -87,7 +87,7 @@ class SkyPilotHost:
         """Returns machines.yml's price, else that of the cluster that is up, or of an offer."""
         if self._machine.price_per_hour is not None:
             return self._machine.price_per_hour
-        entry = self._ledger.find(self._name)
+        entry = self._log.find(self._name)
         if entry is not None:
             return entry.price_per_hour
         offer = self._find_offer()
@@ -127,7 +127,7 @@ class SkyPilotHost:
 
     def start(self, run: StartThere) -> None:
         """Starts the worker there, which from now on keeps the cluster up by itself."""
-        with self._ledger.holding(self._name) as held:
+        with self._log.holding(self._name) as held:
             held.add(self._machine, self._name, self._own_run)
             held.mark_started(self._own_run)
         with self._watching():
@@ -155,14 +155,14 @@ class SkyPilotHost:
         with suppress(MachineGoneError), self._watching():
             self._inner.remove(run_id)
 
-    def put_down(self) -> None:
+    def release(self) -> None:
         """Deletes the cluster unless another of our runs is on it; there may be none.
 
-        Raises UnreachableError if that could not be done; the ledger then still names it.
+        Raises UnreachableError if that could not be done; the provision log then still names it.
         """
-        with self._ledger.holding(self._name) as held:
-            if held.entry is not None and held.release(self._run):
-                self._calls.put_down(self._name)
+        with self._log.holding(self._name) as held:
+            if held.entry is not None and held.drop_run(self._run):
+                self._calls.release(self._name)
                 self._check_gone(held, held.entry)
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class SkyPilotHost:
 
     def _take_or_request(self) -> str | None:
         """Returns the request that brings the cluster up; None if it is up, and now in use."""
-        with self._ledger.holding(self._name) as held:
+        with self._log.holding(self._name) as held:
             entry = held.add(self._machine, self._name, self._own_run)
             # Before the look at the cluster: it may come up between the two.
             outcome = None if entry.request_id is None else self._calls.outcome(entry.request_id)
@@ -195,21 +195,21 @@ class SkyPilotHost:
                 self._calls.raise_failure(entry.request_id, self._name)
             return self._launch(held)
 
-    def _take(self, held: HeldEntry, view: ClusterView) -> None:
+    def _take(self, held: LockedEntry, view: ClusterView) -> None:
         held.update(request_id=None, price_per_hour=view.price_per_hour)
         # The job of the launch may have ended with an earlier run.
         self._calls.hold(self._name, folder=self._machine.folder)
         self._calls.write_ssh_entry(self._name)
 
-    def _launch(self, held: HeldEntry) -> str:
+    def _launch(self, held: LockedEntry) -> str:
         request_id = self._calls.launch(self._name, self._cluster, folder=self._machine.folder)
         held.update(request_id=request_id)
         return request_id
 
-    def _clear_away(self, held: HeldEntry) -> None:
+    def _clear_away(self, held: LockedEntry) -> None:
         """Puts down what a failed launch has left, which costs money too."""
-        if held.release(self._run):
-            self._calls.put_down(self._name)
+        if held.drop_run(self._run):
+            self._calls.release(self._name)
             held.forget()
         else:
             held.update(request_id=None)
@@ -226,8 +226,8 @@ class SkyPilotHost:
             self._pause(_POLL_S)
             waited_s += _POLL_S
 
-    def _check_gone(self, held: HeldEntry, entry: BroughtUp) -> None:
-        """Strikes the cluster out of the ledger once SkyPilot no longer knows it.
+    def _check_gone(self, held: LockedEntry, entry: ProvisionedMachine) -> None:
+        """Strikes the cluster out of the provision log once SkyPilot no longer knows it.
 
         A launch that a kill cut off may still be on its way to SkyPilot, so an entry without an
         answer stays for a while.
@@ -273,18 +273,24 @@ class SkyPilotHost:
 
 
 def open_cluster(
-    machine: Machine, run: Path | None = None, *, ledger: Ledger | None = None
+    machine: Machine, run: Path | None = None, *, provision_log: ProvisionLog | None = None
 ) -> SkyPilotHost:
     """Returns the host for a machine that SkyPilot brings up; nothing is brought up yet.
 
     Raises MissingExtraError if SkyPilot is not installed.
     """
     check_installed()
-    return SkyPilotHost(machine, run, calls=SkyProcess(), ledger=ledger or Ledger(), by_ssh=SshHost)
+    return SkyPilotHost(
+        machine,
+        run,
+        calls=SkyProcess(),
+        provision_log=provision_log or ProvisionLog(),
+        by_ssh=SshHost,
+    )
 
 
-def cluster_name(machine: Machine, ledger: Ledger) -> str:
+def cluster_name(machine: Machine, provision_log: ProvisionLog) -> str:
     """Returns the name of a machine's cluster: the same for all of this user's runs on it here."""
-    content = msgspec.json.encode([machine.skypilot, machine.folder, ledger.identity])
+    content = msgspec.json.encode([machine.skypilot, machine.folder, provision_log.identity])
     label = "".join(each if each.isalnum() else "-" for each in machine.name.lower())[:24]
     return f"stillroom-{label.strip('-')}-{hashlib.sha256(content).hexdigest()[:8]}"

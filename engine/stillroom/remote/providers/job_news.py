@@ -8,9 +8,9 @@ import msgspec
 
 from stillroom.errors import DataError
 from stillroom.files import read_json, write_json
+from stillroom.remote.providers.hub_bucket import Bucket, RunPaths
+from stillroom.remote.providers.job_records import JobNews, JobView
 from stillroom.remote.records import FilesThere, FileThere, Growth
-from stillroom.remote.rented.hub_bucket import Bucket, RunPaths
-from stillroom.remote.rented.job_records import JobNews, JobView
 from stillroom.run_folder import JOB_FILE
 
 

@@ -6,7 +6,7 @@ import yaml
 from fakes.machines import GPU_BOX, add_remote_run, name_machines
 from stillroom.files import write_json
 from stillroom.lineage import now
-from stillroom.remote.knowledge import hardware_of, recall, remember
+from stillroom.remote.known_machines import hardware_of, recall, remember
 from stillroom.remote.machines import find_machine
 from stillroom.remote.records import View
 from stillroom.train.config.file import load_config

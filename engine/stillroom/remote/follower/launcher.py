@@ -7,11 +7,11 @@ from contextlib import suppress
 from stillroom.errors import EngineError, RunError
 from stillroom.jobs.remote_runs import read_follower_start
 from stillroom.jobs.supervise import read_run
+from stillroom.remote.follower.local_run import LocalRun
 from stillroom.remote.follower.record import write_record
-from stillroom.remote.follower.run_here import RunHere
 from stillroom.remote.follower.sending import note_outputs, start_request
 from stillroom.remote.host import RunHost
-from stillroom.remote.knowledge import recall, remember
+from stillroom.remote.known_machines import recall, remember
 from stillroom.remote.package.contents import Contents, read_contents
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
@@ -21,19 +21,19 @@ _RATE_FROM_BYTES = 1 << 20
 _MB = 1e6
 
 
-class Beginning:
+class Launcher:
     """Brings a run to its start: its turn, the machine, what it needs there, its files."""
 
     def __init__(
         self,
-        run: RunHere,
+        run: LocalRun,
         host: RunHost,
         secrets: Mapping[str, str],
         sleep: Callable[[float], None],
     ) -> None:
         self._run, self._host, self._secrets, self._sleep = run, host, secrets, sleep
 
-    def bring_to_start(self) -> None:
+    def launch(self) -> None:
         """Returns when the machine has confirmed the start, or alone can know whether it began.
 
         Raises RunCancelledError, UnreachableError, MachineGoneError, or another EngineError.
@@ -56,7 +56,7 @@ class Beginning:
         if run.order.machine.skypilot is not None:
             # A cloud bills from the moment at which it has the machine, not from our first contact.
             run.views.in_use()
-        host.bring_up()
+        host.provision()
         run.views.contact()
         run.record.price_per_hour = host.price_per_hour()
         self._refuse_unknown_price()

@@ -13,8 +13,8 @@ from typing import Any, Literal, cast
 
 from stillroom.errors import EngineError, missing_extra
 from stillroom.remote.host import UnreachableError
+from stillroom.remote.providers.holding import hold_script
 from stillroom.remote.records import SkyPilotCluster
-from stillroom.remote.rented.holding import hold_script
 from stillroom.secrecy.environments import renting_environment
 
 _CLI_LIMIT_S = 120
@@ -120,7 +120,7 @@ class SkyCalls:
             task = self._task(run=hold_script(folder))
             self._sky.get(self._sky.exec(task, cluster_name=name))
 
-    def put_down(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """Deletes the cluster, and returns when it is gone; there may be none."""
         with _our_words(self._sky, f"could not put down the cluster {name}"):
             try:

@@ -15,24 +15,24 @@ from fakes.runs_elsewhere import Elsewhere
 from fakes.sky_cloud import ScriptedCloud
 from fakes.waiting import wait_until
 from stillroom.remote.channel import LocalChannel
-from stillroom.remote.follower.course import Follower
-from stillroom.remote.records import (
-    HfJobsFlavor,
-    Machine,
-    SkyPilotCluster,
-)
-from stillroom.remote.rented.hf_jobs import HfJobsHost
-from stillroom.remote.rented.hub_bucket import Bucket, code_path
-from stillroom.remote.rented.job_records import (
+from stillroom.remote.follower.follower import Follower
+from stillroom.remote.providers.hf_job_program import JobProgram
+from stillroom.remote.providers.hf_jobs import HfJobsHost
+from stillroom.remote.providers.hub_bucket import Bucket, code_path
+from stillroom.remote.providers.job_records import (
     BUCKET_VARIABLE,
     RUN_VARIABLE,
     SECRETS_VARIABLE,
     START_VARIABLE,
 )
-from stillroom.remote.rented.job_side import JobSide
-from stillroom.remote.rented.ledger import Ledger
-from stillroom.remote.rented.sky_calls import SkyCalls
-from stillroom.remote.rented.skypilot import SkyPilotHost
+from stillroom.remote.providers.provision_log import ProvisionLog
+from stillroom.remote.providers.sky_calls import SkyCalls
+from stillroom.remote.providers.skypilot import SkyPilotHost
+from stillroom.remote.records import (
+    HfJobsFlavor,
+    Machine,
+    SkyPilotCluster,
+)
 from stillroom.remote.ssh.code import code_hash
 from stillroom.run_folder import RunFolder
 from stillroom.secrecy.environments import bare_environment
@@ -63,7 +63,7 @@ class Service:
 
     def _do(self, job: Any) -> None:
         variables = job.asked["env"]
-        side = JobSide(
+        side = JobProgram(
             Bucket(self.hub.api(), variables[BUCKET_VARIABLE]),
             variables[RUN_VARIABLE],
             start=variables[START_VARIABLE],
@@ -91,7 +91,7 @@ def cluster_host(
         SKY,
         run.path,
         calls=SkyCalls(cloud.package(), cli=lambda arguments: None),
-        ledger=Ledger(elsewhere.root / "state"),
+        provision_log=ProvisionLog(elsewhere.root / "state"),
         by_ssh=lambda _machine, _address: PreparedHost(there, channel, python=str(python)),
         pause=lambda seconds: None,
     )
@@ -112,7 +112,7 @@ def test_a_run_on_a_cluster_comes_back_and_the_cluster_goes_down(
     assert ended.machine_usd > 0
     assert cloud.launched == 1
     assert not cloud.clusters
-    assert not Ledger(tmp_path / "state").entries()
+    assert not ProvisionLog(tmp_path / "state").entries()
 
 
 def test_a_spot_machine_that_is_taken_back_leaves_its_checkpoints_here(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_spot_machine_that_is_taken_back_leaves_its_checkpoints_here(tmp_path:
     assert checkpoint.read_bytes() == bytes([0]) * 1000
     assert cloud.launched == 1
     assert not cloud.clusters
-    assert not Ledger(tmp_path / "state").entries()
+    assert not ProvisionLog(tmp_path / "state").entries()
     elsewhere.close()
 
 
@@ -145,13 +145,13 @@ def test_a_run_in_a_job_leaves_here_what_a_run_here_leaves(
     elsewhere.open()
     service = Service(elsewhere.there, warm_program)
     run, order = elsewhere.order(Machine(name="hf", hf_jobs=HfJobsFlavor(flavor=FLAVOR)))
-    ledger = Ledger(tmp_path / "state")
+    provision_log = ProvisionLog(tmp_path / "state")
     host = HfJobsHost(
         order.machine,
         run.path,
         api=service.hub.api(),
         token="hf_own",  # noqa: S106
-        ledger=ledger,
+        provision_log=provision_log,
         pause=service.pause,
     )
     Follower(run, order, host, {"KEY": SECRET}, sleep=lambda seconds: time.sleep(0.01)).run()
@@ -169,7 +169,7 @@ def test_a_run_in_a_job_leaves_here_what_a_run_here_leaves(
     )
     assert ended.machine_usd is not None
     assert not service.hub.costing
-    assert not ledger.entries()
+    assert not provision_log.entries()
     assert SECRET.encode() not in b"".join(service.hub.files.values())
     texts = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(SECRET.encode() in text for text in texts)

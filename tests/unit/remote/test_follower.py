@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from stillroom.files import read_json
-from stillroom.remote.follower.course import Follower
+from stillroom.remote.follower.follower import Follower
 from stillroom.remote.follower.record import read_record, write_record
 from stillroom.remote.follower.retry import Backoff
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
@@ -53,8 +53,8 @@ class ScriptedHost:
         if self.answers.get(name):
             raise self.answers[name].pop(0)
 
-    def bring_up(self) -> None:
-        self._call("bring_up")
+    def provision(self) -> None:
+        self._call("provision")
 
     def price_per_hour(self) -> float | None:
         return self.price
@@ -95,14 +95,14 @@ class ScriptedHost:
     def remove(self, run_id: str) -> None:
         self._call("remove")
 
-    def put_down(self) -> None:
-        self._call("put_down")
+    def release(self) -> None:
+        self._call("release")
 
     def close(self) -> None:
         self.calls.append("close")
 
 
-WHOLE = ["bring_up", "prepare", "missing", "start", "follow", "remove", "put_down", "close"]
+WHOLE = ["provision", "prepare", "missing", "start", "follow", "remove", "release", "close"]
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_each_step_is_taken_once(folder: RunFolder) -> None:
     assert view(folder).phase == "over"
 
 
-@pytest.mark.parametrize("step", ["bring_up", "prepare", "missing", "start", "follow", "remove"])
+@pytest.mark.parametrize("step", ["provision", "prepare", "missing", "start", "follow", "remove"])
 def test_a_step_that_could_not_reach_the_machine_is_taken_again(
     folder: RunFolder, step: str
 ) -> None:
@@ -153,10 +153,10 @@ def test_a_step_that_could_not_reach_the_machine_is_taken_again(
     assert follow(folder, host).status is RunStatus.SUCCEEDED
     assert host.calls.count(step) == 4
     # From the start's confirmation on, nothing of what was before is done again.
-    assert host.calls.count("bring_up") == (1 if step in ("follow", "remove") else 4)
+    assert host.calls.count("provision") == (1 if step in ("follow", "remove") else 4)
 
 
-@pytest.mark.parametrize("step", ["bring_up", "prepare", "missing"])
+@pytest.mark.parametrize("step", ["provision", "prepare", "missing"])
 def test_what_waiting_does_not_mend_ends_a_run_that_has_not_begun(
     folder: RunFolder, step: str
 ) -> None:
@@ -165,7 +165,7 @@ def test_what_waiting_does_not_mend_ends_a_run_that_has_not_begun(
     assert state.status is RunStatus.FAILED
     assert state.error is not None
     assert (state.error.problem, state.error.fix) == (FULL.problem, FULL.fix)
-    assert host.calls[-2:] == ["put_down", "close"]
+    assert host.calls[-2:] == ["release", "close"]
     assert "start" not in host.calls
 
 
@@ -200,9 +200,9 @@ def test_a_machine_that_was_taken_back_leaves_the_run_to_go_on_elsewhere(
 def test_a_machine_of_ours_is_put_down_although_nothing_can_be_removed_there(
     folder: RunFolder, error: Exception
 ) -> None:
-    host = ScriptedHost({"remove": [error], "put_down": [SILENT]})
+    host = ScriptedHost({"remove": [error], "release": [SILENT]})
     assert follow(folder, host, is_rented=True).status is RunStatus.SUCCEEDED
-    assert host.calls[-5:] == ["remove", "put_down", "remove", "put_down", "close"]
+    assert host.calls[-5:] == ["remove", "release", "remove", "release", "close"]
 
 
 def test_a_machine_that_never_answers_again_has_stopped_the_run_by_itself(
@@ -225,7 +225,7 @@ def test_a_machine_that_never_answers_again_has_stopped_the_run_by_itself(
 def test_a_cancel_that_comes_while_a_step_is_taken_stops_before_the_next(
     folder: RunFolder,
 ) -> None:
-    for step in ("bring_up", "prepare", "missing"):
+    for step in ("provision", "prepare", "missing"):
         host = ScriptedHost()
         folder = create_run(Workspace(folder.path.parents[1]), RunKind.SFT, {})
         host.on_call = lambda name, folder=folder, step=step: (
@@ -233,7 +233,7 @@ def test_a_cancel_that_comes_while_a_step_is_taken_stops_before_the_next(
         )
         assert follow(folder, host).status is RunStatus.CANCELLED
         assert "start" not in host.calls
-        assert "put_down" in host.calls
+        assert "release" in host.calls
 
 
 def test_a_start_that_never_arrived_is_cancelled_without_one(folder: RunFolder) -> None:
@@ -248,7 +248,7 @@ def test_a_run_that_somebody_deletes_here_is_ended_there(folder: RunFolder) -> N
     host.on_call = lambda name: shutil.rmtree(folder.path) if name == "follow" else None
     with pytest.raises(FileNotFoundError):
         follow(folder, host, is_rented=True)
-    assert host.calls[-5:] == ["cancel", "cancel", "remove", "put_down", "close"]
+    assert host.calls[-5:] == ["cancel", "cancel", "remove", "release", "close"]
     assert not folder.path.exists()
 
 

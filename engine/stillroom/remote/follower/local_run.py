@@ -18,7 +18,7 @@ from stillroom.types import RunStatus
 _SHOW_EVERY_S = 1.0
 
 
-class RunHere:
+class LocalRun:
     """What all steps of a follower share: the run's folder, its order, and what is known of it."""
 
     def __init__(self, folder: RunFolder, order: Order) -> None:

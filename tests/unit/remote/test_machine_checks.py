@@ -7,10 +7,10 @@ from fakes.machines import GPU_BOX, ScriptedMachines, name_machines
 from stillroom.errors import InputError, missing_extra
 from stillroom.projects.setup import CheckSetup
 from stillroom.remote.host import UnreachableError
-from stillroom.remote.knowledge import recall
+from stillroom.remote.known_machines import recall
+from stillroom.remote.machine_checks import check_machine
 from stillroom.remote.machines import find_machine
 from stillroom.remote.records import MachineFacts
-from stillroom.remote.setup_there import check_machine
 
 BOX = "gpu-box: {ssh: me@host, price_per_hour: 2.40}\n"
 

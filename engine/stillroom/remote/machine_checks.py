@@ -8,8 +8,8 @@ from stillroom.models.resolve import locate_model
 from stillroom.projects.setup import Check, CheckSetup, SetupReport
 from stillroom.remote.host import RunHost, UnreachableError
 from stillroom.remote.hosts import open_host
+from stillroom.remote.machine_list import address_of, ask_all
 from stillroom.remote.machines import check_keys_may_go, find_machine
-from stillroom.remote.overview import address_of, ask_all
 from stillroom.remote.records import Machine, MachineFacts
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import IN_PROCESS, endpoint_for

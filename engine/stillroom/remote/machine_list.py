@@ -12,11 +12,11 @@ from pydantic import Field
 from stillroom.errors import EngineError
 from stillroom.remote.host import RunHost
 from stillroom.remote.hosts import open_host
-from stillroom.remote.knowledge import ask_machine, hardware_of, recall, remote_runs
+from stillroom.remote.known_machines import ask_machine, hardware_of, recall, remote_runs
 from stillroom.remote.machines import all_machines
+from stillroom.remote.providers.clean_up import start_clean_up, wake_followers
+from stillroom.remote.providers.provision_log import ProvisionedMachine, ProvisionLog
 from stillroom.remote.records import Machine, MachineFacts, View
-from stillroom.remote.rented.clean_up import start_clean_up, wake_followers
-from stillroom.remote.rented.ledger import BroughtUp, Ledger
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.types import OthersText
@@ -98,8 +98,8 @@ def list_machines(
     request: ListMachines,
     *,
     opened: Callable[[Machine], RunHost] = open_host,
-    ledger: Ledger | None = None,
-    put_down: Callable[[Ledger], None] = start_clean_up,
+    provision_log: ProvisionLog | None = None,
+    release: Callable[[ProvisionLog], None] = start_clean_up,
 ) -> MachineList:
     """Returns all machines; with `check` each is asked, for at most 25 seconds altogether.
 
@@ -107,27 +107,27 @@ def list_machines(
     Raises ConfigError if machines.yml is malformed.
     """
     machines = all_machines(workspace)
-    ledger = ledger or Ledger()
-    brought_up: dict[str, list[BroughtUp]] = {}
-    for entry in ledger.entries():
-        brought_up.setdefault(entry.machine.name, []).append(entry)
+    provision_log = provision_log or ProvisionLog()
+    provisioned: dict[str, list[ProvisionedMachine]] = {}
+    for entry in provision_log.entries():
+        provisioned.setdefault(entry.machine.name, []).append(entry)
         wake_followers(entry)
     answers = ask_all(workspace, machines, opened) if request.check else {}
     runs = _runs_by_machine(workspace)
     known = {machine.name for machine in machines}
-    left = [entries[0].machine for name, entries in brought_up.items() if name not in known]
+    left = [entries[0].machine for name, entries in provisioned.items() if name not in known]
     listed = [
         _summary(
             workspace,
             machine,
             runs.get(machine.name, _RunsThere()),
-            brought_up.get(machine.name, []),
+            provisioned.get(machine.name, []),
             answers.get(machine.name),
         )
         for machine in (*machines, *left)
     ]
-    if any(entry.is_abandoned for entries in brought_up.values() for entry in entries):
-        put_down(ledger)
+    if any(entry.is_abandoned for entries in provisioned.values() for entry in entries):
+        release(provision_log)
     total = sum(machine.usd_per_hour_now or 0.0 for machine in listed)
     return MachineList(machines=listed, usd_per_hour_now=total)
 
@@ -202,19 +202,19 @@ def _summary(
     workspace: Workspace,
     machine: Machine,
     runs: _RunsThere,
-    brought_up: Sequence[BroughtUp],
+    provisioned: Sequence[ProvisionedMachine],
     answer: MachineFacts | EngineError | None,
 ) -> MachineSummary:
     known, hardware = recall(workspace, machine), hardware_of(workspace, machine)
     price = hardware.price_per_hour
-    if machine.price_per_hour is None and brought_up:
-        price = brought_up[0].price_per_hour or price
-    num_costing = max(len(brought_up), 1 if runs.is_used else 0)
+    if machine.price_per_hour is None and provisioned:
+        price = provisioned[0].price_per_hour or price
+    num_costing = max(len(provisioned), 1 if runs.is_used else 0)
     return MachineSummary(
         name=machine.name,
         kind=machine.kind,
         address=address_of(machine),
-        state=_state(machine, runs, brought_up, answer),
+        state=_state(machine, runs, provisioned, answer),
         computes=hardware.words,
         gpu_memory_gb=list(hardware.gpu_memory_gb),
         free_disk_gb=hardware.free_disk_gb,
@@ -223,7 +223,7 @@ def _summary(
         usd_per_hour_now=_cost(num_costing, price),
         spent_usd=runs.spent_usd,
         runs=runs.open,
-        problem=_problem(runs, brought_up, answer),
+        problem=_problem(runs, provisioned, answer),
     )
 
 
@@ -237,32 +237,34 @@ def _cost(num: int, price: float | None) -> float | None:
 def _state(
     machine: Machine,
     runs: _RunsThere,
-    brought_up: Sequence[BroughtUp],
+    provisioned: Sequence[ProvisionedMachine],
     answer: MachineFacts | EngineError | None,
 ) -> MachineState:
-    is_down = machine.is_ours_to_stop and not brought_up
+    is_down = machine.is_ours_to_stop and not provisioned
     if not is_down and (isinstance(answer, EngineError) or (answer is None and runs.is_silent)):
         return "unreachable"
-    if runs.is_used or _is_needed(brought_up):
+    if runs.is_used or _is_needed(provisioned):
         return "in_use"
     if machine.is_ours_to_stop:
         return "down" if is_down else "up"
     return "answers" if isinstance(answer, MachineFacts) else "not_asked"
 
 
-def _is_needed(brought_up: Sequence[BroughtUp]) -> bool:
+def _is_needed(provisioned: Sequence[ProvisionedMachine]) -> bool:
     """Whether a run of any workspace still needs a machine that we brought up."""
-    return any(not entry.is_abandoned for entry in brought_up)
+    return any(not entry.is_abandoned for entry in provisioned)
 
 
 def _problem(
-    runs: _RunsThere, brought_up: Sequence[BroughtUp], answer: MachineFacts | EngineError | None
+    runs: _RunsThere,
+    provisioned: Sequence[ProvisionedMachine],
+    answer: MachineFacts | EngineError | None,
 ) -> str | None:
-    for entry in brought_up:
+    for entry in provisioned:
         if entry.is_abandoned:
             return (
                 f"it is up since {entry.since} and no run needs it: it is being put down now; if "
-                f"it is still listed in some minutes, run `{entry.put_down_command}`"
+                f"it is still listed in some minutes, run `{entry.release_command}`"
             )
     if isinstance(answer, EngineError):
         return f"{answer.problem} ({answer.fix})"

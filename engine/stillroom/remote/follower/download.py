@@ -12,10 +12,10 @@ from stillroom.models.resolve import CHECKPOINTS, FINAL
 from stillroom.places import make_folder, real_folder
 from stillroom.remote.follower.fetch import Fetch, fetch_file
 from stillroom.remote.follower.record import (
-    BroughtFile,
+    DownloadedFile,
     FollowRecord,
-    read_brought,
-    write_brought,
+    read_downloaded,
+    write_downloaded,
 )
 from stillroom.remote.records import FileThere
 from stillroom.remote.run_files import is_of_run_folder, is_output, unit_of
@@ -29,7 +29,7 @@ class StoppedError(Exception):
     """Bringing back was stopped in the middle of a file; another call goes on there."""
 
 
-class BringBack:
+class Download:
     """Puts the finished files of a run where a run here would have written them."""
 
     def __init__(
@@ -44,7 +44,7 @@ class BringBack:
         # Of a folder that was here before, only single files are replaced.
         self._new = [output for output in outputs if output not in record.before]
         self._record, self._fetch = record, fetch
-        self._files = read_brought(folder)
+        self._files = read_downloaded(folder)
         self._by_hash = {known.sha256: path for path, known in self._files.brought.items()}
         self._is_stopped: Callable[[], bool] = lambda: False
         self.num_bytes = 0
@@ -69,9 +69,9 @@ class BringBack:
             self._stop_here()
             missing = [file for file in members if not self._is_here(file)]
             if missing and unit != members[0].path:
-                self._bring_folder(unit, members)
+                self._download_folder(unit, members)
             elif missing:
-                self._bring_file(members[0])
+                self._download_file(members[0])
         self._prune({file.path for file in allowed}, is_last=is_last)
         self.taken = sorted({file.path for file in allowed if not self._is_in_place(file)})
 
@@ -118,7 +118,7 @@ class BringBack:
     def _apart(self, path: str) -> Path:
         return self._folder.path / APART / path
 
-    def _bring_file(self, file: FileThere) -> None:
+    def _download_file(self, file: FileThere) -> None:
         place = self._free_place(file.path)
         staged = place.with_name(partial_name(place.name, self._folder.run_id))
         self._fetch_to(file, staged)
@@ -126,7 +126,7 @@ class BringBack:
             parent.rename(staged.name, place.name)
         self._note(place, file)
 
-    def _bring_folder(self, unit: str, files: Sequence[FileThere]) -> None:
+    def _download_folder(self, unit: str, files: Sequence[FileThere]) -> None:
         place = self._free_place(unit)
         staged = place.with_name(partial_name(place.name, self._folder.run_id))
         for file in files:
@@ -201,7 +201,7 @@ class BringBack:
         # What was begun of a checkpoint that is gone by now; all others are whole.
         for left in (self._folder.path / CHECKPOINTS).glob(f".*.partial-{self._folder.run_id}"):
             shutil.rmtree(left, ignore_errors=True)
-        write_brought(self._folder, self._files)
+        write_downloaded(self._folder, self._files)
 
     def _prune_journals(self, there: set[str]) -> None:
         """Deletes the journals that the run has deleted when it was done."""
@@ -227,7 +227,7 @@ class BringBack:
 
     def _note(self, place: Path, file: FileThere) -> None:
         about = place.stat()
-        self._files.brought[self._name(place)] = BroughtFile(
+        self._files.brought[self._name(place)] = DownloadedFile(
             sha256=file.sha256, num_bytes=file.num_bytes, changed_at=about.st_mtime_ns
         )
         self._by_hash[file.sha256] = self._name(place)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from stillroom.remote.host import MachineError, UnreachableError
+from stillroom.remote.providers.hub_bucket import hub_errors
+from stillroom.remote.providers.job_records import BUCKET_VARIABLE, CODE_VARIABLE
+from stillroom.remote.providers.provision_log import ProvisionLog
 from stillroom.remote.records import HfJobsFlavor, StartThere
-from stillroom.remote.rented.hub_bucket import hub_errors
-from stillroom.remote.rented.job_records import BUCKET_VARIABLE, CODE_VARIABLE
-from stillroom.remote.rented.ledger import Ledger
 
 _IMAGE = "ghcr.io/astral-sh/uv:python3.12-bookworm"
 _LABEL = "stillroom-run"
@@ -33,7 +33,7 @@ files = [(os.environ["{CODE_VARIABLE}"], archive)]
 HfApi().download_bucket_files(os.environ["{BUCKET_VARIABLE}"], files, raise_on_missing_files=True)
 tarfile.open(archive).extractall(folder, filter="data")
 sys.path.insert(0, folder)
-from stillroom.remote.rented.job_side import main
+from stillroom.remote.providers.hf_job_program import main
 sys.exit(main())
 """
 
@@ -125,10 +125,10 @@ class HubJobs:
             return f" ({_stage(job)}: {job.status.message or 'no message'}): {log}"
         return ""
 
-    def put_down(self, ledger: Ledger, name: str, *, run: Path | None) -> None:
-        """Ends a job of the ledger and strikes it out once the service says that it is over."""
-        with ledger.holding(name) as held:
-            if held.entry is None or not held.release(run):
+    def release(self, provision_log: ProvisionLog, name: str, *, run: Path | None) -> None:
+        """Ends a job and removes it from the log once the service says that it has ended."""
+        with provision_log.holding(name) as held:
+            if held.entry is None or not held.drop_run(run):
                 return
             job_id = held.entry.request_id or self.find(name.removeprefix("stillroom-"))
             if job_id is None:

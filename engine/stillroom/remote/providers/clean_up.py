@@ -1,7 +1,7 @@
-"""`python -m stillroom.remote.rented.clean_up FOLDER`: puts down what no run needs any more.
+"""`python -m stillroom.remote.providers.clean_up FOLDER`: releases machines that no run needs.
 
-It is started, beside whoever looks at the machines, when the ledger in FOLDER names something whose
-runs are all over. Runs that are not over get their followers back, which put their machines down.
+It is started by whatever lists the machines, when the provision log in FOLDER names a machine whose
+runs are all over. Runs that are not over get their followers back, which release their machines.
 """
 
 import sys
@@ -14,7 +14,7 @@ from stillroom.files import FileLock
 from stillroom.jobs.detached import start_detached
 from stillroom.jobs.supervise import read_run
 from stillroom.places import make_folder
-from stillroom.remote.rented.ledger import BroughtUp, Ledger, is_over
+from stillroom.remote.providers.provision_log import ProvisionedMachine, ProvisionLog, is_over
 from stillroom.run_folder import RunFolder
 from stillroom.secrecy.environments import renting_environment
 
@@ -22,27 +22,29 @@ _LOCK = "clean_up.lock"
 _LOG = "clean_up.log"
 
 
-def start_clean_up(ledger: Ledger) -> None:
+def start_clean_up(provision_log: ProvisionLog) -> None:
     """Starts a process that puts down what no run needs; at once, and without waiting for it."""
-    make_folder(ledger.folder)
+    make_folder(provision_log.folder)
     with suppress(OSError):  # A full disk: whoever looks next tries it again.
         start_detached(
             __name__,
-            ledger.folder,
-            cwd=ledger.folder,
-            log=ledger.folder / _LOG,
+            provision_log.folder,
+            cwd=provision_log.folder,
+            log=provision_log.folder / _LOG,
             environment=renting_environment(),
             secrets={},
         )
 
 
-def clean_up(ledger: Ledger, put_down: Callable[[BroughtUp, Ledger], None]) -> list[str]:
-    """Puts down what no run needs, and returns the names of what it could not put down."""
+def clean_up(
+    provision_log: ProvisionLog, release: Callable[[ProvisionedMachine, ProvisionLog], None]
+) -> list[str]:
+    """Releases what no run needs, and returns the names of what could not be released."""
     left: list[str] = []
-    for entry in ledger.entries():
+    for entry in provision_log.entries():
         try:
             if entry.is_abandoned:
-                put_down(entry, ledger)
+                release(entry, provision_log)
             else:
                 wake_followers(entry)
         except EngineError as error:
@@ -51,24 +53,24 @@ def clean_up(ledger: Ledger, put_down: Callable[[BroughtUp, Ledger], None]) -> l
     return left
 
 
-def put_down_entry(entry: BroughtUp, ledger: Ledger) -> None:
+def release_entry(entry: ProvisionedMachine, provision_log: ProvisionLog) -> None:
     """Puts down the machine of an entry, unless a run has come to it meanwhile."""
     # Servers import this module for `start_clean_up` alone.
     if entry.machine.hf_jobs is not None:
-        from stillroom.remote.rented.hf_jobs import put_down_job
+        from stillroom.remote.providers.hf_jobs import release_job
 
-        put_down_job(entry, ledger)
+        release_job(entry, provision_log)
         return
-    from stillroom.remote.rented.skypilot import open_cluster
+    from stillroom.remote.providers.skypilot import open_cluster
 
-    host = open_cluster(entry.machine, ledger=ledger)
+    host = open_cluster(entry.machine, provision_log=provision_log)
     try:
-        host.put_down()
+        host.release()
     finally:
         host.close()
 
 
-def wake_followers(entry: BroughtUp) -> None:
+def wake_followers(entry: ProvisionedMachine) -> None:
     """Has each run that uses a machine followed again, in whatever workspace it is."""
     for run in map(Path, entry.runs):
         # A folder that is away, or that was damaged by hand, has no follower to wake.
@@ -79,11 +81,11 @@ def wake_followers(entry: BroughtUp) -> None:
 
 def main() -> int:
     """Cleans up once; a second process that is started meanwhile ends at once."""
-    ledger = Ledger(Path(sys.argv[1]))
-    lock = FileLock(ledger.folder / _LOCK)
+    provision_log = ProvisionLog(Path(sys.argv[1]))
+    lock = FileLock(provision_log.folder / _LOCK)
     if not lock.try_acquire():
         return 0
-    return 1 if clean_up(ledger, put_down_entry) else 0
+    return 1 if clean_up(provision_log, release_entry) else 0
 
 
 if __name__ == "__main__":

@@ -15,6 +15,28 @@ from typing import Any
 import msgspec
 
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
+from stillroom.remote.providers.hub_bucket import (
+    Bucket,
+    RunPaths,
+    check_hub_installed,
+    code_path,
+    content_path,
+)
+from stillroom.remote.providers.hub_jobs import HubJobs, price_of, time_limit
+from stillroom.remote.providers.job_news import NewsReader
+from stillroom.remote.providers.job_records import (
+    BUCKET_VARIABLE,
+    CODE_VARIABLE,
+    RUN_VARIABLE,
+    SECRETS_VARIABLE,
+    START_VARIABLE,
+    TOKEN_VARIABLE,
+    JobFailure,
+    JobNews,
+    JobPackages,
+    JobStart,
+)
+from stillroom.remote.providers.provision_log import ProvisionedMachine, ProvisionLog
 from stillroom.remote.records import (
     Blob,
     FilesThere,
@@ -27,28 +49,6 @@ from stillroom.remote.records import (
     StartThere,
     StateThere,
 )
-from stillroom.remote.rented.hub_bucket import (
-    Bucket,
-    RunPaths,
-    check_hub_installed,
-    code_path,
-    content_path,
-)
-from stillroom.remote.rented.hub_jobs import HubJobs, price_of, time_limit
-from stillroom.remote.rented.job_news import NewsReader
-from stillroom.remote.rented.job_records import (
-    BUCKET_VARIABLE,
-    CODE_VARIABLE,
-    RUN_VARIABLE,
-    SECRETS_VARIABLE,
-    START_VARIABLE,
-    TOKEN_VARIABLE,
-    JobFailure,
-    JobNews,
-    JobPackages,
-    JobStart,
-)
-from stillroom.remote.rented.ledger import BroughtUp, Ledger
 from stillroom.remote.ssh.code import code_archive, code_hash
 from stillroom.remote.ssh.requirements import (
     HomePackages,
@@ -80,13 +80,13 @@ class HfJobsHost:
         *,
         api: Any,
         token: str | None,
-        ledger: Ledger,
+        provision_log: ProvisionLog,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._machine, self._run = machine, run
         self._flavor = machine.hf_jobs or HfJobsFlavor(flavor="cpu-basic")
         self._jobs = HubJobs(api, self._flavor.namespace)
-        self._api, self._token, self._ledger, self._pause = api, token, ledger, pause
+        self._api, self._token, self._log, self._pause = api, token, provision_log, pause
         self._num_looks = 0
 
     @property
@@ -94,7 +94,7 @@ class HfJobsHost:
         """The job's name."""
         return f"stillroom-{self._own_run.name}"
 
-    def bring_up(self) -> None:
+    def provision(self) -> None:
         """Makes sure of the log-in and the bucket. The job itself comes with the run's start."""
         if self._token is None:
             raise MachineError(
@@ -153,7 +153,7 @@ class HfJobsHost:
 
     def start(self, run: StartThere) -> None:
         """Starts the job that does the run, unless it was started before."""
-        with self._ledger.holding(self.name) as held:
+        with self._log.holding(self.name) as held:
             entry = held.add(self._machine, self.name, self._own_run)
             if entry.request_id is not None:
                 return
@@ -233,9 +233,9 @@ class HfJobsHost:
         start = msgspec.msgpack.decode(self._bucket.read(paths.start), type=JobStart)
         return {file.sha256 for file in start.run.files}
 
-    def put_down(self) -> None:
+    def release(self) -> None:
         """Ends the job if it has not ended; there may be none."""
-        self._jobs.put_down(self._ledger, self.name, run=self._own_run)
+        self._jobs.release(self._log, self.name, run=self._own_run)
 
     def close(self) -> None:
         """Does nothing: there is no connection."""
@@ -284,7 +284,7 @@ class HfJobsHost:
         self._bucket.download(content, target)
 
     def _job_id(self) -> str | None:
-        entry = self._ledger.find(self.name)
+        entry = self._log.find(self.name)
         if entry is not None and entry.request_id is not None:
             return entry.request_id
         return self._jobs.find(self._own_run.name)
@@ -321,17 +321,17 @@ def open_job(machine: Machine, run: Path | None = None) -> HfJobsHost:
     Raises MissingExtraError if huggingface_hub is not installed.
     """
     api, token = _own_api(run)
-    return HfJobsHost(machine, run, api=api, token=token, ledger=Ledger())
+    return HfJobsHost(machine, run, api=api, token=token, provision_log=ProvisionLog())
 
 
-def put_down_job(entry: BroughtUp, ledger: Ledger) -> None:
-    """Ends the job of an entry of the ledger, unless its run needs it.
+def release_job(entry: ProvisionedMachine, provision_log: ProvisionLog) -> None:
+    """Ends the job of an entry of the provision log, unless its run needs it.
 
     Raises MissingExtraError if huggingface_hub is not installed.
     """
     namespace = None if entry.machine.hf_jobs is None else entry.machine.hf_jobs.namespace
     jobs = HubJobs(_own_api(next(map(Path, entry.runs), None))[0], namespace)
-    jobs.put_down(ledger, entry.name, run=None)
+    jobs.release(provision_log, entry.name, run=None)
 
 
 def _own_api(run: Path | None) -> tuple[Any, str | None]:

@@ -4,15 +4,15 @@ import threading
 from contextlib import suppress
 from typing import Self
 
-from stillroom.remote.follower.bring_back import BringBack, StoppedError
+from stillroom.remote.follower.download import Download, StoppedError
 from stillroom.remote.host import MachineError
 from stillroom.remote.records import FilesThere
 
 
-class Bringer:
+class Downloader:
     """A thread that brings back the latest list of finished files."""
 
-    def __init__(self, files: BringBack) -> None:
+    def __init__(self, files: Download) -> None:
         self._files = files
         self._changed = threading.Condition()
         self._wanted: FilesThere | None = None

@@ -9,7 +9,7 @@ import pytest
 from fakes.machines import add_remote_run
 from stillroom.errors import EngineError
 from stillroom.files import read_json
-from stillroom.remote.follower.course import Follower
+from stillroom.remote.follower.follower import Follower
 from stillroom.remote.follower.record import read_record
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
 from stillroom.remote.records import (
@@ -34,8 +34,8 @@ class Host:
         self._price, self._answers = price, answers
         self.calls: list[str] = []
 
-    def bring_up(self) -> None:
-        self._do("bring_up")
+    def provision(self) -> None:
+        self._do("provision")
 
     def price_per_hour(self) -> float | None:
         return self._price
@@ -55,8 +55,8 @@ class Host:
     def remove(self, run_id: str) -> None:
         self._do("remove")
 
-    def put_down(self) -> None:
-        self._do("put_down")
+    def release(self) -> None:
+        self._do("release")
 
     def close(self) -> None: ...
 
@@ -87,22 +87,22 @@ def new(tmp_path: Path) -> RunFolder:
 def test_a_machine_is_put_down_although_the_runs_folder_cannot_be_removed(ended):
     host = Host(remove=[UnreachableError("no answer", "wait")])
     follow(ended, host)
-    assert host.calls == ["remove", "put_down", "remove", "put_down"]
+    assert host.calls == ["remove", "release", "remove", "release"]
 
 
 def test_a_machine_that_is_gone_is_struck_out_too(ended):
     host = Host(remove=[MachineGoneError("taken back", "resume")])
     follow(ended, host)
-    assert host.calls == ["remove", "put_down"]
+    assert host.calls == ["remove", "release"]
 
 
 def test_putting_down_is_tried_until_it_is_done(ended):
-    host = Host(put_down=[UnreachableError("the cloud is away", "wait")])
+    host = Host(release=[UnreachableError("the cloud is away", "wait")])
     follow(ended, host)
-    assert host.calls.count("put_down") == 2
+    assert host.calls.count("release") == 2
 
 
-@pytest.mark.parametrize("step", ["bring_up", "prepare", "start"])
+@pytest.mark.parametrize("step", ["provision", "prepare", "start"])
 def test_a_run_that_cannot_begin_fails_and_its_machine_is_put_down(new, step):
     error = MachineGoneError if step == "start" else MachineError
     host = Host(**{step: [error("no credit", "pay")]})
@@ -111,24 +111,24 @@ def test_a_run_that_cannot_begin_fails_and_its_machine_is_put_down(new, step):
     assert state.status is RunStatus.FAILED
     assert "no credit" in state.error.problem
     assert "pay" in state.error.fix
-    assert host.calls[-1] == "put_down"
+    assert host.calls[-1] == "release"
 
 
 def test_a_machine_that_takes_long_to_come_up_is_waited_for(new):
     host = Host(
-        bring_up=[UnreachableError("still bringing up", "wait")],
+        provision=[UnreachableError("still bringing up", "wait")],
         start=[MachineGoneError("-", "-")],
     )
     follow(new, host)
-    assert host.calls.count("bring_up") == 2
+    assert host.calls.count("provision") == 2
 
 
 def test_a_run_that_is_cancelled_while_its_machine_comes_up_puts_it_down(new):
     new.ask_to_cancel()
-    host = Host(bring_up=[UnreachableError("still bringing up", "wait")] * 9)
+    host = Host(provision=[UnreachableError("still bringing up", "wait")] * 9)
     follow(new, host)
     assert new.read().status is RunStatus.CANCELLED
-    assert host.calls[-1] == "put_down"
+    assert host.calls[-1] == "release"
 
 
 def test_a_budget_needs_a_price(tmp_path):
@@ -141,7 +141,7 @@ def test_a_budget_needs_a_price(tmp_path):
     assert state.status is RunStatus.FAILED
     assert "names no price" in state.error.problem
     assert "price_per_hour" in state.error.fix
-    assert host.calls == ["bring_up", "put_down"]
+    assert host.calls == ["provision", "release"]
 
 
 def test_a_job_costs_nothing_before_its_run_is_started(tmp_path):
@@ -154,11 +154,11 @@ def test_a_job_costs_nothing_before_its_run_is_started(tmp_path):
 
 def test_a_cluster_costs_from_the_moment_it_is_asked_for(new):
     class Slow(Host):
-        def bring_up(self) -> None:
+        def provision(self) -> None:
             # What it has cost by now is known to whoever follows the run next.
             assert read_record(new).used_since is not None
-            super().bring_up()
+            super().provision()
 
     host = Slow(start=[MachineGoneError("-", "-")])
     follow(new, host)
-    assert host.calls == ["bring_up", "prepare", "start", "remove", "put_down"]
+    assert host.calls == ["provision", "prepare", "start", "remove", "release"]
