@@ -131,12 +131,12 @@ def main() -> int:
             price_per_hour=1.0,
             folder=str(root / "hub" / "home" / "ours"),
         )
-        run, order = elsewhere.order(machine)
+        run, spec = elsewhere.spec(machine)
         log = ProvisionLog(root / "state")
         api = FolderHub()
         host = HfJobsHost(machine, run.path, api=api, token="hf_own", provision_log=log)  # noqa: S106
         began = time.monotonic()
-        Follower(run, order, host, {"KEY": SECRET}).run()
+        Follower(run, spec, host, {"KEY": SECRET}).run()
         FolderHub.process.wait(60)
         state = run.read()
         rows = elsewhere.home / "scored.jsonl"

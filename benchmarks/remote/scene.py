@@ -64,7 +64,7 @@ class Scene:
     def workers_there(self, run_id: str | None = None) -> list[psutil.Process]:
         """The processes that were started on the machine, but ssh sessions, of one run or of all."""
         marks = str(self.there / "runs" / run_id) if run_id else str(self.there)
-        return [p for p in processes_naming(marks) if "remote.there" not in " ".join(cmdline(p))]
+        return [p for p in processes_naming(marks) if "remote.agent" not in " ".join(cmdline(p))]
 
     def followers(self) -> list[psutil.Process]:
         return [p for p in processes_naming(str(self.space.root)) if any("remote.follower" in a for a in cmdline(p))]  # fmt: skip

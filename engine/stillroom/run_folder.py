@@ -182,7 +182,7 @@ class _Named(msgspec.Struct, frozen=True):
     name: str
 
 
-class _Order(msgspec.Struct, frozen=True):
+class _JobSpec(msgspec.Struct, frozen=True):
     """The part of remote.json that users are shown."""
 
     machine: _Named
@@ -359,13 +359,13 @@ def read_elsewhere(folder: Path) -> RunElsewhere | None:
     """Returns how a run on another machine stands; None for a run whose process is here."""
     if not (folder / REMOTE_FILE).is_file():
         return None
-    order = _Order(_Named("a machine that cannot be read from remote.json"))
+    spec = _JobSpec(_Named("a machine that cannot be read from remote.json"))
     with suppress(OSError, DataError):
-        order = read_json(folder / REMOTE_FILE, _Order)
-    view = RunElsewhere(where=order.machine.name)
+        spec = read_json(folder / REMOTE_FILE, _JobSpec)
+    view = RunElsewhere(where=spec.machine.name)
     with suppress(OSError, DataError):
         view = read_json(folder / VIEW_FILE, RunElsewhere)
-    return msgspec.structs.replace(view, budget_usd=order.budget_usd)
+    return msgspec.structs.replace(view, budget_usd=spec.budget_usd)
 
 
 def fixed_inputs(paths: Sequence[Path]) -> list[FixedInput]:

@@ -1,4 +1,4 @@
-"""Runs on another machine without one: the files of an order laid out in another folder."""
+"""Runs on another machine without one: the files of a job laid out in another folder."""
 
 import json
 import os
@@ -20,11 +20,11 @@ from stillroom.files import write_json
 from stillroom.home_paths import home_variable
 from stillroom.jobs.operations import run_operation
 from stillroom.lineage import now
+from stillroom.remote.bundle.contents import read_contents
+from stillroom.remote.bundle.job_spec import PackedJob, pack
+from stillroom.remote.bundle.needs import Needs
 from stillroom.remote.machines import find_machine, users_machines_file
-from stillroom.remote.package.contents import read_contents
-from stillroom.remote.package.needs import Needs
-from stillroom.remote.package.order import Packed, pack
-from stillroom.remote.records import Machine, Order
+from stillroom.remote.records import JobSpec, Machine
 from stillroom.run_folder import NewRun, RunFolder, RunRequest, RunState, create_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
@@ -46,7 +46,7 @@ def box(workspace: Workspace) -> Machine:
 
 def packed_run(
     workspace: Workspace, needs: Needs, *, kind: RunKind = RunKind.SFT, **new: Any
-) -> tuple[Packed, RunFolder]:
+) -> tuple[PackedJob, RunFolder]:
     """Packs what a run needs, and creates its folder as an operation does."""
     packed = pack(workspace, box(workspace), needs)
     copies = {**new.pop("copies", {}), **packed.copies}
@@ -54,9 +54,9 @@ def packed_run(
     return packed, create_run(workspace, kind, {}, NewRun(inputs=inputs, copies=copies, **new))
 
 
-def lay_out(run: RunFolder, order: Order, base: Path) -> dict[str, str]:
-    """Puts the files of an order below a folder, as the other machine does; returns a variable."""
-    contents = read_contents(run, order)
+def lay_out(run: RunFolder, spec: JobSpec, base: Path) -> dict[str, str]:
+    """Puts the files of a job below a folder, as the other machine does; returns a variable."""
+    contents = read_contents(run, spec)
     sources = {blob.sha256: blob.source for blob in contents.blobs}
     (base / "workspace").mkdir(parents=True, exist_ok=True)
     for file in contents.files:
@@ -64,7 +64,7 @@ def lay_out(run: RunFolder, order: Order, base: Path) -> dict[str, str]:
         shutil.copyfile(sources[file.sha256], base / file.place)
     package = Path(stillroom.__file__).resolve().parent
     pairs = []
-    for path in order.home_paths:
+    for path in spec.home_paths:
         inside = path.place.removeprefix("package:")
         there = package / inside if path.place.startswith("package:") else base / path.place
         pairs.append((path.home, path.place if path.home == "~" else str(there)))

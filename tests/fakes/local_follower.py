@@ -15,7 +15,7 @@ from stillroom.files import read_json
 from stillroom.remote.channel import LocalChannel
 from stillroom.remote.follower import __main__ as follower
 from stillroom.remote.host import UnreachableError
-from stillroom.remote.records import Machine, Order
+from stillroom.remote.records import JobSpec, Machine
 from stillroom.remote.ssh.host import ChannelHost
 from stillroom.run_folder import REMOTE_FILE
 from stillroom.secrecy.environments import bare_environment
@@ -48,7 +48,7 @@ class CutChannel(LocalChannel):
 class PreparedHost(ChannelHost):
     """A machine that has everything: the code and the packages of the tests."""
 
-    def prepare(self, order, say) -> None:
+    def prepare(self, spec, say) -> None:
         say("nothing to install")
 
 
@@ -60,8 +60,8 @@ def open_local(machine: Machine) -> PreparedHost:
 
 
 def main() -> None:
-    order = read_json(Path(sys.argv[1]) / REMOTE_FILE, Order)
-    follower.open_host = lambda machine, run: open_local(order.machine)
+    spec = read_json(Path(sys.argv[1]) / REMOTE_FILE, JobSpec)
+    follower.open_host = lambda machine, run: open_local(spec.machine)
     sys.exit(follower.main())
 
 

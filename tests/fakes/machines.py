@@ -8,7 +8,7 @@ from typing import Any
 
 from stillroom.errors import EngineError
 from stillroom.files import FileLock, write_json
-from stillroom.remote.records import Machine, MachineFacts, Order, SshAddress, View
+from stillroom.remote.records import JobSpec, Machine, MachineFacts, RemoteView, SshAddress
 from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RunFolder, RunState, create_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
@@ -71,7 +71,7 @@ def name_machines(root: Path, text: str) -> Workspace:
 
 def add_remote_run(
     workspace: Workspace,
-    view: View | None,
+    view: RemoteView | None,
     *,
     machine: Machine | None = None,
     budget_usd: float | None = None,
@@ -82,8 +82,8 @@ def add_remote_run(
     """Makes the folder of a run that is done elsewhere, as a follower would have left it."""
     chosen = machine or Machine(name="gpu-box", ssh=SshAddress(host="me@host"))
     folder = create_run(workspace, kind, {"config": "config.yml"})
-    order = Order(machine=chosen, files=[], home_paths=[], budget_usd=budget_usd)
-    write_json(folder.path / REMOTE_FILE, order)
+    spec = JobSpec(machine=chosen, files=[], home_paths=[], budget_usd=budget_usd)
+    write_json(folder.path / REMOTE_FILE, spec)
     if view is not None:
         write_json(folder.path / VIEW_FILE, view)
     started = folder.read()

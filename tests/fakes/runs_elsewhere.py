@@ -17,7 +17,7 @@ from fakes.user_files import write_tools
 from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.jobs import supervise
-from stillroom.remote.records import HomePath, Machine, Order, SentFile, SshAddress
+from stillroom.remote.records import JobSpec, Machine, PathMapping, SentFile, SshAddress
 from stillroom.run_folder import REMOTE_FILE, NewRun, RunFolder, RunState, create_run
 from stillroom.secrecy.environments import run_environment
 from stillroom.settings import Workspace
@@ -83,7 +83,7 @@ class Elsewhere:
         request = {"input": "rollouts.jsonl", "output": "scored.jsonl", "rewards": "rewards.py"}
         document = api.ScoreRollouts(**request, concurrency=1).model_dump(mode="json")
         files = ["rollouts.jsonl", "rewards.py"]
-        order = Order(
+        spec = JobSpec(
             machine=Machine(
                 name="box",
                 ssh=SshAddress(host="box"),
@@ -94,7 +94,9 @@ class Elsewhere:
             files=[
                 SentFile(source=str(self.home / name), place=f"workspace/{name}") for name in files
             ],
-            home_paths=[HomePath(home=str(self.home / n), place=f"workspace/{n}") for n in files],
+            home_paths=[
+                PathMapping(home=str(self.home / n), place=f"workspace/{n}") for n in files
+            ],
             key_names=key_names or [],
             outputs=["scored.jsonl"],
             start_after=start_after or [],
@@ -102,7 +104,7 @@ class Elsewhere:
         )
         new = NewRun(
             inputs=[self.home / name for name in files],
-            copies={REMOTE_FILE: msgspec.json.encode(order)},
+            copies={REMOTE_FILE: msgspec.json.encode(spec)},
         )
         state = supervise.start_run(
             self.workspace,
@@ -114,22 +116,22 @@ class Elsewhere:
         )
         return RunFolder(self.workspace.runs / state.run_id)
 
-    def order(self, machine: Machine) -> tuple[RunFolder, Order]:
-        """Makes a scoring run for a machine, with nobody who follows it, and its order."""
+    def spec(self, machine: Machine) -> tuple[RunFolder, JobSpec]:
+        """Makes a scoring run for a machine, with nobody who follows it, and its spec."""
         request = {"input": "rollouts.jsonl", "output": "scored.jsonl", "rewards": "rewards.py"}
         document = api.ScoreRollouts(**request, concurrency=1).model_dump(mode="json")
         sources = [self.home / name for name in ("rollouts.jsonl", "rewards.py")]
-        order = Order(
+        spec = JobSpec(
             machine=machine,
             files=[SentFile(source=str(each), place=f"workspace/{each.name}") for each in sources],
             home_paths=[
-                HomePath(home=str(each), place=f"workspace/{each.name}") for each in sources
+                PathMapping(home=str(each), place=f"workspace/{each.name}") for each in sources
             ],
             outputs=["scored.jsonl"],
             budget_usd=5.0,
         )
-        new = NewRun(inputs=sources, copies={REMOTE_FILE: msgspec.json.encode(order)})
-        return create_run(self.workspace, RunKind.SCORE, document, new), order
+        new = NewRun(inputs=sources, copies={REMOTE_FILE: msgspec.json.encode(spec)})
+        return create_run(self.workspace, RunKind.SCORE, document, new), spec
 
     def open(self, number: int | str = "all") -> None:
         """Lets the reward of a row be given."""

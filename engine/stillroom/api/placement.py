@@ -10,11 +10,11 @@ from typing import TypeVar
 from stillroom.errors import DataError, InputError, RunError
 from stillroom.files import read_json
 from stillroom.outputs import OutputHeldError
+from stillroom.remote.bundle.job_spec import PackedJob, pack
+from stillroom.remote.bundle.needs import Needs
+from stillroom.remote.bundle.refusals import least_budget, refuse_needs, refuse_request
 from stillroom.remote.machines import find_machine
-from stillroom.remote.package.needs import Needs
-from stillroom.remote.package.order import Packed, pack
-from stillroom.remote.package.refusals import least_budget, refuse_needs, refuse_request
-from stillroom.remote.records import Machine, Order, RayCluster
+from stillroom.remote.records import JobSpec, Machine, RayCluster
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.run_folder import REMOTE_FILE, NewRun, RunFolder, all_runs, read_elsewhere
 from stillroom.settings import Workspace
@@ -86,7 +86,7 @@ def packed(
     needs: Callable[[], Needs],
     *,
     budget_usd: float | None = None,
-) -> Packed | None:
+) -> PackedJob | None:
     """Returns what a run's machine is sent; None if it is done here.
 
     Raises InputError for what only this machine has.
@@ -132,11 +132,11 @@ def _with_rest(
     return request, [note]
 
 
-def with_order(new: NewRun, order: Packed | None) -> NewRun:
-    """Returns what a run begins with, its order for another machine included."""
-    if order is None:
+def with_spec(new: NewRun, spec: PackedJob | None) -> NewRun:
+    """Returns what a run begins with, its spec for another machine included."""
+    if spec is None:
         return new
-    return replace(new, copies={**new.copies, **order.copies}, notes=[*new.notes, *order.notes])
+    return replace(new, copies={**new.copies, **spec.copies}, notes=[*new.notes, *spec.notes])
 
 
 def check_not_going_on_elsewhere(workspace: Workspace, run_id: str) -> None:
@@ -148,7 +148,7 @@ def check_not_going_on_elsewhere(workspace: Workspace, run_id: str) -> None:
     if not folder.is_remote or folder.cancel_waited_s() is not None:
         return
     if not folder.read().status.is_final:
-        machine = read_json(folder.path / REMOTE_FILE, Order).machine.name
+        machine = read_json(folder.path / REMOTE_FILE, JobSpec).machine.name
         raise RunError(
             f"run {run_id!r} has not ended on {machine} as far as is known here: it would go on "
             "twice",
@@ -169,11 +169,11 @@ def check_not_written_elsewhere(workspace: Workspace, output: Path) -> None:
         with suppress(OSError, DataError):
             if folder.read().status.is_final:
                 continue
-            order = read_json(folder.path / REMOTE_FILE, Order)
-            if any(workspace.root / name == output for name in order.outputs):
+            spec = read_json(folder.path / REMOTE_FILE, JobSpec)
+            if any(workspace.root / name == output for name in spec.outputs):
                 raise OutputHeldError(
                     f"{workspace.shown(output)} is being written by {folder.run_id} on "
-                    f"{order.machine.name}",
+                    f"{spec.machine.name}",
                     f"wait for its end (get_run), or stop it with `stillroom cancel-run "
                     f"{folder.run_id}`",
                 )

@@ -18,7 +18,7 @@ from stillroom.api.placement import (
     packed,
     placed,
     with_budget_left,
-    with_order,
+    with_spec,
 )
 from stillroom.api.operations import child_work
 from stillroom.api.prompts_folder import complete_evaluation, complete_rollouts
@@ -28,15 +28,15 @@ from stillroom.export.request import ExportModel, plan_export
 from stillroom.jobs import supervise
 from stillroom.jobs.child import run_in_child
 from stillroom.outputs import ReplacingRequest, check_at_once, check_free
-from stillroom.remote.package.needs import (
+from stillroom.remote.bundle.job_spec import PackedJob
+from stillroom.remote.bundle.needs import (
     needs_of_evaluation,
     needs_of_export,
     needs_of_generation,
     needs_of_scoring,
     needs_of_training,
 )
-from stillroom.remote.package.order import Packed
-from stillroom.remote.package.refusals import refuse_config
+from stillroom.remote.bundle.refusals import refuse_config
 from stillroom.remote.records import Machine
 from stillroom.rollout.plan import plan_generation
 from stillroom.rollout.request import GenerateRollouts
@@ -85,7 +85,7 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
         keys=keys,
         variables=local,
         new=NewRun(inputs=plan.rollouts.inputs, notes=completed.notes),
-        order=packed(workspace, machine, needs, budget_usd=request.budget_usd),
+        spec=packed(workspace, machine, needs, budget_usd=request.budget_usd),
     )
 
 
@@ -96,9 +96,9 @@ def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
     check_free(plan.output)
     check_not_written_elsewhere(workspace, plan.output)
     keys = workspace.read_keys([plan.judge.endpoint.api_key_env if plan.judge else None])
-    order = packed(workspace, machine, functools.partial(needs_of_scoring, request, plan))
+    spec = packed(workspace, machine, functools.partial(needs_of_scoring, request, plan))
     new = NewRun(inputs=plan.inputs)
-    return _start(workspace, RunKind.SCORE, request, keys=keys, new=new, order=order)
+    return _start(workspace, RunKind.SCORE, request, keys=keys, new=new, spec=spec)
 
 
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
@@ -135,7 +135,7 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     requests = requests_per_model(workspace, resolve_resume(workspace, request))
     plans = [plan_request(workspace, each) for each in requests]
     config, keys = plans[0].config, workspace.read_keys(plans[0].key_names)
-    order_of = functools.partial(_training_order, workspace, machine, num=len(plans))
+    spec_of = functools.partial(_training_spec, workspace, machine, num=len(plans))
     has_wandb = config.trainer.wandb_project is not None
     variables = tracking_environment(workspace, has_wandb=has_wandb) if machine is None else {}
     kind = RunKind(config.dataset_type)
@@ -146,24 +146,24 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     start = functools.partial(_start, workspace, kind, keys={**keys, **hidden}, variables=variables)
     notes = [*budget_notes, *plans[0].notes]
     new = NewRun(inputs=plans[0].inputs, copies=copy, notes=notes)
-    # All orders are made before the first run is started: each of them may be refused.
-    orders = [order_of(one, plan) for one, plan in zip(requests, plans, strict=True)]
-    report, then = start(first, new=new, order=orders[0]), list[str]()
-    for other, plan, order in zip(others, plans[1:], orders[1:], strict=True):
+    # All specs are made before the first run is started: each of them may be refused.
+    specs = [spec_of(one, plan) for one, plan in zip(requests, plans, strict=True)]
+    report, then = start(first, new=new, spec=specs[0]), list[str]()
+    for other, plan, spec in zip(others, plans[1:], specs[1:], strict=True):
         queued = StartAfter(after=[report.run_id, *then])
         new = NewRun(start_after=queued, inputs=plan.inputs, copies=copy, notes=plan.notes)
-        then.append(start(other, new=new, order=order and order.after(queued.after)).run_id)
+        then.append(start(other, new=new, spec=spec and spec.after(queued.after)).run_id)
     return msgspec.structs.replace(report, then=then)
 
 
-def _training_order(
+def _training_spec(
     workspace: Workspace,
     machine: Machine | None,
     request: StartTraining,
     plan: TrainingPlan,
     *,
     num: int,
-) -> Packed | None:
+) -> PackedJob | None:
     """Returns what the machine of a training run is sent; `num` runs share their budget."""
     if machine is not None:
         refuse_config(plan.config, machine)
@@ -193,9 +193,9 @@ def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
     plan = plan_evaluation(workspace, request)
     keys = workspace.read_keys(plan.rollouts.key_names)
     needs = functools.partial(needs_of_evaluation, plan)
-    order = packed(workspace, machine, needs, budget_usd=request.budget_usd)
+    spec = packed(workspace, machine, needs, budget_usd=request.budget_usd)
     new = NewRun(inputs=plan.inputs, notes=completed.notes)
-    return _start(workspace, RunKind.EVALUATE, request, keys=keys, new=new, order=order)
+    return _start(workspace, RunKind.EVALUATE, request, keys=keys, new=new, spec=spec)
 
 
 def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
@@ -206,9 +206,9 @@ def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
     check_not_written_elsewhere(workspace, plan.output)
     checked = plan.verification
     keys = workspace.read_keys(checked.plan.rollouts.key_names if checked is not None else [])
-    order = packed(workspace, machine, functools.partial(needs_of_export, request, plan))
+    spec = packed(workspace, machine, functools.partial(needs_of_export, request, plan))
     new = NewRun(inputs=plan.inputs)
-    return _start(workspace, RunKind.EXPORT, request, keys=keys, new=new, order=order)
+    return _start(workspace, RunKind.EXPORT, request, keys=keys, new=new, spec=spec)
 
 
 def start_large_run(
@@ -248,11 +248,11 @@ def _start(
     keys: Mapping[str, str] | None = None,
     variables: Mapping[str, str] | None = None,
     new: NewRun,
-    order: Packed | None = None,
+    spec: PackedJob | None = None,
 ) -> RunReport:
     """Starts a run's process, and hands it `keys` and the secrets of MCP servers' command lines.
 
-    With an order it is a process that has the run done on another machine.
+    With a spec it is a process that has the run done on another machine.
     """
     hidden = dict[str, str]()
     for command in getattr(request, "mcp_servers", ()):
@@ -271,8 +271,8 @@ def _start(
         kind,
         document,
         environment=run_environment(workspace.root) | dict(variables or {}),
-        secrets={**(keys or {}), **(order.secrets if order is not None else {}), **hidden},
-        new=with_order(new, order),
+        secrets={**(keys or {}), **(spec.secrets if spec is not None else {}), **hidden},
+        new=with_spec(new, spec),
     )
     return report_run(workspace, find_run(workspace, state.run_id), state)
 

@@ -45,7 +45,7 @@ class FollowerStart(msgspec.Struct, frozen=True, kw_only=True):
     """When a follower was started last, in seconds since the epoch."""
 
 
-class _Order(msgspec.Struct, frozen=True):
+class _JobSpec(msgspec.Struct, frozen=True):
     """The part of remote.json that is needed to start a follower."""
 
     key_names: list[str] = []
@@ -97,8 +97,8 @@ def ensure_follower(folder: RunFolder) -> None:
             known = read_follower_start(folder)
             if abs(time.time() - known.started_at) >= _AGAIN_AFTER_S:
                 root = Path(folder.read_request().workspace)
-                order = read_json(folder.path / REMOTE_FILE, _Order)
-                secrets = Workspace(root).read_keys(order.key_names)
+                spec = read_json(folder.path / REMOTE_FILE, _JobSpec)
+                secrets = Workspace(root).read_keys(spec.key_names)
                 _start(folder, lock, secrets, run_environment(root), known.secret_names)
         finally:
             lock.release()
@@ -126,7 +126,7 @@ def _start(
     known = FollowerStart(secret_names=secret_names, started_at=time.time())
     write_json(folder.path / FOLLOWER_FILE, known)
     root = Path(folder.read_request().workspace)
-    if read_json(folder.path / REMOTE_FILE, _Order).is_rented:
+    if read_json(folder.path / REMOTE_FILE, _JobSpec).is_rented:
         environment = {**environment, **renting_environment(root)}
     start_detached(
         _FOLLOWER,

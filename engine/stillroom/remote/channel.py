@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from typing import IO, Any, Protocol, TypeVar, cast
 
 from stillroom.errors import EngineError
+from stillroom.remote.agent.folders import FREE_DISK, OTHER_FOLDER
 from stillroom.remote.frames import MARK, BrokenStreamError, Frames
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
-from stillroom.remote.there.place import FREE_DISK, OTHER_FOLDER
 
 # The command itself comes through standard input, as one line: it is then read by a POSIX shell
 # whatever the login shell is (fish and csh quote in other ways), and no list of processes shows it.
@@ -79,7 +79,7 @@ class LocalChannel:
         """Does nothing; there is no connection."""
 
 
-class _Talk:
+class _RemoteProcess:
     """A shell line that runs on a machine, with its pipes."""
 
     def __init__(self, channel: Channel, process: subprocess.Popen[bytes]) -> None:
@@ -110,7 +110,7 @@ class _Talk:
         )
 
 
-class CommandThere(_Talk):
+class RemoteCommand(_RemoteProcess):
     """A command that runs on a machine, to which messages are sent and from which they come."""
 
     def send(self, message: object) -> None:
@@ -158,7 +158,7 @@ class CommandThere(_Talk):
         return UnreachableError(f"{self._channel.name} stopped listening: {broken}", _TRY_AGAIN)
 
 
-class ScriptThere(_Talk):
+class RemoteScript(_RemoteProcess):
     """A shell script that runs on a machine without code of ours; it prints lines of text."""
 
     def write(self, data: bytes, *, is_last: bool = True) -> None:
@@ -208,11 +208,11 @@ _TRY_AGAIN = "it is tried again; if it stays so, look at the machine with check_
 
 
 @contextmanager
-def command_there(channel: Channel, line: str) -> Generator[CommandThere]:
+def run_command(channel: Channel, line: str) -> Generator[RemoteCommand]:
     """Runs a command line (POSIX sh) that writes frames, for the length of the block."""
     process = channel.open()
     try:
-        command = CommandThere(channel, process)
+        command = RemoteCommand(channel, process)
         command.begin(_one_line(line))
         yield command
     finally:
@@ -220,14 +220,14 @@ def command_there(channel: Channel, line: str) -> Generator[CommandThere]:
 
 
 @contextmanager
-def script_there(channel: Channel, script: str) -> Generator[ScriptThere]:
+def run_script(channel: Channel, script: str) -> Generator[RemoteScript]:
     """Runs a script (POSIX sh) that needs nothing of ours there, for the length of the block."""
     # In other languages its errors would not be understood.
     begin = f"export LC_ALL=C\necho {MARK.decode().strip()}"
     text = f"{begin}\n({script}\n)\nprintf '\\n{_SCRIPT_END}%s\\n' $?\n"
     process = channel.open()
     try:
-        running = ScriptThere(channel, process)
+        running = RemoteScript(channel, process)
         running.begin(_one_line(text))
         yield running
     finally:

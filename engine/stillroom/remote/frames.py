@@ -1,6 +1,6 @@
 """Messages over a pair of byte streams: a header line of JSON with a length, then the message.
 
-The program there (`there/`) and the code here talk in them. What a shell's start files print before
+The program there (`agent/`) and the code here talk in them. What a shell's start files print before
 the first message is passed over; a stream that ends without the end's own frame has been broken.
 """
 
@@ -30,7 +30,7 @@ class BrokenStreamError(Exception):
         """What came instead of messages, as of a machine that refuses in its own words."""
 
 
-class ErrorThere(msgspec.Struct, frozen=True, kw_only=True):
+class RemoteError(msgspec.Struct, frozen=True, kw_only=True):
     """An error that the program there could name."""
 
     problem: str
@@ -80,7 +80,7 @@ class Frames:
     def send_error(self, error: EngineError) -> None:
         """Sends an error, which the other side raises."""
         is_gone = isinstance(error, MachineGoneError)
-        shown = ErrorThere(problem=error.problem, fix=error.fix, is_gone=is_gone)
+        shown = RemoteError(problem=error.problem, fix=error.fix, is_gone=is_gone)
         self._send(msgspec.msgpack.encode(shown), "error")
 
     def end(self) -> None:
@@ -121,7 +121,7 @@ class Frames:
         try:
             if header.holds == "message":
                 return msgspec.msgpack.decode(body, type=kind)
-            error = msgspec.msgpack.decode(body, type=ErrorThere)
+            error = msgspec.msgpack.decode(body, type=RemoteError)
         except msgspec.MsgspecError as broken:
             raise BrokenStreamError(f"a message of another kind: {broken}") from broken
         raise (MachineGoneError if error.is_gone else EngineError)(error.problem, error.fix)

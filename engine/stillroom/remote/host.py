@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from stillroom.errors import EngineError
-from stillroom.remote.records import Blob, MachineFacts, News, Order, StartThere
+from stillroom.remote.records import Blob, JobSpec, LaunchRequest, MachineFacts, RunUpdate
 
 
 class UnreachableError(EngineError):
@@ -47,7 +47,7 @@ class RunHost(Protocol):
         """Looks at the machine without changing anything there."""
         ...
 
-    def prepare(self, order: Order, say: Callable[[str], None]) -> None:
+    def prepare(self, spec: JobSpec, say: Callable[[str], None]) -> None:
         """Puts this code and the run's packages there, in environments that are made once.
 
         `say` is given a short text for each thing that takes long.
@@ -65,12 +65,12 @@ class RunHost(Protocol):
         """
         ...
 
-    def start(self, run: StartThere) -> None:
+    def start(self, run: LaunchRequest) -> None:
         """Starts a run's detached worker there. A run that was started before is left alone."""
         ...
 
-    def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[News]:
-        """Yields a run's news until it has ended there, at least a Pulse every few seconds.
+    def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[RunUpdate]:
+        """Yields a run's news until it has ended there, at least a Heartbeat every few seconds.
 
         `seen` has the bytes of each growing file (path relative to the workspace) that are here.
         """

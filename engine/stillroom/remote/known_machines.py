@@ -17,7 +17,7 @@ from stillroom.files import content_hash, read_json, write_json
 from stillroom.lineage import now
 from stillroom.places import make_folder
 from stillroom.remote.host import RunHost
-from stillroom.remote.records import Machine, MachineFacts, Order, View
+from stillroom.remote.records import JobSpec, Machine, MachineFacts, RemoteView
 from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RunFolder, RunState, all_runs
 from stillroom.settings import Workspace
 from stillroom.train.config.schema import TrainConfig
@@ -89,18 +89,18 @@ def _address(machine: Machine) -> str:
     return content_hash(msgspec.to_builtins(parts))
 
 
-def remote_runs(workspace: Workspace) -> Iterator[tuple[RunFolder, Order, View | None]]:
+def remote_runs(workspace: Workspace) -> Iterator[tuple[RunFolder, JobSpec, RemoteView | None]]:
     """Yields the runs that are or were done on other machines, in no particular order."""
     for folder in all_runs(workspace):
         with suppress(OSError, DataError):
-            order = read_json(folder.path / REMOTE_FILE, Order)
-            yield folder, order, read_view(folder)
+            spec = read_json(folder.path / REMOTE_FILE, JobSpec)
+            yield folder, spec, read_view(folder)
 
 
-def read_view(folder: RunFolder) -> View | None:
+def read_view(folder: RunFolder) -> RemoteView | None:
     """Returns what the follower has noted of a run elsewhere; None before it has, or of others."""
     try:
-        return read_json(folder.path / VIEW_FILE, View)
+        return read_json(folder.path / VIEW_FILE, RemoteView)
     except (OSError, DataError):
         return None
 
@@ -175,8 +175,8 @@ def _earlier_price(workspace: Workspace, machine: Machine) -> float | None:
         return None
     found = [
         (view.last_contact or "", view.machine_usd / view.seconds_there * _HOUR_S)
-        for _, order, view in remote_runs(workspace)
-        if _address(order.machine) == _address(machine)
+        for _, spec, view in remote_runs(workspace)
+        if _address(spec.machine) == _address(machine)
         and view is not None
         and view.machine_usd
         and view.seconds_there
@@ -191,8 +191,8 @@ def _measured(workspace: Workspace, machine: Machine, config: TrainConfig) -> Ea
     """
     wanted = _settings(config.model_dump(mode="json"))
     found = list[tuple[bool, str, EarlierRate]]()
-    for folder, order, _ in remote_runs(workspace):
-        if order.machine.name != machine.name or _address(order.machine) != _address(machine):
+    for folder, spec, _ in remote_runs(workspace):
+        if spec.machine.name != machine.name or _address(spec.machine) != _address(machine):
             continue
         with suppress(OSError, DataError):
             state = folder.read()

@@ -16,7 +16,7 @@ from stillroom.remote.known_machines import ask_machine, hardware_of, recall, re
 from stillroom.remote.machines import all_machines
 from stillroom.remote.providers.clean_up import start_clean_up, wake_followers
 from stillroom.remote.providers.provision_log import ProvisionedMachine, ProvisionLog
-from stillroom.remote.records import Machine, MachineFacts, View
+from stillroom.remote.records import Machine, MachineFacts, RemoteView
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.types import OthersText
@@ -179,8 +179,8 @@ def address_of(machine: Machine) -> str:
 
 def _runs_by_machine(workspace: Workspace) -> dict[str, _RunsThere]:
     found: dict[str, _RunsThere] = {}
-    for folder, order, view in remote_runs(workspace):
-        there = found.setdefault(order.machine.name, _RunsThere())
+    for folder, spec, view in remote_runs(workspace):
+        there = found.setdefault(spec.machine.name, _RunsThere())
         there.spent_usd += (view.machine_usd if view is not None else None) or 0.0
         if view is None or view.phase != "over":
             there.open.append(_run(folder, view))
@@ -188,7 +188,7 @@ def _runs_by_machine(workspace: Workspace) -> dict[str, _RunsThere]:
     return found
 
 
-def _run(folder: RunFolder, view: View | None) -> MachineRun:
+def _run(folder: RunFolder, view: RemoteView | None) -> MachineRun:
     return MachineRun(
         run_id=folder.run_id,
         phase=view.phase if view is not None else "waiting",

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from stillroom.errors import InputError, missing_extra
 from stillroom.jobs import child_work
+from stillroom.remote.bundle.refusals import refuse_config
 from stillroom.remote.host import RunHost
 from stillroom.remote.hosts import open_host
 from stillroom.remote.known_machines import ask_machine, hardware_of
 from stillroom.remote.machines import all_machines, find_machine
-from stillroom.remote.package.refusals import refuse_config
 from stillroom.remote.records import Machine
 from stillroom.settings import Workspace
 from stillroom.train.config.file import load_config

@@ -1,4 +1,4 @@
-"""What the parts of a remote run tell one another: the machine, the order, the files, the view.
+"""What the parts of a remote run tell one another: the machine, the job spec, the files, the view.
 
 A remote run has two folders. The one here is the run's own: everything that looks at runs reads it.
 The one there belongs to an ordinary worker in a workspace of its own, made for this run alone. The
@@ -96,7 +96,7 @@ class SentFile(msgspec.Struct, frozen=True, kw_only=True):
     """Its path there, relative to the folder that holds `workspace/` and `outside/`."""
 
 
-class HomePath(msgspec.Struct, frozen=True, kw_only=True):
+class PathMapping(msgspec.Struct, frozen=True, kw_only=True):
     """A folder or file here, and the place there that stands for it (see `home_paths.py`)."""
 
     home: str
@@ -107,7 +107,7 @@ class HomePath(msgspec.Struct, frozen=True, kw_only=True):
     is (see `home_paths.home_variable`)."""
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The content of remote.json: all that the follower needs to have a run done elsewhere.
 
     It holds no secrets, only their names.
@@ -115,7 +115,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     machine: Machine
     files: list[SentFile]
-    home_paths: list[HomePath]
+    home_paths: list[PathMapping]
     key_names: list[str] = []
     """The secrets that the run's process needs, by the names of their variables."""
     variables: list[str] = []
@@ -151,12 +151,12 @@ class PlacedFile(msgspec.Struct, frozen=True, kw_only=True):
     is_executable: bool = False
 
 
-class StartThere(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the machine is told to start; telling it twice starts it once."""
 
     run_id: str
     files: list[PlacedFile]
-    home_paths: list[HomePath]
+    home_paths: list[PathMapping]
     home_root: str
     """The workspace here, for which `workspace/` there stands."""
     request: bytes
@@ -169,7 +169,7 @@ class StartThere(msgspec.Struct, frozen=True, kw_only=True):
     secrets: dict[str, str] = {}
     """Handed to the worker through its standard input, and written nowhere."""
     variables: list[str] = []
-    """Those of the secrets that the worker's environment holds too, as `Order.variables`."""
+    """Those of the secrets that the worker's environment holds too, as `JobSpec.variables`."""
     max_hours: float
     price_per_hour: float | None = None
     budget_usd: float | None = None
@@ -179,7 +179,7 @@ class StartThere(msgspec.Struct, frozen=True, kw_only=True):
     """The seconds of the machine that are kept back for the last checkpoint and bringing back."""
 
 
-class FileThere(msgspec.Struct, frozen=True, kw_only=True):
+class RemoteFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of a run there that is finished and may be brought back."""
 
     path: str
@@ -188,7 +188,7 @@ class FileThere(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
 
 
-class Growth(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
+class AppendedLines(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
     """Whole new lines of a growing file; `offset` 0 begins it anew."""
 
     path: str
@@ -196,7 +196,7 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
     data: bytes
 
 
-class StateThere(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
+class RemoteState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """The run's state there, as `read_run` there sees it: the truth about its process."""
 
     run_json: bytes
@@ -209,21 +209,21 @@ class StateThere(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """The time there, in seconds since the epoch, when this was said."""
 
 
-class FilesThere(msgspec.Struct, frozen=True, kw_only=True, tag="files"):
+class RemoteFiles(msgspec.Struct, frozen=True, kw_only=True, tag="files"):
     """All finished files of the run there by now, e.g. each whole checkpoint.
 
     `is_last`: the run has ended, and these are all there will be.
     """
 
-    files: list[FileThere]
+    files: list[RemoteFile]
     is_last: bool
 
 
-class Pulse(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
     """Nothing new, but the connection lives."""
 
 
-News = Growth | StateThere | FilesThere | Pulse
+RunUpdate = AppendedLines | RemoteState | RemoteFiles | Heartbeat
 """What a machine tells about a run, in order."""
 
 
@@ -259,7 +259,7 @@ Phase = Literal[
 """How far the follower has come with a run."""
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class RemoteView(msgspec.Struct, frozen=True, kw_only=True):
     """The content of remote_view.json: how old the view is, and what the machine has cost."""
 
     where: str

@@ -15,9 +15,9 @@ import pytest
 from fakes.waiting import wait_until
 from stillroom.remote.channel import LocalChannel
 from stillroom.remote.host import MachineError
-from stillroom.remote.records import Machine, Order
+from stillroom.remote.records import JobSpec, Machine
 from stillroom.remote.ssh.host import ChannelHost
-from stillroom.remote.ssh.requirements import home_packages
+from stillroom.remote.ssh.requirements import local_packages
 
 NEW = ("python3.14", "python3.13", "python3.12", "python3.11")
 NONE = "#!/bin/sh\nexit 127\n"
@@ -89,9 +89,9 @@ def box(tmp_path: Path) -> Box:
     return machine
 
 
-def prepare(host: ChannelHost, **order: list[str]) -> list[str]:
+def prepare(host: ChannelHost, **spec: list[str]) -> list[str]:
     said = list[str]()
-    host.prepare(Order(machine=host.machine, files=[], home_paths=[], **order), said.append)
+    host.prepare(JobSpec(machine=host.machine, files=[], home_paths=[], **spec), said.append)
     return said
 
 
@@ -139,7 +139,7 @@ def test_a_machine_with_an_old_python_gets_uv_from_its_pip_and_a_python_from_uv(
     assert install[3].startswith(f"pip install --python {box.root}/packages/")
     assert "--torch-backend=auto" in install[3]
     [requirements] = box.root.glob("packages/*/requirements.txt")
-    here = home_packages().versions
+    here = local_packages().versions
     assert f"msgspec=={here['msgspec']}" in requirements.read_text().splitlines()
     assert f"torch=={here['torch'].partition('+')[0]}" in requirements.read_text().splitlines()
 

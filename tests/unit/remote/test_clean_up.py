@@ -10,7 +10,7 @@ from stillroom.files import write_json
 from stillroom.remote.host import UnreachableError
 from stillroom.remote.providers.clean_up import clean_up
 from stillroom.remote.providers.provision_log import ProvisionLog
-from stillroom.remote.records import HfJobsFlavor, Machine, SkyPilotCluster, View
+from stillroom.remote.records import HfJobsFlavor, Machine, RemoteView, SkyPilotCluster
 from stillroom.run_folder import VIEW_FILE
 
 SKY = Machine(name="sky", skypilot=SkyPilotCluster(resources={"accelerators": "H100:1"}))
@@ -25,7 +25,7 @@ def provision_log(tmp_path: Path) -> ProvisionLog:
 def a_run(tmp_path: Path, name: str, *, phase: str = "running", workspace: str = "work") -> Path:
     run = tmp_path / workspace / "runs" / name
     run.mkdir(parents=True)
-    write_json(run / VIEW_FILE, View(where="sky", phase=phase))
+    write_json(run / VIEW_FILE, RemoteView(where="sky", phase=phase))
     return run
 
 

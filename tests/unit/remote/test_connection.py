@@ -18,7 +18,7 @@ from fakes.sshd import MISSING, SSHD, Sshd, SshUser, free_port, make_key
 from fakes.waiting import wait_until
 from stillroom.errors import EngineError
 from stillroom.processes import end_process
-from stillroom.remote.channel import SHELL_LINE, command_there
+from stillroom.remote.channel import SHELL_LINE, run_command
 from stillroom.remote.frames import MARK
 from stillroom.remote.host import MachineError, UnreachableError
 from stillroom.remote.records import SshAddress
@@ -29,7 +29,7 @@ SAY = f"echo {MARK.decode().strip()}; cat"
 
 
 def talk(channel: SshChannel) -> str:
-    with command_there(channel, SAY) as command:
+    with run_command(channel, SAY) as command:
         command.send("hello")
         answer = command.receive(str)
         command.finish()
@@ -114,7 +114,7 @@ def test_settings_for_sessions_by_hand_are_passed_over(ssh_user: SshUser, channe
 
 @pytest.mark.parametrize("end", ["there", "here"])
 def test_a_connection_that_was_cut_is_made_anew(sshd: Sshd, channel: SshChannel, end: str):
-    with command_there(channel, SAY) as command:
+    with run_command(channel, SAY) as command:
         if end == "there":
             sshd.cut()
         else:
@@ -158,7 +158,7 @@ def test_a_killed_process_leaves_no_connection(ssh_user: SshUser, tmp_path: Path
 
 def failure(address: SshAddress) -> EngineError:
     channel = SshChannel("gpu-box", address)
-    with closing(channel), pytest.raises(EngineError) as caught, command_there(channel, SAY):
+    with closing(channel), pytest.raises(EngineError) as caught, run_command(channel, SAY):
         pass
     return caught.value
 

@@ -16,16 +16,16 @@ from stillroom.remote.follower.retry import Backoff
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
 from stillroom.remote.records import (
     Blob,
-    FilesThere,
+    JobSpec,
+    LaunchRequest,
     Machine,
     MachineFacts,
-    News,
-    Order,
+    RemoteFiles,
+    RemoteState,
+    RemoteView,
+    RunUpdate,
     SkyPilotCluster,
     SshAddress,
-    StartThere,
-    StateThere,
-    View,
 )
 from stillroom.run_folder import VIEW_FILE, NewRun, RunFolder, RunState, create_run
 from stillroom.settings import Workspace
@@ -45,7 +45,7 @@ class ScriptedHost:
     price: float | None = None
     status: RunStatus = RunStatus.SUCCEEDED
     on_call: Callable[[str], None] = lambda _: None
-    started: list[StartThere] = field(default_factory=list)
+    started: list[LaunchRequest] = field(default_factory=list)
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
@@ -62,7 +62,7 @@ class ScriptedHost:
     def facts(self) -> MachineFacts:
         raise FULL
 
-    def prepare(self, order: Order, say: Callable[[str], None]) -> None:
+    def prepare(self, spec: JobSpec, say: Callable[[str], None]) -> None:
         self._call("prepare")
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
@@ -72,19 +72,19 @@ class ScriptedHost:
     def send(self, blobs: Sequence[Blob], have: Mapping[str, int]) -> Iterator[int]:
         raise AssertionError("nothing is missing")
 
-    def start(self, run: StartThere) -> None:
+    def start(self, run: LaunchRequest) -> None:
         self.started.append(run)
         self._call("start")
 
-    def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[News]:
+    def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[RunUpdate]:
         self._call("follow")
         state = RunState(
             run_id=run_id, kind=RunKind.SFT, status=self.status, created_at="2026-11-20T10:00:00Z"
         )
-        yield StateThere(
+        yield RemoteState(
             run_json=msgspec.json.encode(state), elapsed_s=36.0, root="/there", clock=time.time()
         )
-        yield FilesThere(files=[], is_last=True)
+        yield RemoteFiles(files=[], is_last=True)
 
     def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
         raise AssertionError("there are no files")
@@ -111,14 +111,14 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def follow(
-    folder: RunFolder, host: ScriptedHost, *, is_rented: bool = False, **order: object
+    folder: RunFolder, host: ScriptedHost, *, is_rented: bool = False, **spec: object
 ) -> RunState:
     """Follows the run to its end, without waits."""
     kind = (
         {"skypilot": SkyPilotCluster(resources={})} if is_rented else {"ssh": SshAddress(host="b")}
     )
     machine = Machine(name="box", max_hours=2.0, **kind)
-    wanted = Order(machine=machine, files=[], home_paths=[], **order)
+    wanted = JobSpec(machine=machine, files=[], home_paths=[], **spec)
     clock = iter(range(0, 10**9, 600))
     follower = Follower(
         folder,
@@ -133,8 +133,8 @@ def follow(
     return folder.read()
 
 
-def view(folder: RunFolder) -> View:
-    return read_json(folder.path / VIEW_FILE, View)
+def view(folder: RunFolder) -> RemoteView:
+    return read_json(folder.path / VIEW_FILE, RemoteView)
 
 
 def test_each_step_is_taken_once(folder: RunFolder) -> None:

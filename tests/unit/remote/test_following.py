@@ -185,8 +185,8 @@ def test_a_run_on_a_machine_that_cannot_be_opened_here_says_so_and_ends(
 ) -> None:
     run = elsewhere.start()
     elsewhere.kill_followers()
-    order = run.path / "remote.json"
-    order.write_bytes(order.read_bytes().replace(b'"ssh":{', b'"ssh":null,"unknown":{'))
+    spec = run.path / "remote.json"
+    spec.write_bytes(spec.read_bytes().replace(b'"ssh":{', b'"ssh":null,"unknown":{'))
     monkeypatch.setattr(remote_runs, "_FOLLOWER", "stillroom.remote.follower.__main__")
     assert elsewhere.ended(run).status == "failed"
     assert elsewhere.report(run).error is not None

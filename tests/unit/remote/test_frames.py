@@ -5,7 +5,7 @@ import io
 import pytest
 
 from stillroom.errors import EngineError
-from stillroom.remote.channel import LocalChannel, command_there, script_there, shell_words
+from stillroom.remote.channel import LocalChannel, run_command, run_script, shell_words
 from stillroom.remote.frames import BrokenStreamError, Frames
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
 
@@ -75,14 +75,14 @@ def test_what_will_never_be_there_again_stays_so_on_the_way():
 def test_a_command_that_cannot_be_found_says_so():
     with (
         pytest.raises(UnreachableError, match="no-such-program"),
-        command_there(LocalChannel(), "exec no-such-program"),
+        run_command(LocalChannel(), "exec no-such-program"),
     ):
         pass
 
 
 def test_a_script_of_several_lines_reaches_the_machine_as_it_is():
     script = 'a="x\\ny"\nprintf \'%s\\n\' "$a" \'it"s\'\ncat'
-    with script_there(LocalChannel(), script) as running:
+    with run_script(LocalChannel(), script) as running:
         running.write(b"given\n")
         assert list(running.lines()) == ["x\\ny", 'it"s', "given", ""]
 
@@ -98,7 +98,7 @@ def test_a_script_of_several_lines_reaches_the_machine_as_it_is():
 def test_a_script_that_fails_says_what_to_do(printed, fix):
     with (
         pytest.raises(MachineError, match=printed) as caught,
-        script_there(LocalChannel(), f"echo '{printed}' >&2; exit 3") as running,
+        run_script(LocalChannel(), f"echo '{printed}' >&2; exit 3") as running,
     ):
         list(running.lines())
     assert fix in caught.value.fix
@@ -107,7 +107,7 @@ def test_a_script_that_fails_says_what_to_do(printed, fix):
 def test_a_script_that_breaks_off_is_no_end():
     with (
         pytest.raises(UnreachableError, match="broke off"),
-        script_there(LocalChannel(), "echo a; kill -9 $$") as running,
+        run_script(LocalChannel(), "echo a; kill -9 $$") as running,
     ):
         list(running.lines())
 
@@ -117,7 +117,7 @@ def test_a_script_that_breaks_off_is_no_end():
 )
 def test_a_word_reaches_the_machine_as_it_is(word):
     line = f"printf %s {shell_words([word])}"
-    with script_there(LocalChannel(), line) as running:
+    with run_script(LocalChannel(), line) as running:
         assert "\n".join(running.lines()) == word
 
 

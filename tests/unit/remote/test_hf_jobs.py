@@ -27,18 +27,18 @@ from stillroom.remote.providers.job_records import (
 )
 from stillroom.remote.providers.provision_log import ProvisionLog
 from stillroom.remote.records import (
+    AppendedLines,
     Blob,
-    FilesThere,
-    FileThere,
-    Growth,
+    Heartbeat,
     HfJobsFlavor,
+    JobSpec,
+    LaunchRequest,
     Machine,
-    News,
-    Order,
     PlacedFile,
-    Pulse,
-    StartThere,
-    StateThere,
+    RemoteFile,
+    RemoteFiles,
+    RemoteState,
+    RunUpdate,
 )
 from stillroom.remote.ssh.code import code_hash
 
@@ -55,13 +55,13 @@ def sha256(data: bytes) -> str:
 class Inner:
     """The job's own machine: takes the contents, and tells what a run would."""
 
-    def __init__(self, root: Path, news: Sequence[News] | EngineError) -> None:
+    def __init__(self, root: Path, news: Sequence[RunUpdate] | EngineError) -> None:
         self._root, self._news = root, news
         self.contents: dict[str, bytes] = {}
-        self.started: list[StartThere] = []
+        self.started: list[LaunchRequest] = []
         self.cancelled: list[bool] = []
 
-    def prepare(self, order: Order, say: Callable[[str], None]) -> None:
+    def prepare(self, spec: JobSpec, say: Callable[[str], None]) -> None:
         say("installing")
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
@@ -74,10 +74,10 @@ class Inner:
             self.contents[blob.sha256] = data
             yield len(data)
 
-    def start(self, run: StartThere) -> None:
+    def start(self, run: LaunchRequest) -> None:
         self.started.append(run)
 
-    def follow(self, run_id: str, seen: Mapping[str, int]) -> Iterator[News]:
+    def follow(self, run_id: str, seen: Mapping[str, int]) -> Iterator[RunUpdate]:
         if isinstance(self._news, EngineError):
             raise self._news
         yield from self._news
@@ -105,21 +105,21 @@ class Life:
         saved.write_bytes(CHECKPOINT)
         self.inner = Inner(self.there, self.news())
 
-    def news(self) -> list[News]:
-        files = [FileThere(path="out/checkpoint.bin", sha256=sha256(CHECKPOINT), num_bytes=350)]
+    def news(self) -> list[RunUpdate]:
+        files = [RemoteFile(path="out/checkpoint.bin", sha256=sha256(CHECKPOINT), num_bytes=350)]
         return [
             self.state("running", 1.0),
-            Growth(path="runs/sft-one/log.txt", offset=0, data=b"one\n"),
-            Pulse(),
+            AppendedLines(path="runs/sft-one/log.txt", offset=0, data=b"one\n"),
+            Heartbeat(),
             self.state("running", 2.0),
-            FilesThere(files=files, is_last=False),
-            Growth(path="runs/sft-one/log.txt", offset=4, data=b"two\n"),
+            RemoteFiles(files=files, is_last=False),
+            AppendedLines(path="runs/sft-one/log.txt", offset=4, data=b"two\n"),
             self.state("succeeded", 3.0),
-            FilesThere(files=files, is_last=True),
+            RemoteFiles(files=files, is_last=True),
         ]
 
-    def state(self, status: str, elapsed_s: float) -> StateThere:
-        return StateThere(
+    def state(self, status: str, elapsed_s: float) -> RemoteState:
+        return RemoteState(
             run_json=status.encode(), elapsed_s=elapsed_s, root=str(self.there), clock=1.0
         )
 
@@ -149,13 +149,13 @@ class Life:
             say_every_s=0.05,
         )
 
-    def order(self) -> Order:
-        return Order(machine=MACHINE, files=[], home_paths=[])
+    def spec(self) -> JobSpec:
+        return JobSpec(machine=MACHINE, files=[], home_paths=[])
 
-    def start_of(self, **keywords: Any) -> StartThere:
+    def start_of(self, **keywords: Any) -> LaunchRequest:
         file = PlacedFile(place="workspace/rows.jsonl", sha256=sha256(ROWS))
         keywords = {"max_hours": 1.0, "secrets": {"KEY": SECRET}, **keywords}
-        return StartThere(
+        return LaunchRequest(
             run_id=self.run.name,
             files=[file],
             home_paths=[],
@@ -171,11 +171,11 @@ class Life:
 
     def until_started(self, host: HfJobsHost) -> None:
         host.provision()
-        host.prepare(self.order(), lambda text: None)
+        host.prepare(self.spec(), lambda text: None)
         self.sending(host)
         host.start(self.start_of())
 
-    def whole_run(self, moments: Moments | None = None) -> list[News]:
+    def whole_run(self, moments: Moments | None = None) -> list[RunUpdate]:
         """Does what a run's follower does with its machine."""
         host = self.host(moments)
         self.until_started(host)
@@ -193,12 +193,12 @@ def life(tmp_path: Path) -> Life:
     return Life(tmp_path)
 
 
-def growth(news: Sequence[News]) -> bytes:
-    return b"".join(each.data for each in news if isinstance(each, Growth))
+def growth(news: Sequence[RunUpdate]) -> bytes:
+    return b"".join(each.data for each in news if isinstance(each, AppendedLines))
 
 
-def states(news: Sequence[News]) -> list[bytes]:
-    return [each.run_json for each in news if isinstance(each, StateThere)]
+def states(news: Sequence[RunUpdate]) -> list[bytes]:
+    return [each.run_json for each in news if isinstance(each, RemoteState)]
 
 
 def test_a_run_goes_through_a_job_and_all_of_it_comes_back(life):
@@ -206,7 +206,7 @@ def test_a_run_goes_through_a_job_and_all_of_it_comes_back(life):
     told = life.whole_run()
     assert states(told)[-1] == b"succeeded"
     assert growth(told) == b"one\ntwo\n"
-    assert told[-1] == FilesThere(files=life.news()[-1].files, is_last=True)
+    assert told[-1] == RemoteFiles(files=life.news()[-1].files, is_last=True)
     (run,) = life.inner.started
     assert run.secrets == {"KEY": SECRET}
     assert life.inner.contents == {sha256(ROWS): ROWS}
@@ -220,15 +220,15 @@ def test_nothing_of_a_run_that_is_here_stays_in_the_bucket_but_its_inputs(life):
 
 
 def test_checkpoints_that_a_run_deletes_do_not_stay_in_the_bucket(life):
-    old, kept = (FileThere(path=f"out/{data.decode()}.bin", sha256=sha256(data), num_bytes=3)
+    old, kept = (RemoteFile(path=f"out/{data.decode()}.bin", sha256=sha256(data), num_bytes=3)
                  for data in (b"old", b"new"))  # fmt: skip
-    never = FileThere(path="out/gone.bin", sha256=sha256(b"gone"), num_bytes=4)
+    never = RemoteFile(path="out/gone.bin", sha256=sha256(b"gone"), num_bytes=4)
     for file in (old, kept):
         (life.there / "workspace" / file.path).write_bytes(Path(file.path).stem.encode())
     lists = [[old, never], [old, kept], [kept]]
     life.inner = Inner(
         life.there,
-        [life.state("running", 1.0), *(FilesThere(files=each, is_last=False) for each in lists)],
+        [life.state("running", 1.0), *(RemoteFiles(files=each, is_last=False) for each in lists)],
     )
     host = life.host()
     life.until_started(host)
@@ -237,7 +237,7 @@ def test_checkpoints_that_a_run_deletes_do_not_stay_in_the_bucket(life):
     told = []
 
     def post(news):
-        told.extend(each for each in news if isinstance(each, FilesThere))
+        told.extend(each for each in news if isinstance(each, RemoteFiles))
         store = [path for path in life.hub.files if "/store/" in path]
         named = {file.sha256 for each in told[-1:] for file in each.files}
         assert named <= {path.rpartition("/")[2] for path in store}
@@ -257,10 +257,10 @@ def test_checkpoints_that_a_run_deletes_do_not_stay_in_the_bucket(life):
 
 
 def test_what_a_run_has_read_stays_also_if_it_wrote_the_same(life):
-    same = FileThere(path="out/rows.jsonl", sha256=sha256(ROWS), num_bytes=len(ROWS))
+    same = RemoteFile(path="out/rows.jsonl", sha256=sha256(ROWS), num_bytes=len(ROWS))
     (life.there / "workspace" / same.path).write_bytes(ROWS)
     life.inner = Inner(
-        life.there, [life.state("succeeded", 1.0), FilesThere(files=[same], is_last=True)]
+        life.there, [life.state("succeeded", 1.0), RemoteFiles(files=[same], is_last=True)]
     )
     host = life.host()
     life.until_started(host)
@@ -318,7 +318,7 @@ def test_followers_killed_one_after_another_start_one_job_and_leave_none_up(life
         try:
             life.until_started(host)
             for news in host.follow(life.run.name, seen):
-                if isinstance(news, Growth):
+                if isinstance(news, AppendedLines):
                     assert news.offset == len(text)
                     text += news.data
         except KilledError:
@@ -360,7 +360,7 @@ def test_a_follower_killed_between_two_news_takes_up_where_it_was(life):
     taken, seen = [], {}
     for news in host.follow(life.run.name, {}):
         taken.append(news)
-        if isinstance(news, Growth):
+        if isinstance(news, AppendedLines):
             seen[news.path] = news.offset + len(news.data)
             break
     rest = list(life.host().follow(life.run.name, seen))
@@ -379,14 +379,14 @@ def test_a_file_that_was_changed_here_is_told_from_its_start_once_more(life):
 def test_a_file_that_begins_anew_is_passed_on(life):
     path = "runs/sft-one/log.txt"
     again = [
-        Growth(path=path, offset=0, data=b"a long first line\n"),
-        FilesThere(files=[], is_last=False),
-        Growth(path=path, offset=0, data=b"new\n"),
+        AppendedLines(path=path, offset=0, data=b"a long first line\n"),
+        RemoteFiles(files=[], is_last=False),
+        AppendedLines(path=path, offset=0, data=b"new\n"),
     ]
-    life.inner = Inner(life.there, [*again, FilesThere(files=[], is_last=True)])
+    life.inner = Inner(life.there, [*again, RemoteFiles(files=[], is_last=True)])
     host = life.host()
     life.until_started(host)
-    told = [news for news in host.follow(life.run.name, {}) if isinstance(news, Growth)]
+    told = [news for news in host.follow(life.run.name, {}) if isinstance(news, AppendedLines)]
     assert [news.data for news in told] == [b"a long first line\n", b"new\n"]
 
 
@@ -397,12 +397,12 @@ def test_a_file_that_begins_anew_between_two_followers_is_passed_on(life):
     (job,) = life.hub.jobs.values()
     job.stage = "RUNNING"
     side = life.job(job.asked)
-    side._post([Growth(path=path, offset=0, data=b"a long first line\n")])
+    side._post([AppendedLines(path=path, offset=0, data=b"a long first line\n")])
     all_news = host.follow(life.run.name, {})
-    while not isinstance(next(all_news), Pulse):
+    while not isinstance(next(all_news), Heartbeat):
         pass
     all_news.close()
-    side._post([Growth(path=path, offset=0, data=b"new\n")])
+    side._post([AppendedLines(path=path, offset=0, data=b"new\n")])
     assert growth([next(life.host().follow(life.run.name, {path: 18}))]) == b"new\n"
 
 
@@ -543,7 +543,7 @@ def test_a_jobs_time_is_bounded_by_its_timeout_its_hours_and_its_budget(life):
 def test_the_run_stops_before_the_service_would_end_its_job(life):
     host = life.host()
     host.provision()
-    host.prepare(life.order(), lambda text: None)
+    host.prepare(life.spec(), lambda text: None)
     life.sending(host)
     host.start(life.start_of(max_hours=9, budget_usd=1.5))
     life.work()
@@ -561,7 +561,7 @@ def test_the_installation_in_a_job_counts_as_time_of_the_machine(life, monkeypat
     side = life.job(job.asked)
     side._begun -= 120
     assert side.do(lambda packages: life.inner)
-    states = [each for each in host.follow(life.run.name, {}) if isinstance(each, StateThere)]
+    states = [each for each in host.follow(life.run.name, {}) if isinstance(each, RemoteState)]
     assert 122 <= states[-1].elapsed_s < 180
 
 

@@ -23,7 +23,7 @@ from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.export.request import ExportModel, plan_export
 from stillroom.lineage import read_manifest
 from stillroom.projects.create import CreateProject, create_project
-from stillroom.remote.package.needs import (
+from stillroom.remote.bundle.needs import (
     Needs,
     needs_of_evaluation,
     needs_of_export,
@@ -56,9 +56,9 @@ def elsewhere(
     needs: Needs,
     **new: Any,
 ) -> Workspace:
-    """Does a run with the files that its order sends, and returns the workspace there."""
+    """Does a run with the files that its spec sends, and returns the workspace there."""
     packed, run = packed_run(workspace, needs, kind=kind, **new)
-    variable = lay_out(run, packed.order, base)
+    variable = lay_out(run, packed.spec, base)
     shutil.rmtree(run.path)
     with away(variable):
         there = Workspace(base / "workspace")

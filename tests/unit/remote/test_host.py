@@ -15,7 +15,7 @@ import pytest
 from fakes.hosts import blob_of, ready_host
 from fakes.sshd import Sshd, SshUser
 from stillroom.remote.host import MachineError, UnreachableError
-from stillroom.remote.records import Order
+from stillroom.remote.records import JobSpec
 from stillroom.remote.ssh.host import ChannelHost, SshHost
 
 MB = 1 << 20
@@ -35,8 +35,8 @@ def host_of(user: SshUser, **fields: object) -> SshHost:
     return SshHost(user.machine(python=sys.executable, **fields))
 
 
-def order_for(host: SshHost, **fields: object) -> Order:
-    return Order(machine=host.machine, files=[], home_paths=[], **fields)
+def order_for(host: SshHost, **fields: object) -> JobSpec:
+    return JobSpec(machine=host.machine, files=[], home_paths=[], **fields)
 
 
 @pytest.fixture

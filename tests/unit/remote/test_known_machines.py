@@ -8,7 +8,7 @@ from stillroom.files import write_json
 from stillroom.lineage import now
 from stillroom.remote.known_machines import hardware_of, recall, remember
 from stillroom.remote.machines import find_machine
-from stillroom.remote.records import View
+from stillroom.remote.records import RemoteView
 from stillroom.train.config.file import load_config
 from stillroom.types import RunStatus
 
@@ -79,7 +79,7 @@ def test_the_rate_is_that_of_the_last_run_of_the_same_training_there(tmp_path):
     def ran(machine, rate, status=RunStatus.SUCCEEDED, **model):
         run = add_remote_run(
             workspace,
-            View(where=machine.name, phase="over", last_contact=now()),
+            RemoteView(where=machine.name, phase="over", last_contact=now()),
             machine=machine,
             status=status,
             metrics={"tokens_per_s": rate},
@@ -111,7 +111,7 @@ def test_the_price_of_a_rented_machine_is_what_its_last_run_there_paid(tmp_path)
     assert hardware_of(workspace, sky).price_per_hour is None
 
     for hour, usd in ((1, 9.0), (2, 1.5)):
-        view = View(
+        view = RemoteView(
             where="sky",
             phase="over",
             last_contact=f"2026-11-23T0{hour}:00:00Z",

@@ -11,7 +11,7 @@ from stillroom.remote.host import UnreachableError
 from stillroom.remote.machine_list import ListMachines, ask_all, list_machines
 from stillroom.remote.machines import find_machine
 from stillroom.remote.providers.provision_log import ProvisionLog
-from stillroom.remote.records import MachineFacts, View
+from stillroom.remote.records import MachineFacts, RemoteView
 from stillroom.settings import Workspace
 
 TWO = """
@@ -59,9 +59,9 @@ def test_a_faulty_machines_yml_is_an_error_with_its_line(tmp_path, provision_log
 
 def test_a_run_shows_where_it_stands_and_what_its_machine_costs(tmp_path, provision_log):
     workspace = name_machines(tmp_path, TWO)
-    view = View(where="gpu-box", phase="running", last_contact=now(), machine_usd=0.75)
+    view = RemoteView(where="gpu-box", phase="running", last_contact=now(), machine_usd=0.75)
     run = add_remote_run(workspace, view)
-    add_remote_run(workspace, View(where="gpu-box", phase="over", machine_usd=1.25))
+    add_remote_run(workspace, RemoteView(where="gpu-box", phase="over", machine_usd=1.25))
 
     box = listed(workspace, provision_log).machines[0]
 
@@ -83,7 +83,9 @@ def test_a_run_that_waits_costs_nothing_yet(tmp_path, provision_log):
 
 def test_a_problem_of_a_run_is_that_of_its_machine(tmp_path, provision_log):
     workspace = name_machines(tmp_path, TWO)
-    add_remote_run(workspace, View(where="gpu-box", phase="running", problem="no route (wait)"))
+    add_remote_run(
+        workspace, RemoteView(where="gpu-box", phase="running", problem="no route (wait)")
+    )
 
     silent = listed(workspace, provision_log).machines[0]
 
@@ -141,7 +143,7 @@ def test_a_machine_that_never_answers_is_not_waited_for(tmp_path):
 def test_what_is_up_without_a_run_costs_and_says_how_to_put_it_down(tmp_path, provision_log):
     workspace = name_machines(tmp_path, TWO)
     sky = find_machine(workspace, "sky")
-    run = add_remote_run(workspace, View(where="sky", phase="running"), machine=sky)
+    run = add_remote_run(workspace, RemoteView(where="sky", phase="running"), machine=sky)
     with provision_log.holding("stillroom-sky") as held:
         held.add(sky, "stillroom-sky", run.path)
         held.update(request_id=None, price_per_hour=3.2)

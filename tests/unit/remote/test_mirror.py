@@ -15,14 +15,14 @@ from stillroom.remote.follower.record import FollowRecord, read_record
 from stillroom.remote.follower.sending import note_outputs
 from stillroom.remote.host import MachineError, UnreachableError
 from stillroom.remote.records import (
-    FileThere,
-    Growth,
-    HomePath,
+    AppendedLines,
+    JobSpec,
     Machine,
-    Order,
+    PathMapping,
     PlacedFile,
+    RemoteFile,
+    RemoteState,
     SshAddress,
-    StateThere,
 )
 from stillroom.run_folder import RunFailure, RunFolder, RunRequest, RunState
 from stillroom.types import RunKind, RunStatus
@@ -48,24 +48,24 @@ def state(status: RunStatus, **fields: object) -> RunState:
     return RunState(run_id=RUN, kind=RunKind.SFT, status=status, **fields)
 
 
-def order(*outputs: str) -> Order:
-    return Order(
+def spec(*outputs: str) -> JobSpec:
+    return JobSpec(
         machine=Machine(name="box", ssh=SshAddress(host="box")),
         files=[],
-        home_paths=[HomePath(home="/data/rows.jsonl", place="outside/0/rows.jsonl")],
+        home_paths=[PathMapping(home="/data/rows.jsonl", place="outside/0/rows.jsonl")],
         outputs=list(outputs),
     )
 
 
 def mirror_of(folder: RunFolder, *outputs: str) -> Mirror:
     root = Path(folder.read_request().workspace)
-    return Mirror(folder, order(*outputs), root, read_record(folder))
+    return Mirror(folder, spec(*outputs), root, read_record(folder))
 
 
-def there(state: RunState, **changes: object) -> StateThere:
+def there(state: RunState, **changes: object) -> RemoteState:
     import time
 
-    news = StateThere(
+    news = RemoteState(
         run_json=msgspec.json.encode(state), elapsed_s=1.0, root=ROOT_THERE, clock=time.time()
     )
     return msgspec.structs.replace(news, **changes)
@@ -109,29 +109,29 @@ def test_a_growing_file_is_written_once_although_followers_are_killed(folder: Ru
     mirror = mirror_of(folder)
     mirror.take_state(there(state(RunStatus.RUNNING)))
     first = f"at {ROOT_THERE}/workspace/x\n".encode()
-    mirror.take_growth(Growth(path=LOG, offset=0, data=first))
+    mirror.take_growth(AppendedLines(path=LOG, offset=0, data=first))
     # Killed after the bytes were written, and before that was noted.
     with folder.log.open("ab") as stream:
         stream.write(b"secon")
     later = mirror_of(folder)
     assert later.seen == {LOG: len(first)}
-    later.take_growth(Growth(path=LOG, offset=len(first), data=b"second\n"))
+    later.take_growth(AppendedLines(path=LOG, offset=len(first), data=b"second\n"))
     workspace = folder.read_request().workspace
     assert folder.log.read_text() == f"at {workspace}/x\nsecond\n"
     with pytest.raises(OutOfStepError):
-        later.take_growth(Growth(path=LOG, offset=3, data=b"?\n"))
+        later.take_growth(AppendedLines(path=LOG, offset=3, data=b"?\n"))
     # A log that was cut anew there begins anew here.
-    later.take_growth(Growth(path=LOG, offset=0, data=b""))
-    later.take_growth(Growth(path=LOG, offset=0, data=b"anew\n"))
+    later.take_growth(AppendedLines(path=LOG, offset=0, data=b""))
+    later.take_growth(AppendedLines(path=LOG, offset=0, data=b"anew\n"))
     assert folder.log.read_text() == "anew\n"
 
 
 def test_a_growing_file_that_was_cut_here_is_asked_for_anew(folder: RunFolder) -> None:
     mirror = mirror_of(folder)
-    mirror.take_growth(Growth(path=EVENTS, offset=0, data=b'{"a": 1}\n'))
+    mirror.take_growth(AppendedLines(path=EVENTS, offset=0, data=b'{"a": 1}\n'))
     folder.events.write_bytes(b"")
     with pytest.raises(OutOfStepError):
-        mirror.take_growth(Growth(path=EVENTS, offset=9, data=b'{"a": 2}\n'))
+        mirror.take_growth(AppendedLines(path=EVENTS, offset=9, data=b'{"a": 2}\n'))
     assert mirror.seen == {}
 
 
@@ -139,11 +139,11 @@ def test_a_growing_file_that_was_cut_here_is_asked_for_anew(folder: RunFolder) -
 def test_rows_that_somebody_changed_here_are_left_alone(folder: RunFolder, edit: bytes) -> None:
     rows = Path(folder.read_request().workspace) / "out.jsonl"
     mirror = mirror_of(folder, "out.jsonl")
-    mirror.take_growth(Growth(path="out.jsonl", offset=0, data=b"row 1\n"))
+    mirror.take_growth(AppendedLines(path="out.jsonl", offset=0, data=b"row 1\n"))
     assert rows.read_bytes() == b"row 1\n"
     rows.write_bytes(edit)
-    mirror.take_growth(Growth(path="out.jsonl", offset=6, data=b"row 2\n"))
-    mirror.take_growth(Growth(path="out.jsonl", offset=12, data=b"row 3\n"))
+    mirror.take_growth(AppendedLines(path="out.jsonl", offset=6, data=b"row 2\n"))
+    mirror.take_growth(AppendedLines(path="out.jsonl", offset=12, data=b"row 3\n"))
     assert rows.read_bytes() == edit
 
 
@@ -155,7 +155,7 @@ def test_a_machine_writes_nothing_here_but_its_run_and_its_outputs(
 ) -> None:
     root = Path(folder.read_request().workspace)
     before = sorted(root.rglob("*"))
-    mirror_of(folder, "out.jsonl").take_growth(Growth(path=path, offset=0, data=b"x\n"))
+    mirror_of(folder, "out.jsonl").take_growth(AppendedLines(path=path, offset=0, data=b"x\n"))
     bring(folder, {path: b"x"}, outputs=["out.jsonl"])
     assert [p for p in sorted(root.rglob("*")) if p.name != "remote_files.json"] == before
 
@@ -178,9 +178,9 @@ class Source:
             self.sent += len(block)
             yield block
 
-    def list(self) -> list[FileThere]:
+    def list(self) -> list[RemoteFile]:
         return [
-            FileThere(path=path, sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
+            RemoteFile(path=path, sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
             for path, data in self.files.items()
         ]
 
@@ -320,8 +320,8 @@ def test_a_journal_that_the_run_has_deleted_is_deleted_here(folder: RunFolder) -
     root = Path(folder.read_request().workspace)
     mirror = mirror_of(folder, "out.jsonl")
     (root / ".out.jsonl").mkdir()
-    mirror.take_growth(Growth(path=".out.jsonl/journal.jsonl", offset=0, data=b"{}\n"))
-    mirror.take_growth(Growth(path="out.jsonl", offset=0, data=b"{}\n"))
+    mirror.take_growth(AppendedLines(path=".out.jsonl/journal.jsonl", offset=0, data=b"{}\n"))
+    mirror.take_growth(AppendedLines(path="out.jsonl", offset=0, data=b"{}\n"))
     bring(folder, {"out.jsonl": b"{}\n"}, outputs=["out.jsonl"], is_last=False)
     assert (root / ".out.jsonl/journal.jsonl").exists()
     bring(folder, {"out.jsonl": b"{}\n"}, outputs=["out.jsonl"])
@@ -361,7 +361,7 @@ def test_what_was_sent_grows_from_where_it_is(folder: RunFolder) -> None:
     (root / "out.jsonl").write_bytes(b"row 1\n")
     record = FollowRecord()
     note_outputs(record, root, ["out.jsonl"], [PlacedFile(place="workspace/out.jsonl", sha256="0")])
-    mirror = Mirror(folder, order("out.jsonl"), root, record)
+    mirror = Mirror(folder, spec("out.jsonl"), root, record)
     assert mirror.seen == {"out.jsonl": 6}
-    mirror.take_growth(Growth(path="out.jsonl", offset=6, data=b"row 2\n"))
+    mirror.take_growth(AppendedLines(path="out.jsonl", offset=6, data=b"row 2\n"))
     assert (root / "out.jsonl").read_bytes() == b"row 1\nrow 2\n"

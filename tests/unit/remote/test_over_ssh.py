@@ -91,7 +91,7 @@ def commands_with_token(user: SshUser) -> list[str]:
     return [
         " ".join(process.cmdline())
         for process in processes_there(user)
-        if "stillroom.remote.there" in process.cmdline() and TOKEN in process.environ().values()
+        if "stillroom.remote.agent" in process.cmdline() and TOKEN in process.environ().values()
     ]
 
 

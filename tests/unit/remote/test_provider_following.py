@@ -14,11 +14,11 @@ from stillroom.remote.follower.record import read_record
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
 from stillroom.remote.records import (
     HfJobsFlavor,
+    JobSpec,
     Machine,
     MachineFacts,
-    Order,
+    RemoteView,
     SkyPilotCluster,
-    View,
 )
 from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RunFolder
 from stillroom.settings import Workspace
@@ -43,7 +43,7 @@ class Host:
     def facts(self) -> MachineFacts:
         return MachineFacts(system="Linux")
 
-    def prepare(self, order: Order, say: Callable[[str], None]) -> None:
+    def prepare(self, spec: JobSpec, say: Callable[[str], None]) -> None:
         self._do("prepare")
 
     def missing(self, blobs: Any) -> dict[str, int]:
@@ -69,13 +69,13 @@ class Host:
 
 
 def follow(run: RunFolder, host: Host) -> None:
-    order = read_json(run.path / REMOTE_FILE, Order)
-    Follower(run, order, host, {}).run()
+    spec = read_json(run.path / REMOTE_FILE, JobSpec)
+    Follower(run, spec, host, {}).run()
 
 
 @pytest.fixture
 def ended(tmp_path: Path) -> RunFolder:
-    view = View(where="sky", phase="bringing_back", has_started=True)
+    view = RemoteView(where="sky", phase="bringing_back", has_started=True)
     return add_remote_run(Workspace(tmp_path), view, machine=SKY, status=RunStatus.SUCCEEDED)
 
 
@@ -149,7 +149,7 @@ def test_a_job_costs_nothing_before_its_run_is_started(tmp_path):
     run = add_remote_run(Workspace(tmp_path), None, machine=machine, status=RunStatus.STARTING)
     follow(run, Host(start=[MachineGoneError("no credit", "pay")]))
     assert read_record(run).used_since is None
-    assert read_json(run.path / VIEW_FILE, View).machine_usd == 0
+    assert read_json(run.path / VIEW_FILE, RemoteView).machine_usd == 0
 
 
 def test_a_cluster_costs_from_the_moment_it_is_asked_for(new):

@@ -102,9 +102,9 @@ def test_a_run_on_a_cluster_comes_back_and_the_cluster_goes_down(
 ) -> None:
     elsewhere, cloud = Elsewhere(tmp_path), ScriptedCloud()
     elsewhere.open()
-    run, order = elsewhere.order(SKY)
+    run, spec = elsewhere.spec(SKY)
     host = cluster_host(elsewhere, cloud, run, warm_program)
-    Follower(run, order, host, {}).run()
+    Follower(run, spec, host, {}).run()
     ended = elsewhere.report(run)
     assert ended.status == "succeeded", ended.error
     assert [row["reward"] for row in read_rows(elsewhere.home / "scored.jsonl")] == [0.0, 0.1]
@@ -117,10 +117,10 @@ def test_a_run_on_a_cluster_comes_back_and_the_cluster_goes_down(
 
 def test_a_spot_machine_that_is_taken_back_leaves_its_checkpoints_here(tmp_path: Path) -> None:
     elsewhere, cloud = Elsewhere(tmp_path), ScriptedCloud()
-    run, order = elsewhere.order(SKY)
+    run, spec = elsewhere.spec(SKY)
     # With its machine all that talks goes, which a warm program would outlive.
     host = cluster_host(elsewhere, cloud, run, Path(sys.executable))
-    following = threading.Thread(target=Follower(run, order, host, {}).run, daemon=True)
+    following = threading.Thread(target=Follower(run, spec, host, {}).run, daemon=True)
     following.start()
     checkpoint = run.path / "checkpoints" / "step_000000" / "model.safetensors"
     wait_until(checkpoint.exists, timeout_s=60)
@@ -144,17 +144,17 @@ def test_a_run_in_a_job_leaves_here_what_a_run_here_leaves(
     elsewhere = Elsewhere(tmp_path)
     elsewhere.open()
     service = Service(elsewhere.there, warm_program)
-    run, order = elsewhere.order(Machine(name="hf", hf_jobs=HfJobsFlavor(flavor=FLAVOR)))
+    run, spec = elsewhere.spec(Machine(name="hf", hf_jobs=HfJobsFlavor(flavor=FLAVOR)))
     provision_log = ProvisionLog(tmp_path / "state")
     host = HfJobsHost(
-        order.machine,
+        spec.machine,
         run.path,
         api=service.hub.api(),
         token="hf_own",  # noqa: S106
         provision_log=provision_log,
         pause=service.pause,
     )
-    Follower(run, order, host, {"KEY": SECRET}, sleep=lambda seconds: time.sleep(0.01)).run()
+    Follower(run, spec, host, {"KEY": SECRET}, sleep=lambda seconds: time.sleep(0.01)).run()
     service.join_threads()
 
     ended = elsewhere.report(run)

@@ -18,21 +18,21 @@ from stillroom.api.placement import (
     packed,
     placed,
     with_budget_left,
-    with_order,
+    with_spec,
 )
 from stillroom.errors import EngineError, InputError, RunError
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.export.request import ExportModel, plan_export
 from stillroom.files import write_json
 from stillroom.outputs import OutputHeldError
-from stillroom.remote.package.needs import (
+from stillroom.remote.bundle.needs import (
     Needs,
     needs_of_export,
     needs_of_generation,
     needs_of_training,
 )
-from stillroom.remote.package.refusals import refuse_config, refuse_needs
-from stillroom.remote.records import View
+from stillroom.remote.bundle.refusals import refuse_config, refuse_needs
+from stillroom.remote.records import RemoteView
 from stillroom.rollout.plan import plan_generation
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.run_folder import NewRun, create_run
@@ -179,8 +179,8 @@ def test_what_a_run_lacks_here_is_no_reason_not_to_do_it_elsewhere(workspace, ti
 
 def test_an_output_that_is_written_elsewhere_is_not_written_here_too(workspace):
     plan = plan_generation(workspace, generate(model="teacher", provider="demo"))
-    order = packed(workspace, box(workspace), lambda: needs_of_generation(plan))
-    run = create_run(workspace, RunKind.ROLLOUTS, {}, with_order(NewRun(), order))
+    spec = packed(workspace, box(workspace), lambda: needs_of_generation(plan))
+    run = create_run(workspace, RunKind.ROLLOUTS, {}, with_spec(NewRun(), spec))
     with pytest.raises(OutputHeldError, match=f"is being written by {run.run_id} on box"):
         check_not_written_elsewhere(workspace, plan.output)
     check_not_written_elsewhere(workspace, workspace.root / "other.jsonl")
@@ -192,22 +192,22 @@ def test_an_export_elsewhere_goes_to_a_new_folder(workspace, tiny_models):
     (workspace.root / "out").mkdir()
     request = ExportModel(model="run-1", output="out", where="box")
     plan = plan_export(workspace, request)
-    order = packed(workspace, box(workspace), lambda: needs_of_export(request, plan))
-    assert order is not None
-    assert order.order.outputs == ["out"]
+    spec = packed(workspace, box(workspace), lambda: needs_of_export(request, plan))
+    assert spec is not None
+    assert spec.spec.outputs == ["out"]
     (workspace.root / "out" / "config.json").touch()
     with pytest.raises(InputError, match="holds an earlier export"):
         packed(workspace, box(workspace), lambda: needs_of_export(request, plan))
 
 
 def test_a_run_that_may_go_on_elsewhere_is_resumed_only_once_it_was_asked_to_stop(workspace):
-    order = packed(workspace, box(workspace), Needs)
-    run = create_run(workspace, RunKind.SFT, {}, with_order(NewRun(), order))
+    spec = packed(workspace, box(workspace), Needs)
+    run = create_run(workspace, RunKind.SFT, {}, with_spec(NewRun(), spec))
     with pytest.raises(RunError, match=r"has not ended on box.*would go on twice"):
         check_not_going_on_elsewhere(workspace, run.run_id)
     run.ask_to_cancel()
     check_not_going_on_elsewhere(workspace, run.run_id)
-    ended = create_run(workspace, RunKind.SFT, {}, with_order(NewRun(), order))
+    ended = create_run(workspace, RunKind.SFT, {}, with_spec(NewRun(), spec))
     state = msgspec.structs.replace(ended.read(), status=RunStatus.INTERRUPTED)
     ended.write(state)
     check_not_going_on_elsewhere(workspace, ended.run_id)
@@ -216,7 +216,7 @@ def test_a_run_that_may_go_on_elsewhere_is_resumed_only_once_it_was_asked_to_sto
 
 
 def test_a_training_that_goes_on_keeps_what_is_left_of_its_budget(workspace):
-    over = View(where="box", phase="over", machine_usd=0.4)
+    over = RemoteView(where="box", phase="over", machine_usd=0.4)
     first = add_remote_run(workspace, over, status=RunStatus.CANCELLED, budget_usd=1.0)
     # A run here in between costs nothing and has no budget of its own.
     here = create_run(workspace, RunKind.SFT, {"resume": first.run_id}).run_id
@@ -243,7 +243,7 @@ def test_runs_whose_requests_name_one_another_in_a_circle_have_an_end(workspace)
 
 @pytest.mark.parametrize("spent_usd", [0.98, 1.02])
 def test_a_training_whose_budget_is_spent_goes_on_only_with_another(workspace, spent_usd):
-    over = View(where="box", phase="over", machine_usd=spent_usd)
+    over = RemoteView(where="box", phase="over", machine_usd=spent_usd)
     spent = add_remote_run(workspace, over, status=RunStatus.INTERRUPTED, budget_usd=1.0)
     with pytest.raises(InputError, match=r"of the budget of \$1, .* too little"):
         with_budget_left(workspace, StartTraining(resume=spent.run_id), box(workspace))
@@ -273,9 +273,9 @@ def test_a_teacher_on_this_machine_is_refused_before_its_key_is_looked_at(worksp
 
 
 def test_a_run_without_a_budget_says_what_it_may_cost(workspace):
-    order = packed(workspace, box(workspace), Needs)
-    assert order is not None
-    [note] = order.notes
+    spec = packed(workspace, box(workspace), Needs)
+    assert spec is not None
+    [note] = spec.notes
     assert note.startswith(
         "no budget: box may cost $48.00 for this run: it is stopped by max_hours (24)"
     )

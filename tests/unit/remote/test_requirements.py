@@ -6,7 +6,7 @@ from packaging.requirements import Requirement
 from stillroom.remote.ssh.requirements import (
     PackagesToInstall,
     canonical,
-    home_packages,
+    local_packages,
     own_requirements,
     packages_to_install,
 )
@@ -78,7 +78,7 @@ def test_conditions_are_those_of_the_machine(marks, expected):
 
 def test_an_extra_brings_its_packages_and_the_extras_that_it_names():
     def names(*extras: str, packages: tuple[str, ...] = ()) -> set[str]:
-        return {each.name for each in own_requirements(home_packages(), extras, packages)}
+        return {each.name for each in own_requirements(local_packages(), extras, packages)}
 
     assert "msgspec" in names()
     assert "torch" not in names()

@@ -10,15 +10,15 @@ from fakes.dashboards import client_of
 from fakes.machines import add_remote_run, followed, name_machines
 from stillroom import api
 from stillroom.evaluate.costs import spent_on_runs
-from stillroom.remote.records import View
+from stillroom.remote.records import RemoteView
 from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RunFailure, read_elsewhere
 from stillroom.settings import Workspace
 from stillroom.types import RunStatus
 from stillroom_mcp.next_steps import after_cancel_run, after_run
 
 SEEN = "2026-11-23T03:04:05+00:00"
-RUNNING = View(where="gpu-box", phase="running", last_contact=SEEN, machine_usd=1.5)
-SILENT = View(where="gpu-box", phase="running", last_contact=SEEN, problem="no route to host")
+RUNNING = RemoteView(where="gpu-box", phase="running", last_contact=SEEN, machine_usd=1.5)
+SILENT = RemoteView(where="gpu-box", phase="running", last_contact=SEEN, problem="no route to host")
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_run_that_cannot_be_told_to_stop_may_go_on_elsewhere_at_once(workspace
 
 
 def test_a_run_that_ended_early_there_goes_on_there_or_elsewhere(workspace) -> None:
-    view = View(where="gpu-box", phase="over", last_contact=SEEN)
+    view = RemoteView(where="gpu-box", phase="over", last_contact=SEEN)
     folder = add_remote_run(workspace, view, status=RunStatus.CANCELLED)
     with followed(folder):
         step = after_run(None, api.get_run(workspace, api.GetRun(run_id=folder.run_id)))
@@ -86,7 +86,7 @@ def test_a_run_that_ended_early_there_goes_on_there_or_elsewhere(workspace) -> N
 
 
 def test_a_run_that_stopped_at_its_budget_goes_on_where_it_was(workspace) -> None:
-    view = View(where="gpu-box", phase="over", last_contact=SEEN)
+    view = RemoteView(where="gpu-box", phase="over", last_contact=SEEN)
     folder = add_remote_run(workspace, view, status=RunStatus.CANCELLED)
     fix = f"raise that limit; then start_training(resume={folder.run_id}) resumes at step_000001"
     error = RunFailure(problem="its budget of $1 is spent", fix=fix)
@@ -115,7 +115,7 @@ def test_a_run_here_is_nowhere_else(workspace) -> None:
 
 def test_what_a_machine_elsewhere_has_cost_is_spent_and_no_time_of_this_one(workspace) -> None:
     times = {"started_at": "2026-11-23T01:00:00Z", "ended_at": "2026-11-23T03:00:00Z"}
-    done = View(where="gpu-box", phase="over", machine_usd=1.5)
+    done = RemoteView(where="gpu-box", phase="over", machine_usd=1.5)
     add_remote_run(workspace, done, status=RunStatus.SUCCEEDED, **times)
 
     spent = spent_on_runs(workspace)
@@ -155,7 +155,7 @@ def test_the_pages_say_where_a_run_is_what_it_costs_and_why_it_is_not_seen(works
 
 
 def test_the_report_says_where_a_run_was_done_and_adds_its_machine_up(workspace) -> None:
-    view = View(where="gpu-box", phase="over", machine_usd=1.5)
+    view = RemoteView(where="gpu-box", phase="over", machine_usd=1.5)
     failure = RunFailure(problem="it broke", fix="-")
     folder = add_remote_run(workspace, view, status=RunStatus.FAILED, error=failure)
     with followed(folder):

@@ -22,7 +22,14 @@ from stillroom.remote.providers.provision_log import ProvisionLog
 from stillroom.remote.providers.sky_calls import SkyCalls
 from stillroom.remote.providers.sky_process import SkyProcess
 from stillroom.remote.providers.skypilot import SkyPilotHost
-from stillroom.remote.records import Machine, Pulse, SkyPilotCluster, SshAddress, StartThere, View
+from stillroom.remote.records import (
+    Heartbeat,
+    LaunchRequest,
+    Machine,
+    RemoteView,
+    SkyPilotCluster,
+    SshAddress,
+)
 from stillroom.run_folder import VIEW_FILE
 
 MACHINE = Machine(
@@ -38,14 +45,14 @@ class Reached:
         self._address, self._cloud, self._moments = address, cloud, moments
         self.started: list[str] = []
 
-    def start(self, run: StartThere) -> None:
+    def start(self, run: LaunchRequest) -> None:
         self._answer()
         with self._moments.around():
             self.started.append(run.run_id)
 
-    def follow(self, run_id: str, seen: Any) -> Iterator[Pulse]:
+    def follow(self, run_id: str, seen: Any) -> Iterator[Heartbeat]:
         self._answer()
-        yield Pulse()
+        yield Heartbeat()
 
     def close(self) -> None: ...
 
@@ -90,14 +97,14 @@ class Life:
         host.close()
 
 
-def start_of(run: Path) -> StartThere:
-    return StartThere(
+def start_of(run: Path) -> LaunchRequest:
+    return LaunchRequest(
         run_id=run.name, files=[], home_paths=[], home_root="/", request=b"", max_hours=1
     )
 
 
 def say(run: Path, phase: Any) -> None:
-    write_json(run / VIEW_FILE, View(where="sky-h100", phase=phase))
+    write_json(run / VIEW_FILE, RemoteView(where="sky-h100", phase=phase))
 
 
 @pytest.fixture

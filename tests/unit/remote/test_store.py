@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from fakes.hosts import blob_of, local_host
+from stillroom.remote.agent.folders import AgentFolder
+from stillroom.remote.agent.room import make_room, note_use
+from stillroom.remote.agent.store import keep_file, place_file
 from stillroom.remote.host import MachineError
 from stillroom.remote.ssh.host import ChannelHost
-from stillroom.remote.there.place import There
-from stillroom.remote.there.room import make_room, note_use
-from stillroom.remote.there.store import keep_file, place_file
 
 MB = 1 << 20
 
@@ -129,7 +129,7 @@ def test_what_programs_edit_in_place_is_copied_and_weights_are_not(tmp_path, the
     weights = file_of(tmp_path, "model.safetensors", b"w" * MB)
     database = file_of(tmp_path, "shop.db", b"d" * MB)
     send_all(host, weights, database)
-    here = There(there, None)
+    here = AgentFolder(there, None)
     run = there / "runs" / "r1"
 
     for path in (weights, database):
@@ -146,7 +146,7 @@ def test_an_output_that_a_later_run_reads_is_not_sent(tmp_path, there, host):
     made.parent.mkdir(parents=True)
     made.write_bytes(b"w" * MB)
 
-    keep_file(There(there, None), made, blob_of(made).sha256)
+    keep_file(AgentFolder(there, None), made, blob_of(made).sha256)
 
     assert host.missing([blob_of(made)]) == {}
 
@@ -165,8 +165,8 @@ def test_what_no_run_uses_makes_room_the_longest_unused_first(tmp_path):
     assert deleted(1 << 60, days=0.5) == []  # It may be on its way to a run.
     assert deleted(10, days=3) == []
     note_use(store / "b")
-    order = sorted(("a", "b"), key=lambda name: (store / name).stat().st_ctime)
-    assert deleted(1 << 60, days=3) == order
+    spec = sorted(("a", "b"), key=lambda name: (store / name).stat().st_ctime)
+    assert deleted(1 << 60, days=3) == spec
     assert sorted(path.name for path in store.iterdir()) == ["kept", "used"]
 
 
@@ -192,7 +192,7 @@ def test_noting_a_use_leaves_the_time_of_change(tmp_path):
 
 def test_a_command_there_starts_without_large_libraries():
     program = (
-        "import sys, stillroom.remote.there.__main__, stillroom.remote.there.store\n"
+        "import sys, stillroom.remote.agent.__main__, stillroom.remote.agent.store\n"
         "print({'pydantic', 'psutil', 'yaml', 'torch'} & set(sys.modules))"
     )
     done = subprocess.run(

@@ -19,7 +19,7 @@ from stillroom.api import EvaluateModel, ExportModel
 from stillroom.files import read_json
 from stillroom.jobs import remote_runs
 from stillroom.outputs import OutputHeldError
-from stillroom.remote.records import Order
+from stillroom.remote.records import JobSpec
 from stillroom.run_folder import REMOTE_FILE, RunFolder
 from stillroom.types import RunKind
 
@@ -182,13 +182,13 @@ def test_several_models_are_trained_elsewhere_one_after_another(
     report = api.start_training(workspace, api.StartTraining(where="box", overrides=(override,)))
     assert len(report.then) == 2
     runs = [RunFolder(workspace.runs / run_id) for run_id in (report.run_id, *report.then)]
-    orders = [read_json(run.path / REMOTE_FILE, Order) for run in runs]
-    assert [order.start_after for order in orders] == [
+    specs = [read_json(run.path / REMOTE_FILE, JobSpec) for run in runs]
+    assert [spec.start_after for spec in specs] == [
         [],
         [report.run_id],
         [report.run_id, report.then[0]],
     ]
-    assert {order.machine.name for order in orders} == {"box"}
+    assert {spec.machine.name for spec in specs} == {"box"}
     for run in runs:
         api.cancel_run(workspace, api.CancelRun(run_id=run.run_id))
     for run in runs:

@@ -16,7 +16,7 @@ from stillroom.jobs.remote_runs import LOCK_VARIABLE
 from stillroom.remote.follower.follower import Follower
 from stillroom.remote.follower.local_run import LocalRun
 from stillroom.remote.hosts import open_host
-from stillroom.remote.records import Order
+from stillroom.remote.records import JobSpec
 from stillroom.run_folder import FOLLOWER_LOCK, REMOTE_FILE, RunFolder
 from stillroom.types import RunStatus
 
@@ -31,13 +31,13 @@ def main() -> int:
     if os.environ.pop(LOCK_VARIABLE, None) is None and not lock.try_acquire():
         sys.stderr.write(f"{folder.run_id} has a follower already\n")
         return 2
-    order = read_json(folder.path / REMOTE_FILE, Order)
+    spec = read_json(folder.path / REMOTE_FILE, JobSpec)
     try:
-        host = open_host(order.machine, run=folder.path)
+        host = open_host(spec.machine, run=folder.path)
     except EngineError as error:
-        _refuse(LocalRun(folder, order), error)
+        _refuse(LocalRun(folder, spec), error)
         return 1
-    Follower(folder, order, host, secrets).run()
+    Follower(folder, spec, host, secrets).run()
     return 0
 
 

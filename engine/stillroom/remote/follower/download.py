@@ -17,7 +17,7 @@ from stillroom.remote.follower.record import (
     read_downloaded,
     write_downloaded,
 )
-from stillroom.remote.records import FileThere
+from stillroom.remote.records import RemoteFile
 from stillroom.remote.run_files import is_of_run_folder, is_output, unit_of
 from stillroom.run_folder import RunFolder, fixed_inputs
 
@@ -55,7 +55,7 @@ class Download:
         """The outputs whose places somebody else has taken; they lie in `brought_back/`."""
 
     def take(
-        self, files: Sequence[FileThere], *, is_last: bool, is_stopped: Callable[[], bool]
+        self, files: Sequence[RemoteFile], *, is_last: bool, is_stopped: Callable[[], bool]
     ) -> None:
         """Brings back what is not here yet.
 
@@ -75,7 +75,7 @@ class Download:
         self._prune({file.path for file in allowed}, is_last=is_last)
         self.taken = sorted({file.path for file in allowed if not self._is_in_place(file)})
 
-    def bytes_missing(self, files: Sequence[FileThere]) -> int:
+    def bytes_missing(self, files: Sequence[RemoteFile]) -> int:
         """Returns how many bytes of the files are not here yet."""
         return sum(f.num_bytes for f in files if self._may_come(f.path) and not self._is_here(f))
 
@@ -84,13 +84,13 @@ class Download:
         in_folder = is_of_run_folder(path, self._folder.run_id)
         return in_folder or is_output(path, self._outputs)
 
-    def _units(self, files: Iterable[FileThere]) -> list[tuple[str, list[FileThere]]]:
+    def _units(self, files: Iterable[RemoteFile]) -> list[tuple[str, list[RemoteFile]]]:
         """Returns what is put in place together: small files first, and the newest checkpoint.
 
         The machine may be gone before all is here.
         """
 
-        def unit(file: FileThere) -> str:
+        def unit(file: RemoteFile) -> str:
             return unit_of(file.path, self._new)
 
         units = [(name, list(group)) for name, group in groupby(sorted(files, key=unit), unit)]
@@ -98,13 +98,13 @@ class Download:
         checkpoints.sort(key=lambda each: _age(each[0]), reverse=True)
         return [each for each in units if not _is_checkpoint(each[0])] + checkpoints
 
-    def _is_here(self, file: FileThere) -> bool:
+    def _is_here(self, file: RemoteFile) -> bool:
         return self._is_in_place(file) or self._is_at(self._apart(file.path), file)
 
-    def _is_in_place(self, file: FileThere) -> bool:
+    def _is_in_place(self, file: RemoteFile) -> bool:
         return self._is_at(self._root / file.path, file)
 
-    def _is_at(self, place: Path, file: FileThere) -> bool:
+    def _is_at(self, place: Path, file: RemoteFile) -> bool:
         """Returns whether a file's verified content lies at a place."""
         if not place.is_file() or place.is_symlink() or place.stat().st_size != file.num_bytes:
             return False
@@ -118,7 +118,7 @@ class Download:
     def _apart(self, path: str) -> Path:
         return self._folder.path / APART / path
 
-    def _download_file(self, file: FileThere) -> None:
+    def _download_file(self, file: RemoteFile) -> None:
         place = self._free_place(file.path)
         staged = place.with_name(partial_name(place.name, self._folder.run_id))
         self._fetch_to(file, staged)
@@ -126,7 +126,7 @@ class Download:
             parent.rename(staged.name, place.name)
         self._note(place, file)
 
-    def _download_folder(self, unit: str, files: Sequence[FileThere]) -> None:
+    def _download_folder(self, unit: str, files: Sequence[RemoteFile]) -> None:
         place = self._free_place(unit)
         staged = place.with_name(partial_name(place.name, self._folder.run_id))
         for file in files:
@@ -145,14 +145,14 @@ class Download:
         for file in files:
             self._note(place / file.path.removeprefix(f"{unit}/"), file)
 
-    def _fetch_to(self, file: FileThere, staged: Path) -> None:
+    def _fetch_to(self, file: RemoteFile, staged: Path) -> None:
         known = self._known_copy(file)
         if known is not None and not staged.exists():
             make_folder(staged.parent)
             os.link(known, staged)
         fetch_file(file, staged, self._fetch, self._count)
 
-    def _known_copy(self, file: FileThere) -> Path | None:
+    def _known_copy(self, file: RemoteFile) -> Path | None:
         """Returns a file here with the same content: a last checkpoint is that of its step."""
         path = self._by_hash.get(file.sha256)
         if path is None:
@@ -160,7 +160,7 @@ class Download:
         place = self._root / path
         return place if place.is_file() and self._is_same(place, file) else None
 
-    def _is_same(self, place: Path, file: FileThere) -> bool:
+    def _is_same(self, place: Path, file: RemoteFile) -> bool:
         known, about = self._files.brought.get(self._name(place)), place.stat()
         return (
             known is not None
@@ -225,7 +225,7 @@ class Download:
         for path in [p for p in self._files.brought if p.startswith(f"{unit}/")]:
             del self._files.brought[path]
 
-    def _note(self, place: Path, file: FileThere) -> None:
+    def _note(self, place: Path, file: RemoteFile) -> None:
         about = place.stat()
         self._files.brought[self._name(place)] = DownloadedFile(
             sha256=file.sha256, num_bytes=file.num_bytes, changed_at=about.st_mtime_ns

@@ -6,7 +6,7 @@ from typing import Self
 
 from stillroom.remote.follower.download import Download, StoppedError
 from stillroom.remote.host import MachineError
-from stillroom.remote.records import FilesThere
+from stillroom.remote.records import RemoteFiles
 
 
 class Downloader:
@@ -15,19 +15,19 @@ class Downloader:
     def __init__(self, files: Download) -> None:
         self._files = files
         self._changed = threading.Condition()
-        self._wanted: FilesThere | None = None
-        self._done: FilesThere | None = None
+        self._wanted: RemoteFiles | None = None
+        self._done: RemoteFiles | None = None
         self._error: BaseException | None = None
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def bring(self, files: FilesThere) -> None:
+    def bring(self, files: RemoteFiles) -> None:
         """Has these files brought back; what an earlier list wanted and this one not is left."""
         with self._changed:
             self._wanted = files
             self._changed.notify()
 
-    def is_done(self, files: FilesThere) -> bool:
+    def is_done(self, files: RemoteFiles) -> bool:
         """Returns whether all of these files are here."""
         return self._done is files
 
@@ -46,7 +46,7 @@ class Downloader:
         except BaseException as error:
             self._error = error
 
-    def _take(self, wanted: FilesThere) -> None:
+    def _take(self, wanted: RemoteFiles) -> None:
         try:
             self._files.take(wanted.files, is_last=wanted.is_last, is_stopped=self._is_stopped)
         except MachineError:
@@ -54,7 +54,7 @@ class Downloader:
             if wanted.is_last:
                 raise
 
-    def _next(self) -> FilesThere | None:
+    def _next(self) -> RemoteFiles | None:
         with self._changed:
             while self._wanted is self._done and not self._is_closed:
                 self._changed.wait()  # no limit: `__exit__` notifies it

@@ -8,7 +8,7 @@ from pathlib import Path
 from stillroom.files import file_sha256
 from stillroom.places import open_real
 from stillroom.remote.host import MachineError, UnreachableError
-from stillroom.remote.records import FileThere
+from stillroom.remote.records import RemoteFile
 
 _TRIES = 3
 
@@ -17,7 +17,7 @@ Fetch = Callable[[str, int], Generator[bytes]]
 
 
 def fetch_file(
-    file: FileThere, staged: Path, fetch: Fetch, on_bytes: Callable[[int], None]
+    file: RemoteFile, staged: Path, fetch: Fetch, on_bytes: Callable[[int], None]
 ) -> None:
     """Leaves a file's verified content at `staged`, where an earlier try may have left a part.
 
@@ -35,7 +35,7 @@ def fetch_file(
     )
 
 
-def _copy(file: FileThere, staged: Path, fetch: Fetch, on_bytes: Callable[[int], None]) -> None:
+def _copy(file: RemoteFile, staged: Path, fetch: Fetch, on_bytes: Callable[[int], None]) -> None:
     handle = open_real(staged, os.O_WRONLY | os.O_CREAT)
     with os.fdopen(handle, "wb") as stream:
         offset = stream.seek(0, os.SEEK_END)

@@ -23,7 +23,7 @@ from stillroom.remote.follower.local_run import LocalRun
 from stillroom.remote.follower.mirror import Mirror, OutOfStepError
 from stillroom.remote.follower.retry import Backoff
 from stillroom.remote.host import MachineGoneError, RunHost, UnreachableError
-from stillroom.remote.records import FilesThere, Growth, News, Order, StateThere
+from stillroom.remote.records import AppendedLines, JobSpec, RemoteFiles, RemoteState, RunUpdate
 from stillroom.run_folder import RunFailure, RunFolder, RunState
 from stillroom.types import RunStatus
 
@@ -39,7 +39,7 @@ class Follower:
     def __init__(
         self,
         folder: RunFolder,
-        order: Order,
+        spec: JobSpec,
         host: RunHost,
         secrets: Mapping[str, str],
         *,
@@ -47,10 +47,10 @@ class Follower:
         clock: Callable[[], float] = time.monotonic,
         backoff: Backoff | None = None,
     ) -> None:
-        self._folder, self._order, self._host, self._sleep = folder, order, host, sleep
-        self._run = LocalRun(folder, order)
+        self._folder, self._spec, self._host, self._sleep = folder, spec, host, sleep
+        self._run = LocalRun(folder, spec)
         self._record, self._views = self._run.record, self._run.views
-        self._mirror = Mirror(folder, order, self._run.root, self._record)
+        self._mirror = Mirror(folder, spec, self._run.root, self._record)
         self._launcher = Launcher(self._run, host, secrets, sleep)
         self._backoff, self._clock = backoff or Backoff(), clock
         self._missed_since: float | None = None
@@ -123,9 +123,9 @@ class Follower:
         """Mirrors the run until it has ended there and all of it is here."""
         self._views.phase("running")
         self._sent_cancels.clear()
-        root, outputs = self._run.root, self._order.outputs
+        root, outputs = self._run.root, self._spec.outputs
         files = Download(self._folder, root, outputs, self._record, self._fetch)
-        last: FilesThere | None = None
+        last: RemoteFiles | None = None
         began = time.monotonic()
         with (
             Downloader(files) as downloader,
@@ -134,30 +134,30 @@ class Follower:
             for news in all_news:
                 self._backoff.held(time.monotonic() - began)
                 self._take(news)
-                if isinstance(news, FilesThere):
+                if isinstance(news, RemoteFiles):
                     downloader.bring(news)
                     last = news if news.is_last else None
                 downloader.raise_error()
                 self._pass_cancel()
             if last is None or self._mirror.final is None:
                 raise UnreachableError(
-                    f"{self._order.machine.name} said no more about the run", "it is asked again"
+                    f"{self._spec.machine.name} said no more about the run", "it is asked again"
                 )
             self._download_rest(downloader, files, last)
         self._finish(files, last)
 
-    def _take(self, news: News) -> None:
+    def _take(self, news: RunUpdate) -> None:
         self._missed_since = None
-        if isinstance(news, StateThere):
+        if isinstance(news, RemoteState):
             self._views.contact(elapsed_s=news.elapsed_s)
             self._confirm_start(news)
             self._mirror.take_state(news)
             return
         self._views.contact()
-        if isinstance(news, Growth):
+        if isinstance(news, AppendedLines):
             self._mirror.take_growth(news)
 
-    def _confirm_start(self, news: StateThere) -> None:
+    def _confirm_start(self, news: RemoteState) -> None:
         """Notes that the run is there, although the answer to the start was lost."""
         record = self._record
         if not record.is_started:
@@ -167,20 +167,20 @@ class Follower:
     def _fetch(self, path: str, offset: int) -> Generator[bytes]:
         return self._host.fetch(self._folder.run_id, path, offset)
 
-    def _download_rest(self, downloader: Downloader, files: Download, last: FilesThere) -> None:
+    def _download_rest(self, downloader: Downloader, files: Download, last: RemoteFiles) -> None:
         """Waits until all files are here."""
         self._views.phase("bringing_back")
         before = files.num_bytes
         while not downloader.is_done(last):
             downloader.raise_error()
             done, total = round(files.num_bytes / _MB), round(files.num_wanted / _MB)
-            phase = f"bring back from {self._order.machine.name}"
+            phase = f"bring back from {self._spec.machine.name}"
             self._run.show(phase, min(done, total), total, "MB", at_once=False)
             if files.num_bytes > before:
                 self._views.contact()
             self._sleep(_POLL_S / 10)
 
-    def _finish(self, files: Download, last: FilesThere) -> None:
+    def _finish(self, files: Download, last: RemoteFiles) -> None:
         """Writes the run's end; all that it has written is here and verified."""
         final = self._mirror.final
         if final is None or files.bytes_missing(last.files):
@@ -195,7 +195,7 @@ class Follower:
 
         A machine that costs is put down also where the run's folder cannot be removed.
         """
-        machine = self._order.machine
+        machine = self._spec.machine
         ended_at = self._folder.state_file.stat().st_mtime
         left: EngineError | None = None
         if self._views.view.has_started and not machine.keep_remote:
@@ -235,7 +235,7 @@ class Follower:
 
         One that has not answered for longer than any run may take there has ended by itself.
         """
-        machine, heard_at = self._order.machine, self._record.contact_at
+        machine, heard_at = self._spec.machine, self._record.contact_at
         silent_s = time.time() - heard_at if heard_at is not None else 0.0
         is_running = self._record.is_started and not self._run.has_ended
         if self._missed_since is None:

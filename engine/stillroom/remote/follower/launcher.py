@@ -7,12 +7,12 @@ from contextlib import suppress
 from stillroom.errors import EngineError, RunError
 from stillroom.jobs.remote_runs import read_follower_start
 from stillroom.jobs.supervise import read_run
+from stillroom.remote.bundle.contents import Contents, read_contents
 from stillroom.remote.follower.local_run import LocalRun
 from stillroom.remote.follower.record import write_record
-from stillroom.remote.follower.sending import note_outputs, start_request
+from stillroom.remote.follower.sending import launch_request, note_outputs
 from stillroom.remote.host import RunHost
 from stillroom.remote.known_machines import recall, remember
-from stillroom.remote.package.contents import Contents, read_contents
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 
@@ -53,7 +53,7 @@ class Launcher:
         run.lock_outputs()
         run.stop_if_cancelled()
         run.views.phase("bringing_up")
-        if run.order.machine.skypilot is not None:
+        if run.spec.machine.skypilot is not None:
             # A cloud bills from the moment at which it has the machine, not from our first contact.
             run.views.in_use()
         host.provision()
@@ -62,7 +62,7 @@ class Launcher:
         self._refuse_unknown_price()
         run.stop_if_cancelled()
         run.views.phase("preparing")
-        host.prepare(run.order, run.show)
+        host.prepare(run.spec, run.show)
         run.views.contact()
         self._learn_facts()
         run.stop_if_cancelled()
@@ -70,18 +70,18 @@ class Launcher:
 
     def _refuse_unknown_price(self) -> None:
         """Raises RunError if a budget cannot be kept, since nobody says what the machine costs."""
-        order = self._run.order
-        if order.budget_usd is not None and self._run.record.price_per_hour is None:
+        spec = self._run.spec
+        if spec.budget_usd is not None and self._run.record.price_per_hour is None:
             raise RunError(
-                f"budget_usd counts what {order.machine.name} costs, and its provider names no "
+                f"budget_usd counts what {spec.machine.name} costs, and its provider names no "
                 "price",
-                f"write price_per_hour to the entry {order.machine.name} in {order.machine.file}, "
+                f"write price_per_hour to the entry {spec.machine.name} in {spec.machine.file}, "
                 "or leave budget_usd out",
             )
 
     def _learn_facts(self) -> None:
         """Keeps what the machine has, for plans to come, unless that is known."""
-        workspace, machine = Workspace(self._run.root), self._run.order.machine
+        workspace, machine = Workspace(self._run.root), self._run.spec.machine
         if recall(workspace, machine) is None:
             # Without them a plan is less exact, and the run none the worse.
             with suppress(EngineError, OSError):
@@ -89,7 +89,7 @@ class Launcher:
 
     def _wait_for_others(self) -> None:
         folder = self._run.folder
-        for run_id in self._run.order.start_after:
+        for run_id in self._run.spec.start_after:
             while not read_run(RunFolder(folder.path.with_name(run_id))).status.is_final:
                 self._run.stop_if_cancelled()
                 self._run.show(f"wait for {run_id}", unit="runs", at_once=False)
@@ -99,10 +99,10 @@ class Launcher:
         run = self._run
         run.views.phase("sending")
         wish = run.folder.cancel_mark
-        contents = read_contents(run.folder, run.order, is_stopped=wish.exists)
+        contents = read_contents(run.folder, run.spec, is_stopped=wish.exists)
         run.stop_if_cancelled()
         if not run.views.view.has_started:
-            note_outputs(run.record, run.root, run.order.outputs, contents.files)
+            note_outputs(run.record, run.root, run.spec.outputs, contents.files)
             write_record(run.folder, run.record)
         missing = self._host.missing(contents.blobs)
         run.views.contact()
@@ -113,7 +113,7 @@ class Launcher:
             for num_bytes in self._host.send(wanted, missing):
                 done += num_bytes
                 run.views.contact()
-                phase = f"send to {run.order.machine.name}"
+                phase = f"send to {run.spec.machine.name}"
                 run.show(phase, round(done / _MB), round(total / _MB), "MB", at_once=False)
                 run.stop_if_cancelled()
             if done - first >= _RATE_FROM_BYTES:
@@ -122,16 +122,16 @@ class Launcher:
 
     def _start(self, contents: Contents) -> None:
         run, views = self._run, self._run.views
-        used_s, spent, budget = views.used_s, views.machine_usd or 0.0, run.order.budget_usd
+        used_s, spent, budget = views.used_s, views.machine_usd or 0.0, run.spec.budget_usd
         if budget is not None and spent >= budget:
             raise RunError(
                 f"the machine has cost ${spent:.2f} before the run began, and the budget is "
                 f"${budget:g}",
                 "give a larger budget_usd; what was sent and installed stays there",
             )
-        start = start_request(
+        start = launch_request(
             run.folder,
-            run.order,
+            run.spec,
             contents,
             secrets=self._secrets,
             record=run.record,

@@ -11,7 +11,7 @@ from stillroom.lineage import now
 from stillroom.outputs import OutputLock
 from stillroom.remote.follower.record import read_record
 from stillroom.remote.follower.views import Views
-from stillroom.remote.records import Order
+from stillroom.remote.records import JobSpec
 from stillroom.run_folder import KILL_MARK, Progress, RunFailure, RunFolder
 from stillroom.types import RunStatus
 
@@ -19,13 +19,13 @@ _SHOW_EVERY_S = 1.0
 
 
 class LocalRun:
-    """What all steps of a follower share: the run's folder, its order, and what is known of it."""
+    """What all steps of a follower share: the run's folder, its spec, and what is known of it."""
 
-    def __init__(self, folder: RunFolder, order: Order) -> None:
-        self.folder, self.order = folder, order
+    def __init__(self, folder: RunFolder, spec: JobSpec) -> None:
+        self.folder, self.spec = folder, spec
         self.root = Path(folder.read_request().workspace)
         self.record = read_record(folder)
-        self.views = Views(folder, order.machine, self.record)
+        self.views = Views(folder, spec.machine, self.record)
         self._locks: list[OutputLock] = []
         self._shown_at = 0.0
 
@@ -84,7 +84,7 @@ class LocalRun:
         """
         if self._locks:
             return
-        for output in self.order.outputs:
+        for output in self.spec.outputs:
             if (self.root / output).suffix:
                 lock = OutputLock(self.root / output)
                 lock.acquire("a run elsewhere", run_id=self.folder.run_id)

@@ -11,7 +11,7 @@ from stillroom.files import write_atomic
 from stillroom.places import open_real
 from stillroom.remote.follower.record import FollowRecord, GrownFile, write_record
 from stillroom.remote.follower.texts import HomeTexts
-from stillroom.remote.records import Growth, Order, StateThere
+from stillroom.remote.records import AppendedLines, JobSpec, RemoteState
 from stillroom.remote.run_files import TEXTS, is_of_run_folder, is_output
 from stillroom.run_folder import RunFolder, RunState
 from stillroom.types import RunStatus
@@ -27,9 +27,9 @@ class OutOfStepError(Exception):
 class Mirror:
     """Writes the state and the growing files of a run; the only writer of its run.json."""
 
-    def __init__(self, folder: RunFolder, order: Order, root: Path, record: FollowRecord) -> None:
-        self._folder, self._order, self._root, self._record = folder, order, root, record
-        self._texts = HomeTexts(order, str(root), record.root) if record.root else None
+    def __init__(self, folder: RunFolder, spec: JobSpec, root: Path, record: FollowRecord) -> None:
+        self._folder, self._spec, self._root, self._record = folder, spec, root, record
+        self._texts = HomeTexts(spec, str(root), record.root) if record.root else None
         self.final: RunState | None = None
         """The run's last state, once it has ended on its machine."""
 
@@ -38,7 +38,7 @@ class Mirror:
         """The bytes of each growing file there that are here."""
         return {path: grown.there for path, grown in self._record.grown.items()}
 
-    def take_state(self, news: StateThere) -> None:
+    def take_state(self, news: RemoteState) -> None:
         """Writes the run's state; one that has ended is still `running` until all of it is here."""
         record = self._record
         ahead_s = news.clock - time.time()
@@ -46,7 +46,7 @@ class Mirror:
             record.clock_ahead_s = ahead_s
         if self._texts is None or record.root != news.root:
             record.root = news.root
-            self._texts = HomeTexts(self._order, str(self._root), news.root)
+            self._texts = HomeTexts(self._spec, str(self._root), news.root)
         record.elapsed_s = max(record.elapsed_s, news.elapsed_s)
         there = msgspec.json.decode(self._texts.home(news.run_json), type=RunState)
         state = msgspec.structs.replace(
@@ -67,12 +67,12 @@ class Mirror:
         self._folder.write(state, durable=False)
         write_record(self._folder, record)
 
-    def take_growth(self, growth: Growth) -> None:
+    def take_growth(self, growth: AppendedLines) -> None:
         """Appends to a growing file, unless somebody else has changed it here meanwhile."""
         name = self._name_in_folder(growth.path)
         is_text, record = name in TEXTS, self._record
         is_own = is_text or is_of_run_folder(growth.path, self._folder.run_id)
-        if not is_own and not is_output(growth.path, self._order.outputs):
+        if not is_own and not is_output(growth.path, self._spec.outputs):
             return  # No machine may write anything else here.
         if growth.path in record.left_alone:
             return

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from stillroom.remote.bundle.contents import Contents
 from stillroom.remote.cost import reserve_s
 from stillroom.remote.follower.download import stamp_of
 from stillroom.remote.follower.record import FollowRecord, GrownFile
-from stillroom.remote.package.contents import Contents
-from stillroom.remote.records import Order, PlacedFile, StartThere
+from stillroom.remote.records import JobSpec, LaunchRequest, PlacedFile
 from stillroom.remote.run_files import is_output
 from stillroom.run_folder import RunFolder
 
@@ -47,36 +47,36 @@ def _beside(root: Path, outputs: Sequence[str]) -> Iterator[Path]:
                 yield from other.rglob("*")
 
 
-def start_request(
+def launch_request(
     folder: RunFolder,
-    order: Order,
+    spec: JobSpec,
     contents: Contents,
     *,
     secrets: Mapping[str, str],
     record: FollowRecord,
     spent_usd: float,
-) -> StartThere:
+) -> LaunchRequest:
     """Returns what the machine is told to start."""
-    request, machine = folder.read_request(), order.machine
+    request, machine = folder.read_request(), spec.machine
     models = [blob for blob in contents.blobs if Path(blob.source).suffix in _MODEL]
-    return StartThere(
+    return LaunchRequest(
         run_id=folder.run_id,
         files=contents.files,
-        home_paths=order.home_paths,
+        home_paths=spec.home_paths,
         home_root=request.workspace,
         request=folder.request_file.read_bytes(),
         copies=_copies(folder),
         notes=list(folder.read().notes),
-        outputs=order.outputs,
+        outputs=spec.outputs,
         secrets=dict(secrets),
-        variables=order.variables,
+        variables=spec.variables,
         max_hours=machine.max_hours,
         price_per_hour=record.price_per_hour,
-        budget_usd=order.budget_usd,
+        budget_usd=spec.budget_usd,
         spent_usd=spent_usd,
         reserve_s=reserve_s(
             price_per_hour=record.price_per_hour,
-            budget_usd=order.budget_usd,
+            budget_usd=spec.budget_usd,
             model_bytes=sum(blob.num_bytes for blob in models),
             bytes_per_s=record.bytes_per_s,
         ),

@@ -1,15 +1,15 @@
 """Texts of another machine, with the paths there replaced by those here that they stand for."""
 
-from stillroom.remote.records import Order
+from stillroom.remote.records import JobSpec
 
 
 class HomeTexts:
     """Replaces the paths of a run's folder there, which hold its random id and so are unique."""
 
-    def __init__(self, order: Order, workspace: str, root: str) -> None:
+    def __init__(self, spec: JobSpec, workspace: str, root: str) -> None:
         pairs = [
             (f"{root}/{path.place}", path.home)
-            for path in order.home_paths
+            for path in spec.home_paths
             if path.home != "~" and not path.place.startswith("package:")
         ]
         pairs.append((f"{root}/workspace", workspace))

@@ -11,7 +11,7 @@ from stillroom.files import read_json, write_json
 from stillroom.lineage import now
 from stillroom.remote.cost import machine_usd
 from stillroom.remote.follower.record import FollowRecord, write_record
-from stillroom.remote.records import Machine, Phase, View
+from stillroom.remote.records import Machine, Phase, RemoteView
 from stillroom.run_folder import VIEW_FILE, RunFolder
 
 _WRITE_EVERY_S = 1.0
@@ -24,9 +24,9 @@ class Views:
     def __init__(self, folder: RunFolder, machine: Machine, record: FollowRecord) -> None:
         self._file, self._folder, self._record = folder.path / VIEW_FILE, folder, record
         self._spare = folder.path / ".spare"
-        self.view = View(where=machine.name, phase="waiting")
+        self.view = RemoteView(where=machine.name, phase="waiting")
         with suppress(FileNotFoundError, DataError):
-            self.view = read_json(self._file, View)
+            self.view = read_json(self._file, RemoteView)
         # A job begins with the run's start: until then files go to a bucket, which costs nothing.
         self._is_job = machine.hf_jobs is not None
         self._written_at = 0.0

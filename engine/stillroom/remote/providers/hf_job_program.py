@@ -33,13 +33,13 @@ from stillroom.remote.providers.job_records import (
     JobStart,
 )
 from stillroom.remote.records import (
+    AppendedLines,
     Blob,
-    FilesThere,
-    FileThere,
-    Growth,
-    News,
-    StartThere,
-    StateThere,
+    LaunchRequest,
+    RemoteFile,
+    RemoteFiles,
+    RemoteState,
+    RunUpdate,
 )
 from stillroom.remote.ssh.host import ChannelHost
 
@@ -70,11 +70,11 @@ def main() -> int:
 
 def host_in_job(packages: JobPackages) -> RunHost:
     """Returns the machine that this job has, which is reached by starting a process on it."""
-    return ChannelHost(packages.order.machine, LocalChannel(), home=packages.home)
+    return ChannelHost(packages.spec.machine, LocalChannel(), home=packages.home)
 
 
 class JobProgram:
-    """One job: takes the run's order from the bucket, has it done, and brings its news there."""
+    """One job: takes the run's spec from the bucket, has it done, and brings its news there."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class JobProgram:
         start = self._read(self._paths.start, JobStart)
         host = open_host(packages)
         try:
-            host.prepare(packages.order, _say)
+            host.prepare(packages.spec, _say)
             self._send_contents(host, start.run)
             host.start(self._within_limits(start))
             self._setup_s = time.monotonic() - self._begun
@@ -127,7 +127,7 @@ class JobProgram:
         self._trying(lambda: self._bucket.put([(self._start.encode(), self._paths.claim)]))
         return True
 
-    def _within_limits(self, start: JobStart) -> StartThere:
+    def _within_limits(self, start: JobStart) -> LaunchRequest:
         """Returns the run with what is left of its time and money, so that it stops by itself.
 
         A run that the service ends could not bring its last checkpoint to the bucket.
@@ -144,7 +144,7 @@ class JobProgram:
             spent_usd=spent_usd,
         )
 
-    def _send_contents(self, host: RunHost, run: StartThere) -> None:
+    def _send_contents(self, host: RunHost, run: LaunchRequest) -> None:
         """Puts the run's files from the bucket where the run finds them, one after another."""
         hashes = sorted({file.sha256 for file in run.files})
         sizes = self._trying(lambda: self._bucket.sizes(map(content_path, hashes)))
@@ -163,9 +163,9 @@ class JobProgram:
                     pass
                 target.unlink()
 
-    def _tell(self, host: RunHost, run: StartThere) -> None:
+    def _tell(self, host: RunHost, run: LaunchRequest) -> None:
         """Writes the run's news to the bucket until it has ended, and passes on wishes to end."""
-        heard: SimpleQueue[News | EngineError | None] = SimpleQueue()
+        heard: SimpleQueue[RunUpdate | EngineError | None] = SimpleQueue()
         Thread(target=self._listen, args=(host, heard), daemon=True).start()
         is_over = False
         while not is_over:
@@ -179,17 +179,17 @@ class JobProgram:
             if news:
                 self._post(news)
             for each in news:
-                if isinstance(each, FilesThere):
+                if isinstance(each, RemoteFiles):
                     self._forget_deleted(each, run)
 
-    def _listen(self, host: RunHost, heard: SimpleQueue[News | EngineError | None]) -> None:
+    def _listen(self, host: RunHost, heard: SimpleQueue[RunUpdate | EngineError | None]) -> None:
         seen: dict[str, int] = {}
         tries = 0
         while True:
             try:
                 for news in host.follow(self._run_id, seen):
                     tries = 0
-                    if isinstance(news, Growth):
+                    if isinstance(news, AppendedLines):
                         seen[news.path] = news.offset + len(news.data)
                     heard.put(news)
                 heard.put(None)
@@ -205,10 +205,10 @@ class JobProgram:
                 return
 
     def _gather(
-        self, heard: SimpleQueue[News | EngineError | None]
-    ) -> list[News | EngineError | None]:
+        self, heard: SimpleQueue[RunUpdate | EngineError | None]
+    ) -> list[RunUpdate | EngineError | None]:
         """Returns the news of some seconds: the hub takes only so many writes an hour."""
-        batch: list[News | EngineError | None] = []
+        batch: list[RunUpdate | EngineError | None] = []
         deadline = time.monotonic() + self._say_every_s
         while (left_s := deadline - time.monotonic()) > 0:
             try:
@@ -221,15 +221,15 @@ class JobProgram:
 
     def _kept(self, news: JobNews) -> JobNews:
         """Returns news as they are passed on; a file is in the bucket before it is named."""
-        if isinstance(news, StateThere):
+        if isinstance(news, RemoteState):
             self._root = news.root
             return msgspec.structs.replace(news, elapsed_s=news.elapsed_s + self._setup_s)
-        if not isinstance(news, FilesThere):
+        if not isinstance(news, RemoteFiles):
             return news
         there = [file for file in news.files if self._has_uploaded(file)]
-        return FilesThere(files=there, is_last=news.is_last)
+        return RemoteFiles(files=there, is_last=news.is_last)
 
-    def _has_uploaded(self, file: FileThere) -> bool:
+    def _has_uploaded(self, file: RemoteFile) -> bool:
         """Brings a file to the bucket; returns False if the run has deleted it meanwhile."""
         path, source = content_path(file.sha256), Path(self._root) / "workspace" / file.path
 
@@ -245,7 +245,7 @@ class JobProgram:
             self._uploaded.add(file.sha256)
         return file.sha256 in self._uploaded
 
-    def _forget_deleted(self, news: FilesThere, run: StartThere) -> None:
+    def _forget_deleted(self, news: RemoteFiles, run: LaunchRequest) -> None:
         """Deletes checkpoints from the bucket that the run itself has deleted."""
         keep = {file.sha256 for file in news.files} | {file.sha256 for file in run.files}
         gone = self._uploaded - keep
@@ -287,8 +287,8 @@ def _shortened(batch: list[Any]) -> Iterator[JobNews]:
     """Yields news without those states and lists of files that later ones replace."""
     last: dict[type[Any], int] = {type(news): number for number, news in enumerate(batch)}
     for number, news in enumerate(batch):
-        replaces = isinstance(news, StateThere | FilesThere) and last[type(news)] == number
-        if replaces or isinstance(news, Growth):
+        replaces = isinstance(news, RemoteState | RemoteFiles) and last[type(news)] == number
+        if replaces or isinstance(news, AppendedLines):
             yield news
 
 

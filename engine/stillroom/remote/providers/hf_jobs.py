@@ -39,20 +39,20 @@ from stillroom.remote.providers.job_records import (
 from stillroom.remote.providers.provision_log import ProvisionedMachine, ProvisionLog
 from stillroom.remote.records import (
     Blob,
-    FilesThere,
+    Heartbeat,
     HfJobsFlavor,
+    JobSpec,
+    LaunchRequest,
     Machine,
     MachineFacts,
-    News,
-    Order,
-    Pulse,
-    StartThere,
-    StateThere,
+    RemoteFiles,
+    RemoteState,
+    RunUpdate,
 )
 from stillroom.remote.ssh.code import code_archive, code_hash
 from stillroom.remote.ssh.requirements import (
-    HomePackages,
-    home_packages,
+    LocalPackages,
+    local_packages,
     own_requirements,
 )
 from stillroom.settings import Workspace
@@ -129,13 +129,13 @@ class HfJobsHost:
             gpu_memory_gb=[] if chip is None else _each(chip),
         )
 
-    def prepare(self, order: Order, say: Callable[[str], None]) -> None:
+    def prepare(self, spec: JobSpec, say: Callable[[str], None]) -> None:
         """Puts our code and what the job has to install into the bucket."""
         bucket, code = self._bucket, code_path(code_hash())
         if code not in bucket.sizes([code]):
             say(f"sending stillroom's code to {bucket.name}")
             bucket.put([(code_archive(), code)])
-        packages = JobPackages(order=order, home=home_packages())
+        packages = JobPackages(spec=spec, home=local_packages())
         bucket.put([(msgspec.msgpack.encode(packages), self._paths.packages)])
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
@@ -151,7 +151,7 @@ class HfJobsHost:
             bucket.put([(Path(blob.source), content_path(blob.sha256)) for blob in group])
             yield sum(blob.num_bytes for blob in group)
 
-    def start(self, run: StartThere) -> None:
+    def start(self, run: LaunchRequest) -> None:
         """Starts the job that does the run, unless it was started before."""
         with self._log.holding(self.name) as held:
             entry = held.add(self._machine, self.name, self._own_run)
@@ -170,16 +170,16 @@ class HfJobsHost:
                     ) from error
             held.update(request_id=job_id, price_per_hour=self.price_per_hour())
 
-    def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[News]:
+    def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[RunUpdate]:
         """Yields the run's news, which the job writes to the bucket every few seconds."""
         reader, is_over = NewsReader(self._bucket, self._own_run, seen), False
         if reader.files:
-            yield FilesThere(files=reader.files, is_last=False)
+            yield RemoteFiles(files=reader.files, is_last=False)
         while True:
             batch = reader.next()
             for news in batch or []:
                 yield self._passed_on(news)
-                if isinstance(news, FilesThere) and news.is_last:
+                if isinstance(news, RemoteFiles) and news.is_last:
                     return
             if batch is not None:
                 reader.took()
@@ -188,7 +188,7 @@ class HfJobsHost:
                 raise self._ended(run_id)
             # What the job wrote at its end is looked for once more before it counts as lost.
             is_over = self._is_over()
-            yield Pulse()
+            yield Heartbeat()
             if not is_over:
                 self._pause(_LOOK_EVERY_S)
 
@@ -254,7 +254,7 @@ class HfJobsHost:
     def _bucket(self) -> Bucket:
         return Bucket(self._api, f"{self._jobs.namespace}/{_BUCKET}")
 
-    def _start_job(self, run: StartThere) -> str:
+    def _start_job(self, run: LaunchRequest) -> str:
         price = self.price_per_hour()
         timeout_s = time_limit(self._flavor, run, price)
         sent = msgspec.structs.replace(run, secrets={}, price_per_hour=price)
@@ -274,7 +274,7 @@ class HfJobsHost:
                 SECRETS_VARIABLE: msgspec.json.encode(run.secrets).decode(),
             },
             timeout_s=timeout_s,
-            packages=_first_packages(home_packages()),
+            packages=_first_packages(local_packages()),
         )
 
     def _download(self, path: str, content: str, target: Path) -> None:
@@ -289,10 +289,10 @@ class HfJobsHost:
             return entry.request_id
         return self._jobs.find(self._own_run.name)
 
-    def _passed_on(self, news: JobNews) -> News:
+    def _passed_on(self, news: JobNews) -> RunUpdate:
         if isinstance(news, JobFailure):
             raise MachineGoneError(f"{self._machine.name}: {news.problem}", news.fix)
-        if isinstance(news, StateThere):
+        if isinstance(news, RemoteState):
             # It was said a while ago, and the service's clocks are right.
             return msgspec.structs.replace(news, clock=time.time())
         return news
@@ -347,7 +347,7 @@ def _own_api(run: Path | None) -> tuple[Any, str | None]:
     return HfApi(token=token), token
 
 
-def _first_packages(home: HomePackages) -> list[str]:
+def _first_packages(home: LocalPackages) -> list[str]:
     """Returns what the program in the job needs before it can install anything: our own base."""
     names = {requirement.name.lower() for requirement in own_requirements(home, [], [])}
     return [

@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-_PROGRAMS = (r"[s]tillroom\.remote\.there", r"[s]tillroom\.jobs\.keeper")
+_PROGRAMS = (r"[s]tillroom\.remote\.(agent|there)", r"[s]tillroom\.jobs\.keeper")
 _LOOK_EVERY_S = 15
 _PATIENCE = 20
 """The looks in a row that must find nothing. Installing and connecting again take a moment."""

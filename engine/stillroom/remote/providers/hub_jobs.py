@@ -10,7 +10,7 @@ from stillroom.remote.host import MachineError, UnreachableError
 from stillroom.remote.providers.hub_bucket import hub_errors
 from stillroom.remote.providers.job_records import BUCKET_VARIABLE, CODE_VARIABLE
 from stillroom.remote.providers.provision_log import ProvisionLog
-from stillroom.remote.records import HfJobsFlavor, StartThere
+from stillroom.remote.records import HfJobsFlavor, LaunchRequest
 
 _IMAGE = "ghcr.io/astral-sh/uv:python3.12-bookworm"
 _LABEL = "stillroom-run"
@@ -146,7 +146,7 @@ class HubJobs:
             held.forget()
 
 
-def time_limit(flavor: HfJobsFlavor, run: StartThere, price: float | None) -> float:
+def time_limit(flavor: HfJobsFlavor, run: LaunchRequest, price: float | None) -> float:
     """Returns the seconds after which the service ends the job, whatever happens to us.
 
     Raises MachineError if the budget is not enough for a job.

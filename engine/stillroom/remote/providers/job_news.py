@@ -10,7 +10,7 @@ from stillroom.errors import DataError
 from stillroom.files import read_json, write_json
 from stillroom.remote.providers.hub_bucket import Bucket, RunPaths
 from stillroom.remote.providers.job_records import JobNews, JobView
-from stillroom.remote.records import FilesThere, FileThere, Growth
+from stillroom.remote.records import AppendedLines, RemoteFile, RemoteFiles
 from stillroom.run_folder import JOB_FILE
 
 
@@ -32,7 +32,7 @@ class NewsReader:
         self._has_begun_anew = False
 
     @property
-    def files(self) -> list[FileThere]:
+    def files(self) -> list[RemoteFile]:
         """The finished files, as they were named last."""
         return self._view.files
 
@@ -52,7 +52,7 @@ class NewsReader:
             return self.next()
         fresh = [each for news in batch if (each := self._unseen(news)) is not None]
         for news in fresh:
-            if isinstance(news, FilesThere):
+            if isinstance(news, RemoteFiles):
                 self._view.files = news.files
                 hashes = {file.sha256 for file in news.files}
                 self._view.outputs = sorted(hashes.union(self._view.outputs))
@@ -75,7 +75,7 @@ class NewsReader:
         """Returns whether a file grows from further on than is known of it."""
         ends = dict(self._known)
         for news in batch:
-            if isinstance(news, Growth):
+            if isinstance(news, AppendedLines):
                 if news.offset > ends.get(news.path, 0):
                     return True
                 ends[news.path] = news.offset + len(news.data)
@@ -83,7 +83,7 @@ class NewsReader:
 
     def _unseen(self, news: JobNews) -> JobNews | None:
         """Returns what of some news is not here yet; None if all of it is."""
-        if not isinstance(news, Growth):
+        if not isinstance(news, AppendedLines):
             return news
         seen, end = self._seen.get(news.path, 0), news.offset + len(news.data)
         if end >= seen:
@@ -92,7 +92,7 @@ class NewsReader:
         if end <= seen:
             return None
         if news.offset < seen:
-            news = Growth(path=news.path, offset=seen, data=news.data[seen - news.offset :])
+            news = AppendedLines(path=news.path, offset=seen, data=news.data[seen - news.offset :])
         self._known[news.path] = end
         return news
 

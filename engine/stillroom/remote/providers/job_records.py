@@ -2,8 +2,8 @@
 
 import msgspec
 
-from stillroom.remote.records import FileThere, News, Order, StartThere
-from stillroom.remote.ssh.requirements import HomePackages
+from stillroom.remote.records import JobSpec, LaunchRequest, RemoteFile, RunUpdate
+from stillroom.remote.ssh.requirements import LocalPackages
 
 BUCKET_VARIABLE = "STILLROOM_JOB_BUCKET"
 RUN_VARIABLE = "STILLROOM_JOB_RUN"
@@ -19,14 +19,14 @@ TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105
 class JobPackages(msgspec.Struct, frozen=True, kw_only=True):
     """What a job installs before it starts the run."""
 
-    order: Order
-    home: HomePackages
+    spec: JobSpec = msgspec.field(name="order")
+    home: LocalPackages
 
 
 class JobStart(msgspec.Struct, frozen=True, kw_only=True):
     """The run that a job does."""
 
-    run: StartThere
+    run: LaunchRequest
     """Without its secrets."""
     timeout_s: float
     """The time after which the service ends the job."""
@@ -39,7 +39,7 @@ class JobFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
     fix: str
 
 
-JobNews = News | JobFailure
+JobNews = RunUpdate | JobFailure
 
 
 class JobView(msgspec.Struct, kw_only=True):
@@ -49,7 +49,7 @@ class JobView(msgspec.Struct, kw_only=True):
     """The number of the news that is read next."""
     ends: dict[str, int] = {}
     """The bytes of each growing file that the news before it have told."""
-    files: list[FileThere] = []
+    files: list[RemoteFile] = []
     """The finished files, as they were named last."""
     outputs: list[str] = []
     """The hashes of all that were ever named, by which they are deleted from the bucket."""

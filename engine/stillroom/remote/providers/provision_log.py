@@ -19,7 +19,7 @@ from stillroom.files import FileLock, read_json, write_atomic, write_json
 from stillroom.lineage import now, seconds_between
 from stillroom.places import make_folder
 from stillroom.remote.host import UnreachableError
-from stillroom.remote.records import Machine, View
+from stillroom.remote.records import Machine, RemoteView
 from stillroom.run_folder import VIEW_FILE
 
 _LOCK_WAIT_S = 20.0
@@ -166,7 +166,7 @@ class LockedEntry:
                 msgspec.structs.replace(self.entry, started=[*self.entry.started, str(run)])
             )
 
-    def release(self, run: Path | None) -> bool:
+    def drop_run(self, run: Path | None) -> bool:
         """Strikes out a run, and those that are over; returns whether no run is left."""
         if self.entry is None:
             return True
@@ -194,7 +194,7 @@ def is_over(run: Path) -> bool:
     if not run.is_dir():
         return run.parent.is_dir()
     try:
-        return read_json(run / VIEW_FILE, View).phase == "over"
+        return read_json(run / VIEW_FILE, RemoteView).phase == "over"
     except (OSError, DataError):
         # Its follower has not begun, or somebody has damaged the file: the run may be going on.
         return False

@@ -14,13 +14,13 @@ from stillroom.remote.providers.sky_calls import ClusterView, Offer, SkyCalls, c
 from stillroom.remote.providers.sky_process import SkyProcess
 from stillroom.remote.records import (
     Blob,
+    JobSpec,
+    LaunchRequest,
     Machine,
     MachineFacts,
-    News,
-    Order,
+    RunUpdate,
     SkyPilotCluster,
     SshAddress,
-    StartThere,
 )
 from stillroom.remote.ssh.host import SshHost
 
@@ -110,10 +110,10 @@ class SkyPilotHost:
             gpu_memory_gb=offer.gpu_memory_gb,
         )
 
-    def prepare(self, order: Order, say: Callable[[str], None]) -> None:
+    def prepare(self, spec: JobSpec, say: Callable[[str], None]) -> None:
         """Puts our code and the run's packages there."""
         with self._watching():
-            self._inner.prepare(order, say)
+            self._inner.prepare(spec, say)
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
         """Returns the hashes that are not there yet."""
@@ -125,7 +125,7 @@ class SkyPilotHost:
         with self._watching():
             yield from self._inner.send(blobs, have)
 
-    def start(self, run: StartThere) -> None:
+    def start(self, run: LaunchRequest) -> None:
         """Starts the worker there, which from now on keeps the cluster up by itself."""
         with self._log.holding(self._name) as held:
             held.add(self._machine, self._name, self._own_run)
@@ -135,7 +135,7 @@ class SkyPilotHost:
             self._calls.hold(self._name, folder=self._machine.folder)
             self._inner.start(run)
 
-    def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[News]:
+    def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[RunUpdate]:
         """Yields the run's news until it has ended there."""
         with self._watching():
             yield from self._inner.follow(run_id, seen)

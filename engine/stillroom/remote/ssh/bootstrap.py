@@ -12,26 +12,26 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from stillroom.remote.agent.folders import FREE_DISK, OTHER_FOLDER
 from stillroom.remote.channel import (
     Channel,
-    ScriptThere,
+    RemoteScript,
+    run_script,
     script_error,
-    script_there,
     shell_words,
 )
 from stillroom.remote.host import MachineError
-from stillroom.remote.records import Machine, Order
+from stillroom.remote.records import JobSpec, Machine
 from stillroom.remote.ssh.code import code_archive, code_hash
-from stillroom.remote.ssh.probe import MIN_PYTHON, PATHS, Probe, PythonThere, probe
+from stillroom.remote.ssh.probe import MIN_PYTHON, PATHS, Probe, RemotePython, probe
 from stillroom.remote.ssh.requirements import (
-    HomePackages,
+    LocalPackages,
     PackagesToInstall,
     canonical,
-    home_packages,
+    local_packages,
     own_requirements,
     packages_to_install,
 )
-from stillroom.remote.there.place import FREE_DISK, OTHER_FOLDER
 
 _NEWEST = ".".join(map(str, MIN_PYTHON))
 _UNPACK = """
@@ -76,7 +76,7 @@ umask 077
 folder={folder}
 case $folder in /*) ;; *) folder=$PWD/$folder ;; esac
 echo "$folder"
-exec {python} -E -P "$folder/code/{code}/stillroom/remote/there/environment.py"
+exec {python} -E -P "$folder/code/{code}/stillroom/remote/agent/environment.py"
 """
 
 
@@ -91,7 +91,7 @@ def look(channel: Channel, machine: Machine) -> Probe:
 def ready_python(channel: Channel, machine: Machine) -> str | None:
     """Returns the environment that was made last for this very code; None if none is there."""
     script = _READY.format(folder=shell_words([machine.folder]), code=code_hash())
-    with script_there(channel, script) as running:
+    with run_script(channel, script) as running:
         running.write(b"")
         return next((line for line in running.lines() if line), None)
 
@@ -99,16 +99,16 @@ def ready_python(channel: Channel, machine: Machine) -> str | None:
 def prepare(
     channel: Channel,
     machine: Machine,
-    order: Order | None,
+    spec: JobSpec | None,
     say: Callable[[str], None],
-    home: HomePackages | None = None,
+    home: LocalPackages | None = None,
 ) -> str:
     """Makes sure that our code and its packages are there; returns the interpreter to use.
 
-    Without an `order` it has what looking after runs needs, and none of the extras. `home` says
+    Without an `spec` it has what looking after runs needs, and none of the extras. `home` says
     what is installed at home, where that is not here.
     """
-    home = home or home_packages()
+    home = home or local_packages()
     found = look(channel, machine)
     if (blocked := found.facts.blocked_folder) is not None:
         problem = f"{machine.folder} cannot be made, as {blocked} must not be written to"
@@ -117,7 +117,7 @@ def prepare(
     if not found.facts.has_same_code:
         say(f"sending stillroom's code to {machine.name}")
         _send_code(channel, machine)
-    extras, packages = (order.extras, order.packages) if order else ([], [])
+    extras, packages = (spec.extras, spec.packages) if spec else ([], [])
     wanted = own_requirements(home, extras, packages), home.versions
     ready = _environment(channel, machine, tools, wanted, say)
     if ready is None:
@@ -177,7 +177,7 @@ def _given_python(machine: Machine, found: Probe) -> str:
     return python.path
 
 
-def _no_python(machine: Machine, pythons: Sequence[PythonThere]) -> str:
+def _no_python(machine: Machine, pythons: Sequence[RemotePython]) -> str:
     if not pythons:
         return f"{machine.name} has no Python"
     versions = ", ".join(".".join(map(str, python.version)) for python in pythons)
@@ -186,7 +186,7 @@ def _no_python(machine: Machine, pythons: Sequence[PythonThere]) -> str:
     return f"{machine.name} has only Python {versions}, and no uv could be got there"
 
 
-def _uv_by_pip(channel: Channel, machine: Machine, pythons: Sequence[PythonThere]) -> str | None:
+def _uv_by_pip(channel: Channel, machine: Machine, pythons: Sequence[RemotePython]) -> str | None:
     """Returns uv as an old Python's pip installs it; None if no Python there has a pip."""
     for python in pythons:
         script = _GET_UV.format(
@@ -201,7 +201,7 @@ def _uv_by_pip(channel: Channel, machine: Machine, pythons: Sequence[PythonThere
 
 def _only_line(channel: Channel, script: str) -> str:
     """Returns the last line that a script prints which is not empty."""
-    with script_there(channel, script) as running:
+    with run_script(channel, script) as running:
         running.write(b"")
         return [line for line in running.lines() if line][-1]
 
@@ -214,7 +214,7 @@ def _send_code(channel: Channel, machine: Machine, *, anew: bool = False) -> Non
         size=len(archive),
         forget='rm -rf "$code"' if anew else "",
     )
-    with script_there(channel, script) as running:
+    with run_script(channel, script) as running:
         running.write(archive)
         for _ in running.lines():
             pass
@@ -238,7 +238,7 @@ def _environment(
         python=shell_words([python]),
         code=code_hash(),
     )
-    with script_there(channel, script) as running:
+    with run_script(channel, script) as running:
         lines = running.lines()
         root = next(lines)
         uses_packages = machine.python is not None
@@ -288,7 +288,7 @@ def _key(parts: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _ask(running: ScriptThere, value: Mapping[str, Any], *, is_last: bool = False) -> None:
+def _ask(running: RemoteScript, value: Mapping[str, Any], *, is_last: bool = False) -> None:
     running.write(json.dumps(value).encode() + b"\n", is_last=is_last)
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import stillroom
-from stillroom.remote.there.environment import code_files, code_hash_of
+from stillroom.remote.agent.environment import code_files, code_hash_of
 
 
 @cache

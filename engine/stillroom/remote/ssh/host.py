@@ -7,22 +7,22 @@ from pathlib import Path
 
 import msgspec
 
-from stillroom.remote.channel import Channel, CommandThere, command_there, shell_words
+from stillroom.remote.agent.store import Piece, Stored, WantedContent
+from stillroom.remote.channel import Channel, RemoteCommand, run_command, shell_words
 from stillroom.remote.frames import MARK
 from stillroom.remote.host import MachineError, UnreachableError
 from stillroom.remote.records import (
     Blob,
+    JobSpec,
+    LaunchRequest,
     Machine,
     MachineFacts,
-    News,
-    Order,
+    RunUpdate,
     SshAddress,
-    StartThere,
 )
 from stillroom.remote.ssh.bootstrap import look, prepare, ready_python
 from stillroom.remote.ssh.connection import SshChannel
-from stillroom.remote.ssh.requirements import HomePackages
-from stillroom.remote.there.store import Piece, Stored, WantedContent
+from stillroom.remote.ssh.requirements import LocalPackages
 
 _PIECE_BYTES = 1 << 20
 _MOST_UNANSWERED = 200
@@ -38,7 +38,7 @@ class ChannelHost:
         channel: Channel,
         *,
         python: str | None = None,
-        home: HomePackages | None = None,
+        home: LocalPackages | None = None,
     ) -> None:
         """`python`: an interpreter there that has this code already; else `prepare` finds one.
 
@@ -51,7 +51,7 @@ class ChannelHost:
 
     def provision(self) -> None:
         """Connects; the machine is not ours to start."""
-        with command_there(self._channel, _HELLO):
+        with run_command(self._channel, _HELLO):
             pass
 
     def price_per_hour(self) -> float | None:
@@ -70,10 +70,10 @@ class ChannelHost:
             have.expect(dict[str, int])
         return msgspec.structs.replace(found.facts, start_s=round(time.monotonic() - begun, 2))
 
-    def prepare(self, order: Order, say: Callable[[str], None]) -> None:
+    def prepare(self, spec: JobSpec, say: Callable[[str], None]) -> None:
         """Puts this code and the run's packages there, in environments that are made once."""
         if not self._has_all:
-            self._python = prepare(self._channel, self.machine, order, say, self._home)
+            self._python = prepare(self._channel, self.machine, spec, say, self._home)
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
         """Returns the hashes that are not there yet, with the bytes of each that already are."""
@@ -90,17 +90,17 @@ class ChannelHost:
                 yield from sender.send(blob, have.get(blob.sha256, 0))
             yield from sender.finish()
 
-    def start(self, run: StartThere) -> None:
+    def start(self, run: LaunchRequest) -> None:
         """Starts a run's detached worker there. A run that was started before is left alone."""
         with self.command("start") as start:
             start.send(run)
             start.finish()
 
-    def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[News]:
-        """Yields a run's news until it has ended there, at least a Pulse every few seconds."""
+    def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[RunUpdate]:
+        """Yields a run's news until it has ended there, at least a Heartbeat every few seconds."""
         with self.command("follow") as follow:
             follow.send((run_id, dict(seen)))
-            while (news := follow.receive(News)) is not None:
+            while (news := follow.receive(RunUpdate)) is not None:
                 yield news
 
     def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
@@ -140,13 +140,13 @@ class ChannelHost:
         self._channel.close()
 
     @contextmanager
-    def command(self, name: str) -> Generator[CommandThere]:
-        """Starts a command of the program there; `there/__main__.py` has their names."""
+    def command(self, name: str) -> Generator[RemoteCommand]:
+        """Starts a command of the program there; `agent/__main__.py` has their names."""
         python = self._python or self._find_python()
-        words = [python, "-P", "-m", "stillroom.remote.there", self.machine.folder, name]
+        words = [python, "-P", "-m", "stillroom.remote.agent", self.machine.folder, name]
         line = "unset PYTHONPATH PYTHONHOME; exec " + shell_words(words)
         try:
-            with command_there(self._channel, line) as command:
+            with run_command(self._channel, line) as command:
                 yield command
         except UnreachableError:
             # It may be the environment that is gone; to find it again is quick.
@@ -182,7 +182,7 @@ _HELLO = f"printf '%s\\n' '{MARK.decode().strip()}'"
 class _Fetching:
     """A `fetch` that is open, over which one thread asks for one file after another."""
 
-    def __init__(self, opening: AbstractContextManager[CommandThere]) -> None:
+    def __init__(self, opening: AbstractContextManager[RemoteCommand]) -> None:
         self._opened = ExitStack()
         self._command = self._opened.enter_context(opening)
 
@@ -200,7 +200,7 @@ class _Fetching:
 class _Sender:
     """Sends contents over one `put`, and keeps count of the answers that are still to come."""
 
-    def __init__(self, put: CommandThere) -> None:
+    def __init__(self, put: RemoteCommand) -> None:
         self._put = put
         self._unanswered = dict[str, Blob]()
         self._begun_late = set[str]()

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stillroom.remote.channel import Channel, script_there, shell_words
+from stillroom.remote.channel import Channel, run_script, shell_words
 from stillroom.remote.records import MachineFacts
 
 MIN_PYTHON = (3, 11)
@@ -61,7 +61,7 @@ true
 
 
 @dataclass(frozen=True, slots=True)
-class PythonThere:
+class RemotePython:
     """A Python that the machine has."""
 
     path: str
@@ -80,14 +80,14 @@ class Probe:
     """What the machine has."""
 
     facts: MachineFacts
-    pythons: list[PythonThere]
+    pythons: list[RemotePython]
     """In the order of preference."""
     uv: str | None
     ready: str | None
     """An environment with exactly this code, from an earlier run."""
 
     @property
-    def python(self) -> PythonThere | None:
+    def python(self) -> RemotePython | None:
         """The Python that would be used; None if there is none that is new enough."""
         return next((python for python in self.pythons if python.is_new_enough), None)
 
@@ -102,7 +102,7 @@ def probe(channel: Channel, folder: str, *, code: str, pythons: Sequence[str]) -
         about=shell_words([_ABOUT_PYTHON.strip()]),
     )
     values = defaultdict[str, list[str]](list)
-    with script_there(channel, script) as running:
+    with run_script(channel, script) as running:
         begun_at = time.time()
         running.write(b"")
         for line in running.lines():
@@ -142,9 +142,9 @@ def _probe_of(values: dict[str, list[str]], begun_at: float, code: str) -> Probe
     )
 
 
-def _python(line: str) -> PythonThere:
+def _python(line: str) -> RemotePython:
     version, has_pip, path = line.split(" ", 2)
-    return PythonThere(path, tuple(map(int, version.split("."))), has_pip == "1")
+    return RemotePython(path, tuple(map(int, version.split("."))), has_pip == "1")
 
 
 def _gibibytes(mebibytes: str) -> float:

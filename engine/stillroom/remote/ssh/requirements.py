@@ -55,7 +55,7 @@ def packages_to_install(
     return PackagesToInstall(sorted(missing), constraints if missing else [])
 
 
-class HomePackages(msgspec.Struct, frozen=True, kw_only=True):
+class LocalPackages(msgspec.Struct, frozen=True, kw_only=True):
     """What is installed at home, from which follows what a machine has to install."""
 
     requires: list[str]
@@ -65,7 +65,7 @@ class HomePackages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def home_packages() -> HomePackages:
+def local_packages() -> LocalPackages:
     """Returns what is installed here, as it was at the first call.
 
     Raises MachineError if our own package is not installed.
@@ -80,11 +80,11 @@ def home_packages() -> HomePackages:
     # Each `metadata` parses a file anew.
     texts = [each.metadata for each in importlib.metadata.distributions()]
     installed = canonical((text["Name"], text["Version"]) for text in texts)
-    return HomePackages(requires=lines, versions=installed)
+    return LocalPackages(requires=lines, versions=installed)
 
 
 def own_requirements(
-    home: HomePackages, extras: Sequence[str], packages: Sequence[str]
+    home: LocalPackages, extras: Sequence[str], packages: Sequence[str]
 ) -> list[Requirement]:
     """Returns what Stillroom and its extras need, and the packages that a run needs beside them."""
     found = [Requirement(line) for line in home.requires]

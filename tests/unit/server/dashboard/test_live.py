@@ -6,7 +6,7 @@ from typing import Any
 
 from fakes.machines import add_remote_run
 from stillroom.lineage import now
-from stillroom.remote.records import View
+from stillroom.remote.records import RemoteView
 from stillroom.report.folders import Run
 from stillroom.run_folder import Progress, RunState
 from stillroom.settings import Workspace
@@ -58,7 +58,7 @@ def test_what_costs_nothing_shows_no_money() -> None:
 
 
 def test_the_machine_that_does_a_run_counts_as_spent(tmp_path: Path) -> None:
-    view = View(where="gpu-box", phase="running", last_contact=now(), machine_usd=0.75)
+    view = RemoteView(where="gpu-box", phase="running", last_contact=now(), machine_usd=0.75)
     workspace = Workspace(tmp_path)
     folder = add_remote_run(workspace, view, metrics={"cost_usd": 0.25})
 

@@ -12,7 +12,7 @@ import msgspec
 from stillroom.data.row_files import read_row_lines
 from stillroom.errors import InputError
 from stillroom.export.request import ExportModel
-from stillroom.remote.package.needs import Address, Needs
+from stillroom.remote.bundle.needs import Address, Needs
 from stillroom.remote.records import Machine
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.secrecy.commands import hide_secrets

@@ -7,12 +7,12 @@ import msgspec
 
 from stillroom.errors import EngineError
 from stillroom.files import FileLock, read_json
+from stillroom.remote.agent.folders import AgentFolder
 from stillroom.remote.host import MachineGoneError
-from stillroom.remote.there.place import There
 from stillroom.run_folder import RunFolder
 
 
-class StartedRun(msgspec.Struct, frozen=True, kw_only=True):
+class StartRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The content of start.json: what is known of a run since its start; no secrets."""
 
     started: float
@@ -23,7 +23,7 @@ class StartedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class RunPlace:
+class AgentRun:
     """The folder of one run: a workspace of its own, and the files from outside of it."""
 
     run_id: str
@@ -41,7 +41,7 @@ class RunPlace:
 
     @property
     def start_file(self) -> Path:
-        """The file with the run's `StartedRun`."""
+        """The file with the run's `StartRecord`."""
         return self.base / "start.json"
 
     def start_lock(self) -> FileLock:
@@ -52,10 +52,10 @@ class RunPlace:
         """Returns the lock that the run's processes inherit: it is held as long as one lives."""
         return FileLock(self.base / "keeper.lock")
 
-    def read_start(self) -> StartedRun:
+    def read_start(self) -> StartRecord:
         """Returns what is known since the start. Raises MachineGoneError if there was none."""
         try:
-            return read_json(self.start_file, StartedRun)
+            return read_json(self.start_file, StartRecord)
         except FileNotFoundError as error:
             raise MachineGoneError(
                 f"there is no run {self.run_id!r} in {self.base.parent}",
@@ -63,9 +63,9 @@ class RunPlace:
             ) from error
 
 
-def run_place(there: There, run_id: str) -> RunPlace:
+def agent_run(there: AgentFolder, run_id: str) -> AgentRun:
     """Returns the place of a run, which may not be there. Raises EngineError for no id."""
     if not run_id or "/" in run_id or run_id.startswith("."):
         raise EngineError(f"{run_id!r} is not a run id", "give the run's id")
     # Nothing is written through a link, and the user's own folder may be one.
-    return RunPlace(run_id, there.runs.resolve() / run_id)
+    return AgentRun(run_id, there.runs.resolve() / run_id)

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from stillroom.errors import InputError
-from stillroom.remote.package.places import SentPlaces
+from stillroom.remote.bundle.places import FileLayout
 from stillroom.secrecy.readable import check_readable
 from stillroom.settings import Workspace
 from stillroom.tools.mcp.spec import parse_spec
@@ -40,7 +40,7 @@ def packages_of(files: Iterable[UserFile]) -> list[str]:
 
 
 def add_named_files(
-    workspace: Workspace, places: SentPlaces, files: Sequence[UserFile], servers: Sequence[str]
+    workspace: Workspace, places: FileLayout, files: Sequence[UserFile], servers: Sequence[str]
 ) -> list[str]:
     """Adds the files that code and the command lines of MCP servers name; returns notes on them.
 
@@ -61,7 +61,7 @@ def add_named_files(
 
 def _add_named(
     workspace: Workspace,
-    places: SentPlaces,
+    places: FileLayout,
     folders: Sequence[Path],
     text: str,
     sent: list[str],

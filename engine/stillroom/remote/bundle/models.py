@@ -10,8 +10,8 @@ from stillroom.evaluate.files import RESULT_FILE, Evaluation
 from stillroom.files import read_json
 from stillroom.lineage import FileRecord, Manifest, read_manifest
 from stillroom.models.resolve import CHECKPOINTS, ModelLocation, adapter_base, locate_model
-from stillroom.remote.package.places import SentPlaces
-from stillroom.remote.package.tags import add_tags
+from stillroom.remote.bundle.places import FileLayout
+from stillroom.remote.bundle.tags import add_tags
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.train.config.resume import find_resume_point, run_to_resume
@@ -26,7 +26,7 @@ _MOST_MANIFESTS = 40
 _Kind = TypeVar("_Kind")
 
 
-def add_model(workspace: Workspace, places: SentPlaces, model: ModelLocation) -> None:
+def add_model(workspace: Workspace, places: FileLayout, model: ModelLocation) -> None:
     """Adds a local model, with its run's records and, of an adapter, its base model."""
     if not model.is_local:
         return
@@ -43,7 +43,7 @@ def add_model(workspace: Workspace, places: SentPlaces, model: ModelLocation) ->
         places.add_folder(folder, most_bytes=_SMALL_BYTES)
 
 
-def add_tokenizer(workspace: Workspace, places: SentPlaces, name: str) -> None:
+def add_tokenizer(workspace: Workspace, places: FileLayout, name: str) -> None:
     """Adds the small files of a local model whose weights a server has."""
     with suppress(EngineError):
         model = locate_model(workspace, name)
@@ -52,20 +52,20 @@ def add_tokenizer(workspace: Workspace, places: SentPlaces, name: str) -> None:
             _name(workspace, places, model)
 
 
-def _name(workspace: Workspace, places: SentPlaces, model: ModelLocation) -> None:
+def _name(workspace: Workspace, places: FileLayout, model: ModelLocation) -> None:
     """Lets the name that config.yml or a request gives a model lead to its folder there."""
     named = workspace.path(model.name)
     if named.is_dir() and not RunFolder(named).is_run:
         places.name(model.name, model.folder)
 
 
-def add_run(workspace: Workspace, places: SentPlaces, run_id: str) -> None:
+def add_run(workspace: Workspace, places: FileLayout, run_id: str) -> None:
     """Adds the small files of a run's folder, with which it is known there for a run."""
     folder = workspace.runs / run_id
     places.add_all(folder / name for name in _OF_A_RUN)
 
 
-def add_resumed(workspace: Workspace, places: SentPlaces, run_id: str) -> None:
+def add_resumed(workspace: Workspace, places: FileLayout, run_id: str) -> None:
     """Adds what a run needs to go on where another one stood: its checkpoint and its metrics."""
     point = find_resume_point(workspace, run_id)
     following: str | None = run_id
@@ -78,7 +78,7 @@ def add_resumed(workspace: Workspace, places: SentPlaces, run_id: str) -> None:
     places.add_all([RunFolder(workspace.runs / point.run_id).events])
 
 
-def add_history(workspace: Workspace, places: SentPlaces, model: ModelLocation) -> None:
+def add_history(workspace: Workspace, places: FileLayout, model: ModelLocation) -> None:
     """Adds what the card of an export tells: the runs before, their rows, the evaluations."""
     for stage in _stages(workspace, model):
         if stage.folder != model.folder:
@@ -122,7 +122,7 @@ def _stages(workspace: Workspace, model: ModelLocation) -> Iterator[ModelLocatio
             location = locate_model(workspace, name)
 
 
-def _add_manifests(workspace: Workspace, places: SentPlaces, rows: FileRecord) -> None:
+def _add_manifests(workspace: Workspace, places: FileLayout, rows: FileRecord) -> None:
     """Adds the manifests that tell how rows were made, without the files they tell of."""
     waiting, seen = [rows], {rows.path}
     while waiting and len(seen) <= _MOST_MANIFESTS:
@@ -138,7 +138,7 @@ def _add_manifests(workspace: Workspace, places: SentPlaces, rows: FileRecord) -
                 waiting.append(source)
 
 
-def _add_run_of(workspace: Workspace, places: SentPlaces, folder: Path) -> None:
+def _add_run_of(workspace: Workspace, places: FileLayout, folder: Path) -> None:
     """Adds the records of the run to whose checkpoints a folder belongs, if it is one of ours."""
     run = folder.parent.parent
     if folder.parent.name == CHECKPOINTS and run.parent == workspace.runs:

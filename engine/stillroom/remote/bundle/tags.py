@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from stillroom.remote.package.places import SentPlaces
+from stillroom.remote.bundle.places import FileLayout
 from stillroom.settings import Workspace
 from stillroom.versions import FOLDER, copy_of, record_of, versions_of, versions_with
 
 
 def add_tags(
     workspace: Workspace,
-    places: SentPlaces,
+    places: FileLayout,
     path: Path,
     *,
     sha256: str | None = None,

@@ -12,11 +12,11 @@ from stillroom.files import FileLock, write_atomic, write_json
 from stillroom.home_paths import as_found, home_variable
 from stillroom.jobs.supervise import launch_run
 from stillroom.lineage import now
-from stillroom.remote.records import StartThere
+from stillroom.remote.agent.agent_run import AgentRun, StartRecord, agent_run
+from stillroom.remote.agent.folders import AgentFolder
+from stillroom.remote.agent.store import place_file, stored
+from stillroom.remote.records import LaunchRequest
 from stillroom.remote.run_files import is_safe
-from stillroom.remote.there.place import There
-from stillroom.remote.there.run_place import RunPlace, StartedRun, run_place
-from stillroom.remote.there.store import place_file, stored
 from stillroom.run_folder import LIMITS_FILE, RunRequest, RunState, fixed_inputs
 from stillroom.secrecy.environments import PIPED_VARIABLES, run_environment
 from stillroom.teachers.run_limits import RunLimits
@@ -27,20 +27,20 @@ _LOCK_WAIT_S = 60.0
 _POLL_S = 0.1
 
 
-def start_run(there: There) -> None:
-    """The command `start`: starts the run of a `StartThere`, unless it was started before."""
-    run = there.receive(StartThere)
+def start_run(there: AgentFolder) -> None:
+    """The command `start`: starts the run of a `LaunchRequest`, unless it was started before."""
+    run = there.receive(LaunchRequest)
     if run is not None:
         start(there, run)
 
 
-def start(there: There, run: StartThere) -> None:
+def start(there: AgentFolder, run: LaunchRequest) -> None:
     """Starts a run, unless it was started before.
 
     A start that was killed on its way is finished by the next one. The run's processes inherit a
     lock from it, so that no second process is started while one lives.
     """
-    place = run_place(there, run.run_id)
+    place = agent_run(there, run.run_id)
     place.base.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock, keeper = place.start_lock(), place.keeper_lock()
     _wait_for(lock, run.run_id)
@@ -63,13 +63,13 @@ def _wait_for(lock: FileLock, run_id: str) -> None:
         time.sleep(_POLL_S)
 
 
-def _has_begun(place: RunPlace) -> bool:
+def _has_begun(place: AgentRun) -> bool:
     """Returns whether the run's process has ever begun its work; none lives any more."""
     return place.folder.is_run and place.folder.read().status is not RunStatus.STARTING
 
 
-def _launch(there: There, place: RunPlace, run: StartThere, keeper: FileLock) -> None:
-    started = StartedRun(
+def _launch(there: AgentFolder, place: AgentRun, run: LaunchRequest, keeper: FileLock) -> None:
+    started = StartRecord(
         started=time.monotonic(), outputs=run.outputs, placed=_lay_out(there, place, run)
     )
     variable = home_variable(_pairs(place, run))
@@ -87,7 +87,7 @@ def _launch(there: There, place: RunPlace, run: StartThere, keeper: FileLock) ->
     )
 
 
-def _lay_out(there: There, place: RunPlace, run: StartThere) -> dict[str, str]:
+def _lay_out(there: AgentFolder, place: AgentRun, run: LaunchRequest) -> dict[str, str]:
     """Puts the sent files where the run looks for them; returns the hashes of the workspace's."""
     place.workspace.mkdir(mode=0o700, exist_ok=True)
     placed: dict[str, str] = {}
@@ -107,20 +107,20 @@ def _lay_out(there: There, place: RunPlace, run: StartThere) -> dict[str, str]:
     return placed
 
 
-def _pairs(place: RunPlace, run: StartThere) -> list[tuple[str, str]]:
+def _pairs(place: AgentRun, run: LaunchRequest) -> list[tuple[str, str]]:
     """Returns the paths at home, each with the one here that stands for it."""
     pairs = [(path.home, _here(place, path.home, path.place)) for path in run.home_paths]
     return [*pairs, (run.home_root, str(place.workspace))]
 
 
-def _here(place: RunPlace, home: str, path: str) -> str:
+def _here(place: AgentRun, home: str, path: str) -> str:
     if path.startswith(_PACKAGE):
         return str(Path(stillroom.__file__).resolve().parent / path.removeprefix(_PACKAGE))
     # `~` stands for the user's own folder, which is at home.
     return path if home == "~" else str(place.base / path)
 
 
-def _write_folder(place: RunPlace, run: StartThere, started: float) -> None:
+def _write_folder(place: AgentRun, run: LaunchRequest, started: float) -> None:
     """Writes the run's folder as `create_run` does; run.json, with which it is a run, last."""
     folder = place.folder
     for name, data in run.copies.items():
@@ -144,7 +144,7 @@ def _write_folder(place: RunPlace, run: StartThere, started: float) -> None:
     folder.write(state)
 
 
-def _limits(run: StartThere, started: float) -> RunLimits:
+def _limits(run: LaunchRequest, started: float) -> RunLimits:
     return RunLimits(
         started=started,
         hours=run.max_hours,

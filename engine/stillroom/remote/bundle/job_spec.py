@@ -1,4 +1,4 @@
-"""Makes the order of a run on another machine: what is sent, what comes back, what it may cost."""
+"""Makes the spec of a job on another machine: what is sent, what comes back, what it may cost."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,19 +8,19 @@ import msgspec
 
 from stillroom.errors import DataError, InputError
 from stillroom.lineage import folder_files, manifest_path, pending_manifest, read_manifest
-from stillroom.remote.machines import check_keys_may_go
-from stillroom.remote.package.code import add_named_files, packages_of
-from stillroom.remote.package.models import (
+from stillroom.remote.bundle.code import add_named_files, packages_of
+from stillroom.remote.bundle.models import (
     add_history,
     add_model,
     add_resumed,
     add_run,
     add_tokenizer,
 )
-from stillroom.remote.package.needs import Needs
-from stillroom.remote.package.places import SentPlaces
-from stillroom.remote.package.tags import add_tags
-from stillroom.remote.records import RUN_FILE, Machine, Order
+from stillroom.remote.bundle.needs import Needs
+from stillroom.remote.bundle.places import FileLayout
+from stillroom.remote.bundle.tags import add_tags
+from stillroom.remote.machines import check_keys_may_go
+from stillroom.remote.records import RUN_FILE, JobSpec, Machine
 from stillroom.rollout.journal.journal import journal_folder
 from stillroom.run_folder import REMOTE_FILE, RunFolder, given_config
 from stillroom.secrecy.keys import tool_variables
@@ -31,22 +31,22 @@ _HUB_KEYS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """An order, and what its user should know of it."""
+class PackedJob:
+    """A job spec, and what its user should know about it."""
 
-    order: Order
+    spec: JobSpec
     notes: Sequence[str] = ()
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """The secrets by name, which the order only names."""
+    """The secrets by name, which the spec only names."""
 
-    def after(self, runs: Sequence[str]) -> "Packed":
+    def after(self, runs: Sequence[str]) -> "PackedJob":
         """Returns it for a run that begins once other runs here have ended."""
-        return replace(self, order=msgspec.structs.replace(self.order, start_after=list(runs)))
+        return replace(self, spec=msgspec.structs.replace(self.spec, start_after=list(runs)))
 
     @property
     def copies(self) -> dict[str, bytes]:
-        """The file of the run's folder with the order."""
-        return {REMOTE_FILE: msgspec.json.encode(self.order)}
+        """The file of the run's folder with the spec."""
+        return {REMOTE_FILE: msgspec.json.encode(self.spec)}
 
 
 def pack(
@@ -55,8 +55,8 @@ def pack(
     needs: Needs,
     *,
     budget_usd: float | None = None,
-) -> Packed:
-    """Returns the order of a run; only the names and sizes of files are looked at.
+) -> PackedJob:
+    """Returns the job spec of a run; only the names and sizes of files are looked at.
 
     Raises InputError for a secret that the machine must not have, a package that nobody else can
     install, and an output that cannot come back.
@@ -66,7 +66,7 @@ def pack(
             f"{workspace.root / 'runs'} is a link, and nothing is brought back through one",
             "make it a real folder, or leave where out",
         )
-    places = SentPlaces(workspace)
+    places = FileLayout(workspace)
     _add_files(workspace, places, needs)
     for model in needs.models:
         add_model(workspace, places, model)
@@ -81,7 +81,7 @@ def pack(
     secrets, variables, key_notes = _secrets(workspace, machine, needs)
     if secrets or needs.code:
         places.add_keys_file()
-    order = Order(
+    spec = JobSpec(
         machine=machine,
         files=places.files,
         home_paths=places.home_paths,
@@ -92,7 +92,7 @@ def pack(
         outputs=outputs,
         budget_usd=budget_usd,
     )
-    return Packed(order, [*notes, *key_notes, *_cost_notes(machine, budget_usd)], secrets)
+    return PackedJob(spec, [*notes, *key_notes, *_cost_notes(machine, budget_usd)], secrets)
 
 
 def _cost_notes(machine: Machine, budget_usd: float | None) -> list[str]:
@@ -105,7 +105,7 @@ def _cost_notes(machine: Machine, budget_usd: float | None) -> list[str]:
     return [f"no budget: {machine.name} may cost ${most:.2f} for this run: {limit} at {price}"]
 
 
-def _add_files(workspace: Workspace, places: SentPlaces, needs: Needs) -> None:
+def _add_files(workspace: Workspace, places: FileLayout, needs: Needs) -> None:
     for path in needs.files:
         places.add_all([path])
         places.add_manifests(path)
@@ -126,7 +126,7 @@ def _run_named(workspace: Workspace, name: str) -> str | None:
     return run.run_id if run.path.parent == workspace.runs and run.is_run else None
 
 
-def _add_output(workspace: Workspace, places: SentPlaces, name: str, needs: Needs) -> str:
+def _add_output(workspace: Workspace, places: FileLayout, name: str, needs: Needs) -> str:
     """Adds what is there of an output that goes on; returns its path relative to the workspace."""
     output = workspace.writable(name, label="output")
     if needs.exported is not None and output.is_dir() and any(output.iterdir()):

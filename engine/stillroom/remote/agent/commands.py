@@ -9,10 +9,10 @@ import msgspec
 
 from stillroom.errors import EngineError
 from stillroom.jobs.supervise import cancel_run, kill_run
+from stillroom.remote.agent.agent_run import agent_run
+from stillroom.remote.agent.folders import AgentFolder
 from stillroom.remote.host import MachineGoneError
 from stillroom.remote.run_files import is_safe
-from stillroom.remote.there.place import There
-from stillroom.remote.there.run_place import run_place
 
 _BLOCK = 1 << 20
 
@@ -33,7 +33,7 @@ class CancelRequest(msgspec.Struct, frozen=True, array_like=True):
     kill: bool = False
 
 
-def fetch_file(there: There) -> None:
+def fetch_file(there: AgentFolder) -> None:
     """The command `fetch`: sends the bytes of each `FetchRequest`, and then an empty message."""
     while (request := there.receive(FetchRequest)) is not None:
         for data in read_finished(there, request):
@@ -41,9 +41,9 @@ def fetch_file(there: There) -> None:
         there.frames.send(b"")
 
 
-def read_finished(there: There, request: FetchRequest) -> Generator[bytes]:
+def read_finished(there: AgentFolder, request: FetchRequest) -> Generator[bytes]:
     """Yields the bytes of a finished file. Raises EngineError if the run has none of that name."""
-    path = run_place(there, request.run_id).workspace / request.path
+    path = agent_run(there, request.run_id).workspace / request.path
     if not is_safe(request.path) or path.is_symlink() or not path.is_file():
         raise EngineError(
             f"the run has no file {request.path!r} any more", "its later files are brought back"
@@ -54,16 +54,16 @@ def read_finished(there: There, request: FetchRequest) -> Generator[bytes]:
             yield data
 
 
-def stop_run(there: There) -> None:
+def stop_run(there: AgentFolder) -> None:
     """The command `cancel`: asks the run of a `CancelRequest` to stop, or kills it."""
     request = there.receive(CancelRequest)
     if request is not None:
         stop(there, request)
 
 
-def stop(there: There, request: CancelRequest) -> None:
+def stop(there: AgentFolder, request: CancelRequest) -> None:
     """Asks a run to stop, or kills it. Raises MachineGoneError if it is not here."""
-    folder = run_place(there, request.run_id).folder
+    folder = agent_run(there, request.run_id).folder
     if not folder.is_run:
         raise MachineGoneError(
             f"there is no run {request.run_id!r} on this machine", "it has nothing to stop"
@@ -74,16 +74,16 @@ def stop(there: There, request: CancelRequest) -> None:
         cancel_run(folder)
 
 
-def remove_run(there: There) -> None:
+def remove_run(there: AgentFolder) -> None:
     """The command `remove`: deletes the folder of the run whose id is sent, and what it runs."""
     run_id = there.receive(str)
     if run_id is not None:
         remove(there, run_id)
 
 
-def remove(there: There, run_id: str) -> None:
+def remove(there: AgentFolder, run_id: str) -> None:
     """Deletes a run's folder, after ending what may still run in it."""
-    place = run_place(there, run_id)
+    place = agent_run(there, run_id)
     if place.folder.is_run:
         kill_run(place.folder)
     # Renamed first, so that nobody takes what is left of it for a run.

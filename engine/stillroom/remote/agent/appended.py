@@ -10,9 +10,9 @@ import msgspec
 
 from stillroom.errors import DataError
 from stillroom.files import read_json, write_json
-from stillroom.remote.records import Growth
+from stillroom.remote.agent.agent_run import AgentRun
+from stillroom.remote.records import AppendedLines
 from stillroom.remote.run_files import is_temporary
-from stillroom.remote.there.run_place import RunPlace
 
 _BLOCK = 1 << 20
 _LONGEST_LINE = 256 << 20
@@ -26,10 +26,10 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
     inodes: dict[str, int] = {}
 
 
-class GrowingFiles:
+class AppendedFiles:
     """Yields what has been appended to files since they were last looked at."""
 
-    def __init__(self, place: RunPlace, seen: Mapping[str, int], outputs: Sequence[str]) -> None:
+    def __init__(self, place: AgentRun, seen: Mapping[str, int], outputs: Sequence[str]) -> None:
         self._place, self._outputs = place, outputs
         self._offsets = dict(seen)
         self._file = place.base / "seen.json"
@@ -47,14 +47,14 @@ class GrowingFiles:
         shown = [path for path in names if not is_temporary(path.name)]
         return {path.relative_to(workspace).as_posix() for path in shown}
 
-    def news(self, *, is_last: bool) -> Iterator[Growth]:
+    def news(self, *, is_last: bool) -> Iterator[AppendedLines]:
         """Yields the whole new lines of all files; of a log that has ended, all that is left."""
         for path in sorted(self.paths()):
             # It may be put in place anew, or taken away, right now.
             with suppress(FileNotFoundError):
                 yield from self._news_of(path, is_last=is_last and path.endswith("/log.txt"))
 
-    def _news_of(self, path: str, *, is_last: bool) -> Iterator[Growth]:
+    def _news_of(self, path: str, *, is_last: bool) -> Iterator[AppendedLines]:
         with (self._place.workspace / path).open("rb", buffering=0) as stream:
             inode = os.fstat(stream.fileno()).st_ino
             size = stream.seek(0, 2)
@@ -63,10 +63,10 @@ class GrowingFiles:
             if offset > size or is_new:
                 # A log that was too long was cut anew, or a file was written anew.
                 offset = 0
-                yield Growth(path=path, offset=0, data=b"")
+                yield AppendedLines(path=path, offset=0, data=b"")
             self._remember(path, inode)
             while data := _lines(stream, offset, path, is_last=is_last):
-                yield Growth(path=path, offset=offset, data=data)
+                yield AppendedLines(path=path, offset=offset, data=data)
                 offset += len(data)
                 self._offsets[path] = offset
             self._offsets[path] = offset

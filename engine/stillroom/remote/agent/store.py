@@ -15,9 +15,9 @@ import msgspec
 
 from stillroom.files import file_sha256, partial_name, wait_for_disk
 from stillroom.places import naming
+from stillroom.remote.agent.folders import AgentFolder
+from stillroom.remote.agent.room import make_room, note_use
 from stillroom.remote.frames import BrokenStreamError
-from stillroom.remote.there.place import There
-from stillroom.remote.there.room import make_room, note_use
 
 _NEVER_EDITED = frozenset({".safetensors", ".gguf", ".bin", ".pt", ".pth", ".zst", ".parquet"})
 """Files that programs write once; others (a tool's database, say) are edited in place."""
@@ -47,7 +47,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     is_stored: bool
 
 
-def tell_missing(there: There) -> None:
+def tell_missing(there: AgentFolder) -> None:
     """The command `have`: answers a list of contents with the missing ones and their bytes.
 
     Makes room for these where it can.
@@ -63,7 +63,7 @@ def tell_missing(there: There) -> None:
     there.frames.send(missing)
 
 
-def take_contents(there: There) -> None:
+def take_contents(there: AgentFolder) -> None:
     """The command `put`: writes contents piece by piece, and answers each one's last piece."""
     _make_private(there.root)
     _make_private(there.store)
@@ -76,12 +76,14 @@ def take_contents(there: There) -> None:
             there.frames.send(Stored(sha256=piece.sha256, is_stored=is_stored))
 
 
-def stored(there: There, sha256: str) -> Path:
+def stored(there: AgentFolder, sha256: str) -> Path:
     """Returns where a content lies, or would lie."""
     return there.store / sha256
 
 
-def place_file(there: There, sha256: str, target: Path, *, is_executable: bool = False) -> None:
+def place_file(
+    there: AgentFolder, sha256: str, target: Path, *, is_executable: bool = False
+) -> None:
     """Puts a content at a path of a run, which must not exist.
 
     A model's weights are given a second name; what a program may edit in place is copied.
@@ -98,7 +100,7 @@ def place_file(there: There, sha256: str, target: Path, *, is_executable: bool =
     target.chmod(0o700 if is_executable else 0o600)
 
 
-def keep_file(there: There, path: Path, sha256: str) -> None:
+def keep_file(there: AgentFolder, path: Path, sha256: str) -> None:
     """Gives a finished file of a run a second name in the store, for runs that will read it."""
     _make_private(there.store)
     if path.suffix in _NEVER_EDITED and not stored(there, sha256).exists():
@@ -112,18 +114,18 @@ def _make_private(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def _is_stored(there: There, wanted: WantedContent) -> bool:
+def _is_stored(there: AgentFolder, wanted: WantedContent) -> bool:
     try:
         return stored(there, wanted.sha256).stat().st_size == wanted.num_bytes
     except FileNotFoundError:
         return False
 
 
-def _partial(there: There, sha256: str) -> Path:
+def _partial(there: AgentFolder, sha256: str) -> Path:
     return there.store / partial_name(sha256, "sent")
 
 
-def _num_here(there: There, wanted: WantedContent) -> int:
+def _num_here(there: AgentFolder, wanted: WantedContent) -> int:
     """Returns how many bytes of a content are here; 0 if there are more than there can be."""
     try:
         size = _partial(there, wanted.sha256).stat().st_size
@@ -150,7 +152,7 @@ def _write(partial: Path, piece: Piece) -> None:
             os.close(handle)
 
 
-def _finish(there: There, wanted: WantedContent) -> bool:
+def _finish(there: AgentFolder, wanted: WantedContent) -> bool:
     """Gives a whole content its name if it has the right hash; deletes it otherwise."""
     partial = _partial(there, wanted.sha256)
     with naming(partial), suppress(FileNotFoundError):  # Another sender was first.

@@ -1,4 +1,4 @@
-"""`python -m stillroom.remote.there ROOT COMMAND`: carries out a command on the machine it runs on.
+"""`python -m stillroom.remote.agent ROOT COMMAND`: carries out a command on the machine it runs on.
 
 ROOT is the folder in which everything of ours lies there. Messages come through standard input and
 go through standard output (`frames.py`); what other code prints goes to standard error.
@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stillroom.errors import EngineError
+from stillroom.remote.agent.folders import FREE_DISK, OTHER_FOLDER, AgentFolder
 from stillroom.remote.frames import BrokenStreamError, Frames
-from stillroom.remote.there.place import FREE_DISK, OTHER_FOLDER, There
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
     frames = _frames()
     frames.begin()
     try:
-        _command(name)(There(root.expanduser().absolute(), frames))
+        _command(name)(AgentFolder(root.expanduser().absolute(), frames))
         frames.end()
     except BrokenStreamError as broken:
         sys.stderr.write(f"{broken}\n")  # Most often nobody listens any more.
@@ -33,27 +33,27 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _command(name: str) -> Callable[[There], None]:
+def _command(name: str) -> Callable[[AgentFolder], None]:
     """Returns a command by its name; each is imported only when it is used."""
     match name:
         case "have":
-            from stillroom.remote.there.store import tell_missing
+            from stillroom.remote.agent.store import tell_missing
 
             return tell_missing
         case "put":
-            from stillroom.remote.there.store import take_contents
+            from stillroom.remote.agent.store import take_contents
 
             return take_contents
         case "start":
-            from stillroom.remote.there.start import start_run
+            from stillroom.remote.agent.start import start_run
 
             return start_run
         case "follow":
-            from stillroom.remote.there.follow import follow_run
+            from stillroom.remote.agent.follow import follow_run
 
             return follow_run
         case "fetch" | "cancel" | "remove":
-            from stillroom.remote.there import commands
+            from stillroom.remote.agent import commands
 
             each = {
                 "fetch": commands.fetch_file,

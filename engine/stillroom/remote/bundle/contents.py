@@ -10,7 +10,7 @@ import msgspec
 
 from stillroom.errors import DataError, EngineError, RunError
 from stillroom.files import file_sha256, read_json, write_json
-from stillroom.remote.records import RUN_FILE, Blob, Order, PlacedFile
+from stillroom.remote.records import RUN_FILE, Blob, JobSpec, PlacedFile
 from stillroom.run_folder import RunFolder
 from stillroom.versions import FOLDER
 
@@ -29,7 +29,7 @@ class _Known(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What the files of an order hold, and where each lies on the other machine."""
+    """What the files of a job hold, and where each lies on the other machine."""
 
     blobs: list[Blob]
     """Each content once."""
@@ -37,7 +37,7 @@ class Contents:
 
 
 def read_contents(
-    run: RunFolder, order: Order, *, is_stopped: Callable[[], bool] = lambda: False
+    run: RunFolder, spec: JobSpec, *, is_stopped: Callable[[], bool] = lambda: False
 ) -> Contents:
     """Returns the contents of a run's files as they are now.
 
@@ -47,7 +47,7 @@ def read_contents(
     known = KnownHashes(root / FOLDER / _CACHE)
     blobs, files = dict[str, Blob](), list[PlacedFile]()
     run.check_inputs()
-    for sent in order.files:
+    for sent in spec.files:
         path = _source(run, sent.source)
         try:
             stat = path.stat()

@@ -50,7 +50,7 @@ class _Question(TypedDict):
     """Whether this interpreter's own packages are used."""
 
 
-class _Wish(TypedDict):
+class _InstallRequest(TypedDict):
     code: str
     key: str
     """The hash of all of the environment."""
@@ -81,7 +81,7 @@ def main() -> int:
     return 0
 
 
-def _carry_out(root: Path, wish: _Wish, sites: list[str]) -> None:
+def _carry_out(root: Path, wish: _InstallRequest, sites: list[str]) -> None:
     try:
         python = _environment(root, wish, sites)
     except (_FailedError, OSError, subprocess.SubprocessError) as error:
@@ -146,7 +146,7 @@ def code_files(package: Path) -> Iterator[tuple[str, bytes]]:
             yield path.relative_to(package).as_posix(), path.read_bytes()
 
 
-def _environment(root: Path, wish: _Wish, sites: list[str]) -> Path:
+def _environment(root: Path, wish: _InstallRequest, sites: list[str]) -> Path:
     """Returns the interpreter of the environment, which is made first if it isn't there."""
     folder, packages = root / "venvs" / wish["key"], root / "packages" / wish["packages_key"]
     problem: str | None = None
@@ -188,7 +188,7 @@ def _forget(mark: Path, folder: Path, limit: float) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _made(root: Path, wish: _Wish, sites: list[str]) -> Path:
+def _made(root: Path, wish: _InstallRequest, sites: list[str]) -> Path:
     folder = root / "venvs" / wish["key"]
     paths = [str(root / "code" / wish["code"])]
     if wish["requirements"]:
@@ -202,7 +202,7 @@ def _made(root: Path, wish: _Wish, sites: list[str]) -> Path:
 
 def _fault_of(python: Path) -> str | None:
     """Returns why our code does not run there, which no run should have to find out; or None."""
-    command = [python, "-P", "-c", "import msgspec, stillroom.remote.there.store"]
+    command = [python, "-P", "-c", "import msgspec, stillroom.remote.agent.store"]
     try:
         check = _tried(command)
     except FileNotFoundError as error:
@@ -243,7 +243,7 @@ def _take(lock: int) -> None:
             return
 
 
-def _install(folder: Path, wish: _Wish, sites: list[str], log: Path) -> None:
+def _install(folder: Path, wish: _InstallRequest, sites: list[str], log: Path) -> None:
     wishes = {"requirements": wish["requirements"], "constraints": wish["constraints"]}
     _bare_environment(folder)
     for name, lines in wishes.items():
@@ -263,7 +263,7 @@ def _install(folder: Path, wish: _Wish, sites: list[str], log: Path) -> None:
         _run(command, log)
 
 
-def _installer(folder: Path, wish: _Wish, log: Path) -> list[str]:
+def _installer(folder: Path, wish: _InstallRequest, log: Path) -> list[str]:
     """Returns the command that installs into an environment; makes sure that there is one."""
     python, uv = str(folder / "bin" / "python"), wish["uv"]
     if uv is not None:
@@ -387,7 +387,7 @@ def _marks() -> dict[str, str]:
     }
 
 
-def _log(root: Path, wish: _Wish) -> Path:
+def _log(root: Path, wish: _InstallRequest) -> Path:
     return root / "packages" / f"{wish['packages_key']}.log"
 
 

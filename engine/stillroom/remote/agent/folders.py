@@ -19,7 +19,7 @@ _Message = TypeVar("_Message")
 
 
 @dataclass(frozen=True, slots=True)
-class There:
+class AgentFolder:
     """The folder on this machine in which everything of ours lies, and the other side."""
 
     root: Path

@@ -6,12 +6,12 @@ from collections.abc import Callable, Generator
 import msgspec
 
 from stillroom.jobs.supervise import read_run
-from stillroom.remote.records import News, Pulse, StateThere
-from stillroom.remote.there.finished import FinishedFiles
-from stillroom.remote.there.growing import GrowingFiles
-from stillroom.remote.there.place import There
-from stillroom.remote.there.run_place import RunPlace, StartedRun, run_place
-from stillroom.remote.there.store import keep_file
+from stillroom.remote.agent.agent_run import AgentRun, StartRecord, agent_run
+from stillroom.remote.agent.appended import AppendedFiles
+from stillroom.remote.agent.finished import FinishedFiles
+from stillroom.remote.agent.folders import AgentFolder
+from stillroom.remote.agent.store import keep_file
+from stillroom.remote.records import Heartbeat, RemoteState, RunUpdate
 from stillroom.run_folder import RunState
 
 _LOOK_EVERY_S = 0.5
@@ -30,7 +30,7 @@ class FollowRequest(msgspec.Struct, frozen=True, array_like=True):
     seen: dict[str, int] = {}
 
 
-def follow_run(there: There) -> None:
+def follow_run(there: AgentFolder) -> None:
     """The command `follow`: sends a run's news until the run has ended and all is said."""
     request = there.receive(FollowRequest)
     if request is None:
@@ -40,15 +40,15 @@ def follow_run(there: There) -> None:
 
 
 def follow(
-    there: There, request: FollowRequest, *, sleep: Callable[[float], None] = time.sleep
-) -> Generator[News]:
+    there: AgentFolder, request: FollowRequest, *, sleep: Callable[[float], None] = time.sleep
+) -> Generator[RunUpdate]:
     """Yields a run's news: its state first, and its last files last.
 
     Raises MachineGoneError if the run is not on this machine.
     """
-    place = run_place(there, request.run_id)
+    place = agent_run(there, request.run_id)
     started = place.read_start()
-    growing = GrowingFiles(place, request.seen, started.outputs)
+    growing = AppendedFiles(place, request.seen, started.outputs)
     finished, pace, said_at = FinishedFiles(place, started), _Pace(), time.monotonic()
     grown_at = said_at
     while True:
@@ -73,13 +73,13 @@ def follow(
             yield news
             said_at = time.monotonic()
         if time.monotonic() - said_at >= _PULSE_S:
-            yield Pulse()
+            yield Heartbeat()
             said_at = time.monotonic()
         sleep(_LOOK_EVERY_S)
 
 
-def _state_there(place: RunPlace, started: StartedRun, state: RunState) -> StateThere:
-    return StateThere(
+def _state_there(place: AgentRun, started: StartRecord, state: RunState) -> RemoteState:
+    return RemoteState(
         run_json=msgspec.json.encode(state),
         elapsed_s=max(0.0, time.monotonic() - started.started),
         root=str(place.base),
@@ -87,7 +87,7 @@ def _state_there(place: RunPlace, started: StartedRun, state: RunState) -> State
     )
 
 
-def _has_let_go(place: RunPlace, sleep: Callable[[float], None]) -> bool:
+def _has_let_go(place: AgentRun, sleep: Callable[[float], None]) -> bool:
     """Returns whether the processes of a run that has ended are gone, which write its last lines.
 
     One that does not end holds up nothing for long.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import stillroom
 from stillroom.lineage import FOLDER_MANIFEST, folder_files, manifest_path, pending_manifest
-from stillroom.remote.records import HomePath, SentFile
+from stillroom.remote.records import PathMapping, SentFile
 from stillroom.secrecy.keys import keys_file
 from stillroom.secrecy.readable import check_readable
 from stillroom.settings import Workspace
@@ -20,7 +20,7 @@ _CONFIG = f"{_OUTSIDE}/~config"
 """Where keys.yml lies: no path here begins so."""
 
 
-class SentPlaces:
+class FileLayout:
     """Collects the files of a run, each once, with its place on the other machine."""
 
     def __init__(self, workspace: Workspace) -> None:
@@ -40,9 +40,9 @@ class SentPlaces:
         return [SentFile(source=source, place=place) for place, source in self._files.items()]
 
     @property
-    def home_paths(self) -> list[HomePath]:
+    def home_paths(self) -> list[PathMapping]:
         """The paths here, each with the place that stands for it; of several the first counts."""
-        return [HomePath(home=home, place=place) for home, place in self._home.items()]
+        return [PathMapping(home=home, place=place) for home, place in self._home.items()]
 
     def __contains__(self, path: Path) -> bool:
         return self._place(_plain(path)) in self._files

@@ -11,23 +11,23 @@ import pytest
 
 from stillroom.errors import EngineError
 from stillroom.files import file_sha256
+from stillroom.remote.agent import appended, finished
+from stillroom.remote.agent import start as starting
+from stillroom.remote.agent.agent_run import AgentRun, StartRecord, agent_run
+from stillroom.remote.agent.appended import AppendedFiles
+from stillroom.remote.agent.commands import CancelRequest, FetchRequest, read_finished, remove, stop
+from stillroom.remote.agent.finished import FinishedFiles
+from stillroom.remote.agent.folders import AgentFolder
+from stillroom.remote.agent.follow import FollowRequest, follow
 from stillroom.remote.host import MachineGoneError
 from stillroom.remote.records import (
-    FilesThere,
-    Growth,
-    HomePath,
+    AppendedLines,
+    LaunchRequest,
+    PathMapping,
     PlacedFile,
-    StartThere,
-    StateThere,
+    RemoteFiles,
+    RemoteState,
 )
-from stillroom.remote.there import finished, growing
-from stillroom.remote.there import start as starting
-from stillroom.remote.there.commands import CancelRequest, FetchRequest, read_finished, remove, stop
-from stillroom.remote.there.finished import FinishedFiles
-from stillroom.remote.there.follow import FollowRequest, follow
-from stillroom.remote.there.growing import GrowingFiles
-from stillroom.remote.there.place import There
-from stillroom.remote.there.run_place import RunPlace, StartedRun, run_place
 from stillroom.run_folder import FixedInput, RunRequest, RunState
 from stillroom.teachers.run_limits import read_limits
 from stillroom.types import RunKind, RunStatus
@@ -36,10 +36,10 @@ RUN = "score-abc"
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> There:
+def there(tmp_path: Path) -> AgentFolder:
     root = tmp_path / "there"
     (root / "store").mkdir(parents=True)
-    return There(root, None)  # type: ignore[arg-type]
+    return AgentFolder(root, None)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return launched
 
 
-def started(there: There, tmp_path: Path, **changes: object) -> StartThere:
+def started(there: AgentFolder, tmp_path: Path, **changes: object) -> LaunchRequest:
     source = tmp_path / "rows.jsonl"
     source.write_text("{}\n")
     sha256 = file_sha256(source)
@@ -67,10 +67,10 @@ def started(there: There, tmp_path: Path, **changes: object) -> StartThere:
         request={"input": "/elsewhere/rows.jsonl"},
         inputs=[FixedInput(path="/elsewhere/rows.jsonl", stamp="home")],
     )
-    run = StartThere(
+    run = LaunchRequest(
         run_id=RUN,
         files=[PlacedFile(place="outside/0/rows.jsonl", sha256=sha256)],
-        home_paths=[HomePath(home="/elsewhere/rows.jsonl", place="outside/0/rows.jsonl")],
+        home_paths=[PathMapping(home="/elsewhere/rows.jsonl", place="outside/0/rows.jsonl")],
         home_root="/home/me/project",
         request=msgspec.json.encode(request),
         outputs=["out.jsonl"],
@@ -82,7 +82,7 @@ def started(there: There, tmp_path: Path, **changes: object) -> StartThere:
     return msgspec.structs.replace(run, **changes)
 
 
-def write_state(place: RunPlace, status: RunStatus) -> None:
+def write_state(place: AgentRun, status: RunStatus) -> None:
     state = RunState(
         run_id=RUN, kind=RunKind.SCORE, status=status, created_at="2026-11-20T10:00:00Z"
     )
@@ -90,10 +90,10 @@ def write_state(place: RunPlace, status: RunStatus) -> None:
 
 
 def test_a_start_that_is_wished_for_by_many_at_once_starts_once(
-    there: There, tmp_path: Path, launches: list[Path]
+    there: AgentFolder, tmp_path: Path, launches: list[Path]
 ) -> None:
     run = started(there, tmp_path)
-    place = run_place(there, RUN)
+    place = agent_run(there, RUN)
 
     def launch_and_begin(_: int) -> None:
         starting.start(there, run)
@@ -114,10 +114,10 @@ def test_a_start_that_is_wished_for_by_many_at_once_starts_once(
 
 
 def test_a_start_that_was_killed_before_the_process_began_is_finished_by_the_next(
-    there: There, tmp_path: Path, launches: list[Path]
+    there: AgentFolder, tmp_path: Path, launches: list[Path]
 ) -> None:
     run = started(there, tmp_path)
-    place = run_place(there, RUN)
+    place = agent_run(there, RUN)
     place.base.mkdir(parents=True)
     (place.base / "outside" / "0").mkdir(parents=True)
     (place.base / "outside" / "0" / "rows.jsonl").write_text("half")
@@ -138,10 +138,10 @@ def test_a_start_that_was_killed_before_the_process_began_is_finished_by_the_nex
 
 
 def test_the_request_there_names_the_workspace_there_and_the_same_files(
-    there: There, tmp_path: Path, launches: list[Path]
+    there: AgentFolder, tmp_path: Path, launches: list[Path]
 ) -> None:
     starting.start(there, started(there, tmp_path, copies={"given_config.yml": b"a: 1\n"}))
-    place = run_place(there, RUN)
+    place = agent_run(there, RUN)
     request = place.folder.read_request()
     assert request.workspace == str(place.workspace)
     assert [each.path for each in request.inputs] == [str(place.base / "outside/0/rows.jsonl")]
@@ -156,7 +156,7 @@ def test_the_request_there_names_the_workspace_there_and_the_same_files(
 
 @pytest.mark.parametrize("place", ["../up", "/etc/passwd", "workspace/../../x", "elsewhere/x"])
 def test_nothing_is_placed_outside_of_the_runs_folder(
-    there: There, tmp_path: Path, launches: list[Path], place: str
+    there: AgentFolder, tmp_path: Path, launches: list[Path], place: str
 ) -> None:
     run = started(there, tmp_path)
     file = msgspec.structs.replace(run.files[0], place=place)
@@ -166,20 +166,20 @@ def test_nothing_is_placed_outside_of_the_runs_folder(
 
 
 @pytest.fixture
-def place(there: There) -> RunPlace:
+def place(there: AgentFolder) -> AgentRun:
     """A run that has begun, with an empty folder."""
-    place = run_place(there, RUN)
+    place = agent_run(there, RUN)
     place.folder.path.mkdir(parents=True)
     write_state(place, RunStatus.RUNNING)
     return place
 
 
-def grown(files: GrowingFiles, *, is_last: bool = False) -> list[tuple[str, int, bytes]]:
+def grown(files: AppendedFiles, *, is_last: bool = False) -> list[tuple[str, int, bytes]]:
     return [(g.path.rpartition("/")[2], g.offset, g.data) for g in files.news(is_last=is_last)]
 
 
-def test_only_whole_lines_are_told_and_each_once(place: RunPlace) -> None:
-    files = GrowingFiles(place, {}, ["out.jsonl"])
+def test_only_whole_lines_are_told_and_each_once(place: AgentRun) -> None:
+    files = AppendedFiles(place, {}, ["out.jsonl"])
     events = place.folder.events
     events.write_bytes(b"one\ntw")
     assert grown(files) == [("events.jsonl", 0, b"one\n")]
@@ -192,38 +192,38 @@ def test_only_whole_lines_are_told_and_each_once(place: RunPlace) -> None:
     assert grown(files, is_last=True) == [("log.txt", 0, b"log\n"), ("log.txt", 4, b"rest")]
 
 
-def test_a_log_that_was_cut_anew_is_told_anew_even_to_a_later_connection(place: RunPlace) -> None:
+def test_a_log_that_was_cut_anew_is_told_anew_even_to_a_later_connection(place: AgentRun) -> None:
     path = f"runs/{RUN}/log.txt"
     place.folder.log.write_bytes(b"first line\nsecond line\n")
-    grown(GrowingFiles(place, {}, []))
+    grown(AppendedFiles(place, {}, []))
     shorter = place.folder.path / ".log.txt.shorter"
     shorter.write_bytes(b"first\n[left out]\nand more than before\n")
     shorter.replace(place.folder.log)
-    later = GrowingFiles(place, {path: 23}, [])
+    later = AppendedFiles(place, {path: 23}, [])
     assert grown(later) == [
         ("log.txt", 0, b""),
         ("log.txt", 0, b"first\n[left out]\nand more than before\n"),
     ]
 
 
-def test_rows_and_their_journal_are_told_as_they_are_written(place: RunPlace) -> None:
+def test_rows_and_their_journal_are_told_as_they_are_written(place: AgentRun) -> None:
     (place.workspace / ".out.jsonl").mkdir()
     (place.workspace / ".out.jsonl" / "settings.json").write_text("{}")
     (place.workspace / ".out.jsonl" / "journal.jsonl").write_text("{}\n")
     (place.workspace / "out.jsonl").write_text("{}\n{}\n")
     # They were sent with two rows, of which the first is known.
-    files = GrowingFiles(place, {"out.jsonl": 3}, ["out.jsonl"])
+    files = AppendedFiles(place, {"out.jsonl": 3}, ["out.jsonl"])
     assert grown(files) == [("journal.jsonl", 0, b"{}\n"), ("out.jsonl", 3, b"{}\n")]
 
 
-def listed(place: RunPlace, *, is_last: bool, **known: object) -> list[str]:
-    finished = FinishedFiles(place, StartedRun(started=0.0, outputs=["out.jsonl"], **known))
-    news = [each for each in finished.news(is_last=is_last) if isinstance(each, FilesThere)]
+def listed(place: AgentRun, *, is_last: bool, **known: object) -> list[str]:
+    finished = FinishedFiles(place, StartRecord(started=0.0, outputs=["out.jsonl"], **known))
+    news = [each for each in finished.news(is_last=is_last) if isinstance(each, RemoteFiles)]
     prefix = f"runs/{RUN}/"
     return [file.path.removeprefix(prefix) for each in news for file in each.files]
 
 
-def test_checkpoints_are_told_whole_and_what_is_being_written_is_not(place: RunPlace) -> None:
+def test_checkpoints_are_told_whole_and_what_is_being_written_is_not(place: AgentRun) -> None:
     checkpoints = place.folder.path / "checkpoints"
     for name in ("step_000001", ".step_000002.partial", ".step_000000.going"):
         (checkpoints / name).mkdir(parents=True)
@@ -237,7 +237,7 @@ def test_checkpoints_are_told_whole_and_what_is_being_written_is_not(place: RunP
     assert sorted(listed(place, is_last=True)) == [*during, "failures.jsonl", "out.jsonl"]
 
 
-def test_what_was_sent_and_only_looks_like_an_output_is_not_told(place: RunPlace) -> None:
+def test_what_was_sent_and_only_looks_like_an_output_is_not_told(place: AgentRun) -> None:
     (place.workspace / "out.yml").write_text("sent")
     (place.workspace / "out.jsonl").write_text("{}\n")
     placed = {"out.yml": file_sha256(place.workspace / "out.yml")}
@@ -245,23 +245,23 @@ def test_what_was_sent_and_only_looks_like_an_output_is_not_told(place: RunPlace
 
 
 def test_following_tells_the_state_first_and_the_last_files_last(
-    there: There, place: RunPlace
+    there: AgentFolder, place: AgentRun
 ) -> None:
-    place.start_file.write_bytes(msgspec.json.encode(StartedRun(started=time.monotonic())))
+    place.start_file.write_bytes(msgspec.json.encode(StartRecord(started=time.monotonic())))
     write_state(place, RunStatus.SUCCEEDED)
     place.folder.log.write_text("done\n")
     news = list(follow(there, FollowRequest(RUN, {}), sleep=lambda _: None))
-    assert [type(each) for each in news] == [StateThere, Growth, FilesThere]
-    assert isinstance(news[0], StateThere)
+    assert [type(each) for each in news] == [RemoteState, AppendedLines, RemoteFiles]
+    assert isinstance(news[0], RemoteState)
     assert news[0].root == str(place.base)
-    assert isinstance(news[2], FilesThere)
+    assert isinstance(news[2], RemoteFiles)
     assert news[2].is_last
 
 
 def test_a_run_is_told_of_although_its_disk_is_full(
-    there: There, place: RunPlace, monkeypatch: pytest.MonkeyPatch
+    there: AgentFolder, place: AgentRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.start_file.write_bytes(msgspec.json.encode(StartedRun(started=time.monotonic())))
+    place.start_file.write_bytes(msgspec.json.encode(StartRecord(started=time.monotonic())))
     write_state(place, RunStatus.FAILED)
     place.folder.log.write_text("no space left on the disk\n")
     (place.folder.path / "config.json").write_text("{}")
@@ -269,13 +269,13 @@ def test_a_run_is_told_of_although_its_disk_is_full(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(growing, "write_json", full)
+    monkeypatch.setattr(appended, "write_json", full)
     monkeypatch.setattr(finished, "write_json", full)
     news = list(follow(there, FollowRequest(RUN, {}), sleep=lambda _: None))
-    assert [type(each) for each in news] == [StateThere, Growth, FilesThere]
+    assert [type(each) for each in news] == [RemoteState, AppendedLines, RemoteFiles]
 
 
-def test_a_run_that_is_not_there_is_gone(there: There) -> None:
+def test_a_run_that_is_not_there_is_gone(there: AgentFolder) -> None:
     with pytest.raises(MachineGoneError, match="there is no run"):
         list(follow(there, FollowRequest(RUN, {})))
     with pytest.raises(MachineGoneError):
@@ -285,18 +285,18 @@ def test_a_run_that_is_not_there_is_gone(there: There) -> None:
 
 @pytest.mark.parametrize("path", ["../../secret", "/etc/passwd", "link", "gone"])
 def test_no_file_outside_of_the_runs_workspace_is_read(
-    there: There, place: RunPlace, tmp_path: Path, path: str
+    there: AgentFolder, place: AgentRun, tmp_path: Path, path: str
 ) -> None:
     (place.workspace / "link").symlink_to(tmp_path)
     with pytest.raises(EngineError, match="the run has no file"):
         list(read_finished(there, FetchRequest(RUN, path)))
 
 
-def test_a_file_is_read_from_where_it_broke_off(there: There, place: RunPlace) -> None:
+def test_a_file_is_read_from_where_it_broke_off(there: AgentFolder, place: AgentRun) -> None:
     (place.workspace / "out.jsonl").write_bytes(b"0123456789")
     assert b"".join(read_finished(there, FetchRequest(RUN, "out.jsonl", 4))) == b"456789"
 
 
-def test_removing_a_run_leaves_nothing_of_it(there: There, place: RunPlace) -> None:
+def test_removing_a_run_leaves_nothing_of_it(there: AgentFolder, place: AgentRun) -> None:
     remove(there, RUN)
     assert list(there.runs.iterdir()) == []

@@ -13,9 +13,9 @@ import msgspec
 from stillroom.errors import DataError
 from stillroom.files import read_json, write_json
 from stillroom.models.resolve import CHECKPOINTS
-from stillroom.remote.records import FilesThere, FileThere, Pulse
+from stillroom.remote.agent.agent_run import AgentRun, StartRecord
+from stillroom.remote.records import Heartbeat, RemoteFile, RemoteFiles
 from stillroom.remote.run_files import is_of_run_folder, is_output, is_temporary
-from stillroom.remote.there.run_place import RunPlace, StartedRun
 
 _BLOCK = 4 << 20
 _PULSE_S = 2.0
@@ -34,7 +34,7 @@ class _Hashed(msgspec.Struct, frozen=True):
 class FinishedFiles:
     """Lists a run's finished files with their hashes, each hashed once."""
 
-    def __init__(self, place: RunPlace, started: StartedRun) -> None:
+    def __init__(self, place: AgentRun, started: StartRecord) -> None:
         self._place, self._started = place, started
         self._file = place.base / "hashes.json"
         self._saved_at = time.monotonic()
@@ -43,7 +43,7 @@ class FinishedFiles:
             self._hashes = read_json(self._file, dict[str, _Hashed])
         self._last: dict[str, tuple[int, int, int]] | None = None
 
-    def news(self, *, is_last: bool) -> Generator[FilesThere | Pulse, None, list[FileThere]]:
+    def news(self, *, is_last: bool) -> Generator[RemoteFiles | Heartbeat, None, list[RemoteFile]]:
         """Yields all finished files if there are other ones than before, and returns them.
 
         A large file takes a while to hash, during which pulses are yielded.
@@ -51,10 +51,10 @@ class FinishedFiles:
         stamps = dict(self._stamps(is_last=is_last))
         if stamps == self._last and not is_last:
             return []
-        files: list[FileThere] = []
+        files: list[RemoteFile] = []
         for path, stamp in stamps.items():
             sha256 = yield from self._hash_of(path, stamp)
-            files.append(FileThere(path=path, sha256=sha256, num_bytes=stamp[1]))
+            files.append(RemoteFile(path=path, sha256=sha256, num_bytes=stamp[1]))
         self._save()
         # What has gone or changed meanwhile is looked at again; at the end nothing does.
         if not is_last and dict(self._stamps(is_last=is_last)) != stamps:
@@ -64,7 +64,7 @@ class FinishedFiles:
             files = [file for file in files if not self._is_as_sent(file)]
         else:
             files = [file for file in files if not self._is_sent_input(file)]
-        yield FilesThere(files=files, is_last=is_last)
+        yield RemoteFiles(files=files, is_last=is_last)
         return files
 
     def _stamps(self, *, is_last: bool) -> Iterator[tuple[str, tuple[int, int, int]]]:
@@ -112,12 +112,12 @@ class FinishedFiles:
         name = path.relative_to(self._place.workspace).as_posix()
         return is_of_run_folder(name, self._place.run_id)
 
-    def _is_sent_input(self, file: FileThere) -> bool:
+    def _is_sent_input(self, file: RemoteFile) -> bool:
         """Returns whether a file only looks like an output: it was sent, and is as it was."""
         in_run = file.path.startswith(f"runs/{self._place.run_id}/")
         return not in_run and self._is_as_sent(file)
 
-    def _is_as_sent(self, file: FileThere) -> bool:
+    def _is_as_sent(self, file: RemoteFile) -> bool:
         return self._started.placed.get(file.path) == file.sha256
 
     def _save(self) -> None:
@@ -126,7 +126,7 @@ class FinishedFiles:
             write_json(self._file, self._hashes, durable=False)
         self._saved_at = time.monotonic()
 
-    def _hash_of(self, path: str, stamp: tuple[int, int, int]) -> Generator[Pulse, None, str]:
+    def _hash_of(self, path: str, stamp: tuple[int, int, int]) -> Generator[Heartbeat, None, str]:
         known = self._hashes.get(path)
         if known is not None and known.stamp == stamp:
             return known.sha256
@@ -136,7 +136,7 @@ class FinishedFiles:
                 digest.update(block)
                 if time.monotonic() - told_at > _PULSE_S:
                     told_at = time.monotonic()
-                    yield Pulse()
+                    yield Heartbeat()
         self._hashes[path] = _Hashed(stamp, digest.hexdigest())
         if time.monotonic() - self._saved_at > _PULSE_S:
             self._save()

@@ -16,14 +16,14 @@ from stillroom.files import write_json
 from stillroom.home_paths import home_variable
 from stillroom.lineage import write_manifest
 from stillroom.models.resolve import identify, locate_model
-from stillroom.remote.machines import users_machines_file
-from stillroom.remote.package.contents import KnownHashes, read_contents
-from stillroom.remote.package.needs import (
+from stillroom.remote.bundle.contents import KnownHashes, read_contents
+from stillroom.remote.bundle.job_spec import pack
+from stillroom.remote.bundle.needs import (
     Needs,
     needs_of_generation,
     needs_of_training,
 )
-from stillroom.remote.package.order import pack
+from stillroom.remote.machines import users_machines_file
 from stillroom.rollout.plan import plan_generation
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.run_folder import LIMITS_FILE, create_run
@@ -61,7 +61,7 @@ def model_folder(path: Path) -> Path:
 
 
 def places_of(workspace: Workspace, needs: Needs) -> list[str]:
-    return [file.place for file in pack(workspace, box(workspace), needs).order.files]
+    return [file.place for file in pack(workspace, box(workspace), needs).spec.files]
 
 
 def test_files_of_one_name_do_not_meet_and_keep_what_they_stand_for(tmp_path, workspace):
@@ -69,10 +69,10 @@ def test_files_of_one_name_do_not_meet_and_keep_what_they_stand_for(tmp_path, wo
     outside = [written(tmp_path / name / "train.jsonl", name) for name in "cd"]
     packed, run = packed_run(workspace, Needs(files=[*inside, *outside]))
     base = tmp_path / "there"
-    lay_out(run, packed.order, base)
+    lay_out(run, packed.spec, base)
     assert (base / "workspace/b/train.jsonl").read_text() == "b"
     assert (base / f"outside{tmp_path}/d/train.jsonl").read_text() == "d"
-    assert len(packed.order.files) == 4
+    assert len(packed.spec.files) == 4
 
 
 def test_manifests_tags_and_prices_go_with_a_file(workspace):
@@ -101,7 +101,7 @@ def test_a_tagged_version_is_found_by_its_name_elsewhere(tmp_path, workspace):
     written(rows, "two")
     kept = workspace.existing("train@v1", label="input")
     packed, run = packed_run(workspace, Needs(files=[kept]))
-    lay_out(run, packed.order, tmp_path / "there")
+    lay_out(run, packed.spec, tmp_path / "there")
     there = Workspace(tmp_path / "there" / "workspace")
     assert there.existing("train@v1", label="input").read_text() == "one"
 
@@ -151,9 +151,9 @@ def test_an_unfinished_output_goes_with_its_journal_and_comes_back(workspace):
     written(workspace.root / "out/rows.jsonl", "{}\n")
     written(workspace.root / "out/.rows.jsonl/journal.jsonl")
     written(workspace.root / "out/.rows.jsonl/settings.json", "{}")
-    order = pack(workspace, box(workspace), needs_of_generation(plan)).order
-    assert order.outputs == ["out/rows.jsonl"]
-    assert {file.place for file in order.files} >= {
+    spec = pack(workspace, box(workspace), needs_of_generation(plan)).spec
+    assert spec.outputs == ["out/rows.jsonl"]
+    assert {file.place for file in spec.files} >= {
         "workspace/out/rows.jsonl",
         "workspace/out/.rows.jsonl/journal.jsonl",
         "workspace/out/.rows.jsonl/settings.json",
@@ -164,7 +164,7 @@ def test_what_has_not_changed_is_not_hashed_again(workspace):
     rows = written(workspace.root / "rows.jsonl")
     packed, run = packed_run(workspace, Needs(files=[rows]))
     cache = workspace.root / ".stillroom" / "hashes.json"
-    read_contents(run, packed.order)
+    read_contents(run, packed.spec)
     # A file that was changed a moment ago may change again within the same tick of the clock.
     assert json.loads(cache.read_bytes()) == {}
     known = KnownHashes(cache, settled_after_s=0)
@@ -182,16 +182,16 @@ def test_a_file_that_changes_before_it_is_sent_ends_the_run(workspace):
     packed, run = packed_run(workspace, Needs(files=[rows]))
     rows.write_text("three", encoding="utf-8")
     with pytest.raises(RunError, match="has changed since this run was started"):
-        read_contents(run, packed.order)
+        read_contents(run, packed.spec)
     rows.unlink()
     with pytest.raises(RunError, match="has changed since this run was started"):
-        read_contents(run, packed.order)
+        read_contents(run, packed.spec)
 
 
 def test_equal_contents_are_sent_once(workspace):
     files = [written(workspace.root / f"{i}.jsonl", "same") for i in range(3)]
     packed, run = packed_run(workspace, Needs(files=files))
-    contents = read_contents(run, packed.order)
+    contents = read_contents(run, packed.spec)
     assert (len(contents.blobs), len(contents.files)) == (1, 3)
 
 
@@ -200,7 +200,7 @@ def test_two_thousand_files_are_ordered_and_hashed(workspace):
     for index in range(2000):
         written(folder / f"{index % 20}/{index}.json", str(index))
     packed, run = packed_run(workspace, Needs(files=[folder]))
-    contents = read_contents(run, packed.order)
+    contents = read_contents(run, packed.spec)
     assert (len(contents.blobs), len(contents.files)) == (2000, 2000)
 
 
@@ -217,8 +217,8 @@ def test_packages_that_tools_import_are_named_with_their_versions(workspace):
         "import not_installed_anywhere\n",
         prices="from msgspec import Struct\n",
     )
-    order = pack(workspace, box(workspace), needs).order
-    assert order.packages == [
+    spec = pack(workspace, box(workspace), needs).spec
+    assert spec.packages == [
         f"msgspec=={version('msgspec')}",
         f"PyYAML=={version('pyyaml')}",
     ]
@@ -235,7 +235,7 @@ def test_files_that_tools_name_go_with_them_but_no_keys(workspace):
     )
     (workspace.root / "runs" / "sft-1").mkdir(parents=True)
     packed = pack(workspace, box(workspace), needs, budget_usd=1)
-    assert sorted(file.place for file in packed.order.files) == [
+    assert sorted(file.place for file in packed.spec.files) == [
         "workspace/kb/a.json",
         "workspace/kb/deep/b.json",
         "workspace/prices.csv",
@@ -266,8 +266,8 @@ def test_an_order_names_keys_and_holds_none(workspace, monkeypatch):
         models=[locate_model(workspace, "org/model")],
     )
     packed = pack(workspace, box(workspace), needs)
-    assert packed.order.key_names == ["OPENAI_API_KEY", "SEARCH_KEY", "HF_TOKEN"]
-    assert packed.order.variables == ["SEARCH_KEY", "HF_TOKEN"]
+    assert packed.spec.key_names == ["OPENAI_API_KEY", "SEARCH_KEY", "HF_TOKEN"]
+    assert packed.spec.variables == ["SEARCH_KEY", "HF_TOKEN"]
     assert b"0123456789abcdef" not in packed.copies["remote.json"]
     assert packed.secrets["OPENAI_API_KEY"] == "sk-0123456789abcdef"
     assert "0123456789abcdef" not in repr(packed)
@@ -277,7 +277,7 @@ def test_the_file_that_says_which_key_may_go_where_is_found_elsewhere(tmp_path, 
     own_keys = users_machines_file().with_name("keys.yml")
     own_keys.write_text("- {key: SEARCH_KEY, tools: true}\n", encoding="utf-8")
     packed, run = packed_run(workspace, code(workspace, "x = 1"))
-    with away(lay_out(run, packed.order, tmp_path / "there")):
+    with away(lay_out(run, packed.spec, tmp_path / "there")):
         assert keys_file().is_relative_to(tmp_path / "there" / "outside")
         assert tool_variables() == {"SEARCH_KEY"}
 
@@ -307,9 +307,9 @@ def test_a_store_that_a_teacher_made_of_the_rows_goes_with_them(workspace):
         source.touch()
         write_manifest(store, operation="start_training", inputs=[source], request={}, counts={})
     needs = Needs(files=[rows], outputs=["soft_targets"])
-    order = pack(workspace, box(workspace), needs).order
-    assert order.outputs == ["soft_targets"]
-    assert [file.place for file in order.files if "soft" in file.place] == [
+    spec = pack(workspace, box(workspace), needs).spec
+    assert spec.outputs == ["soft_targets"]
+    assert [file.place for file in spec.files if "soft" in file.place] == [
         "workspace/soft_targets/top4-a.bin",
         "workspace/soft_targets/top4-a.bin.manifest.json",
     ]
@@ -321,7 +321,7 @@ def test_a_model_that_config_yml_names_by_a_link_is_found_elsewhere(tmp_path, wo
     (workspace.root / "models" / "base").symlink_to(real)
     packed, run = packed_run(workspace, Needs(models=[locate_model(workspace, "models/base")]))
     base = tmp_path / "there"
-    variable = lay_out(run, packed.order, base)
+    variable = lay_out(run, packed.spec, base)
     with away(variable):
         there = Workspace(base / "workspace")
         for name in ("models/base", str(workspace.root / "models/base"), str(real)):
@@ -352,8 +352,8 @@ def test_an_output_behind_a_link_is_written_where_it_leads(tmp_path, workspace):
     (workspace.root / "real").mkdir()
     (workspace.root / "link").symlink_to("real")
     packed, run = packed_run(workspace, Needs(outputs=["link/out.jsonl"]))
-    assert packed.order.outputs == ["real/out.jsonl"]
-    with away(lay_out(run, packed.order, tmp_path / "there")):
+    assert packed.spec.outputs == ["real/out.jsonl"]
+    with away(lay_out(run, packed.spec, tmp_path / "there")):
         there = Workspace(tmp_path / "there" / "workspace")
         output = there.output_file("link/out.jsonl", label="output")
     assert output == there.root / "real/out.jsonl"
