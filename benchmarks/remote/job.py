@@ -114,9 +114,9 @@ def main() -> int:
     from fakes.rollout_rows import read_rows
     from fakes.runs_elsewhere import Elsewhere
     from stillroom.remote.follower.follower import Follower
+    from stillroom.remote.machine import HfJobsFlavor, Machine
     from stillroom.remote.providers.hf_jobs import HfJobsHost
     from stillroom.remote.providers.provision_log import ProvisionLog
-    from stillroom.remote.records import HfJobsFlavor, Machine
 
     with tempfile.TemporaryDirectory(prefix="job-") as name:
         root = Path(name)

@@ -23,8 +23,9 @@ from stillroom.lineage import now
 from stillroom.remote.bundle.contents import read_contents
 from stillroom.remote.bundle.job_spec import PackedJob, pack
 from stillroom.remote.bundle.needs import Needs
+from stillroom.remote.machine import Machine
 from stillroom.remote.machines import find_machine, users_machines_file
-from stillroom.remote.records import JobSpec, Machine
+from stillroom.remote.records import JobSpec
 from stillroom.run_folder import NewRun, RunFolder, RunRequest, RunState, create_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus

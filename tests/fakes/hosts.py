@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stillroom.remote.channel import LocalChannel
-from stillroom.remote.records import Blob, Machine
+from stillroom.remote.machine import Machine
+from stillroom.remote.records import Blob
 from stillroom.remote.ssh.connection import SshChannel
 from stillroom.remote.ssh.host import ChannelHost
 

@@ -15,7 +15,8 @@ from stillroom.files import read_json
 from stillroom.remote.channel import LocalChannel
 from stillroom.remote.follower import __main__ as follower
 from stillroom.remote.host import UnreachableError
-from stillroom.remote.records import JobSpec, Machine
+from stillroom.remote.machine import Machine
+from stillroom.remote.records import JobSpec
 from stillroom.remote.ssh.host import ChannelHost
 from stillroom.run_folder import REMOTE_FILE
 from stillroom.secrecy.environments import bare_environment

@@ -17,7 +17,8 @@ from fakes.user_files import write_tools
 from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.jobs import supervise
-from stillroom.remote.records import JobSpec, Machine, PathMapping, SentFile, SshAddress
+from stillroom.remote.machine import Machine, SshAddress
+from stillroom.remote.records import JobSpec, PathMapping, SentFile
 from stillroom.run_folder import REMOTE_FILE, NewRun, RunFolder, RunState, create_run
 from stillroom.secrecy.environments import run_environment
 from stillroom.settings import Workspace

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from stillroom.processes import end_process
-from stillroom.remote.records import Machine, SshAddress
+from stillroom.remote.machine import Machine, SshAddress
 
 # Debian keeps it out of the PATH of users.
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/sbin")

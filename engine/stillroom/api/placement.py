@@ -13,8 +13,9 @@ from stillroom.outputs import OutputHeldError
 from stillroom.remote.bundle.job_spec import PackedJob, pack
 from stillroom.remote.bundle.needs import Needs
 from stillroom.remote.bundle.refusals import least_budget, refuse_needs, refuse_request
+from stillroom.remote.machine import Machine, RayCluster
 from stillroom.remote.machines import find_machine
-from stillroom.remote.records import JobSpec, Machine, RayCluster
+from stillroom.remote.records import JobSpec
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.run_folder import REMOTE_FILE, NewRun, RunFolder, all_runs, read_elsewhere
 from stillroom.settings import Workspace

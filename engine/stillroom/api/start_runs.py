@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 from pydantic import BaseModel
 
+from stillroom.api.operations import child_work
 from stillroom.api.placement import (
     check_not_going_on_elsewhere,
     check_not_written_elsewhere,
@@ -20,7 +21,6 @@ from stillroom.api.placement import (
     with_budget_left,
     with_spec,
 )
-from stillroom.api.operations import child_work
 from stillroom.api.prompts_folder import complete_evaluation, complete_rollouts
 from stillroom.api.runs import RunReport, report_run
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
@@ -37,7 +37,7 @@ from stillroom.remote.bundle.needs import (
     needs_of_training,
 )
 from stillroom.remote.bundle.refusals import refuse_config
-from stillroom.remote.records import Machine
+from stillroom.remote.machine import Machine
 from stillroom.rollout.plan import plan_generation
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.rescore.request import ScoreRollouts, plan_scoring

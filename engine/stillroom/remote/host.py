@@ -4,7 +4,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from stillroom.errors import EngineError
-from stillroom.remote.records import Blob, JobSpec, LaunchRequest, MachineFacts, RunUpdate
+from stillroom.remote.records import (
+    Blob,
+    JobSpec,
+    LaunchRequest,
+    MachineFacts,
+    RunUpdate,
+)
 
 
 class UnreachableError(EngineError):

@@ -1,30 +1,51 @@
-"""Opens the way to a machine, whichever kind of machine it is."""
+"""Opens the connection to a machine of any kind, and releases one that no run needs."""
 
 from pathlib import Path
 
 from stillroom.errors import InputError
 from stillroom.remote.host import RunHost
-from stillroom.remote.records import Machine
+from stillroom.remote.machine import HfJobsFlavor, Machine, SkyPilotCluster, SshAddress
+from stillroom.remote.providers.provision_log import ProvisionedMachine, ProvisionLog
 from stillroom.remote.ssh.host import SshHost
+
+# The providers' modules are loaded when they are needed: servers list machines at each look.
 
 
 def open_host(machine: Machine, *, run: Path | None = None) -> RunHost:
-    """Returns a machine on which runs can be done; nothing is connected or brought up yet.
+    """Returns a machine on which runs can be done; nothing is connected or provisioned yet.
 
-    run: the folder here of the run that it is for; without one no machine is ever brought up.
+    run: the folder here of the run that it is for; without one no machine is ever provisioned.
     Raises MissingExtraError if the package for such machines is not installed.
     """
-    if machine.ssh is not None:
-        return SshHost(machine)
-    if machine.skypilot is not None:
-        from stillroom.remote.providers.skypilot import open_cluster
+    match machine.access:
+        case SshAddress():
+            return SshHost(machine)
+        case SkyPilotCluster():
+            from stillroom.remote.providers.skypilot import open_cluster
 
-        return open_cluster(machine, run)
-    if machine.hf_jobs is not None:
-        from stillroom.remote.providers.hf_jobs import open_job
+            return open_cluster(machine, run)
+        case HfJobsFlavor():
+            from stillroom.remote.providers.hf_jobs import open_job
 
-        return open_job(machine, run)
-    raise InputError(
-        f"{machine.name} is a Ray cluster, which is reached by its runs alone",
-        "look at it with `ray status`",
-    )
+            return open_job(machine, run)
+        case _:
+            raise InputError(
+                f"{machine.name} is a Ray cluster, which is reached by its runs alone",
+                "look at it with `ray status`",
+            )
+
+
+def release_machine(entry: ProvisionedMachine, log: ProvisionLog) -> None:
+    """Releases a machine that was provisioned, unless a run has begun to use it meanwhile."""
+    if isinstance(entry.machine.access, HfJobsFlavor):
+        from stillroom.remote.providers.hf_jobs import release_job
+
+        release_job(entry, log)
+        return
+    from stillroom.remote.providers.skypilot import open_cluster
+
+    host = open_cluster(entry.machine, provision_log=log)
+    try:
+        host.release()
+    finally:
+        host.close()

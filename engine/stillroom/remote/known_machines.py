@@ -17,7 +17,8 @@ from stillroom.files import content_hash, read_json, write_json
 from stillroom.lineage import now
 from stillroom.places import make_folder
 from stillroom.remote.host import RunHost
-from stillroom.remote.records import JobSpec, Machine, MachineFacts, RemoteView
+from stillroom.remote.machine import Machine
+from stillroom.remote.records import JobSpec, MachineFacts, RemoteView
 from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RunFolder, RunState, all_runs
 from stillroom.settings import Workspace
 from stillroom.train.config.schema import TrainConfig
@@ -25,8 +26,6 @@ from stillroom.train.planning.hardware import EarlierRate, Hardware
 from stillroom.types import RunKind, RunStatus
 
 _HOUR_S = 3600
-_FLAVOR_GPUS = {"a100": "A100 80GB"}
-"""GPUs of flavors that have more memory than the plain name says."""
 
 
 class KnownMachine(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +46,7 @@ def ask_machine(workspace: Workspace, machine: Machine, host: RunHost) -> Machin
     """
     try:
         facts = host.facts()
-        price = host.price_per_hour() if machine.is_ours_to_stop else None
+        price = host.price_per_hour() if machine.access.is_provisioned else None
     finally:
         host.close()
     remember(workspace, machine, facts, price)
@@ -118,7 +117,7 @@ def hardware_of(
     )
     price = next((one for one in prices if one is not None), None)
     if known is None:
-        gpus = _listed_gpus(machine)
+        gpus = machine.access.requested_gpus
         return Hardware(
             machine.name,
             gpus=gpus,
@@ -146,32 +145,9 @@ def _gpu_names(text: str) -> list[str]:
     return [several[2]] * int(several[1]) if several else [name]
 
 
-def _listed_gpus(machine: Machine) -> list[str]:
-    """Returns the GPUs that machines.yml asks a provider for, one name for each."""
-    if machine.hf_jobs is not None:
-        name, times, num = machine.hf_jobs.flavor.partition("-")[0].partition("x")
-        size = re.search(r"x(\d+)$", machine.hf_jobs.flavor)
-        if name.startswith("cpu") or name == "zero":
-            return []
-        count = int(num) if times and num.isdecimal() else int(size[1]) if size else 1
-        return [_FLAVOR_GPUS.get(name, name.upper())] * count
-    if machine.skypilot is None:
-        return []
-    wanted: object = machine.skypilot.resources.get("accelerators")
-    if isinstance(wanted, Mapping) and len(wanted) == 1:
-        (name, count), *_ = wanted.items()
-    elif isinstance(wanted, str):
-        name, _, count = wanted.partition(":")
-    else:
-        return []
-    with suppress(ValueError, TypeError):
-        return [str(name)] * max(1, int(float(str(count or 1))))
-    return []
-
-
 def _earlier_price(workspace: Workspace, machine: Machine) -> float | None:
     """Returns what an hour of a rented machine cost in the last run there; None if not known."""
-    if not machine.is_ours_to_stop:
+    if not machine.access.is_provisioned:
         return None
     found = [
         (view.last_contact or "", view.machine_usd / view.seconds_there * _HOUR_S)

@@ -8,9 +8,10 @@ from stillroom.models.resolve import locate_model
 from stillroom.projects.setup import Check, CheckSetup, SetupReport
 from stillroom.remote.host import RunHost, UnreachableError
 from stillroom.remote.hosts import open_host
-from stillroom.remote.machine_list import address_of, ask_all
+from stillroom.remote.machine import Machine
+from stillroom.remote.machine_list import ask_all
 from stillroom.remote.machines import check_keys_may_go, find_machine
-from stillroom.remote.records import Machine, MachineFacts
+from stillroom.remote.records import MachineFacts
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import IN_PROCESS, endpoint_for
 
@@ -34,7 +35,7 @@ def check_machine(
     """
     machine = find_machine(workspace, where)
     checks = [_machine_check(machine)]
-    if machine.ray is None:
+    if machine.access.can_be_probed:
         answer = ask_all(workspace, [machine], opened)[machine.name]
         is_up = isinstance(answer, MachineFacts)
         checks += _answer_checks(machine, answer) if is_up else [_silence(machine, answer)]
@@ -43,8 +44,8 @@ def check_machine(
 
 
 def _machine_check(machine: Machine) -> Check:
-    detail = f"{machine.kind} {address_of(machine)}, from {machine.file}"
-    if machine.price_per_hour is None and machine.kind in ("ssh", "ray"):
+    detail = f"{machine.access.kind} {machine.access.summary}, from {machine.file}"
+    if machine.price_per_hour is None and not machine.access.is_provisioned:
         return Check(
             name="machine",
             status="note",
@@ -58,7 +59,7 @@ def _machine_check(machine: Machine) -> Check:
 
 def _silence(machine: Machine, error: EngineError) -> Check:
     """Returns the check of a machine that did not answer."""
-    if machine.is_ours_to_stop and isinstance(error, UnreachableError):
+    if machine.access.is_provisioned and isinstance(error, UnreachableError):
         return Check(
             name="connection",
             status="note",
@@ -71,7 +72,7 @@ def _silence(machine: Machine, error: EngineError) -> Check:
 def _answer_checks(machine: Machine, facts: MachineFacts) -> Iterator[Check]:
     yield Check(name="connection", status="ok", detail=f"it answers: {facts.system}")
     yield _gpu_check(facts)
-    if facts.python is None and machine.is_ours_to_stop:
+    if facts.python is None and machine.access.is_provisioned:
         return  # It is not up: what it will have is its provider's affair.
     yield _python_check(machine, facts)
     yield _disk_check(machine, facts)

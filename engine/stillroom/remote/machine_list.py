@@ -13,10 +13,11 @@ from stillroom.errors import EngineError
 from stillroom.remote.host import RunHost
 from stillroom.remote.hosts import open_host
 from stillroom.remote.known_machines import ask_machine, hardware_of, recall, remote_runs
+from stillroom.remote.machine import Machine
 from stillroom.remote.machines import all_machines
 from stillroom.remote.providers.clean_up import start_clean_up, wake_followers
 from stillroom.remote.providers.provision_log import ProvisionedMachine, ProvisionLog
-from stillroom.remote.records import Machine, MachineFacts, RemoteView
+from stillroom.remote.records import MachineFacts, RemoteView
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.types import OthersText
@@ -151,7 +152,7 @@ def ask_all(
         except EngineError as error:
             answers[machine.name] = error
 
-    askable = [machine for machine in machines if machine.ray is None]
+    askable = [machine for machine in machines if machine.access.can_be_probed]
     threads = [threading.Thread(target=ask, args=(one,), daemon=True) for one in askable]
     for thread in threads:
         thread.start()
@@ -162,19 +163,6 @@ def ask_all(
         f"it did not answer within {most_s:g} s", "look whether `ssh` reaches it by hand"
     )
     return {machine.name: answers.get(machine.name, silent) for machine in askable}
-
-
-def address_of(machine: Machine) -> str:
-    """Returns how a machine is reached, or what is asked of its provider, in a line."""
-    if machine.ssh is not None:
-        port = f" port {machine.ssh.port}" if machine.ssh.port else ""
-        return f"{machine.ssh.host}{port}"
-    if machine.skypilot is not None:
-        resources = machine.skypilot.resources
-        return ", ".join(f"{key}: {value}" for key, value in resources.items())
-    if machine.hf_jobs is not None:
-        return machine.hf_jobs.flavor
-    return machine.ray.address if machine.ray is not None else ""
 
 
 def _runs_by_machine(workspace: Workspace) -> dict[str, _RunsThere]:
@@ -212,8 +200,8 @@ def _summary(
     num_costing = max(len(provisioned), 1 if runs.is_used else 0)
     return MachineSummary(
         name=machine.name,
-        kind=machine.kind,
-        address=address_of(machine),
+        kind=machine.access.kind,
+        address=machine.access.summary,
         state=_state(machine, runs, provisioned, answer),
         computes=hardware.words,
         gpu_memory_gb=list(hardware.gpu_memory_gb),
@@ -240,12 +228,12 @@ def _state(
     provisioned: Sequence[ProvisionedMachine],
     answer: MachineFacts | EngineError | None,
 ) -> MachineState:
-    is_down = machine.is_ours_to_stop and not provisioned
+    is_down = machine.access.is_provisioned and not provisioned
     if not is_down and (isinstance(answer, EngineError) or (answer is None and runs.is_silent)):
         return "unreachable"
     if runs.is_used or _is_needed(provisioned):
         return "in_use"
-    if machine.is_ours_to_stop:
+    if machine.access.is_provisioned:
         return "down" if is_down else "up"
     return "answers" if isinstance(answer, MachineFacts) else "not_asked"
 

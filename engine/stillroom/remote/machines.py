@@ -8,13 +8,14 @@ so that it can neither give `ssh` options, which run programs here, nor receive 
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, cast, get_args
 
+import msgspec
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from stillroom.errors import ConfigError, InputError
-from stillroom.remote.records import HfJobsFlavor, Machine, RayCluster, SkyPilotCluster, SshAddress
+from stillroom.remote.machine import Kind, Machine
 from stillroom.secrecy.keys import check_host, is_loopback, keys_file
 from stillroom.secrecy.readable import check_readable, unreadable
 from stillroom.settings import Workspace
@@ -26,7 +27,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HERE = frozenset({"local", "localhost", "here", "this"})
 _TAKEN = frozenset({"start", "first_difference", "critic"})
 """What `where` of generate_rollouts once said, which older requests still do."""
-_KINDS = ("ssh", "skypilot", "hf_jobs", "ray")
 _EXAMPLE = "gpu-box: {ssh: me@host, price_per_hour: 2.40}"
 _SSH_PORT = 22
 _UNREADABLE = (OSError, yaml.YAMLError, ValueError, RecursionError)
@@ -54,8 +54,8 @@ class _Ssh(StrictModel):
         return host
 
     @model_validator(mode="after")
-    def _is_elsewhere(self) -> "_Ssh":
-        # A forwarded port leads somewhere else: to a container, a virtual machine, a tunnel's end.
+    def _is_another_machine(self) -> "_Ssh":
+        # A forwarded port leads to another place: a container, a virtual machine, a tunnel's end.
         if is_loopback(self.host.rpartition("@")[2].lower()) and self.port in (None, _SSH_PORT):
             raise ValueError(
                 "host is this machine: a run without `where` is done here "
@@ -81,6 +81,10 @@ class _Ray(StrictModel):
     workers: Annotated[int, Field(ge=1, le=999)] | None = None
 
 
+_SHORT_FORMS = {"ssh": "host", "hf_jobs": "flavor", "ray": "address"}
+"""The key for which a section's value stands that is a text alone."""
+
+
 class _Entry(StrictModel):
     """One machine of machines.yml, with each short form written out."""
 
@@ -93,6 +97,11 @@ class _Entry(StrictModel):
     python: _Line | None = None
     max_hours: Annotated[float, Field(gt=0, le=24 * 365)] = 24.0
     keep_remote: bool = False
+
+    def machine(self, name: str, file: str) -> Machine:
+        """Returns the machine that the entry of a file names."""
+        values = {"name": name, "file": file, **self.model_dump(exclude_none=True)}
+        return msgspec.convert(values, Machine)
 
     @field_validator("folder")
     @classmethod
@@ -115,10 +124,11 @@ class _Entry(StrictModel):
         if not isinstance(value, dict):
             raise ValueError(f"must hold keys and values, e.g. {_EXAMPLE}")
         entry = dict(cast("dict[str, Any]", value))
-        if sum(kind in entry for kind in _KINDS) != 1:
+        kinds = get_args(Kind)
+        if sum(entry.get(kind) is not None for kind in kinds) != 1:
             meant = "; `host` and `user` are written as ssh: user@host" if "host" in entry else ""
-            raise ValueError(f"needs exactly one of {', '.join(_KINDS)}{meant}")
-        for kind, key in (("ssh", "host"), ("hf_jobs", "flavor"), ("ray", "address")):
+            raise ValueError(f"needs exactly one of {', '.join(kinds)}{meant}")
+        for kind, key in _SHORT_FORMS.items():
             if isinstance(entry.get(kind), str):
                 entry[kind] = {key: entry[kind]}
         sky = entry.get("skypilot")
@@ -129,9 +139,7 @@ class _Entry(StrictModel):
         return entry
 
     @model_validator(mode="after")
-    def _has_one(self) -> "_Entry":
-        if all(getattr(self, kind) is None for kind in _KINDS):
-            raise ValueError(f"needs exactly one of {', '.join(_KINDS)}")
+    def _keeps_no_cluster(self) -> "_Entry":
         if self.keep_remote and self.skypilot is not None:
             raise ValueError("keep_remote: a cluster is deleted after its last run, disk and all")
         return self
@@ -193,7 +201,13 @@ def check_keys_may_go(workspace: Workspace, machine: Machine, key_names: Sequenc
         return
     for name in key_names:
         try:
-            check_host(name, _host_of(machine), None, workspace=workspace.root, own=())
+            check_host(
+                name,
+                machine.access.key_host or machine.name,
+                None,
+                workspace=workspace.root,
+                own=(),
+            )
         except InputError as error:
             raise InputError(
                 f"the run needs {name}, and {machine.name!r} is named in the workspace "
@@ -202,11 +216,6 @@ def check_keys_may_go(workspace: Workspace, machine: Machine, key_names: Sequenc
                 f"{users_machines_file()} (the workspace's would win over it). Or the key alone is "
                 f"allowed: {error.fix}",
             ) from error
-
-
-def _host_of(machine: Machine) -> str:
-    """Returns what stands for a machine in `host` of keys.yml."""
-    return machine.ssh.host.rpartition("@")[2] if machine.ssh is not None else machine.name
 
 
 def _machines_of(path: Path, *, is_own: bool) -> list[Machine]:
@@ -255,28 +264,11 @@ def _machine(path: Path, root: yaml.Node, name: object, value: object, *, is_own
             "run any program here, so the workspace's file cannot give them",
             f"the user writes them to ~/.ssh/config, or moves the entry to {users_machines_file()}",
         )
-    return _from_entry(name, path, entry)
+    return entry.machine(name, str(path))
 
 
 def _is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None and name.lower() not in _HERE | _TAKEN
-
-
-def _from_entry(name: str, path: Path, entry: _Entry) -> Machine:
-    ssh, sky, job, ray = entry.ssh, entry.skypilot, entry.hf_jobs, entry.ray
-    return Machine(
-        name=name,
-        file=str(path),
-        ssh=SshAddress(host=ssh.host, port=ssh.port, options=list(ssh.options)) if ssh else None,
-        skypilot=SkyPilotCluster(resources=sky.resources, autostop=sky.autostop) if sky else None,
-        hf_jobs=HfJobsFlavor(**job.model_dump()) if job else None,
-        ray=RayCluster(address=ray.address, workers=ray.workers) if ray else None,
-        price_per_hour=entry.price_per_hour,
-        folder=entry.folder,
-        python=entry.python,
-        max_hours=entry.max_hours,
-        keep_remote=entry.keep_remote,
-    )
 
 
 def _check_keys(path: Path, node: yaml.Node) -> None:

@@ -8,8 +8,8 @@ from stillroom.remote.bundle.refusals import refuse_config
 from stillroom.remote.host import RunHost
 from stillroom.remote.hosts import open_host
 from stillroom.remote.known_machines import ask_machine, hardware_of
+from stillroom.remote.machine import Machine
 from stillroom.remote.machines import all_machines, find_machine
-from stillroom.remote.records import Machine
 from stillroom.settings import Workspace
 from stillroom.train.config.file import load_config
 from stillroom.train.config.request import PlanTraining
@@ -47,7 +47,7 @@ def plan_training(
 
 def _ask(workspace: Workspace, machine: Machine, opened: Callable[[Machine], RunHost]) -> None:
     """Keeps what a machine answers. Raises an EngineError if it does not, or cannot be asked."""
-    if machine.ray is not None:
+    if not machine.access.can_be_probed:
         raise InputError(
             f"{machine.name} is a Ray cluster, of whose GPUs nothing is known here",
             "plan without where for the memory; `ray status` shows the cluster's GPUs",

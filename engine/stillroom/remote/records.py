@@ -9,82 +9,10 @@ from typing import Literal
 
 import msgspec
 
+from stillroom.remote.machine import Machine
+
 RUN_FILE = "run:"
 """How the source of a sent file begins that lies in the run's own folder."""
-
-
-class SshAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine that the system's own ssh reaches."""
-
-    host: str
-    """What `ssh` is given: an alias of ~/.ssh/config, or user@host."""
-    port: int | None = None
-    options: list[str] = []
-    """More arguments for `ssh`, such as `-F` and a file, before the host."""
-
-
-class SkyPilotCluster(msgspec.Struct, frozen=True, kw_only=True):
-    """A cluster that SkyPilot brings up; then ssh reaches it by its name."""
-
-    resources: dict[str, object]
-    """The arguments of `sky.Resources`, as machines.yml has them: accelerators, use_spot, …"""
-    autostop: int = 10
-    """The minutes without work after which SkyPilot puts it down by itself."""
-
-
-class HfJobsFlavor(msgspec.Struct, frozen=True, kw_only=True):
-    """A job of huggingface_hub; its state and checkpoints go through a private bucket."""
-
-    flavor: str
-    timeout: str = "4h"
-    """The time after which the service ends the job by itself."""
-    namespace: str | None = None
-    image: str | None = None
-
-
-class RayCluster(msgspec.Struct, frozen=True, kw_only=True):
-    """A Ray cluster; the run's own process stays here, and its work goes there."""
-
-    address: str
-    workers: int | None = None
-    """The processes that do the work there; None: as many as the request or config.yml says."""
-
-
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of machines.yml: one of `ssh`, `skypilot`, `hf_jobs` and `ray` is set."""
-
-    name: str
-    file: str = ""
-    """The machines.yml that names it; keys go to a machine of the user's own file only."""
-    ssh: SshAddress | None = None
-    skypilot: SkyPilotCluster | None = None
-    hf_jobs: HfJobsFlavor | None = None
-    ray: RayCluster | None = None
-    price_per_hour: float | None = None
-    """US dollars for an hour of the machine; None if it is not known."""
-    folder: str = "~/.stillroom-remote"
-    """The folder on that machine in which everything of ours lies."""
-    python: str | None = None
-    """An interpreter there whose packages are used, such as an image's own torch; None: the first
-    Python of at least 3.11, or one that uv brings, with packages of our own."""
-    max_hours: float = 24.0
-    """The hours after which a run there stops by itself, with a checkpoint, reached or not."""
-    keep_remote: bool = False
-    """Whether a run's folder there stays when everything of it is here."""
-
-    @property
-    def kind(self) -> Literal["ssh", "skypilot", "hf_jobs", "ray"]:
-        """How the machine is reached."""
-        if self.ssh is not None:
-            return "ssh"
-        if self.skypilot is not None:
-            return "skypilot"
-        return "hf_jobs" if self.hf_jobs is not None else "ray"
-
-    @property
-    def is_ours_to_stop(self) -> bool:
-        """Whether we bring it up, and so have to put it down."""
-        return self.skypilot is not None or self.hf_jobs is not None
 
 
 class SentFile(msgspec.Struct, frozen=True, kw_only=True):

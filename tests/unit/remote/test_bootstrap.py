@@ -15,7 +15,8 @@ import pytest
 from fakes.waiting import wait_until
 from stillroom.remote.channel import LocalChannel
 from stillroom.remote.host import MachineError
-from stillroom.remote.records import JobSpec, Machine
+from stillroom.remote.machine import Machine
+from stillroom.remote.records import JobSpec
 from stillroom.remote.ssh.host import ChannelHost
 from stillroom.remote.ssh.requirements import local_packages
 
@@ -225,7 +226,7 @@ def test_an_installation_goes_on_without_a_connection_when_nobody_listens(box: B
     program = f"""
 import os
 from stillroom.remote.channel import LocalChannel
-from stillroom.remote.records import Machine
+from stillroom.remote.machine import Machine
 from stillroom.remote.ssh import bootstrap
 channel = LocalChannel(environment={box.variables()!r})
 bootstrap.prepare(channel, Machine(name="box"), None, print)

@@ -8,9 +8,10 @@ import pytest
 from stillroom.errors import DataError
 from stillroom.files import write_json
 from stillroom.remote.host import UnreachableError
+from stillroom.remote.machine import HfJobsFlavor, Machine, SkyPilotCluster
 from stillroom.remote.providers.clean_up import clean_up
 from stillroom.remote.providers.provision_log import ProvisionLog
-from stillroom.remote.records import HfJobsFlavor, Machine, RemoteView, SkyPilotCluster
+from stillroom.remote.records import RemoteView
 from stillroom.run_folder import VIEW_FILE
 
 SKY = Machine(name="sky", skypilot=SkyPilotCluster(resources={"accelerators": "H100:1"}))

@@ -21,7 +21,7 @@ from stillroom.processes import end_process
 from stillroom.remote.channel import SHELL_LINE, run_command
 from stillroom.remote.frames import MARK
 from stillroom.remote.host import MachineError, UnreachableError
-from stillroom.remote.records import SshAddress
+from stillroom.remote.machine import SshAddress
 from stillroom.remote.ssh import connection
 from stillroom.remote.ssh.connection import SshChannel
 
@@ -139,7 +139,7 @@ def test_no_socket_and_no_process_is_left_behind(sshd: Sshd, channel: SshChannel
 def test_a_killed_process_leaves_no_connection(ssh_user: SshUser, tmp_path: Path):
     program = textwrap.dedent(f"""
         import time
-        from stillroom.remote.records import SshAddress
+        from stillroom.remote.machine import SshAddress
         from stillroom.remote.ssh.connection import SshChannel
         channel = SshChannel("box", SshAddress(host="box", options={ssh_user.address.options!r}))
         process = channel.open()

@@ -10,22 +10,19 @@ import msgspec
 import pytest
 
 from stillroom.files import read_json
-from stillroom.remote.follower.follower import Follower
-from stillroom.remote.follower.record import read_record, write_record
-from stillroom.remote.follower.retry import Backoff
+from stillroom.remote.follower.follower import Backoff, Follower
+from stillroom.remote.follower.local_run import read_record, write_record
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
+from stillroom.remote.machine import Machine, SkyPilotCluster, SshAddress
 from stillroom.remote.records import (
     Blob,
     JobSpec,
     LaunchRequest,
-    Machine,
     MachineFacts,
     RemoteFiles,
     RemoteState,
     RemoteView,
     RunUpdate,
-    SkyPilotCluster,
-    SshAddress,
 )
 from stillroom.run_folder import VIEW_FILE, NewRun, RunFolder, RunState, create_run
 from stillroom.settings import Workspace

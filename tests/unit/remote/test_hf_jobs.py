@@ -15,25 +15,25 @@ from fakes.hub import FLAVOR, PRICE, ScriptedHub, refusal
 from fakes.moments import KilledError, Moments
 from stillroom.errors import EngineError
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
-from stillroom.remote.providers.hf_job_program import JobProgram
-from stillroom.remote.providers.hf_jobs import HfJobsHost
-from stillroom.remote.providers.hub_bucket import Bucket, code_path
-from stillroom.remote.providers.hub_jobs import time_limit
-from stillroom.remote.providers.job_records import (
+from stillroom.remote.machine import HfJobsFlavor, Machine
+from stillroom.remote.providers.hf_bucket import (
     BUCKET_VARIABLE,
     RUN_VARIABLE,
     SECRETS_VARIABLE,
     START_VARIABLE,
+    Bucket,
+    code_path,
 )
+from stillroom.remote.providers.hf_calls import time_limit
+from stillroom.remote.providers.hf_job_program import JobProgram
+from stillroom.remote.providers.hf_jobs import HfJobsHost
 from stillroom.remote.providers.provision_log import ProvisionLog
 from stillroom.remote.records import (
     AppendedLines,
     Blob,
     Heartbeat,
-    HfJobsFlavor,
     JobSpec,
     LaunchRequest,
-    Machine,
     PlacedFile,
     RemoteFile,
     RemoteFiles,

@@ -10,19 +10,18 @@ import pytest
 
 from stillroom.files import write_json
 from stillroom.remote.follower.download import Download, StoppedError
+from stillroom.remote.follower.launcher import note_outputs
+from stillroom.remote.follower.local_run import FollowRecord, read_record
 from stillroom.remote.follower.mirror import Mirror, OutOfStepError
-from stillroom.remote.follower.record import FollowRecord, read_record
-from stillroom.remote.follower.sending import note_outputs
 from stillroom.remote.host import MachineError, UnreachableError
+from stillroom.remote.machine import Machine, SshAddress
 from stillroom.remote.records import (
     AppendedLines,
     JobSpec,
-    Machine,
     PathMapping,
     PlacedFile,
     RemoteFile,
     RemoteState,
-    SshAddress,
 )
 from stillroom.run_folder import RunFailure, RunFolder, RunRequest, RunState
 from stillroom.types import RunKind, RunStatus
@@ -109,29 +108,29 @@ def test_a_growing_file_is_written_once_although_followers_are_killed(folder: Ru
     mirror = mirror_of(folder)
     mirror.take_state(there(state(RunStatus.RUNNING)))
     first = f"at {ROOT_THERE}/workspace/x\n".encode()
-    mirror.take_growth(AppendedLines(path=LOG, offset=0, data=first))
+    mirror.take_lines(AppendedLines(path=LOG, offset=0, data=first))
     # Killed after the bytes were written, and before that was noted.
     with folder.log.open("ab") as stream:
         stream.write(b"secon")
     later = mirror_of(folder)
     assert later.seen == {LOG: len(first)}
-    later.take_growth(AppendedLines(path=LOG, offset=len(first), data=b"second\n"))
+    later.take_lines(AppendedLines(path=LOG, offset=len(first), data=b"second\n"))
     workspace = folder.read_request().workspace
     assert folder.log.read_text() == f"at {workspace}/x\nsecond\n"
     with pytest.raises(OutOfStepError):
-        later.take_growth(AppendedLines(path=LOG, offset=3, data=b"?\n"))
+        later.take_lines(AppendedLines(path=LOG, offset=3, data=b"?\n"))
     # A log that was cut anew there begins anew here.
-    later.take_growth(AppendedLines(path=LOG, offset=0, data=b""))
-    later.take_growth(AppendedLines(path=LOG, offset=0, data=b"anew\n"))
+    later.take_lines(AppendedLines(path=LOG, offset=0, data=b""))
+    later.take_lines(AppendedLines(path=LOG, offset=0, data=b"anew\n"))
     assert folder.log.read_text() == "anew\n"
 
 
 def test_a_growing_file_that_was_cut_here_is_asked_for_anew(folder: RunFolder) -> None:
     mirror = mirror_of(folder)
-    mirror.take_growth(AppendedLines(path=EVENTS, offset=0, data=b'{"a": 1}\n'))
+    mirror.take_lines(AppendedLines(path=EVENTS, offset=0, data=b'{"a": 1}\n'))
     folder.events.write_bytes(b"")
     with pytest.raises(OutOfStepError):
-        mirror.take_growth(AppendedLines(path=EVENTS, offset=9, data=b'{"a": 2}\n'))
+        mirror.take_lines(AppendedLines(path=EVENTS, offset=9, data=b'{"a": 2}\n'))
     assert mirror.seen == {}
 
 
@@ -139,11 +138,11 @@ def test_a_growing_file_that_was_cut_here_is_asked_for_anew(folder: RunFolder) -
 def test_rows_that_somebody_changed_here_are_left_alone(folder: RunFolder, edit: bytes) -> None:
     rows = Path(folder.read_request().workspace) / "out.jsonl"
     mirror = mirror_of(folder, "out.jsonl")
-    mirror.take_growth(AppendedLines(path="out.jsonl", offset=0, data=b"row 1\n"))
+    mirror.take_lines(AppendedLines(path="out.jsonl", offset=0, data=b"row 1\n"))
     assert rows.read_bytes() == b"row 1\n"
     rows.write_bytes(edit)
-    mirror.take_growth(AppendedLines(path="out.jsonl", offset=6, data=b"row 2\n"))
-    mirror.take_growth(AppendedLines(path="out.jsonl", offset=12, data=b"row 3\n"))
+    mirror.take_lines(AppendedLines(path="out.jsonl", offset=6, data=b"row 2\n"))
+    mirror.take_lines(AppendedLines(path="out.jsonl", offset=12, data=b"row 3\n"))
     assert rows.read_bytes() == edit
 
 
@@ -155,7 +154,7 @@ def test_a_machine_writes_nothing_here_but_its_run_and_its_outputs(
 ) -> None:
     root = Path(folder.read_request().workspace)
     before = sorted(root.rglob("*"))
-    mirror_of(folder, "out.jsonl").take_growth(AppendedLines(path=path, offset=0, data=b"x\n"))
+    mirror_of(folder, "out.jsonl").take_lines(AppendedLines(path=path, offset=0, data=b"x\n"))
     bring(folder, {path: b"x"}, outputs=["out.jsonl"])
     assert [p for p in sorted(root.rglob("*")) if p.name != "remote_files.json"] == before
 
@@ -320,8 +319,8 @@ def test_a_journal_that_the_run_has_deleted_is_deleted_here(folder: RunFolder) -
     root = Path(folder.read_request().workspace)
     mirror = mirror_of(folder, "out.jsonl")
     (root / ".out.jsonl").mkdir()
-    mirror.take_growth(AppendedLines(path=".out.jsonl/journal.jsonl", offset=0, data=b"{}\n"))
-    mirror.take_growth(AppendedLines(path="out.jsonl", offset=0, data=b"{}\n"))
+    mirror.take_lines(AppendedLines(path=".out.jsonl/journal.jsonl", offset=0, data=b"{}\n"))
+    mirror.take_lines(AppendedLines(path="out.jsonl", offset=0, data=b"{}\n"))
     bring(folder, {"out.jsonl": b"{}\n"}, outputs=["out.jsonl"], is_last=False)
     assert (root / ".out.jsonl/journal.jsonl").exists()
     bring(folder, {"out.jsonl": b"{}\n"}, outputs=["out.jsonl"])
@@ -363,5 +362,5 @@ def test_what_was_sent_grows_from_where_it_is(folder: RunFolder) -> None:
     note_outputs(record, root, ["out.jsonl"], [PlacedFile(place="workspace/out.jsonl", sha256="0")])
     mirror = Mirror(folder, spec("out.jsonl"), root, record)
     assert mirror.seen == {"out.jsonl": 6}
-    mirror.take_growth(AppendedLines(path="out.jsonl", offset=6, data=b"row 2\n"))
+    mirror.take_lines(AppendedLines(path="out.jsonl", offset=6, data=b"row 2\n"))
     assert (root / "out.jsonl").read_bytes() == b"row 1\nrow 2\n"

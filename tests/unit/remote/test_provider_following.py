@@ -10,16 +10,10 @@ from fakes.machines import add_remote_run
 from stillroom.errors import EngineError
 from stillroom.files import read_json
 from stillroom.remote.follower.follower import Follower
-from stillroom.remote.follower.record import read_record
+from stillroom.remote.follower.local_run import read_record
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
-from stillroom.remote.records import (
-    HfJobsFlavor,
-    JobSpec,
-    Machine,
-    MachineFacts,
-    RemoteView,
-    SkyPilotCluster,
-)
+from stillroom.remote.machine import HfJobsFlavor, Machine, SkyPilotCluster
+from stillroom.remote.records import JobSpec, MachineFacts, RemoteView
 from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RunFolder
 from stillroom.settings import Workspace
 from stillroom.types import RunStatus

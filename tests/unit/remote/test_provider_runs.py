@@ -16,23 +16,20 @@ from fakes.sky_cloud import ScriptedCloud
 from fakes.waiting import wait_until
 from stillroom.remote.channel import LocalChannel
 from stillroom.remote.follower.follower import Follower
-from stillroom.remote.providers.hf_job_program import JobProgram
-from stillroom.remote.providers.hf_jobs import HfJobsHost
-from stillroom.remote.providers.hub_bucket import Bucket, code_path
-from stillroom.remote.providers.job_records import (
+from stillroom.remote.machine import HfJobsFlavor, Machine, SkyPilotCluster
+from stillroom.remote.providers.hf_bucket import (
     BUCKET_VARIABLE,
     RUN_VARIABLE,
     SECRETS_VARIABLE,
     START_VARIABLE,
+    Bucket,
+    code_path,
 )
+from stillroom.remote.providers.hf_job_program import JobProgram
+from stillroom.remote.providers.hf_jobs import HfJobsHost
 from stillroom.remote.providers.provision_log import ProvisionLog
 from stillroom.remote.providers.sky_calls import SkyCalls
 from stillroom.remote.providers.skypilot import SkyPilotHost
-from stillroom.remote.records import (
-    HfJobsFlavor,
-    Machine,
-    SkyPilotCluster,
-)
 from stillroom.remote.ssh.code import code_hash
 from stillroom.run_folder import RunFolder
 from stillroom.secrecy.environments import bare_environment

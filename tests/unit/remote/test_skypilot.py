@@ -17,19 +17,11 @@ from fakes.sky_cloud import EXCEPTIONS, PRICE, ScriptedCloud
 from stillroom.errors import EngineError, MissingExtraError
 from stillroom.files import write_json
 from stillroom.remote.host import MachineGoneError, UnreachableError
-from stillroom.remote.providers.holding import hold_script
+from stillroom.remote.machine import Machine, SkyPilotCluster, SshAddress
 from stillroom.remote.providers.provision_log import ProvisionLog
-from stillroom.remote.providers.sky_calls import SkyCalls
-from stillroom.remote.providers.sky_process import SkyProcess
+from stillroom.remote.providers.sky_calls import SkyCalls, SkyProcess, hold_script
 from stillroom.remote.providers.skypilot import SkyPilotHost
-from stillroom.remote.records import (
-    Heartbeat,
-    LaunchRequest,
-    Machine,
-    RemoteView,
-    SkyPilotCluster,
-    SshAddress,
-)
+from stillroom.remote.records import Heartbeat, LaunchRequest, RemoteView
 from stillroom.run_folder import VIEW_FILE
 
 MACHINE = Machine(
@@ -351,7 +343,7 @@ def test_the_job_that_keeps_a_cluster_up_lasts_as_long_as_something_of_ours(tmp_
     folder = tmp_path / "kept-there"
     folder.mkdir()
     # Other tests may run the programs at the same time.
-    script = hold_script(str(folder), programs=(), look_every_s=0.05, patience=2)
+    script = hold_script(str(folder), programs=(), check_every_s=0.05, num_idle_checks=2)
     # Its own text in a command line must not keep it up.
     assert subprocess.run(["/bin/sh", "-c", script], timeout=20, check=False).returncode == 0
     ours = subprocess.Popen([sys.executable, "-c", "input()", f"{folder}/x"], stdin=subprocess.PIPE)
@@ -385,8 +377,8 @@ def get(request_id):
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     calls = SkyProcess()
-    calls.release("one")
+    calls.call(SkyCalls.release, "one")
     with pytest.raises(UnreachableError, match="no network"):
-        calls.release("away")
+        calls.call(SkyCalls.release, "away")
     calls.close()
     assert capfd.readouterr().out == ""

@@ -9,7 +9,8 @@ import pytest
 from stillroom.errors import DataError
 from stillroom.files import write_json
 from stillroom.jobs.worker import watch
-from stillroom.remote.cost import machine_usd, reserve_s
+from stillroom.remote.follower.launcher import reserve_s
+from stillroom.remote.follower.local_run import machine_usd
 from stillroom.run_folder import LIMITS_FILE
 from stillroom.teachers.budget import Budget, BudgetSpentError, Cost
 from stillroom.teachers.run_limits import RunLimits, machine_share, read_limits

@@ -10,7 +10,12 @@ import msgspec
 
 from stillroom.errors import DataError, EngineError, RunError
 from stillroom.files import file_sha256, read_json, write_json
-from stillroom.remote.records import RUN_FILE, Blob, JobSpec, PlacedFile
+from stillroom.remote.records import (
+    RUN_FILE,
+    Blob,
+    JobSpec,
+    PlacedFile,
+)
 from stillroom.run_folder import RunFolder
 from stillroom.versions import FOLDER
 

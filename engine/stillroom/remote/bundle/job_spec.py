@@ -19,8 +19,9 @@ from stillroom.remote.bundle.models import (
 from stillroom.remote.bundle.needs import Needs
 from stillroom.remote.bundle.places import FileLayout
 from stillroom.remote.bundle.tags import add_tags
+from stillroom.remote.machine import Machine
 from stillroom.remote.machines import check_keys_may_go
-from stillroom.remote.records import RUN_FILE, JobSpec, Machine
+from stillroom.remote.records import RUN_FILE, JobSpec
 from stillroom.rollout.journal.journal import journal_folder
 from stillroom.run_folder import REMOTE_FILE, RunFolder, given_config
 from stillroom.secrecy.keys import tool_variables

@@ -13,7 +13,7 @@ from stillroom.data.row_files import read_row_lines
 from stillroom.errors import InputError
 from stillroom.export.request import ExportModel
 from stillroom.remote.bundle.needs import Address, Needs
-from stillroom.remote.records import Machine
+from stillroom.remote.machine import Machine
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.secrecy.commands import hide_secrets
 from stillroom.secrecy.keys import is_loopback
@@ -51,7 +51,7 @@ def refuse_request(request: PlacedRequest, machine: Machine) -> None:
     if (url := getattr(request, "base_url", None)) is not None:
         _refuse_local(Address("the model", url), machine)
     budget = getattr(request, "budget_usd", None)
-    if budget is not None and machine.price_per_hour is None and not machine.is_ours_to_stop:
+    if budget is not None and machine.price_per_hour is None and not machine.access.is_provisioned:
         raise InputError(
             f"budget_usd counts what {machine.name} costs, and its price is not known",
             f"write price_per_hour to the entry {machine.name} in {machine.file} (0 if its hours "

@@ -43,11 +43,11 @@ def main() -> int:
 
 def _refuse(run: LocalRun, error: EngineError) -> None:
     """Writes why nobody can look at the machine; a run that has not begun there ends with it."""
-    if run.views.view.has_started:
-        run.views.problem(str(error))
+    if run.view.has_started:
+        run.view.problem(str(error))
         return
     run.end(RunStatus.FAILED, error.problem, error.fix)
-    run.views.over()
+    run.view.over()
 
 
 if __name__ == "__main__":

@@ -1,32 +1,39 @@
-"""Brings the finished files of a run back: each whole and verified, put in place by a rename."""
+"""Downloads the finished files of a run: each whole and verified, put in place by a rename."""
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing, suppress
 from itertools import groupby
 from pathlib import Path
+from typing import Self
 
 from stillroom.files import file_sha256, partial_name
 from stillroom.models.resolve import CHECKPOINTS, FINAL
-from stillroom.places import make_folder, real_folder
-from stillroom.remote.follower.fetch import Fetch, fetch_file
-from stillroom.remote.follower.record import (
+from stillroom.places import make_folder, open_real, real_folder
+from stillroom.remote.follower.local_run import (
     DownloadedFile,
     FollowRecord,
     read_downloaded,
+    stamp_of,
     write_downloaded,
 )
-from stillroom.remote.records import RemoteFile
+from stillroom.remote.host import MachineError, UnreachableError
+from stillroom.remote.records import RemoteFile, RemoteFiles
 from stillroom.remote.run_files import is_of_run_folder, is_output, unit_of
-from stillroom.run_folder import RunFolder, fixed_inputs
+from stillroom.run_folder import RunFolder
 
-APART = "brought_back"
-"""The folder of a run in which outputs lie whose own places somebody else has taken meanwhile."""
+_SET_APART = "brought_back"
+"""The folder of a run for outputs whose own places somebody else has written to meanwhile."""
+_TRIES = 3
+
+Fetch = Callable[[str, int], Generator[bytes]]
+"""Yields the bytes of a file of the run on its machine, by its path, from an offset on."""
 
 
 class StoppedError(Exception):
-    """Bringing back was stopped in the middle of a file; another call goes on there."""
+    """The download was stopped in the middle of a file; another call resumes it."""
 
 
 class Download:
@@ -44,68 +51,71 @@ class Download:
         # Of a folder that was here before, only single files are replaced.
         self._new = [output for output in outputs if output not in record.before]
         self._record, self._fetch = record, fetch
-        self._files = read_downloaded(folder)
-        self._by_hash = {known.sha256: path for path, known in self._files.brought.items()}
+        self._known = read_downloaded(folder)
+        self._by_hash = {known.sha256: path for path, known in self._known.items()}
         self._is_stopped: Callable[[], bool] = lambda: False
         self.num_bytes = 0
         """The bytes that were fetched."""
         self.num_wanted = 0
-        """The bytes that are fetched once all files are here that were told of last."""
+        """The bytes that are fetched once all files of the latest list are here."""
         self.taken: list[str] = []
-        """The outputs whose places somebody else has taken; they lie in `brought_back/`."""
+        """The outputs whose places somebody else has written to; they are in `brought_back/`."""
 
     def take(
         self, files: Sequence[RemoteFile], *, is_last: bool, is_stopped: Callable[[], bool]
     ) -> None:
-        """Brings back what is not here yet.
+        """Downloads what is not here yet.
 
         Raises StoppedError once `is_stopped`, UnreachableError, MachineError, or OSError if the
-        disk is full; a later call goes on.
+        disk is full; a later call resumes.
         """
-        allowed = [file for file in files if self._may_come(file.path)]
+        allowed = [file for file in files if self._is_allowed(file.path)]
         self._is_stopped = is_stopped
         self.num_wanted = self.num_bytes + self.bytes_missing(allowed)
         for unit, members in self._units(allowed):
-            self._stop_here()
-            missing = [file for file in members if not self._is_here(file)]
-            if missing and unit != members[0].path:
-                self._download_folder(unit, members)
-            elif missing:
+            self._check_stopped()
+            if all(map(self._is_here, members)):
+                continue
+            if unit == members[0].path:
                 self._download_file(members[0])
+            else:
+                self._download_folder(unit, members)
         self._prune({file.path for file in allowed}, is_last=is_last)
         self.taken = sorted({file.path for file in allowed if not self._is_in_place(file)})
 
     def bytes_missing(self, files: Sequence[RemoteFile]) -> int:
         """Returns how many bytes of the files are not here yet."""
-        return sum(f.num_bytes for f in files if self._may_come(f.path) and not self._is_here(f))
+        return sum(f.num_bytes for f in files if self._is_allowed(f.path) and not self._is_here(f))
 
-    def _may_come(self, path: str) -> bool:
+    def _is_allowed(self, path: str) -> bool:
         """No machine may write anything but the run's own folder and its outputs."""
-        in_folder = is_of_run_folder(path, self._folder.run_id)
-        return in_folder or is_output(path, self._outputs)
+        return self._is_in_folder(path) or is_output(path, self._outputs)
+
+    def _is_in_folder(self, path: str) -> bool:
+        return is_of_run_folder(path, self._folder.run_id)
+
+    def _unit(self, file: RemoteFile) -> str:
+        return unit_of(file.path, self._new)
 
     def _units(self, files: Iterable[RemoteFile]) -> list[tuple[str, list[RemoteFile]]]:
-        """Returns what is put in place together: small files first, and the newest checkpoint.
+        """Returns what is put in place together: small files first, then the newest checkpoint.
 
         The machine may be gone before all is here.
         """
-
-        def unit(file: RemoteFile) -> str:
-            return unit_of(file.path, self._new)
-
-        units = [(name, list(group)) for name, group in groupby(sorted(files, key=unit), unit)]
+        ordered = sorted(files, key=self._unit)
+        units = [(name, list(group)) for name, group in groupby(ordered, self._unit)]
         checkpoints = [each for each in units if _is_checkpoint(each[0])]
         checkpoints.sort(key=lambda each: _age(each[0]), reverse=True)
         return [each for each in units if not _is_checkpoint(each[0])] + checkpoints
 
     def _is_here(self, file: RemoteFile) -> bool:
-        return self._is_in_place(file) or self._is_at(self._apart(file.path), file)
+        return self._is_in_place(file) or self._is_at(self._set_apart(file.path), file)
 
     def _is_in_place(self, file: RemoteFile) -> bool:
         return self._is_at(self._root / file.path, file)
 
     def _is_at(self, place: Path, file: RemoteFile) -> bool:
-        """Returns whether a file's verified content lies at a place."""
+        """Returns whether a file's verified content is at a place."""
         if not place.is_file() or place.is_symlink() or place.stat().st_size != file.num_bytes:
             return False
         if self._is_same(place, file):
@@ -115,8 +125,8 @@ class Download:
         self._note(place, file)
         return True
 
-    def _apart(self, path: str) -> Path:
-        return self._folder.path / APART / path
+    def _set_apart(self, path: str) -> Path:
+        return self._folder.path / _SET_APART / path
 
     def _download_file(self, file: RemoteFile) -> None:
         place = self._free_place(file.path)
@@ -129,39 +139,63 @@ class Download:
     def _download_folder(self, unit: str, files: Sequence[RemoteFile]) -> None:
         place = self._free_place(unit)
         staged = place.with_name(partial_name(place.name, self._folder.run_id))
-        for file in files:
-            inside = file.path.removeprefix(f"{unit}/")
-            here = place / inside
-            make_folder((staged / inside).parent)
-            if here.is_file() and self._is_same(here, file):
+        by_name = {file.path.removeprefix(f"{unit}/"): file for file in files}
+        for name, file in by_name.items():
+            make_folder((staged / name).parent)
+            if (place / name).is_file() and self._is_same(place / name, file):
                 with suppress(FileExistsError):
-                    os.link(here, staged / inside)
-            self._fetch_to(file, staged / inside)
-        keep = {file.path.removeprefix(f"{unit}/") for file in files}
+                    os.link(place / name, staged / name)
+            self._fetch_to(file, staged / name)
         for left in [path for path in staged.rglob("*") if path.is_file()]:
-            if left.relative_to(staged).as_posix() not in keep:
+            if left.relative_to(staged).as_posix() not in by_name:
                 left.unlink()
         _put_folder(staged, place)
-        for file in files:
-            self._note(place / file.path.removeprefix(f"{unit}/"), file)
+        for name, file in by_name.items():
+            self._note(place / name, file)
 
     def _fetch_to(self, file: RemoteFile, staged: Path) -> None:
-        known = self._known_copy(file)
-        if known is not None and not staged.exists():
-            make_folder(staged.parent)
-            os.link(known, staged)
-        fetch_file(file, staged, self._fetch, self._count)
+        """Leaves a file's verified content at `staged`, where an earlier try may have left a part.
 
-    def _known_copy(self, file: RemoteFile) -> Path | None:
-        """Returns a file here with the same content: a last checkpoint is that of its step."""
-        path = self._by_hash.get(file.sha256)
-        if path is None:
-            return None
-        place = self._root / path
-        return place if place.is_file() and self._is_same(place, file) else None
+        Raises UnreachableError if the connection breaks, and MachineError if the content has
+        another hash than the machine says, three times.
+        """
+        # A file here may have the same content: a last checkpoint is that of its step.
+        same = self._root / self._by_hash.get(file.sha256, "")
+        if not staged.exists() and same.is_file() and self._is_same(same, file):
+            make_folder(staged.parent)
+            os.link(same, staged)
+        for _ in range(_TRIES):
+            self._copy(file, staged)
+            if staged.stat().st_size == file.num_bytes and file_sha256(staged) == file.sha256:
+                return
+            staged.unlink()
+        raise MachineError(
+            f"{file.path} has another content than its machine says, {_TRIES} times",
+            "look at the memory and the disk of that machine; it is tried again",
+        )
+
+    def _copy(self, file: RemoteFile, staged: Path) -> None:
+        with os.fdopen(open_real(staged, os.O_WRONLY | os.O_CREAT), "wb") as stream:
+            offset = stream.seek(0, os.SEEK_END)
+            if offset > file.num_bytes:
+                stream.truncate(0)
+                offset = stream.seek(0)
+            if offset < file.num_bytes:
+                with closing(self._fetch(file.path, offset)) as blocks:
+                    for block in blocks:
+                        stream.write(block)
+                        self.num_bytes += len(block)
+                        self._check_stopped()
+            stream.flush()
+            os.fsync(stream.fileno())
+        if staged.stat().st_size < file.num_bytes:
+            raise UnreachableError(
+                f"only a part of {file.path} arrived", "the rest is fetched again"
+            )
 
     def _is_same(self, place: Path, file: RemoteFile) -> bool:
-        known, about = self._files.brought.get(self._name(place)), place.stat()
+        """Returns whether a place still holds what was downloaded, by its size and time."""
+        known, about = self._known.get(self._name(place)), place.stat()
         return (
             known is not None
             and known.sha256 == file.sha256
@@ -169,45 +203,44 @@ class Download:
         )
 
     def _free_place(self, path: str) -> Path:
-        """Returns where an output goes: beside, if somebody else has taken its own place."""
+        """Returns where an output goes: its own place unless somebody else has written there."""
         place = self._root / path
-        in_folder = is_of_run_folder(path, self._folder.run_id)
-        if in_folder or not place.exists() or self._is_ours(path, place):
+        if self._is_in_folder(path) or not place.exists() or self._is_ours(path, place):
             return place
-        return self._apart(path)
+        return self._set_apart(path)
 
     def _is_ours(self, path: str, place: Path) -> bool:
-        """Returns whether what lies there is as it was at the start, or as it was brought back."""
+        """Returns whether an output is as it was at the start, or as the run has written it."""
         if self._record.before.get(path) == stamp_of(place):
             return True
         if place.is_dir():
             return False
         about = place.stat()
-        grown, known = self._record.grown.get(path), self._files.brought.get(path)
-        sizes = [(grown.here, grown.changed_at)] if grown is not None else []
+        grown, known = self._record.grown.get(path), self._known.get(path)
+        sizes = [(grown.local_bytes, grown.changed_at)] if grown is not None else []
         sizes += [(known.num_bytes, known.changed_at)] if known is not None else []
         return (about.st_size, about.st_mtime_ns) in sizes
 
-    def _prune(self, there: set[str], *, is_last: bool) -> None:
+    def _prune(self, paths: set[str], *, is_last: bool) -> None:
         """Deletes what the run itself has deleted; a checkpoint only once a newer one is here."""
-        kept = {unit for path in there if _is_checkpoint(unit := unit_of(path, self._new))}
-        known = {unit_of(path, self._new) for path in self._files.brought}
+        kept = {unit for path in paths if _is_checkpoint(unit := unit_of(path, self._new))}
+        known = {unit_of(path, self._new) for path in self._known}
         newest = max(kept, key=_age, default="")
         for unit in sorted(filter(_is_checkpoint, known - kept)):
             if is_last or (newest and _age(unit) < _age(newest)):
                 self._delete(unit)
         if is_last:
-            self._prune_journals(there)
+            self._prune_journals(paths)
         # What was begun of a checkpoint that is gone by now; all others are whole.
         for left in (self._folder.path / CHECKPOINTS).glob(f".*.partial-{self._folder.run_id}"):
             shutil.rmtree(left, ignore_errors=True)
-        write_downloaded(self._folder, self._files)
+        write_downloaded(self._folder, self._known)
 
-    def _prune_journals(self, there: set[str]) -> None:
+    def _prune_journals(self, paths: set[str]) -> None:
         """Deletes the journals that the run has deleted when it was done."""
-        for path in self._record.grown.keys() - there:
+        for path in self._record.grown.keys() - paths:
             place = self._root / path
-            if is_of_run_folder(path, self._folder.run_id) or not place.is_file():
+            if self._is_in_folder(path) or not place.is_file():
                 continue
             if is_output(path, self._outputs) and self._is_ours(path, place):
                 place.unlink()
@@ -219,29 +252,85 @@ class Download:
         with suppress(FileNotFoundError):
             place.rename(going)
         shutil.rmtree(going, ignore_errors=True)
-        self._forget(unit)
-
-    def _forget(self, unit: str) -> None:
-        for path in [p for p in self._files.brought if p.startswith(f"{unit}/")]:
-            del self._files.brought[path]
+        for path in [path for path in self._known if path.startswith(f"{unit}/")]:
+            del self._known[path]
 
     def _note(self, place: Path, file: RemoteFile) -> None:
-        about = place.stat()
-        self._files.brought[self._name(place)] = DownloadedFile(
-            sha256=file.sha256, num_bytes=file.num_bytes, changed_at=about.st_mtime_ns
+        self._known[self._name(place)] = DownloadedFile(
+            sha256=file.sha256, num_bytes=file.num_bytes, changed_at=place.stat().st_mtime_ns
         )
         self._by_hash[file.sha256] = self._name(place)
 
     def _name(self, place: Path) -> str:
         return place.relative_to(self._root).as_posix()
 
-    def _count(self, num_bytes: int) -> None:
-        self.num_bytes += num_bytes
-        self._stop_here()
-
-    def _stop_here(self) -> None:
+    def _check_stopped(self) -> None:
         if self._is_stopped():
             raise StoppedError
+
+
+class Downloader:
+    """A thread that downloads the latest list of files, so that the mirroring need not wait."""
+
+    def __init__(self, download: Download) -> None:
+        self._download = download
+        self._changed = threading.Condition()
+        self._wanted: RemoteFiles | None = None
+        self._done: RemoteFiles | None = None
+        self._error: BaseException | None = None
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def submit(self, files: RemoteFiles) -> None:
+        """Has these files downloaded instead of those of the list before."""
+        with self._changed:
+            self._wanted = files
+            self._changed.notify()
+
+    def is_done(self, files: RemoteFiles) -> bool:
+        """Returns whether all of these files are here."""
+        return self._done is files
+
+    def raise_error(self) -> None:
+        """Raises the error that ended the thread, if one did."""
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            with suppress(StoppedError):
+                while (wanted := self._next()) is not None:
+                    self._take(wanted)
+                    self._done = wanted
+        # It is raised again in the thread that waits.
+        except BaseException as error:
+            self._error = error
+
+    def _take(self, wanted: RemoteFiles) -> None:
+        try:
+            self._download.take(
+                wanted.files, is_last=wanted.is_last, is_stopped=lambda: self._is_closed
+            )
+        except MachineError:
+            # The run may have deleted a checkpoint just now; the next list says so.
+            if wanted.is_last:
+                raise
+
+    def _next(self) -> RemoteFiles | None:
+        with self._changed:
+            while self._wanted is self._done and not self._is_closed:
+                self._changed.wait()  # no limit: `__exit__` notifies it
+            return None if self._is_closed else self._wanted
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join()  # no limit: each read of the download has one
 
 
 def _is_checkpoint(unit: str) -> bool:
@@ -251,11 +340,6 @@ def _is_checkpoint(unit: str) -> bool:
 def _age(unit: str) -> tuple[bool, str]:
     """Orders checkpoints as they are written: those of steps, and then the last one."""
     return Path(unit).name == FINAL, unit
-
-
-def stamp_of(path: Path) -> str:
-    """Returns a text that changes with a file, or with the files of a folder."""
-    return fixed_inputs([path])[0].stamp
 
 
 def _put_folder(staged: Path, place: Path) -> None:

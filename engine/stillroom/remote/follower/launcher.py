@@ -1,28 +1,44 @@
-"""The steps until a run has begun on its machine; each finds its work done if it was."""
+"""Launches a run on its machine; each step finds its work done if an earlier follower did it."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from stillroom.errors import EngineError, RunError
 from stillroom.jobs.remote_runs import read_follower_start
 from stillroom.jobs.supervise import read_run
 from stillroom.remote.bundle.contents import Contents, read_contents
-from stillroom.remote.follower.local_run import LocalRun
-from stillroom.remote.follower.record import write_record
-from stillroom.remote.follower.sending import launch_request, note_outputs
+from stillroom.remote.follower.local_run import (
+    FollowRecord,
+    GrownFile,
+    LocalRun,
+    stamp_of,
+    write_record,
+)
 from stillroom.remote.host import RunHost
 from stillroom.remote.known_machines import recall, remember
+from stillroom.remote.records import LaunchRequest, PlacedFile
+from stillroom.remote.run_files import is_output
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 
 _POLL_S = 0.5
 _RATE_FROM_BYTES = 1 << 20
 _MB = 1e6
+_HOUR_S = 3600.0
+_LEAST_RESERVE_S = 60.0
+_MOST_OF_BUDGET = 0.25
+_SLOW_BYTES_PER_S = 10e6
+_COPIES = 3
+"""How often a model's bytes are downloaded after the stop: weights, and twice as much of the
+optimiser's state."""
+_WORKSPACE = "workspace/"
+_WEIGHTS = frozenset({".safetensors", ".bin", ".gguf", ".pt"})
 
 
 class Launcher:
-    """Brings a run to its start: its turn, the machine, what it needs there, its files."""
+    """Waits for the run's turn, provisions and prepares its machine, sends its files, starts it."""
 
     def __init__(
         self,
@@ -41,30 +57,30 @@ class Launcher:
         run, host = self._run, self._host
         known = read_follower_start(run.folder)
         lacking = sorted(set(known.secret_names) - self._secrets.keys())
-        if run.views.view.has_started and (lacking or run.is_to_stop):
+        if run.view.has_started and (lacking or run.is_cancelled):
             return
         if lacking:
             raise RunError(
-                "the process that follows this run ended, and the one that took its place was not "
-                f"given {', '.join(lacking)}",
+                "the process that follows this run ended, and its successor was not given "
+                f"{', '.join(lacking)}",
                 "set those variables where stillroom runs, and start the run again",
             )
-        self._wait_for_others()
+        self._wait_for_earlier_runs()
         run.lock_outputs()
         run.stop_if_cancelled()
-        run.views.phase("bringing_up")
-        if run.spec.machine.skypilot is not None:
+        run.view.phase("bringing_up")
+        if run.spec.machine.access.bills_from == "provision":
             # A cloud bills from the moment at which it has the machine, not from our first contact.
-            run.views.in_use()
+            run.view.in_use()
         host.provision()
-        run.views.contact()
+        run.view.contact()
         run.record.price_per_hour = host.price_per_hour()
         self._refuse_unknown_price()
         run.stop_if_cancelled()
-        run.views.phase("preparing")
+        run.view.phase("preparing")
         host.prepare(run.spec, run.show)
-        run.views.contact()
-        self._learn_facts()
+        run.view.contact()
+        self._remember_facts()
         run.stop_if_cancelled()
         self._start(self._send())
 
@@ -79,15 +95,15 @@ class Launcher:
                 "or leave budget_usd out",
             )
 
-    def _learn_facts(self) -> None:
+    def _remember_facts(self) -> None:
         """Keeps what the machine has, for plans to come, unless that is known."""
         workspace, machine = Workspace(self._run.root), self._run.spec.machine
         if recall(workspace, machine) is None:
-            # Without them a plan is less exact, and the run none the worse.
+            # Without them a plan is less exact; the run is unaffected.
             with suppress(EngineError, OSError):
                 remember(workspace, machine, self._host.facts(), self._run.record.price_per_hour)
 
-    def _wait_for_others(self) -> None:
+    def _wait_for_earlier_runs(self) -> None:
         folder = self._run.folder
         for run_id in self._run.spec.start_after:
             while not read_run(RunFolder(folder.path.with_name(run_id))).status.is_final:
@@ -97,48 +113,123 @@ class Launcher:
 
     def _send(self) -> Contents:
         run = self._run
-        run.views.phase("sending")
-        wish = run.folder.cancel_mark
-        contents = read_contents(run.folder, run.spec, is_stopped=wish.exists)
+        run.view.phase("sending")
+        contents = read_contents(run.folder, run.spec, is_stopped=run.folder.cancel_mark.exists)
         run.stop_if_cancelled()
-        if not run.views.view.has_started:
+        if not run.view.has_started:
             note_outputs(run.record, run.root, run.spec.outputs, contents.files)
             write_record(run.folder, run.record)
         missing = self._host.missing(contents.blobs)
-        run.views.contact()
+        run.view.contact()
         wanted = [blob for blob in contents.blobs if blob.sha256 in missing]
-        if wanted:
-            total, done = sum(blob.num_bytes for blob in wanted), sum(missing.values())
-            began, first = time.monotonic(), done
-            for num_bytes in self._host.send(wanted, missing):
-                done += num_bytes
-                run.views.contact()
-                phase = f"send to {run.spec.machine.name}"
-                run.show(phase, round(done / _MB), round(total / _MB), "MB", at_once=False)
-                run.stop_if_cancelled()
-            if done - first >= _RATE_FROM_BYTES:
-                run.record.bytes_per_s = (done - first) / max(0.001, time.monotonic() - began)
+        total, done = sum(blob.num_bytes for blob in wanted), sum(missing.values())
+        began, first = time.monotonic(), done
+        for num_bytes in self._host.send(wanted, missing) if wanted else ():
+            done += num_bytes
+            run.view.contact()
+            phase = f"send to {run.spec.machine.name}"
+            run.show(phase, round(done / _MB), round(total / _MB), "MB", at_once=False)
+            run.stop_if_cancelled()
+        if done - first >= _RATE_FROM_BYTES:
+            run.record.bytes_per_s = (done - first) / max(0.001, time.monotonic() - began)
         return contents
 
     def _start(self, contents: Contents) -> None:
-        run, views = self._run, self._run.views
-        used_s, spent, budget = views.used_s, views.machine_usd or 0.0, run.spec.budget_usd
-        if budget is not None and spent >= budget:
+        run, view = self._run, self._run.view
+        used_s, spent_usd, budget = view.used_s, view.machine_usd or 0.0, run.spec.budget_usd
+        if budget is not None and spent_usd >= budget:
             raise RunError(
-                f"the machine has cost ${spent:.2f} before the run began, and the budget is "
+                f"the machine has cost ${spent_usd:.2f} before the run began, and the budget is "
                 f"${budget:g}",
                 "give a larger budget_usd; what was sent and installed stays there",
             )
-        start = launch_request(
-            run.folder,
-            run.spec,
-            contents,
-            secrets=self._secrets,
-            record=run.record,
-            spent_usd=spent,
-        )
+        request = self._request(contents, spent_usd)
         run.stop_if_cancelled()
-        views.started()
-        self._host.start(start)
+        view.starting()
+        self._host.start(request)
         run.record.before_start_s, run.record.is_started = used_s, True
         write_record(run.folder, run.record, durable=True)
+
+    def _request(self, contents: Contents, spent_usd: float) -> LaunchRequest:
+        """Returns what the machine needs to start the run."""
+        folder, spec, record = self._run.folder, self._run.spec, self._run.record
+        weights = [blob for blob in contents.blobs if Path(blob.source).suffix in _WEIGHTS]
+        return LaunchRequest(
+            run_id=folder.run_id,
+            files=contents.files,
+            home_paths=spec.home_paths,
+            home_root=folder.read_request().workspace,
+            request=folder.request_file.read_bytes(),
+            # The small files that the run's folder began with, such as given_config.yml.
+            copies={
+                path.name: path.read_bytes()
+                for path in sorted(folder.path.glob("given_*"))
+                if path.is_file() and not path.is_symlink()
+            },
+            notes=list(folder.read().notes),
+            outputs=spec.outputs,
+            secrets=dict(self._secrets),
+            variables=spec.variables,
+            max_hours=spec.machine.max_hours,
+            price_per_hour=record.price_per_hour,
+            budget_usd=spec.budget_usd,
+            spent_usd=spent_usd,
+            reserve_s=reserve_s(
+                price_per_hour=record.price_per_hour,
+                budget_usd=spec.budget_usd,
+                model_bytes=sum(blob.num_bytes for blob in weights),
+                bytes_per_s=record.bytes_per_s,
+            ),
+        )
+
+
+def note_outputs(
+    record: FollowRecord, root: Path, outputs: Sequence[str], files: Sequence[PlacedFile]
+) -> None:
+    """Notes how the outputs are here before the run, so that nothing of somebody else is replaced.
+
+    Those that are sent, such as rows and their journal, grow from where they are.
+    """
+    for path in _outputs_here(root, outputs):
+        name = path.relative_to(root).as_posix()
+        if path.exists() and is_output(name, outputs):
+            record.before[name] = stamp_of(path)
+    for file in files:
+        name = file.place.removeprefix(_WORKSPACE)
+        if name in record.before and name != file.place:
+            about = (root / name).stat()
+            record.grown[name] = GrownFile(
+                remote_bytes=about.st_size,
+                local_bytes=about.st_size,
+                changed_at=about.st_mtime_ns,
+            )
+
+
+def _outputs_here(root: Path, outputs: Sequence[str]) -> Iterator[Path]:
+    """Yields the outputs that are here, what is in them, and what is next to them."""
+    for output in outputs:
+        path = root / output
+        yield path
+        yield from path.rglob("*") if path.is_dir() else ()
+        for other in path.parent.iterdir() if path.parent.is_dir() else ():
+            yield other
+            if other.name == f".{path.name}" and other.is_dir():
+                yield from other.rglob("*")
+
+
+def reserve_s(
+    *,
+    price_per_hour: float | None,
+    budget_usd: float | None,
+    model_bytes: int,
+    bytes_per_s: float | None,
+) -> float:
+    """Returns the seconds of the machine to keep for the last checkpoint and its download.
+
+    At most a quarter of what the budget buys; 0 if nothing limits the run's dollars.
+    """
+    if not price_per_hour or budget_usd is None:
+        return 0.0
+    copying_s = _COPIES * model_bytes / (bytes_per_s or _SLOW_BYTES_PER_S)
+    bought_s = budget_usd / price_per_hour * _HOUR_S
+    return min(_LEAST_RESERVE_S + copying_s, _MOST_OF_BUDGET * bought_s)

@@ -9,8 +9,7 @@ import msgspec
 
 from stillroom.files import write_atomic
 from stillroom.places import open_real
-from stillroom.remote.follower.record import FollowRecord, GrownFile, write_record
-from stillroom.remote.follower.texts import HomeTexts
+from stillroom.remote.follower.local_run import FollowRecord, GrownFile, write_record
 from stillroom.remote.records import AppendedLines, JobSpec, RemoteState
 from stillroom.remote.run_files import TEXTS, is_of_run_folder, is_output
 from stillroom.run_folder import RunFolder, RunState
@@ -18,10 +17,11 @@ from stillroom.types import RunStatus
 
 _STEADY_S = 2.0
 """Two measurements of the other clock differ by no more while neither clock is set."""
+_NOTHING = GrownFile(remote_bytes=0, local_bytes=0)
 
 
 class OutOfStepError(Exception):
-    """A growing file is not told about from where it is known; it is asked for again."""
+    """An update does not continue a growing file where it ends here; all are requested again."""
 
 
 class Mirror:
@@ -29,32 +29,32 @@ class Mirror:
 
     def __init__(self, folder: RunFolder, spec: JobSpec, root: Path, record: FollowRecord) -> None:
         self._folder, self._spec, self._root, self._record = folder, spec, root, record
-        self._texts = HomeTexts(spec, str(root), record.root) if record.root else None
+        self._replaced = self._replacements()
         self.final: RunState | None = None
         """The run's last state, once it has ended on its machine."""
 
     @property
     def seen(self) -> dict[str, int]:
-        """The bytes of each growing file there that are here."""
-        return {path: grown.there for path, grown in self._record.grown.items()}
+        """The bytes of each growing file on the machine that are here."""
+        return {path: grown.remote_bytes for path, grown in self._record.grown.items()}
 
-    def take_state(self, news: RemoteState) -> None:
+    def take_state(self, update: RemoteState) -> None:
         """Writes the run's state; one that has ended is still `running` until all of it is here."""
         record = self._record
-        ahead_s = news.clock - time.time()
+        ahead_s = update.clock - time.time()
         if record.clock_ahead_s is None or abs(ahead_s - record.clock_ahead_s) > _STEADY_S:
             record.clock_ahead_s = ahead_s
-        if self._texts is None or record.root != news.root:
-            record.root = news.root
-            self._texts = HomeTexts(self._spec, str(self._root), news.root)
-        record.elapsed_s = max(record.elapsed_s, news.elapsed_s)
-        there = msgspec.json.decode(self._texts.home(news.run_json), type=RunState)
+        if record.root != update.root:
+            record.root = update.root
+            self._replaced = self._replacements()
+        record.elapsed_s = max(record.elapsed_s, update.elapsed_s)
+        remote = msgspec.json.decode(self._with_local_paths(update.run_json), type=RunState)
         state = msgspec.structs.replace(
-            there,
+            remote,
             run_id=self._folder.run_id,
             created_at=self._folder.read().created_at,
-            started_at=self._here(there.started_at),
-            ended_at=self._here(there.ended_at),
+            started_at=self._local_time(remote.started_at),
+            ended_at=self._local_time(remote.ended_at),
             pid=None,
             pid_started_at=None,
             process_start=None,
@@ -67,54 +67,68 @@ class Mirror:
         self._folder.write(state, durable=False)
         write_record(self._folder, record)
 
-    def take_growth(self, growth: AppendedLines) -> None:
+    def take_lines(self, lines: AppendedLines) -> None:
         """Appends to a growing file, unless somebody else has changed it here meanwhile."""
-        name = self._name_in_folder(growth.path)
-        is_text, record = name in TEXTS, self._record
-        is_own = is_text or is_of_run_folder(growth.path, self._folder.run_id)
-        if not is_own and not is_output(growth.path, self._spec.outputs):
+        grown, path = self._record.grown, lines.path
+        is_text = path.removeprefix(f"runs/{self._folder.run_id}/") in TEXTS
+        is_own = is_text or is_of_run_folder(path, self._folder.run_id)
+        if not is_own and not is_output(path, self._spec.outputs):
             return  # No machine may write anything else here.
-        if growth.path in record.left_alone:
+        if path in self._record.left_alone:
             return
-        known = record.grown.get(growth.path, GrownFile(there=0, here=0))
-        path = self._root / growth.path
-        if growth.offset == 0 and known.there:
+        known, place = grown.get(path, _NOTHING), self._root / path
+        if lines.offset == 0 and known.remote_bytes:
             if not is_own:
                 # Rows that were paid for are not deleted; the whole file comes at the end.
-                self._leave_alone(growth.path)
+                self._leave_alone(path)
                 return
-            write_atomic(path, b"", durable=False)
-            known = GrownFile(there=0, here=0)
-        if growth.offset != known.there:
-            raise OutOfStepError(growth.path)
-        data = self._texts.home(growth.data) if is_text and self._texts else growth.data
-        if is_own and known.here and not _has(path, known.here):
-            record.grown.pop(growth.path)
-            raise OutOfStepError(growth.path)
-        if not _append(path, known.here, data, is_own=is_own):
-            self._leave_alone(growth.path)
+            write_atomic(place, b"", durable=False)
+            known = _NOTHING
+        if lines.offset != known.remote_bytes:
+            raise OutOfStepError(path)
+        if is_own and known.local_bytes and not _has(place, known.local_bytes):
+            grown.pop(path)
+            raise OutOfStepError(path)
+        data = self._with_local_paths(lines.data) if is_text else lines.data
+        if not _append(place, known.local_bytes, data, is_own=is_own):
+            self._leave_alone(path)
             return
-        record.grown[growth.path] = GrownFile(
-            there=growth.offset + len(growth.data),
-            here=known.here + len(data),
-            changed_at=path.stat().st_mtime_ns,
+        grown[path] = GrownFile(
+            remote_bytes=lines.offset + len(lines.data),
+            local_bytes=known.local_bytes + len(data),
+            changed_at=place.stat().st_mtime_ns,
         )
-        write_record(self._folder, record)
+        write_record(self._folder, self._record)
 
     def _leave_alone(self, path: str) -> None:
         self._record.left_alone.append(path)
         write_record(self._folder, self._record)
 
-    def _name_in_folder(self, path: str) -> str | None:
-        prefix = f"runs/{self._folder.run_id}/"
-        return path.removeprefix(prefix) if path.startswith(prefix) else None
+    def _replacements(self) -> list[tuple[bytes, bytes]]:
+        """Returns the paths of the run's folder on its machine, which hold its random id and so
+        are unique, with the paths here that they stand for; the longest first.
+        """
+        root = self._record.root
+        if root is None:
+            return []
+        pairs = [
+            (f"{root}/{path.place}", path.home)
+            for path in self._spec.home_paths
+            if path.home != "~" and not path.place.startswith("package:")
+        ]
+        pairs.append((f"{root}/workspace", str(self._root)))
+        pairs.sort(key=lambda pair: -len(pair[0]))
+        return [(remote.encode(), local.encode()) for remote, local in pairs]
 
-    def _here(self, moment: str | None) -> str | None:
-        """Returns a moment of the clock there as the clock here had it."""
-        if moment is None:
-            return None
+    def _with_local_paths(self, text: bytes) -> bytes:
+        for remote, local in self._replaced:
+            text = text.replace(remote, local)
+        return text
+
+    def _local_time(self, moment: str | None) -> str | None:
+        """Returns a moment of the machine's clock as the clock here had it."""
         shift = timedelta(seconds=self._record.clock_ahead_s or 0.0)
-        if abs(shift) < timedelta(seconds=_STEADY_S):
+        if moment is None or abs(shift) < timedelta(seconds=_STEADY_S):
             return moment
         try:
             shifted = datetime.fromisoformat(moment) - shift

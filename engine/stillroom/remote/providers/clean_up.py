@@ -14,6 +14,7 @@ from stillroom.files import FileLock
 from stillroom.jobs.detached import start_detached
 from stillroom.jobs.supervise import read_run
 from stillroom.places import make_folder
+from stillroom.remote.hosts import release_machine
 from stillroom.remote.providers.provision_log import ProvisionedMachine, ProvisionLog, is_over
 from stillroom.run_folder import RunFolder
 from stillroom.secrecy.environments import renting_environment
@@ -53,23 +54,6 @@ def clean_up(
     return left
 
 
-def release_entry(entry: ProvisionedMachine, provision_log: ProvisionLog) -> None:
-    """Puts down the machine of an entry, unless a run has come to it meanwhile."""
-    # Servers import this module for `start_clean_up` alone.
-    if entry.machine.hf_jobs is not None:
-        from stillroom.remote.providers.hf_jobs import release_job
-
-        release_job(entry, provision_log)
-        return
-    from stillroom.remote.providers.skypilot import open_cluster
-
-    host = open_cluster(entry.machine, provision_log=provision_log)
-    try:
-        host.release()
-    finally:
-        host.close()
-
-
 def wake_followers(entry: ProvisionedMachine) -> None:
     """Has each run that uses a machine followed again, in whatever workspace it is."""
     for run in map(Path, entry.runs):
@@ -85,7 +69,7 @@ def main() -> int:
     lock = FileLock(provision_log.folder / _LOCK)
     if not lock.try_acquire():
         return 0
-    return 1 if clean_up(provision_log, release_entry) else 0
+    return 1 if clean_up(provision_log, release_machine) else 0
 
 
 if __name__ == "__main__":

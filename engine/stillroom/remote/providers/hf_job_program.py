@@ -20,17 +20,19 @@ import msgspec
 from stillroom.errors import EngineError
 from stillroom.remote.channel import LocalChannel
 from stillroom.remote.host import RunHost, UnreachableError
-from stillroom.remote.providers.hub_bucket import Bucket, RunPaths, content_path
-from stillroom.remote.providers.job_records import (
+from stillroom.remote.providers.hf_bucket import (
     BUCKET_VARIABLE,
     RUN_VARIABLE,
     SECRETS_VARIABLE,
     START_VARIABLE,
     TOKEN_VARIABLE,
+    Bucket,
     JobFailure,
     JobNews,
     JobPackages,
     JobStart,
+    RunPaths,
+    content_path,
 )
 from stillroom.remote.records import (
     AppendedLines,
@@ -43,7 +45,7 @@ from stillroom.remote.records import (
 )
 from stillroom.remote.ssh.host import ChannelHost
 
-_SAY_EVERY_S = 10.0
+_POST_EVERY_S = 10.0
 _TRIES = 30
 _AGAIN_S = 20.0
 _RESERVE_S = 600.0
@@ -84,7 +86,7 @@ class JobProgram:
         start: str,
         secrets: Mapping[str, str],
         pause: Callable[[float], None] = time.sleep,
-        say_every_s: float = _SAY_EVERY_S,
+        say_every_s: float = _POST_EVERY_S,
     ) -> None:
         self._bucket, self._run_id, self._paths = bucket, run_id, RunPaths(run_id)
         self._start, self._secrets, self._pause = start, secrets, pause

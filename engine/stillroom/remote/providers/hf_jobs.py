@@ -15,35 +15,32 @@ from typing import Any
 import msgspec
 
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
-from stillroom.remote.providers.hub_bucket import (
-    Bucket,
-    RunPaths,
-    check_hub_installed,
-    code_path,
-    content_path,
-)
-from stillroom.remote.providers.hub_jobs import HubJobs, price_of, time_limit
-from stillroom.remote.providers.job_news import NewsReader
-from stillroom.remote.providers.job_records import (
+from stillroom.remote.machine import HfJobsFlavor, Machine
+from stillroom.remote.providers.hf_bucket import (
     BUCKET_VARIABLE,
     CODE_VARIABLE,
     RUN_VARIABLE,
     SECRETS_VARIABLE,
     START_VARIABLE,
     TOKEN_VARIABLE,
+    Bucket,
     JobFailure,
     JobNews,
     JobPackages,
     JobStart,
+    NewsReader,
+    RunPaths,
+    check_hub_installed,
+    code_path,
+    content_path,
 )
+from stillroom.remote.providers.hf_calls import HubJobs, price_of, time_limit
 from stillroom.remote.providers.provision_log import ProvisionedMachine, ProvisionLog
 from stillroom.remote.records import (
     Blob,
     Heartbeat,
-    HfJobsFlavor,
     JobSpec,
     LaunchRequest,
-    Machine,
     MachineFacts,
     RemoteFiles,
     RemoteState,

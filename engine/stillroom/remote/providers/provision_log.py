@@ -19,7 +19,8 @@ from stillroom.files import FileLock, read_json, write_atomic, write_json
 from stillroom.lineage import now, seconds_between
 from stillroom.places import make_folder
 from stillroom.remote.host import UnreachableError
-from stillroom.remote.records import Machine, RemoteView
+from stillroom.remote.machine import Machine
+from stillroom.remote.records import RemoteView
 from stillroom.run_folder import VIEW_FILE
 
 _LOCK_WAIT_S = 20.0
@@ -60,12 +61,9 @@ class ProvisionedMachine(msgspec.Struct, frozen=True, kw_only=True):
         return all(is_over(Path(run)) for run in self.runs)
 
     @property
-    def release_command(self) -> str:
-        """The command with which the user puts it down by hand."""
-        if self.machine.skypilot is not None:
-            return f"sky down -y {self.name}"
-        # Without its id, which a kill may have kept from us, it is found by its name.
-        return f"hf jobs cancel {self.request_id or f'ID  # the id of {self.name} in `hf jobs ps`'}"
+    def release_command(self) -> str | None:
+        """The command with which the user releases it by hand."""
+        return self.machine.access.release_command(self.name, self.request_id)
 
 
 class ProvisionLog:

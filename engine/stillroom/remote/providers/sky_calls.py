@@ -3,24 +3,35 @@
 import importlib
 import importlib.util
 import math
+import os
+import pickle
 import re
+import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import IO, Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 from stillroom.errors import EngineError, missing_extra
+from stillroom.processes import end_process
+from stillroom.remote.channel import read_errors, start_process
 from stillroom.remote.host import UnreachableError
-from stillroom.remote.providers.holding import hold_script
-from stillroom.remote.records import SkyPilotCluster
+from stillroom.remote.machine import SkyPilotCluster
 from stillroom.secrecy.environments import renting_environment
 
 _CLI_LIMIT_S = 120
 _LONGEST = 600
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _HOUR_S = 3600
+_CALL_LIMIT_S = 1800.0
+_END_WAIT_S = 5.0
+_PROGRAMS = (r"[s]tillroom\.remote\.(agent|there)", r"[s]tillroom\.jobs\.keeper")
+_CHECK_EVERY_S = 15
+_NUM_IDLE_CHECKS = 20
+"""The checks in a row that must find nothing. Installing and connecting again take a moment."""
 
 Outcome = Literal["waiting", "succeeded", "failed", "unknown"]
 _OUTCOMES: dict[str, Outcome] = {
@@ -59,6 +70,10 @@ class Offer:
     gpu_memory_gb: list[float]
     num_processors: int | None
     memory_gb: float | None
+
+
+_Arguments = ParamSpec("_Arguments")
+_Answer = TypeVar("_Answer")
 
 
 class SkyCalls:
@@ -133,7 +148,7 @@ class SkyCalls:
 
         None if no accelerator is asked for, or no cloud lists a price.
         """
-        wanted = wanted_accelerator(cluster)
+        wanted = cluster.accelerator
         if wanted is None:
             return None
         name, count = wanted
@@ -163,8 +178,17 @@ class SkyCalls:
         """Writes the cluster's entry for ssh, as SkyPilot's own command line does."""
         self._cli(["status", name])
 
+    def call(
+        self,
+        method: "Callable[Concatenate[SkyCalls, _Arguments], _Answer]",
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Answer:
+        """Makes one of the calls above in this process (see `SkyProcess`)."""
+        return method(self, *args, **kwargs)
+
     def close(self) -> None:
-        """Does nothing: there is no process to end (see `SkyProcess`)."""
+        """Does nothing: there is no process to end."""
 
     def _task(self, *, run: str | None) -> Any:
         return self._sky.Task(name="stillroom", run=run)
@@ -245,19 +269,33 @@ def _our_words(sky: Any, problem: str, *, has_answered: bool = False) -> Generat
         ) from error
 
 
-def wanted_accelerator(cluster: SkyPilotCluster) -> tuple[str, int] | None:
-    """Returns the one accelerator that machines.yml asks for, and how many; None if none or any."""
-    wanted = cluster.resources.get("accelerators")
-    if isinstance(wanted, dict) and len(cast("dict[str, Any]", wanted)) == 1:
-        ((name, count),) = cast("dict[str, Any]", wanted).items()
-    elif isinstance(wanted, str):
-        name, _, count = wanted.partition(":")
-    else:
-        return None
-    try:
-        return str(name), int(float(count or 1))
-    except ValueError:
-        return None
+def hold_script(
+    folder: str,
+    *,
+    programs: Sequence[str] = _PROGRAMS,
+    check_every_s: float = _CHECK_EVERY_S,
+    num_idle_checks: int = _NUM_IDLE_CHECKS,
+) -> str:
+    """Returns a shell script that ends once none of our processes has run for a few minutes.
+
+    SkyPilot takes a cluster without a job of its own for idle and deletes it under the run, whose
+    process is no such job. So it is given this script as a job, for as long as anything runs there:
+    `programs` (patterns of command lines), or what is started from our `folder`.
+    """
+    name = folder.rstrip("/").rpartition("/")[2]
+    # The brackets keep the pattern from matching its own text in a command line.
+    pattern = "|".join([*programs, f"/[{name[0]}]{re.escape(name[1:])}/"])
+    return f"""\
+quiet=0
+while [ "$quiet" -lt {num_idle_checks} ]; do
+  if cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\000' ' ' | grep -qE {shlex.quote(pattern)}; then
+    quiet=0
+  else
+    quiet=$((quiet + 1))
+  fi
+  sleep {check_every_s}
+done
+"""
 
 
 def _offer(listed: Any, *, is_spot: bool) -> Offer | None:
@@ -295,3 +333,90 @@ def _rounded(price: float) -> float | None:
 
 def _plain(text: str) -> str:
     return " ".join(_ESCAPES.sub("", text).split())[:_LONGEST]
+
+
+class SkyProcess:
+    """Makes the calls of `SkyCalls` in a process of its own, which is started when it is needed.
+
+    The package is large and prints to standard output, which belongs to the MCP connection in a
+    server; and it waits for its own server, and that for a cloud, without a limit.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._one_at_a_time = threading.Lock()
+
+    def call(
+        self,
+        method: Callable[Concatenate[SkyCalls, _Arguments], _Answer],
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Answer:
+        """Makes a call there and returns what it returns, or raises what it raises."""
+        with self._one_at_a_time:
+            answer = self._ask(pickle.dumps((method, args, kwargs)))
+        if isinstance(answer, EngineError):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        """Ends the process; SkyPilot continues with what it was asked for."""
+        with self._one_at_a_time:
+            self._end()
+
+    def _ask(self, call: bytes) -> Any:
+        process = self._started()
+        limit = threading.Timer(_CALL_LIMIT_S, process.kill)
+        limit.start()
+        try:
+            sink = cast("IO[bytes]", process.stdin)
+            sink.write(call)
+            sink.flush()
+            return pickle.load(cast("IO[bytes]", process.stdout))  # noqa: S301
+        except (OSError, EOFError, pickle.UnpicklingError) as broken:
+            printed = read_errors(process) or str(broken)
+            self._end()
+            raise UnreachableError(
+                f"the process that calls SkyPilot ended: {printed[-_LONGEST:]}",
+                "nothing: it is started again; if it stays so, run `sky check` in a terminal",
+            ) from broken
+        finally:
+            limit.cancel()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self._end()
+            code = f"from {__name__} import answer_calls; answer_calls()"
+            self._process = start_process([sys.executable, "-P", "-c", code], renting_environment())
+        return self._process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for stream in (process.stdin, process.stdout, process.stderr):
+            with suppress(OSError):
+                cast("IO[bytes]", stream).close()
+        try:
+            process.wait(_END_WAIT_S)
+        except subprocess.TimeoutExpired:
+            end_process(process)
+
+
+def answer_calls() -> None:
+    """Makes the calls that come through standard input, until it is closed."""
+    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    # What the package prints goes to standard error, and what it starts reads nothing.
+    os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    calls: SkyCalls | None = None
+    with suppress(EOFError, OSError):
+        while True:
+            method, args, kwargs = pickle.load(source)  # noqa: S301
+            try:
+                calls = calls or SkyCalls()
+                answer = method(calls, *args, **kwargs)
+            except EngineError as error:
+                answer = error
+            pickle.dump(answer, sink)
+            sink.flush()

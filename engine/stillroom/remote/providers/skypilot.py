@@ -9,18 +9,21 @@ from pathlib import Path
 import msgspec
 
 from stillroom.remote.host import MachineGoneError, RunHost, UnreachableError
+from stillroom.remote.machine import Machine, SkyPilotCluster, SshAddress
 from stillroom.remote.providers.provision_log import LockedEntry, ProvisionedMachine, ProvisionLog
-from stillroom.remote.providers.sky_calls import ClusterView, Offer, SkyCalls, check_installed
-from stillroom.remote.providers.sky_process import SkyProcess
+from stillroom.remote.providers.sky_calls import (
+    ClusterView,
+    Offer,
+    SkyCalls,
+    SkyProcess,
+    check_installed,
+)
 from stillroom.remote.records import (
     Blob,
     JobSpec,
     LaunchRequest,
-    Machine,
     MachineFacts,
     RunUpdate,
-    SkyPilotCluster,
-    SshAddress,
 )
 from stillroom.remote.ssh.host import SshHost
 
@@ -48,7 +51,7 @@ class SkyPilotHost:
     ) -> None:
         self._machine, self._run = machine, run
         self._cluster = machine.skypilot or SkyPilotCluster(resources={})
-        self._calls, self._log, self._pause = calls, provision_log, pause
+        self._sky, self._log, self._pause = calls, provision_log, pause
         self._name = cluster_name(machine, provision_log)
         self._inner = by_ssh(machine, SshAddress(host=self._name))
         self._looked_at = -_LOOK_AGAIN_S
@@ -95,9 +98,9 @@ class SkyPilotHost:
 
     def facts(self) -> MachineFacts:
         """Looks at the cluster if it is up; else says what SkyPilot would bring up."""
-        view = self._calls.look(self._name)
+        view = self._sky.call(SkyCalls.look, self._name)
         if view is not None and view.is_up:
-            self._calls.write_ssh_entry(self._name)
+            self._sky.call(SkyCalls.write_ssh_entry, self._name)
             return self._inner.facts()
         offer = self._find_offer()
         if offer is None:
@@ -132,7 +135,7 @@ class SkyPilotHost:
             held.mark_started(self._own_run)
         with self._watching():
             # Before the start: a worker without it would lose its machine with our connection.
-            self._calls.hold(self._name, folder=self._machine.folder)
+            self._sky.call(SkyCalls.hold, self._name, folder=self._machine.folder)
             self._inner.start(run)
 
     def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[RunUpdate]:
@@ -162,17 +165,17 @@ class SkyPilotHost:
         """
         with self._log.holding(self._name) as held:
             if held.entry is not None and held.drop_run(self._run):
-                self._calls.release(self._name)
+                self._sky.call(SkyCalls.release, self._name)
                 self._check_gone(held, held.entry)
 
     def close(self) -> None:
         """Ends the connection."""
         self._inner.close()
-        self._calls.close()
+        self._sky.close()
 
     def _find_offer(self) -> Offer | None:
         if not self._has_asked:
-            self._offer, self._has_asked = self._calls.offer(self._cluster), True
+            self._offer, self._has_asked = self._sky.call(SkyCalls.offer, self._cluster), True
         return self._offer
 
     def _take_or_request(self) -> str | None:
@@ -180,10 +183,14 @@ class SkyPilotHost:
         with self._log.holding(self._name) as held:
             entry = held.add(self._machine, self._name, self._own_run)
             # Before the look at the cluster: it may come up between the two.
-            outcome = None if entry.request_id is None else self._calls.outcome(entry.request_id)
+            outcome = (
+                None
+                if entry.request_id is None
+                else self._sky.call(SkyCalls.outcome, entry.request_id)
+            )
             if outcome == "waiting":
                 return entry.request_id
-            view = self._calls.look(self._name)
+            view = self._sky.call(SkyCalls.look, self._name)
             if view is not None and view.is_up:
                 self._take(held, view)
                 return None
@@ -192,24 +199,26 @@ class SkyPilotHost:
                 raise self._gone(view)
             if entry.request_id is not None and outcome == "failed":
                 self._clear_away(held)
-                self._calls.raise_failure(entry.request_id, self._name)
+                self._sky.call(SkyCalls.raise_failure, entry.request_id, self._name)
             return self._launch(held)
 
     def _take(self, held: LockedEntry, view: ClusterView) -> None:
         held.update(request_id=None, price_per_hour=view.price_per_hour)
         # The job of the launch may have ended with an earlier run.
-        self._calls.hold(self._name, folder=self._machine.folder)
-        self._calls.write_ssh_entry(self._name)
+        self._sky.call(SkyCalls.hold, self._name, folder=self._machine.folder)
+        self._sky.call(SkyCalls.write_ssh_entry, self._name)
 
     def _launch(self, held: LockedEntry) -> str:
-        request_id = self._calls.launch(self._name, self._cluster, folder=self._machine.folder)
+        request_id = self._sky.call(
+            SkyCalls.launch, self._name, self._cluster, folder=self._machine.folder
+        )
         held.update(request_id=request_id)
         return request_id
 
     def _clear_away(self, held: LockedEntry) -> None:
         """Puts down what a failed launch has left, which costs money too."""
         if held.drop_run(self._run):
-            self._calls.release(self._name)
+            self._sky.call(SkyCalls.release, self._name)
             held.forget()
         else:
             held.update(request_id=None)
@@ -217,7 +226,7 @@ class SkyPilotHost:
     def _await(self, request_id: str) -> None:
         """Waits until a request has ended; raises UnreachableError if that takes long."""
         waited_s = 0.0
-        while self._calls.outcome(request_id) == "waiting":
+        while self._sky.call(SkyCalls.outcome, request_id) == "waiting":
             if waited_s >= _WAIT_S:
                 raise UnreachableError(
                     f"SkyPilot is still bringing up {self._name}",
@@ -232,7 +241,7 @@ class SkyPilotHost:
         A launch that a kill cut off may still be on its way to SkyPilot, so an entry without an
         answer stays for a while.
         """
-        view = self._calls.look(self._name)
+        view = self._sky.call(SkyCalls.look, self._name)
         if view is not None:
             raise UnreachableError(
                 f"the cluster {self._name} is still there after it was put down ({view.status})",
@@ -252,7 +261,7 @@ class SkyPilotHost:
         except UnreachableError:
             if self._is_gone or time.monotonic() - self._looked_at >= _LOOK_AGAIN_S:
                 self._looked_at = time.monotonic()
-                view = self._calls.look(self._name)
+                view = self._sky.call(SkyCalls.look, self._name)
                 if view is None or view.is_stopped:
                     raise self._gone(view) from None
             raise

@@ -21,7 +21,8 @@ from stillroom.remote.channel import (
     shell_words,
 )
 from stillroom.remote.host import MachineError
-from stillroom.remote.records import JobSpec, Machine
+from stillroom.remote.machine import Machine
+from stillroom.remote.records import JobSpec
 from stillroom.remote.ssh.code import code_archive, code_hash
 from stillroom.remote.ssh.probe import MIN_PYTHON, PATHS, Probe, RemotePython, probe
 from stillroom.remote.ssh.requirements import (

@@ -21,7 +21,7 @@ from stillroom.processes import end_process
 from stillroom.remote.channel import SHELL_LINE, read_errors, start_process
 from stillroom.remote.frames import MARK, BrokenStreamError, Frames
 from stillroom.remote.host import MachineError
-from stillroom.remote.records import SshAddress
+from stillroom.remote.machine import SshAddress
 from stillroom.remote.ssh.diagnosis import LoginRefusedError, broken_connection
 from stillroom.secrecy.environments import ssh_environment
 

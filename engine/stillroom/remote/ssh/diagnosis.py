@@ -4,7 +4,7 @@ import re
 
 from stillroom.errors import EngineError
 from stillroom.remote.host import MachineError, UnreachableError
-from stillroom.remote.records import SshAddress
+from stillroom.remote.machine import SshAddress
 
 _MACHINES = "machines.yml"
 _KEYGEN = re.compile(r"ssh-keygen -f .*")

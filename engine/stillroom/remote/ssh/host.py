@@ -11,14 +11,13 @@ from stillroom.remote.agent.store import Piece, Stored, WantedContent
 from stillroom.remote.channel import Channel, RemoteCommand, run_command, shell_words
 from stillroom.remote.frames import MARK
 from stillroom.remote.host import MachineError, UnreachableError
+from stillroom.remote.machine import Machine, SshAddress
 from stillroom.remote.records import (
     Blob,
     JobSpec,
     LaunchRequest,
-    Machine,
     MachineFacts,
     RunUpdate,
-    SshAddress,
 )
 from stillroom.remote.ssh.bootstrap import look, prepare, ready_python
 from stillroom.remote.ssh.connection import SshChannel

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from stillroom.remote.host import MachineError, UnreachableError
-from stillroom.remote.providers.hub_bucket import hub_errors
-from stillroom.remote.providers.job_records import BUCKET_VARIABLE, CODE_VARIABLE
+from stillroom.remote.machine import HfJobsFlavor
+from stillroom.remote.providers.hf_bucket import BUCKET_VARIABLE, CODE_VARIABLE, hub_errors
 from stillroom.remote.providers.provision_log import ProvisionLog
-from stillroom.remote.records import HfJobsFlavor, LaunchRequest
+from stillroom.remote.records import LaunchRequest
 
 _IMAGE = "ghcr.io/astral-sh/uv:python3.12-bookworm"
 _LABEL = "stillroom-run"
