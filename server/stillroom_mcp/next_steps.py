@@ -373,15 +373,15 @@ def after_cancel_run(request: api.CancelRun, result: api.RunReport) -> str:
 
 
 def _when_unreachable(result: api.RunReport) -> str:
-    """Suggests what may be done while a run cannot be told to stop, as its machine is silent."""
+    """Suggests what may be done while a cancellation is queued, as the machine is silent."""
     if result.kind in ("sft", "dpo", "distill"):
         again = f"start_training(resume={result.run_id})"
         gone = f"{again}, with where for another, goes on at once from the last checkpoint here"
     else:
         gone = "max_hours bounds what it may still do there"
     return (
-        f"the wish to stop is kept, and passed on when {result.where} answers; tell the user that "
-        f"it may cost until then. If that machine is gone for good: {gone}"
+        f"cancellation is queued until {result.where} answers; tell the user that the run may cost "
+        f"until then. If that machine is gone for good: {gone}"
     )
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from stillroom.errors import InputError
 from stillroom.remote.host import RunHost
-from stillroom.remote.machine import HfJobsFlavor, Machine, SkyPilotCluster, SshAddress
+from stillroom.remote.machine import HfJobsFlavor, Machine, RayCluster, SkyPilotCluster, SshAddress
 from stillroom.remote.providers.provision_log import ProvisionedMachine, ProvisionLog
 from stillroom.remote.ssh.host import SshHost
 
@@ -28,10 +28,15 @@ def open_host(machine: Machine, *, run: Path | None = None) -> RunHost:
             from stillroom.remote.providers.hf_jobs import open_job
 
             return open_job(machine, run)
-        case _:
+        case RayCluster():
             raise InputError(
                 f"{machine.name} is a Ray cluster, which is reached by its runs alone",
                 "look at it with `ray status`",
+            )
+        case _:
+            raise InputError(
+                f"{machine.name} is a kind of machine that this version does not know",
+                "use the version of stillroom that started the run",
             )
 
 

@@ -16,9 +16,12 @@ _FLAVOR_GPUS = {"a100": "A100 80GB"}
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """How a kind of machine is reached, and who pays for it from when on."""
+    """How a kind of machine is reached, and from when on it costs money.
 
-    kind: ClassVar[Kind]
+    As it stands it is a kind that this version of Stillroom does not know.
+    """
+
+    kind: ClassVar[Kind | Literal["unknown"]] = "unknown"
     is_provisioned: ClassVar[bool] = False
     """Whether we provision the machine, and so have to release it."""
     bills_from: ClassVar[Literal["provision", "contact", "start"]] = "contact"
@@ -29,7 +32,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def summary(self) -> str:
         """How the machine is reached, or what is requested from its provider, in a line."""
-        raise NotImplementedError
+        return ""
 
     @property
     def key_host(self) -> str | None:
@@ -186,5 +189,5 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def access(self) -> Access:
         """How the machine is reached: the one of the four kinds that is set."""
-        (access,) = filter(None, (self.ssh, self.skypilot, self.hf_jobs, self.ray))
-        return access
+        kinds = (self.ssh, self.skypilot, self.hf_jobs, self.ray)
+        return next((each for each in kinds if each is not None), Access())

@@ -29,7 +29,7 @@ def check_machine(
     *,
     opened: Callable[[Machine], RunHost] = open_host,
 ) -> SetupReport:
-    """Asks a machine and returns what it has and lacks; nothing is changed or brought up there.
+    """Probes a machine and returns what it has and lacks; nothing is changed or provisioned.
 
     Raises InputError if no machine has this name.
     """
@@ -37,74 +37,80 @@ def check_machine(
     checks = [_machine_check(machine)]
     if machine.access.can_be_probed:
         answer = ask_all(workspace, [machine], opened)[machine.name]
-        is_up = isinstance(answer, MachineFacts)
-        checks += _answer_checks(machine, answer) if is_up else [_silence(machine, answer)]
-    checks += _requested_checks(workspace, request, machine)
+        if isinstance(answer, MachineFacts):
+            checks += _facts_checks(machine, answer)
+        else:
+            checks.append(_connection_error(machine, answer))
+    if (request.provider or request.base_url) and request.provider not in IN_PROCESS:
+        checks.append(_key_check(workspace, request, machine))
+    if request.model is not None:
+        checks.append(_model_check(workspace, request.model))
     return SetupReport(ready=all(check.status != "missing" for check in checks), checks=checks)
+
+
+def _ok(name: str, detail: str) -> Check:
+    return Check(name=name, status="ok", detail=detail)
+
+
+def _note(name: str, detail: str, fix: str | None = None) -> Check:
+    return Check(name=name, status="note", detail=detail, fix=fix)
+
+
+def _missing(name: str, detail: str, fix: str) -> Check:
+    return Check(name=name, status="missing", detail=detail, fix=fix)
 
 
 def _machine_check(machine: Machine) -> Check:
     detail = f"{machine.access.kind} {machine.access.summary}, from {machine.file}"
-    if machine.price_per_hour is None and not machine.access.is_provisioned:
-        return Check(
-            name="machine",
-            status="note",
-            detail=f"{detail}; its price is not known",
-            fix="give price_per_hour there if it costs by the hour: budgets then hold",
-        )
-    price = machine.price_per_hour
-    cost = f"; ${price:g} an hour" if price is not None else "; its provider says the price"
-    return Check(name="machine", status="ok", detail=detail + cost)
+    if machine.price_per_hour is not None:
+        return _ok("machine", f"{detail}; ${machine.price_per_hour:g} an hour")
+    if machine.access.is_provisioned:
+        return _ok("machine", f"{detail}; its provider says the price")
+    fix = "give price_per_hour there if it costs by the hour: budgets then hold"
+    return _note("machine", f"{detail}; its price is not known", fix)
 
 
-def _silence(machine: Machine, error: EngineError) -> Check:
-    """Returns the check of a machine that did not answer."""
+def _connection_error(machine: Machine, error: EngineError) -> Check:
     if machine.access.is_provisioned and isinstance(error, UnreachableError):
-        return Check(
-            name="connection",
-            status="note",
-            detail=f"it is not up: {error.problem}",
-            fix="nothing: a run brings it up, and it is put down afterwards",
-        )
-    return Check(name="connection", status="missing", detail=error.problem, fix=error.fix)
+        fix = "nothing: a run provisions it, and it is released afterwards"
+        return _note("connection", f"it is not up: {error.problem}", fix)
+    return _missing("connection", error.problem, error.fix)
 
 
-def _answer_checks(machine: Machine, facts: MachineFacts) -> Iterator[Check]:
-    yield Check(name="connection", status="ok", detail=f"it answers: {facts.system}")
+def _facts_checks(machine: Machine, facts: MachineFacts) -> Iterator[Check]:
+    yield _ok("connection", f"it answers: {facts.system}")
     yield _gpu_check(facts)
     if facts.python is None and machine.access.is_provisioned:
-        return  # It is not up: what it will have is its provider's affair.
+        return  # It is not up: its provider decides what it will have.
     yield _python_check(machine, facts)
     yield _disk_check(machine, facts)
     yield _code_check(facts)
     if facts.clock_ahead_s is not None and abs(facts.clock_ahead_s) > _CLOCK_S:
-        detail = f"its clock is {facts.clock_ahead_s:+.0f} s off this one"
-        yield Check(name="clock", status="note", detail=f"{detail}; runs do not go by it")
+        detail = f"its clock is {facts.clock_ahead_s:+.0f} s off this one; runs do not go by it"
+        yield _note("clock", detail)
 
 
 def _python_check(machine: Machine, facts: MachineFacts) -> Check:
     if facts.python is not None and _is_new_enough(facts.python_version):
-        detail = f"{facts.python} ({facts.python_version})"
-        return Check(name="python", status="ok", detail=detail)
-    found = f"{facts.python_version} at {facts.python}" if facts.python else "none"
+        return _ok("python", f"{facts.python} ({facts.python_version})")
     needed = ".".join(map(str, _LEAST_PYTHON))
-    if facts.has_uv and machine.python is None:
-        detail = f"found: {found}; uv brings one of {needed} or newer at the first start"
-        return Check(name="python", status="ok", detail=detail)
     if machine.python is not None:
-        detail = f"`python: {machine.python}` does not run there as Python {needed} or newer"
-        return Check(
-            name="python",
-            status="missing",
-            detail=detail + (f": it is {facts.python_version}" if facts.python else ""),
-            fix=f"give the path of one that does in {machine.file}, or leave `python:` out: then "
+        return _missing(
+            "python",
+            f"`python: {machine.python}` does not run there as Python {needed} or newer"
+            + (f": it is {facts.python_version}" if facts.python else ""),
+            f"give the path of one that does in {machine.file}, or leave `python:` out: then "
             "stillroom looks for one itself",
         )
-    return Check(
-        name="python",
-        status="missing",
-        detail=f"Python {needed} or newer is needed, found: {found}",
-        fix=f"on {machine.name}: `{_UV}` (uv brings a Python), or name one with `python:` in "
+    found = f"{facts.python_version} at {facts.python}" if facts.python else "none"
+    if facts.has_uv:
+        return _ok(
+            "python", f"found: {found}; uv installs one of {needed} or newer at the first start"
+        )
+    return _missing(
+        "python",
+        f"Python {needed} or newer is needed, found: {found}",
+        f"on {machine.name}: `{_UV}` (uv installs a Python), or name one with `python:` in "
         f"{machine.file}",
     )
 
@@ -116,63 +122,49 @@ def _is_new_enough(version: str | None) -> bool:
 
 def _disk_check(machine: Machine, facts: MachineFacts) -> Check:
     if facts.blocked_folder is not None:
-        return Check(
-            name="disk",
-            status="missing",
-            detail=f"{machine.folder} cannot be made: {facts.blocked_folder} is no folder that may "
-            "be written to",
-            fix=f"name a folder with `folder:` in {machine.file} that its user may write to",
+        return _missing(
+            "disk",
+            f"{machine.folder} cannot be made: {facts.blocked_folder} is no folder that may be "
+            "written to",
+            f"name a folder with `folder:` in {machine.file} that its user may write to",
         )
     if facts.free_disk_gb is None:
-        return Check(name="disk", status="note", detail="its free space could not be found out")
+        return _note("disk", "its free space could not be found out")
     detail = f"{facts.free_disk_gb:.0f} GB free for {machine.folder}"
-    if facts.free_disk_gb < _LOW_DISK_GB:
-        return Check(
-            name="disk",
-            status="note",
-            detail=detail,
-            fix=f"free some, or name a folder on a larger disk with `folder:` in {machine.file}: "
-            f"packages and models take {_LOW_DISK_GB:g} GB and more",
-        )
-    return Check(name="disk", status="ok", detail=detail)
+    if facts.free_disk_gb >= _LOW_DISK_GB:
+        return _ok("disk", detail)
+    return _note(
+        "disk",
+        detail,
+        f"free some, or name a folder on a larger disk with `folder:` in {machine.file}: "
+        f"packages and models take {_LOW_DISK_GB:g} GB and more",
+    )
 
 
 def _gpu_check(facts: MachineFacts) -> Check:
     if facts.gpus:
         driver = f"; driver {facts.driver}" if facts.driver else ""
-        return Check(name="gpu", status="ok", detail="; ".join(facts.gpus) + driver)
+        return _ok("gpu", "; ".join(facts.gpus) + driver)
     memory = f", {facts.memory_gb:.0f} GB" if facts.memory_gb is not None else ""
-    return Check(
-        name="gpu",
-        status="note",
-        detail=f"none found; {facts.num_processors or '?'} processors{memory}",
-        fix="if it has one, its driver is not installed: `nvidia-smi` there must list it",
+    return _note(
+        "gpu",
+        f"none found; {facts.num_processors or '?'} processors{memory}",
+        "if it has one, its driver is not installed: `nvidia-smi` there must list it",
     )
 
 
 def _code_check(facts: MachineFacts) -> Check:
     start = f"; a process starts there in {facts.start_s:.1f} s" if facts.start_s else ""
     if facts.has_same_code:
-        return Check(name="stillroom", status="ok", detail=f"this very {__version__}{start}")
+        return _ok("stillroom", f"this very {__version__}{start}")
     if facts.stillroom_version is not None:
-        detail = f"{facts.stillroom_version} is there; the next start sends this {__version__}"
-        return Check(name="stillroom", status="ok", detail=detail + start)
-    return Check(
-        name="stillroom",
-        status="note",
-        detail="not there yet: the first start sends it and installs torch and the rest, which "
-        f"takes minutes{start}",
+        installed = f"{facts.stillroom_version} is installed"
+        return _ok("stillroom", f"{installed}; the next start sends this {__version__}{start}")
+    return _note(
+        "stillroom",
+        "not installed yet: the first start sends it and installs torch and the rest, which takes "
+        f"minutes{start}",
     )
-
-
-def _requested_checks(
-    workspace: Workspace, request: CheckSetup, machine: Machine
-) -> Iterator[Check]:
-    is_in_process = request.provider in IN_PROCESS
-    if (request.provider or request.base_url) is not None and not is_in_process:
-        yield _key_check(workspace, request, machine)
-    if request.model is not None:
-        yield _model_check(workspace, request.model)
 
 
 def _key_check(workspace: Workspace, request: CheckSetup, machine: Machine) -> Check:
@@ -187,15 +179,15 @@ def _key_check(workspace: Workspace, request: CheckSetup, machine: Machine) -> C
         names = [endpoint.api_key_env] if endpoint.api_key_env else []
         check_keys_may_go(workspace, machine, names)
     except EngineError as error:
-        return Check(name="teacher key", status="missing", detail=error.problem, fix=error.fix)
+        return _missing("teacher key", error.problem, error.fix)
     key = f"the key in {names[0]} is handed to its process" if names else "it needs no key"
-    return Check(name="teacher key", status="ok", detail=f"{endpoint.base_url}: {key}")
+    return _ok("teacher key", f"{endpoint.base_url}: {key}")
 
 
 def _model_check(workspace: Workspace, model: str) -> Check:
     try:
         location = locate_model(workspace, model)
     except EngineError as error:
-        return Check(name="model", status="missing", detail=error.problem, fix=error.fix)
+        return _missing("model", error.problem, error.fix)
     way = "sent there, once" if location.is_local else "downloaded there from the hub"
-    return Check(name="model", status="ok", detail=f"{model}: {way}")
+    return _ok("model", f"{model}: {way}")

@@ -1,4 +1,4 @@
-"""Lists the machines of machines.yml: how they are, which runs are there, what still costs."""
+"""Lists the machines of machines.yml: their state, the runs on them, and what still costs."""
 
 import threading
 import time
@@ -24,11 +24,11 @@ from stillroom.types import OthersText
 from stillroom.validation import StrictModel
 
 ASK_S = 25.0
-"""How long machines are waited for that are asked; hosts of servers give up a call after 60 s."""
+"""How long the answers of probed machines are waited for; agent hosts end a call after 60 s."""
 
 MachineState = Literal["in_use", "answers", "unreachable", "up", "down", "not_asked"]
-"""`up`: we brought it up and no run needs it, so it is being put down; `down`: it costs nothing and
-is brought up for a run; `not_asked`: nothing of ours runs there, and nobody has asked it."""
+"""`up`: it was provisioned and no run needs it, so it is being released; `down`: it costs nothing
+and is provisioned for a run; `not_asked`: no run of ours is on it, and nobody has probed it."""
 
 
 class ListMachines(StrictModel):
@@ -80,18 +80,86 @@ class MachineList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class _RunsThere:
-    """This workspace's runs on one machine."""
+class _Listed:
+    """What is known of one machine: its runs, what of it is provisioned, and what it answered."""
 
-    open: list[MachineRun] = field(default_factory=list[MachineRun])
+    machine: Machine
+    runs: list[MachineRun] = field(default_factory=list[MachineRun])
+    """This workspace's runs on it that are not over."""
     spent_usd: float = 0.0
     is_used: bool = False
-    """Whether a run has the machine at this moment."""
+    """Whether a run of this workspace has the machine at this moment."""
+    provisioned: list[ProvisionedMachine] = field(default_factory=list[ProvisionedMachine])
+    answer: MachineFacts | EngineError | None = None
+
+    def add(self, folder: RunFolder, view: RemoteView | None) -> None:
+        """Counts a run on it; `view` is None if its follower has not begun."""
+        view = view or RemoteView(where=self.machine.name, phase="waiting")
+        self.spent_usd += view.machine_usd or 0.0
+        if view.phase == "over":
+            return
+        self.is_used |= view.phase != "waiting"
+        self.runs.append(
+            MachineRun(
+                run_id=folder.run_id,
+                phase=view.phase,
+                last_contact=view.last_contact,
+                problem=view.problem,
+                machine_usd=view.machine_usd,
+            )
+        )
 
     @property
-    def is_silent(self) -> bool:
-        """Whether the machine has runs and answers none of their followers."""
-        return bool(self.open) and all(run.problem is not None for run in self.open)
+    def abandoned(self) -> ProvisionedMachine | None:
+        """What is provisioned although no run of any workspace needs it any more."""
+        return next((entry for entry in self.provisioned if entry.is_abandoned), None)
+
+    def summary(self, workspace: Workspace) -> MachineSummary:
+        """Returns what is shown of it."""
+        machine = self.machine
+        known, hardware = recall(workspace, machine), hardware_of(workspace, machine)
+        price = hardware.price_per_hour
+        if machine.price_per_hour is None and self.provisioned:
+            price = self.provisioned[0].price_per_hour or price
+        num_billed = max(len(self.provisioned), int(self.is_used))
+        return MachineSummary(
+            name=machine.name,
+            kind=machine.access.kind,
+            address=machine.access.summary,
+            state=self._state(),
+            computes=hardware.words,
+            gpu_memory_gb=list(hardware.gpu_memory_gb),
+            free_disk_gb=hardware.free_disk_gb,
+            asked_at=known.asked_at if known is not None else None,
+            price_per_hour=price,
+            usd_per_hour_now=(price and num_billed * price) if num_billed else 0.0,
+            spent_usd=self.spent_usd,
+            runs=self.runs,
+            problem=self._problem(),
+        )
+
+    def _state(self) -> MachineState:
+        is_down = self.machine.access.is_provisioned and not self.provisioned
+        has_no_answer = isinstance(self.answer, EngineError)
+        if self.answer is None and self.runs:
+            has_no_answer = all(run.problem is not None for run in self.runs)
+        if has_no_answer and not is_down:
+            return "unreachable"
+        if self.is_used or any(not entry.is_abandoned for entry in self.provisioned):
+            return "in_use"
+        if self.machine.access.is_provisioned:
+            return "down" if is_down else "up"
+        return "answers" if isinstance(self.answer, MachineFacts) else "not_asked"
+
+    def _problem(self) -> str | None:
+        if (entry := self.abandoned) is not None:
+            return (
+                f"it is up since {entry.since} and no run needs it: it is being released now; if "
+                f"it is still listed in some minutes, run `{entry.release_command}`"
+            )
+        if isinstance(self.answer, EngineError):
+            return f"{self.answer.problem} ({self.answer.fix})"
+        return next((run.problem for run in self.runs if run.problem is not None), None)
 
 
 def list_machines(
@@ -102,35 +170,28 @@ def list_machines(
     provision_log: ProvisionLog | None = None,
     release: Callable[[ProvisionLog], None] = start_clean_up,
 ) -> MachineList:
-    """Returns all machines; with `check` each is asked, for at most 25 seconds altogether.
+    """Returns all machines; with `check` each is probed, for at most 25 seconds altogether.
 
-    What we brought up and no run needs is put down by a process that is started here.
+    What was provisioned and no run needs is released by a process that is started here.
     Raises ConfigError if machines.yml is malformed.
     """
     machines = all_machines(workspace)
     provision_log = provision_log or ProvisionLog()
-    provisioned: dict[str, list[ProvisionedMachine]] = {}
+    listed = {machine.name: _Listed(machine) for machine in machines}
     for entry in provision_log.entries():
-        provisioned.setdefault(entry.machine.name, []).append(entry)
         wake_followers(entry)
-    answers = ask_all(workspace, machines, opened) if request.check else {}
-    runs = _runs_by_machine(workspace)
-    known = {machine.name for machine in machines}
-    left = [entries[0].machine for name, entries in provisioned.items() if name not in known]
-    listed = [
-        _summary(
-            workspace,
-            machine,
-            runs.get(machine.name, _RunsThere()),
-            provisioned.get(machine.name, []),
-            answers.get(machine.name),
-        )
-        for machine in (*machines, *left)
-    ]
-    if any(entry.is_abandoned for entries in provisioned.values() for entry in entries):
+        listed.setdefault(entry.machine.name, _Listed(entry.machine)).provisioned.append(entry)
+    if request.check:
+        for name, answer in ask_all(workspace, machines, opened).items():
+            listed[name].answer = answer
+    for folder, spec, view in remote_runs(workspace):
+        if spec.machine.name in listed:
+            listed[spec.machine.name].add(folder, view)
+    if any(each.abandoned is not None for each in listed.values()):
         release(provision_log)
-    total = sum(machine.usd_per_hour_now or 0.0 for machine in listed)
-    return MachineList(machines=listed, usd_per_hour_now=total)
+    summaries = [each.summary(workspace) for each in listed.values()]
+    total = sum(machine.usd_per_hour_now or 0.0 for machine in summaries)
+    return MachineList(machines=summaries, usd_per_hour_now=total)
 
 
 def ask_all(
@@ -142,7 +203,7 @@ def ask_all(
 ) -> Mapping[str, MachineFacts | EngineError]:
     """Returns what each machine answers by its name, or why it does not, within a time.
 
-    Of a machine that is not up its provider may answer; nothing is brought up.
+    Of a machine that is not up its provider may answer; nothing is provisioned.
     """
     answers: dict[str, MachineFacts | EngineError] = {}
 
@@ -152,8 +213,8 @@ def ask_all(
         except EngineError as error:
             answers[machine.name] = error
 
-    askable = [machine for machine in machines if machine.access.can_be_probed]
-    threads = [threading.Thread(target=ask, args=(one,), daemon=True) for one in askable]
+    probed = [machine for machine in machines if machine.access.can_be_probed]
+    threads = [threading.Thread(target=ask, args=(one,), daemon=True) for one in probed]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + most_s
@@ -162,98 +223,4 @@ def ask_all(
     silent = EngineError(
         f"it did not answer within {most_s:g} s", "look whether `ssh` reaches it by hand"
     )
-    return {machine.name: answers.get(machine.name, silent) for machine in askable}
-
-
-def _runs_by_machine(workspace: Workspace) -> dict[str, _RunsThere]:
-    found: dict[str, _RunsThere] = {}
-    for folder, spec, view in remote_runs(workspace):
-        there = found.setdefault(spec.machine.name, _RunsThere())
-        there.spent_usd += (view.machine_usd if view is not None else None) or 0.0
-        if view is None or view.phase != "over":
-            there.open.append(_run(folder, view))
-            there.is_used |= view is not None and view.phase != "waiting"
-    return found
-
-
-def _run(folder: RunFolder, view: RemoteView | None) -> MachineRun:
-    return MachineRun(
-        run_id=folder.run_id,
-        phase=view.phase if view is not None else "waiting",
-        last_contact=view.last_contact if view is not None else None,
-        problem=view.problem if view is not None else None,
-        machine_usd=view.machine_usd if view is not None else None,
-    )
-
-
-def _summary(
-    workspace: Workspace,
-    machine: Machine,
-    runs: _RunsThere,
-    provisioned: Sequence[ProvisionedMachine],
-    answer: MachineFacts | EngineError | None,
-) -> MachineSummary:
-    known, hardware = recall(workspace, machine), hardware_of(workspace, machine)
-    price = hardware.price_per_hour
-    if machine.price_per_hour is None and provisioned:
-        price = provisioned[0].price_per_hour or price
-    num_costing = max(len(provisioned), 1 if runs.is_used else 0)
-    return MachineSummary(
-        name=machine.name,
-        kind=machine.access.kind,
-        address=machine.access.summary,
-        state=_state(machine, runs, provisioned, answer),
-        computes=hardware.words,
-        gpu_memory_gb=list(hardware.gpu_memory_gb),
-        free_disk_gb=hardware.free_disk_gb,
-        asked_at=known.asked_at if known is not None else None,
-        price_per_hour=price,
-        usd_per_hour_now=_cost(num_costing, price),
-        spent_usd=runs.spent_usd,
-        runs=runs.open,
-        problem=_problem(runs, provisioned, answer),
-    )
-
-
-def _cost(num: int, price: float | None) -> float | None:
-    """Returns the US dollars an hour of machines of one price; None if that is not known."""
-    if not num:
-        return 0.0
-    return None if price is None else num * price
-
-
-def _state(
-    machine: Machine,
-    runs: _RunsThere,
-    provisioned: Sequence[ProvisionedMachine],
-    answer: MachineFacts | EngineError | None,
-) -> MachineState:
-    is_down = machine.access.is_provisioned and not provisioned
-    if not is_down and (isinstance(answer, EngineError) or (answer is None and runs.is_silent)):
-        return "unreachable"
-    if runs.is_used or _is_needed(provisioned):
-        return "in_use"
-    if machine.access.is_provisioned:
-        return "down" if is_down else "up"
-    return "answers" if isinstance(answer, MachineFacts) else "not_asked"
-
-
-def _is_needed(provisioned: Sequence[ProvisionedMachine]) -> bool:
-    """Whether a run of any workspace still needs a machine that we brought up."""
-    return any(not entry.is_abandoned for entry in provisioned)
-
-
-def _problem(
-    runs: _RunsThere,
-    provisioned: Sequence[ProvisionedMachine],
-    answer: MachineFacts | EngineError | None,
-) -> str | None:
-    for entry in provisioned:
-        if entry.is_abandoned:
-            return (
-                f"it is up since {entry.since} and no run needs it: it is being put down now; if "
-                f"it is still listed in some minutes, run `{entry.release_command}`"
-            )
-    if isinstance(answer, EngineError):
-        return f"{answer.problem} ({answer.fix})"
-    return next((run.problem for run in runs.open if run.problem is not None), None)
+    return {machine.name: answers.get(machine.name, silent) for machine in probed}

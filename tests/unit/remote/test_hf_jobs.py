@@ -566,7 +566,7 @@ def test_the_installation_in_a_job_counts_as_time_of_the_machine(life, monkeypat
 
 
 def test_the_tokens_and_secrets_of_a_job_are_no_childs_variables(life, monkeypatch):
-    from stillroom.remote.providers import job_side
+    from stillroom.remote.providers import hf_job_program
 
     seen = {}
 
@@ -586,8 +586,8 @@ def test_the_tokens_and_secrets_of_a_job_are_no_childs_variables(life, monkeypat
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(job_side, "JobProgram", Side)
-    assert job_side.main() == 0
+    monkeypatch.setattr(hf_job_program, "JobProgram", Side)
+    assert hf_job_program.main() == 0
     assert seen["secrets"] == {"KEY": SECRET}
     assert SECRET not in str(seen["environment"])
     assert "hf_own" not in str(seen["environment"])

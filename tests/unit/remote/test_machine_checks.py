@@ -80,7 +80,7 @@ def test_a_cluster_that_is_down_is_no_fault(tmp_path):
     report, checks = checked(tmp_path, UnreachableError("it is not up", "-"), text=sky)
 
     assert report.ready
-    assert "a run brings it up" in (checks["connection"].fix or "")
+    assert "a run provisions it" in (checks["connection"].fix or "")
     assert "its provider says the price" in checks["machine"].detail
 
 

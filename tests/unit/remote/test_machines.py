@@ -66,7 +66,7 @@ cluster: {ray: "ray://head:10001"}
     assert long_jobs.hf_jobs.namespace == "mine"
     assert cluster.ray is not None
     assert cluster.ray.address == "ray://head:10001"
-    kinds = [m.kind for m in all_machines(workspace)]
+    kinds = [m.access.kind for m in all_machines(workspace)]
     assert kinds == ["ssh", "ssh", "skypilot", "hf_jobs", "hf_jobs", "ray"]
 
 
