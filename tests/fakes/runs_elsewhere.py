@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -180,15 +181,17 @@ class Elsewhere:
 
     def processes(self) -> list[psutil.Process]:
         """All processes that name this test's folders, such as followers and workers."""
-        found: list[psutil.Process] = []
+        return [process for process, _ in self._commands() if process.pid != os.getpid()]
+
+    def _commands(self) -> Iterator[tuple[psutil.Process, str]]:
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if any(str(self.root) in word for word in process.cmdline()):
-                    found.append(process)
-        return [process for process in found if process.pid != os.getpid()]
+                command = " ".join(process.cmdline())
+                if str(self.root) in command:
+                    yield process, command
 
     def followers(self) -> list[psutil.Process]:
-        return [p for p in self.processes() if "follower" in " ".join(p.cmdline())]
+        return [process for process, command in self._commands() if "follower" in command]
 
     def kill_followers(self) -> int:
         """Kills the followers, and returns how many there were."""

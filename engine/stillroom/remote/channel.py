@@ -1,4 +1,4 @@
-"""Starts commands on a machine and talks with them through their standard input and output.
+"""Starts commands on a machine, and connects to their standard input and output.
 
 There are two kinds of channel: ssh (`ssh/connection.py`), and a subprocess of this machine.
 """
@@ -13,9 +13,14 @@ from contextlib import contextmanager, suppress
 from typing import IO, Any, Protocol, TypeVar, cast
 
 from stillroom.errors import EngineError
-from stillroom.remote.agent.folders import FREE_DISK, OTHER_FOLDER
 from stillroom.remote.frames import MARK, BrokenStreamError, Frames
-from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
+from stillroom.remote.host import (
+    FREE_DISK,
+    OTHER_FOLDER,
+    MachineError,
+    MachineGoneError,
+    UnreachableError,
+)
 
 # The command itself comes through standard input, as one line: it is then read by a POSIX shell
 # whatever the login shell is (fish and csh quote in other ways), and no list of processes shows it.
@@ -38,7 +43,7 @@ class Channel(Protocol):
         ...
 
     def open(self) -> subprocess.Popen[bytes]:
-        """Starts a shell there that reads one line and carries it out, over three pipes.
+        """Starts a shell on the machine that reads one line and runs it, over three pipes.
 
         Its standard error goes to a file. Raises UnreachableError or MachineError.
         """
@@ -57,7 +62,7 @@ class Channel(Protocol):
 
 
 class LocalChannel:
-    """Runs the commands on this machine, as the tests of all but the connection do."""
+    """Runs the commands on this machine, as jobs of Hugging Face do inside their container."""
 
     def __init__(self, *, environment: Mapping[str, str] | None = None) -> None:
         self._environment = dict(os.environ if environment is None else environment)
@@ -68,11 +73,11 @@ class LocalChannel:
         return "this machine"
 
     def open(self) -> subprocess.Popen[bytes]:
-        """Starts a shell that reads one line and carries it out."""
+        """Starts a shell that reads one line and runs it."""
         return start_process(["sh", "-c", SHELL_LINE], self._environment)
 
     def explain(self, exit_code: int | None, printed: str) -> EngineError | None:
-        """Returns None: there is no connection that could break."""
+        """Returns None: there is no connection that could be lost."""
         return None
 
     def close(self) -> None:
@@ -89,77 +94,77 @@ class _RemoteProcess:
         self._frames = Frames(self._source, self._sink)
 
     def begin(self, line: str) -> None:
-        """Has the shell there carry out a line, which must print the mark of `frames.py`."""
+        """Has the machine's shell run a line, which must print the mark of `frames.py`."""
         with suppress(OSError):  # The reading below finds out why it has ended.
             self._sink.write(line.encode() + b"\n")
             self._sink.flush()
         try:
             self._frames.skip_greeting()
         except BrokenStreamError as broken:
-            raise self._broken(broken) from broken
+            raise self._lost(broken) from broken
 
-    def _broken(self, broken: BrokenStreamError) -> EngineError:
+    def _printed(self) -> str:
+        """Returns the command's standard error, once it has ended: its last lines come with it."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_WAIT_S)
-        printed = read_errors(self._process)
+        return read_errors(self._process)
+
+    def _lost(self, broken: BrokenStreamError) -> EngineError:
+        printed = self._printed()
         explained = self._channel.explain(self._process.returncode, printed)
         if explained is not None:
             return explained
-        return UnreachableError(
-            f"the talk with {self._channel.name} broke off: {printed or broken}", _TRY_AGAIN
-        )
+        name = self._channel.name
+        return UnreachableError(f"connection to {name} lost: {printed or broken}", _TRY_AGAIN)
 
 
 class RemoteCommand(_RemoteProcess):
-    """A command that runs on a machine, to which messages are sent and from which they come."""
+    """A command of the agent on a machine: requests are sent to it, and replies come back."""
 
-    def send(self, message: object) -> None:
-        """Sends a message. Raises as `receive` does if the command has ended."""
+    def send(self, request: object, *, is_last: bool = False) -> None:
+        """Sends a request. Raises as `receive` does if the command has ended."""
         try:
-            self._frames.send(message)
+            self._frames.send(request)
+            if is_last:
+                self._frames.end()
         except BrokenStreamError as broken:
-            raise self._stopped(broken) from broken
+            # The command may have said why before it ended.
+            for _ in self.replies(object):
+                pass
+            raise UnreachableError(
+                f"{self._channel.name} stopped listening: {broken}", _TRY_AGAIN
+            ) from broken
 
     def receive(self, kind: type[_Message] | Any) -> _Message | None:
-        """Returns the next message, or None after the last.
+        """Returns the next reply, or None after the last.
 
         Raises MachineError or MachineGoneError with an error of the command, and UnreachableError
-        if the connection broke.
+        if the connection was lost.
         """
         try:
             return self._frames.receive(kind)
         except BrokenStreamError as broken:
-            raise self._broken(broken) from broken
+            raise self._lost(broken) from broken
         except EngineError as error:
             problem = f"{self._channel.name}: {error.problem}"
             is_gone = isinstance(error, MachineGoneError)
             raise (MachineGoneError if is_gone else MachineError)(problem, error.fix) from error
 
     def expect(self, kind: type[_Message]) -> _Message:
-        """Returns the next message, where there must be one."""
+        """Returns the next reply, where there must be one."""
         message = self.receive(kind)
         if message is None:
             raise UnreachableError(f"{self._channel.name} gave no answer", _TRY_AGAIN)
         return message
 
-    def finish(self) -> None:
-        """Says that no message follows, and returns when the command has done its work."""
-        try:
-            self._frames.end()
-        except BrokenStreamError as broken:
-            raise self._stopped(broken) from broken
-        while self.receive(object) is not None:
-            pass
-
-    def _stopped(self, broken: BrokenStreamError) -> EngineError:
-        """Returns why a command reads no more; it may have said so before it ended."""
-        while self.receive(object) is not None:
-            pass
-        return UnreachableError(f"{self._channel.name} stopped listening: {broken}", _TRY_AGAIN)
+    def replies(self, kind: type[_Message] | Any) -> Generator[_Message]:
+        """Yields the replies up to the last."""
+        while (message := self.receive(kind)) is not None:
+            yield message
 
 
 class RemoteScript(_RemoteProcess):
-    """A shell script that runs on a machine without code of ours; it prints lines of text."""
+    """A shell script that runs on a machine, needs no agent on it, and prints lines of text."""
 
     def write(self, data: bytes, *, is_last: bool = True) -> None:
         """Writes to the script's standard input, and ends it after the last."""
@@ -172,7 +177,7 @@ class RemoteScript(_RemoteProcess):
     def lines(self) -> Generator[str]:
         """Yields what the script prints. Raises MachineError if the script fails.
 
-        Raises UnreachableError if the connection breaks.
+        Raises UnreachableError if the connection is lost.
         """
         for line in self._source:
             text = line.decode("utf-8", errors="replace").rstrip("\n")
@@ -182,14 +187,11 @@ class RemoteScript(_RemoteProcess):
                     raise self._failed(code)
                 return
             yield text
-        raise self._broken(BrokenStreamError("it ended early"))
+        raise self._lost(BrokenStreamError("it ended early"))
 
     def _failed(self, code: int) -> EngineError:
-        # What it printed last arrives with its end.
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_WAIT_S)
-        printed = read_errors(self._process)
-        return script_error(self._channel.name, printed or f"it ended with exit code {code}")
+        printed = self._printed() or f"it ended with exit code {code}"
+        return script_error(self._channel.name, printed)
 
 
 def script_error(name: str, printed: str) -> MachineError:
@@ -199,7 +201,7 @@ def script_error(name: str, printed: str) -> MachineError:
         return MachineError(f"the disk of {name} is full: {printed[-500:]}", FREE_DISK)
     if _NO_RIGHT.search(printed):
         return MachineError(problem, OTHER_FOLDER)
-    return MachineError(problem, "mend what it names on the machine, then start again")
+    return MachineError(problem, "fix what it names on the machine, then start again")
 
 
 _NO_ROOM = re.compile("No space left|Disk quota|File too large|File size limit")
@@ -221,7 +223,7 @@ def run_command(channel: Channel, line: str) -> Generator[RemoteCommand]:
 
 @contextmanager
 def run_script(channel: Channel, script: str) -> Generator[RemoteScript]:
-    """Runs a script (POSIX sh) that needs nothing of ours there, for the length of the block."""
+    """Runs a script (POSIX sh) that needs no agent, for the length of the block."""
     # In other languages its errors would not be understood.
     begin = f"export LC_ALL=C\necho {MARK.decode().strip()}"
     text = f"{begin}\n({script}\n)\nprintf '\\n{_SCRIPT_END}%s\\n' $?\n"
@@ -281,7 +283,7 @@ def read_errors(process: subprocess.Popen[bytes]) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Closes a process's input, which ends the command there, and waits for its end."""
+    """Closes a process's input, which ends the remote command, and waits for its end."""
     for stream in (process.stdin, process.stdout):
         with suppress(OSError):
             cast("IO[bytes]", stream).close()

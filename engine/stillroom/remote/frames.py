@@ -1,6 +1,6 @@
 """Messages over a pair of byte streams: a header line of JSON with a length, then the message.
 
-The program there (`agent/`) and the code here talk in them. What a shell's start files print before
+The agent on a machine and the local code exchange them. What a shell's start files print before
 the first message is passed over; a stream that ends without the end's own frame has been broken.
 """
 
@@ -24,19 +24,19 @@ _Message = TypeVar("_Message")
 class BrokenStreamError(Exception):
     """The stream ended or held something that is no message; the connection has to be made anew."""
 
-    def __init__(self, reason: str, *, said: str = "") -> None:
+    def __init__(self, reason: str, *, output: str = "") -> None:
         super().__init__(reason)
-        self.said = said
-        """What came instead of messages, as of a machine that refuses in its own words."""
+        self.output = output
+        """What came instead of messages, e.g. from a machine that refuses the log-in."""
 
 
 class RemoteError(msgspec.Struct, frozen=True, kw_only=True):
-    """An error that the program there could name."""
+    """An error of the agent."""
 
     problem: str
     fix: str
     is_gone: bool = False
-    """Whether what was asked for will never be there again (`MachineGoneError`)."""
+    """Whether it is a `MachineGoneError`."""
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -54,7 +54,7 @@ class Frames:
         self._packing, self._unpacking = zlib.compressobj(), zlib.decompressobj()
 
     def begin(self) -> None:
-        """Tells the other side that what follows are messages."""
+        """Marks for the other side that messages follow."""
         self._write(MARK)
 
     def skip_greeting(self) -> bytes:
@@ -66,7 +66,7 @@ class Frames:
         while not seen.endswith(MARK):
             byte = self._read(1)
             if not byte or len(seen) > _MAX_GREETING_BYTES:
-                raise BrokenStreamError(_shown(bytes(seen)), said=_text(bytes(seen)))
+                raise BrokenStreamError(_shown(bytes(seen)), output=_text(bytes(seen)))
             seen += byte
         return bytes(seen[: -len(MARK)])
 
@@ -84,7 +84,7 @@ class Frames:
         self._send(msgspec.msgpack.encode(shown), "error")
 
     def end(self) -> None:
-        """Tells the other side that nothing more comes, and that all went well."""
+        """Marks for the other side that no message follows, and that all went well."""
         self._send(b"", "end")
 
     def receive(self, kind: type[_Message] | Any) -> _Message | None:

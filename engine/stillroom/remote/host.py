@@ -12,6 +12,12 @@ from stillroom.remote.records import (
     RunUpdate,
 )
 
+FREE_DISK = (
+    "free some space on the machine (its folder `store` may be deleted while nothing is being sent "
+    "to it), or give the machine another `folder:` in machines.yml"
+)
+OTHER_FOLDER = "give the machine a `folder:` in machines.yml that its user may write to"
+
 
 class UnreachableError(EngineError):
     """The machine did not answer. It says nothing about the run, which may well go on there."""

@@ -1,8 +1,8 @@
-"""What the parts of a remote run tell one another: the machine, the job spec, the files, the view.
+"""The records of remote runs: the machine, the job spec, the agent's messages, the view.
 
-A remote run has two folders. The one here is the run's own: everything that looks at runs reads it.
-The one there belongs to an ordinary worker in a workspace of its own, made for this run alone. The
-follower (`remote/follower/`), a process here, is the only one that writes the folder here.
+A remote run has two folders. The local one is the run's own: everything that looks at runs reads
+it. The one on the machine belongs to an ordinary worker in a workspace made for this run alone. The
+follower (`remote/follower/`), a local process, is the only one that writes the local folder.
 """
 
 from typing import Literal
@@ -12,31 +12,33 @@ import msgspec
 from stillroom.remote.machine import Machine
 
 RUN_FILE = "run:"
-"""How the source of a sent file begins that lies in the run's own folder."""
+"""How the source of a sent file begins that is in the run's own folder."""
+PACKAGE = "package:"
+"""How a place begins that is inside Stillroom's own package, which the machine has already."""
 
 
 class SentFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that the run reads: where it lies here, and where it will lie there."""
+    """A file that the run reads: its local path, and its path on the machine."""
 
     source: str
-    """Its absolute path here; or `RUN_FILE` and the name of a file in the run's folder."""
+    """Its absolute local path; or `RUN_FILE` and the name of a file in the run's folder."""
     place: str
-    """Its path there, relative to the folder that holds `workspace/` and `outside/`."""
+    """Its path on the machine, relative to the folder with `workspace/` and `outside/`."""
 
 
 class PathMapping(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder or file here, and the place there that stands for it (see `home_paths.py`)."""
+    """A local folder or file, and the place that stands for it (see `home_paths.py`)."""
 
     home: str
-    """Its absolute path here, which is what requests name and what outputs record."""
+    """Its absolute local path, which is what requests name and what outputs record."""
     place: str
-    """Its path there, relative as `SentFile.place`; or `package:` and a path inside Stillroom's
-    own package, which is there already. For the home `~` it is the user's own folder here, as it
-    is (see `home_paths.home_variable`)."""
+    """Its path on the machine, relative as `SentFile.place`; or `PACKAGE` and a path inside
+    Stillroom's own package. For the home `~` it is the user's own local folder, as it is (see
+    `home_paths.home_variable`)."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of remote.json: all that the follower needs to have a run done elsewhere.
+    """The content of remote.json: all that the follower needs to have a run done on a machine.
 
     It holds no secrets, only their names.
     """
@@ -50,14 +52,14 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Those of them that have to be in the process's environment, where libraries look for them:
     HF_TOKEN, WANDB_API_KEY, and what keys.yml gives to tools."""
     packages: list[str] = []
-    """The requirements, beside our own, of tools.py and rewards.py, e.g. `rapidfuzz==3.9`."""
+    """The requirements of tools.py and rewards.py besides our own, e.g. `rapidfuzz==3.9`."""
     extras: list[str] = []
-    """The extras of Stillroom that the run needs there, e.g. `train`."""
+    """The extras of Stillroom that the run needs, e.g. `train`."""
     outputs: list[str] = []
-    """The files and folders that the run writes beside its own folder, relative to the workspace;
-    what else begins with their names (manifests, journals) comes back with them."""
+    """The files and folders that the run writes outside of its own folder, relative to the
+    workspace; what else begins with their names (manifests, journals) is downloaded with them."""
     start_after: list[str] = []
-    """The runs here that must have ended before anything is sent."""
+    """The local runs that must have ended before anything is sent."""
     budget_usd: float | None = None
     """The most that machine and teacher may cost together; None for no limit."""
 
@@ -68,11 +70,11 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     num_bytes: int
     source: str
-    """The absolute path here of a file with this content."""
+    """The absolute local path of a file with this content."""
 
 
 class PlacedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that is to lie in the run's folder there before it starts."""
+    """A file that the run's folder on the machine must hold before the run starts."""
 
     place: str
     sha256: str
@@ -80,15 +82,15 @@ class PlacedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the machine is told to start; telling it twice starts it once."""
+    """The request of `start`: the run to launch; requesting it twice launches it once."""
 
     run_id: str
     files: list[PlacedFile]
     home_paths: list[PathMapping]
     home_root: str
-    """The workspace here, for which `workspace/` there stands."""
+    """The local workspace, for which `workspace/` stands on the machine."""
     request: bytes
-    """request.json as it is here; the machine writes its own workspace and inputs into it."""
+    """The local request.json; the agent writes its own workspace and inputs into it."""
     copies: dict[str, bytes] = {}
     """The small files of the run's folder, by their names (given_config.yml)."""
     notes: list[str] = []
@@ -102,22 +104,61 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     price_per_hour: float | None = None
     budget_usd: float | None = None
     spent_usd: float = 0.0
-    """What the machine has cost before the start: bringing it up, sending, installing."""
+    """What the machine has cost before the start: provisioning, sending, installing."""
     reserve_s: float = 0.0
-    """The seconds of the machine that are kept back for the last checkpoint and bringing back."""
+    """The seconds of the machine that are reserved for the last checkpoint and its download."""
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """A request of `put`: a piece of a content, and the size of the whole."""
+
+    sha256: str
+    num_bytes: int
+    offset: int
+    data: bytes
+
+
+class PieceStored(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply to a content's last piece: whether the whole has the right hash."""
+
+    sha256: str
+    is_stored: bool
+
+
+class FollowRequest(msgspec.Struct, frozen=True, array_like=True):
+    """The request of `follow`: a run, and how many bytes of its appended files are known."""
+
+    run_id: str
+    seen: dict[str, int] = {}
+
+
+class FetchRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A request of `fetch`: a finished file of a run, and the first byte of it that is wanted."""
+
+    run_id: str
+    path: str
+    """Relative to the run's workspace on the machine."""
+    offset: int = 0
+
+
+class CancelRequest(msgspec.Struct, frozen=True, array_like=True):
+    """The request of `cancel`: that a run stops, or that its processes are killed."""
+
+    run_id: str
+    kill: bool = False
 
 
 class RemoteFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of a run there that is finished and may be brought back."""
+    """A file of a run on a machine that is finished and may be downloaded."""
 
     path: str
-    """Relative to the workspace there, and so to the one here."""
+    """Relative to the workspace on the machine, and so to the local one."""
     sha256: str
     num_bytes: int
 
 
 class AppendedLines(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
-    """Whole new lines of a growing file; `offset` 0 begins it anew."""
+    """Whole new lines of a file that the run appends to; `offset` 0 begins the file anew."""
 
     path: str
     offset: int
@@ -125,20 +166,20 @@ class AppendedLines(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
 
 
 class RemoteState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
-    """The run's state there, as `read_run` there sees it: the truth about its process."""
+    """The run's state, as `read_run` sees it on the machine: the truth about its process."""
 
     run_json: bytes
     elapsed_s: float
-    """Seconds since the start there, by the monotonic clock there."""
+    """Seconds since the start, by the machine's monotonic clock."""
     root: str
-    """The absolute path there of the folder that holds `workspace/` and `outside/`, which texts
-    may name."""
+    """The machine's absolute path of the folder with `workspace/` and `outside/`, which texts may
+    name."""
     clock: float
-    """The time there, in seconds since the epoch, when this was said."""
+    """The machine's time, in seconds since the epoch, when this was sent."""
 
 
 class RemoteFiles(msgspec.Struct, frozen=True, kw_only=True, tag="files"):
-    """All finished files of the run there by now, e.g. each whole checkpoint.
+    """All finished files of the run by now, e.g. each whole checkpoint.
 
     `is_last`: the run has ended, and these are all there will be.
     """
@@ -148,11 +189,11 @@ class RemoteFiles(msgspec.Struct, frozen=True, kw_only=True, tag="files"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
-    """Nothing new, but the connection lives."""
+    """Nothing new, but the connection is alive."""
 
 
 RunUpdate = AppendedLines | RemoteState | RemoteFiles | Heartbeat
-"""What a machine tells about a run, in order."""
+"""The replies of `follow`."""
 
 
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,19 +207,19 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     memory_gb: float | None = None
     free_disk_gb: float | None = None
     blocked_folder: str | None = None
-    """The folder there that would have to be written to and must not be."""
+    """The folder that would have to be written to and must not be."""
     gpus: list[str] = []
     """Each GPU's name and memory, e.g. `NVIDIA H100 80GB HBM3, 79.6 GB`."""
     gpu_memory_gb: list[float] = []
     driver: str | None = None
     stillroom_version: str | None = None
-    """The version that is installed there for us; None if none is."""
+    """The version of Stillroom that was sent last; None if none was."""
     has_same_code: bool = False
-    """Whether exactly this version's code is there."""
+    """Whether the machine has exactly this version's code."""
     clock_ahead_s: float | None = None
-    """How far its clock is ahead of the one here."""
+    """How far its clock is ahead of the local one."""
     start_s: float | None = None
-    """How long a worker took to answer there, from the call to its first line."""
+    """How long the agent took to answer, from the call to its first line."""
 
 
 Phase = Literal[
@@ -201,4 +242,4 @@ class RemoteView(msgspec.Struct, frozen=True, kw_only=True):
     seconds_there: float = 0.0
     """How long the machine has been used, by its own monotonic clock where it is known."""
     has_started: bool = False
-    """Whether the machine has been told to start: from then on only it knows how the run stands."""
+    """Whether the launch was requested: from then on only the machine knows how the run stands."""

@@ -11,17 +11,18 @@ import pytest
 
 from stillroom.errors import EngineError
 from stillroom.files import file_sha256
-from stillroom.remote.agent import appended, finished
-from stillroom.remote.agent import start as starting
-from stillroom.remote.agent.agent_run import AgentRun, StartRecord, agent_run
-from stillroom.remote.agent.appended import AppendedFiles
-from stillroom.remote.agent.commands import CancelRequest, FetchRequest, read_finished, remove, stop
-from stillroom.remote.agent.finished import FinishedFiles
-from stillroom.remote.agent.folders import AgentFolder
-from stillroom.remote.agent.follow import FollowRequest, follow
+from stillroom.remote import hash_cache
+from stillroom.remote.agent import lifecycle, output_files
+from stillroom.remote.agent.follow import follow
+from stillroom.remote.agent.output_files import AppendedFiles, FinishedFiles, fetch
+from stillroom.remote.agent.runs import AgentRun, StartRecord, agent_run
+from stillroom.remote.agent.store import AgentFolder
 from stillroom.remote.host import MachineGoneError
 from stillroom.remote.records import (
     AppendedLines,
+    CancelRequest,
+    FetchRequest,
+    FollowRequest,
     LaunchRequest,
     PathMapping,
     PlacedFile,
@@ -39,7 +40,7 @@ RUN = "score-abc"
 def there(tmp_path: Path) -> AgentFolder:
     root = tmp_path / "there"
     (root / "store").mkdir(parents=True)
-    return AgentFolder(root, None)  # type: ignore[arg-type]
+    return AgentFolder(root)
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         launched.append(folder.path)
         time.sleep(0.05)
 
-    monkeypatch.setattr(starting, "launch_run", launch)
+    monkeypatch.setattr(lifecycle, "launch_run", launch)
     monkeypatch.setattr(os, "environ", {**os.environ})
     return launched
 
@@ -96,20 +97,20 @@ def test_a_start_that_is_wished_for_by_many_at_once_starts_once(
     place = agent_run(there, RUN)
 
     def launch_and_begin(_: int) -> None:
-        starting.start(there, run)
+        lifecycle.start(there, run)
 
-    original = starting.launch_run
+    original = lifecycle.launch_run
 
     def launch(folder, workspace, **more: object) -> None:
         original(folder, workspace, **more)
         write_state(place, RunStatus.RUNNING)
 
-    starting.launch_run = launch
+    lifecycle.launch_run = launch
     try:
         with ThreadPoolExecutor(6) as callers:
             list(callers.map(launch_and_begin, range(6)))
     finally:
-        starting.launch_run = original
+        lifecycle.launch_run = original
     assert launches == [place.folder.path]
 
 
@@ -121,26 +122,26 @@ def test_a_start_that_was_killed_before_the_process_began_is_finished_by_the_nex
     place.base.mkdir(parents=True)
     (place.base / "outside" / "0").mkdir(parents=True)
     (place.base / "outside" / "0" / "rows.jsonl").write_text("half")
-    starting.start(there, run)
+    lifecycle.start(there, run)
     assert (place.base / "outside/0/rows.jsonl").read_text() == "{}\n"
     # It was killed once more, with the run's folder written and no process begun.
-    starting.start(there, run)
+    lifecycle.start(there, run)
     assert len(launches) == 2
     # While a process of it lives it holds the lock.
     keeper = place.keeper_lock()
     assert keeper.try_acquire()
-    starting.start(there, run)
+    lifecycle.start(there, run)
     keeper.release()
     # Once it has begun it is never started again, however it ended.
     write_state(place, RunStatus.INTERRUPTED)
-    starting.start(there, run)
+    lifecycle.start(there, run)
     assert len(launches) == 2
 
 
 def test_the_request_there_names_the_workspace_there_and_the_same_files(
     there: AgentFolder, tmp_path: Path, launches: list[Path]
 ) -> None:
-    starting.start(there, started(there, tmp_path, copies={"given_config.yml": b"a: 1\n"}))
+    lifecycle.start(there, started(there, tmp_path, copies={"given_config.yml": b"a: 1\n"}))
     place = agent_run(there, RUN)
     request = place.folder.read_request()
     assert request.workspace == str(place.workspace)
@@ -160,8 +161,8 @@ def test_nothing_is_placed_outside_of_the_runs_folder(
 ) -> None:
     run = started(there, tmp_path)
     file = msgspec.structs.replace(run.files[0], place=place)
-    with pytest.raises(EngineError, match="no file of a run lies at"):
-        starting.start(there, msgspec.structs.replace(run, files=[file]))
+    with pytest.raises(EngineError, match="is outside of the run's folder"):
+        lifecycle.start(there, msgspec.structs.replace(run, files=[file]))
     assert launches == []
 
 
@@ -175,7 +176,7 @@ def place(there: AgentFolder) -> AgentRun:
 
 
 def grown(files: AppendedFiles, *, is_last: bool = False) -> list[tuple[str, int, bytes]]:
-    return [(g.path.rpartition("/")[2], g.offset, g.data) for g in files.news(is_last=is_last)]
+    return [(g.path.rpartition("/")[2], g.offset, g.data) for g in files.updates(is_last=is_last)]
 
 
 def test_only_whole_lines_are_told_and_each_once(place: AgentRun) -> None:
@@ -218,7 +219,7 @@ def test_rows_and_their_journal_are_told_as_they_are_written(place: AgentRun) ->
 
 def listed(place: AgentRun, *, is_last: bool, **known: object) -> list[str]:
     finished = FinishedFiles(place, StartRecord(started=0.0, outputs=["out.jsonl"], **known))
-    news = [each for each in finished.news(is_last=is_last) if isinstance(each, RemoteFiles)]
+    news = [each for each in finished.updates(is_last=is_last) if isinstance(each, RemoteFiles)]
     prefix = f"runs/{RUN}/"
     return [file.path.removeprefix(prefix) for each in news for file in each.files]
 
@@ -269,8 +270,8 @@ def test_a_run_is_told_of_although_its_disk_is_full(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(appended, "write_json", full)
-    monkeypatch.setattr(finished, "write_json", full)
+    monkeypatch.setattr(output_files, "write_json", full)
+    monkeypatch.setattr(hash_cache, "write_json", full)
     news = list(follow(there, FollowRequest(RUN, {}), sleep=lambda _: None))
     assert [type(each) for each in news] == [RemoteState, AppendedLines, RemoteFiles]
 
@@ -279,8 +280,8 @@ def test_a_run_that_is_not_there_is_gone(there: AgentFolder) -> None:
     with pytest.raises(MachineGoneError, match="there is no run"):
         list(follow(there, FollowRequest(RUN, {})))
     with pytest.raises(MachineGoneError):
-        stop(there, CancelRequest(RUN))
-    remove(there, RUN)
+        lifecycle.cancel(there, CancelRequest(RUN))
+    lifecycle.remove(there, RUN)
 
 
 @pytest.mark.parametrize("path", ["../../secret", "/etc/passwd", "link", "gone"])
@@ -289,14 +290,14 @@ def test_no_file_outside_of_the_runs_workspace_is_read(
 ) -> None:
     (place.workspace / "link").symlink_to(tmp_path)
     with pytest.raises(EngineError, match="the run has no file"):
-        list(read_finished(there, FetchRequest(RUN, path)))
+        list(fetch(there, FetchRequest(RUN, path)))
 
 
 def test_a_file_is_read_from_where_it_broke_off(there: AgentFolder, place: AgentRun) -> None:
     (place.workspace / "out.jsonl").write_bytes(b"0123456789")
-    assert b"".join(read_finished(there, FetchRequest(RUN, "out.jsonl", 4))) == b"456789"
+    assert b"".join(fetch(there, FetchRequest(RUN, "out.jsonl", 4))) == b"456789"
 
 
 def test_removing_a_run_leaves_nothing_of_it(there: AgentFolder, place: AgentRun) -> None:
-    remove(there, RUN)
+    lifecycle.remove(there, RUN)
     assert list(there.runs.iterdir()) == []

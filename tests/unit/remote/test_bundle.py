@@ -16,13 +16,14 @@ from stillroom.files import write_json
 from stillroom.home_paths import home_variable
 from stillroom.lineage import write_manifest
 from stillroom.models.resolve import identify, locate_model
-from stillroom.remote.bundle.contents import KnownHashes, read_contents
+from stillroom.remote.bundle.contents import read_contents
 from stillroom.remote.bundle.job_spec import pack
 from stillroom.remote.bundle.needs import (
     Needs,
     needs_of_generation,
     needs_of_training,
 )
+from stillroom.remote.hash_cache import HashCache
 from stillroom.remote.machines import users_machines_file
 from stillroom.rollout.plan import plan_generation
 from stillroom.rollout.request import GenerateRollouts
@@ -166,15 +167,15 @@ def test_what_has_not_changed_is_not_hashed_again(workspace):
     cache = workspace.root / ".stillroom" / "hashes.json"
     read_contents(run, packed.spec)
     # A file that was changed a moment ago may change again within the same tick of the clock.
-    assert json.loads(cache.read_bytes()) == {}
-    known = KnownHashes(cache, settled_after_s=0)
+    assert not cache.exists()
+    known = HashCache(cache, settled_after_s=0)
     true_hash = known.hash_of(rows)
     known.save()
     stamp, _ = json.loads(cache.read_bytes())[str(rows)]
     cache.write_text(json.dumps({str(rows): [stamp, "as it was known"]}), encoding="utf-8")
-    assert KnownHashes(cache).hash_of(rows) == "as it was known"
+    assert HashCache(cache).hash_of(rows) == "as it was known"
     rows.write_text("other", encoding="utf-8")
-    assert KnownHashes(cache).hash_of(rows) not in ("as it was known", true_hash)
+    assert HashCache(cache).hash_of(rows) not in ("as it was known", true_hash)
 
 
 def test_a_file_that_changes_before_it_is_sent_ends_the_run(workspace):

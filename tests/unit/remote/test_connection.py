@@ -30,9 +30,8 @@ SAY = f"echo {MARK.decode().strip()}; cat"
 
 def talk(channel: SshChannel) -> str:
     with run_command(channel, SAY) as command:
-        command.send("hello")
-        answer = command.receive(str)
-        command.finish()
+        command.send("hello", is_last=True)
+        [answer] = command.replies(str)
     return answer
 
 

@@ -102,7 +102,7 @@ def test_files_that_were_deleted_or_changed_there_come_back(user: SshUser, host:
 
     host.prepare(order_for(host), said.append)
 
-    assert said == ["sending stillroom's code to gpu-box again: files of it have changed there"]
+    assert said == ["sending stillroom's code to gpu-box again: files of it have changed on it"]
     with closing(host_of(user)) as other:  # It finds the environment without making one.
         assert other.missing([]) == {}
     [python] = (root / "venvs").glob("*/bin/python")

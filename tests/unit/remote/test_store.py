@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from fakes.hosts import blob_of, local_host
-from stillroom.remote.agent.folders import AgentFolder
-from stillroom.remote.agent.room import make_room, note_use
-from stillroom.remote.agent.store import keep_file, place_file
+from stillroom.remote.agent.store import AgentFolder, keep_file, make_room, note_use, place_file
 from stillroom.remote.host import MachineError
 from stillroom.remote.ssh.host import ChannelHost
 
@@ -129,7 +127,7 @@ def test_what_programs_edit_in_place_is_copied_and_weights_are_not(tmp_path, the
     weights = file_of(tmp_path, "model.safetensors", b"w" * MB)
     database = file_of(tmp_path, "shop.db", b"d" * MB)
     send_all(host, weights, database)
-    here = AgentFolder(there, None)
+    here = AgentFolder(there)
     run = there / "runs" / "r1"
 
     for path in (weights, database):
@@ -146,7 +144,7 @@ def test_an_output_that_a_later_run_reads_is_not_sent(tmp_path, there, host):
     made.parent.mkdir(parents=True)
     made.write_bytes(b"w" * MB)
 
-    keep_file(AgentFolder(there, None), made, blob_of(made).sha256)
+    keep_file(AgentFolder(there), made, blob_of(made).sha256)
 
     assert host.missing([blob_of(made)]) == {}
 

@@ -1,27 +1,48 @@
 """`python -m stillroom.remote.agent ROOT COMMAND`: carries out a command on the machine it runs on.
 
-ROOT is the folder in which everything of ours lies there. Messages come through standard input and
-go through standard output (`frames.py`); what other code prints goes to standard error.
+ROOT is the folder on this machine that holds all of Stillroom's files. Requests come through
+standard input and replies go through standard output (`frames.py`); what other code prints goes to
+standard error.
 """
 
 import errno
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from stillroom.errors import EngineError
-from stillroom.remote.agent.folders import FREE_DISK, OTHER_FOLDER, AgentFolder
+from stillroom.remote.agent.store import AgentFolder
 from stillroom.remote.frames import BrokenStreamError, Frames
+from stillroom.remote.host import FREE_DISK, OTHER_FOLDER
+from stillroom.remote.records import (
+    CancelRequest,
+    FetchRequest,
+    FollowRequest,
+    LaunchRequest,
+    Piece,
+)
+
+_SILENCE_S = 7200
+"""A command that gets no request for so long is ended: the connection may have died silently."""
+
+
+class _Command(NamedTuple):
+    request: Any
+    """The type of its requests."""
+    answer: Callable[[AgentFolder, Any], Iterable[object] | None]
+    """Carries out one request, and yields the replies."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Carries out the command and returns the exit code: 0 also for an error that was sent."""
-    root, name = Path(arguments[0]), arguments[1]
+    agent, name = AgentFolder(Path(arguments[0]).expanduser().absolute()), arguments[1]
     frames = _frames()
     frames.begin()
     try:
-        _command(name)(AgentFolder(root.expanduser().absolute(), frames))
+        _serve(agent, name, frames)
         frames.end()
     except BrokenStreamError as broken:
         sys.stderr.write(f"{broken}\n")  # Most often nobody listens any more.
@@ -33,34 +54,42 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _command(name: str) -> Callable[[AgentFolder], None]:
-    """Returns a command by its name; each is imported only when it is used."""
+def _serve(agent: AgentFolder, name: str, frames: Frames) -> None:
+    """Answers requests until the other side says that none follows."""
+    command = _command(name)
+    signal.alarm(_SILENCE_S)
+    while (request := frames.receive(command.request)) is not None:
+        signal.alarm(0)
+        for reply in command.answer(agent, request) or ():
+            # The updates of a run are much like those before them.
+            frames.send(reply, is_packed=name == "follow")
+        signal.alarm(_SILENCE_S)
+
+
+def _command(name: str) -> _Command:
+    """Returns a command by its name; its module is imported only when it is used."""
     match name:
-        case "have":
-            from stillroom.remote.agent.store import tell_missing
+        case "have" | "put":
+            from stillroom.remote.agent import store
 
-            return tell_missing
-        case "put":
-            from stillroom.remote.agent.store import take_contents
+            is_put = name == "put"
+            return _Command(Piece, store.put) if is_put else _Command(dict[str, int], store.have)
+        case "start" | "cancel" | "remove":
+            from stillroom.remote.agent import lifecycle
 
-            return take_contents
-        case "start":
-            from stillroom.remote.agent.start import start_run
-
-            return start_run
+            return {
+                "start": _Command(LaunchRequest, lifecycle.start),
+                "cancel": _Command(CancelRequest, lifecycle.cancel),
+                "remove": _Command(str, lifecycle.remove),
+            }[name]
         case "follow":
-            from stillroom.remote.agent.follow import follow_run
+            from stillroom.remote.agent.follow import follow
 
-            return follow_run
-        case "fetch" | "cancel" | "remove":
-            from stillroom.remote.agent import commands
+            return _Command(FollowRequest, follow)
+        case "fetch":
+            from stillroom.remote.agent.output_files import fetch
 
-            each = {
-                "fetch": commands.fetch_file,
-                "cancel": commands.stop_run,
-                "remove": commands.remove_run,
-            }
-            return each[name]
+            return _Command(FetchRequest, fetch)
         case _:
             raise EngineError(
                 f"this version of stillroom knows no command {name!r}",
@@ -88,23 +117,17 @@ def _report(frames: Frames, error: EngineError) -> int:
 
 
 def _explained(error: OSError) -> EngineError:
-    """Returns what to do about an error of the operating system there."""
+    """Returns what to do about an error of this machine's operating system."""
     name = error.filename or "a file"
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
-            return EngineError(
-                f"the disk is full: {name} could not be written",
-                FREE_DISK,
-            )
+            return EngineError(f"the disk is full: {name} could not be written", FREE_DISK)
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            return EngineError(
-                f"{name} must not be written there: {error.strerror}",
-                OTHER_FOLDER,
-            )
+            problem = f"{name} must not be written on the machine: {error.strerror}"
+            return EngineError(problem, OTHER_FOLDER)
         case _:
-            return EngineError(
-                f"{name}: {error.strerror or error}", "look at that file on the machine"
-            )
+            problem = f"{name}: {error.strerror or error}"
+            return EngineError(problem, "look at that file on the machine")
 
 
 if __name__ == "__main__":

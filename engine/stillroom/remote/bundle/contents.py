@@ -1,35 +1,16 @@
-"""The contents that a run is sent, by their hashes; what has not changed is not hashed again."""
+"""The contents that a run is sent, by their hashes."""
 
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from stillroom.errors import DataError, EngineError, RunError
-from stillroom.files import file_sha256, read_json, write_json
-from stillroom.remote.records import (
-    RUN_FILE,
-    Blob,
-    JobSpec,
-    PlacedFile,
-)
+from stillroom.errors import RunError
+from stillroom.remote.hash_cache import HashCache
+from stillroom.remote.records import RUN_FILE, Blob, JobSpec, PlacedFile
 from stillroom.run_folder import RunFolder
 from stillroom.versions import FOLDER
 
 _CACHE = "hashes.json"
-_MOST_KNOWN = 50_000
-_SETTLED_AFTER_S = 2.0
-"""A file that changed more recently may change again without another time of change."""
-
-
-class _Known(msgspec.Struct, frozen=True, array_like=True):
-    """The hash of a file that had this stamp."""
-
-    stamp: str
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +30,7 @@ def read_contents(
     Raises RunError if one of them has changed since the run was started.
     """
     root = Path(run.read_request().workspace)
-    known = KnownHashes(root / FOLDER / _CACHE)
+    known = HashCache(root / FOLDER / _CACHE)
     blobs, files = dict[str, Blob](), list[PlacedFile]()
     run.check_inputs()
     for sent in spec.files:
@@ -75,48 +56,3 @@ def _source(run: RunFolder, source: str) -> Path:
     if source.startswith(RUN_FILE):
         return run.path / source.removeprefix(RUN_FILE)
     return Path(source)
-
-
-class KnownHashes:
-    """The hashes of files by their paths, kept in the workspace between runs."""
-
-    def __init__(self, path: Path, *, settled_after_s: float = _SETTLED_AFTER_S) -> None:
-        self._path, self._settled_after_s = path, settled_after_s
-        self._known: dict[str, _Known] = {}
-        self._has_news = False
-        # One that cannot be read is made anew.
-        with suppress(OSError, DataError):
-            self._known = read_json(path, dict[str, _Known])
-
-    def hash_of(self, path: Path, is_stopped: Callable[[], bool] = lambda: False) -> str:
-        """Returns the SHA-256 of a file, from its content only if that may have changed."""
-        stamp = _stamp(path)
-        known = self._known.pop(str(path), None)
-        if known is None or known.stamp != stamp:
-            known = _Known(stamp, file_sha256(path, is_stopped=is_stopped))
-            self._has_news = True
-            if _stamp(path) != stamp or not self._is_settled(path):
-                return known.sha256
-        # The last used are last, and kept.
-        self._known[str(path)] = known
-        return known.sha256
-
-    def _is_settled(self, path: Path) -> bool:
-        stat = path.stat()
-        changed_s = max(stat.st_mtime_ns, stat.st_ctime_ns) / 1e9
-        return abs(time.time() - changed_s) >= self._settled_after_s
-
-    def save(self) -> None:
-        """Writes the hashes, unless they cannot be written: the next run makes them anew."""
-        if not self._has_news:
-            return
-        kept = dict(list(self._known.items())[-_MOST_KNOWN:])
-        try:
-            write_json(self._path, kept, durable=False)
-        except (OSError, EngineError):
-            return
-
-
-def _stamp(path: Path) -> str:
-    stat = path.stat()
-    return f"{stat.st_size}.{stat.st_mtime_ns}.{stat.st_ctime_ns}.{stat.st_ino}.{stat.st_dev}"

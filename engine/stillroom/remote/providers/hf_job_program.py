@@ -72,7 +72,7 @@ def main() -> int:
 
 def host_in_job(packages: JobPackages) -> RunHost:
     """Returns the machine that this job has, which is reached by starting a process on it."""
-    return ChannelHost(packages.spec.machine, LocalChannel(), home=packages.home)
+    return ChannelHost(packages.spec.machine, LocalChannel(), local=packages.home)
 
 
 class JobProgram:

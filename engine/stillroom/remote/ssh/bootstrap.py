@@ -12,7 +12,6 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from stillroom.remote.agent.folders import FREE_DISK, OTHER_FOLDER
 from stillroom.remote.channel import (
     Channel,
     RemoteScript,
@@ -20,7 +19,7 @@ from stillroom.remote.channel import (
     script_error,
     shell_words,
 )
-from stillroom.remote.host import MachineError
+from stillroom.remote.host import FREE_DISK, OTHER_FOLDER, MachineError
 from stillroom.remote.machine import Machine
 from stillroom.remote.records import JobSpec
 from stillroom.remote.ssh.code import code_archive, code_hash
@@ -49,11 +48,6 @@ cat >"$new/archive" && [ "$(wc -c <"$new/archive")" -eq {size} ] &&
 result=$?
 rm -rf "$new"
 exit $result
-"""
-_READY = """
-folder={folder}
-python=$(cat "$folder/code/{code}.python" 2>/dev/null)
-if [ -x "$python" ] && [ -d "$folder/code/{code}" ]; then echo "$python"; fi
 """
 _GET_UV = """
 {paths}
@@ -89,48 +83,41 @@ def look(channel: Channel, machine: Machine) -> Probe:
     return probe(channel, machine.folder, code=code_hash(), pythons=list(dict.fromkeys(pythons)))
 
 
-def ready_python(channel: Channel, machine: Machine) -> str | None:
-    """Returns the environment that was made last for this very code; None if none is there."""
-    script = _READY.format(folder=shell_words([machine.folder]), code=code_hash())
-    with run_script(channel, script) as running:
-        running.write(b"")
-        return next((line for line in running.lines() if line), None)
-
-
 def prepare(
     channel: Channel,
     machine: Machine,
     spec: JobSpec | None,
     say: Callable[[str], None],
-    home: LocalPackages | None = None,
+    local: LocalPackages | None = None,
 ) -> str:
-    """Makes sure that our code and its packages are there; returns the interpreter to use.
+    """Makes sure that the machine has our code and its packages; returns the interpreter to use.
 
-    Without an `spec` it has what looking after runs needs, and none of the extras. `home` says
-    what is installed at home, where that is not here.
+    Without a `spec` any environment of this code will do, and a new one has none of the extras.
+    `local` says what is installed on the user's machine, where this process does not run on it.
     """
-    home = home or local_packages()
     found = look(channel, machine)
+    if spec is None and found.ready is not None:
+        return found.ready
     if (blocked := found.facts.blocked_folder) is not None:
         problem = f"{machine.folder} cannot be made, as {blocked} must not be written to"
         raise MachineError(f"{machine.name}: {problem}", OTHER_FOLDER)
     tools = _base_python(channel, machine, found, say)
+    local = local or local_packages()
+    extras, packages = (spec.extras, spec.packages) if spec else ([], [])
+    wanted = own_requirements(local, extras, packages), local.versions
     if not found.facts.has_same_code:
         say(f"sending stillroom's code to {machine.name}")
         _send_code(channel, machine)
-    extras, packages = (spec.extras, spec.packages) if spec else ([], [])
-    wanted = own_requirements(home, extras, packages), home.versions
-    ready = _environment(channel, machine, tools, wanted, say)
-    if ready is None:
-        say(f"sending stillroom's code to {machine.name} again: files of it have changed there")
-        _send_code(channel, machine, anew=True)
-        ready = _environment(channel, machine, tools, wanted, say)
-    if ready is None:
-        raise MachineError(
-            f"{machine.name} changes the files of stillroom's code in {machine.folder}",
-            "find out what deletes or edits files there, or " + OTHER_FOLDER,
-        )
-    return ready
+    if (ready := _environment(channel, machine, tools, wanted, say)) is not None:
+        return ready
+    say(f"sending stillroom's code to {machine.name} again: files of it have changed on it")
+    _send_code(channel, machine, anew=True)
+    if (ready := _environment(channel, machine, tools, wanted, say)) is not None:
+        return ready
+    raise MachineError(
+        f"{machine.name} changes the files of stillroom's code in {machine.folder}",
+        "find out what deletes or edits files in that folder, or " + OTHER_FOLDER,
+    )
 
 
 def _base_python(

@@ -113,7 +113,7 @@ class SshChannel:
         except BrokenStreamError as broken:
             with suppress(subprocess.TimeoutExpired):
                 owner.wait(_ALIVE_EVERY_S)
-            printed = f"{read_errors(owner)}\n{broken.said}".strip()
+            printed = f"{read_errors(owner)}\n{broken.output}".strip()
             self._drop()
             raise broken_connection(self._name, self._address, printed) from broken
         finally:

@@ -1,35 +1,41 @@
-"""A machine behind a channel, as `RunHost` has it: every thing wanted is a command there."""
+"""A machine behind a channel, as a `RunHost`: every method is a command of its agent."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
-from stillroom.remote.agent.store import Piece, Stored, WantedContent
 from stillroom.remote.channel import Channel, RemoteCommand, run_command, shell_words
 from stillroom.remote.frames import MARK
 from stillroom.remote.host import MachineError, UnreachableError
 from stillroom.remote.machine import Machine, SshAddress
 from stillroom.remote.records import (
     Blob,
+    CancelRequest,
+    FetchRequest,
+    FollowRequest,
     JobSpec,
     LaunchRequest,
     MachineFacts,
+    Piece,
+    PieceStored,
     RunUpdate,
 )
-from stillroom.remote.ssh.bootstrap import look, prepare, ready_python
+from stillroom.remote.ssh.bootstrap import look, prepare
 from stillroom.remote.ssh.connection import SshChannel
 from stillroom.remote.ssh.requirements import LocalPackages
 
+_Reply = TypeVar("_Reply")
 _PIECE_BYTES = 1 << 20
 _MOST_UNANSWERED = 200
-"""Answers that wait in the pipe while we still send; they must fit into it."""
+"""Replies that wait in the pipe while we still send; they must fit into it."""
 
 
 class ChannelHost:
-    """A machine on which everything is done by commands through one channel."""
+    """A machine whose agent is reached through a channel."""
 
     def __init__(
         self,
@@ -37,16 +43,17 @@ class ChannelHost:
         channel: Channel,
         *,
         python: str | None = None,
-        home: LocalPackages | None = None,
+        local: LocalPackages | None = None,
     ) -> None:
-        """`python`: an interpreter there that has this code already; else `prepare` finds one.
+        """`python`: an interpreter that has this code already; else `prepare` finds one.
 
-        home: what is installed at home, where that is not here.
+        local: what is installed on the user's machine, where this process does not run on it.
         """
         self.machine, self._channel, self._python = machine, channel, python
-        self._home = home
+        self._local = local
         self._has_all = python is not None
-        self._fetching: _Fetching | None = None
+        self._fetching: tuple[RemoteCommand, ExitStack] | None = None
+        """A `fetch` that is open, and what ends it."""
 
     def provision(self) -> None:
         """Connects; the machine is not ours to start."""
@@ -58,31 +65,27 @@ class ChannelHost:
         return self.machine.price_per_hour
 
     def facts(self) -> MachineFacts:
-        """Looks at the machine without changing anything there."""
+        """Looks at the machine without changing anything on it."""
         found = look(self._channel, self.machine)
         if found.ready is None:
             return found.facts
         self._python = found.ready
         begun = time.monotonic()
-        with self.command("have") as have:
-            have.send([])
-            have.expect(dict[str, int])
+        self.missing([])
         return msgspec.structs.replace(found.facts, start_s=round(time.monotonic() - begun, 2))
 
     def prepare(self, spec: JobSpec, say: Callable[[str], None]) -> None:
-        """Puts this code and the run's packages there, in environments that are made once."""
+        """Puts this code and the run's packages on the machine, in environments that are reused."""
         if not self._has_all:
-            self._python = prepare(self._channel, self.machine, spec, say, self._home)
+            self._python = prepare(self._channel, self.machine, spec, say, self._local)
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
-        """Returns the hashes that are not there yet, with the bytes of each that already are."""
-        wanted = [WantedContent(sha256=b.sha256, num_bytes=b.num_bytes) for b in blobs]
-        with self.command("have") as have:
-            have.send(wanted)
-            return have.expect(dict[str, int])
+        """Returns the hashes that are not stored yet, with the bytes of each that already are."""
+        sizes = {blob.sha256: blob.num_bytes for blob in blobs}
+        return self._ask("have", sizes, dict[str, int])[0]
 
     def send(self, blobs: Sequence[Blob], have: Mapping[str, int]) -> Iterator[int]:
-        """Sends contents, each from where an earlier call broke off; yields bytes as they go."""
+        """Sends contents, each resumed where an earlier call ended; yields bytes as they go."""
         with self.command("put") as put:
             sender = _Sender(put)
             for blob in {blob.sha256: blob for blob in blobs}.values():
@@ -90,58 +93,57 @@ class ChannelHost:
             yield from sender.finish()
 
     def start(self, run: LaunchRequest) -> None:
-        """Starts a run's detached worker there. A run that was started before is left alone."""
-        with self.command("start") as start:
-            start.send(run)
-            start.finish()
+        """Starts a run's detached worker. A run that was started before is left alone."""
+        self._ask("start", run)
 
     def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[RunUpdate]:
-        """Yields a run's news until it has ended there, at least a Heartbeat every few seconds."""
+        """Yields a run's updates until it has ended, at least a Heartbeat every few seconds."""
         with self.command("follow") as follow:
-            follow.send((run_id, dict(seen)))
-            while (news := follow.receive(RunUpdate)) is not None:
-                yield news
+            follow.send(FollowRequest(run_id, dict(seen)), is_last=True)
+            yield from follow.replies(RunUpdate)
 
     def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
-        """Yields the bytes of a finished file of a run there, from `offset` on.
+        """Yields the bytes of a finished file of a run, from `offset` on.
 
-        One command there serves one file after another: to start it takes longer than most files.
+        One command serves one file after another: to start it takes longer than most files.
         """
-        fetching, self._fetching = self._fetching or _Fetching(self.command("fetch")), None
+        opened, self._fetching = self._fetching or self._open("fetch"), None
+        command, at_end = opened
         try:
-            yield from fetching.fetch(run_id, path, offset)
+            command.send(FetchRequest(run_id, path, offset))
+            while data := command.expect(bytes):
+                yield data
         except BaseException:
-            # What comes next over it would be the rest of this file.
-            fetching.close()
+            # Otherwise the rest of this file would come next.
+            at_end.close()
             raise
-        self._fetching = fetching
+        self._fetching = opened
 
     def cancel(self, run_id: str, *, kill: bool) -> None:
-        """Asks a run there to stop; with `kill` ends its processes."""
-        with self.command("cancel") as cancel:
-            cancel.send((run_id, kill))
-            cancel.finish()
+        """Asks a run to stop; with `kill` ends its processes."""
+        self._ask("cancel", CancelRequest(run_id, kill))
 
     def remove(self, run_id: str) -> None:
-        """Deletes a run's folder there; contents that other runs may need stay."""
-        with self.command("remove") as remove:
-            remove.send(run_id)
-            remove.finish()
+        """Deletes a run's folder; contents that other runs may need stay."""
+        self._ask("remove", run_id)
 
     def release(self) -> None:
         """Does nothing: the machine is not ours to stop."""
 
     def close(self) -> None:
-        """Ends the connection; what runs there goes on."""
+        """Ends the connection; what runs on the machine continues."""
         if self._fetching is not None:
-            self._fetching.close()
+            self._fetching[1].close()
             self._fetching = None
         self._channel.close()
 
     @contextmanager
     def command(self, name: str) -> Generator[RemoteCommand]:
-        """Starts a command of the program there; `agent/__main__.py` has their names."""
-        python = self._python or self._find_python()
+        """Starts a command of the agent; `agent/__main__.py` has their names."""
+        if self._python is None:
+            # Following a run takes none of the extras that the run itself needs.
+            self._python = prepare(self._channel, self.machine, None, _say_nothing, self._local)
+        python = self._python
         words = [python, "-P", "-m", "stillroom.remote.agent", self.machine.folder, name]
         line = "unset PYTHONPATH PYTHONHOME; exec " + shell_words(words)
         try:
@@ -152,16 +154,15 @@ class ChannelHost:
             self._python = python if self._has_all else None
             raise
 
-    def _find_python(self) -> str:
-        """Returns the environment of an earlier preparation, or makes the least that there can be.
+    def _open(self, name: str) -> tuple[RemoteCommand, ExitStack]:
+        opened = ExitStack()
+        return opened.enter_context(self.command(name)), opened
 
-        To look after a run takes none of the extras that the run itself needs.
-        """
-        ready = ready_python(self._channel, self.machine)
-        if ready is None:
-            ready = prepare(self._channel, self.machine, None, lambda _text: None, self._home)
-        self._python = ready
-        return ready
+    def _ask(self, name: str, request: object, kind: type[_Reply] | Any = object) -> list[_Reply]:
+        """Sends the only request of a command, and returns its replies."""
+        with self.command(name) as command:
+            command.send(request, is_last=True)
+            return list(command.replies(kind))
 
 
 class SshHost(ChannelHost):
@@ -178,36 +179,22 @@ class SshHost(ChannelHost):
 _HELLO = f"printf '%s\\n' '{MARK.decode().strip()}'"
 
 
-class _Fetching:
-    """A `fetch` that is open, over which one thread asks for one file after another."""
-
-    def __init__(self, opening: AbstractContextManager[RemoteCommand]) -> None:
-        self._opened = ExitStack()
-        self._command = self._opened.enter_context(opening)
-
-    def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
-        """Yields the bytes of a file; an empty message ends it."""
-        self._command.send((run_id, path, offset))
-        while data := self._command.expect(bytes):
-            yield data
-
-    def close(self) -> None:
-        """Ends the command there."""
-        self._opened.close()
+def _say_nothing(_text: str) -> None:
+    """Nobody waits to hear how an environment is prepared."""
 
 
 class _Sender:
-    """Sends contents over one `put`, and keeps count of the answers that are still to come."""
+    """Sends contents over one `put`, and keeps count of the replies that are still to come."""
 
     def __init__(self, put: RemoteCommand) -> None:
         self._put = put
         self._unanswered = dict[str, Blob]()
-        self._begun_late = set[str]()
+        self._resumed = set[str]()
 
     def send(self, blob: Blob, offset: int) -> Iterator[int]:
         """Sends a content from `offset` on, and yields the bytes of each piece."""
         if offset:
-            self._begun_late.add(blob.sha256)
+            self._resumed.add(blob.sha256)
         with Path(blob.source).open("rb") as stream:
             stream.seek(offset)
             while True:
@@ -223,23 +210,22 @@ class _Sender:
                     break
         self._unanswered[blob.sha256] = blob
         while len(self._unanswered) > _MOST_UNANSWERED:
-            yield from self._take_answer()
+            yield from self._take_reply()
 
     def finish(self) -> Iterator[int]:
-        """Waits until all contents have been verified there."""
+        """Waits until the machine has verified all contents."""
         while self._unanswered:
-            yield from self._take_answer()
-        self._put.finish()
+            yield from self._take_reply()
 
-    def _take_answer(self) -> Iterator[int]:
-        stored = self._put.expect(Stored)
-        blob = self._unanswered.pop(stored.sha256)
-        if stored.is_stored:
+    def _take_reply(self) -> Iterator[int]:
+        reply = self._put.expect(PieceStored)
+        blob = self._unanswered.pop(reply.sha256)
+        if reply.is_stored:
             return
-        if blob.sha256 not in self._begun_late:
+        if blob.sha256 not in self._resumed:
             raise _changed(blob)
-        # What an earlier connection had left there was wrong, so all of it is sent again.
-        self._begun_late.remove(blob.sha256)
+        # What an earlier connection had stored was wrong, so all of it is sent again.
+        self._resumed.remove(blob.sha256)
         yield from self.send(blob, 0)
 
 

@@ -1,4 +1,4 @@
-"""Where a run's files lie on the machine that does it."""
+"""Where the agent keeps the files of a run on its machine."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,13 +7,13 @@ import msgspec
 
 from stillroom.errors import EngineError
 from stillroom.files import FileLock, read_json
-from stillroom.remote.agent.folders import AgentFolder
+from stillroom.remote.agent.store import AgentFolder
 from stillroom.remote.host import MachineGoneError
 from stillroom.run_folder import RunFolder
 
 
 class StartRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of start.json: what is known of a run since its start; no secrets."""
+    """The content of start.json: what is known about a run since its start; no secrets."""
 
     started: float
     """The monotonic clock of this machine when the run was started."""
@@ -31,7 +31,7 @@ class AgentRun:
 
     @property
     def workspace(self) -> Path:
-        """The folder that stands for the workspace at home."""
+        """The folder that stands for the user's workspace."""
         return self.base / "workspace"
 
     @property
@@ -63,9 +63,9 @@ class AgentRun:
             ) from error
 
 
-def agent_run(there: AgentFolder, run_id: str) -> AgentRun:
-    """Returns the place of a run, which may not be there. Raises EngineError for no id."""
+def agent_run(agent: AgentFolder, run_id: str) -> AgentRun:
+    """Returns the folder of a run, which may not exist. Raises EngineError for no id."""
     if not run_id or "/" in run_id or run_id.startswith("."):
         raise EngineError(f"{run_id!r} is not a run id", "give the run's id")
     # Nothing is written through a link, and the user's own folder may be one.
-    return AgentRun(run_id, there.runs.resolve() / run_id)
+    return AgentRun(run_id, agent.runs.resolve() / run_id)

@@ -1,0 +1,180 @@
+"""Starts a run's detached process on this machine, once; cancels it, and deletes its folder."""
+
+import os
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+import stillroom
+from stillroom.errors import EngineError
+from stillroom.files import FileLock, write_atomic, write_json
+from stillroom.home_paths import as_found, home_variable
+from stillroom.jobs.supervise import cancel_run, kill_run, launch_run
+from stillroom.lineage import now
+from stillroom.remote.agent.runs import AgentRun, StartRecord, agent_run
+from stillroom.remote.agent.store import AgentFolder, content_file, place_file
+from stillroom.remote.host import MachineGoneError
+from stillroom.remote.records import PACKAGE, CancelRequest, LaunchRequest
+from stillroom.remote.run_files import is_safe
+from stillroom.run_folder import LIMITS_FILE, RunRequest, RunState, fixed_inputs
+from stillroom.secrecy.environments import PIPED_VARIABLES, run_environment
+from stillroom.teachers.run_limits import RunLimits
+from stillroom.types import RunStatus
+
+_LOCK_WAIT_S = 60.0
+_POLL_S = 0.1
+
+
+def start(agent: AgentFolder, request: LaunchRequest) -> None:
+    """The command `start`: starts a run, unless it was started before.
+
+    A start that was killed on its way is finished by the next one. The run's processes inherit a
+    lock from it, so that no second process is started while one lives.
+    """
+    run = agent_run(agent, request.run_id)
+    run.base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock, keeper = run.start_lock(), run.keeper_lock()
+    _wait_for(lock, run.run_id)
+    try:
+        if keeper.try_acquire() and not _has_begun(run):
+            _launch(agent, run, request, keeper)
+    finally:
+        keeper.release()
+        lock.release()
+
+
+def cancel(agent: AgentFolder, request: CancelRequest) -> None:
+    """The command `cancel`: asks a run to stop, or kills it.
+
+    Raises MachineGoneError if it is not on this machine.
+    """
+    folder = agent_run(agent, request.run_id).folder
+    if not folder.is_run:
+        raise MachineGoneError(
+            f"there is no run {request.run_id!r} on this machine", "it has nothing to stop"
+        )
+    if request.kill:
+        kill_run(folder)
+    elif folder.cancel_waited_s() is None:
+        cancel_run(folder)
+
+
+def remove(agent: AgentFolder, run_id: str) -> None:
+    """The command `remove`: deletes a run's folder, after ending what may still run in it."""
+    run = agent_run(agent, run_id)
+    if run.folder.is_run:
+        kill_run(run.folder)
+    # Renamed first, so that nobody takes what is left of it for a run.
+    with suppress(FileNotFoundError):
+        run.base.rename(run.base.with_name(f".{run_id}.{os.getpid()}.going"))
+    # Also what a lost connection has left.
+    for leftover in run.base.parent.glob(f".{run_id}.*.going"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _wait_for(lock: FileLock, run_id: str) -> None:
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while not lock.try_acquire():
+        if time.monotonic() > deadline:
+            raise EngineError(
+                f"another connection has been starting {run_id} for a minute",
+                "it is tried again; look for a process that hangs on that machine",
+            )
+        time.sleep(_POLL_S)
+
+
+def _has_begun(run: AgentRun) -> bool:
+    """Returns whether the run's process has ever begun its work; none lives any more."""
+    return run.folder.is_run and run.folder.read().status is not RunStatus.STARTING
+
+
+def _launch(agent: AgentFolder, run: AgentRun, request: LaunchRequest, keeper: FileLock) -> None:
+    started = StartRecord(
+        started=time.monotonic(),
+        outputs=request.outputs,
+        placed=_place_files(agent, run, request),
+    )
+    variable = home_variable(_path_pairs(run, request))
+    os.environ.update(variable)
+    _write_folder(run, request, started.started)
+    write_json(run.start_file, started)
+    launch_run(
+        run.folder,
+        run.workspace,
+        environment=run_environment(run.workspace)
+        | variable
+        | {PIPED_VARIABLES: ",".join(request.variables)},
+        secrets=request.secrets,
+        kept_open=[keeper.handle],
+    )
+
+
+def _place_files(agent: AgentFolder, run: AgentRun, request: LaunchRequest) -> dict[str, str]:
+    """Puts the sent files where the run looks for them; returns the hashes of the workspace's."""
+    run.workspace.mkdir(mode=0o700, exist_ok=True)
+    placed: dict[str, str] = {}
+    for file in request.files:
+        first, _, path = file.place.partition("/")
+        if not is_safe(file.place) or first not in ("workspace", "outside"):
+            raise EngineError(
+                f"{file.place!r} is outside of the run's folder", "update stillroom on this machine"
+            )
+        if not content_file(agent, file.sha256).exists():
+            raise EngineError(
+                f"the content of {file.place} is not on this machine any more",
+                "it is sent once more",
+            )
+        target = run.base / file.place
+        target.unlink(missing_ok=True)
+        place_file(agent, file.sha256, target, is_executable=file.is_executable)
+        if first == "workspace":
+            placed[path] = file.sha256
+    return placed
+
+
+def _path_pairs(run: AgentRun, request: LaunchRequest) -> list[tuple[str, str]]:
+    """Returns the paths on the user's machine, each with the one here that stands for it."""
+    pairs = [(path.home, _path_here(run, path.home, path.place)) for path in request.home_paths]
+    return [*pairs, (request.home_root, str(run.workspace))]
+
+
+def _path_here(run: AgentRun, home: str, place: str) -> str:
+    if place.startswith(PACKAGE):
+        return str(Path(stillroom.__file__).resolve().parent / place.removeprefix(PACKAGE))
+    # `~` stands for the user's own folder, on the user's machine.
+    return place if home == "~" else str(run.base / place)
+
+
+def _write_folder(run: AgentRun, launch: LaunchRequest, started: float) -> None:
+    """Writes the run's folder as `create_run` does; run.json, with which it is a run, last."""
+    folder = run.folder
+    for name, data in launch.copies.items():
+        write_atomic(folder.path / name, data)
+    limits = RunLimits(
+        started=started,
+        hours=launch.max_hours,
+        budget_usd=launch.budget_usd,
+        price_per_hour=launch.price_per_hour,
+        spent_usd=launch.spent_usd,
+        reserve_s=launch.reserve_s,
+    )
+    write_json(folder.path / LIMITS_FILE, limits)
+    request = msgspec.json.decode(launch.request, type=RunRequest)
+    request = msgspec.structs.replace(
+        request,
+        workspace=str(run.workspace),
+        inputs=fixed_inputs([as_found(fixed.path) for fixed in request.inputs]),
+        start_after=None,  # Those runs were done elsewhere, and have ended.
+    )
+    write_json(folder.request_file, request)
+    state = RunState(
+        run_id=run.run_id,
+        kind=request.kind,
+        status=RunStatus.STARTING,
+        created_at=now(),
+        notes=launch.notes,
+    )
+    folder.write(state)

@@ -1,0 +1,69 @@
+"""The hashes of files, kept between runs: a file that has not changed is not hashed again."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from stillroom.errors import DataError, EngineError
+from stillroom.files import file_sha256, read_json, write_json
+
+_MOST_KNOWN = 50_000
+
+
+class _Known(msgspec.Struct, frozen=True, array_like=True):
+    """The hash of a file that had this stamp."""
+
+    stamp: str
+    sha256: str
+
+
+class HashCache:
+    """The SHA-256 of files by their paths, kept in a file of its own."""
+
+    def __init__(self, path: Path, *, settled_after_s: float = 2.0) -> None:
+        """settled_after_s: a file that changed more recently may change again within the
+        resolution of its time of change, so that its hash is not kept.
+        """
+        self._path, self._settled_after_s = path, settled_after_s
+        self._known: dict[str, _Known] = {}
+        self._has_news = False
+        # One that cannot be read is made anew.
+        with suppress(OSError, DataError):
+            self._known = read_json(path, dict[str, _Known])
+
+    def hash_of(self, path: Path, is_stopped: Callable[[], bool] = lambda: False) -> str:
+        """Returns the SHA-256 of a file, from its content only if that may have changed.
+
+        Once `is_stopped` it returns early, with a hash that is of no use and is not kept.
+        """
+        stamp = _stamp(path)
+        known = self._known.pop(str(path), None)
+        if known is None or known.stamp != stamp:
+            known = _Known(stamp, file_sha256(path, is_stopped=is_stopped))
+            if is_stopped() or _stamp(path) != stamp or not self._is_settled(path):
+                return known.sha256
+            self._has_news = True
+        # The last used are last, and kept.
+        self._known[str(path)] = known
+        return known.sha256
+
+    def save(self) -> None:
+        """Writes the hashes, unless they cannot be written: they are then made anew."""
+        if self._has_news:
+            kept = dict(list(self._known.items())[-_MOST_KNOWN:])
+            with suppress(OSError, EngineError):
+                write_json(self._path, kept, durable=False)
+                self._has_news = False
+
+    def _is_settled(self, path: Path) -> bool:
+        stat = path.stat()
+        changed_s = max(stat.st_mtime_ns, stat.st_ctime_ns) / 1e9
+        return abs(time.time() - changed_s) >= self._settled_after_s
+
+
+def _stamp(path: Path) -> str:
+    stat = path.stat()
+    return f"{stat.st_size}.{stat.st_mtime_ns}.{stat.st_ctime_ns}.{stat.st_ino}.{stat.st_dev}"
