@@ -9,7 +9,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from fakes.browsing import TASK, Setting, a_setting, call, fail, ref_of
-from stillroom.tools.browser.playwright_names import PlaywrightNames
+from stillroom.tools.browser.tool import PlaywrightNames
 
 pytestmark = pytest.mark.browser
 

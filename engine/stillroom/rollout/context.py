@@ -24,10 +24,8 @@ from stillroom.teachers.budget import Budget, Cost
 from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
 from stillroom.teachers.limits.limit_types import LimitSettings, LimitUnit
 from stillroom.teachers.providers import Endpoint
-from stillroom.tools.browser.playwright_names import PlaywrightNames
-from stillroom.tools.browser.tool import BrowseTools
-from stillroom.tools.containers.docker import PLAYWRIGHT, DockerTools
-from stillroom.tools.containers.engine import MCP_PORT
+from stillroom.tools.browser.tool import BrowseTools, PlaywrightNames
+from stillroom.tools.containers import MCP_PORT, PLAYWRIGHT, DockerTools
 from stillroom.tools.mcp.servers import MCPTools
 from stillroom.tools.mcp.spec import is_port_here
 from stillroom.tools.source import CombinedTools, RedactedTools, ToolSource

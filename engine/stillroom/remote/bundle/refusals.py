@@ -17,7 +17,7 @@ from stillroom.remote.machine import Machine
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.secrecy.commands import hide_secrets
 from stillroom.secrecy.keys import is_loopback
-from stillroom.tools.containers.engine import LOCAL
+from stillroom.tools.containers import LOCAL
 from stillroom.tools.mcp.spec import parse_spec
 from stillroom.train.config.schema import TrainConfig
 from stillroom.validation import PlacedRequest

@@ -446,7 +446,7 @@ def test_the_folder_and_the_environment_are_the_given_ones(tmp_path: Path) -> No
 
 
 def test_importing_the_module_imports_no_mcp() -> None:
-    code = "import sys, stillroom.tools.containers.docker as _; sys.exit('mcp' in sys.modules)"
+    code = "import sys, stillroom.tools.containers as _; sys.exit('mcp' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 

@@ -11,7 +11,7 @@ from fakes.loops import run_async
 from fakes.tool_sources import DictTools
 from fakes.user_files import is_alive, wait_for, wait_for_end
 from stillroom.errors import CallFailedError, EngineError, FailureClass, InputError
-from stillroom.tools.containers.docker import DockerTools
+from stillroom.tools.containers import DockerTools
 from stillroom.tools.source import ToolTask
 
 SHOP = ToolTask({}, docker="local/shop", docker_env={"LAMP": "red"})
