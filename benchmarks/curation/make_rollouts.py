@@ -1,6 +1,6 @@
 """Writes rollouts of long tool conversations, the same ones for the same seed: make_rollouts.py OUT MB [--seed 0].
 
-Each row has the shape of rnow (`conversation`, `total_reward`, …) and that of NeMo Gym (`responses_create_params`,
+Each row has our layout (`messages`, `stop_reason`, …) and the fields of NeMo Gym (`responses_create_params`,
 `response`, …); four rollouts share a task, an eighth failed, some repeat the conversation before.
 """
 
@@ -92,13 +92,14 @@ class Maker:
         reward = round(self.chance.betavariate(2, 1.2), 3) if is_right else 0.0
         category = CATEGORIES[task % len(CATEGORIES)]
         return {
-            "id": f"sample_{number}", "completed": True if is_right else "error", "success": is_right,
-            "total_reward": reward, "rewards": {"accuracy": reward}, "errors": [], "turns": turns, "truncated": False,
+            "id": f"sample_{number}", "success": is_right, "stop_reason": "answered" if is_right else "error",
+            "rewards": {"accuracy": reward}, "turns": turns, "truncated": False,
+            "error": None if is_right else {"class": "internal", "message": "the rollout failed"},
             "metadata": {"expected_answer": self.chance.choice(WORDS), "task_type": category}, "task_id": f"task_{task}",
             "_ng_task_index": task, "_ng_rollout_index": number % 4, "reward": reward,
             "responses_create_params": {"input": messages[:2], "tools": []},
             "response": {"id": f"resp_{number}", "object": "response", "output": items},
-            "conversation": messages,
+            "messages": messages,
         }  # fmt: skip
 
 

@@ -22,17 +22,17 @@ def passes(row) -> bool:
     if operation == "filter_sft":
         return row["reward"] >= 0.7 and 3 <= num_turns(row["messages"]) <= 15
     return (
-        row["completed"] is True
+        row["error"] is None
         and row["success"]
-        and row["total_reward"] >= 0.7
-        and 3 <= num_turns(row["conversation"]) <= 15
+        and row["reward"] >= 0.7
+        and 3 <= num_turns(row["messages"]) <= 15
     )
 
 
 def supervised(row) -> dict:
     return {
-        "messages": row["conversation"], "tools": row.get("tools") or [], "metadata": row["metadata"],
-        "reward": row["total_reward"], "task_id": row["task_id"], "rollout_id": row["id"],
+        "messages": row["messages"], "tools": row.get("tools") or [], "metadata": row["metadata"],
+        "reward": row["reward"], "task_id": row["task_id"], "rollout_id": row["id"],
     }  # fmt: skip
 
 
@@ -45,11 +45,11 @@ def shared(one: list, other: list) -> int:
 
 def pair(rows: list) -> dict | None:
     best, worst = (
-        max(rows, key=lambda r: r["total_reward"]),
-        min(rows, key=lambda r: r["total_reward"]),
+        max(rows, key=lambda r: r["reward"]),
+        min(rows, key=lambda r: r["reward"]),
     )
-    difference = best["total_reward"] - worst["total_reward"]
-    chosen, rejected = best["conversation"], worst["conversation"]
+    difference = best["reward"] - worst["reward"]
+    chosen, rejected = best["messages"], worst["messages"]
     start = shared(chosen, rejected)
     if difference < 0.1 or start >= min(len(chosen), len(rejected)):
         return None
@@ -72,9 +72,9 @@ def script(loads, dumps) -> None:
             row = loads(line)
             if operation in ("filter", "filter_sft") and passes(row):
                 out.write(line)
-            elif operation == "convert" and row["completed"] is True and row["success"]:
+            elif operation == "convert" and row["error"] is None and row["success"]:
                 out.write(dumps(supervised(row)) + b"\n")
-            elif operation == "pairs" and row["completed"] is True:
+            elif operation == "pairs" and row["error"] is None:
                 groups.setdefault(row["task_id"], []).append(row)
         for rows in groups.values():
             if (made := pair(rows)) is not None:
@@ -85,18 +85,16 @@ def with_polars() -> None:
     import polars as pl
 
     turns = (
-        pl.col("conversation")
-        .list.eval(pl.element().struct.field("role") == "assistant")
-        .list.sum()
+        pl.col("messages").list.eval(pl.element().struct.field("role") == "assistant").list.sum()
     )
     rows = pl.scan_ndjson(source, infer_schema_length=1000).filter(pl.col("success"))
     if operation == "filter":
-        rows.filter((pl.col("total_reward") >= 0.7) & turns.is_between(3, 15)).sink_ndjson(output)
+        rows.filter((pl.col("reward") >= 0.7) & turns.is_between(3, 15)).sink_ndjson(output)
     else:
-        names = {"conversation": "messages", "total_reward": "reward", "id": "rollout_id"}
-        rows.select("conversation", "metadata", "total_reward", "task_id", "id").rename(
-            names
-        ).sink_ndjson(output)
+        names = {"id": "rollout_id"}
+        rows.select("messages", "metadata", "reward", "task_id", "id").rename(names).sink_ndjson(
+            output
+        )
 
 
 def with_datasets() -> None:

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from fakes.foreign_rollouts import RNOW_ROW
 from fakes.rollout_lines import deep, encoded
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user
 
 TALK = [user("a"), assistant(None, tool_call()), tool_reply("7 ü😀\\\n"), assistant("7")]
 SFT_ROW = {"messages": TALK, "tools": [], "metadata": {"a": 1}, "reward": 1.0}
 SFT_ROW |= {"task_id": "task", "rollout_id": "task-0"}
-ROWS = [rollout_row(messages=TALK), {**RNOW_ROW, "task_id": "task"}, RNOW_ROW, SFT_ROW]
+ROWS = [rollout_row(messages=TALK), SFT_ROW]
 # fmt: off
 GOOD_VALUES = [
     *(b"0", b"-0", b"10", b"1.50", b"1e5", b"-2E+05", b"1.0e-9", b"9" * 400, b"true", b"false"),

@@ -12,9 +12,8 @@ from fakes.rollout_rows import assistant, rollout_row, user, write_lines
 from stillroom import api
 from stillroom.curate import convert, pairs
 from stillroom.curate.filter import run as filters
-from stillroom.curate.ray.convert import convert_on_ray
 from stillroom.curate.ray.filter import filter_on_ray
-from stillroom.curate.ray.pairs import pair_on_ray
+from stillroom.curate.ray.rollouts import convert_on_ray, pair_on_ray
 from stillroom.errors import DataError
 from stillroom.settings import Workspace
 

@@ -33,8 +33,8 @@ from fakes.reporters import KeptReporter
 from fakes.rollout_rows import assistant, rollout_row, user, write_rows
 from fakes.training import write_run_files
 from stillroom import api, files
+from stillroom.export.folder import read_header
 from stillroom.export.run import export_model
-from stillroom.export.tensors import read_header
 from stillroom.jobs.failures import failure_of
 from stillroom.lineage import read_manifest, record_folder
 from stillroom.rollout.run import generate_rollouts

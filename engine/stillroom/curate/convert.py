@@ -1,7 +1,7 @@
 """convert_rollouts: turns rollouts into supervised rows for training."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
@@ -9,21 +9,23 @@ from typing import Annotated
 import msgspec
 from pydantic import Field
 
-from stillroom.curate.own_rollouts import RowPlaces, own_left_out
-from stillroom.curate.rows.facts import NULL, RolloutParts, RowFacts
-from stillroom.curate.rows.read import CuratedRow, read_curated_rows
-from stillroom.curate.rows.sources import check_output, foreign_teachers
+from stillroom.curate.facts import NULL, RolloutParts, RowFacts
+from stillroom.curate.rows import CuratedRow, foreign_teachers, read_curated_rows
 from stillroom.data.instruction import UNINSTRUCTED, Instruction, removed_system
+from stillroom.data.row_names import row_hash
 from stillroom.errors import DataError, InputError
 from stillroom.files import Buffer, LineWriter
 from stillroom.lineage import FileRecord, Recording
 from stillroom.outputs import NewOutput, ReplacingRequest, new_output
-from stillroom.rollout.sources import SourceFile, source_files
+from stillroom.rollout.sources import SourceFile, check_output, source_files
 from stillroom.settings import Workspace
 from stillroom.types import Message
 
 MAX_EXAMPLES = 5
 _MAX_SOURCES = 20
+_BEYOND_PROMPT, _BEYOND_SHARE = "beyond own_per_prompt", "beyond own_share"
+RowPlaces = dict[tuple[Path, int], str]
+"""Reasons by the file and the offset of a row."""
 
 
 class ConvertRollouts(ReplacingRequest):
@@ -137,7 +139,7 @@ class Conversion:
             return
         most = int(self._rows.num_rows * request.own_share / (1 - request.own_share) + 1e-9)
         paths = [source.path for source in sources]
-        left_out = own_left_out(paths, most=most, per_prompt=request.own_per_prompt)
+        left_out = _own_left_out(paths, most=most, per_prompt=request.own_per_prompt)
         self.include_failed = False
         for source in sources:
             self.convert(source, left_out)
@@ -281,3 +283,28 @@ def reason_to_leave_out(facts: RowFacts, *, include_failed: bool) -> str | None:
     if facts.num_turns == 0:
         return "no assistant message"
     return None if include_failed or facts.is_success else "no success"
+
+
+def _own_left_out(files: Iterable[Path], *, most: int, per_prompt: int) -> RowPlaces:
+    """Returns the right rollouts that are one too many, with the reason.
+
+    At most `most` are not among them, and at most `per_prompt` of each prompt. Which ones follows
+    from the rows' contents alone: all prompts have the same chance, and the same rows give the same
+    choice in any order.
+    """
+    right = sorted(
+        (row_hash(row.line.data), row.path, row.line.offset, row.facts.task_id)
+        for file in files
+        for row in read_curated_rows(file)
+        if row.facts is not None and row.facts.is_success and row.facts.error is None
+    )
+    num_taken, left_out, of_prompt = 0, RowPlaces(), Counter[str | None]()
+    for _, path, offset, task_id in right:
+        if of_prompt[task_id] == per_prompt:
+            left_out[path, offset] = _BEYOND_PROMPT
+        elif num_taken >= most:
+            left_out[path, offset] = _BEYOND_SHARE
+        else:
+            of_prompt[task_id] += 1
+            num_taken += 1
+    return left_out

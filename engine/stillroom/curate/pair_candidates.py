@@ -12,9 +12,8 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from stillroom.curate.rows.facts import NULL
-from stillroom.curate.rows.read import read_curated_rows, translate, without_ids
-from stillroom.data.layouts.detect import RolloutLayout
+from stillroom.curate.facts import NULL
+from stillroom.curate.rows import read_curated_rows, translate, without_ids
 from stillroom.data.row_files import RowReader
 from stillroom.data.row_names import row_hash
 from stillroom.errors import DataError
@@ -31,8 +30,6 @@ class IndexedRollout(msgspec.Struct, frozen=True, gc=False):
     offset: int
     num_bytes: int
     reward: float
-    messages_field: Literal["messages", "conversation"]
-    """The field with the messages, once the line is translated if it must be."""
     is_translated: bool
     """Whether the line must be translated to our layout when it is read again."""
 
@@ -56,12 +53,9 @@ def index_rollouts(files: Iterable[Path], skipped: Counter[str]) -> TaskIndex:
             skipped["rollout without an assistant message"] += 1
         else:
             line = rollout.line
-            is_raw = rollout.translated is None
-            field = (
-                "conversation" if is_raw and rollout.layout is RolloutLayout.RNOW else "messages"
-            )
+            is_translated = rollout.translated is not None
             entry = IndexedRollout(
-                rollout.path, line.offset, line.num_bytes, facts.reward, field, not is_raw
+                rollout.path, line.offset, line.num_bytes, facts.reward, is_translated
             )
             index.setdefault(facts.task_id, []).append(entry)
     return index
@@ -112,8 +106,7 @@ class _Teacher(msgspec.Struct, frozen=True):
 
 
 class _Fields(msgspec.Struct, frozen=True):
-    messages: list[msgspec.Raw] = []
-    conversation: list[msgspec.Raw] = []
+    messages: list[msgspec.Raw]
     tools: msgspec.Raw = NULL
     metadata: msgspec.Raw = NULL
 
@@ -169,7 +162,7 @@ class PairReader:
                 f"{entry.path} has changed while it was read", "run it again"
             ) from error
         return PairSide(
-            messages=(row.conversation if entry.messages_field == "conversation" else row.messages),
+            messages=row.messages,
             tools=b"[]" if row.tools == NULL else row.tools,
             metadata=b"{}" if row.metadata == NULL else row.metadata,
             name=f"{row_hash(data)}#{self._number(entry, data)}",

@@ -23,12 +23,12 @@ from stillroom.curate.pair_candidates import (
     index_rollouts,
     ranked_pairs,
 )
-from stillroom.curate.rows.sources import check_output, foreign_teachers
+from stillroom.curate.rows import foreign_teachers
 from stillroom.errors import DataError
 from stillroom.files import LineWriter
 from stillroom.lineage import FileRecord, Recording
 from stillroom.outputs import NewOutput, ReplacingRequest, new_output
-from stillroom.rollout.sources import source_files
+from stillroom.rollout.sources import check_output, source_files
 from stillroom.settings import Workspace
 
 

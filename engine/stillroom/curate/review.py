@@ -16,20 +16,19 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field, model_validator
 
-from stillroom.curate.rows.sources import check_output
 from stillroom.curate.verdicts import ReviewVerdict
-from stillroom.data.categories import category_in
 from stillroom.data.chat.views import Section, sections_of
 from stillroom.data.checks import Problem, as_number
 from stillroom.data.formats import CHECKS, RowFormat, detect_format
 from stillroom.data.layouts.detect import as_rollout
 from stillroom.data.row_files import decode_line, read_row_lines
 from stillroom.data.row_names import RowNames
+from stillroom.data.statistics import category_in
 from stillroom.errors import DataError, InputError
 from stillroom.lineage import Recording
 from stillroom.lines import read_lines
 from stillroom.outputs import ReplacingRequest, check_page, new_output
-from stillroom.rollout.sources import source_files
+from stillroom.rollout.sources import check_output, source_files
 from stillroom.settings import Workspace
 
 _NO_REWARD, NO_CATEGORY, OTHERS = "no reward", "(none)", "(others)"

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from stillroom.curate.rows.read import CuratedRow, conversation_digest
+from stillroom.curate.rows import CuratedRow, conversation_digest
 from stillroom.data.row_files import read_row_lines
 from stillroom.data.row_names import MAX_CANDIDATES, RowNames, ambiguous, is_row_name
 from stillroom.errors import DataError

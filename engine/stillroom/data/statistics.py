@@ -3,16 +3,16 @@
 import hashlib
 import random
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from stillroom.data.categories import category_in
 from stillroom.data.checks import as_number
 from stillroom.data.distribution import Distribution
 from stillroom.data.formats import RowFormat, task_from_row
-from stillroom.data.hash_set import HashSet
 from stillroom.data.layouts.detect import RolloutLayout, as_rollout, layout_of
+from stillroom.data.row_names import HashSet
 from stillroom.files import canonical_json
 
 _MAX_PLACES = 1000
@@ -103,3 +103,27 @@ def _num_characters(message: dict[str, Any]) -> int:
     return sum(len(str(part.get("text", ""))) for part in parts) + sum(
         len(call["function"]["name"]) + len(call["function"]["arguments"]) for call in calls
     )
+
+
+_NESTED = "verifier_metadata"
+"""The object in which rows of NeMo Gym keep what their verifier knows of the task."""
+
+
+def category_in(metadata: Mapping[str, Any], field: str) -> str | None:
+    """Returns a metadata field as text; None if there is none.
+
+    A field that is not there itself is looked for along its dots (`a.b` is b of the object a), and
+    in the row's `verifier_metadata`.
+    """
+    value = metadata.get(field)
+    if value is None:
+        value = _along(metadata, field.split("."))
+    if value is None:
+        value = _along(metadata, [_NESTED, *field.split(".")])
+    return None if value is None else str(value)
+
+
+def _along(value: Any, names: list[str]) -> Any:
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value

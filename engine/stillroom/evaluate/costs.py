@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from stillroom.errors import DataError
-from stillroom.evaluate.files import EvaluationResult, TaskCost
-from stillroom.evaluate.words import dollars
+from stillroom.evaluate.files import EvaluationResult, TaskCost, dollars
 from stillroom.run_folder import RunFolder, all_runs, read_elsewhere
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import MACHINE, PRICES_FILE, machine_usd_per_hour

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from stillroom.data.categories import category_in
+from stillroom.data.statistics import category_in
 from stillroom.evaluate.files import GuardResult, GuardScore, TaskCost, TaskScore
 from stillroom.evaluate.intervals import Estimate, mean_estimate, share_estimate
 from stillroom.types import Trajectory, total_usd

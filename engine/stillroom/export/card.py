@@ -13,11 +13,9 @@ from stillroom import __version__
 from stillroom.evaluate.intervals import Estimate
 from stillroom.export.conversation import MOST_ROWS
 from stillroom.export.history import History, RecordedEvaluation, TrainingStage
-from stillroom.export.licence import Licence
-from stillroom.export.provenance import DataStep
-from stillroom.export.snippets import TOOLS, UsageExample, snippets
-from stillroom.export.verify.result import Verified
-from stillroom.export.written import ReadBack, Written
+from stillroom.export.provenance import DataStep, Licence
+from stillroom.export.serving import TOOLS, UsageExample, snippets
+from stillroom.export.written import ReadBack, Verified, Written
 from stillroom.teachers.providers import IN_PROCESS
 
 CARD = "README.md"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stillroom.errors import InputError, RunError
-from stillroom.export.program import running_program
+from stillroom.export.programs import running_program
 from stillroom.lines import last_line
 from stillroom.models.precision import Precision
 from stillroom.reporting import Reporter, stop_if_cancelled

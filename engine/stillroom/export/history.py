@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 from stillroom.data.instruction import Instruction
 from stillroom.errors import DataError, EngineError
 from stillroom.evaluate.costs import compare_costs
-from stillroom.evaluate.files import RESULT_FILE, Evaluation
+from stillroom.evaluate.files import RESULT_FILE, Evaluation, besides
 from stillroom.evaluate.intervals import Estimate
-from stillroom.evaluate.words import besides
 from stillroom.export.conversation import (
     EvaluatedConversation,
     TrainedConversation,

@@ -9,10 +9,9 @@ import msgspec
 from pydantic import Field
 
 from stillroom.errors import InputError, missing_extra
-from stillroom.export.folder import check_output, require_space
+from stillroom.export.folder import TensorFileError, check_output, require_space, stored_bytes
 from stillroom.export.gguf import Converter, find_converter
-from stillroom.export.tensors import TensorFileError, stored_bytes
-from stillroom.export.verify.plan import Verification, plan_verification
+from stillroom.export.verify_plan import Verification, plan_verification
 from stillroom.lineage import ModelRecord
 from stillroom.models.precision import Precision
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model

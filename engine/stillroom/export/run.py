@@ -13,15 +13,12 @@ from stillroom.export.card import CARD, CardFacts, render_card
 from stillroom.export.folder import MANIFEST, ExportManifest, export_folder, record_files
 from stillroom.export.gguf import SCRIPT, convert
 from stillroom.export.history import History, read_history
-from stillroom.export.licence import Licence, licence_of
-from stillroom.export.provenance import public_name
+from stillroom.export.provenance import Licence, licence_of, public_name
 from stillroom.export.request import ExportModel, ExportPlan, plan_export
-from stillroom.export.serving import Served
-from stillroom.export.snippets import TOOLS, UsageExample
-from stillroom.export.verify.result import Verified
+from stillroom.export.serving import TOOLS, Served, UsageExample
 from stillroom.export.weights import write_adapter, write_merged
 from stillroom.export.whole import find_whole, is_multimodal
-from stillroom.export.written import ReadBack, Written
+from stillroom.export.written import ReadBack, Verified, Written
 from stillroom.files import write_atomic, write_json
 from stillroom.home_paths import name_as_at_home
 from stillroom.lineage import FileRecord, folder_record, now, record_file, write_manifest
@@ -133,7 +130,7 @@ def _verify(
     if verification is None:
         return []
     # Imported here, since only this needs the rollouts' code.
-    from stillroom.export.verify.run import WrittenFiles, verify_files
+    from stillroom.export.verify import WrittenFiles, verify_files
 
     here = replace(served, path=str(target), base=_base_path(export.plan, served))
     files = WrittenFiles(target, gguf_file, here, run)

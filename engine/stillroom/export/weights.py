@@ -21,7 +21,6 @@ from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.chat.template import PROBE, ChatTemplate
 from stillroom.errors import ModelError, RunError
 from stillroom.export.folder import require_space
-from stillroom.export.older_readers import write_old_names
 from stillroom.export.request import ExportPlan
 from stillroom.export.serving import PROBE_TOOL, SENTINEL, tool_parser
 from stillroom.export.whole import Whole, write_whole
@@ -238,3 +237,34 @@ def find_tool_parser(tokenizer: Any) -> str | None:
 def _tell(reporter: Reporter, done: int) -> None:
     stop_if_cancelled(reporter)
     reporter.progress(done, len(PHASES), unit="steps", phase=PHASES[min(done, 2)])
+
+
+def write_old_names(folder: Path) -> None:
+    """Adds the settings' old names to a model folder; transformers 5 reads either name."""
+    for name, change in (("config.json", model_settings), ("tokenizer_config.json", _tokenizer)):
+        path = folder / name
+        if path.is_file():
+            write_json(path, change(msgspec.json.decode(path.read_bytes())))
+
+
+def model_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of config.json with their old names beside the new ones.
+
+    Without `rope_theta` and `rope_scaling` older readers take other positions, and say nothing.
+    """
+    old: dict[str, Any] = {}
+    if "dtype" in settings:
+        old["torch_dtype"] = settings["dtype"]
+    rope: dict[str, Any] = settings.get("rope_parameters") or {}
+    # Models with several kinds of layers have one entry for each, and never had old names.
+    if "rope_theta" in rope:
+        old["rope_theta"] = rope["rope_theta"]
+        if rope.get("rope_type", "default") != "default":
+            old["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
+    return {**old, **settings}
+
+
+def _tokenizer(settings: dict[str, Any]) -> dict[str, Any]:
+    if settings.get("tokenizer_class") != "TokenizersBackend":
+        return settings
+    return {**settings, "tokenizer_class": "PreTrainedTokenizerFast"}

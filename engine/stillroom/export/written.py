@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from stillroom.evaluate.intervals import Estimate
+
 
 class ReadBack(msgspec.Struct, frozen=True, kw_only=True):
     """The agreement of the reloaded files with the checkpoint on a few conversations."""
@@ -31,3 +33,26 @@ class Written:
     """Whether the files (or those of an adapter's base) are those of a multimodal model."""
     other_parts: str | None = None
     """What became of the parts of a multimodal model that were not trained."""
+
+
+class Verified(msgspec.Struct, frozen=True, kw_only=True):
+    """What the written files did on prompts that the checkpoint had answered in an evaluation."""
+
+    served_by: str
+    """transformers, vLLM or llama.cpp."""
+    tasks: int
+    accuracy: float
+    checkpoint_accuracy: float
+    difference: Estimate
+    """The files' accuracy minus the checkpoint's, paired by task."""
+    evaluation: str
+    """The run that evaluated the checkpoint."""
+
+    @property
+    def sentence(self) -> str:
+        """The result in one sentence."""
+        return (
+            f"Before this export counted as done, {self.served_by} loaded the written files: they "
+            f"solved {self.accuracy:.1%} of {self.tasks} tasks of run {self.evaluation}, the "
+            f"checkpoint {self.checkpoint_accuracy:.1%}."
+        )

@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import Any, cast
 
-from stillroom.curate.filter.secrets import PERSONAL_DATA, SECRETS, without_kinds
 from stillroom.importing.joining.messages import PlainMessage
+from stillroom.secrecy.patterns import PERSONAL_DATA, SECRETS, without_kinds
 from stillroom.secrecy.redaction import Redactor
 
 _OWN_KEY = "key of this machine"

@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from stillroom.curate.filter.near_duplicates import Signer
-from stillroom.curate.rows.sources import check_output
+from stillroom.data.near_duplicates import Signer
 from stillroom.errors import DataError
 from stillroom.importing.joining.intake import Intake
 from stillroom.importing.joining.join import joined_rows
@@ -28,6 +27,7 @@ from stillroom.importing.sources import ImportSources, import_sources
 from stillroom.importing.tally import ImportTally
 from stillroom.lineage import FileRecord, Recording
 from stillroom.outputs import NewOutput, new_output
+from stillroom.rollout.sources import check_output
 from stillroom.settings import Workspace
 
 OPERATION = "import_rollouts"

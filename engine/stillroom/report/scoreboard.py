@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stillroom.evaluate.costs import CostComparison
-from stillroom.evaluate.files import EvaluationResult
+from stillroom.evaluate.files import EvaluationResult, besides
 from stillroom.evaluate.intervals import Estimate
-from stillroom.evaluate.words import besides
 from stillroom.report.lineup import EvaluationEntry, Lineup, Role
 from stillroom.report.wording import Interval, count, percent_interval, plural, short_name
 

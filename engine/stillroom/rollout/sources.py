@@ -1,4 +1,4 @@
-"""Finds the files of rollouts behind a path, a folder or a run id."""
+"""Finds the files of rollouts behind a path, a folder or a run id, and protects them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from stillroom.data.row_files import rollout_files
 from stillroom.errors import DataError, InputError
+from stillroom.rollout.journal.journal import holds_rollouts
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 
@@ -34,6 +35,20 @@ def source_files(workspace: Workspace, inputs: str | Sequence[str]) -> list[Sour
             source = SourceFile(file, shown if run is None else f"{run.run_id}: {shown}")
             sources.setdefault(file.resolve(), source)
     return list(sources.values())
+
+
+def check_output(output: Path, sources: Sequence[Path]) -> None:
+    """Raises InputError if writing the output would replace an input, or a run's rollouts.
+
+    Rollouts are protected because they cost money to make.
+    """
+    if output.resolve() in {file.resolve() for path in sources for file in rollout_files(path)}:
+        raise InputError(f"the output {output} is the input itself", "choose another output")
+    if holds_rollouts(output):
+        raise InputError(
+            f"the output {output} holds rollouts that generate_rollouts wrote",
+            "choose another output; delete the file yourself if it is not needed any more",
+        )
 
 
 def _run_folder(workspace: Workspace, name: str) -> RunFolder | None:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 
 from stillroom.curate.convert import supervised_row
-from stillroom.curate.rows.read import CuratedRow, read_curated_rows
+from stillroom.curate.rows import CuratedRow, read_curated_rows
 from stillroom.data.checks import Problem
 from stillroom.data.formats import task_from_row
 from stillroom.data.instruction import Instruction

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from stillroom.curate.convert import reason_to_leave_out, supervised_row
+from stillroom.curate.facts import RolloutParts, RowFacts
 from stillroom.curate.filter.request import DroppedRow
-from stillroom.curate.rows.facts import RolloutParts, RowFacts
-from stillroom.curate.rows.read import read_curated_rows
+from stillroom.curate.rows import read_curated_rows
 from stillroom.data.row_files import read_row_lines
 from stillroom.data.row_names import MAX_CANDIDATES, ambiguous, is_named
 from stillroom.errors import InputError

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from stillroom.curate.convert import supervised_row
-from stillroom.curate.rows.read import CuratedRow, read_curated_rows
+from stillroom.curate.rows import CuratedRow, read_curated_rows
 from stillroom.data.instruction import Instruction
 from stillroom.data.row_names import RowNames, row_hash
 from stillroom.errors import InputError

@@ -25,7 +25,7 @@ from stillroom.curate.filter.across_rows import judged_rows
 from stillroom.curate.filter.request import FilterDataset
 from stillroom.curate.filter.rules import Knowledge
 from stillroom.curate.filter.run import read_rows_to_filter
-from stillroom.curate.rows.read import CuratedRow
+from stillroom.curate.rows import CuratedRow
 from stillroom.errors import DataError
 
 SFT = {

@@ -5,8 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillroom.data.hash_set import HashSet
-from stillroom.data.row_names import RowNames, is_named, is_row_name, row_hash
+from stillroom.data.row_names import HashSet, RowNames, is_named, is_row_name, row_hash
 
 
 def test_equal_rows_of_a_file_are_numbered_and_each_file_begins_anew() -> None:

@@ -18,7 +18,7 @@ from fakes.rollout_rows import (
     write_lines,
     write_rows,
 )
-from stillroom.curate.rows.read import read_curated_rows
+from stillroom.curate.rows import read_curated_rows
 from stillroom.data.distribution import Quantiles
 from stillroom.data.formats import RowFormat
 from stillroom.data.validate import ValidateDataset, validate_dataset

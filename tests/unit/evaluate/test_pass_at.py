@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from stillroom.evaluate.pass_at import pass_at_k, passing_tasks
+from stillroom.evaluate.intervals import pass_at_k, passing_tasks
 
 
 @pytest.mark.parametrize("num", [1, 4, 8])

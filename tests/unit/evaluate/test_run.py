@@ -11,10 +11,9 @@ from fakes.http_endpoint import ScriptedEndpoint
 from fakes.projects import endpoint_project
 from fakes.reporters import KeptReporter
 from stillroom.errors import EngineError
-from stillroom.evaluate.files import Evaluation, EvaluationResult
+from stillroom.evaluate.files import Evaluation, EvaluationResult, besides
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.evaluate.run import evaluate_model
-from stillroom.evaluate.words import besides
 from stillroom.files import read_json
 from stillroom.rollout.forecast import Forecast
 from stillroom.settings import Workspace

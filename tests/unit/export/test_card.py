@@ -10,10 +10,8 @@ from stillroom.evaluate.intervals import Estimate, share_estimate
 from stillroom.export.card import CardFacts, render_card
 from stillroom.export.conversation import EvaluatedConversation, TrainedConversation
 from stillroom.export.history import History, RecordedEvaluation, TrainingStage
-from stillroom.export.licence import Licence, licence_of, read_licence
-from stillroom.export.provenance import DataStep
-from stillroom.export.serving import Served
-from stillroom.export.snippets import UsageExample
+from stillroom.export.provenance import DataStep, Licence, licence_of, read_licence
+from stillroom.export.serving import Served, UsageExample
 from stillroom.export.written import ReadBack, Written
 from stillroom.models.resolve import ModelLocation
 

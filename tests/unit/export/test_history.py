@@ -11,8 +11,7 @@ from fakes.training import make_project
 from stillroom.data.instruction import RemovedSystem
 from stillroom.export.conversation import trained_conversation
 from stillroom.export.history import read_history
-from stillroom.export.licence import Licence, licence_of
-from stillroom.export.provenance import data_steps, public_name
+from stillroom.export.provenance import Licence, data_steps, licence_of, public_name
 from stillroom.files import write_json
 from stillroom.lineage import now, record_file, write_manifest
 from stillroom.models.resolve import RECORD, CheckpointRecord, ModelLocation, locate_model

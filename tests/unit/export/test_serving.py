@@ -10,10 +10,11 @@ from stillroom.export.serving import (
     PROBE_TOOL,
     SENTINEL,
     Served,
+    UsageExample,
     serve_command,
+    snippets,
     tool_parser,
 )
-from stillroom.export.snippets import UsageExample, snippets
 from stillroom.export.weights import find_tool_parser
 from stillroom.serving.model_server import lora_rank
 

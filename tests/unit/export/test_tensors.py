@@ -3,8 +3,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
-from stillroom.export.older_readers import model_settings
-from stillroom.export.tensors import TensorFileError, read_header, stored_bytes
+from stillroom.export.folder import TensorFileError, read_header, stored_bytes
+from stillroom.export.weights import model_settings
 
 TENSORS = {"a": torch.zeros(3, 5), "b": torch.zeros(7, dtype=torch.bfloat16),
            "n": torch.zeros(2, dtype=torch.int64)}  # fmt: skip

@@ -9,8 +9,7 @@ from fakes.rollout_rows import write_lines, write_rows
 from stillroom.errors import EngineError, InputError
 from stillroom.lineage import record_file
 from stillroom.trace.request import Lineage, LineageNode, ShowLineage
-from stillroom.trace.show import show_lineage
-from stillroom.trace.walk import MAX_INPUTS, MAX_NODES
+from stillroom.trace.show import MAX_INPUTS, MAX_NODES, show_lineage
 
 
 @pytest.fixture

@@ -16,14 +16,14 @@ from typing import Any
 
 import msgspec
 
-from stillroom.curate.filter.near_duplicates import NearDuplicates, Signature, Signer
+from stillroom.curate.facts import RowFacts
 from stillroom.curate.filter.request import FilterDataset
 from stillroom.curate.filter.rules import TOO_DEEP, Knowledge, Reason, Reasons, RowJudge
-from stillroom.curate.rows.facts import RowFacts
-from stillroom.curate.rows.read import CuratedRow, conversation_digest, translate
-from stillroom.curate.rows.words import shingles_of, spoken_text
+from stillroom.curate.rows import CuratedRow, conversation_digest, translate
 from stillroom.data.layouts.detect import RolloutLayout
+from stillroom.data.near_duplicates import NearDuplicates, Signature, Signer
 from stillroom.data.row_files import RowReader
+from stillroom.data.words import shingles_of, spoken_text
 from stillroom.errors import DataError
 
 _DUPLICATE, _NEAR_DUPLICATE = "duplicate", "near duplicate"

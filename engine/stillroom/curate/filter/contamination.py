@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from stillroom.curate.rows.words import user_texts, words_of
 from stillroom.data.checks import Problem
 from stillroom.data.formats import CHECKS, RowFormat, detect_format, task_from_row
 from stillroom.data.layouts.detect import as_rollout
@@ -31,6 +30,7 @@ from stillroom.data.row_files import (
     read_row_lines,
     rollout_files,
 )
+from stillroom.data.words import user_texts, words_of
 from stillroom.errors import DataError
 
 RUN = 3

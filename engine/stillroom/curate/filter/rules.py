@@ -9,25 +9,30 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
 import msgspec
 
-from stillroom.curate.filter.answerers import answerers_of, are_all_named
+from stillroom.curate.facts import SUPERVISED, RowFacts
 from stillroom.curate.filter.contamination import (
     LEVELS,
     ContaminationIndex,
     ContaminationLevel,
 )
-from stillroom.curate.filter.language import LanguageDetector
 from stillroom.curate.filter.request import ANY_TOOL, FilterDataset
-from stillroom.curate.filter.secrets import PERSONAL_DATA, SECRETS, SensitiveKind, kinds_in
-from stillroom.curate.rows.facts import SUPERVISED, RowFacts
-from stillroom.curate.rows.read import CuratedRow
-from stillroom.curate.rows.words import content_text, final_answer, strings_in, user_texts
+from stillroom.curate.rows import CuratedRow
 from stillroom.curate.verdicts import RowVerdicts
 from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.words import (
+    LanguageDetector,
+    content_text,
+    final_answer,
+    strings_in,
+    user_texts,
+)
 from stillroom.errors import DataError, ModelError
+from stillroom.secrecy.patterns import PERSONAL_DATA, SECRETS, SensitiveKind, kinds_in
 from stillroom.types import Message
 
 
@@ -327,3 +332,33 @@ def _texts_with_prompts(row: CuratedRow) -> tuple[list[str], list[str]]:
     texts = [user_text(row), *user_texts(row.messages)]
     answers = [content_text(m.get("content")) for m in row.messages if m.get("role") == "assistant"]
     return list(dict.fromkeys(filter(None, texts))), list(dict.fromkeys(filter(None, answers)))
+
+
+class _Model(msgspec.Struct, frozen=True, gc=False):
+    model: str | None = None
+
+
+class _Answerers(msgspec.Struct, frozen=True, gc=False):
+    answered_by: list[_Model] | None = None
+    teacher: _Model | None = None
+
+
+_ANSWERERS = msgspec.json.Decoder(_Answerers)
+
+
+def answerers_of(row: CuratedRow) -> set[str]:
+    """Returns the models that answered a row; none if it does not say so.
+
+    Those that an endpoint named go before the one that was asked for.
+    """
+    try:
+        found = _ANSWERERS.decode(row.line.view)
+    except msgspec.DecodeError:
+        return set()  # of another layout, where these names mean something else
+    named = found.answered_by or ([found.teacher] if found.teacher is not None else [])
+    return {each.model for each in named if each.model}
+
+
+def are_all_named(models: set[str], patterns: Sequence[str]) -> bool:
+    """Returns whether each model has one of the names, in which `*` stands for any letters."""
+    return all(any(fnmatchcase(model, pattern) for pattern in patterns) for model in models)

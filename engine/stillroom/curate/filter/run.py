@@ -23,8 +23,7 @@ from stillroom.curate.filter.rules import (
     success_of,
     user_text,
 )
-from stillroom.curate.rows.read import CuratedRow, read_curated_rows
-from stillroom.curate.rows.sources import check_output
+from stillroom.curate.rows import CuratedRow, read_curated_rows
 from stillroom.curate.verdicts import RowVerdicts, find_reviewed_rows, read_verdicts
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.distribution import Distribution
@@ -34,6 +33,7 @@ from stillroom.data.row_names import RowNames
 from stillroom.files import LineWriter
 from stillroom.lineage import FileRecord, Recording
 from stillroom.outputs import NewOutput, new_output
+from stillroom.rollout.sources import check_output
 from stillroom.settings import Workspace
 
 _MAX_CATEGORIES = 50

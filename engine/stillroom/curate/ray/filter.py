@@ -37,7 +37,7 @@ from stillroom.curate.filter.run import (
     review_verdicts,
 )
 from stillroom.curate.ray.parts import RayParts, ray_parts
-from stillroom.curate.rows.read import CuratedRow
+from stillroom.curate.rows import CuratedRow
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.row_files import rollout_files
 from stillroom.files import LineWriter, atomic_output

@@ -15,11 +15,10 @@ from stillroom.data.checks import (
 )
 from stillroom.data.layouts.nemo_gym import (
     is_nemo_gym_rollout,
-    nemo_gym_from_rollout,
     nemo_gym_problems,
     rollout_from_nemo_gym,
 )
-from stillroom.data.layouts.rnow import is_rnow, rnow_from_rollout, rnow_problems, rollout_from_rnow
+from stillroom.data.layouts.rnow import is_rnow, rnow_problems, rollout_from_rnow
 
 Row = dict[str, Any]
 
@@ -34,11 +33,10 @@ class RolloutLayout(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _LayoutRules:
-    """The check of a layout's rows, and the conversions into our layout and back."""
+    """The check of a layout's rows, and their conversion into our layout."""
 
     problems: Callable[[Row], Iterator[Problem]]
     read: Callable[[Row], Row]
-    write: Callable[[Row], Row]
 
 
 def layout_of(row: Row) -> RolloutLayout | None:
@@ -69,16 +67,10 @@ def stillroom_problems(row: Row) -> Iterator[Problem]:
             yield Problem(field, f"must be a string, not {value}", "write the rollout again")
 
 
-def _same(row: Row) -> Row:
-    return row
-
-
 RULES = {
-    RolloutLayout.STILLROOM: _LayoutRules(stillroom_problems, _same, _same),
-    RolloutLayout.RNOW: _LayoutRules(rnow_problems, rollout_from_rnow, rnow_from_rollout),
-    RolloutLayout.NEMO_GYM: _LayoutRules(
-        nemo_gym_problems, rollout_from_nemo_gym, nemo_gym_from_rollout
-    ),
+    RolloutLayout.STILLROOM: _LayoutRules(stillroom_problems, lambda row: row),
+    RolloutLayout.RNOW: _LayoutRules(rnow_problems, rollout_from_rnow),
+    RolloutLayout.NEMO_GYM: _LayoutRules(nemo_gym_problems, rollout_from_nemo_gym),
 }
 
 

@@ -1,53 +1,13 @@
-"""Functions that the converters of other systems' rollout layouts share.
+"""Functions that the readers of other systems' rollout layouts share."""
 
-A foreign row becomes `{…our fields…, "origin": {"format": …, "row": the foreign row}}`. Our row
-becomes a foreign row that holds, under "stillroom", all fields that the other layout lacks. So both
-conversions can be undone exactly.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
-from stillroom.data.checks import as_number, message_problems, tool_schema_problems
+from stillroom.data.checks import as_number
 from stillroom.files import content_hash
 from stillroom.types import StopReason
 
 Row = dict[str, Any]
-ORIGIN, REST = "origin", "stillroom"
-
-
-def original(row: Row, layout: str) -> Row | None:
-    """Returns the foreign row from which our row was read; None if it did not have this layout."""
-    origin = as_object(row.get(ORIGIN))
-    foreign = origin.get("row") if origin.get("format") == layout else None
-    return cast("Row", foreign) if isinstance(foreign, dict) else None
-
-
-def changes(row: Row, before: Row) -> Row:
-    """Returns the fields of our row that were changed since it was read as `before`.
-
-    A removed field has the value None.
-    """
-    removed = {key: None for key in before if key not in row}
-    return removed | {key: value for key, value in row.items() if before.get(key, row) != value}
-
-
-def restored(row: Row, messages: Callable[[], Any], write: Callable[[Row], Row]) -> Row | None:
-    """Returns our row from which a foreign row was written, unless that was changed since.
-
-    Returns None if it was changed, or was not written from one of our rows. `messages` reads the
-    foreign row's messages, and `write` converts our row into the foreign layout.
-    """
-    rest = row.get(REST)
-    if not isinstance(rest, dict):
-        return None
-    ours = dict(cast("Row", rest))
-    if "messages" not in ours:
-        ours["messages"] = messages()
-    # The file may have been edited, so the row is checked like any other.
-    if [*message_problems(ours["messages"]), *tool_schema_problems(ours.get("tools"))]:
-        return None
-    return ours if write(ours) == row else None
 
 
 def leading(messages: Sequence[Row]) -> list[Row]:

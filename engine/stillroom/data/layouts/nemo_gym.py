@@ -15,24 +15,16 @@ from stillroom.data.checks import (
     object_problems,
 )
 from stillroom.data.layouts.foreign import (
-    ORIGIN,
-    REST,
     Row,
     as_object,
-    changes,
     count,
     ending,
     numbers_by_name,
-    original,
-    prompt_length,
-    restored,
     task_id_of,
 )
 from stillroom.data.layouts.responses import (
-    flat_from_schemas,
     flat_tool_problems,
     item_problems,
-    items_from_messages,
     messages_from_items,
     schemas_from_flat,
 )
@@ -147,10 +139,6 @@ def _messages(row: Row) -> list[Row]:
 
 def rollout_from_nemo_gym(row: Row) -> Row:
     """Returns a NeMo Gym rollout, which must have no problems, in our layout."""
-    return restored(row, lambda: _messages(row), nemo_gym_from_rollout) or _read(row)
-
-
-def _read(row: Row) -> Row:
     messages = _messages(row)
     prompt = request_messages(row) if REQUEST in row else []
     response: Row = row.get("response") or {}
@@ -181,7 +169,6 @@ def _read(row: Row) -> Row:
             "prompt_tokens": count(counts.get("input_tokens")),
             "completion_tokens": count(counts.get("output_tokens")),
         },
-        ORIGIN: {"format": LAYOUT, "row": row},
     }
 
 
@@ -205,71 +192,3 @@ def _failure(row: Row, response: Row) -> dict[str, str] | None:
         return None
     text = cast("Row", error).get("message") if isinstance(error, dict) else error
     return {"class": FailureClass.INTERNAL.value, "message": str(text or "the response failed")}
-
-
-def nemo_gym_from_rollout(row: Row) -> Row:
-    """Returns our rollout in NeMo Gym's layout.
-
-    A rollout that was read from that layout becomes the original row, with its changes since.
-    """
-    gym_row = original(row, LAYOUT)
-    if gym_row is None:
-        return _written(row)
-    before = _read(gym_row)
-    changed = changes(row, before)
-    messages = changed.pop("messages", None)
-    if not changed.keys() <= {"reward", "rewards", "success"}:
-        return _written(row)
-    if messages is not None:
-        prompt = request_messages(gym_row) if REQUEST in gym_row else []
-        if messages[: len(prompt)] != prompt:
-            return _written(row)
-        items = items_from_messages(messages[len(prompt) :])
-        if _stands_at_top(gym_row):
-            changed["output"] = items
-        else:
-            changed["response"] = gym_row["response"] | {"output": items}
-    return gym_row | changed
-
-
-def _written(row: Row) -> Row:
-    messages: list[Row] = row["messages"]
-    start = prompt_length(messages, row.get("turns"))
-    prompt, sampled = messages[:start], messages[start:]
-    teacher, usage = as_object(row.get("teacher")), as_object(row.get("usage"))
-    settings, failure = as_object(teacher.get("settings")), row.get("error")
-    error = as_object(failure)
-    request = {
-        "input": items_from_messages(prompt),
-        "tools": flat_from_schemas(row.get("tools") or []),
-        "temperature": settings.get("temperature"),
-        "top_p": settings.get("top_p"),
-        "max_output_tokens": settings.get("max_tokens"),
-    }
-    response = {
-        "id": row.get("id"),
-        "object": "response",
-        "model": teacher.get("model"),
-        "output": items_from_messages(sampled),
-        "error": {"code": error.get("class"), "message": error.get("message", failure)}
-        if failure
-        else None,
-        "incomplete_details": {"reason": "max_output_tokens"} if row.get("truncated") else None,
-        "usage": {
-            "input_tokens": count(usage.get("prompt_tokens")),
-            "output_tokens": count(usage.get("completion_tokens")),
-        },
-    }
-    gym_row: Row = {
-        REQUEST: request,
-        "response": response,
-        "reward": row.get("reward"),
-        "success": row.get("success"),
-        "task_id": row.get("task_id"),
-        "_ng_rollout_index": row.get("sample"),
-        "metadata": row.get("metadata") or {},
-    }
-    # Items cannot hold every field of a message. If one would be lost, our messages are kept too.
-    is_whole = _messages(gym_row) == messages
-    rest = {key: value for key, value in row.items() if key != "messages" or not is_whole}
-    return gym_row | {REST: rest}

@@ -1,4 +1,4 @@
-"""Converts items of the Responses API into chat messages, and back."""
+"""Converts items of the Responses API into chat messages."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -189,45 +189,6 @@ def _chat_part(part: _Item) -> _Item:
     return {"type": "unknown"} | part
 
 
-def items_from_messages(messages: Sequence[ChatMessage]) -> list[_Item]:
-    """Returns the items for chat messages, without the fields that items cannot hold."""
-    items: list[_Item] = []
-    for message in messages:
-        items += _items_of(message, len(items))
-    return items
-
-
-def _items_of(message: ChatMessage, number: int) -> list[_Item]:
-    role, content = message["role"], message.get("content")
-    if role == "tool":
-        call_id = message.get("tool_call_id") or ""
-        return [{"type": "function_call_output", "call_id": call_id, "output": content or ""}]
-    if role != "assistant":
-        return [{"type": "message", "role": role, "content": content}]
-    items: list[_Item] = []
-    if reasoning := message.get("reasoning_content"):
-        summary = [{"type": "summary_text", "text": reasoning}]
-        items.append({"type": "reasoning", "id": f"rs_{number}", "summary": summary})
-    calls = message.get("tool_calls") or []
-    if content or not calls:
-        text = {"type": "output_text", "text": content or "", "annotations": []}
-        parts = [text] if content is None or isinstance(content, str) else content
-        item = {"type": "message", "id": f"msg_{number}", "role": role, "status": "completed"}
-        items.append({**item, "content": parts})
-    for call in calls:
-        function = call.get("function") or {}
-        items.append(
-            {
-                "type": "function_call",
-                "call_id": call.get("id") or "",
-                "name": function.get("name") or "",
-                "arguments": function.get("arguments") or "",
-                "status": "completed",
-            }
-        )
-    return items
-
-
 def flat_tool_problems(tools: Any, field: str) -> Iterator[Problem]:
     """Yields everything wrong with a list of tools in the flat form of the Responses API."""
     if tools is None:
@@ -257,8 +218,3 @@ def _nested(tool: _Item) -> _Item:
         return tool
     function = {key: value for key, value in tool.items() if key != "type"}
     return {"type": "function", "function": function}
-
-
-def flat_from_schemas(schemas: Sequence[_Item]) -> list[_Item]:
-    """Returns tools in the flat form of the Responses API."""
-    return [{"type": "function", **schema["function"]} for schema in schemas]

@@ -16,30 +16,17 @@ from stillroom.data.checks import (
     tool_schema_problems,
 )
 from stillroom.data.layouts.foreign import (
-    ORIGIN,
-    REST,
     Row,
     as_object,
-    changes,
     count,
     ending,
     leading,
     numbers_by_name,
-    original,
-    restored,
     task_id_of,
 )
 from stillroom.errors import FailureClass
 
-LAYOUT = "rnow"
 _NO_REWARD = ("error", "timeout")
-_RNOW_NAMES = {
-    "messages": "conversation",
-    "reward": "total_reward",
-    "rewards": "rewards",
-    "success": "success",
-    "metadata": "metadata",
-}
 
 
 def is_rnow(row: Row) -> bool:
@@ -72,10 +59,6 @@ def is_rnow_reward(value: Any) -> bool:
 
 def rollout_from_rnow(row: Row) -> Row:
     """Returns an rnow rollout, which must have no problems, in our layout."""
-    return restored(row, lambda: row["conversation"], rnow_from_rollout) or _read(row)
-
-
-def _read(row: Row) -> Row:
     messages: list[Row] = row["conversation"]
     failure = failure_of(row)
     is_truncated = row.get("truncated") is True
@@ -100,7 +83,6 @@ def _read(row: Row) -> Row:
             "prompt_tokens": prompt_tokens,
             "completion_tokens": max(0, count(row.get("totalTokens")) - prompt_tokens),
         },
-        ORIGIN: {"format": LAYOUT, "row": row},
     }
 
 
@@ -118,39 +100,3 @@ def failure_of(row: Row) -> dict[str, str] | None:
     errors: Any = row.get("errors")
     texts = [str(error) for error in cast("list[Any]", errors)] if isinstance(errors, list) else []
     return {"class": kind.value, "message": "; ".join([message, *texts])[:500]}
-
-
-def rnow_from_rollout(row: Row) -> Row:
-    """Returns our rollout in rnow's layout.
-
-    A rollout that was read from rnow's layout becomes the original row, with its changes since.
-    """
-    rnow_row = original(row, LAYOUT)
-    if rnow_row is None:
-        return _written(row)
-    changed = changes(row, _read(rnow_row))
-    if not changed.keys() <= _RNOW_NAMES.keys():
-        return _written(row)
-    return rnow_row | {_RNOW_NAMES[name]: value for name, value in changed.items()}
-
-
-def _written(row: Row) -> Row:
-    failure, usage = row.get("error"), as_object(row.get("usage"))
-    message = as_object(failure).get("message", failure)
-    success = row.get("success")
-    prompt_tokens = count(usage.get("prompt_tokens"))
-    return {
-        "id": row.get("id"),
-        "completed": "error" if failure else True,
-        "success": not failure if success is None else success,
-        "total_reward": row.get("reward"),
-        "rewards": row.get("rewards") or {},
-        "errors": [message] if failure else [],
-        "turns": row.get("turns"),
-        "truncated": row.get("truncated") is True,
-        "totalTokens": prompt_tokens + count(usage.get("completion_tokens")),
-        "promptTokens": prompt_tokens,
-        "metadata": row.get("metadata") or {},
-        REST: {key: value for key, value in row.items() if key != "messages"},
-        "conversation": row["messages"],
-    }

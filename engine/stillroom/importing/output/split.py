@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from stillroom.curate.filter.near_duplicates import (
+from stillroom.data.near_duplicates import (
     NearDuplicates,
     Signer,
     first_of,
     join_clusters,
 )
-from stillroom.curate.rows.words import shingles_of, spoken_text, user_texts, words_of
+from stillroom.data.words import shingles_of, spoken_text, user_texts, words_of
 from stillroom.files import content_hash
 from stillroom.importing.bodies.facts import iso_time
 from stillroom.importing.joining.join import JoinedRows

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from stillroom.data.chat.reasoning import ReasoningMode, reasoning_variables
 from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.chat.template import ReasoningMode, reasoning_variables
 from stillroom.errors import ConfigError, ModelError
 from stillroom.models.load import LoadedModel, stop_ids_of_tokenizer
 from stillroom.models.pairing import OFF_POLICY_ROUTE, check_pair, check_tokenizers

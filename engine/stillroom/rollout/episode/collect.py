@@ -22,7 +22,7 @@ from typing import Protocol
 import anyio
 
 from stillroom.data.formats import Task
-from stillroom.data.hash_set import HashSet
+from stillroom.data.row_names import HashSet
 from stillroom.data.task_file import TaskFile
 from stillroom.errors import CallFailedError, EngineError, FailureClass
 from stillroom.lineage import now

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stillroom.data.chat.reasoning import ReasoningMode
+from stillroom.data.chat.template import ReasoningMode
 from stillroom.models.precision import Precision, Quantization
 from stillroom.rollout.request import EpisodeOptions
 from stillroom.secrecy.commands import WITHOUT_SECRETS

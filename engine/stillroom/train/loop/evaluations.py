@@ -14,7 +14,7 @@ import anyio
 
 from stillroom.data.formats import Task, load_tasks
 from stillroom.errors import ConfigError, InputError
-from stillroom.evaluate.pass_at import passing_tasks
+from stillroom.evaluate.intervals import passing_tasks
 from stillroom.policy.check import check_decoding
 from stillroom.reporting import Reporter
 from stillroom.rollout.episode.collect import (

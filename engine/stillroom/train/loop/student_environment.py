@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 
-from stillroom.data.chat.reasoning import reasoning_variables
+from stillroom.data.chat.template import reasoning_variables
 from stillroom.data.formats import Task
 from stillroom.data.instruction import UNCHANGED, PromptViews
 from stillroom.models.load import LoadedModel

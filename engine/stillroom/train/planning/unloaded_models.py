@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stillroom.data.chat.reasoning import reasoning_variables
+from stillroom.data.chat.template import reasoning_variables
 from stillroom.data.formats import Task
 from stillroom.data.instruction import PromptViews
 from stillroom.models.lm_head import max_positions

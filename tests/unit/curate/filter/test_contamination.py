@@ -13,7 +13,7 @@ from stillroom.curate.filter.contamination import (
     ContaminationIndex,
     EvaluationPrompt,
 )
-from stillroom.curate.rows.words import words_of
+from stillroom.data.words import words_of
 
 _CHANCE = random.Random(0)
 VOCABULARY = [

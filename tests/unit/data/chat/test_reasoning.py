@@ -4,8 +4,8 @@ from fakes import chat_templates
 from fakes.conversations import LAMP, calls, reply, user
 from fakes.mask_families import HARMONY
 from fakes.tiny_models import build_tokenizer
-from stillroom.data.chat.reasoning import reasoning_variables
 from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.chat.template import reasoning_variables
 from stillroom.errors import ConfigError, ModelError
 
 SWITCH = chat_templates.QWEN3

@@ -1,5 +1,3 @@
-import json
-from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -11,7 +9,6 @@ from fakes.foreign_rollouts import (
     GYM_ROW,
     RNOW_ROW,
     TUTORIAL_ROW,
-    own_rollouts,
 )
 from fakes.mangling import JSON, mangled
 from fakes.rollout_rows import assistant, rollout_row, user
@@ -23,8 +20,6 @@ from stillroom.data.layouts.detect import (
     layout_of,
     rollout_problems,
 )
-from stillroom.data.layouts.nemo_gym import nemo_gym_from_rollout, rollout_from_nemo_gym
-from stillroom.data.layouts.rnow import rnow_from_rollout, rollout_from_rnow
 
 Row = dict[str, Any]
 FOREIGN = (RolloutLayout.RNOW, RolloutLayout.NEMO_GYM)
@@ -163,37 +158,9 @@ def test_what_is_wrong_with_a_row_is_told_with_its_field(row: Row, field: str) -
     assert [problem.field for problem in rollout_problems(row)] == [field]
 
 
-@pytest.mark.parametrize("row", FOREIGN_ROWS)
-def test_a_row_read_and_written_back_is_what_it_was(row: Row) -> None:
-    rules = RULES[layout_of(row) or RolloutLayout.STILLROOM]
-    before = deepcopy(row)
-
-    # Key by key, so that the order too is the same.
-    assert json.dumps(rules.write(rules.read(row))) == json.dumps(before)
-
-
-@pytest.mark.parametrize("row", FOREIGN_ROWS)
-def test_a_row_survives_a_way_through_the_other_layout(row: Row) -> None:
-    layout = layout_of(row)
-    [other] = [RULES[one] for one in FOREIGN if one is not layout]
-    rules = RULES[layout or RolloutLayout.STILLROOM]
-
-    assert rules.write(other.read(other.write(rules.read(row)))) == row
-
-
 @settings(deadline=None)
-@given(own_rollouts(), st.sampled_from(FOREIGN))
-def test_a_row_of_ours_survives_the_way_there_and_back(row: Row, layout: RolloutLayout) -> None:
-    reference = RULES[layout].write(row)
-
-    assert layout_of(reference) is layout
-    assert RULES[layout].read(reference) == row
-    assert RULES[layout].read(json.loads(json.dumps(reference))) == row
-
-
-@settings(deadline=None)
-@given(mangled(FOREIGN_ROWS), st.dictionaries(st.sampled_from(["extra", "stillroom"]), JSON))
-def test_a_foreign_row_is_refused_or_survives(row: Row, more: Row) -> None:
+@given(mangled(FOREIGN_ROWS), st.dictionaries(st.just("extra"), JSON))
+def test_a_foreign_row_is_refused_or_becomes_one_without_problems(row: Row, more: Row) -> None:
     row = {**row, **more}
     layout = layout_of(row)
     if layout not in FOREIGN or list(rollout_problems(row)):
@@ -202,52 +169,3 @@ def test_a_foreign_row_is_refused_or_survives(row: Row, more: Row) -> None:
 
     assert list(message_problems(ours["messages"])) == []
     assert list(rollout_problems(ours)) == []
-    assert RULES[layout].write(ours) == row
-
-
-@pytest.mark.parametrize("row", [RNOW_ROW, GYM_ROW, TUTORIAL_ROW])
-def test_what_was_changed_since_is_written_back_and_the_rest_is_kept(row: Row) -> None:
-    layout = layout_of(row)
-    assert layout is not None
-    ours = RULES[layout].read(row)
-    scored = {**ours, "reward": 0.5, "rewards": {"judge": 0.5}, "success": True}
-
-    reference = RULES[layout].write(scored)
-
-    assert reference["total_reward" if layout == "rnow" else "reward"] == 0.5
-    assert reference["success"] is True
-    touched = {"total_reward", "reward", "rewards", "success"}
-    assert {k: v for k, v in reference.items() if k not in touched} == {
-        k: v for k, v in row.items() if k not in touched
-    }
-    assert RULES[layout].read(reference)["rewards"] == {"judge": 0.5}
-    longer = {**scored, "messages": [*ours["messages"], user("Sure?"), assistant("Yes.")]}
-    assert RULES[layout].read(RULES[layout].write(longer))["messages"] == longer["messages"]
-    # What they have no place for is kept all the same.
-    renamed = {**ours, "task_id": "mine", "note": 1}
-    back = RULES[layout].read(RULES[layout].write(renamed))
-    assert back == renamed
-
-
-def test_our_rows_become_what_the_others_read() -> None:
-    row = rollout_row(metadata={"a": 1}, error={"class": "timeout", "message": "late"}, reward=None)
-
-    rnow = rnow_from_rollout(row)
-    assert (rnow["completed"], rnow["total_reward"], rnow["errors"]) == ("error", None, ["late"])
-    assert rnow["conversation"] == row["messages"]
-    gym = nemo_gym_from_rollout(rollout_row(metadata={"a": 1}))
-    assert gym["responses_create_params"]["input"] == [
-        {"type": "message", "role": "user", "content": "What is 5 + 7?"}
-    ]
-    [said] = gym["response"]["output"]
-    assert said["content"] == [{"type": "output_text", "text": "12", "annotations": []}]
-    assert (gym["reward"], gym["metadata"]) == (1.0, {"a": 1})
-    assert "messages" not in gym["stillroom"]
-
-
-def test_a_row_of_ours_that_was_changed_as_theirs_is_read_as_theirs() -> None:
-    rnow = {**rnow_from_rollout(rollout_row()), "total_reward": 0.25}
-    gym = {**nemo_gym_from_rollout(rollout_row()), "reward": 0.25}
-
-    assert rollout_from_rnow(rnow)["reward"] == 0.25
-    assert rollout_from_nemo_gym(gym)["reward"] == 0.25

@@ -1,8 +1,8 @@
 """Reduces a row to the facts that decide whether it is kept, from a few fields of its line.
 
-The structs list the fields to decode, with their types; the decoder skips all other bytes of a
-line. `CommonFields` and its two subclasses fit rollouts of ours, rollouts of rnow and supervised
-rows alike, so that a usual line is decoded only once, whichever of them it is.
+`RowFields` lists the fields to decode, with their types; the decoder skips all other bytes of a
+line. It fits rollouts in our layout and supervised rows alike, so that a usual line is decoded only
+once, whichever of them it is.
 """
 
 from typing import Any
@@ -10,9 +10,6 @@ from typing import Any
 import msgspec
 
 from stillroom.data.checks import ROLES
-from stillroom.data.layouts.detect import RolloutLayout
-from stillroom.data.layouts.foreign import stop_reason
-from stillroom.data.layouts.rnow import failure_of, is_rnow_reward
 from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
 
 NULL = msgspec.Raw(b"null")
@@ -64,71 +61,28 @@ class MessageFacts(msgspec.Struct, frozen=True, gc=False):
         return _CONTENT.decode(self.content)
 
 
-class CommonFields(msgspec.Struct, frozen=True, gc=False):
-    """The short fields that curation needs, of our rollouts, rnow's and supervised rows."""
+class RowFields(msgspec.Struct, frozen=True, gc=False):
+    """The fields of a rollout in our layout, or of a supervised row, that curation reads."""
 
-    stop_reason: str | msgspec.UnsetType | None = msgspec.UNSET
+    messages: list[MessageFacts]
+    stop_reason: Any = msgspec.UNSET
     id: Any = None
+    rollout_id: Any = None
     task_id: Any = None
-    rewards: dict[str, Any] | None = None
+    reward: float | None = None
     success: bool | None = None
-    completed: Any = None
-    truncated: Any = None
-    tool_errors: int | None = None
+    tool_errors: Any = None
+    metadata: dict[str, Any] | None = None
     error: Any = None
-    errors: Any = None
     tools: msgspec.Raw = NULL
-    stillroom: msgspec.Raw = NULL
-    rollout_id: str | None = None
+    conversation: msgspec.Raw = NULL
     output: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     responses_create_params: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
-
-class DecodedFields(CommonFields, frozen=True, gc=False):
-    """All fields that curation needs, decoded except for the contents of messages."""
-
-    reward: float | None = None
-    total_reward: float | None = None
-    metadata: dict[str, Any] | None = None
-    messages: list[MessageFacts] | None = None
-    conversation: list[MessageFacts] | None = None
-
-
-class RawFields(CommonFields, frozen=True, gc=False):
-    """All fields that curation needs; those that go into training rows stay undecoded bytes."""
-
-    reward: msgspec.Raw = NULL
-    total_reward: msgspec.Raw = NULL
-    metadata: msgspec.Raw = NULL
-    messages: msgspec.Raw = NULL
-    conversation: msgspec.Raw = NULL
-
-
-class CheckedFields(msgspec.Struct, frozen=True, gc=False):
-    """The fields that curation needs of a rollout in our layout that has passed all checks."""
-
-    messages: list[MessageFacts]
-    stop_reason: str
-    id: str | None = None
-    task_id: str | None = None
-    reward: float | None = None
-    success: bool | None = None
-    tool_errors: int | None = None
-    metadata: dict[str, Any] | None = None
-    error: Any = None
-
-
-class SupervisedFields(msgspec.Struct, frozen=True):
-    """The fields that curation needs of a supervised row, whatever it has in other fields."""
-
-    messages: list[MessageFacts]
-    id: str | None = None
-    rollout_id: str | None = None
-    task_id: str | None = None
-    reward: float | None = None
-    success: bool | None = None
-    metadata: dict[str, Any] | None = None
-    stop_reason: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    @property
+    def has_text_ids(self) -> bool:
+        """Whether the row's own ids are texts or absent."""
+        return isinstance(self.id, _TEXT_OR_NONE) and isinstance(self.task_id, _TEXT_OR_NONE)
 
 
 class RolloutParts(msgspec.Struct, frozen=True, gc=False):
@@ -159,9 +113,10 @@ class RowFacts(msgspec.Struct, frozen=True, gc=False):
     @property
     def has_final_answer(self) -> bool:
         """Whether the last message is the assistant's, is not empty, and calls no tool."""
-        if _is_open(self.messages):
+        last = self.messages[-1] if self.messages else None
+        if last is None or last.role != "assistant" or last.tool_calls:
             return False
-        content = self.messages[-1].decode_content()
+        content = last.decode_content()
         return bool(content.strip() if isinstance(content, str) else content)
 
     @property
@@ -221,127 +176,45 @@ def count_turns(messages: list[MessageFacts]) -> int | None:
     return num_turns
 
 
-def _is_open(messages: list[MessageFacts]) -> bool:
-    """Returns whether a conversation is empty, or does not end with the assistant's answer.
+def is_plain_rollout(row: RowFields) -> bool:
+    """Returns whether a row is a rollout in our layout whose own fields have the right types.
 
-    A last message of the assistant that calls tools is no answer.
+    If not, it may still be a rollout, of another layout: all of its fields must be looked at.
     """
-    return not messages or messages[-1].role != "assistant" or bool(messages[-1].tool_calls)
+    has_count = row.tool_errors is None or type(row.tool_errors) is int
+    return isinstance(row.stop_reason, str) and row.has_text_ids and has_count
 
 
-def layout_of_fields(row: CommonFields) -> RolloutLayout | None:
-    """Returns the layout of a rollout; None if these fields are not enough to determine it."""
-    if isinstance(row.stop_reason, str):
-        has_text_ids = isinstance(row.id, _TEXT_OR_NONE) and isinstance(row.task_id, _TEXT_OR_NONE)
-        return RolloutLayout.STILLROOM if has_text_ids else None
-    if row.stop_reason is None:
-        return None
-    has_outcome = row.completed is not None or row.success is not None
-    # A row in rnow's layout that was converted from ours (it has `stillroom`) is restored to ours,
-    # which needs all of its fields.
-    return RolloutLayout.RNOW if has_outcome and row.stillroom is NULL else None
-
-
-def stillroom_facts(
-    row: CommonFields | CheckedFields,
-    messages: list[MessageFacts],
-    num_turns: int,
-    reward: float | None,
-    metadata: dict[str, Any] | None,
-) -> RowFacts:
-    """Returns the facts of a rollout in our layout, from its fields and decoded parts."""
+def rollout_facts(row: RowFields, num_turns: int) -> RowFacts:
+    """Returns the facts of a rollout in our layout."""
     return RowFacts(
-        messages,
+        row.messages,
         num_turns,
-        row.stop_reason or "",
+        row.stop_reason,
         row.id,
         row.task_id or None,
-        reward,
+        row.reward,
         row.success,
         row.tool_errors,
-        metadata,
+        row.metadata,
         row.error,
     )
 
 
-def checked_facts(row: CheckedFields) -> RowFacts:
-    """Returns the facts of a rollout in our layout that has passed all checks."""
-    num_turns = [message.role for message in row.messages].count("assistant")
-    return stillroom_facts(row, row.messages, num_turns, row.reward, row.metadata)
-
-
-def rnow_facts(
-    row: CommonFields,
-    messages: list[MessageFacts],
-    num_turns: int,
-    reward: float | None,
-    metadata: dict[str, Any] | None,
-) -> RowFacts | None:
-    """Returns the facts of a rollout in rnow's layout, as `rollout_from_rnow` would translate it.
-
-    None if it has no messages, or a reward that is neither a number nor a sign that there is none.
-    """
-    if not messages:
-        return None
-    failure, rewards = None, row.rewards or {}
-    are_numbers = _are_numbers(rewards)
-    if not are_numbers and not all(map(_is_reward_or_absent, rewards.values())):
-        return None
-    if row.completed is not True or row.error or not are_numbers:
-        outcome = {"rewards": rewards, "error": row.error, "errors": row.errors}
-        failure = failure_of({**outcome, "completed": row.completed})
-    return RowFacts(
-        messages,
-        num_turns,
-        _STOP_REASONS[failure is not None, row.truncated is True, _is_open(messages)],
-        row.id if isinstance(row.id, str) else "",
-        row.task_id if isinstance(row.task_id, str) and row.task_id else None,
-        None if failure else reward,
-        None if failure else row.success,
-        None,
-        metadata or {},
-        failure,
-    )
-
-
-_STOP_REASONS = {
-    (is_failed, is_truncated, is_open): stop_reason(
-        is_failed=is_failed, is_truncated=is_truncated, is_open=is_open
-    )
-    for is_failed in (False, True)
-    for is_truncated in (False, True)
-    for is_open in (False, True)
-}
-
-
-def _are_numbers(rewards: dict[str, Any]) -> bool:
-    # A generator for `all` would cost as much as the rest of the facts.
-    for value in rewards.values():  # noqa: SIM110
-        if type(value) is not float:
-            return False
-    return True
-
-
-def _is_reward_or_absent(value: Any) -> bool:
-    return value is None or is_rnow_reward(value)
-
-
-def is_plain_supervised(row: DecodedFields) -> bool:
-    """Returns whether a row can only be a supervised row, and its fields have the right types.
+def is_plain_supervised(row: RowFields) -> bool:
+    """Returns whether a row can only be a supervised row.
 
     If not, it may still be a supervised row: all of its fields must be looked at.
     """
     return (
         row.stop_reason is msgspec.UNSET
-        and row.conversation is None
+        and row.conversation == NULL
         and row.output is msgspec.UNSET
         and row.responses_create_params is msgspec.UNSET
-        and isinstance(row.id, _TEXT_OR_NONE)
-        and isinstance(row.task_id, _TEXT_OR_NONE)
     )
 
 
-def supervised_facts(row: DecodedFields | SupervisedFields) -> RowFacts | None:
+def supervised_facts(row: RowFields) -> RowFacts | None:
     """Returns the facts of a supervised row; None if the row is not one.
 
     Raises msgspec.ValidationError if the content of a message has a wrong type.
@@ -349,6 +222,8 @@ def supervised_facts(row: DecodedFields | SupervisedFields) -> RowFacts | None:
     messages = row.messages
     # A row with a stop_reason is a rollout, and it gets here only if it has problems.
     if not messages or messages[-1].role != "assistant" or row.stop_reason is not msgspec.UNSET:
+        return None
+    if not row.has_text_ids or not isinstance(row.rollout_id, _TEXT_OR_NONE):
         return None
     num_turns = count_turns(messages)
     if num_turns is None:

@@ -1,16 +1,97 @@
-"""make_dpo_pairs on a Ray cluster: indexes files and pairs tasks in parallel, in a fixed order."""
+"""convert_rollouts and make_dpo_pairs on a Ray cluster, with the same rows and counts as here."""
 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from stillroom.curate.convert import (
+    MAX_EXAMPLES,
+    Conversion,
+    ConvertResult,
+    ConvertRollouts,
+    SourceCount,
+    own_sources,
+    writing,
+)
 from stillroom.curate.pair_candidates import IndexedRollout, PairReader, TaskIndex, index_rollouts
 from stillroom.curate.pairs import MakeDpoPairs, Pairing, PairsResult, PairTally, PairWriter
 from stillroom.curate.ray.parts import RayParts, ray_parts
-from stillroom.files import atomic_output
+from stillroom.files import LineWriter, atomic_output
 from stillroom.lineage import FileRecord, record_file
+from stillroom.rollout.sources import SourceFile, check_output, source_files
 from stillroom.settings import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class _ConvertJob:
+    source: SourceFile
+    part: Path
+    request: ConvertRollouts
+
+
+@dataclass(frozen=True, slots=True)
+class _ConvertedPart:
+    path: Path
+    num_rows: int
+    count: SourceCount
+    problems: list[str]
+    derived: int
+    teachers: Counter[str]
+    source: FileRecord
+
+
+def convert_on_ray(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
+    """Does what `convert_rollouts` does, with one Ray task per file."""
+    sources = source_files(workspace, request.input)
+    own = own_sources(workspace, request, sources)
+    output = workspace.output_file(request.output, label="output")
+    check_output(output, [source.path for source in (*sources, *own)])
+    with writing(output, request) as new, ray_parts(request.ray_address, output) as parts:
+        conversion = Conversion(new.rows, request)
+        records = _converted(parts, sources, conversion, request, new.rows)
+        conversion.add_own(own, request)
+        records += [record_file(source.path) for source in own]
+        return conversion.finish(workspace, request, new, sources, records)
+
+
+def _converted(
+    parts: RayParts,
+    sources: list[SourceFile],
+    conversion: Conversion,
+    request: ConvertRollouts,
+    rows: LineWriter,
+) -> list[FileRecord]:
+    """Converts the files on the cluster and joins the parts; returns records of the inputs."""
+    jobs = [
+        _ConvertJob(source, parts.path(number), request) for number, source in enumerate(sources)
+    ]
+    records: list[FileRecord] = []
+    for part in parts.each(_convert, jobs):
+        rows.append_file(part.path, num_rows=part.num_rows)
+        part.path.unlink()
+        conversion.sources.append(part.count)
+        conversion.problems += part.problems[: MAX_EXAMPLES - len(conversion.problems)]
+        conversion.derived += part.derived
+        conversion.teachers.update(part.teachers)
+        records.append(part.source)
+    return records
+
+
+def _convert(job: _ConvertJob) -> _ConvertedPart:
+    with atomic_output(job.part) as rows:
+        conversion = Conversion(rows, job.request)
+        conversion.convert(job.source)
+    return _ConvertedPart(
+        job.part,
+        rows.num_rows,
+        conversion.sources[0],
+        conversion.problems,
+        conversion.derived,
+        conversion.teachers,
+        record_file(job.source.path),
+    )
+
 
 _ROLLOUTS_PER_JOB = 2000
 
@@ -31,14 +112,14 @@ class _Task:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _PairJob:
     request: MakeDpoPairs
     tasks: list[_Task]
     part: Path
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _PairedPart:
     path: Path
     num_rows: int
     tally: PairTally
@@ -78,7 +159,7 @@ def _index(path: Path) -> _Indexed:
     return _Indexed(index_rollouts([path], skipped), skipped, record_file(path))
 
 
-def _jobs(parts: RayParts, request: MakeDpoPairs, pairing: Pairing) -> Iterator[_Job]:
+def _jobs(parts: RayParts, request: MakeDpoPairs, pairing: Pairing) -> Iterator[_PairJob]:
     worse = None if pairing.worse is pairing.better else pairing.worse
     tasks: list[_Task] = []
     size = number = 0
@@ -87,17 +168,17 @@ def _jobs(parts: RayParts, request: MakeDpoPairs, pairing: Pairing) -> Iterator[
         tasks.append(_Task(task_id, entries, others))
         size += len(entries) + len(others or ())
         if size >= _ROLLOUTS_PER_JOB:
-            yield _Job(request, tasks, parts.path(number))
+            yield _PairJob(request, tasks, parts.path(number))
             tasks, size, number = [], 0, number + 1
     if tasks:
-        yield _Job(request, tasks, parts.path(number))
+        yield _PairJob(request, tasks, parts.path(number))
 
 
-def _pair(job: _Job) -> _Part:
+def _pair(job: _PairJob) -> _PairedPart:
     tally = PairTally()
     with atomic_output(job.part) as rows, PairReader() as reader:
         writer = PairWriter(job.request, tally, reader, rows)
         for task in job.tasks:
             worse = task.better if task.worse is None else task.worse
             writer.write_task(task.task_id, task.better, worse)
-    return _Part(job.part, rows.num_rows, tally)
+    return _PairedPart(job.part, rows.num_rows, tally)

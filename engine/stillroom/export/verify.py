@@ -17,10 +17,10 @@ from stillroom.evaluate.compare import shared_scores
 from stillroom.evaluate.files import TaskScore
 from stillroom.evaluate.intervals import excludes_zero, mean_estimate
 from stillroom.evaluate.scores import score_tasks
+from stillroom.export.programs import running_server
 from stillroom.export.serving import Served, serve_command
-from stillroom.export.verify.plan import Verification
-from stillroom.export.verify.result import Verified
-from stillroom.export.verify.server import running_server
+from stillroom.export.verify_plan import Verification
+from stillroom.export.written import Verified
 from stillroom.reporting import Reporter
 from stillroom.rollout.episode.collect import specs_for
 from stillroom.settings import Workspace

@@ -1,6 +1,6 @@
 import pytest
 
-from stillroom.curate.filter.language import LANGUAGES, LanguageDetector
+from stillroom.data.words import LANGUAGES, LanguageDetector
 from stillroom.errors import InputError
 
 TEXTS = {

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillroom.curate.filter.near_duplicates import LEAST_JACCARD, NearDuplicates, Signer
-from stillroom.curate.rows.words import jaccard, shingles_of
+from stillroom.data.near_duplicates import LEAST_JACCARD, NearDuplicates, Signer
+from stillroom.data.words import jaccard, shingles_of
 
 VOCABULARY = [f"word{number}" for number in range(3000)]
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,37 +11,25 @@ from typing import Any
 
 import msgspec
 
-from stillroom.curate.rows.facts import (
-    NULL,
-    CheckedFields,
+from stillroom.curate.facts import (
     Content,
-    DecodedFields,
-    MessageFacts,
-    RawFields,
     RolloutParts,
     RowFacts,
-    SupervisedFields,
-    checked_facts,
+    RowFields,
     count_turns,
+    is_plain_rollout,
     is_plain_supervised,
-    layout_of_fields,
-    rnow_facts,
-    stillroom_facts,
+    rollout_facts,
     supervised_facts,
 )
-from stillroom.data.categories import category_in
 from stillroom.data.checks import Problem, decode_deeper, decode_row, tool_schema_problems
 from stillroom.data.layouts.detect import RULES, RolloutLayout, layout_of, stillroom_problems
-from stillroom.data.layouts.foreign import ORIGIN
 from stillroom.data.row_files import decode_line, read_row_blocks, rollout_files
+from stillroom.data.statistics import category_in
 from stillroom.errors import DataError
 from stillroom.files import canonical_json, content_hash
+from stillroom.lineage import AnsweringModel, ModelRecord
 from stillroom.lines import Line
-
-
-class _Prompt(msgspec.Struct, frozen=True):
-    messages: list[msgspec.Raw] = []
-    conversation: list[msgspec.Raw] = []
 
 
 class _MessageContent(msgspec.Struct):
@@ -51,21 +40,14 @@ class _Contents(msgspec.Struct):
     messages: list[_MessageContent]
 
 
-_DECODED = msgspec.json.Decoder(DecodedFields)
-_RAW = msgspec.json.Decoder(RawFields)
-_CHECKED = msgspec.json.Decoder(CheckedFields)
-_SUPERVISED = msgspec.json.Decoder(SupervisedFields)
+_FIELDS = msgspec.json.Decoder(RowFields)
 _PARTS = msgspec.json.Decoder(RolloutParts)
-_MESSAGES: msgspec.json.Decoder[list[MessageFacts] | None] = msgspec.json.Decoder(
-    list[MessageFacts] | None
-)
 _CONTENTS = msgspec.json.Decoder(_Contents)
-_NUMBER = msgspec.json.Decoder(float | None)
-_OBJECT: msgspec.json.Decoder[dict[str, Any] | None] = msgspec.json.Decoder(dict[str, Any] | None)
 _WHOLE: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
-_PROMPT = msgspec.json.Decoder(_Prompt)
 # More than decode_row spares, so that it can read again whatever is made from a row here.
 _SPARE_FRAMES = 16
+_NULL = b"null"
+_MAX_TEACHERS = 20
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -94,10 +76,7 @@ class CuratedRow(msgspec.Struct, dict=True):
     @property
     def in_our_layout(self) -> bytes:
         """The row as JSON in our layout: the bytes of `line`, unless another system wrote it."""
-        if self.translated is not None:
-            return self.translated
-        other = translate(self.line.data) if self.layout is RolloutLayout.RNOW else None
-        return other or self.line.data
+        return self.translated or self.line.data
 
     @cached_property
     def whole(self) -> dict[str, Any]:
@@ -182,67 +161,32 @@ class _RowDecoder:
 
     def _decode(self, file: Path, line: Line) -> CuratedRow:
         try:
-            if not line.is_cut:
-                decode_once = self._with_its_parts if self._with_parts else self._facts_alone
-                if (row := decode_once(file, line)) is not None:
-                    return row
+            if not line.is_cut and (row := self._in_one_pass(file, line)) is not None:
+                return row
         except _UNREADABLE:
             pass  # The full check below finds the problem, or reads it in another layout.
-        row = self._the_long_way(file, line)
+        row = self._with_all_checks(file, line)
         if row.facts is None and self._with_supervised and not line.is_cut:
             with contextlib.suppress(*_UNREADABLE):
-                if (facts := supervised_facts(_SUPERVISED.decode(line.utf8))) is not None:
+                if (facts := supervised_facts(_FIELDS.decode(line.utf8))) is not None:
                     return CuratedRow(file, line, facts)
         return row
 
-    def _facts_alone(self, file: Path, line: Line) -> CuratedRow | None:
-        row = _DECODED.decode(line.utf8)
+    def _in_one_pass(self, file: Path, line: Line) -> CuratedRow | None:
+        """Returns a usual rollout in our layout or supervised row; None for any other row."""
+        row = _FIELDS.decode(line.utf8)
         if self._with_supervised and is_plain_supervised(row):
             facts = supervised_facts(row)
             return facts and CuratedRow(file, line, facts)
-        layout = layout_of_fields(row)
-        is_ours = layout is RolloutLayout.STILLROOM
-        messages = row.messages if is_ours else row.conversation
-        num_turns = None if messages is None else count_turns(messages)
-        if layout is None or messages is None or num_turns is None:
+        num_turns = count_turns(row.messages) if is_plain_rollout(row) else None
+        if num_turns is None or not self._are_tools_sound(row.tools):
             return None
-        if not self._are_tools_sound(row.tools):
-            return None
-        if is_ours:
-            facts = stillroom_facts(row, messages, num_turns, row.reward, row.metadata)
-        else:
-            facts = rnow_facts(row, messages, num_turns, row.total_reward, row.metadata)
-        if facts is None:
-            return None
-        if facts.task_id is None:
-            facts = _with_task_id(facts, line.data)
-        return CuratedRow(file, line, facts, None, None, layout)
-
-    def _with_its_parts(self, file: Path, line: Line) -> CuratedRow | None:
-        row = _RAW.decode(line.utf8)
-        layout = layout_of_fields(row)
-        is_ours = layout is RolloutLayout.STILLROOM
-        raw_messages = row.messages if is_ours else row.conversation
-        messages = _MESSAGES.decode(raw_messages)
-        num_turns = None if messages is None else count_turns(messages)
-        if layout is None or messages is None or num_turns is None:
-            return None
-        if not self._are_tools_sound(row.tools):
-            return None
-        raw_reward = row.reward if is_ours else row.total_reward
-        reward, metadata = _NUMBER.decode(raw_reward), _OBJECT.decode(row.metadata)
-        make_facts = stillroom_facts if is_ours else rnow_facts
-        facts = make_facts(row, messages, num_turns, reward, metadata)
-        if facts is None:
-            return None
-        if facts.task_id is None:
-            facts = _with_task_id(facts, line.data)
-        raw_reward = NULL if facts.reward is None else raw_reward
-        parts = RolloutParts(raw_messages, row.tools, row.metadata, raw_reward)
-        return CuratedRow(file, line, facts, None, parts, layout)
+        facts = _with_task_id(rollout_facts(row, num_turns), line.data)
+        parts = _PARTS.decode(line.utf8) if self._with_parts else None
+        return CuratedRow(file, line, facts, None, parts, RolloutLayout.STILLROOM)
 
     def _are_tools_sound(self, tools: msgspec.Raw) -> bool:
-        if tools is NULL:
+        if tools == _NULL:
             return True
         data = bytes(tools)
         # Most rows of a file have the same tools, so those checked last are remembered.
@@ -252,12 +196,14 @@ class _RowDecoder:
             self._sound_tools = data
         return True
 
-    def _the_long_way(self, file: Path, line: Line) -> CuratedRow:
+    def _with_all_checks(self, file: Path, line: Line) -> CuratedRow:
         """Decodes all fields of a rollout of any layout and runs all checks, which is slow."""
         try:
             layout, data = _checked_rollout(line)
             _CONTENTS.decode(data)
-            facts = _with_task_id(checked_facts(_CHECKED.decode(data)), data)
+            row = _FIELDS.decode(data)
+            num_turns = [message.role for message in row.messages].count("assistant")
+            facts = _with_task_id(rollout_facts(row, num_turns), data)
             parts = _PARTS.decode(data) if self._with_parts else None
         except DataError as error:
             return CuratedRow(file, line, problem=error.problem)
@@ -271,10 +217,8 @@ def _with_task_id(facts: RowFacts, data: bytes) -> RowFacts:
     """Returns the facts with a task_id: the row's own, else a hash of its prompt."""
     if facts.task_id:
         return facts
-    row = _PROMPT.decode(data)
     num_prompt = _prompt_length([message.role for message in facts.messages])
-    raw_messages = (row.messages or row.conversation)[:num_prompt]
-    prompt = [msgspec.json.decode(raw) for raw in raw_messages]
+    prompt = _WHOLE.decode(data)["messages"][:num_prompt]
     return msgspec.structs.replace(facts, task_id=content_hash({"messages": prompt}))
 
 
@@ -321,9 +265,7 @@ def _raise_first(problems: Iterator[Problem]) -> None:
 
 def _translated(row: dict[str, Any], layout: RolloutLayout) -> bytes:
     _raise_first(RULES[layout].problems(row))
-    ours = RULES[layout].read(row)
-    # The original row would double the length, and curation never translates back.
-    return msgspec.json.encode({key: ours[key] for key in ours if key != ORIGIN})
+    return msgspec.json.encode(RULES[layout].read(row))
 
 
 def translate(data: bytes) -> bytes | None:
@@ -350,3 +292,15 @@ def conversation_digest(row: CuratedRow) -> bytes:
     """Returns a digest that is equal for rows with equal messages, ids of tool calls aside."""
     messages = [without_ids(message) for message in row.messages]
     return hashlib.sha256(canonical_json(messages)).digest()[:16]
+
+
+def foreign_teachers(num_rows: Counter[str]) -> Iterator[ModelRecord]:
+    """Yields the models that answered in another system, of which no manifest tells.
+
+    `num_rows` is the number of rows that each of them answered.
+    """
+    for name, rows in num_rows.most_common(_MAX_TEACHERS):
+        answering = AnsweringModel(model=name, rows=rows)
+        yield ModelRecord(
+            role="policy", name=name, location=RolloutLayout.NEMO_GYM.value, answered_by=[answering]
+        )

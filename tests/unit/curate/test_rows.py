@@ -22,10 +22,9 @@ from fakes.rollout_lines import (
     saying,
 )
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_lines
-from stillroom.curate.rows.facts import CheckedFields, RowFacts, checked_facts
-from stillroom.curate.rows.read import CuratedRow, _RowDecoder, read_curated_rows, translate
+from stillroom.curate.facts import RowFacts, RowFields, count_turns, rollout_facts
+from stillroom.curate.rows import CuratedRow, _RowDecoder, read_curated_rows, translate
 from stillroom.data.layouts.detect import RULES, RolloutLayout, as_rollout, layout_of
-from stillroom.data.layouts.rnow import rnow_from_rollout
 from stillroom.data.row_files import MAX_ROW_BYTES, RowReader
 from stillroom.lines import Line
 
@@ -159,8 +158,7 @@ def test_rows_of_other_systems_say_what_decides(tmp_path: Path) -> None:
     for line, row in ((gym, GYM_ROW), (rnow, RNOW_ROW)):
         assert line.facts is not None
         assert json.loads(line.line.data) == row
-        own = {key: value for key, value in as_rollout(row).items() if key != "origin"}
-        assert json.loads(line.in_our_layout) == own
+        assert json.loads(line.in_our_layout) == as_rollout(row)
         assert translate(line.line.data) == line.in_our_layout
         assert line.facts.num_turns == 2
         assert line.facts.has_final_answer
@@ -185,8 +183,8 @@ def long_way(row: Any) -> RowFacts | None:
     layout = layout_of(row)
     if layout is None or any(RULES[layout].problems(row)):
         return None
-    own = msgspec.json.decode(msgspec.json.encode(as_rollout(row)), type=CheckedFields)
-    facts = checked_facts(own)
+    own = msgspec.json.decode(msgspec.json.encode(as_rollout(row)), type=RowFields)
+    facts = rollout_facts(own, count_turns(own.messages) or 0)
     for message in facts.messages:
         message.decode_content()
     return facts
@@ -194,7 +192,7 @@ def long_way(row: Any) -> RowFacts | None:
 
 @pytest.mark.thorough
 @settings(deadline=None, max_examples=300)
-@given(mangled([rollout_row(messages=TALK), RNOW_ROW, GYM_ROW, rnow_from_rollout(rollout_row())]))
+@given(mangled([rollout_row(messages=TALK), RNOW_ROW, GYM_ROW]))
 def test_one_pass_over_a_row_finds_what_all_its_checks_find(
     tmp_path_factory: pytest.TempPathFactory, row: dict
 ) -> None:
@@ -243,9 +241,7 @@ def test_a_line_that_is_too_long_is_a_problem_and_its_neighbours_are_read(tmp_pa
 class _LongWay(_RowDecoder):
     """Decodes all fields of every line."""
 
-    def _facts_alone(self, *_: object) -> None: ...
-
-    def _with_its_parts(self, *_: object) -> None: ...
+    def _in_one_pass(self, *_: object) -> None: ...
 
 
 def decoded(decoder: _RowDecoder, data: bytes) -> tuple[Any, ...]:
@@ -266,7 +262,7 @@ def both_ways(data: bytes) -> None:
 
 def in_one_pass(data: bytes, *, with_supervised: bool = True) -> CuratedRow | None:
     decoder = _RowDecoder(with_parts=False, with_supervised=with_supervised)
-    return decoder._facts_alone(Path("f"), Line(1, 0, len(data), data))
+    return decoder._in_one_pass(Path("f"), Line(1, 0, len(data), data))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))

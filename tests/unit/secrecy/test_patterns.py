@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillroom.curate.filter.secrets import (
+from stillroom.secrecy.patterns import (
     PERSONAL_DATA,
     SECRETS,
     is_card_number,

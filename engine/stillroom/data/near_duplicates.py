@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from operator import eq
 from typing import Any
 
-from stillroom.curate.rows.words import jaccard, shingles_of
+from stillroom.data.words import jaccard, shingles_of
 from stillroom.errors import missing_extra
 
 LEAST_JACCARD = 0.8

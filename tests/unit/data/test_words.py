@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillroom.curate.rows.words import words_of
+from stillroom.data.words import words_of
 
 ANY_ASCII = "".join(map(chr, range(128)))
 

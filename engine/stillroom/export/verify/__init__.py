@@ -1,1 +1,0 @@
-"""Lets the files of an export answer evaluated prompts before the export counts as done."""
