@@ -18,6 +18,7 @@ from stillroom.curate.filter import run as filters
 from stillroom.curate.filter.request import FilterDataset, FilterResult
 from stillroom.curate.pairs import MakeDpoPairs, PairsResult
 from stillroom.curate.review import ReviewSample, SampleForReview
+from stillroom.curate.sources import foreign_files_to_validate, imported_file
 from stillroom.data import inspect as inspection
 from stillroom.data import validate as validation
 from stillroom.data.chat.views import RowView
@@ -55,10 +56,16 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
 
     It runs in a child process, since some readers need heavy libraries.
     """
-    # The child has no keys in its environment, and is to take them out of what it imports.
-    keys = {f"SECRET_{n}": key for n, key in enumerate(workspace.redactor().secrets)}
     work = child_work("import_rollouts")
-    return run_in_child(workspace, work, request, result=ImportResult, secrets=keys)
+    return run_in_child(workspace, work, request, result=ImportResult, secrets=_keys(workspace))
+
+
+def _keys(workspace: Workspace) -> dict[str, str]:
+    """Returns the user's keys for a child process, which is to take them out of what it imports.
+
+    It has none in its environment.
+    """
+    return {f"SECRET_{n}": key for n, key in enumerate(workspace.redactor().secrets)}
 
 
 def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult:
@@ -68,7 +75,6 @@ def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult
     """
     if not request.is_heavy:
         return filters.filter_dataset(workspace, request)
-    workspace.existing(request.input, label="input")
     if request.model is not None:
         locate_model(workspace, request.model)
     return run_in_child(
@@ -76,6 +82,7 @@ def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult
         child_work("filter_dataset"),
         request,
         result=FilterResult,
+        secrets=_keys(workspace),
     )
 
 
@@ -88,6 +95,7 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
         child_work("convert_rollouts"),
         request,
         result=ConvertResult,
+        secrets=_keys(workspace),
     )
 
 
@@ -103,6 +111,7 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
         child_work("make_dpo_pairs"),
         request,
         result=PairsResult,
+        secrets=_keys(workspace),
     )
 
 
@@ -122,7 +131,22 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> Validati
     """
     if request.model is not None:
         locate_model(workspace, request.model)
-    checked = validation.validate_dataset(workspace, request)
+    path = workspace.existing(request.path, label="path")
+    files = foreign_files_to_validate(workspace, request.path) if request.format == "auto" else None
+    if files is None:
+        return _validated(workspace, request, None)
+    beside = workspace.root / path.name
+    with imported_file(workspace, [request.path], files, beside) as imported:
+        formats = {name: count.kept for name, count in imported.result.formats.items()}
+        refused = [(row.source, f"{row.reason} {row.detail}") for row in imported.refused()]
+        rows = validation.ImportedRows(imported.path, formats, refused)
+        return _validated(workspace, request, rows)
+
+
+def _validated(
+    workspace: Workspace, request: ValidateDataset, imported: validation.ImportedRows | None
+) -> ValidationReport:
+    checked = validation.validate_dataset(workspace, request, imported=imported)
     report, counts = checked.report, None
     if request.model is not None and report.good:
         places = tuple(msgspec.structs.astuple(place) for place in checked.statistics.places)
@@ -228,10 +252,15 @@ def _files(workspace: Workspace, request: BaseModel) -> Iterator[Path]:
         names: Iterable[str] = [given] if isinstance(given, str) else given
         for name in names:
             path = workspace.path(name)
-            if path.exists():
-                yield from rollout_files(path)
-            else:
-                yield from (source.path for source in source_files(workspace, name))
+            try:
+                yield from rollout_files(path) if path.exists() else _sources(workspace, name)
+            except EngineError:
+                # A folder or pattern that only import_rollouts reads, or nothing at all.
+                yield from input_files(workspace, [name])
+
+
+def _sources(workspace: Workspace, name: str) -> Iterator[Path]:
+    return (source.path for source in source_files(workspace, name))
 
 
 def _lineage_sizes(workspace: Workspace, request: ShowLineage) -> Iterator[int]:

@@ -1,8 +1,9 @@
 """convert_rollouts: turns rollouts into supervised rows for training."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,13 +12,14 @@ from pydantic import Field
 
 from stillroom.curate.facts import NULL, RolloutParts, RowFacts
 from stillroom.curate.rows import CuratedRow, foreign_teachers, read_curated_rows
+from stillroom.curate.sources import RowInputs, open_inputs
 from stillroom.data.instruction import UNINSTRUCTED, Instruction, removed_system
 from stillroom.data.row_names import row_hash
 from stillroom.errors import DataError, InputError
 from stillroom.files import Buffer, LineWriter
 from stillroom.lineage import FileRecord, Recording
 from stillroom.outputs import NewOutput, ReplacingRequest, new_output
-from stillroom.rollout.sources import SourceFile, check_output, source_files
+from stillroom.rollout.sources import SourceFile
 from stillroom.settings import Workspace
 from stillroom.types import Message
 
@@ -33,7 +35,7 @@ class ConvertRollouts(ReplacingRequest):
 
     input: Annotated[
         str | tuple[str, ...],
-        Field(description="Rollouts: file, folder or run id; also rnow, NeMo Gym"),
+        Field(description="Rollouts: file, folder or run id; also what import_rollouts reads"),
     ]
     output: Annotated[str, Field(description="Supervised rows (.jsonl)")]
     include_failed: Annotated[bool, Field(description="Also convert unsuccessful ones")] = False
@@ -83,42 +85,51 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
 
     Raises DataError if no row could be converted.
     """
-    sources = source_files(workspace, request.input)
-    own = own_sources(workspace, request, sources)
-    files = [source.path for source in (*sources, *own)]
-    output = workspace.output_file(request.output, label="output")
-    check_output(output, files)
-    with writing(output, request) as new, Recording(files) as recording:
-        conversion = Conversion(new.rows, request)
-        for source in sources:
-            conversion.convert(source)
-        conversion.add_own(own, request)
-        return conversion.finish(workspace, request, new, sources, recording.records())
+    with open_conversion(workspace, request) as opened:
+        files = [source.path for source in (*opened.sources, *opened.own)]
+        with Recording(files) as recording:
+            conversion = Conversion(opened.output.rows, request)
+            for source in opened.sources:
+                conversion.convert(source)
+            conversion.add_own(opened.own, request)
+            return conversion.finish(workspace, request, opened, recording.records())
 
 
-def own_sources(
-    workspace: Workspace, request: ConvertRollouts, sources: Sequence[SourceFile]
-) -> list[SourceFile]:
-    """Returns the files of the student's own rollouts; none if the request names none.
+@dataclass(frozen=True, slots=True)
+class OpenedConversion:
+    """The inputs and the output of a conversion, in one process as well as on a cluster."""
 
-    Raises InputError for options without them, or for a file that is an input already.
+    sources: list[SourceFile]
+    own: list[SourceFile]
+    """The files of the student's own rollouts; none if the request names none."""
+    inputs: RowInputs
+    output: NewOutput
+
+
+@contextmanager
+def open_conversion(workspace: Workspace, request: ConvertRollouts) -> Generator[OpenedConversion]:
+    """Opens the files of a conversion.
+
+    Raises InputError for options of own rollouts without them, for a file that is both an input and
+    own, and for an output that must not be written.
     """
+    names = [request.input] if isinstance(request.input, str) else list(request.input)
     if request.own is None:
         # By value: a run's recorded request names every option.
         for name in ("own_share", "own_per_prompt"):
             if getattr(request, name) != ConvertRollouts.model_fields[name].default:
                 raise InputError(f"{name} needs own", "name the student's own rollouts as own")
-        return []
-    own = source_files(workspace, request.own)
-    paths = {source.path.resolve() for source in sources}
-    if shared := [source.name for source in own if source.path.resolve() in paths]:
-        raise InputError(f"{shared[0]} is both input and own", "name it once")
-    return own
-
-
-def writing(output: Path, request: ConvertRollouts) -> AbstractContextManager[NewOutput]:
-    """Opens the output of a conversion."""
-    return new_output(output, operation="convert_rollouts", overwrite=request.overwrite)
+    own_names = [] if request.own is None else [request.own]
+    output = workspace.output_file(request.output, label="output")
+    with open_inputs(workspace, [*names, *own_names], outputs=[output]) as inputs:
+        sources = RowInputs({name: inputs.by_name[name] for name in names}).files
+        own = [file for name in own_names for file in inputs.by_name[name]]
+        paths = {source.path.resolve() for source in sources}
+        if shared := [source.name for source in own if source.path.resolve() in paths]:
+            raise InputError(f"{shared[0]} is both input and own", "name it once")
+        writing = new_output(output, operation="convert_rollouts", overwrite=request.overwrite)
+        with writing as new:
+            yield OpenedConversion(sources, own, inputs, new)
 
 
 class Conversion:
@@ -149,7 +160,8 @@ class Conversion:
 
         `unwanted` are right rollouts that are left out, with the reason.
         """
-        left_out: Counter[str] = Counter()
+        left_out = Counter(source.refused)
+        self.problems += source.problems[: MAX_EXAMPLES - len(self.problems)]
         before = self._rows.num_rows
         for rollout in read_curated_rows(source.path, with_parts=True):
             place = (rollout.path, rollout.line.offset)
@@ -186,20 +198,20 @@ class Conversion:
         self,
         workspace: Workspace,
         request: ConvertRollouts,
-        output: NewOutput,
-        sources: Sequence[SourceFile],
-        inputs: Sequence[FileRecord],
+        opened: OpenedConversion,
+        read: Sequence[FileRecord],
     ) -> ConvertResult:
-        """Writes the manifest of the output and returns all counts.
+        """Writes the manifest of the output and returns all counts; `read` are the files read.
 
         Raises DataError if no row could be converted.
         """
+        output = opened.output
         if output.rows.num_rows == 0:
-            raise self._nothing_converted(sources)
+            raise self._nothing_converted(opened.sources)
         result = self._result(workspace.shown(output.path))
         counts = {"read": result.read, "converted": result.converted}
-        teachers = foreign_teachers(self.teachers)
-        output.record(inputs=[*inputs, *teachers], request=request, counts=counts)
+        inputs = [*opened.inputs.records(read), *foreign_teachers(self.teachers)]
+        output.record(inputs=inputs, request=request, counts=counts)
         return result
 
     def _nothing_converted(self, sources: Sequence[SourceFile]) -> DataError:
@@ -209,8 +221,8 @@ class Conversion:
         where = ", ".join(s.name for s in sources[:3]) + (", …" if len(sources) > 3 else "")
         return DataError(
             f"none of the {whole.read} rows in {where} can be converted ({why}){example}",
-            "give a file that generate_rollouts wrote; with include_failed also those without "
-            "success",
+            "give rollouts: of generate_rollouts, or of a format that `stillroom docs traces` "
+            "lists; with include_failed also those without success",
         )
 
     def _result(self, output: str) -> ConvertResult:

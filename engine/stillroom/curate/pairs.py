@@ -3,9 +3,10 @@
 import math
 from array import array
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -24,11 +25,11 @@ from stillroom.curate.pair_candidates import (
     ranked_pairs,
 )
 from stillroom.curate.rows import foreign_teachers
+from stillroom.curate.sources import RowInputs, open_inputs
 from stillroom.errors import DataError
 from stillroom.files import LineWriter
 from stillroom.lineage import FileRecord, Recording
 from stillroom.outputs import NewOutput, ReplacingRequest, new_output
-from stillroom.rollout.sources import check_output, source_files
 from stillroom.settings import Workspace
 
 
@@ -90,15 +91,30 @@ _ROUNDING = 1e-9
 
 def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
     """Writes the pairs and returns the counts. Raises DataError if there are no pairs."""
-    pairing = Pairing(workspace, request)
-    with pairing.writing() as output, Recording(pairing.files) as recording:
+    with open_pairing(workspace, request) as pairing, Recording(pairing.files) as recording:
         skipped = pairing.tally.skipped
         pairing.compare([index_rollouts(side, skipped) for side in pairing.sides])
         with PairReader() as reader:
-            writer = PairWriter(request, pairing.tally, reader, output.rows)
+            writer = PairWriter(request, pairing.tally, reader, pairing.output.rows)
             for task_id, better in pairing.better.items():
                 writer.write_task(task_id, better, pairing.worse.get(task_id, []))
-        return pairing.finish(output, recording.records())
+        return pairing.finish(recording.records())
+
+
+@contextmanager
+def open_pairing(workspace: Workspace, request: MakeDpoPairs) -> Generator["Pairing"]:
+    """Opens the files of a pairing.
+
+    Raises InputError if the output must not be written, because it is an input or holds rollouts.
+    """
+    path = workspace.output_file(request.output, label="output")
+    names = [n for n in (request.input, request.chosen_from, request.rejected_from) if n]
+    with (
+        open_inputs(workspace, names, outputs=[path]) as inputs,
+        new_output(path, operation="make_dpo_pairs", overwrite=request.overwrite) as output,
+    ):
+        sides = [[file.path for file in inputs.by_name[name]] for name in names]
+        yield Pairing(workspace, request, inputs, sides, output)
 
 
 @dataclass(slots=True)
@@ -122,20 +138,20 @@ class PairTally:
 
 
 class Pairing:
-    """Holds what pairing in one process and pairing on a cluster share: files, tasks and counts.
+    """Holds what pairing in one process and pairing on a cluster share: files, tasks and counts."""
 
-    The constructor raises InputError if the output must not be written, because it is an input or
-    holds rollouts.
-    """
-
-    def __init__(self, workspace: Workspace, request: MakeDpoPairs) -> None:
-        self._workspace, self._request = workspace, request
-        self.output = workspace.output_file(request.output, label="output")
-        names = [n for n in (request.input, request.chosen_from, request.rejected_from) if n]
-        self.sides = [[file.path for file in source_files(workspace, name)] for name in names]
-        """The files to compare with each other, or two lists: the chosen and the rejected side."""
-        self.files = list(dict.fromkeys(file for side in self.sides for file in side))
-        check_output(self.output, self.files)
+    def __init__(
+        self,
+        workspace: Workspace,
+        request: MakeDpoPairs,
+        inputs: RowInputs,
+        sides: list[list[Path]],
+        output: NewOutput,
+    ) -> None:
+        """`sides` are the files to compare with each other, or the chosen and the rejected ones."""
+        self._workspace, self._request, self._inputs = workspace, request, inputs
+        self.sides, self.output = sides, output
+        self.files = list(dict.fromkeys(file for side in sides for file in side))
         self.tally = PairTally()
         self.better: TaskIndex = {}
         self.worse: TaskIndex = {}
@@ -144,6 +160,8 @@ class Pairing:
     def compare(self, indexes: Sequence[TaskIndex]) -> None:
         """Takes the index of each side; to be called once, before the first pair is written."""
         skipped = self.tally.skipped
+        for file in self._inputs.files:
+            skipped.update(file.refused)
         # At this point `skipped` counts only rollouts, no tasks or pairs yet.
         num_indexed = sum(len(rollouts) for index in indexes for rollouts in index.values())
         self._num_read = num_indexed + skipped.total()
@@ -151,18 +169,16 @@ class Pairing:
         if num_alone := len(self.worse.keys() - self.better.keys()):
             skipped["task on the rejected side only"] = num_alone
 
-    def writing(self) -> AbstractContextManager[NewOutput]:
-        """Opens the output."""
-        overwrite = self._request.overwrite
-        return new_output(self.output, operation="make_dpo_pairs", overwrite=overwrite)
+    def finish(self, read: Sequence[FileRecord]) -> PairsResult:
+        """Writes the manifest and returns the result; `read` are the files read.
 
-    def finish(self, output: NewOutput, inputs: Sequence[FileRecord]) -> PairsResult:
-        """Writes the manifest and returns the result. Raises DataError if there are no pairs."""
-        rows = output.rows
+        Raises DataError if there are no pairs.
+        """
+        rows = self.output.rows
         if rows.num_rows == 0:
             raise _no_pairs(self.better, self.worse, self.tally.skipped)
         result = PairsResult(
-            output=self._workspace.shown(self.output),
+            output=self._workspace.shown(self.output.path),
             read=self._num_read,
             tasks=len(self.better),
             tasks_with_pairs=self.tally.tasks_with_pairs,
@@ -171,8 +187,8 @@ class Pairing:
             mean_difference=math.fsum(self.tally.differences) / rows.num_rows,
         )
         counts = {"read": result.read, "pairs": result.pairs}
-        teachers = foreign_teachers(self.tally.teachers)
-        output.record(inputs=[*inputs, *teachers], request=self._request, counts=counts)
+        inputs = [*self._inputs.records(read), *foreign_teachers(self.tally.teachers)]
+        self.output.record(inputs=inputs, request=self._request, counts=counts)
         return result
 
 

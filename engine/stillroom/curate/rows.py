@@ -48,6 +48,8 @@ _WHOLE: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, An
 _SPARE_FRAMES = 16
 _NULL = b"null"
 _MAX_TEACHERS = 20
+UNREADABLE = "(unreadable)"
+"""The category of a row that curation cannot read."""
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -128,7 +130,7 @@ class CuratedRow(msgspec.Struct, dict=True):
     def category(self, field: str) -> str:
         """Returns a metadata field as text; "(none)" or "(unreadable)" if there is no value."""
         if self.facts is None:
-            return "(unreadable)"
+            return UNREADABLE
         category = category_in(self.facts.metadata or {}, field)
         return "(none)" if category is None else category
 

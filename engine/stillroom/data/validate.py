@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +89,7 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     rewards: Quantiles | None
     categories: dict[str, int]
     layouts: dict[str, int]
-    """The number of good rollouts in each layout: stillroom, rnow, nemo_gym."""
+    """The number of good rollouts in each layout or format, e.g. stillroom, rnow or litellm."""
     failed: int
     """The number of good rollouts that an infrastructure failure ended; they have no reward."""
     success_unknown: int
@@ -118,7 +118,21 @@ class DatasetValidation:
     """The path where the page must be written; None if there is none."""
 
 
-def validate_dataset(workspace: Workspace, request: ValidateDataset) -> DatasetValidation:
+@dataclass(frozen=True, slots=True)
+class ImportedRows:
+    """The rows of another system's files, as import_rollouts read them."""
+
+    path: Path
+    """The file with the rollouts."""
+    formats: Mapping[str, int]
+    """The number of rollouts in each format."""
+    refused: Sequence[tuple[str, str]]
+    """The place of each row that is no conversation, and the reason."""
+
+
+def validate_dataset(
+    workspace: Workspace, request: ValidateDataset, *, imported: ImportedRows | None = None
+) -> DatasetValidation:
     """Checks every row of a file, and returns its problems and its statistics.
 
     The report lists the first `max_problems` problems. If a page is requested, all of them are
@@ -126,7 +140,7 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> DatasetV
     a known format.
     """
     path = workspace.existing(request.path, label="path")
-    row_format = _format_of(path, request.format)
+    row_format = RowFormat.ROLLOUTS if imported else _format_of(path, request.format)
     page = _page_path(workspace, path, request.report)
     side = page.with_suffix(".problems.jsonl") if page else None
     if page and side:
@@ -135,7 +149,7 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> DatasetV
     statistics = DatasetStatistics(row_format, request.category_field)
     totals = _Totals(request.max_problems)
     with atomic_output(side) if side else nullcontext() as writer:
-        for row in _rows(path):
+        for row in _rows(path) if imported is None else _imported_rows(imported):
             problems = _problems(row.value, row_format)
             unread = _unread_keys(row.value, row_format)
             totals.add(row, [p for p in problems if p not in unread], unread, writer)
@@ -160,7 +174,7 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> DatasetV
         characters=statistics.characters.quantiles(),
         rewards=statistics.rewards.quantiles(),
         categories=dict(statistics.categories.most_common(50)),
-        layouts=dict(sorted(statistics.layouts.items())),
+        layouts=dict(sorted((imported.formats if imported else statistics.layouts).items())),
         failed=statistics.failed,
         success_unknown=statistics.success_unknown,
         report=workspace.shown(page) if page else None,
@@ -258,6 +272,13 @@ def _rows(path: Path) -> Iterator[_Row]:
             place = RowPlace(str(file), line.offset, line.num_bytes)
             content = int(row_hash(line.view), 16)
             yield _Row(f"{file}:{line.number}", place, decode(line), content)
+
+
+def _imported_rows(imported: ImportedRows) -> Iterator[_Row]:
+    yield from _rows(imported.path)
+    fix = "leave it out if it is no conversation; `stillroom docs traces` shows what is read"
+    for where, reason in imported.refused:
+        yield _Row(where, RowPlace("", 0, 0), Problem("", reason, fix), 0)
 
 
 def _format_of(path: Path, wanted: str) -> RowFormat:

@@ -1,7 +1,7 @@
 """Finds the files of rollouts behind a path, a folder or a run id, and protects them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stillroom.data.row_files import rollout_files
@@ -18,6 +18,10 @@ class SourceFile:
     path: Path
     name: str
     """The path relative to the workspace, after the run id if the user gave one."""
+    refused: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The number of further rows that cannot be read as rollouts, by reason."""
+    problems: Sequence[str] = ()
+    """The first of these rows, each with its place and what is wrong with it."""
 
 
 def source_files(workspace: Workspace, inputs: str | Sequence[str]) -> list[SourceFile]:
@@ -28,7 +32,7 @@ def source_files(workspace: Workspace, inputs: str | Sequence[str]) -> list[Sour
     """
     sources: dict[Path, SourceFile] = {}
     for name in [inputs] if isinstance(inputs, str) else inputs:
-        run = _run_folder(workspace, name)
+        run = run_with_id(workspace, name)
         path = workspace.existing(name, label="input") if run is None else _output(workspace, run)
         for file in rollout_files(path):
             shown = workspace.shown(file)
@@ -51,7 +55,7 @@ def check_output(output: Path, sources: Sequence[Path]) -> None:
         )
 
 
-def _run_folder(workspace: Workspace, name: str) -> RunFolder | None:
+def run_with_id(workspace: Workspace, name: str) -> RunFolder | None:
     """Returns the run with this id, or in this folder; None if there is no such run."""
     path = workspace.path(name)
     if not path.exists() and "/" not in name and name.strip("."):

@@ -1,6 +1,7 @@
 """Finds the input rows that a row was made from, by their content and not by their place."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,17 +9,21 @@ import msgspec
 
 from stillroom.curate.convert import supervised_row
 from stillroom.curate.rows import CuratedRow, read_curated_rows
+from stillroom.curate.sources import ImportedFile, foreign_files, imported_file
 from stillroom.data.checks import Problem
 from stillroom.data.formats import task_from_row
 from stillroom.data.instruction import Instruction
 from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines
 from stillroom.data.row_names import MAX_CANDIDATES, RowNames, ambiguous, is_named
-from stillroom.errors import DataError
+from stillroom.errors import DataError, EngineError
 from stillroom.lineage import Manifest
 from stillroom.lines import Line
 from stillroom.rollout.plan import with_system
+from stillroom.settings import Workspace
+from stillroom.trace.origins import Origin
 from stillroom.types import Message
 
+_IMPORTS_ITSELF = ("convert_rollouts", "filter_dataset", "make_dpo_pairs")
 MAX_ALIKE = 4
 """The most rows with the same content that are listed."""
 
@@ -220,3 +225,27 @@ def alike(files: list[Path], find: Callable[[Path], Iterator[Match]]) -> list[Ma
         if found:
             return found
     return []
+
+
+def logs_among(workspace: Workspace, origin: Origin, files: Iterable[Path]) -> list[Path]:
+    """Returns the inputs of a file that the operation which wrote it had to import first."""
+    if origin.manifest is None or origin.manifest.operation not in _IMPORTS_ITSELF:
+        return []
+    return [file for file in files if foreign_files(workspace, str(file)) is not None]
+
+
+@contextmanager
+def imported_again(workspace: Workspace, logs: Sequence[Path]) -> Generator[ImportedFile | None]:
+    """Yields the rollouts that an operation read of other systems' files; None if there are none.
+
+    The same files give the same rollouts each time.
+    """
+    with ExitStack() as stack:
+        imported = None
+        if logs:
+            names = [str(file) for file in logs]
+            with suppress(EngineError):
+                imported = stack.enter_context(
+                    imported_file(workspace, names, logs, workspace.root / "lineage")
+                )
+        yield imported

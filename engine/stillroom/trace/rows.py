@@ -27,6 +27,8 @@ from stillroom.trace.matching import (
     converted_from,
     copied_from,
     ids_of,
+    imported_again,
+    logs_among,
     name_at,
     paired_from,
     row_at,
@@ -174,11 +176,24 @@ class RowTrace:
             also_at = [self._at(by_path[p], other.number) for p, other in others]
             yield from self._steps(source, line, also_at, what=what)
             return
+        steps = self._before_import(origin, list(by_path), find)
+        if steps:
+            yield from steps
+            return
         for source in inputs:
             problem = "is missing" if source.state is State.MISSING else "does not hold it any more"
             yield RowStep(
                 what=what, at=self._at(source), state=source.state, decision=f"the file {problem}"
             )
+
+    def _before_import(
+        self, origin: Origin, files: list[Path], find: Callable[[Path], Iterator[Match]]
+    ) -> list[RowStep]:
+        """Returns the source rows of a row, if an operation read other systems' files itself."""
+        logs = logs_among(self._workspace, origin, files)
+        with imported_again(self._workspace, logs) as imported:
+            matches = [] if imported is None else alike([imported.path], find)
+            return list(self._imported(origin, matches[0][1])) if matches else []
 
     def _find(self, origin: Origin, wanted: str) -> Line | _Lost | None:
         """Returns a row of a file by name or id; for a row that the file lacks, where it was lost.

@@ -4,8 +4,9 @@ From the rows of a file follow those of its inputs that they were made from, bac
 Each file is read once, whatever its number of rows.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +22,8 @@ from stillroom.lines import Line
 from stillroom.settings import Workspace
 from stillroom.trace.matching import (
     ids_of,
+    imported_again,
+    logs_among,
     messages_of,
     prompt_task_id,
     rows_instruction,
@@ -105,8 +108,29 @@ class _Writer:
                 behind.update(key for key in own.of_output(row.line) if key is not None)
         self.num_files += self._rows.num_rows > num_before
         if own is not None and behind:
-            for source in data_inputs(self._origins, origin):
-                self.write(source, behind, own)
+            sources = data_inputs(self._origins, origin)
+            logs = self._write_imported(origin, sources, behind, own)
+            for source in sources:
+                if source.path not in logs:
+                    self.write(source, behind, own)
+
+    def _write_imported(
+        self, origin: Origin, sources: Sequence[Origin], wanted: set[str], link: _Link
+    ) -> list[Path]:
+        """Writes the places of the wanted rows of other systems' files, and returns the files."""
+        files = [source.path for source in sources if source.path.is_file()]
+        logs = logs_among(self._workspace, origin, files)
+        places, names = set[str](), RowNames()
+        with imported_again(self._workspace, logs) as imported:
+            for row in () if imported is None else imported.rows():
+                keys = link.of_input(row, names.name(row.path, row.line.view))
+                if any(key in wanted for key in keys):
+                    found = _imported_places(self._workspace, row.line)
+                    places.update(key for key in found if key is not None)
+        for source in sources:
+            if source.path in logs:
+                self._write_places(source, places)
+        return logs
 
     def _write_places(self, origin: Origin, wanted: Collection[str]) -> None:
         """Writes the places in a log that are among the wanted ones, in the order of its lines."""

@@ -1,9 +1,8 @@
 """filter_dataset: reads and judges rows, writes those that pass, and counts all of them."""
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from stillroom.curate.filter.rules import (
     success_of,
     user_text,
 )
-from stillroom.curate.rows import CuratedRow, read_curated_rows
+from stillroom.curate.rows import UNREADABLE, CuratedRow, read_curated_rows
+from stillroom.curate.sources import RowInputs, open_inputs
 from stillroom.curate.verdicts import RowVerdicts, find_reviewed_rows, read_verdicts
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.distribution import Distribution
@@ -33,7 +33,6 @@ from stillroom.data.row_names import RowNames
 from stillroom.files import LineWriter
 from stillroom.lineage import FileRecord, Recording
 from stillroom.outputs import NewOutput, new_output
-from stillroom.rollout.sources import check_output
 from stillroom.settings import Workspace
 
 _MAX_CATEGORIES = 50
@@ -51,23 +50,24 @@ def filter_dataset(
 
     Returns the counts. `tokenizer` is the student's; it is needed if `request.model` is set.
     """
-    filtering = Filtering(workspace, request)
     renderer = ChatRenderer(tokenizer) if tokenizer is not None else None
-    read = functools.partial(read_rows_to_filter, filtering.source)
-    files = [*rollout_files(filtering.source), *filtering.other_files]
-    with filtering.writing() as output, Recording(files) as recording:
-        known = _knowledge(workspace, request, read, renderer)
-        tally = FilterTally(request)
-        kept, dropped = output.rows, output.side[filtering.dropped_file]
-        writer = RowWriter(request, tally, renderer, kept=kept, dropped=dropped)
-        for row, reasons in judged_rows(read, request, known):
-            writer.write(row, reasons)
-        filtering.record(output, tally, recording.records())
-    return filtering.result(tally, known)
+    with open_filtering(workspace, request) as filtering:
+        with Recording([*filtering.files, *filtering.other_files]) as recording:
+            known = _knowledge(workspace, request, filtering.rows, renderer)
+            tally = FilterTally(request)
+            kept, dropped = filtering.output.rows, filtering.dropped
+            writer = RowWriter(
+                request, tally, renderer, kept=kept, dropped=dropped, inputs=filtering.inputs
+            )
+            for row, reasons in judged_rows(filtering.rows, request, known):
+                writer.write(row, reasons)
+            filtering.drop_refused(tally)
+            filtering.record(tally, recording.records())
+        return filtering.result(tally, known)
 
 
 def read_rows_to_filter(source: Path) -> Iterator[CuratedRow]:
-    """Yields all rows of a file or folder, with the facts of rollouts and supervised rows."""
+    """Yields all rows of a file, with the facts of rollouts and supervised rows."""
     return read_curated_rows(source, with_supervised=True)
 
 
@@ -82,8 +82,10 @@ class RowWriter:
         *,
         kept: LineWriter,
         dropped: LineWriter,
+        inputs: RowInputs,
     ) -> None:
         self._tally, self._renderer, self._kept, self._dropped = tally, renderer, kept, dropped
+        self._inputs = inputs
         # Unless rows are compared, equal rows are all dropped or all kept. Then the number of a
         # dropped row among its equals needs no look at the kept rows.
         self._are_all_named = request.may_part_equal_rows
@@ -94,58 +96,88 @@ class RowWriter:
         self._tally.add(row, reasons, self._renderer)
         if reasons:
             name = self._names.name(row.path, row.line.view)
-            self._dropped.write(_dropped_row(row, name, reasons))
+            self._dropped.write(self._dropped_row(row, name, reasons))
             return
         if self._are_all_named:
             self._names.name(row.path, row.line.view)
         self._kept.write_raw(row.line.view, source=row.line.source)
 
+    def _dropped_row(self, row: CuratedRow, name: str, reasons: Reasons) -> DroppedRow:
+        texts = [reason.text for reason in reasons]
+        like = next((reason.like for reason in reasons if reason.like), None)
+        if like is not None and self._inputs.imported:
+            path, _, line = like.rpartition(":")
+            like = "{}:{}".format(*self._inputs.place(Path(path), int(line)))
+        file, number = self._inputs.place(row.path, row.line.number)
+        return DroppedRow(file, number, row.id, texts, like, name)
 
-def _dropped_row(row: CuratedRow, name: str, reasons: Reasons) -> DroppedRow:
-    texts: list[str] = []
-    like = None
-    for reason in reasons:
-        texts.append(reason.text)
-        like = like or reason.like
-    return DroppedRow(str(row.path), row.line.number, row.id, texts, like, name)
+
+@contextmanager
+def open_filtering(workspace: Workspace, request: FilterDataset) -> Generator["Filtering"]:
+    """Opens the files of filtering.
+
+    Raises InputError if an output must not be written, because it is an input or holds rollouts.
+    """
+    path = workspace.output_file(request.output, label="output")
+    dropped_file = path.with_name(path.name + ".dropped")
+    names = [*request.decontaminate, *([request.verdicts] if request.verdicts else [])]
+    others = [workspace.existing(name, label="file") for name in names]
+    opening = open_inputs(
+        workspace,
+        [request.input],
+        outputs=[path, dropped_file],
+        others=others,
+        with_supervised=True,
+    )
+    with (
+        opening as inputs,
+        new_output(
+            path, dropped_file, operation="filter_dataset", overwrite=request.overwrite
+        ) as output,
+    ):
+        other_files = [file for path in others for file in rollout_files(path)]
+        yield Filtering(workspace, request, inputs, output, other_files)
 
 
 class Filtering:
-    """The inputs and outputs of filtering, in one process as well as on a cluster.
+    """The inputs and outputs of filtering, in one process as well as on a cluster."""
 
-    The constructor raises InputError if an output must not be written, because it is an input or
-    holds rollouts.
-    """
-
-    def __init__(self, workspace: Workspace, request: FilterDataset) -> None:
+    def __init__(
+        self,
+        workspace: Workspace,
+        request: FilterDataset,
+        inputs: RowInputs,
+        output: NewOutput,
+        other_files: list[Path],
+    ) -> None:
+        """`other_files` are read besides the input: evaluation prompts and verdicts."""
         self._workspace, self._request = workspace, request
-        self.source = workspace.existing(request.input, label="input")
-        self.output = workspace.output_file(request.output, label="output")
-        self.dropped_file = self.output.with_name(self.output.name + ".dropped")
-        names = [*request.decontaminate, *([request.verdicts] if request.verdicts else [])]
-        others = [workspace.existing(name, label="file") for name in names]
-        for path in (self.output, self.dropped_file):
-            check_output(path, [self.source, *others])
-        self.other_files = [file for path in others for file in rollout_files(path)]
-        """The files that are read besides the input: evaluation prompts and verdicts."""
+        self.inputs, self.output, self.other_files = inputs, output, other_files
+        self.files = [file.path for file in inputs.files]
+        [(self._dropped_file, self.dropped)] = output.side.items()
 
-    def writing(self) -> AbstractContextManager[NewOutput]:
-        """Opens the output for the kept rows, with the side file about the dropped rows."""
-        return new_output(
-            self.output,
-            self.dropped_file,
-            operation="filter_dataset",
-            overwrite=self._request.overwrite,
-        )
+    def rows(self) -> Iterator[CuratedRow]:
+        """Yields all rows of the input."""
+        return self.inputs.rows(with_supervised=True)
 
-    def record(self, output: NewOutput, tally: "FilterTally", inputs: Sequence[FileRecord]) -> None:
-        """Writes the manifest of the outputs."""
+    def drop_refused(self, tally: "FilterTally") -> None:
+        """Drops the rows of other systems' files that are no conversations."""
+        for refused in self.inputs.refused:
+            place, _, line = refused.source.rpartition(":")
+            path, number = self._workspace.path(place), int(line.partition("#")[0])
+            self.dropped.write(DroppedRow(str(path), number, None, [refused.reason]))
+            tally.refuse(refused.reason, f"{refused.source}: {refused.reason} {refused.detail}")
+
+    def record(self, tally: "FilterTally", read: Sequence[FileRecord]) -> None:
+        """Writes the manifest of the outputs; `read` are the files that were read."""
         counts = {"read": tally.read, "kept": tally.kept}
-        output.record(inputs=inputs, request=self._request, counts=counts)
+        inputs = self.inputs.records(read)
+        self.output.record(inputs=inputs, request=self._request, counts=counts)
 
     def result(self, tally: "FilterTally", known: Knowledge) -> FilterResult:
         """Returns the result of filtering, once all rows are tallied."""
-        return tally.result(self._workspace, self.output, self.dropped_file, known.verdicts)
+        output, dropped = self.output.path, self._dropped_file
+        return tally.result(self._workspace, output, dropped, known.verdicts)
 
 
 class TaskSurvey:
@@ -263,6 +295,10 @@ class _RowStatistics:
         if row.num_tokens is not None:
             self._tokens.add(row.num_tokens)
 
+    def add_unreadable(self) -> None:
+        """Adds a row of which nothing is known."""
+        self._categories[UNREADABLE] += 1
+
     @property
     def num_rows(self) -> int:
         """The number of rows that were added, including unreadable ones."""
@@ -333,6 +369,14 @@ class FilterTally:
         self._all_reasons.update(reason.text for reason in reasons)
         if facts is None and row.problem and len(self._problems) < MAX_EXAMPLES:
             self._problems.append(f"{row.where}: {row.problem}")
+
+    def refuse(self, reason: str, problem: str) -> None:
+        """Adds a row of another system that is no conversation."""
+        self._dropped_rows.add_unreadable()
+        self._dropped[reason] += 1
+        self._all_reasons[reason] += 1
+        if len(self._problems) < MAX_EXAMPLES:
+            self._problems.append(problem.strip())
 
     def take(self, other: "FilterTally") -> None:
         """Adds the counts of rows that come after those counted here."""

@@ -33,13 +33,14 @@ from stillroom.curate.filter.run import (
     RowWriter,
     TaskSurvey,
     evaluation_index,
+    open_filtering,
     read_rows_to_filter,
     review_verdicts,
 )
 from stillroom.curate.ray.parts import RayParts, ray_parts
 from stillroom.curate.rows import CuratedRow
+from stillroom.curate.sources import RowInputs
 from stillroom.data.chat.render import ChatRenderer
-from stillroom.data.row_files import rollout_files
 from stillroom.files import LineWriter, atomic_output
 from stillroom.lineage import FileRecord, record_file
 from stillroom.models.tokenizer import tokenizer_for
@@ -54,6 +55,7 @@ class _Common:
     request: FilterDataset
     known: Knowledge
     """The knowledge of the filters, without the renderer, which each process makes for itself."""
+    inputs: RowInputs
 
     def with_renderer(self) -> Knowledge:
         """Returns the knowledge with a renderer, which this process makes if a model is named."""
@@ -107,21 +109,22 @@ class _Part:
 
 def filter_on_ray(workspace: Workspace, request: FilterDataset) -> FilterResult:
     """Does what `filter_dataset` does, with Ray tasks that take one file each."""
-    filtering = Filtering(workspace, request)
-    files = rollout_files(filtering.source)
     tally, records = FilterTally(request), list[FileRecord]()
-    with filtering.writing() as output, ray_parts(request.ray_address, output.path) as parts:
-        known = _knowledge(workspace, request, parts, files)
-        common = _Common(workspace.root, request, known)
-        for part in parts.each(_write, _jobs(parts, files, common)):
-            _append(output.rows, part.kept, part.tally.kept)
-            dropped = output.side[filtering.dropped_file]
-            _append(dropped, part.dropped, part.tally.read - part.tally.kept)
+    with (
+        open_filtering(workspace, request) as filtering,
+        ray_parts(request.ray_address, filtering.output.path) as parts,
+    ):
+        known = _knowledge(workspace, request, parts, filtering)
+        common = _Common(workspace.root, request, known, filtering.inputs)
+        for part in parts.each(_write, _jobs(parts, filtering.files, common)):
+            _append(filtering.output.rows, part.kept, part.tally.kept)
+            _append(filtering.dropped, part.dropped, part.tally.read - part.tally.kept)
             tally.take(part.tally)
             records.append(part.source)
+        filtering.drop_refused(tally)
         records += map(record_file, filtering.other_files)
-        filtering.record(output, tally, records)
-    return filtering.result(tally, known)
+        filtering.record(tally, records)
+        return filtering.result(tally, known)
 
 
 def _append(rows: LineWriter, part: Path, num_rows: int) -> None:
@@ -130,15 +133,16 @@ def _append(rows: LineWriter, part: Path, num_rows: int) -> None:
 
 
 def _knowledge(
-    workspace: Workspace, request: FilterDataset, parts: RayParts, files: list[Path]
+    workspace: Workspace, request: FilterDataset, parts: RayParts, filtering: Filtering
 ) -> Knowledge:
-    read = functools.partial(read_rows_to_filter, workspace.existing(request.input, label="input"))
-    verdicts = review_verdicts(workspace, request, read)
+    verdicts = review_verdicts(workspace, request, filtering.rows)
     index = evaluation_index(workspace, request)
     survey = TaskSurvey(request, index)
     if survey.is_needed:
         shared = None if index is None else parts.ray.put(index)
-        for part in parts.each(_survey, [_SurveyJob(file, request, shared) for file in files]):
+        for part in parts.each(
+            _survey, [_SurveyJob(file, request, shared) for file in filtering.files]
+        ):
             survey.take(part)
     if index is not None:
         index.close()
@@ -204,7 +208,14 @@ def _write(job: _WriteJob) -> _Part:
     tally = FilterTally(common.request)
     rows = _judged_rows(job, common.request, known)
     with atomic_output(job.kept) as kept, atomic_output(job.dropped) as dropped:
-        writer = RowWriter(common.request, tally, known.renderer, kept=kept, dropped=dropped)
+        writer = RowWriter(
+            common.request,
+            tally,
+            known.renderer,
+            kept=kept,
+            dropped=dropped,
+            inputs=common.inputs,
+        )
         for row, reasons in rows:
             writer.write(row, reasons)
     return _Part(job.kept, job.dropped, tally, record_file(job.file))

@@ -11,15 +11,21 @@ from stillroom.curate.convert import (
     ConvertResult,
     ConvertRollouts,
     SourceCount,
-    own_sources,
-    writing,
+    open_conversion,
 )
 from stillroom.curate.pair_candidates import IndexedRollout, PairReader, TaskIndex, index_rollouts
-from stillroom.curate.pairs import MakeDpoPairs, Pairing, PairsResult, PairTally, PairWriter
+from stillroom.curate.pairs import (
+    MakeDpoPairs,
+    Pairing,
+    PairsResult,
+    PairTally,
+    PairWriter,
+    open_pairing,
+)
 from stillroom.curate.ray.parts import RayParts, ray_parts
 from stillroom.files import LineWriter, atomic_output
 from stillroom.lineage import FileRecord, record_file
-from stillroom.rollout.sources import SourceFile, check_output, source_files
+from stillroom.rollout.sources import SourceFile
 from stillroom.settings import Workspace
 
 
@@ -43,16 +49,13 @@ class _ConvertedPart:
 
 def convert_on_ray(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
     """Does what `convert_rollouts` does, with one Ray task per file."""
-    sources = source_files(workspace, request.input)
-    own = own_sources(workspace, request, sources)
-    output = workspace.output_file(request.output, label="output")
-    check_output(output, [source.path for source in (*sources, *own)])
-    with writing(output, request) as new, ray_parts(request.ray_address, output) as parts:
-        conversion = Conversion(new.rows, request)
-        records = _converted(parts, sources, conversion, request, new.rows)
-        conversion.add_own(own, request)
-        records += [record_file(source.path) for source in own]
-        return conversion.finish(workspace, request, new, sources, records)
+    with open_conversion(workspace, request) as opened:
+        rows, conversion = opened.output.rows, Conversion(opened.output.rows, request)
+        with ray_parts(request.ray_address, opened.output.path) as parts:
+            records = _converted(parts, opened.sources, conversion, request, rows)
+        conversion.add_own(opened.own, request)
+        records += [record_file(source.path) for source in opened.own]
+        return conversion.finish(workspace, request, opened, records)
 
 
 def _converted(
@@ -130,16 +133,18 @@ def pair_on_ray(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
 
     One Ray task indexes each file, and one pairs each batch of about 2000 rollouts.
     """
-    pairing = Pairing(workspace, request)
-    with pairing.writing() as output, ray_parts(request.ray_address, output.path) as parts:
+    with (
+        open_pairing(workspace, request) as pairing,
+        ray_parts(request.ray_address, pairing.output.path) as parts,
+    ):
         records: dict[Path, FileRecord] = {}
         skipped = pairing.tally.skipped
         pairing.compare([_indexed(parts, side, skipped, records) for side in pairing.sides])
         for part in parts.each(_pair, _jobs(parts, request, pairing)):
-            output.rows.append_file(part.path, num_rows=part.num_rows)
+            pairing.output.rows.append_file(part.path, num_rows=part.num_rows)
             part.path.unlink()
             pairing.tally.take(part.tally)
-        return pairing.finish(output, [records[file] for file in pairing.files])
+        return pairing.finish([records[file] for file in pairing.files])
 
 
 def _indexed(

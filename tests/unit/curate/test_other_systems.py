@@ -1,0 +1,179 @@
+"""What import_rollouts reads can be converted, filtered, paired and validated as it is."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fakes.rollout_rows import read_rows
+from stillroom.api.curation import validate_dataset
+from stillroom.curate.convert import ConvertRollouts, convert_rollouts
+from stillroom.curate.filter.request import DroppedRow, FilterDataset
+from stillroom.curate.filter.run import filter_dataset
+from stillroom.curate.pairs import MakeDpoPairs, make_dpo_pairs
+from stillroom.data.formats import load_sft_rows
+from stillroom.data.validate import ValidateDataset
+from stillroom.errors import DataError, InputError
+from stillroom.files import file_sha256
+from stillroom.importing.request import ImportRollouts
+from stillroom.importing.run import import_rollouts
+from stillroom.lineage import Manifest, read_manifest
+from stillroom.settings import Workspace
+from stillroom.trace.request import ShowLineage
+from stillroom.trace.show import show_lineage
+
+TRACES = Path(__file__).parents[2] / "fixtures" / "traces"
+IN_PLACE = ("nemo_gym", "rnow")
+WITHOUT_CONVERSATION = ("claude_code_output", "codex_exec")
+FORMATS = sorted(
+    folder.name
+    for folder in TRACES.iterdir()
+    if folder.name not in (*IN_PLACE, *WITHOUT_CONVERSATION)
+)
+
+
+def workspace_with(tmp_path: Path, name: str) -> Workspace:
+    shutil.copytree(TRACES / name, tmp_path / "logs", ignore=shutil.ignore_patterns("*.seen.json"))
+    return Workspace(tmp_path)
+
+
+def manifest_of(tmp_path: Path, name: str) -> Manifest:
+    manifest = read_manifest(tmp_path / name)
+    assert manifest is not None
+    return manifest
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_log_is_converted_as_its_import_is(tmp_path: Path, name: str) -> None:
+    workspace = workspace_with(tmp_path, name)
+    import_rollouts(workspace, ImportRollouts(input="logs", output="imported.jsonl"))
+    for source, output in (("imported.jsonl", "expected.jsonl"), ("logs", "train.jsonl")):
+        request = ConvertRollouts(input=source, output=output, include_failed=True)
+        result = convert_rollouts(workspace, request)
+
+    assert (tmp_path / "train.jsonl").read_bytes() == (tmp_path / "expected.jsonl").read_bytes()
+    assert [source.source for source in result.sources] == ["logs"]
+    assert len(load_sft_rows(tmp_path / "train.jsonl")) == result.converted > 0
+    manifest, imported = (
+        manifest_of(tmp_path, "train.jsonl"),
+        manifest_of(tmp_path, "imported.jsonl"),
+    )
+    assert (manifest.inputs, manifest.models) == (imported.inputs, imported.models)
+    assert all(file_sha256(Path(one.path)) == one.sha256 for one in manifest.inputs)
+    assert not list(tmp_path.glob(".*imported*"))
+
+
+@pytest.mark.parametrize("name", ["litellm", "verifiers", "sharegpt", "claude_code", "gemini"])
+def test_a_log_is_filtered_to_rollouts_of_ours(tmp_path: Path, name: str) -> None:
+    workspace = workspace_with(tmp_path, name)
+    import_rollouts(workspace, ImportRollouts(input="logs", output="imported.jsonl"))
+
+    kept = filter_dataset(workspace, FilterDataset(input="logs", output="kept.jsonl"))
+
+    assert kept.read == kept.kept > 0
+    assert (tmp_path / "kept.jsonl").read_bytes() == (tmp_path / "imported.jsonl").read_bytes()
+    assert (
+        manifest_of(tmp_path, "kept.jsonl").inputs == manifest_of(tmp_path, "imported.jsonl").inputs
+    )
+    none = filter_dataset(workspace, FilterDataset(input="logs", output="none.jsonl", min_turns=99))
+    assert none.kept == 0
+    sources = [
+        row["origin"]["source"].partition("#")[0] for row in read_rows(tmp_path / "kept.jsonl")
+    ]
+    dropped = [DroppedRow(**row) for row in read_rows(tmp_path / "none.jsonl.dropped")]
+    assert [f"{workspace.shown(Path(row.file))}:{row.line}" for row in dropped] == sources
+
+
+def test_a_row_that_repeats_another_one_of_a_log_names_its_place_there(tmp_path: Path) -> None:
+    said = [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]
+    rows = [{"id": name, "conversations": said} for name in "ab"]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    workspace = Workspace(tmp_path)
+    import_rollouts(workspace, ImportRollouts(input="chats.jsonl", output="imported.jsonl"))
+    num_imported = len(read_rows(tmp_path / "imported.jsonl"))
+
+    request = FilterDataset(input="chats.jsonl", output="kept.jsonl", dedupe="exact")
+    result = filter_dataset(workspace, request)
+
+    assert (result.read, result.kept) == (num_imported, 1)
+    likes = [row["like"] for row in read_rows(tmp_path / "kept.jsonl.dropped")]
+    assert likes == [f"{tmp_path}/chats.jsonl:1"] * (num_imported - 1)
+
+
+@pytest.mark.parametrize("layout", IN_PLACE)
+def test_rows_of_a_known_layout_are_filtered_where_they_are(tmp_path: Path, layout: str) -> None:
+    workspace = workspace_with(tmp_path, layout)
+    [file] = (path for path in (tmp_path / "logs").iterdir() if path.is_file())
+    if layout == "rnow":
+        # What the layout writes as one document may be a list of rows, which only an import reads.
+        listed = tmp_path / "logs" / "list.json"
+        listed.write_text(f"[{file.read_text(encoding='utf-8')}]", encoding="utf-8")
+        request = ConvertRollouts(input="logs/list.json", output="list.jsonl", include_failed=True)
+        assert convert_rollouts(workspace, request).converted == 1
+        listed.unlink()
+
+    filter_dataset(workspace, FilterDataset(input="logs", output="kept.jsonl"))
+
+    [kept] = read_rows(tmp_path / "kept.jsonl")
+    assert kept == json.loads(file.read_bytes())
+
+
+def test_pairs_are_made_of_what_a_log_judged(tmp_path: Path) -> None:
+    workspace = workspace_with(tmp_path, "trl_preferences")
+
+    result = make_dpo_pairs(workspace, MakeDpoPairs(input="logs", output="pairs.jsonl"))
+
+    assert result.pairs == len(read_rows(tmp_path / "pairs.jsonl")) > 0
+    [record] = manifest_of(tmp_path, "pairs.jsonl").inputs
+    assert record.path == str(tmp_path / "logs" / "pairs.jsonl")
+
+
+@pytest.mark.parametrize("name", ["litellm", "verifiers", "langfuse", "csv"])
+def test_a_log_is_validated_as_rollouts(tmp_path: Path, name: str) -> None:
+    workspace = workspace_with(tmp_path, name)
+    imported = import_rollouts(workspace, ImportRollouts(input="logs", output="imported.jsonl"))
+
+    report = validate_dataset(workspace, ValidateDataset(path="logs", report="none"))
+
+    assert (report.path, report.format) == ("logs", "rollouts")
+    assert (report.good, report.bad) == (imported.kept, imported.refused)
+    assert report.layouts == {name: count.kept for name, count in imported.formats.items()}
+    assert len(report.problems) == imported.refused
+
+
+@pytest.mark.parametrize("name", ["sharegpt", "litellm"])
+def test_a_row_made_of_a_log_leads_back_to_its_place_in_it(tmp_path: Path, name: str) -> None:
+    workspace = workspace_with(tmp_path, name)
+    filter_dataset(workspace, FilterDataset(input="logs", output="kept.jsonl"))
+    request = ConvertRollouts(input="logs", output="train.jsonl", include_failed=True)
+    convert_rollouts(workspace, request)
+    first = read_rows(tmp_path / "kept.jsonl")[0]["origin"]["source"]
+
+    for output in ("kept.jsonl", "train.jsonl"):
+        lineage = show_lineage(workspace, ShowLineage(path=output, row=1, sources=f"{output}.all"))
+
+        assert [step.what for step in lineage.row][:2] == ["row", "source row"]
+        assert lineage.row[1].at.partition("#")[0] == first.partition("#")[0]
+        assert {node.path for node in lineage.root.inputs} >= {
+            workspace.shown(path) for path in (tmp_path / "logs").iterdir()
+        }
+        behind = [row["at"] for row in read_rows(tmp_path / f"{output}.all")]
+        assert first in behind
+
+
+def test_what_holds_no_conversation_is_refused_with_the_imports_reason(tmp_path: Path) -> None:
+    workspace = workspace_with(tmp_path, "codex_exec")
+
+    with pytest.raises(DataError, match="lacks the prompts"):
+        convert_rollouts(workspace, ConvertRollouts(input="logs", output="train.jsonl"))
+
+
+def test_a_log_is_never_replaced_by_what_is_made_of_it(tmp_path: Path) -> None:
+    workspace = workspace_with(tmp_path, "litellm")
+    before = (tmp_path / "logs" / "openai.jsonl").read_bytes()
+
+    with pytest.raises(InputError, match="is the input itself"):
+        convert_rollouts(workspace, ConvertRollouts(input="logs", output="logs/openai.jsonl"))
+
+    assert (tmp_path / "logs" / "openai.jsonl").read_bytes() == before
