@@ -35,7 +35,7 @@ from stillroom.models.resolve import locate_model
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
-from stillroom.train.config.schema import ModelSection
+from stillroom.train.config.sections import ModelSection
 from stillroom.train.on_policy.policy_update import accumulate_gradient
 from stillroom.train.on_policy.token_losses import UpdateStats
 from stillroom.train.on_policy.training_sequences import TrainingSequence

@@ -40,7 +40,7 @@ from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
-from stillroom.train.config.schema import DpoSection, ModelSection, TrainerSection
+from stillroom.train.config.sections import DpoSection, ModelSection, TrainerSection
 from stillroom.train.loop.checkpoints import save_checkpoint
 from stillroom.train.methods.dpo import ReferencedPair, accumulate_preference
 from stillroom.train.methods.sft import accumulate_nll

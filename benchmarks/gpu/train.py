@@ -54,7 +54,7 @@ from stillroom.policy.sequences import DecodedSequence
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
-from stillroom.train.config.schema import DpoSection, ModelSection, TrainerSection
+from stillroom.train.config.sections import DpoSection, ModelSection, TrainerSection
 from stillroom.train.methods.dpo import accumulate_preference, add_reference
 from stillroom.train.methods.sft import accumulate_nll
 from stillroom.train.on_policy.policy_update import accumulate_gradient

@@ -71,13 +71,13 @@ def ours(work: Work, student_folder: Path, teacher_folder: Path, steps: int) -> 
     from stillroom.models.resolve import locate_model
     from stillroom.settings import Workspace
     from stillroom.teachers.local_hf import LocalTeacher
-    from stillroom.train.config.schema import TrainConfig
+    from stillroom.train.config.schema import DistillConfig
     from stillroom.train.on_policy.policy_update import update_student
     from stillroom.train.student.model import load_student
     from stillroom.train.student.optimizer import Optimizer
 
     workspace = Workspace(student_folder.parent)
-    config = TrainConfig.model_validate(
+    config = DistillConfig.model_validate(
         {
             "dataset_type": "distill",
             "data": {"batch_size": work.num_prompts, "group_size": work.group},

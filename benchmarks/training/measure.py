@@ -27,7 +27,7 @@ from work import WORKS, Work, dpo_batches, num_tokens, sft_batches
 
 def ours(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     from stillroom.settings import Workspace
-    from stillroom.train.config.schema import DpoSection, ModelSection, TrainerSection
+    from stillroom.train.config.sections import DpoSection, ModelSection, TrainerSection
     from stillroom.train.methods.dpo import accumulate_preference, add_reference
     from stillroom.train.methods.sft import accumulate_nll
     from stillroom.train.student.model import load_student

@@ -12,7 +12,7 @@ from stillroom.data.formats import load_tasks
 from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.tools.source import ToolSource
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import DistillConfig
 from stillroom.train.loop.session import Session
 from stillroom.train.loop.student_environment import StudentEnvironment
 from stillroom.train.on_policy.student_policy import StudentRollout
@@ -26,9 +26,9 @@ from stillroom.train.on_policy.teachers import Teachers
 PROMPTS = [{"prompt": f"Item {i}?"} for i in range(6)]
 
 
-def make_session(models, folder: Path, root: Path, **sections) -> Session:
+def make_session(models, folder: Path, root: Path, **sections) -> Session[DistillConfig]:
     """Returns the session of a distill run that has not taken a step."""
-    config = TrainConfig.model_validate(
+    config = DistillConfig.model_validate(
         {
             "dataset_type": "distill",
             "teacher": {"path": str(folder)},

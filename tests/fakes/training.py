@@ -17,7 +17,7 @@ from stillroom.models.resolve import CHECKPOINTS
 from stillroom.run_folder import RunFolder, RunRequest, RunState
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining
-from stillroom.train.config.schema import ModelSection
+from stillroom.train.config.sections import ModelSection
 from stillroom.train.loop.session import TrainResult
 from stillroom.train.run import train
 from stillroom.train.student.model import Student, load_student

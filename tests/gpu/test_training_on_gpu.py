@@ -26,7 +26,7 @@ from stillroom.models.load import load_model
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
-from stillroom.train.config.schema import DpoSection, ModelSection
+from stillroom.train.config.sections import DpoSection, ModelSection
 from stillroom.train.methods.dpo import accumulate_preference, add_reference
 from stillroom.train.methods.sft import accumulate_nll
 from stillroom.train.on_policy.policy_update import accumulate_gradient

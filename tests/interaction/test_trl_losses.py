@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from fakes.training import make_student
 from stillroom.models.batches import TokenSequence
-from stillroom.train.config.schema import DpoSection, TrainerSection
+from stillroom.train.config.sections import DpoSection, TrainerSection
 from stillroom.train.methods.dpo import accumulate_preference, add_reference
 from stillroom.train.methods.sft import accumulate_nll
 from stillroom.train.student.encode import TokenPair

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,10 +14,10 @@ from stillroom.models.resolve import identify, locate_model
 from stillroom.reporting import Reporter
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
+from stillroom.train.config.distill_sections import served_teacher
 from stillroom.train.config.request import StartTraining, TrainingPlan
 from stillroom.train.config.resume import RunInputs, check_unchanged, find_resume_point
 from stillroom.train.config.schema import TrainConfig
-from stillroom.train.config.teacher_servers import served_teacher
 from stillroom.train.loop.checkpoints import RunSources
 from stillroom.train.loop.evaluations import TrainingEvaluations, read_prompts
 from stillroom.train.loop.session import Session, TrainResult
@@ -87,7 +88,7 @@ def train_in_process(
 
 def _method(
     workspace: Workspace, plan: TrainingPlan, models: list[ModelRecord]
-) -> Callable[[Session], TrainResult]:
+) -> Callable[[Session[Any]], TrainResult]:
     """Reads the rows, before any model is loaded, and returns the method that trains on them."""
     prepare = _prepare_targets(workspace, plan, models)
     match plan.config.dataset_type:
@@ -123,7 +124,7 @@ def _prepare_targets(
     return partial(prepare_targets, workspace, plan.config, teacher, rows_file)
 
 
-def _max_length(session: Session) -> int:
+def _max_length(session: Session[TrainConfig]) -> int:
     return session.config.model.row_length(session.student.loaded.max_context)
 
 

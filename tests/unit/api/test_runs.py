@@ -14,7 +14,7 @@ from stillroom import api
 from stillroom.errors import DataError
 from stillroom.files import write_json
 from stillroom.settings import Workspace
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import CONFIGS
 from stillroom.validation import describe_errors
 
 DAMAGED = {
@@ -125,7 +125,7 @@ def numbers_of(model: type[BaseModel], path: tuple[str, ...] = ()) -> list[tuple
     return found
 
 
-MODELS = [*(operation.request for operation in api.OPERATIONS), TrainConfig]
+MODELS = [*(operation.request for operation in api.OPERATIONS), *CONFIGS.values()]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)

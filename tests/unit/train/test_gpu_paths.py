@@ -10,7 +10,7 @@ from fakes.training import gradients, largest_gap, make_student, one_by_one
 from stillroom.models.batches import TokenSequence
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
-from stillroom.train.config.schema import DpoSection
+from stillroom.train.config.sections import DpoSection
 from stillroom.train.methods.dpo import accumulate_preference, add_reference
 from stillroom.train.methods.sft import accumulate_nll
 from stillroom.train.on_policy.policy_update import accumulate_gradient

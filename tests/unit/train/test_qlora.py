@@ -12,7 +12,7 @@ from fakes.training import make_project, make_student
 from stillroom.errors import ConfigError, MissingExtraError
 from stillroom.models.load import load_model, load_weights
 from stillroom.models.resolve import locate_model
-from stillroom.train.config.schema import ModelSection
+from stillroom.train.config.sections import ModelSection
 from stillroom.train.student.model import load_student
 
 SFT_ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(10)]

@@ -1,7 +1,7 @@
 """The sections of config.yml for on-policy distillation: sampling, teacher, loss, curriculum."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -9,22 +9,14 @@ from stillroom.data.chat.template import ReasoningMode
 from stillroom.models.precision import Precision, Quantization
 from stillroom.rollout.request import EpisodeOptions
 from stillroom.secrecy.commands import WITHOUT_SECRETS
-from stillroom.validation import StrictModel
+from stillroom.serving.model_server import ModelServer, ServerSettings
+from stillroom.serving.scoring import ServedTeacher
+from stillroom.settings import Workspace
+from stillroom.teachers.providers import endpoint_for
+from stillroom.train.config.losses import LOSSES, Loss, LossName, losses_with
+from stillroom.train.config.sections import ConfigSection
 
 AdvantageEstimator = Literal["grpo", "reinforce", "gae"]
-LossName = Literal[
-    "importance_sampling", "ppo", "full_reverse_kl", "jsd", "top_k_reverse_kl", "byte_reverse_kl"
-]
-_SAMPLED_LOSSES: tuple[LossName, ...] = ("importance_sampling", "ppo")
-"""The losses that read the sampled token's probability only; the others compare distributions."""
-
-
-_LISTED_LOSSES: tuple[LossName, ...] = ("top_k_reverse_kl", "byte_reverse_kl")
-"""The losses for which a server lists the likeliest tokens."""
-
-
-class ConfigSection(StrictModel):
-    """The base class of the sections of config.yml; an unknown key is an error."""
 
 
 class StudentServerSection(ConfigSection):
@@ -197,6 +189,30 @@ class DatasetTeacher:
     tokenizer: str | None
 
 
+def served_teacher(
+    workspace: Workspace,
+    teacher: DatasetTeacher,
+    *,
+    top_k: int | None = None,
+) -> ServedTeacher:
+    """Returns a client of the teacher's server; nothing is sent yet.
+
+    top_k: the number of likeliest tokens that the server returns at each position; None: none.
+    Raises InputError if the server's key is missing.
+    """
+    section = teacher.section
+    provider = "sglang" if section.provider == "sglang" else "vllm"
+    endpoint = endpoint_for(
+        workspace, provider, base_url=teacher.base_url, api_key_env=section.api_key_env
+    )
+    server = ModelServer(
+        endpoint,
+        key=workspace.read_key(endpoint.api_key_env),
+        settings=ServerSettings(section.concurrency, section.timeout),
+    )
+    return ServedTeacher(server, teacher.path, provider=provider, top_k=top_k)
+
+
 def _at(value: str | tuple[str, ...] | None, index: int) -> str | None:
     return value[index] if isinstance(value, tuple) else value
 
@@ -237,61 +253,81 @@ class AlgorithmSection(ConfigSection):
     substeps: Annotated[int, Field(ge=1, le=64)] = 1
     """The number of optimiser steps per iteration, each on an equal share of the rollouts."""
 
-    def resolved(self, *, is_served: bool, is_reread: bool = False) -> "AlgorithmSection":
+    def resolved(self, teacher: TeacherSection) -> "AlgorithmSection":
         """Returns the section with `auto` replaced by the loss that suits the kind of teacher."""
         if self.loss_fn != "auto":
             return self
-        loss_fn = "top_k_reverse_kl" if is_served else "full_reverse_kl"
-        if is_reread:
+        loss_fn = "top_k_reverse_kl" if teacher.is_served else "full_reverse_kl"
+        if teacher.tokens == "reread":
             loss_fn = "byte_reverse_kl"
         return self.model_copy(update={"loss_fn": loss_fn})
 
     @property
-    def is_sampled_loss(self) -> bool:
-        """Whether the loss needs the probability of the sampled token only."""
-        return self.loss_fn in _SAMPLED_LOSSES
+    def loss(self) -> Loss:
+        """The loss with what it needs; `auto` is full_reverse_kl where no teacher is known."""
+        return LOSSES["full_reverse_kl" if self.loss_fn == "auto" else self.loss_fn]
 
     @property
-    def needs_logits(self) -> bool:
+    def needs_distribution(self) -> bool:
         """Whether the loss compares whole distributions; of a served teacher only byte_reverse_kl
         does without them."""
-        whole = ("auto", "full_reverse_kl", "jsd", "byte_reverse_kl")
-        return self.loss_fn in whole or self.kl_baseline == "exact"
+        return self.loss.reads in ("distribution", "bytes") or self.kl_baseline == "exact"
 
     @property
-    def num_teacher_tokens(self) -> int | None:
+    def num_listed_tokens(self) -> int | None:
         """The number of likeliest tokens that a served teacher returns with each score, or None."""
-        return self.top_k if self.loss_fn in _LISTED_LOSSES else None
+        return self.top_k if self.loss.lists_tokens else None
 
     @property
     def has_ratio(self) -> bool:
         """Whether the loss reads the ratio p_now / p_when_sampled of a token's probabilities."""
-        return self.is_sampled_loss or self.reward_coef > 0
+        return self.loss.is_sampled or self.reward_coef > 0
 
     @property
     def kl_coef(self) -> float:
         """The weight β of the divergence: `kl_penalty_coef`, or its default for the loss."""
-        if self.kl_penalty_coef is not None:
-            return self.kl_penalty_coef
-        return 0.1 if self.is_sampled_loss else 1.0
+        default = self.loss.default_coef
+        return default if self.kl_penalty_coef is None else self.kl_penalty_coef
+
+    def check_teacher(self, teacher: TeacherSection) -> None:
+        """Raises ValueError, with what to do, if the teacher cannot give what the loss needs."""
+        is_reread, name = teacher.tokens == "reread", self.loss.name
+        if is_reread and self.loss.reads != "bytes":
+            raise ValueError(
+                f"teacher.tokens: reread compares both models byte by byte, and {name} compares "
+                "tokens: set algorithm.loss_fn: byte_reverse_kl (or auto)"
+            )
+        if not is_reread and self.loss.reads == "bytes":
+            raise ValueError(
+                f"algorithm.loss_fn {name} is for a teacher with another tokenizer: set "
+                "teacher.tokens: reread, or take full_reverse_kl"
+            )
+        default = AlgorithmSection.model_fields["top_k"].default
+        if is_reread and not teacher.is_served and self.top_k != default:
+            raise ValueError(
+                "algorithm.top_k is the number of tokens that a server lists, and a teacher in "
+                f"this process gives its whole distribution to {name}: leave top_k out"
+            )
+        if teacher.is_served and not is_reread and self.needs_distribution:
+            needed = "kl_baseline exact" if self.loss.is_sampled else name
+            raise ValueError(
+                f"algorithm: {needed} needs the teacher's whole distribution, which no server "
+                "gives: take importance_sampling or top_k_reverse_kl, or a teacher in this process "
+                "(teacher.provider hf)"
+            )
 
     @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> "AlgorithmSection":
-        used = {
-            "kl_baseline": (self.is_sampled_loss, "loss_fn importance_sampling or ppo"),
-            "importance_cap": (self.is_sampled_loss, "loss_fn importance_sampling or ppo"),
-            "clip_ratio": (self.loss_fn == "ppo", "loss_fn ppo"),
-            "jsd_beta": (self.loss_fn == "jsd", "loss_fn jsd"),
-            "top_k": (self.loss_fn in _LISTED_LOSSES, f"loss_fn {' or '.join(_LISTED_LOSSES)}"),
-            "gae_lambda": (
-                self.adv_estimator == "gae" and self.reward_coef > 0,
-                "adv_estimator gae and reward_coef above 0",
-            ),
+    def _nothing_is_ignored(self) -> Self:
+        of_losses = frozenset[str]().union(*(loss.options for loss in LOSSES.values()))
+        needed = {
+            name: f"loss_fn {' or '.join(losses_with(name))}"
+            for name in sorted(of_losses - self.loss.options)
         }
-        fields = AlgorithmSection.model_fields
-        for name, (is_used, needed) in used.items():
-            if not is_used and self.model_dump()[name] != fields[name].default:
-                raise ValueError(f"algorithm.{name} counts only with {needed}; leave it out")
+        if self.adv_estimator != "gae" or self.reward_coef == 0:
+            needed["gae_lambda"] = "adv_estimator gae and reward_coef above 0"
+        for name, condition in needed.items():
+            if getattr(self, name) != AlgorithmSection.model_fields[name].default:
+                raise ValueError(f"algorithm.{name} counts only with {condition}; leave it out")
         return self
 
 
@@ -314,16 +350,6 @@ class SoftTargetsSection(ConfigSection):
     """The weight at which the rows' own negative log-likelihood is added to the loss."""
     store: str = "teacher_probabilities"
     """The folder, relative to the workspace, that keeps the teacher's probabilities (top_k)."""
-
-    @property
-    def is_sampled_loss(self) -> bool:
-        """False: the loss compares distributions."""
-        return False
-
-    @property
-    def needs_logits(self) -> bool:
-        """Whether the loss compares distributions over the whole vocabulary."""
-        return self.top_k is None
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> "SoftTargetsSection":

@@ -1,18 +1,25 @@
 """Reads config.yml with its overrides; names and refuses what only other training systems offer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from stillroom.errors import ConfigError
 from stillroom.models.pairing import OFF_POLICY_ROUTE
 from stillroom.secrecy.readable import check_readable, unreadable
 from stillroom.teachers.providers import PROVIDERS
-from stillroom.train.config.schema import TrainConfig, TrainerSection
+from stillroom.train.config.schema import (
+    CONFIGS,
+    DistillConfig,
+    TrainConfig,
+    keys_of_others,
+    section_of,
+)
+from stillroom.train.config.sections import TrainerSection
 from stillroom.validation import describe_errors
 from stillroom.yaml_text import read_yaml
 
@@ -73,6 +80,24 @@ REFUSED_VALUES: dict[tuple[str, str], tuple[str, str]] = {
 """The reason and the fix for each refused value, by dotted key and value."""
 
 
+_OF_OTHERS: dict[str, str] = {
+    "data.val_split": "distill is judged on prompts of a file of their own: name it in evals",
+    "trainer.max_steps": "it limits iterations; set trainer.num_epochs",
+    "trainer.early_stop": "it watches val_loss, and rollouts have none: name prompts in evals",
+    "model.system": (
+        "supervised rows are trained as they are; convert_rollouts(system=…) writes them with "
+        "another system message"
+    ),
+    "teacher.system": "dpo reads no teacher",
+    "teacher.context_file": "dpo reads no teacher",
+    "curriculum": "it limits the student's rollouts",
+    "cold_start": "it comes before the student's rollouts",
+    "soft_targets": "it is the loss of sft, and of the cold start of distill",
+}
+"""The reason for each key that is refused if the dataset_type is one that does without it; other
+such keys are left out with a note, so that one config.yml may serve several types."""
+
+
 def load_config(
     path: Path, overrides: Sequence[str] = (), *, source: Path | None = None
 ) -> TrainConfig:
@@ -86,13 +111,63 @@ def load_config(
     _refuse_unsupported(raw, path)
     for dotted in WITHOUT_EFFECT:
         _remove(raw, dotted)
+    model = _config_class(raw, path)
+    for dotted, owners in keys_of_others(raw["dataset_type"]).items():
+        _refuse_of_others(raw, dotted, owners, path)
+        _remove(raw, dotted)
+    if model is DistillConfig and not raw.get("teacher"):
+        raise ConfigError(
+            f"{path}: dataset_type distill needs teacher.path",
+            "name the model that scores the student's tokens",
+        )
     try:
-        return TrainConfig.model_validate(raw)
+        return model.model_validate(raw)
     except ValidationError as error:
         raise ConfigError(
-            f"{path}: {describe_errors(error, TrainConfig)}",
+            f"{path}: {describe_errors(error, model)}",
             "mend the file, or override the key with section.key=value",
         ) from error
+
+
+def _config_class(raw: Mapping[str, Any], path: Path) -> type[TrainConfig]:
+    """Returns the class of the configuration's dataset_type. Raises ConfigError for another."""
+    name = raw.get("dataset_type")
+    if isinstance(name, str) and name in CONFIGS:
+        return CONFIGS[name]
+    shown = repr(name) if isinstance(name, str) else type(name).__name__
+    problem = f"should be one of them, not {shown}" if "dataset_type" in raw else "is required"
+    raise ConfigError(
+        f"{path}: dataset_type {problem}: {', '.join(CONFIGS)}", "begin with `dataset_type: sft`"
+    )
+
+
+def _refuse_of_others(raw: Mapping[str, Any], dotted: str, owners: list[str], path: Path) -> None:
+    """Raises ConfigError if a key of other dataset_types is set that must not be left out."""
+    for key, reason in _OF_OTHERS.items():
+        is_it = key == dotted or key.rpartition(".")[0] == dotted
+        if is_it and _is_set(key, _value_at(raw, key), CONFIGS[owners[0]]):
+            raise ConfigError(
+                f"{path}: {key} is for dataset_type {' and '.join(owners)}: {reason}",
+                f"leave it out, or set dataset_type to {' or '.join(owners)}",
+            )
+
+
+def _is_set(dotted: str, value: Any, model: type[BaseModel]) -> bool:
+    """Returns whether a value of a configuration is another one than the key's default."""
+    section, _, key = dotted.rpartition(".")
+    holder = section_of(model, section) if section else model
+    if isinstance(value, dict):
+        inner = holder and section_of(holder, key)
+        values = cast("dict[str, Any]", value).items()
+        return inner is None or any(_is_set(name, each, inner) for name, each in values)
+    field = holder and holder.model_fields.get(key)
+    return value is not None and (field is None or value != field.get_default())
+
+
+def _notes_on_others(raw: Mapping[str, Any]) -> Iterator[str]:
+    for dotted, owners in keys_of_others(raw["dataset_type"]).items():
+        if _is_set(dotted, _value_at(raw, dotted), CONFIGS[owners[0]]):
+            yield f"{dotted} is left out: it is for dataset_type {' and '.join(owners)}"
 
 
 def config_notes(
@@ -105,6 +180,7 @@ def config_notes(
         for dotted, reason in WITHOUT_EFFECT.items()
         if _value_at(raw, dotted) not in (None, "", False)
     ]
+    notes += [f"{name}: {note}" for note in _notes_on_others(raw)]
     if _value_at(raw, "trainer.num_epochs") is None:
         fields = TrainerSection.model_fields
         shown = ("num_epochs", "learning_rate", "schedule", "save_step")
@@ -207,7 +283,7 @@ def _refuse_hosted_evals(raw: dict[str, Any], path: Path) -> None:
             raise ConfigError(
                 f"{path}: evals.{index}.eval_id is not supported: it names an evaluation of a "
                 "hosted service",
-                "put its prompts beside config.yml, e.g. as heldout.jsonl, and write "
+                "put its prompts next to config.yml, e.g. as heldout.jsonl, and write "
                 "- {name: heldout, step: 100} (pass1, pass4, pass8 stay)",
             )
 
@@ -219,7 +295,7 @@ def _remove(raw: dict[str, Any], dotted: str) -> None:
         cast("dict[str, Any]", holder).pop(key, None)
 
 
-def _value_at(raw: dict[str, Any], dotted: str) -> Any:
+def _value_at(raw: Mapping[str, Any], dotted: str) -> Any:
     value: Any = raw
     for part in dotted.split("."):
         value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else None

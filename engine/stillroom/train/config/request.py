@@ -29,11 +29,11 @@ from stillroom.settings import Workspace
 from stillroom.tools.mcp.spec import parse_spec
 from stillroom.tools.user.file import UserFile, read_user_file
 from stillroom.tools.user.pool import TOOLS_FILE, schemas_in
+from stillroom.train.config.distill_sections import served_teacher
 from stillroom.train.config.file import config_notes, load_config
-from stillroom.train.config.launcher import LauncherSection, split_address
 from stillroom.train.config.resume import TrainingState, find_resume_point, run_to_resume
-from stillroom.train.config.schema import EvalSection, TrainConfig
-from stillroom.train.config.teacher_servers import served_teacher
+from stillroom.train.config.schema import DistillConfig, TrainConfig
+from stillroom.train.config.sections import EvalSection, LauncherSection, split_address
 from stillroom.validation import PlacedRequest, StrictModel, Where
 
 _CHECKED_ROWS = 1000
@@ -85,9 +85,11 @@ def _group_size_of(
 
     Earlier versions had another default.
     """
-    recorded = state.inputs.config["data"]["group_size"] if state.inputs is not None else None
-    now = load_config(workspace.existing(config, label="config"), overrides).data
-    if recorded in (None, now.group_size) or "group_size" in now.model_fields_set:
+    recorded = state.inputs.config["data"].get("group_size") if state.inputs is not None else None
+    now = load_config(workspace.existing(config, label="config"), overrides)
+    if now.dataset_type != "distill" or recorded in (None, now.data.group_size):
+        return ()
+    if "group_size" in now.data.model_fields_set:
         return ()
     return (f"data.group_size={recorded}",)
 
@@ -244,6 +246,8 @@ def _mixed_files(
         return _rows_file(workspace, config_file, name, key=key, kind=RowFormat.SFT)
 
     cold_start_file = None
+    if not isinstance(config, DistillConfig):
+        return None, None
     if config.cold_start is not None:
         cold_start_file = checked(config.cold_start.train_file, "cold_start.train_file")
     if config.rollout.on_policy_share is None:
@@ -303,7 +307,8 @@ def _views(workspace: Workspace, config: TrainConfig, context_file: Path | None)
     if context_file is not None:
         context = read_context(workspace, context_file, label=label)
     system = config.teacher.system if config.teacher is not None else None
-    return PromptViews(Instruction(config.model.system), Instruction(system, context))
+    own = config.model.system if isinstance(config, DistillConfig) else None
+    return PromptViews(Instruction(own), Instruction(system, context))
 
 
 def _rows_file(

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
+from pydantic import BaseModel
 
 from stillroom.errors import DataError, InputError, RunError
 from stillroom.files import read_json
@@ -14,7 +15,7 @@ from stillroom.models.resolve import CHECKPOINTS
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.tools.source import ToolResult
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import CONFIGS, keys_of_others, section_of
 from stillroom.types import BegunTurn, RunStatus, SampledTurn
 
 STATE = "training_state.json"
@@ -142,12 +143,12 @@ def run_to_resume(workspace: Workspace, run_id: str) -> RunToResume:
         request = msgspec.convert(run.read_request().request, type=RunToResume)
     except (OSError, DataError, msgspec.ValidationError) as error:
         raise RunError(
-            f"{run_id!r} is not a training run that can go on: {error}",
+            f"{run_id!r} is not a training run that can be resumed: {error}",
             "give the id of an sft, dpo or distill run (list_runs)",
         ) from error
     if status is RunStatus.SUCCEEDED:
         raise RunError(
-            f"run {run_id!r} is finished, so there is nothing left to go on with",
+            f"run {run_id!r} is finished, so there is nothing left to resume",
             f"start a new run from its model with the override model.path={run_id}",
         )
     return request
@@ -164,7 +165,7 @@ def find_resume_point(workspace: Workspace, run_id: str) -> ResumePoint:
             return ResumePoint(folder.name, checkpoint, read_state(checkpoint))
         following = run_to_resume(workspace, following).resume
     raise RunError(
-        f"run {run_id!r} has no checkpoint to go on from",
+        f"run {run_id!r} has no checkpoint to resume from",
         "start it anew; trainer.save_step writes a checkpoint every so many steps",
     )
 
@@ -194,7 +195,7 @@ def check_unchanged(before: RunInputs | None, after: RunInputs, *, run_id: str) 
     ]
     if changes:
         raise RunError(
-            f"run {run_id!r} cannot go on, for what it is made of has changed: "
+            f"run {run_id!r} cannot be resumed, because its inputs have changed: "
             + "; ".join(changes),
             "put it back as it was, or start a new run from its last checkpoint with the override "
             "model.path=<that folder>",
@@ -203,11 +204,15 @@ def check_unchanged(before: RunInputs | None, after: RunInputs, *, run_id: str) 
 
 def _config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     old, new = dict(_leaves(before)), dict(_leaves(after))
+    # Earlier versions recorded the keys of all types.
+    others = keys_of_others(after["dataset_type"])
     for key in sorted(old.keys() | new.keys()):
+        if key in _FREE_KEYS or key in others or key.partition(".")[0] in others:
+            continue
         # A key that only this version of stillroom knows had its default before; one that only the
         # other version knows counts as None.
         was = old[key] if key in old else _default_of(key, before)
-        if key not in _FREE_KEYS and was != new.get(key) and old.get(key) != new.get(key):
+        if was != new.get(key) and old.get(key) != new.get(key):
             yield f"{key} was {was!r} and is {new.get(key)!r}"
 
 
@@ -216,17 +221,16 @@ def _default_of(key: str, before: Mapping[str, Any]) -> Any:
 
     A key has no default in a section that a run may be without, and that `before` is without.
     """
-    section: Any = TrainConfig
+    model: type[BaseModel] | None = CONFIGS.get(before["dataset_type"])
     had: Any = before
     *parents, name = key.split(".")
     for parent in parents:
-        field = getattr(section, "model_fields", {}).get(parent)
+        field = model.model_fields.get(parent) if model is not None else None
         had = had.get(parent) if isinstance(had, Mapping) else None
         if field is None or (had is None and field.default is None):
             return None
-        kinds = (field.annotation, *get_args(field.annotation))
-        section = next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
-    field = getattr(section, "model_fields", {}).get(name)
+        model = section_of(model, parent) if model is not None else None
+    field = model.model_fields.get(name) if model is not None else None
     return None if field is None or field.is_required() else field.get_default()
 
 

@@ -14,7 +14,7 @@ from accelerate.commands.launch import launch_command, launch_command_parser
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from stillroom.files import write_atomic
-from stillroom.train.config.launcher import LauncherSection
+from stillroom.train.config.sections import LauncherSection
 from stillroom.train.distributed.rank_folder import RankFiles, RanksFailedError
 
 _CONFIG = "accelerate.yaml"

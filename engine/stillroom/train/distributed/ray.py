@@ -7,7 +7,7 @@ from typing import Any
 
 from stillroom.errors import RunError
 from stillroom.rollout.ray.cluster import ray_cluster
-from stillroom.train.config.launcher import LauncherSection
+from stillroom.train.config.sections import LauncherSection
 from stillroom.train.distributed.rank_folder import RankFiles, RanksFailedError, watch_owner
 from stillroom.train.student.collective import WAIT_S, Collective
 

@@ -26,7 +26,7 @@ from stillroom.rollout.episode.collect import (
 )
 from stillroom.settings import Workspace
 from stillroom.train.config.request import TrainingPlan
-from stillroom.train.config.schema import EvalSection
+from stillroom.train.config.sections import EvalSection
 from stillroom.train.loop.student_environment import StudentEnvironment, open_student_environment
 from stillroom.train.student.model import Student
 from stillroom.types import SamplingSettings, TeacherRecord

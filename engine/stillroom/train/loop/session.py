@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -73,18 +73,21 @@ class MethodProgress(Protocol):
     """The state that a method keeps from step to step; the session saves and restores it."""
 
     carried: list[CarriedRollout]
-    """The rollouts that go on in a later step; kept in checkpoints."""
+    """The rollouts that continue in a later step; kept in checkpoints."""
 
     def alarms_after(self, metrics: Mapping[str, float]) -> Sequence[str]:
         """Adds the metrics of one more step and returns the alarms that now hold."""
         ...
 
 
+ConfigT_co = TypeVar("ConfigT_co", bound=TrainConfig, covariant=True)
+
+
 @dataclass(slots=True)
-class Session:
+class Session(Generic[ConfigT_co]):
     """One training run in this process."""
 
-    config: TrainConfig
+    config: ConfigT_co
     student: Student
     run: Path
     """The run's folder."""
@@ -95,12 +98,12 @@ class Session:
     sources: RunSources | None = None
     """The files, models and request that the checkpoints' manifests name."""
     resumed: ResumePoint | None = None
-    """The checkpoint that this run goes on from."""
+    """The checkpoint that this run is resumed from."""
     inputs: RunInputs | None = None
     """The inputs that must be the same when the run is resumed."""
     evaluations: TrainingEvaluations | None = None
     progress: MethodProgress | None = None
-    """The state that a method keeps beside the weights (distill); None for other methods."""
+    """The state that a method keeps besides the weights (distill); None for other methods."""
     trained_tokens: int = 0
     step: int = 0
     """The number of finished steps."""
@@ -324,4 +327,4 @@ class Session:
             if step <= point.state.step:
                 self.reporter.metrics(step, values)
                 self._watch(values)
-        self.reporter.note(f"goes on from step {point.state.step} of {point.run_id}")
+        self.reporter.note(f"resumes at step {point.state.step} of {point.run_id}")

@@ -6,7 +6,7 @@ from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import SftRow
 from stillroom.data.instruction import UNINSTRUCTED, Instruction
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import DistillConfig
 from stillroom.train.loop.row_batches import batches_of
 from stillroom.train.loop.session import Phase, Session
 from stillroom.train.methods.sft import PrepareTargets, accumulate_nll
@@ -16,7 +16,7 @@ _PHASE = "cold_start"
 
 
 def encode_cold_start(
-    session: Session, rows: Sequence[SftRow], teacher: Instruction = UNINSTRUCTED
+    session: Session[DistillConfig], rows: Sequence[SftRow], teacher: Instruction = UNINSTRUCTED
 ) -> EncodedSft:
     """Returns the cold start's rows as tokens; rows that are too long are left out and counted.
 
@@ -31,7 +31,7 @@ def encode_cold_start(
     return encoded
 
 
-def cold_start_steps(config: TrainConfig, num_rows: int) -> int:
+def cold_start_steps(config: DistillConfig, num_rows: int) -> int:
     """Returns the number of steps of a cold start on `num_rows` rows; 0 if none is configured."""
     if (section := config.cold_start) is None:
         return 0
@@ -40,7 +40,7 @@ def cold_start_steps(config: TrainConfig, num_rows: int) -> int:
 
 
 def train_cold_start(
-    session: Session,
+    session: Session[DistillConfig],
     encoded: EncodedSft,
     total_steps: int,
     prepare: PrepareTargets | None = None,

@@ -10,7 +10,8 @@ from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import DpoRow
 from stillroom.models.batches import TokenSequence
 from stillroom.models.placement import in_float64
-from stillroom.train.config.schema import DpoSection
+from stillroom.train.config.schema import DpoConfig
+from stillroom.train.config.sections import DpoSection
 from stillroom.train.loop.row_batches import hold_out
 from stillroom.train.loop.session import Session, TrainResult
 from stillroom.train.methods.losses import preference_loss, sum_by_sequence
@@ -38,7 +39,9 @@ class PairBatchStats:
     """The share of pairs whose margin is positive."""
 
 
-def train_dpo(session: Session, rows: Sequence[DpoRow], *, max_length: int) -> TrainResult:
+def train_dpo(
+    session: Session[DpoConfig], rows: Sequence[DpoRow], *, max_length: int
+) -> TrainResult:
     """Trains on the pairs and returns the result with the final checkpoint."""
     config, student = session.config, session.student
     renderer = ChatRenderer(

@@ -3,12 +3,24 @@
 Shapes: N trained tokens of a batch, P pairs.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 from torch import Tensor
+
+from stillroom.models.divergence import (
+    Divergence,
+    bucket_reverse_kl,
+    jensen_shannon,
+    reverse_kl,
+    top_k_reverse_kl,
+)
+from stillroom.train.config.distill_sections import AlgorithmSection
+from stillroom.train.config.losses import LossName
 
 # Adam scales even the smallest gradient up to a whole step, so the rounding difference between a
 # student and a teacher that agree would move the student. In fp32 that difference stays
@@ -111,3 +123,64 @@ def ppo_losses(
 def sum_by_sequence(values_N: Tensor, rows_N: Tensor, num_sequences: int) -> Tensor:
     """Returns the sum of the values of each sequence's tokens, [num_sequences]."""
     return values_N.new_zeros(num_sequences).index_add(0, rows_N, values_N)
+
+
+DivergenceForm = Callable[[Tensor, Tensor, Tensor], Divergence]
+"""A divergence from the student's and the teacher's log-probabilities, [N, V], and the student's
+probabilities."""
+ListedDivergence = Callable[[Tensor, Tensor, Tensor, Tensor], Divergence]
+"""The same from the teacher's log-probabilities of its K likeliest tokens and of all others
+together, [N, K + 1], and from these tokens' ids, [N, K], as the last argument."""
+SampledLoss = Callable[[Tensor, Tensor, Tensor, AlgorithmSection], Tensor]
+"""The losses from log-probabilities now, those before the step, and advantages, [N]."""
+
+
+def _no_divergence(*_: object) -> Divergence:
+    raise NotImplementedError("this loss does not compare distributions of this kind")
+
+
+def _no_form(_: AlgorithmSection) -> DivergenceForm:
+    return _no_divergence
+
+
+def _no_sampled_loss(*_: object) -> Tensor:
+    raise NotImplementedError("this loss compares distributions, not sampled tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class LossFunctions:
+    """The functions of one loss; a combination that it does not have raises an error."""
+
+    divergence: Callable[[AlgorithmSection], DivergenceForm] = _no_form
+    """Returns what compares the student with a teacher in this process."""
+    listed_divergence: ListedDivergence = _no_divergence
+    """What compares the student with the tokens that a server lists."""
+    sampled_loss: SampledLoss = _no_sampled_loss
+
+
+_FUNCTIONS: Mapping[LossName, LossFunctions] = {
+    "importance_sampling": LossFunctions(
+        sampled_loss=lambda now_N, old_N, advantages_N, _: importance_sampling_losses(
+            now_N, old_N, advantages_N
+        )
+    ),
+    "ppo": LossFunctions(
+        sampled_loss=lambda now_N, old_N, advantages_N, settings: ppo_losses(
+            now_N, old_N, advantages_N, clip_ratio=settings.clip_ratio
+        )
+    ),
+    "full_reverse_kl": LossFunctions(lambda _: reverse_kl),
+    "jsd": LossFunctions(lambda settings: partial(jensen_shannon, beta=settings.jsd_beta)),
+    "top_k_reverse_kl": LossFunctions(
+        lambda settings: partial(top_k_reverse_kl, k=settings.top_k), bucket_reverse_kl
+    ),
+    # These two are for a teacher that turns out to read the student's own tokens; bytes are
+    # compared in on_policy/byte_scores.py.
+    "byte_reverse_kl": LossFunctions(lambda _: reverse_kl, bucket_reverse_kl),
+}
+"""The functions of each loss of `config/losses.py`, by its name."""
+
+
+def functions_of(algorithm: AlgorithmSection) -> LossFunctions:
+    """Returns the functions of the configured loss."""
+    return _FUNCTIONS[algorithm.loss.name]

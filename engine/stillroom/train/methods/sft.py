@@ -12,6 +12,7 @@ from stillroom.data.formats import SftRow
 from stillroom.data.instruction import UNINSTRUCTED, Instruction
 from stillroom.models.batches import TokenBatch, TokenSequence
 from stillroom.teachers.local_hf import LocalTeacher
+from stillroom.train.config.schema import SftConfig, TrainConfig
 from stillroom.train.loop.row_batches import hold_out
 from stillroom.train.loop.session import Session, TrainResult
 from stillroom.train.student.encode import encode_sft
@@ -52,7 +53,7 @@ class PrepareTargets(Protocol):
 
     def __call__(
         self,
-        session: Session,
+        session: Session[TrainConfig],
         sequences: Sequence[TokenSequence],
         *,
         teacher: LocalTeacher | None = None,
@@ -62,7 +63,7 @@ class PrepareTargets(Protocol):
 
 
 def train_sft(
-    session: Session,
+    session: Session[SftConfig],
     rows: Sequence[SftRow],
     *,
     max_length: int,

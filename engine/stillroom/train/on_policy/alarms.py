@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import DistillConfig
 
 History = Sequence[Mapping[str, float]]
 """The metrics of the iterations so far, in order."""
@@ -53,14 +53,14 @@ class Alarm:
     """The problem and its remedy."""
 
 
-def find_alarms(history: History, config: TrainConfig) -> list[Alarm]:
+def find_alarms(history: History, config: DistillConfig) -> list[Alarm]:
     """Returns the alarms that hold now, the worst first; a run that has just begun has none."""
     steady = _steady([metrics for metrics in history if "teacher_kl" in metrics])
     results = (detect(steady, config) for detect in _DETECTORS)
     return [alarm for alarm in results if alarm is not None]
 
 
-def _failed(history: History, config: TrainConfig) -> Alarm | None:
+def _failed(history: History, config: DistillConfig) -> Alarm | None:
     share = _last(history, "failed", _FEW)
     if share is None or share <= _MOST_FAILED:
         return None
@@ -72,7 +72,7 @@ def _failed(history: History, config: TrainConfig) -> Alarm | None:
     )
 
 
-def _left_out(history: History, config: TrainConfig) -> Alarm | None:
+def _left_out(history: History, config: DistillConfig) -> Alarm | None:
     share = _last(history, "left_out", _FEW)
     if share is None or share <= _MOST_FAILED:
         return None
@@ -84,7 +84,7 @@ def _left_out(history: History, config: TrainConfig) -> Alarm | None:
     )
 
 
-def _truncated(history: History, config: TrainConfig) -> Alarm | None:
+def _truncated(history: History, config: DistillConfig) -> Alarm | None:
     share = _last(history, "truncated", _FEW)
     if share is None or share < _MOST_TRUNCATED:
         return None
@@ -96,7 +96,7 @@ def _truncated(history: History, config: TrainConfig) -> Alarm | None:
     )
 
 
-def _longer(history: History, config: TrainConfig) -> Alarm | None:
+def _longer(history: History, config: DistillConfig) -> Alarm | None:
     before, now = _ends(history, "response_tokens")
     if before is None or now is None or before <= 0:
         return None
@@ -122,7 +122,7 @@ def _longer(history: History, config: TrainConfig) -> Alarm | None:
     )
 
 
-def _repeats(history: History, config: TrainConfig) -> Alarm | None:
+def _repeats(history: History, config: DistillConfig) -> Alarm | None:
     before, now = _ends(history, "repetition")
     if before is None or now is None:
         return None
@@ -138,7 +138,7 @@ def _repeats(history: History, config: TrainConfig) -> Alarm | None:
     )
 
 
-def _collapsed(history: History, config: TrainConfig) -> Alarm | None:
+def _collapsed(history: History, config: DistillConfig) -> Alarm | None:
     before, now = _ends(history, "entropy")
     kl_first, kl_last = _ends(history, "teacher_kl")
     if before is None or now is None or kl_first is None or kl_last is None:
@@ -160,7 +160,7 @@ def _collapsed(history: History, config: TrainConfig) -> Alarm | None:
     )
 
 
-def _not_nearer(history: History, config: TrainConfig) -> Alarm | None:
+def _not_nearer(history: History, config: DistillConfig) -> Alarm | None:
     if len(history) < _MANY:
         return None
     window = max(_WINDOW, len(history) // 4)
@@ -182,7 +182,7 @@ def _not_nearer(history: History, config: TrainConfig) -> Alarm | None:
     )
 
 
-def _risen(history: History, config: TrainConfig) -> Alarm | None:
+def _risen(history: History, config: DistillConfig) -> Alarm | None:
     values = _values(history, "teacher_kl")
     if len(values) < 2 * _RISE_WINDOW:
         return None
@@ -203,7 +203,7 @@ def _risen(history: History, config: TrainConfig) -> Alarm | None:
     )
 
 
-def _mismatch(history: History, config: TrainConfig) -> Alarm | None:
+def _mismatch(history: History, config: DistillConfig) -> Alarm | None:
     gap = _last(history, "logprob_gap", _FEW)
     # Tokens that older weights sampled have other probabilities for that reason alone.
     is_stale = any(metrics.get("staleness", 0.0) > 0 for metrics in history[-_FEW:])
@@ -213,7 +213,7 @@ def _mismatch(history: History, config: TrainConfig) -> Alarm | None:
     ways = _ways(
         (config.model.precision != "fp32", "set model.precision: fp32"),
         (
-            algorithm.is_sampled_loss and algorithm.importance_cap is None,
+            algorithm.loss.is_sampled and algorithm.importance_cap is None,
             "set algorithm.importance_cap: 2.0 to bound what it does",
         ),
     )
@@ -224,7 +224,7 @@ def _mismatch(history: History, config: TrainConfig) -> Alarm | None:
     )
 
 
-def _tail(history: History, config: TrainConfig) -> Alarm | None:
+def _tail(history: History, config: DistillConfig) -> Alarm | None:
     before = _last(history[:-_WINDOW], "tail", _WINDOW)
     now, length = _last(history, "tail", _WINDOW), _last(history, "response_tokens", _WINDOW)
     reward = _last(history, "reward", _WINDOW)
@@ -248,7 +248,7 @@ def _tail(history: History, config: TrainConfig) -> Alarm | None:
     )
 
 
-_DETECTORS: Sequence[Callable[[History, TrainConfig], Alarm | None]] = (
+_DETECTORS: Sequence[Callable[[History, DistillConfig], Alarm | None]] = (
     _failed,
     _left_out,
     _truncated,
@@ -267,13 +267,13 @@ def _ways(*ways: tuple[bool, str]) -> str:
     return ", or ".join(text for applies, text in ways if applies)
 
 
-def _learns_little(config: TrainConfig) -> bool:
+def _learns_little(config: DistillConfig) -> bool:
     """Whether the loss reads less of the teacher's distribution than it could."""
-    return not _is_served(config) and not config.algorithm.needs_logits
+    return not _is_served(config) and not config.algorithm.needs_distribution
 
 
-def _is_served(config: TrainConfig) -> bool:
-    return config.teacher is not None and config.teacher.is_served
+def _is_served(config: DistillConfig) -> bool:
+    return config.teacher.is_served
 
 
 def _steady(history: History) -> History:

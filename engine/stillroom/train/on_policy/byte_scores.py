@@ -23,7 +23,7 @@ from stillroom.models.reread.rereading import ByteReading
 from stillroom.models.reread.tile_divergence import ByteDivergences, NextSymbolsOf
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
-from stillroom.train.on_policy.token_scores import Losses, score_by_autograd
+from stillroom.train.on_policy.token_scores import Losses, add_gradient
 from stillroom.train.student.model import Student
 
 
@@ -40,7 +40,8 @@ def add_gradient_with_reader(
     """
     symbols = _SymbolsHere(teacher, readings, batch.targets_N.device)
     tile_size = min(student.head.max_positions, teacher.head.max_positions)
-    _add_gradient(student, batch, readings, symbols, losses, tile_size)
+    scorer = _ByteScorer(batch, readings, symbols)
+    add_gradient(student, scorer, batch, losses, tile_size=tile_size)
 
 
 def add_gradient_with_listed_tokens(
@@ -59,7 +60,7 @@ def add_gradient_with_listed_tokens(
     def symbols(part: slice, _: Sequence[TriePlaces]) -> NextSymbols:
         return listed.part(part)
 
-    _add_gradient(student, batch, readings, symbols, losses, student.head.max_positions)
+    add_gradient(student, _ByteScorer(batch, readings, symbols), batch, losses)
 
 
 def listed_tokens(
@@ -74,22 +75,6 @@ def listed_tokens(
         own += zip(ids, scores.logprobs, strict=True)
         listed += zip(scores.top_ids or [], scores.top_logprobs or [], strict=True)
     return ListedTokens.of(listed, own, readings[0].pair.teacher_trie, device)
-
-
-def _add_gradient(
-    student: Student,
-    batch: TokenBatch,
-    readings: Sequence[ByteReading],
-    next_symbols: NextSymbolsOf,
-    losses: Losses,
-    tile_size: int,
-) -> None:
-    scorer = _ByteScorer(batch, readings, next_symbols)
-    if (by_hand := student.by_hand) is not None:
-        by_hand.add_loss_gradient(batch, scorer.compare, losses)
-        return
-    scores = score_by_autograd(student, scorer, batch, tile_size)
-    losses(slice(0, batch.num_trained), scores).sum().backward()
 
 
 class _ByteScorer:

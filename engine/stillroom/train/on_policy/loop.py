@@ -18,7 +18,7 @@ from stillroom.policy.check import check_decoding
 from stillroom.settings import Workspace
 from stillroom.train.config.request import TrainingPlan
 from stillroom.train.config.resume import CarriedRollout
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import DistillConfig
 from stillroom.train.loop.row_batches import epoch_order
 from stillroom.train.loop.session import Phase, Session, TrainResult
 from stillroom.train.loop.student_environment import StudentEnvironment, open_student_environment
@@ -49,7 +49,7 @@ from stillroom.train.student.optimizer import Optimizer
 class DistillProgress:
     """The state that distillation keeps from iteration to iteration."""
 
-    config: TrainConfig
+    config: DistillConfig
     carried: list[CarriedRollout] = field(default_factory=list[CarriedRollout])
     """The rollouts that go on in the next iteration."""
     history: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
@@ -63,7 +63,7 @@ class DistillProgress:
 
 def distill(
     workspace: Workspace,
-    session: Session,
+    session: Session[DistillConfig],
     plan: TrainingPlan,
     tasks: Sequence[Task],
     cold_rows: Sequence[SftRow],
@@ -78,7 +78,7 @@ def distill(
 
     Raises an EngineError before the first rollout if student and teacher do not fit together.
     """
-    config = plan.config
+    config = session.config
     sampling_notes = check_decoding(session.student.loaded)
     teachers = load_teachers(workspace, config, session.student)
     if config.curriculum.teacher_share:
@@ -108,7 +108,7 @@ def distill(
 
 
 async def train_on_policy(
-    session: Session,
+    session: Session[DistillConfig],
     tasks: Sequence[Task],
     teachers: Teachers,
     opening: AbstractAsyncContextManager[StudentEnvironment],
@@ -158,7 +158,7 @@ async def train_on_policy(
 
 
 def _added_sequences(
-    session: Session, teachers: Teachers, plan: TrainingPlan, rows: Sequence[SftRow]
+    session: Session[DistillConfig], teachers: Teachers, plan: TrainingPlan, rows: Sequence[SftRow]
 ) -> list[TokenSequence]:
     """Returns the rows that are mixed in, as student and teacher read them.
 
@@ -181,7 +181,7 @@ def _added_sequences(
 
 
 def rows_of_iteration(
-    added: Sequence[TokenSequence], config: TrainConfig, iteration: int
+    added: Sequence[TokenSequence], config: DistillConfig, iteration: int
 ) -> list[TrainingSequence]:
     """Returns the rows that an iteration adds to its rollouts; each epoch has every row once."""
     if not added:
@@ -197,7 +197,7 @@ def rows_of_iteration(
 
 
 async def _learn(
-    session: Session,
+    session: Session[DistillConfig],
     sampled: IterationRollouts,
     sequences: Sequence[TrainingSequence],
     teachers: Teachers,
@@ -218,5 +218,6 @@ async def _learn(
     algorithm = session.config.algorithm
     metrics = rollout_metrics(session.config, sampled, iteration) | reading_metrics(sequences)
     return metrics | stats.metrics(
-        is_clipped=algorithm.loss_fn == "ppo", is_capped=algorithm.importance_cap is not None
+        is_clipped="clip_ratio" in algorithm.loss.options,
+        is_capped=algorithm.importance_cap is not None,
     )

@@ -15,7 +15,7 @@ from stillroom.models.divergence import TokenScores
 from stillroom.models.prefixes import packs
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import DistillConfig
 from stillroom.train.loop.row_batches import epoch_order
 from stillroom.train.on_policy.byte_scores import (
     add_gradient_with_listed_tokens,
@@ -29,8 +29,10 @@ from stillroom.train.on_policy.token_losses import (
 )
 from stillroom.train.on_policy.token_scores import (
     Losses,
-    add_gradient_with_scores,
+    ServedScorer,
+    add_gradient,
     add_gradient_with_teacher,
+    comparison_of,
 )
 from stillroom.train.on_policy.training_sequences import (
     TrainingSequence,
@@ -47,7 +49,7 @@ def update_student(
     teachers: Mapping[int, LocalTeacher],
     sequences: Sequence[TrainingSequence],
     optimizer: Optimizer,
-    config: TrainConfig,
+    config: DistillConfig,
     iteration: int,
 ) -> UpdateStats:
     """Takes an iteration's optimiser steps, each on a part of the rollouts; returns their sums.
@@ -160,7 +162,8 @@ def _add_gradient(
         if readings:
             add_gradient_with_listed_tokens(student, scores, batch, readings, losses)
             return
-        add_gradient_with_scores(student, scores, batch, algorithm, losses)
+        scorer = ServedScorer(scores, algorithm, student.loaded.device)
+        add_gradient(student, scorer, batch, losses)
         return
     dataset = members[0].dataset
     if (teacher := teachers.get(dataset)) is None:
@@ -178,4 +181,5 @@ def _add_gradient(
         teacher_batch = teacher.collate_long([m.teacher_tokens or m.tokens for m in members])
     elif teacher.head.rules != student.head.rules:
         teacher_batch = teacher.collate([member.tokens for member in members])
-    add_gradient_with_teacher(student, teacher, batch, teacher_batch, algorithm, losses)
+    comparison = comparison_of(algorithm)
+    add_gradient_with_teacher(student, teacher, batch, teacher_batch, comparison, losses)

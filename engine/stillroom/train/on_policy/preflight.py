@@ -23,10 +23,9 @@ from stillroom.policy.sequences import DecodedSequence
 from stillroom.serving.preflight import check_served
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.train.config.distill_sections import AlgorithmSection
-from stillroom.train.config.schema import TrainConfig
-from stillroom.train.config.teacher_servers import served_teacher
-from stillroom.train.on_policy.token_scores import score_with_teacher
+from stillroom.train.config.distill_sections import AlgorithmSection, served_teacher
+from stillroom.train.config.schema import DistillConfig, TrainConfig
+from stillroom.train.on_policy.token_scores import comparison_of, score_with_teacher
 from stillroom.train.student.model import Student
 from stillroom.types import Message, SamplingSettings
 
@@ -43,7 +42,7 @@ _HALF_TOLERANCE = 0.1
 
 def check_before_rollouts(
     workspace: Workspace,
-    config: TrainConfig,
+    config: DistillConfig,
     student: Student,
     teachers: Mapping[int, LocalTeacher],
     views: PromptViews,
@@ -154,7 +153,7 @@ def check_teacher_server(
     scoring = [one for i, one in enumerate(config.teachers) if i not in rereading]
     for teacher in dict.fromkeys(scoring):
         if teacher.section.is_served:
-            served = served_teacher(workspace, teacher, top_k=config.algorithm.num_teacher_tokens)
+            served = served_teacher(workspace, teacher, top_k=config.num_listed_tokens)
             check = functools.partial(check_served, max_context=max_context, num_own=num_own)
             notes += anyio.run(check, workspace, teacher.tokenizer, served, tokenizer)
     return notes
@@ -173,7 +172,7 @@ def check_agreement(student: Student, algorithm: AlgorithmSection) -> list[str]:
     batch = student.collate(sequences)
     same_model = LocalTeacher(student.loaded)
     with torch.no_grad():
-        scores = score_with_teacher(student, same_model, batch, batch, algorithm)
+        scores = score_with_teacher(student, same_model, batch, batch, comparison_of(algorithm))
     logprobs = [value for answer in answers for value in answer.trace().sampled_logprobs]
     sampler_N = torch.tensor(logprobs, device=scores.student_N.device)
     gap = (scores.student_N - sampler_N).abs().mean().item()

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from stillroom.rollout.episode.collect import FailedRollout
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import DistillConfig
 from stillroom.train.on_policy.student_policy import StudentRollout
 from stillroom.train.on_policy.student_rollouts import IterationRollouts, limits_of
 from stillroom.train.on_policy.training_sequences import TrainingSequence
@@ -14,7 +14,7 @@ _NGRAM = 4
 
 
 def rollout_metrics(
-    config: TrainConfig, sampled: IterationRollouts, iteration: int
+    config: DistillConfig, sampled: IterationRollouts, iteration: int
 ) -> dict[str, float]:
     """Returns the metrics of an iteration's rollouts; all but `failed` leave failed ones out."""
     ended = [
@@ -49,11 +49,11 @@ def rollout_metrics(
     )
 
 
-def _has_own_prompts(config: TrainConfig) -> bool:
+def _has_own_prompts(config: DistillConfig) -> bool:
     """Whether student and teacher may read different prompts."""
     teacher = config.teacher
-    own = (teacher.system, teacher.context_file) if teacher is not None else ()
-    return any(text is not None for text in (config.model.system, *own))
+    texts = (config.model.system, teacher.system, teacher.context_file)
+    return any(text is not None for text in texts)
 
 
 def reading_metrics(sequences: Sequence[TrainingSequence]) -> dict[str, float]:
@@ -93,7 +93,7 @@ def _rewards(ended: Sequence[tuple[Trajectory, StudentRollout]]) -> dict[str, fl
 
 
 def _curriculum(
-    config: TrainConfig, ended: Sequence[tuple[Trajectory, StudentRollout]], iteration: int
+    config: DistillConfig, ended: Sequence[tuple[Trajectory, StudentRollout]], iteration: int
 ) -> dict[str, float]:
     """Returns the curriculum's limits and their effect, if config.yml has a curriculum."""
     section, limits = config.curriculum, limits_of(config, iteration)
@@ -116,7 +116,7 @@ def _curriculum(
     return metrics
 
 
-def _queue(config: TrainConfig, sampled: IterationRollouts, iteration: int) -> dict[str, float]:
+def _queue(config: DistillConfig, sampled: IterationRollouts, iteration: int) -> dict[str, float]:
     if not config.rollout.max_staleness:
         return {}
     return {

@@ -12,9 +12,8 @@ from stillroom.models.reread.rereading import ReadingPair
 from stillroom.models.resolve import locate_model
 from stillroom.serving.preflight import check_rereading
 from stillroom.settings import Workspace
-from stillroom.train.config.distill_sections import DatasetTeacher
+from stillroom.train.config.distill_sections import DatasetTeacher, served_teacher
 from stillroom.train.config.schema import TrainConfig
-from stillroom.train.config.teacher_servers import served_teacher
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ def open_served_pair(
     """
     tokenizer = _tokenizer(workspace, teacher)
     mode = config.rollout.reasoning_mode
-    served = served_teacher(workspace, teacher, top_k=config.algorithm.num_teacher_tokens)
+    served = served_teacher(workspace, teacher, top_k=config.num_listed_tokens)
     server = anyio.run(check_rereading, served, tokenizer, teacher.tokenizer or teacher.path)
     pair = open_pair_with_tokenizer(
         student, tokenizer, teacher.path, mode, max_context=server.max_context

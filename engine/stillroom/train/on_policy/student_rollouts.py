@@ -22,7 +22,7 @@ from stillroom.rollout.episode.collect import (
 from stillroom.rollout.journal.records import RolloutKey
 from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.resume import CarriedRollout
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import DistillConfig
 from stillroom.train.loop.row_batches import epoch_order
 from stillroom.train.loop.session import Session
 from stillroom.train.loop.student_environment import StudentEnvironment
@@ -53,7 +53,7 @@ class SampledRollout:
     """Whether it is not trained on, because it is longer than the teacher's context."""
 
 
-def prompt_batches(tasks: Sequence[Task], config: TrainConfig) -> list[list[Task]]:
+def prompt_batches(tasks: Sequence[Task], config: DistillConfig) -> list[list[Task]]:
     """Returns the prompts of each iteration, whose batch may reach into the next epoch.
 
     Each batch has the datasets' prompts in proportion to their sizes, rounded to whole prompts.
@@ -97,7 +97,7 @@ class IterationRollouts:
 
 
 async def sample_rollouts(
-    session: Session,
+    session: Session[DistillConfig],
     environment: StudentEnvironment,
     teachers: Teachers,
     batches: Sequence[Sequence[Task]],
@@ -212,13 +212,13 @@ def _sampled_here(
     return {key: rollout for key, rollout in begun.items() if prompt_of[key] in mine}
 
 
-def limits_of(config: TrainConfig, iteration: int) -> Limits:
+def limits_of(config: DistillConfig, iteration: int) -> Limits:
     """Returns the curriculum's limits for an iteration's rollouts."""
     return limits_at(config.curriculum, iteration, max_turns=config.rollout.max_turns)
 
 
 def _begun(
-    config: TrainConfig, batches: Sequence[Sequence[Task]], carried: CarriedRollout
+    config: DistillConfig, batches: Sequence[Sequence[Task]], carried: CarriedRollout
 ) -> tuple[RolloutKey, StudentRollout]:
     """Returns a new or carried rollout, with the seed and limits of the iteration it began in."""
     iteration, index = carried.iteration, carried.index
@@ -242,7 +242,7 @@ def _begun(
 
 @asynccontextmanager
 async def _open_policy(
-    session: Session,
+    session: Session[DistillConfig],
     environment: StudentEnvironment,
     sampling: SamplingSettings,
     begun: Mapping[RolloutKey, StudentRollout],

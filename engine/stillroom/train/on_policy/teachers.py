@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Self
 
-from stillroom.errors import CallFailedError, ConfigError
+from stillroom.errors import CallFailedError
 from stillroom.models.load import LoadedModel, load_model
 from stillroom.models.pairing import check_pair
 from stillroom.models.reread.pair_check import open_pair, reading_note
@@ -16,9 +16,8 @@ from stillroom.serving.scoring import ServedTeacher
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
-from stillroom.train.config.distill_sections import DatasetTeacher
-from stillroom.train.config.schema import TrainConfig
-from stillroom.train.config.teacher_servers import served_teacher
+from stillroom.train.config.distill_sections import DatasetTeacher, served_teacher
+from stillroom.train.config.schema import DistillConfig
 from stillroom.train.on_policy.served_reading import open_served_pair
 from stillroom.train.student.model import Student
 from stillroom.types import Failure, TokenTrace, Trajectory
@@ -81,19 +80,17 @@ class Teachers:
 
 def load_teachers(
     workspace: Workspace,
-    config: TrainConfig,
+    config: DistillConfig,
     student: Student,
 ) -> Teachers:
     """Loads each teacher that config.yml names once, and checks those in this process."""
-    if not config.teachers:
-        raise ConfigError("dataset_type distill needs teacher.path", "name the teacher's model")
     local: dict[DatasetTeacher, LocalTeacher] = {}
     served: dict[DatasetTeacher, ServedTeacher] = {}
     pairs: dict[DatasetTeacher, ReadingPair] = {}
     notes: list[str] = []
     for one in dict.fromkeys(config.teachers):
         if one.section.is_served:
-            top_k = config.algorithm.num_teacher_tokens
+            top_k = config.algorithm.num_listed_tokens
             served[one] = served_teacher(workspace, one, top_k=top_k)
             if one.section.tokens == "reread":
                 opened = open_served_pair(workspace, one, student.loaded, config)

@@ -14,8 +14,8 @@ from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.methods.losses import (
     above_expected,
     beyond_rounding,
+    functions_of,
     importance_sampling_losses,
-    ppo_losses,
     reverse_kl_advantages,
     truncated_ratios,
 )
@@ -183,7 +183,7 @@ def token_losses(
     if not stats.steps:
         stats.logprob_gap += (now_N - sampler_N).abs().sum().item()
         stats.num_fresh_tokens += len(sampler_N)
-    if algorithm.is_sampled_loss:
+    if algorithm.loss.is_sampled:
         return _sampled_losses(scores, known, algorithm, stats)
     losses_N = algorithm.kl_coef * beyond_rounding(scores.divergence_N)
     if algorithm.reward_coef > 0:
@@ -217,10 +217,10 @@ def _sampled_losses(
         advantages_N = above_expected(advantages_N, expected_N, coef=coef)
     advantages_N = advantages_N + known.rewards_N
     stats.add_advantages(advantages_N)
-    if algorithm.loss_fn == "importance_sampling":
-        return weights_N * importance_sampling_losses(student_N, old_N, advantages_N)
-    clip = algorithm.clip_ratio
-    ratios_N = (student_N.detach() - old_N).exp()
-    is_clipped_N = torch.where(advantages_N > 0, ratios_N > 1 + clip, ratios_N < 1 - clip)
-    stats.num_clipped += int(is_clipped_N.sum())
-    return weights_N * ppo_losses(student_N, old_N, advantages_N, clip_ratio=clip)
+    if "clip_ratio" in algorithm.loss.options:
+        clip = algorithm.clip_ratio
+        ratios_N = (student_N.detach() - old_N).exp()
+        is_clipped_N = torch.where(advantages_N > 0, ratios_N > 1 + clip, ratios_N < 1 - clip)
+        stats.num_clipped += int(is_clipped_N.sum())
+    sampled_loss = functions_of(algorithm).sampled_loss
+    return weights_N * sampled_loss(student_N, old_N, advantages_N, algorithm)

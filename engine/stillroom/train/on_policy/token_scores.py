@@ -1,14 +1,13 @@
 """The scores of each sampled token by student and teacher, as far as the loss needs them.
 
 The teacher is a model in this process, or its scores came from a server. The student's gradient is
-formed by hand where its head allows it (models/cpu), else by autograd; `add_gradient_with_teacher`
-and `add_gradient_with_scores` decide.
+formed by hand where its head allows it (models/cpu), else by autograd; `add_gradient` decides.
 Shapes: N sampled tokens of a microbatch, n of a tile, H hidden size, V vocabulary, K tokens that
 the teacher finds likeliest, C numbers of each token.
 """
 
-import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -18,107 +17,43 @@ from stillroom.errors import TeacherError
 from stillroom.models.batches import TokenBatch
 from stillroom.models.cpu.gradients import HandGradients, TeacherTile
 from stillroom.models.divergence import (
-    Divergence,
     TokenScores,
-    bucket_reverse_kl,
     differentiable,
     entropy,
-    jensen_shannon,
     reverse_kl,
-    top_k_reverse_kl,
     with_bucket,
 )
 from stillroom.models.lm_head import in_tiles, token_logprobs
-from stillroom.models.soft_targets import TopTokens, at_temperature, top_k_forward_kl
+from stillroom.models.soft_targets import TopTokens, top_k_forward_kl
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
-from stillroom.train.config.distill_sections import AlgorithmSection, SoftTargetsSection
+from stillroom.train.config.distill_sections import AlgorithmSection
+from stillroom.train.methods.losses import DivergenceForm, functions_of
 from stillroom.train.student.model import Student
 
-LossSection = AlgorithmSection | SoftTargetsSection
 Losses = Callable[[slice, TokenScores], Tensor]
 """Returns the losses of some of a microbatch's tokens, [n], from their slice and scores."""
 
 
-def add_gradient_with_teacher(
-    student: Student,
-    teacher: LocalTeacher,
-    batch: TokenBatch,
-    teacher_batch: TokenBatch,
-    algorithm: LossSection,
-    losses: Losses,
-) -> None:
-    """Adds the gradient of the losses' sum; the teacher is a model in this process.
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How a loss compares the student's distributions with those of a teacher in this process."""
 
-    teacher_batch: the same sequences, collated for the teacher.
-    """
-    by_hand, teacher_by_hand = student.by_hand, teacher.head.by_hand
-    if (
-        by_hand is not None
-        and teacher_by_hand is not None
-        and by_hand.matrix.vocab_size == teacher_by_hand.matrix.vocab_size
-    ):
-        scorer = _LocalScorer(teacher, batch, teacher_batch, algorithm, teacher_by_hand)
-        by_hand.add_loss_gradient(batch, scorer.compare, losses)
-        return
-    scores = score_with_teacher(student, teacher, batch, teacher_batch, algorithm)
-    losses(slice(0, batch.num_trained), scores).sum().backward()
+    divergence: DivergenceForm | None
+    """None: only the sampled tokens' probabilities are read."""
+    is_baseline: bool = False
+    """Whether the divergence is a constant of the loss, without a gradient of its own."""
+    has_entropy: bool = False
+    """Whether the student's exact entropy is formed too."""
 
 
-def add_gradient_with_scores(
-    student: Student,
-    teacher_scores: Sequence[TeacherScores],
-    batch: TokenBatch,
-    algorithm: AlgorithmSection,
-    losses: Losses,
-) -> None:
-    """Adds the gradient of the losses' sum; a server has scored each of the batch's sequences."""
-    scorer = _ServedScorer(teacher_scores, algorithm, student.loaded.device)
-    _add_gradient(student, scorer, batch, losses)
-
-
-def add_gradient_with_top_tokens(
-    student: Student,
-    top: TopTokens,
-    batch: TokenBatch,
-    settings: SoftTargetsSection,
-    losses: Losses,
-) -> None:
-    """Adds the gradient of the losses' sum; only the teacher's likeliest tokens are known."""
-    _add_gradient(student, _TopTokensScorer(top, settings), batch, losses)
-
-
-def score_with_top_tokens(
-    student: Student, top: TopTokens, batch: TokenBatch, settings: SoftTargetsSection
-) -> TokenScores:
-    """Returns the scores of the batch's trained tokens by the teacher's likeliest tokens."""
-    scorer = _TopTokensScorer(top, settings)
-    return score_by_autograd(student, scorer, batch, student.head.max_positions)
-
-
-def _add_gradient(student: Student, scorer: "Scorer", batch: TokenBatch, losses: Losses) -> None:
-    """Adds the gradient of the losses' sum by scores that need no teacher in this process."""
-    if (by_hand := student.by_hand) is not None:
-        by_hand.add_loss_gradient(batch, scorer.compare, losses)
-        return
-    scores = score_by_autograd(student, scorer, batch, student.head.max_positions)
-    losses(slice(0, batch.num_trained), scores).sum().backward()
-
-
-def score_with_teacher(
-    student: Student,
-    teacher: LocalTeacher,
-    batch: TokenBatch,
-    teacher_batch: TokenBatch,
-    algorithm: LossSection,
-) -> TokenScores:
-    """Returns the scores of the batch's trained tokens, with autograd's gradient.
-
-    teacher_batch: the same sequences, collated for the teacher.
-    """
-    scorer = _LocalScorer(teacher, batch, teacher_batch, algorithm)
-    tile_size = min(student.head.max_positions, teacher.head.max_positions)
-    return score_by_autograd(student, scorer, batch, tile_size)
+def comparison_of(algorithm: AlgorithmSection) -> Comparison:
+    """Returns the comparison that the configured loss needs."""
+    if algorithm.loss.is_sampled:
+        is_exact = algorithm.kl_baseline == "exact"
+        return Comparison(reverse_kl if is_exact else None, is_baseline=True, has_entropy=is_exact)
+    divergence = functions_of(algorithm).divergence(algorithm)
+    return Comparison(divergence, has_entropy=algorithm.needs_distribution)
 
 
 class Scorer(Protocol):
@@ -141,6 +76,63 @@ class Scorer(Protocol):
     def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
         """Returns the teacher's scores of a tile, given the student's log-probabilities for it."""
         ...
+
+
+def add_gradient_with_teacher(
+    student: Student,
+    teacher: LocalTeacher,
+    batch: TokenBatch,
+    teacher_batch: TokenBatch,
+    comparison: Comparison,
+    losses: Losses,
+) -> None:
+    """Adds the gradient of the losses' sum; the teacher is a model in this process.
+
+    teacher_batch: the same sequences, collated for the teacher.
+    """
+    by_hand, teacher_by_hand = student.by_hand, teacher.head.by_hand
+    if (
+        by_hand is not None
+        and teacher_by_hand is not None
+        and by_hand.matrix.vocab_size == teacher_by_hand.matrix.vocab_size
+    ):
+        scorer = _LocalScorer(teacher, batch, teacher_batch, comparison, teacher_by_hand)
+        by_hand.add_loss_gradient(batch, scorer.compare, losses)
+        return
+    scores = score_with_teacher(student, teacher, batch, teacher_batch, comparison)
+    losses(slice(0, batch.num_trained), scores).sum().backward()
+
+
+def add_gradient(
+    student: Student,
+    scorer: Scorer,
+    batch: TokenBatch,
+    losses: Losses,
+    *,
+    tile_size: int | None = None,
+) -> None:
+    """Adds the gradient of the losses' sum. tile_size: None: what suits the student's head."""
+    if (by_hand := student.by_hand) is not None:
+        by_hand.add_loss_gradient(batch, scorer.compare, losses)
+        return
+    scores = score_by_autograd(student, scorer, batch, tile_size or student.head.max_positions)
+    losses(slice(0, batch.num_trained), scores).sum().backward()
+
+
+def score_with_teacher(
+    student: Student,
+    teacher: LocalTeacher,
+    batch: TokenBatch,
+    teacher_batch: TokenBatch,
+    comparison: Comparison,
+) -> TokenScores:
+    """Returns the scores of the batch's trained tokens, with autograd's gradient.
+
+    teacher_batch: the same sequences, collated for the teacher.
+    """
+    scorer = _LocalScorer(teacher, batch, teacher_batch, comparison)
+    tile_size = min(student.head.max_positions, teacher.head.max_positions)
+    return score_by_autograd(student, scorer, batch, tile_size)
 
 
 def score_by_autograd(
@@ -185,31 +177,22 @@ class _LocalScorer:
         teacher: LocalTeacher,
         batch: TokenBatch,
         teacher_batch: TokenBatch,
-        algorithm: LossSection,
+        comparison: Comparison,
         by_hand: HandGradients | None = None,
     ) -> None:
         """`by_hand`: the teacher without autograd, if the student's gradient is formed by hand."""
         self._head, self._by_hand = teacher.head, by_hand
-        self._targets_N = batch.targets_N
-        self._algorithm = algorithm
-        self._form = _divergence_form(algorithm)
-        self._has_entropy = isinstance(algorithm, AlgorithmSection) and algorithm.needs_logits
+        self._targets_N, self._comparison = batch.targets_N, comparison
+        self.needs_distribution = comparison.divergence is not None
+        self.is_baseline = comparison.is_baseline
         with torch.no_grad():
             self._hidden_NH = self._head.batch_hidden(teacher_batch)
-
-    @property
-    def needs_distribution(self) -> bool:
-        return self._form is not None
-
-    @property
-    def is_baseline(self) -> bool:
-        return self._algorithm.is_sampled_loss
 
     def num_columns(self, vocab_size: int) -> int:
         return min(vocab_size, self._head.vocab_size)
 
     def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
-        targets_n = self._targets_N[part]
+        targets_n, form = self._targets_N[part], self._comparison.divergence
         if self._by_hand is not None:
             teacher_nV = self._by_hand.logprobs_of_tile(self._hidden_NH[part])
             # Gathered before the divergence overwrites them.
@@ -217,19 +200,18 @@ class _LocalScorer:
         else:
             teacher_nV = self._head.logits(self._hidden_NH[part])
             teacher_n = token_logprobs(teacher_nV, targets_n)
-            if self._form is not None:
+            if form is not None:
                 teacher_nV = torch.log_softmax(teacher_nV[:, : student_nV.shape[1]], dim=-1)
-        if self._form is None:
+        if form is None:
             return TeacherTile(teacher_n)
-        is_exact = self._has_entropy
         return TeacherTile(
             teacher_n,
-            self._form(student_nV, teacher_nV, probabilities_nV),
-            entropy(student_nV, probabilities_nV) if is_exact else None,
+            form(student_nV, teacher_nV, probabilities_nV),
+            entropy(student_nV, probabilities_nV) if self._comparison.has_entropy else None,
         )
 
 
-class _ServedScorer:
+class ServedScorer:
     """A server's scores of each sequence's tokens."""
 
     is_baseline = False
@@ -242,61 +224,45 @@ class _ServedScorer:
     ) -> None:
         logprobs = [logprob for scores in teacher_scores for logprob in scores.logprobs]
         self._teacher_N = torch.tensor(logprobs, device=device)
-        self.needs_distribution = algorithm.num_teacher_tokens is not None
+        self.needs_distribution = algorithm.loss.lists_tokens
         if self.needs_distribution:
+            self._divergence = functions_of(algorithm).listed_divergence
             ids, tops = _likeliest(teacher_scores, algorithm.top_k)
             self._ids_NK = torch.tensor(ids, device=device)
             self._tops_NK = torch.tensor(tops, dtype=torch.float32, device=device)
 
     def num_columns(self, vocab_size: int) -> int:
+        """Returns the size of the vocabulary: all of it is compared."""
         return vocab_size
 
     def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
+        """Returns the scores of a tile, and the divergence where tokens are listed."""
         if not self.needs_distribution:
             return TeacherTile(self._teacher_N[part])
         teacher_nB = with_bucket(self._tops_NK[part])
-        divergence = bucket_reverse_kl(student_nV, teacher_nB, probabilities_nV, self._ids_NK[part])
+        divergence = self._divergence(student_nV, teacher_nB, probabilities_nV, self._ids_NK[part])
         return TeacherTile(self._teacher_N[part], divergence)
 
 
-class _TopTokensScorer:
+class TopTokensScorer:
     """A teacher of whose distributions the likeliest tokens were kept."""
 
     is_baseline = False
     needs_distribution = True
 
-    def __init__(self, top: TopTokens, settings: SoftTargetsSection) -> None:
-        self._top, self._temperature = top, settings.temperature
+    def __init__(self, top: TopTokens, *, temperature: float) -> None:
+        self._top, self._temperature = top, temperature
 
     def num_columns(self, vocab_size: int) -> int:
+        """Returns the size of the vocabulary: all of it is compared."""
         return vocab_size
 
     def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
-        top = self._top.part(part)
+        """Returns the scores of a tile, and the divergence where tokens are listed."""
         divergence = top_k_forward_kl(
-            student_nV, top, probabilities_nV, temperature=self._temperature
+            student_nV, self._top.part(part), probabilities_nV, temperature=self._temperature
         )
         return TeacherTile(torch.zeros_like(divergence.value_N), divergence)
-
-
-def _divergence_form(
-    algorithm: LossSection,
-) -> Callable[[Tensor, Tensor, Tensor], Divergence] | None:
-    """Returns the divergence that the loss needs from a teacher in this process, or None."""
-    if isinstance(algorithm, SoftTargetsSection):
-        forms = {
-            "forward_kl": functools.partial(jensen_shannon, beta=0.0),
-            "jsd": functools.partial(jensen_shannon, beta=0.5),
-            "reverse_kl": reverse_kl,
-        }
-        return functools.partial(
-            at_temperature, forms[algorithm.loss], temperature=algorithm.temperature
-        )
-    if algorithm.loss_fn == "top_k_reverse_kl":
-        return functools.partial(top_k_reverse_kl, k=algorithm.top_k)
-    if algorithm.loss_fn == "jsd":
-        return functools.partial(jensen_shannon, beta=algorithm.jsd_beta)
-    return reverse_kl if algorithm.needs_logits else None
 
 
 def _likeliest(
@@ -308,7 +274,7 @@ def _likeliest(
     num_tokens = sum(len(scores.logprobs) for scores in teacher_scores)
     if len(ids) != num_tokens or any(len(row) < k for row in (*ids, *logprobs)):
         raise TeacherError(
-            f"the teacher's server did not tell its {k} likeliest tokens at every position",
-            "let it tell as many (vLLM: --max-logprobs), or lower algorithm.top_k",
+            f"the teacher's server did not return its {k} likeliest tokens at every position",
+            "let it return as many (vLLM: --max-logprobs), or lower algorithm.top_k",
         )
     return ids, logprobs

@@ -2,23 +2,21 @@
 
 import shutil
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import psutil
 import torch
 
-from stillroom.data.formats import Task
 from stillroom.models.batches import TokenSequence
 from stillroom.settings import Workspace
-from stillroom.train.config.request import PlanTraining, TrainingPlan, plan_request
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.request import PlanTraining, plan_request
+from stillroom.train.config.schema import DistillConfig, TrainConfig
 from stillroom.train.planning import forecast, trial
 from stillroom.train.planning.forecast import GB, RowTokens, TrainingForecast
 from stillroom.train.planning.processes import shared_speed, spread_notes
 from stillroom.train.planning.rendered_rows import rendered_rows
-from stillroom.train.planning.trial_rollouts import try_iteration
+from stillroom.train.planning.trial_rollouts import RolloutTrial, try_iteration
 from stillroom.train.planning.unloaded_models import (
     UnloadedStudent,
     check_models,
@@ -70,7 +68,10 @@ def plan_training(
         tried = trial.try_steps(workspace, plan.config, rows.units)
     result = _forecast(workspace, unloaded, rows.tokens, parts, free, tried, tokens)
     if plan.config.dataset_type == "distill" and result.fits:
-        result = _with_iteration(workspace, plan, result, spread, tasks=rows.tasks)
+        tasks = [task for task in rows.tasks if task.dataset == 0]
+        tried_iteration = try_iteration(workspace, plan.config, tasks, plan.views)
+        if tried_iteration is not None:
+            result = _with_iteration(plan.config, result, spread, tried_iteration)
     if result.seconds is not None and result.start_s is not None:
         start_s = import_s + result.start_s
         result = msgspec.structs.replace(result, start_s=start_s, seconds=start_s + result.seconds)
@@ -78,18 +79,9 @@ def plan_training(
 
 
 def _with_iteration(
-    workspace: Workspace,
-    plan: TrainingPlan,
-    result: TrainingForecast,
-    spread: forecast.Spread,
-    *,
-    tasks: Sequence[Task],
+    config: DistillConfig, result: TrainingForecast, spread: forecast.Spread, tried: RolloutTrial
 ) -> TrainingForecast:
-    """Returns the forecast with the measured time of a short iteration, if one can be tried."""
-    config, first = plan.config, [task for task in tasks if task.dataset == 0]
-    tried = try_iteration(workspace, config, first, plan.views)
-    if tried is None:
-        return result
+    """Returns the forecast with the measured time of a short iteration."""
     speed = shared_speed(forecast.Speed(token_s=tried.token_s, step_s=0.0), spread)
     assumed = "the most there may be" if tried.is_cut else "as a short trial gave"
     note = (

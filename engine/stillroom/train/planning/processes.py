@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from stillroom.errors import ConfigError
-from stillroom.train.config.launcher import LauncherSection
+from stillroom.train.config.sections import LauncherSection
 from stillroom.train.planning.forecast import ONE_PROCESS, Speed, Spread
 from stillroom.train.student.sharding import gathered_bytes
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from stillroom.models.batches import TokenSequence
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import DpoConfig, TrainConfig
+from stillroom.train.config.sections import DpoSection
 from stillroom.train.methods.dpo import accumulate_preference, add_reference
 from stillroom.train.methods.sft import Targets, accumulate_nll
 from stillroom.train.on_policy.teachers import load_local_teacher
@@ -119,10 +120,11 @@ def _step(
 ) -> tuple[float, float]:
     """Takes one step and returns the seconds of its passes and of its optimiser."""
     pairs = [unit for unit in units if isinstance(unit, TokenPair)]
-    referenced = add_reference(student, pairs, is_mean=config.dpo.loss == "ipo") if pairs else []
+    dpo = config.dpo if isinstance(config, DpoConfig) else DpoSection()
+    referenced = add_reference(student, pairs, is_mean=dpo.loss == "ipo") if pairs else []
     started = time.monotonic()
     if referenced:
-        accumulate_preference(student, referenced, config.dpo)
+        accumulate_preference(student, referenced, dpo)
     else:
         rows = [unit for unit in units if isinstance(unit, TokenSequence)]
         accumulate_nll(student, rows, targets)

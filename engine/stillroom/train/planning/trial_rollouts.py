@@ -15,7 +15,7 @@ from stillroom.models.batches import sampled_sequence
 from stillroom.models.reread.rereading import ReadingPair
 from stillroom.policy.hf import HFPolicy
 from stillroom.settings import Workspace
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import DistillConfig
 from stillroom.train.on_policy.policy_update import update_student
 from stillroom.train.on_policy.teacher_reading import own_prompt
 from stillroom.train.on_policy.teachers import load_teachers
@@ -44,14 +44,14 @@ class RolloutTrial:
     load_s: float
     """The seconds that loading student and teachers took."""
 
-    def seconds(self, config: TrainConfig, steps: int, *, token_s: float) -> float:
+    def seconds(self, config: DistillConfig, steps: int, *, token_s: float) -> float:
         """Returns the seconds of `steps` iterations whose rollouts have one turn each."""
         rollouts = config.data.batch_size * config.data.group_size
         return steps * rollouts * self.answer_tokens * token_s
 
 
 def try_iteration(
-    workspace: Workspace, config: TrainConfig, tasks: Sequence[Task], views: PromptViews
+    workspace: Workspace, config: DistillConfig, tasks: Sequence[Task], views: PromptViews
 ) -> RolloutTrial | None:
     """Measures an iteration of a few short answers; None if a server scores or all are empty."""
     started = time.monotonic()
@@ -87,7 +87,7 @@ def try_iteration(
 
 async def _sample(
     student: Student,
-    config: TrainConfig,
+    config: DistillConfig,
     tasks: Sequence[Task],
     views: PromptViews,
     max_tokens: int,

@@ -19,7 +19,8 @@ from stillroom.models.reread.pair_check import open_pair
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
 from stillroom.train.config.distill_sections import DatasetTeacher
-from stillroom.train.config.schema import ModelSection, TrainConfig
+from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.sections import ModelSection
 from stillroom.train.on_policy.preflight import (
     check_contexts,
     check_teacher_server,

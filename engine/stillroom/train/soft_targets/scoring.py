@@ -18,9 +18,12 @@ from stillroom.reporting import stop_if_cancelled
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
-from stillroom.train.config.distill_sections import DatasetTeacher, SoftTargetsSection
-from stillroom.train.config.schema import TrainConfig
-from stillroom.train.config.teacher_servers import served_teacher
+from stillroom.train.config.distill_sections import (
+    DatasetTeacher,
+    SoftTargetsSection,
+    served_teacher,
+)
+from stillroom.train.config.schema import DistillConfig, SftConfig, TrainConfig
 from stillroom.train.loop.session import Session
 from stillroom.train.on_policy.preflight import check_teacher_server
 from stillroom.train.on_policy.teachers import load_local_teacher
@@ -50,7 +53,7 @@ class Scoring:
     """The reading of a run's rows by its teacher, which is done once."""
 
     workspace: Workspace
-    config: TrainConfig
+    config: SftConfig | DistillConfig
     settings: SoftTargetsSection
     record: ModelRecord
     """The teacher's identity."""
@@ -58,7 +61,9 @@ class Scoring:
     teacher: LocalTeacher | None = None
     """The teacher, if it is loaded already."""
 
-    def score_once(self, session: Session, sequences: Sequence[TokenSequence]) -> TopTokenStore:
+    def score_once(
+        self, session: Session[TrainConfig], sequences: Sequence[TokenSequence]
+    ) -> TopTokenStore:
         """Returns a store with the teacher's likeliest tokens for all sequences.
 
         The teacher is loaded, or called, only if no store has them.
@@ -69,7 +74,9 @@ class Scoring:
         peers.is_any(False)
         return store or self._score(session, sequences)
 
-    def _score(self, session: Session, sequences: Sequence[TokenSequence]) -> TopTokenStore:
+    def _score(
+        self, session: Session[TrainConfig], sequences: Sequence[TokenSequence]
+    ) -> TopTokenStore:
         student, reporter = session.student, session.reporter
         folder = self.workspace.writable(self.settings.store, label="soft_targets.store")
         by_key = {sequence_key(sequence): sequence for sequence in sequences}
@@ -103,7 +110,11 @@ class Scoring:
         return store
 
     def _read(
-        self, session: Session, missing: Unscored, writer: StoreWriter, header: StoreHeader
+        self,
+        session: Session[TrainConfig],
+        missing: Unscored,
+        writer: StoreWriter,
+        header: StoreHeader,
     ) -> None:
         teacher = self.config.teachers[0]
         if teacher.section.is_served:
@@ -161,7 +172,7 @@ def _described(workspace: Workspace, store: TopTokenStore) -> str:
 @torch.no_grad()
 def _read_locally(
     teacher: LocalTeacher,
-    session: Session,
+    session: Session[TrainConfig],
     missing: Unscored,
     writer: StoreWriter,
     header: StoreHeader,
@@ -196,8 +207,8 @@ def _read_locally(
 
 def _read_served(
     workspace: Workspace,
-    config: TrainConfig,
-    session: Session,
+    config: SftConfig | DistillConfig,
+    session: Session[TrainConfig],
     missing: Unscored,
     writer: StoreWriter,
     header: StoreHeader,
@@ -249,7 +260,7 @@ def _likeliest(scores: TeacherScores, header: StoreHeader) -> TopTokens:
     logprobs = [row[: header.k] for row in scores.top_logprobs or []]
     if len(ids) != len(scores.logprobs) or any(len(row) < header.k for row in (*ids, *logprobs)):
         raise TeacherError(
-            f"the teacher's server did not tell its {header.k} likeliest tokens at every position",
+            f"the teacher's server did not return its {header.k} likeliest tokens at every position",
             "let it tell as many (vLLM: --max-logprobs), or lower soft_targets.top_k",
         )
     if (largest := max(max(row) for row in ids)) >= header.vocab_size:

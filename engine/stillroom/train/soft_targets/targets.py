@@ -3,8 +3,9 @@
 Shapes: N trained tokens of a pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,27 +14,36 @@ from torch import Tensor
 from stillroom.errors import RunError
 from stillroom.lineage import ModelRecord, record_file
 from stillroom.models.batches import TokenBatch, TokenSequence
-from stillroom.models.divergence import TokenScores
+from stillroom.models.divergence import TokenScores, jensen_shannon, reverse_kl
 from stillroom.models.load import load_tokenizer
 from stillroom.models.pairing import check_tokenizers
 from stillroom.models.resolve import locate_model
-from stillroom.models.soft_targets import TopTokens
+from stillroom.models.soft_targets import at_temperature
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import SoftTargetsSection
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import DistillConfig, SftConfig, TrainConfig
 from stillroom.train.loop.session import Session
-from stillroom.train.methods.losses import beyond_rounding
+from stillroom.train.methods.losses import DivergenceForm, beyond_rounding
 from stillroom.train.on_policy.teachers import load_local_teacher
 from stillroom.train.on_policy.token_scores import (
+    Comparison,
+    TopTokensScorer,
+    add_gradient,
     add_gradient_with_teacher,
-    add_gradient_with_top_tokens,
+    score_by_autograd,
     score_with_teacher,
-    score_with_top_tokens,
 )
 from stillroom.train.soft_targets.scoring import Scoring, as_read, check_room
 from stillroom.train.soft_targets.store import TopTokenStore
 from stillroom.train.student.model import Student
+
+_DIVERGENCES: Mapping[str, DivergenceForm] = {
+    "forward_kl": partial(jensen_shannon, beta=0.0),
+    "jsd": partial(jensen_shannon, beta=0.5),
+    "reverse_kl": reverse_kl,
+}
+"""The divergence of each loss that `soft_targets.loss` may name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +73,9 @@ class SoftTargets:
 
         if (teacher := self.teacher) is not None:
             other = _teacher_batch(student, teacher, sequences, batch)
-            add_gradient_with_teacher(student, teacher, batch, other, self.settings, losses)
+            add_gradient_with_teacher(student, teacher, batch, other, self._comparison, losses)
         else:
-            top = self._top_tokens(sequences, batch)
-            add_gradient_with_top_tokens(student, top, batch, self.settings, losses)
+            add_gradient(student, self._scorer(sequences, batch), batch, losses)
         return total
 
     @torch.no_grad()
@@ -76,10 +85,10 @@ class SoftTargets:
         """Returns the summed loss of a pass (nats), without forming a gradient."""
         if (teacher := self.teacher) is not None:
             other = _teacher_batch(student, teacher, sequences, batch)
-            scores = score_with_teacher(student, teacher, batch, other, self.settings)
+            scores = score_with_teacher(student, teacher, batch, other, self._comparison)
         else:
-            top = self._top_tokens(sequences, batch)
-            scores = score_with_top_tokens(student, top, batch, self.settings)
+            scorer = self._scorer(sequences, batch)
+            scores = score_by_autograd(student, scorer, batch, student.head.max_positions)
         return self._losses(scores).sum().item()
 
     def _losses(self, scores: TokenScores) -> Tensor:
@@ -88,20 +97,25 @@ class SoftTargets:
             losses_N = losses_N - self.settings.label_coef * scores.student_N
         return losses_N
 
-    def _top_tokens(self, sequences: Sequence[TokenSequence], batch: TokenBatch) -> TopTokens:
+    @property
+    def _comparison(self) -> Comparison:
+        form = _DIVERGENCES[self.settings.loss]
+        return Comparison(partial(at_temperature, form, temperature=self.settings.temperature))
+
+    def _scorer(self, sequences: Sequence[TokenSequence], batch: TokenBatch) -> TopTokensScorer:
         if self.store is None or self.settings.top_k is None:
             raise RunError("the teacher has not read the rows yet", "report this as a bug")
-        return self.store.read(
-            as_read(sequences), k=self.settings.top_k, device=batch.targets_N.device
-        )
+        device = batch.targets_N.device
+        top = self.store.read(as_read(sequences), k=self.settings.top_k, device=device)
+        return TopTokensScorer(top, temperature=self.settings.temperature)
 
 
 def prepare_targets(
     workspace: Workspace,
-    config: TrainConfig,
+    config: SftConfig | DistillConfig,
     record: ModelRecord,
     rows_file: Path,
-    session: Session,
+    session: Session[TrainConfig],
     sequences: Sequence[TokenSequence],
     *,
     teacher: LocalTeacher | None = None,

@@ -16,7 +16,7 @@ from stillroom.models.load import load_adapter
 from stillroom.models.placement import base_model
 from stillroom.models.resolve import ModelLocation
 from stillroom.settings import Workspace
-from stillroom.train.config.schema import ModelSection
+from stillroom.train.config.sections import ModelSection
 
 _Kind = Literal["mixer", "mlp", "expert", "other"]
 _MIXERS = ("Attention", "Mixer", "Mamba", "DeltaNet", "ShortConv")

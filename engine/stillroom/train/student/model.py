@@ -21,7 +21,7 @@ from stillroom.models.precision import Precision
 from stillroom.models.probe import choose_passes
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
-from stillroom.train.config.schema import ModelSection, TrainerSection
+from stillroom.train.config.sections import ModelSection, TrainerSection
 from stillroom.train.student.adapters import continued_adapter, new_adapter
 from stillroom.train.student.collective import ALONE, Collective
 from stillroom.train.student.optimizer import Optimizer

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stillroom.errors import DivergedError
-from stillroom.train.config.schema import TrainerSection
+from stillroom.train.config.sections import TrainerSection
 from stillroom.train.student.collective import ALONE, Collective
 from stillroom.train.student.sharding import like, whole
 

@@ -131,7 +131,7 @@ def test_the_curves_of_a_resumed_run_are_whole(tmp_path, tiny_models):
     reported = project.reporter.measured
     assert [m["loss"] for m in reported[:4]] == [1.5, 2.5, 3.5, 4.5]
     assert len(reported) == 10
-    assert "goes on from step 4 of killed" in project.reporter.notes
+    assert "resumes at step 4 of killed" in project.reporter.notes
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_another_configuration_is_refused_with_the_difference(
     section, key, value = change
     project.config[section][key] = value
 
-    with pytest.raises(RunError, match="cannot go on") as caught:
+    with pytest.raises(RunError, match="cannot be resumed") as caught:
         project.train("resumed", resume="killed")
 
     assert reported in caught.value.problem
@@ -207,7 +207,8 @@ def test_what_was_asked_is_taken_from_the_run(tmp_path, tiny_models):
 def test_a_run_of_a_version_with_another_default_of_the_group_size_goes_on_with_its_own(
     tmp_path, tiny_models
 ):
-    project = project_of("sft", tmp_path, tiny_models)
+    project = project_of("distill", tmp_path, tiny_models)
+    del project.config["data"]["group_size"]
     write_run_files(tmp_path / "runs" / "killed", StartTraining(), RunStatus.INTERRUPTED)
     killed(project, "killed", 3)
     state_file = project.checkpoint("step_000002", "killed") / "training_state.json"
@@ -242,14 +243,17 @@ def test_a_section_that_a_run_began_without_is_no_default(before):
     # An sft config's teacher was ignored by versions that did not know soft targets.
     soft = {"soft_targets": {"loss": "forward_kl", "temperature": 4.0}}
 
-    old, new = (RunInputs(config=config, files=[], models=[]) for config in (before, soft))
+    old, new = (
+        RunInputs(config={"dataset_type": "sft", **config}, files=[], models=[])
+        for config in (before, soft)
+    )
     with pytest.raises(RunError, match=r"soft_targets\.loss was None and is 'forward_kl'"):
         check_unchanged(old, new, run_id="run-1")
 
 
 def test_another_module_of_the_users_code_is_refused():
     def inputs(**modules):
-        return RunInputs(config={}, files=[], models=[], modules=modules)
+        return RunInputs(config={"dataset_type": "sft"}, files=[], models=[], modules=modules)
 
     before = inputs(prices="a" * 64, shop="b" * 64)
     check_unchanged(before, before, run_id="r")
@@ -267,7 +271,7 @@ def test_what_cannot_go_on_is_refused_with_what_to_do(tmp_path, tiny_models):
 
     for run_id, error, reported in (
         ("done", RunError, "is finished"),
-        ("early", RunError, "has no checkpoint to go on from"),
+        ("early", RunError, "has no checkpoint to resume from"),
         ("nothing", InputError, "there is no run 'nothing'"),
         ("../done", InputError, "there is no run"),
     ):
@@ -373,7 +377,7 @@ def test_a_change_in_either_of_two_files_of_one_name_is_seen():
             FileRecord(path=f"/projects/{folder}/train.jsonl", sha256=sha256, num_bytes=1)
             for folder, sha256 in (("a", first), ("b", second))
         ]
-        return RunInputs(config={}, files=files, models=[])
+        return RunInputs(config={"dataset_type": "sft"}, files=files, models=[])
 
     check_unchanged(inputs("1", "2"), inputs("1", "2"), run_id="run")
     with pytest.raises(RunError, match=r"changed: train\.jsonl differs"):

@@ -2,15 +2,18 @@ import json
 from typing import get_args
 
 import pytest
+import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stillroom.errors import ConfigError, InputError
 from stillroom.settings import Workspace
-from stillroom.train.config.distill_sections import AlgorithmSection, LossName
-from stillroom.train.config.file import REFUSED_VALUES, UNSUPPORTED, load_config
+from stillroom.train.config.distill_sections import AlgorithmSection, TeacherSection
+from stillroom.train.config.file import REFUSED_VALUES, UNSUPPORTED, config_notes, load_config
+from stillroom.train.config.losses import LOSSES, LossName
 from stillroom.train.config.request import PlanTraining, plan_request
+from stillroom.train.methods.losses import LossFunctions, functions_of
 
 SFT = {
     "dataset_type": "sft",
@@ -52,7 +55,6 @@ def test_what_is_not_said_is_the_documented_default(tmp_path):
 
     assert config.data.train_file == "train.jsonl"
     assert config.data.group_size == 1
-    assert config.data.val_split == 0
     assert (config.model.qlora_rank, config.model.alpha) == (32, 64)
     # What auto stands for with a teacher in this process.
     assert config.algorithm.loss_fn == "full_reverse_kl"
@@ -96,7 +98,6 @@ def test_alpha_is_twice_the_rank_unless_it_is_given(tmp_path):
         ("rollout.max_turn", "max_turns"),
         ("algorithm.loss_fun", "loss_fn"),
         ("teacher.paths", "path"),
-        ("dpo.betas", "beta"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_name(tmp_path, key, nearest):
@@ -106,7 +107,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_name(tmp_path, key, ne
 
 
 def test_a_key_like_no_other_is_refused_with_the_known_ones(tmp_path):
-    error = refusal(tmp_path, having("dpo.xyz", 1))
+    error = refusal(tmp_path, having("dpo.xyz", 1, {**SFT, "dataset_type": "dpo"}))
 
     assert "dpo.xyz is not known (known: beta, label_smoothing, loss, nll_coef)" in error.problem
 
@@ -143,7 +144,9 @@ def test_a_missing_key_is_named(tmp_path, key):
     ],
 )
 def test_a_value_outside_its_range_is_refused_by_key_and_value(tmp_path, key, value):
-    error = refusal(tmp_path, having(key, value, DISTILL))
+    method = {"data.val_split": "sft", "dpo": "dpo"}
+    dataset_type = method.get(key) or method.get(key.partition(".")[0]) or "distill"
+    error = refusal(tmp_path, having(key, value, {**DISTILL, "dataset_type": dataset_type}))
 
     assert key in error.problem
     assert repr(value) in error.problem
@@ -226,18 +229,19 @@ def test_a_loss_that_is_named_is_what_it_was_wherever_it_comes_from(tmp_path, lo
 def test_a_served_teacher_is_asked_for_its_likeliest_tokens_by_itself(tmp_path):
     served = load(tmp_path, having("teacher.provider", "vllm", DISTILL)).algorithm
 
-    assert (served.loss_fn, served.num_teacher_tokens) == ("top_k_reverse_kl", 16)
+    assert (served.loss_fn, served.num_listed_tokens) == ("top_k_reverse_kl", 16)
 
 
 def test_which_loss_is_taken_by_itself_depends_on_where_the_teacher_is():
     section = AlgorithmSection(kl_penalty_coef=0.5)
+    local, remote = TeacherSection(path="t"), TeacherSection(path="t", provider="vllm")
 
-    here, served = section.resolved(is_served=False), section.resolved(is_served=True)
+    here, served = section.resolved(local), section.resolved(remote)
 
     assert (here.loss_fn, served.loss_fn) == ("full_reverse_kl", "top_k_reverse_kl")
     assert here.kl_coef == served.kl_coef == 0.5
     named = AlgorithmSection(loss_fn="ppo")
-    assert named.resolved(is_served=True) is named
+    assert named.resolved(remote) is named
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae", "reinforce"])
@@ -268,6 +272,25 @@ def test_prompts_are_grouped_only_for_rewards_that_compare_their_rollouts(
     assert load(tmp_path, config, "algorithm.reward_coef=0.5").data.group_size == size
 
 
+def test_every_loss_has_its_functions():
+    assert set(get_args(LossName)) == set(LOSSES)
+    for name, loss in LOSSES.items():
+        functions = functions_of(AlgorithmSection(loss_fn=name))
+        empty = LossFunctions()
+        assert (functions.sampled_loss != empty.sampled_loss) == loss.is_sampled
+        assert (functions.divergence != empty.divergence) != loss.is_sampled
+        assert (functions.listed_divergence != empty.listed_divergence) == loss.lists_tokens
+
+
+def test_a_loss_is_not_taken_for_another_one():
+    functions = functions_of(AlgorithmSection(loss_fn="full_reverse_kl"))
+
+    with pytest.raises(NotImplementedError):
+        functions.listed_divergence(*[torch.zeros(1)] * 4)
+    with pytest.raises(NotImplementedError):
+        functions.sampled_loss(*[torch.zeros(1)] * 3, AlgorithmSection())
+
+
 @pytest.mark.parametrize("loss_fn", get_args(LossName))
 def test_a_coefficient_that_is_not_said_is_the_losss_own(loss_fn):
     own = 0.1 if loss_fn in ("importance_sampling", "ppo") else 1.0
@@ -295,7 +318,7 @@ def test_a_ratio_needs_samples_at_temperature_one(tmp_path, loss_fn):
 def test_rows_are_not_silently_kept_from_training_where_none_are_held_out(tmp_path):
     error = refusal(tmp_path, having("data.val_split", 0.1, DISTILL))
 
-    assert "data.val_split is for sft and dpo" in error.problem
+    assert "data.val_split is for dataset_type sft and dpo" in error.problem
     assert load(tmp_path, having("data.val_split", 0.1, {**SFT, "dataset_type": "dpo"}))
 
 
@@ -306,10 +329,52 @@ def test_a_limit_of_steps_is_not_silently_ignored(tmp_path, method):
     assert "trainer.max_steps" in refusal(tmp_path, config).problem
 
 
-def test_sft_ignores_what_belongs_to_distill(tmp_path):
+def test_a_key_of_another_type_is_left_out_with_a_note(tmp_path):
     config = {**DISTILL, "dataset_type": "sft", "algorithm": {"loss_fn": "ppo"}}
+    config["data"] = {**config["data"], "group_size": 2}
 
-    assert load(tmp_path, config).dataset_type == "sft"
+    assert load(tmp_path, config, name="config.json") == load(
+        tmp_path, {**DISTILL, "dataset_type": "sft"}
+    )
+    notes = config_notes(tmp_path / "config.json")
+    assert "config.json: algorithm is left out: it is for dataset_type distill" in notes
+    assert "config.json: data.group_size is left out: it is for dataset_type distill" in notes
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "value", "owners"),
+    [
+        ("sft", "trainer.max_steps", 3, "distill"),
+        ("dpo", "curriculum.prefix_tokens", 4, "distill"),
+        ("sft", "cold_start.train_file", "a", "distill"),
+        ("distill", "trainer.early_stop", 2, "sft and dpo"),
+        ("dpo", "soft_targets.top_k", 4, "sft and distill"),
+        ("sft", "model.system", "", "distill"),
+    ],
+)
+def test_a_key_that_says_another_type_is_meant_is_refused(tmp_path, method, key, value, owners):
+    config = having(key, value, {**SFT, "dataset_type": method, "teacher": {"path": "t"}})
+    name = key.partition(".")[0] if key.startswith(("cu", "co", "so")) else key
+
+    error = refusal(tmp_path, config)
+
+    assert f"{name} is for dataset_type {owners}: " in error.problem
+
+
+def test_the_configuration_that_an_earlier_version_recorded_is_read(tmp_path):
+    """It held the keys of all types, with their defaults."""
+    recorded = {
+        **SFT,
+        "data": {"batch_size": 4, "group_size": 1, "val_split": 0.0},
+        "trainer": {"num_epochs": 1, "max_steps": None, "early_stop": None},
+        "model": {"path": "m", "system": None},
+        "curriculum": {"prefix_tokens": None, "teacher_share": 0.0},
+        "cold_start": None,
+        "dpo": {"beta": 0.1},
+        "algorithm": {"loss_fn": "full_reverse_kl"},
+    }
+
+    assert load(tmp_path, recorded, name="config.json") == load(tmp_path, SFT)
 
 
 def test_overrides_come_after_the_file_and_are_read_as_yaml(tmp_path):

@@ -14,8 +14,8 @@ from fakes.training import make_project
 from stillroom.errors import ConfigError, DataError, DivergedError
 from stillroom.files import write_json
 from stillroom.processes import end_process
-from stillroom.train.config.launcher import LauncherSection
 from stillroom.train.config.request import PlanTraining, check_launcher
+from stillroom.train.config.sections import LauncherSection
 from stillroom.train.distributed.accelerate import accelerate_config
 from stillroom.train.distributed.rank_folder import (
     RankEnd,

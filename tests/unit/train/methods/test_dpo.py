@@ -9,7 +9,7 @@ from fakes.training import gradients, largest_gap, make_student
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import DpoRow
 from stillroom.models.batches import TokenSequence
-from stillroom.train.config.schema import DpoSection
+from stillroom.train.config.sections import DpoSection
 from stillroom.train.methods.dpo import accumulate_preference, add_reference, validate_preference
 from stillroom.train.student.encode import TokenPair, encode_pairs
 

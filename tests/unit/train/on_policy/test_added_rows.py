@@ -16,7 +16,7 @@ from stillroom.lineage import read_manifest
 from stillroom.models.batches import TokenSequence
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import DistillConfig
 from stillroom.train.on_policy.loop import rows_of_iteration
 from stillroom.train.on_policy.policy_update import accumulate_gradient
 from stillroom.train.on_policy.token_losses import UpdateStats
@@ -97,7 +97,7 @@ def test_the_gradient_of_rows_is_that_of_rollouts_with_the_same_tokens(tiny_mode
 
 
 def test_each_epoch_of_rows_has_every_row_once():
-    config = TrainConfig.model_validate(
+    config = DistillConfig.model_validate(
         {
             "dataset_type": "distill",
             "data": {"batch_size": 4},

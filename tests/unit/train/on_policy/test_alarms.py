@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import DistillConfig
 from stillroom.train.on_policy.alarms import find_alarms
 
 HEALTHY = {
@@ -32,7 +32,7 @@ def run(num=40, **curves):
 
 
 def config_of(**sections):
-    return TrainConfig.model_validate(
+    return DistillConfig.model_validate(
         {
             "dataset_type": "distill",
             "data": {"train_file": "prompts.jsonl", "batch_size": 8},

@@ -13,7 +13,7 @@ from fakes.tool_sources import DictTools
 from fakes.training import PRICE_TOOL, make_project
 from stillroom.train.config.distill_sections import CurriculumSection
 from stillroom.train.config.request import PlanTraining
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import DistillConfig
 from stillroom.train.on_policy.curriculum import Limits, limits_at
 from stillroom.train.planning.plan import plan_training
 
@@ -82,7 +82,7 @@ def test_whose_a_turn_is_follows_from_the_rollouts_key():
 )
 def test_half_a_curriculum_is_refused(changes, message):
     with pytest.raises(ValidationError, match=message):
-        TrainConfig.model_validate(
+        DistillConfig.model_validate(
             {
                 "dataset_type": "distill",
                 "data": {"batch_size": 1},
@@ -91,26 +91,6 @@ def test_half_a_curriculum_is_refused(changes, message):
                 "rollout": {"max_turns": 4},
                 "trainer": {"num_epochs": 1},
                 "curriculum": changes,
-            }
-        )
-
-
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"curriculum": {"prefix_tokens": 4}}, "stages of dataset_type distill"),
-        ({"cold_start": {"train_file": "a"}}, "stages of dataset_type distill"),
-    ],
-)
-def test_a_curriculum_of_supervised_rows_is_refused(section, message):
-    with pytest.raises(ValidationError, match=message):
-        TrainConfig.model_validate(
-            {
-                "dataset_type": "sft",
-                "data": {"batch_size": 1},
-                "model": {"path": "m"},
-                "trainer": {"num_epochs": 1},
-                **section,
             }
         )
 

@@ -13,7 +13,7 @@ from stillroom.models.lm_head import OutputHead
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.distill_sections import AlgorithmSection
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import DistillConfig
 from stillroom.train.on_policy.policy_update import accumulate_gradient, update_student
 from stillroom.train.on_policy.token_losses import UpdateStats
 from stillroom.train.on_policy.training_sequences import (
@@ -201,7 +201,7 @@ def test_a_server_that_told_too_few_tokens_is_an_error(student, teacher):
     prepared = prepare_sequences(sampled_by(student.loaded.model), algorithm)
 
     reported = scored_by_server(teacher.loaded.model, prepared, k=5)
-    with pytest.raises(TeacherError, match="did not tell its 6 likeliest") as caught:
+    with pytest.raises(TeacherError, match="did not return its 6 likeliest") as caught:
         accumulate_gradient(student, {}, reported, algorithm, UpdateStats())
     assert "max-logprobs" in caught.value.fix
 
@@ -247,7 +247,7 @@ def test_a_teacher_that_is_the_student_has_nothing_to_teach(tiny_models, student
 
 
 def config_of(algorithm, *, learning_rate=1e-4):
-    return TrainConfig.model_validate(
+    return DistillConfig.model_validate(
         {
             "dataset_type": "distill",
             "data": {"batch_size": 4},

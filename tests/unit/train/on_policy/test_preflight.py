@@ -10,9 +10,8 @@ from fakes.model_server import FakeModelServer
 from fakes.training import make_project, make_student
 from stillroom.errors import EngineError, ModelError, TeacherError
 from stillroom.serving.preflight import check_served
-from stillroom.train.config.distill_sections import AlgorithmSection, TeacherSection
+from stillroom.train.config.distill_sections import AlgorithmSection, TeacherSection, served_teacher
 from stillroom.train.config.request import PlanTraining
-from stillroom.train.config.teacher_servers import served_teacher
 from stillroom.train.on_policy.preflight import check_agreement
 from stillroom.train.planning.plan import plan_training
 

@@ -18,7 +18,7 @@ from stillroom.policy.passes import SlotPasses
 from stillroom.policy.slot_cache import slot_cache
 from stillroom.train.config.file import load_config
 from stillroom.train.config.request import PlanTraining
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import CONFIGS
 from stillroom.train.planning import forecast
 from stillroom.train.planning.dry_forward import sampling_bytes, size_of
 from stillroom.train.planning.forecast import ModelSize, describe_learning
@@ -68,7 +68,7 @@ def steps_s(reported):
 def test_a_plan_tells_of_a_learning_rate_or_an_adapter_that_does_not_suit_the_model(
     rank, rate, millions, method, said
 ):
-    config = TrainConfig.model_validate(
+    config = CONFIGS[method].model_validate(
         {
             "dataset_type": method,
             "data": {"train_file": "rows.jsonl", "batch_size": 8},

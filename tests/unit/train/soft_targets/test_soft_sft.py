@@ -29,7 +29,7 @@ from stillroom.models.resolve import identify, locate_model
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.request import PlanTraining, StartTraining, plan_request
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import SftConfig
 from stillroom.train.in_process import train_in_process
 from stillroom.train.loop.session import Session
 from stillroom.train.methods.sft import accumulate_nll, validation_loss
@@ -105,7 +105,7 @@ def test_the_gradient_does_not_depend_on_how_it_is_formed(
 ):
     """By hand and by autograd, of the whole batch and of single sequences."""
     folder = tiny_models.folder(architecture, "chatml")
-    config = TrainConfig.model_validate(
+    config = SftConfig.model_validate(
         {
             "dataset_type": "sft",
             "teacher": {"path": str(tiny_models.folder(architecture, "chatml", seed=1))},

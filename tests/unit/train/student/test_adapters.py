@@ -10,7 +10,7 @@ from fakes.families import FAMILIES, build_family, save_family
 from fakes.training import make_project
 from stillroom.errors import ConfigError
 from stillroom.train.config.request import PlanTraining
-from stillroom.train.config.schema import ModelSection
+from stillroom.train.config.sections import ModelSection
 from stillroom.train.loop.checkpoints import restore_weights
 from stillroom.train.planning.plan import plan_training
 from stillroom.train.student.adapters import choose_targets, describe_adapter, new_adapter

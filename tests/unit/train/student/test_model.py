@@ -5,7 +5,7 @@ from peft import LoraConfig, get_peft_model
 from fakes.tiny_models import TinyModels
 from fakes.training import make_student
 from stillroom.errors import ConfigError
-from stillroom.train.config.schema import ModelSection
+from stillroom.train.config.sections import ModelSection
 from stillroom.train.student.model import load_student, microbatch_tokens
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from stillroom.train.config.schema import TrainerSection
+from stillroom.train.config.sections import TrainerSection
 from stillroom.train.student.optimizer import DivergedError, Optimizer, learning_rate_at
 
 
