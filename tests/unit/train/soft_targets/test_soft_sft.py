@@ -344,7 +344,7 @@ def refused(tmp_path, student, message, **sections):
     ("message", "sections"),
     [
         ("needs teacher.path", {"soft_targets": {}}),
-        ("loss of sft, and of distill", {"method": "dpo", "soft_targets": {"temperature": 2}}),
+        ("is the loss of sft", {"method": "dpo", "soft_targets": {"temperature": 2}}),
         (
             "loss of cold_start's rows",
             {"method": "distill", "teacher": {"path": "t"}, "soft_targets": {"temperature": 2}},
