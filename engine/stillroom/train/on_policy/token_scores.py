@@ -274,7 +274,7 @@ def _likeliest(
     num_tokens = sum(len(scores.logprobs) for scores in teacher_scores)
     if len(ids) != num_tokens or any(len(row) < k for row in (*ids, *logprobs)):
         raise TeacherError(
-            f"the teacher's server did not return its {k} likeliest tokens at every position",
+            f"the teacher's server did not return its {k} likeliest tokens at each position",
             "let it return as many (vLLM: --max-logprobs), or lower algorithm.top_k",
         )
     return ids, logprobs

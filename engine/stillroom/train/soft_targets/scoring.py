@@ -260,8 +260,8 @@ def _likeliest(scores: TeacherScores, header: StoreHeader) -> TopTokens:
     logprobs = [row[: header.k] for row in scores.top_logprobs or []]
     if len(ids) != len(scores.logprobs) or any(len(row) < header.k for row in (*ids, *logprobs)):
         raise TeacherError(
-            f"the teacher's server did not return its {header.k} likeliest tokens at every position",
-            "let it tell as many (vLLM: --max-logprobs), or lower soft_targets.top_k",
+            f"the teacher's server did not return its {header.k} likeliest tokens at each position",
+            "let it return as many (vLLM: --max-logprobs), or lower soft_targets.top_k",
         )
     if (largest := max(max(row) for row in ids)) >= header.vocab_size:
         raise TeacherError(
