@@ -36,7 +36,7 @@ Losses = Callable[[slice, TokenScores], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class DistributionComparison:
     """How a loss compares the student's distributions with those of a teacher in this process."""
 
     divergence: DivergenceForm | None
@@ -47,13 +47,15 @@ class Comparison:
     """Whether the student's exact entropy is formed too."""
 
 
-def comparison_of(algorithm: AlgorithmSection) -> Comparison:
+def comparison_of(algorithm: AlgorithmSection) -> DistributionComparison:
     """Returns the comparison that the configured loss needs."""
     if algorithm.loss.is_sampled:
         is_exact = algorithm.kl_baseline == "exact"
-        return Comparison(reverse_kl if is_exact else None, is_baseline=True, has_entropy=is_exact)
+        return DistributionComparison(
+            reverse_kl if is_exact else None, is_baseline=True, has_entropy=is_exact
+        )
     divergence = functions_of(algorithm).divergence(algorithm)
-    return Comparison(divergence, has_entropy=algorithm.needs_distribution)
+    return DistributionComparison(divergence, has_entropy=algorithm.needs_distribution)
 
 
 class Scorer(Protocol):
@@ -83,7 +85,7 @@ def add_gradient_with_teacher(
     teacher: LocalTeacher,
     batch: TokenBatch,
     teacher_batch: TokenBatch,
-    comparison: Comparison,
+    comparison: DistributionComparison,
     losses: Losses,
 ) -> None:
     """Adds the gradient of the losses' sum; the teacher is a model in this process.
@@ -124,7 +126,7 @@ def score_with_teacher(
     teacher: LocalTeacher,
     batch: TokenBatch,
     teacher_batch: TokenBatch,
-    comparison: Comparison,
+    comparison: DistributionComparison,
 ) -> TokenScores:
     """Returns the scores of the batch's trained tokens, with autograd's gradient.
 
@@ -177,7 +179,7 @@ class _LocalScorer:
         teacher: LocalTeacher,
         batch: TokenBatch,
         teacher_batch: TokenBatch,
-        comparison: Comparison,
+        comparison: DistributionComparison,
         by_hand: HandGradients | None = None,
     ) -> None:
         """`by_hand`: the teacher without autograd, if the student's gradient is formed by hand."""

@@ -27,7 +27,7 @@ from stillroom.train.loop.session import Session
 from stillroom.train.methods.losses import DivergenceForm, beyond_rounding
 from stillroom.train.on_policy.teachers import load_local_teacher
 from stillroom.train.on_policy.token_scores import (
-    Comparison,
+    DistributionComparison,
     TopTokensScorer,
     add_gradient,
     add_gradient_with_teacher,
@@ -98,9 +98,11 @@ class SoftTargets:
         return losses_N
 
     @property
-    def _comparison(self) -> Comparison:
+    def _comparison(self) -> DistributionComparison:
         form = _DIVERGENCES[self.settings.loss]
-        return Comparison(partial(at_temperature, form, temperature=self.settings.temperature))
+        return DistributionComparison(
+            partial(at_temperature, form, temperature=self.settings.temperature)
+        )
 
     def _scorer(self, sequences: Sequence[TokenSequence], batch: TokenBatch) -> TopTokensScorer:
         if self.store is None or self.settings.top_k is None:
