@@ -7,6 +7,8 @@
 # make docs   the documentation as a site in build/site, strictly
 # make trust  shows every promise of docs/trust.md again and writes that page, in about half an
 #             hour; TRUST="--only 8 --full" for one promise in its long form
+# make stress  all tests ten times, each time in another order, on a machine that is kept busy; says
+#             which fail in which rounds; TIMES=3 LOAD=0 for less, SEED=7 ARGS="tests/unit" for a part
 # make families  runs every use of every family's tiny model, writes docs/families.md, and fails if
 #             one that said yes says no, in about ten minutes; FAMILIES="--only qwen3 --loud" for one
 # make package  the wheel, the sdist and the desktop bundle in dist/, each checked by its own
@@ -26,7 +28,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Tests start some hundred processes, which take a second each to compile what they import.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo dashboard quick test check trust families conformance package docs setup tools clean
+.PHONY: demo dashboard quick test stress check trust families conformance package docs setup tools clean
 
 demo:
 	@scripts/setup.sh demo
@@ -60,6 +62,10 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(PYTEST) $(WORKERS) $(ARGS)
+
+stress: setup
+	$(BIN)/python scripts/stress.py --times $(or $(TIMES),10) --workers $(WORKERS) \
+	  $(if $(filter 0,$(LOAD)),--no-load) $(if $(filter command% environment%,$(origin SEED)),--seed $(SEED)) $(ARGS)
 
 trust: setup
 	$(BIN)/python tests/thorough/run.py $(TRUST)
