@@ -51,7 +51,7 @@ class OutputHead:
         self.may_embed = True
         """Whether the body may be given embeddings instead of token ids."""
         self.notes: list[str] = []
-        """What the user is told of how rows run: packed on a GPU, or why not in a faster way."""
+        """The note to the user on how rows run: packed on a GPU, or why not in a faster way."""
         self._softcap = _softcap(config)
         self._scale = _logit_scale(config)
         self._matrix: MatrixHead | None = None

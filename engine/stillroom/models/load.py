@@ -138,7 +138,7 @@ def load_tokenizer(location: ModelLocation) -> Any:
 
 
 def _template_of_processor(location: ModelLocation) -> Any:
-    """Returns the chat template that a multimodal model keeps beside its tokenizer; else None."""
+    """Returns the chat template that a multimodal model keeps next to its tokenizer; else None."""
     for name in ("chat_template.json", "processor_config.json"):
         try:
             path = cached_file(location.location, name)

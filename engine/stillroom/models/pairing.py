@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 OFF_POLICY_ROUTE = (
     "use it off-policy: generate_rollouts with this teacher, then filter_dataset, convert_rollouts "
-    "and start_training with dataset_type sft; where rewards exist, go on with "
+    "and start_training with dataset_type sft; where rewards exist, continue with "
     "generate_rollouts(refine=<the student's rollouts>), which mends what the student fails"
 )
 """The advice for a teacher that cannot score the student's tokens."""
@@ -55,7 +55,7 @@ def check_pair(student: "LoadedModel", teacher: "LoadedModel") -> None:
         marks = ", ".join(repr(student.tokenizer.convert_ids_to_tokens(i)) for i in sorted(beyond))
         raise ModelError(
             f"{names} end their turns otherwise: the teacher also with {marks}, after which the "
-            "student would go on to its limit",
+            "student would generate up to its limit",
             "add them to eos_token_id in the student's generation_config.json, "
             f"{REREAD_ROUTE}, or {OFF_POLICY_ROUTE}",
         )
@@ -87,7 +87,7 @@ def check_tokenizers(names: str, student: Any, teacher: Any) -> None:
 
 
 def _difference(student_template: str, teacher_template: str) -> str:
-    """Returns the place where two chat templates begin to differ, and how each goes on there."""
+    """Returns the place where two chat templates begin to differ, and how each continues."""
     pairs = enumerate(zip(student_template, teacher_template, strict=False))
     end = min(len(student_template), len(teacher_template))
     start = next((i for i, (a, b) in pairs if a != b), end)

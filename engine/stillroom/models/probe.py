@@ -33,7 +33,7 @@ from stillroom.models.small_copy import LONGEST_BOUNDARY, build_copy, small_conf
 
 _SHORT = (7, 19, 30)
 _LONG = (12, LONGEST_BOUNDARY + 20, 3, 25, 11, 1)
-"""The tokens of a prefix and of the sequences that go on from it."""
+"""The tokens of a prefix and of the sequences that continue it."""
 # The differences, as shares of the largest logit, that rounding explains. Attending to another
 # sequence's tokens would change the logits by far more.
 _TOLERANCE = {torch.float32: 1e-3}

@@ -28,7 +28,7 @@ _ACCEPTED = (
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The content of stillroom.json, which lies beside the weights of a checkpoint of Stillroom."""
+    """The content of stillroom.json, which is next to the weights of a checkpoint of Stillroom."""
 
     run_id: str
     method: str

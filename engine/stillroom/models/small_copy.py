@@ -1,6 +1,6 @@
 """Makes a small copy of a model: a few narrow layers of every type, with random weights.
 
-The copy runs the same code as the model, and a few dozen tokens lie on both sides of every window,
+The copy runs the same code as the model, and a few dozen tokens are on both sides of every window,
 chunk and original context that its configuration names.
 """
 

@@ -71,7 +71,7 @@ class TokenConversation(ABC):
 
     @abstractmethod
     def set_aside(self) -> None:
-        """Lets other conversations go on without this one, which will not ask for a turn soon."""
+        """Lets other conversations continue without this one, which will not need a turn soon."""
 
     def trace(self) -> TokenTrace | None:
         """Returns the conversation's tokens so far."""

@@ -78,7 +78,7 @@ class DecodeEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a sequence waits for a slot or has a turn to go on with."""
+        """Whether a sequence waits for a slot or has a turn to continue."""
         return bool(self._waiting) or any(not s.is_paused for s in self._table.sequences)
 
     def ask(self, sequence: DecodedSequence) -> None:
@@ -208,7 +208,7 @@ class DecodeEngine:
 
         left: the tokens of each row up to its next stop.
         """
-        # Apart from the others, as a model's first pass may be another than those that go on.
+        # Apart from the others, as a model's first pass may differ from those that continue.
         far = [s for s in left if s.num_cached == 0]
         if not far and self._passes.can_continue:
             far = [s for s in left if left[s] >= _NEAR]

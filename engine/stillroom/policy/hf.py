@@ -28,7 +28,7 @@ TOOL_PATIENCE_S = 0.05
 class HFPolicy(AsyncContextManagerMixin):
     """A policy that samples from a transformers model. Use as an async context manager.
 
-    The tokens of a conversation depend on its own seed, not on the conversations beside it.
+    The tokens of a conversation depend on its own seed, not on the conversations next to it.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class HFPolicy(AsyncContextManagerMixin):
         variables: Mapping[str, Any] | None = None,
         turns: anyio.Lock | None = None,
     ) -> None:
-        """`variables` are the chat template's variables beside the conversation.
+        """`variables` are the chat template's variables in addition to the conversation.
 
         Policies that share the lock `turns` sample one after the other, each until none of its
         conversations waits, so that their batches do not depend on how fast either policy is.
@@ -113,7 +113,7 @@ class HFPolicy(AsyncContextManagerMixin):
         self._changed.set()
 
     def set_aside(self, sequence: DecodedSequence) -> None:
-        """Lets other conversations go on without this one, which will not ask for a turn soon."""
+        """Lets other conversations continue without this one, which will not need a turn soon."""
         self._outside.pop(sequence, None)
         self._changed.set()
 
@@ -200,7 +200,7 @@ class HFConversation(TokenConversation):
         return self._finished_turn(self._sequence.finish_reason or "stop")
 
     def set_aside(self) -> None:
-        """Lets other conversations go on without this one, which will not ask for a turn soon."""
+        """Lets other conversations continue without this one, which will not need a turn soon."""
         self._policy.set_aside(self._sequence)
 
 

@@ -23,7 +23,8 @@ from torch.nn.functional import softplus
 # The tokens of which each attends to every earlier one; longer texts hand a state from one chunk to
 # the next. More tokens cost more for each token, fewer need more operations.
 _CHUNK_TOKENS = 64
-# exp of it is lost beside any other number; smaller ones would be denormal, which CPUs are slow at.
+# exp of it vanishes next to any other number; smaller ones would be denormal, which CPUs are slow
+# at.
 _LEAST_DECAY = -60.0
 _STEP_MARK = "stillroom_holds_time_step"
 _FORM_MARK = "stillroom_chooses_formula"

@@ -36,7 +36,7 @@ class Passes(Protocol):
 
     @property
     def can_copy(self) -> bool:
-        """Whether a slot's tokens may be copied to another that goes on differently."""
+        """Whether a slot's tokens may be copied to another that continues differently."""
         ...
 
     @property
@@ -46,7 +46,7 @@ class Passes(Protocol):
 
     @property
     def can_continue(self) -> bool:
-        """Whether a pass of several tokens may go on from earlier ones; else single tokens do."""
+        """Whether a pass of several tokens may continue earlier ones; else single tokens do."""
         ...
 
     @property

@@ -33,7 +33,7 @@ class ForwardPlan:
     is_first: bool = False
     """Whether no row has any token in the cache yet."""
     fillers_F: Tensor | None = None
-    """The slots that are run along without a token of theirs, [F]; None: there is none."""
+    """The slots that are run along without a token of their own, [F]; None: there is none."""
     idle_B: Tensor | None = None
     """Whether each row is run along without a token of its own, [B]: what a graph is given instead
     of `fillers_F`, since it has as many numbers whichever rows those are."""

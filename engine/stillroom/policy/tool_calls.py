@@ -129,7 +129,7 @@ def parse_llama(text: str) -> tuple[str, list[WrittenCall]]:
 def _json_call(body: str, key: str) -> WrittenCall:
     """Returns a call's name and arguments as written.
 
-    A call that cannot be read keeps its whole text as arguments, so that the model is told what is
+    A call that cannot be read keeps its whole text as arguments, so that the model learns what is
     wrong with it.
     """
     try:

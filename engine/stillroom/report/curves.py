@@ -196,7 +196,7 @@ def _chart(plan: ChartPlan, series: dict[str, Series]) -> LineChart:
 
 
 def _evaluations(reader: FolderReader, config: Path) -> list[ChartPlan]:
-    """Returns a chart for each pass@k of the evaluations that config.yml asked for."""
+    """Returns a chart for each pass@k of the evaluations that config.yml requests."""
     requested = reader.document(config, _RequestedEvaluations)
     return [
         ChartPlan(

@@ -145,7 +145,7 @@ _RESULTS = {
 def run_rows(
     runs: Sequence[Run], command_of: Callable[[RunRequest], str] | None = None
 ) -> list[RunRow]:
-    """Returns the runs, newest first; with the commands that start them again, if these are asked.
+    """Returns the runs, newest first; optionally with the commands that start them again.
 
     `command_of` makes a command of a request.
     """

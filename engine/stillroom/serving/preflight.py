@@ -125,7 +125,8 @@ def _unanswered(teacher: ServedTeacher, error: Exception) -> TeacherError:
     if (num := teacher.top_k) is not None:
         fix = f"let it list {num} tokens (vLLM: --max-logprobs), lower algorithm.top_k, {fix}"
     return TeacherError(
-        f"{teacher.server.root} does not answer the questions asked before a run: {error}", fix
+        f"{teacher.server.root} does not answer the requests that check it before a run: {error}",
+        fix,
     )
 
 
@@ -219,7 +220,7 @@ async def _check_tokens(teacher: ServedTeacher, tokenizer: Any, wording: _Wordin
     except CallFailedError as error:
         if error.kind is not FailureClass.BAD_REQUEST:
             raise
-        return f"tokens are {wording.whose}, the chat template could not be asked for"
+        return f"tokens are {wording.whose}, the chat template could not be requested"
     own_ids = ChatRenderer(tokenizer).prompt_ids(_CHAT, [])
     if server_ids is not None and own_ids != server_ids:
         at, mine, other = _parting(own_ids, server_ids, tokenizer)

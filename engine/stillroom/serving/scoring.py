@@ -104,7 +104,7 @@ class Question:
         if scores is None or len(scores) != len(self.ids):
             num = None if scores is None else len(scores)
             raise UnreadableAnswerError(
-                f"prompt_logprobs of {num} tokens came, asked were {len(self.ids)}"
+                f"prompt_logprobs of {num} tokens came instead of {len(self.ids)}"
             )
         return {
             place: {token: one.logprob for token, one in (scores[place] or {}).items()}
@@ -116,7 +116,7 @@ class Question:
         scored = meta.input_token_logprobs
         if len(scored) != len(self.ids) - self.start:
             raise UnreadableAnswerError(
-                f"scores of {len(scored)} tokens came, asked were {len(self.ids) - self.start}"
+                f"scores of {len(scored)} tokens came instead of {len(self.ids) - self.start}"
             )
         places: dict[int, dict[int, float]] = {}
         for place in self.wanted:

@@ -145,8 +145,8 @@ def masked(path, answer):
     ("provider", "shown", "words"),
     [
         ("sglang", moved, "the server scored"),
-        ("vllm", cut, "prompt_logprobs of 23 tokens came, asked were 24"),
-        ("sglang", cut, "scores of 19 tokens came, asked were 20"),
+        ("vllm", cut, "prompt_logprobs of 23 tokens came instead of 24"),
+        ("sglang", cut, "scores of 19 tokens came instead of 20"),
         ("vllm", masked, "masks its logits"),
         ("sglang", masked, "masks its logits"),
         ("vllm", lambda _path, _answer: {"choices": []}, "prompt_logprobs of None"),

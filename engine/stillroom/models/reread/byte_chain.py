@@ -2,9 +2,9 @@
 
 At each place of a turn (a `Unit`) a model's probabilities of the next tokens are added up to those
 of the next byte, given the bytes of the token that are fixed already; ends of turns and openings of
-calls are symbols beside the 256 bytes. Symbols that only one side can tell apart at the place count
-as one. This takes each text to be cut as the tokenizer cuts it; other ways of cutting the same text
-have nearly no probability.
+calls are symbols in addition to the 256 bytes. Symbols that only one side distinguishes at the
+place count as one. This takes each text to be cut as the tokenizer cuts it; other ways of cutting
+the same text have nearly no probability.
 Shapes: n positions of a tile, V vocabulary, P tokens of a trie (sorted), R ranges of them, M units,
 S symbols.
 """

@@ -2,7 +2,8 @@
 
 A unit is a place in the turn at which both models say what comes next: the next byte, or a mark of
 the template (a call's opening, the end of the turn). A model may be at the beginning of a token or
-within one there; in a token its probabilities are those of the tokens that go on as this one has.
+within one there; in a token its probabilities are those of the tokens that continue as this one
+has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The symbols that are told apart at a place; all others count as one."""
+    """The symbols that are distinguished at a place; all others count as one."""
 
     symbols: tuple[Symbol, ...]
     has_bytes: bool = True
@@ -214,7 +215,7 @@ def _begin(side: ReadingSide, text: str, *, is_end: bool) -> _Begin:
 def _symbol(one: _Begin, two: _Begin, *, is_text: bool, is_after_blank: bool) -> Symbol:
     """Returns the symbol of a mark from how student and teacher begin it.
 
-    is_text: whether text may go on here, so that a blank may be text or begin the mark.
+    is_text: whether text may continue here, so that a blank may be text or begin the mark.
     """
     if one.byte is not None or two.byte is not None or not is_text:
         bytes_ = [

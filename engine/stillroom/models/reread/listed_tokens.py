@@ -1,7 +1,7 @@
 """A teacher's next bytes from the few next tokens that its server lists at each position.
 
-Only bytes that some listed token goes on with are told apart. What the listed tokens leave of the
-probability, the tail, is never given to a byte: it counts to all other bytes together, on whose
+Only bytes with which some listed token continues are distinguished. What the listed tokens leave of
+the probability, the tail, is never given to a byte: it counts to all other bytes together, on whose
 side the student's probabilities of them count too. Within a token the tail is that of the unlisted
 tokens which begin as the token does, taken to be their share of all unlisted tokens; what begins
 otherwise is ruled out by the bytes that are fixed already.
@@ -23,7 +23,7 @@ from stillroom.models.reread.token_bytes import ByteTrie
 
 
 class _Following(NamedTuple):
-    """The listed probabilities of what goes on from the beginnings of tokens."""
+    """The listed probabilities of what continues the beginnings of tokens."""
 
     bytes_m: Tensor
     """Of each next byte, [m, 256]."""
@@ -113,11 +113,11 @@ class ListedTokens:
         return SideSymbols(probabilities_mS, probabilities_mS > 0, here.total_m)
 
     def _following(self, rows_m: Tensor, places: TriePlaces, is_all_m: Tensor) -> _Following:
-        """Returns what goes on from the beginnings at `places`; `is_all_m`: any token counts."""
+        """Returns what continues the beginnings at `places`; `is_all_m`: any token counts."""
         probabilities_mK, places_mK = self.probabilities_kK[rows_m], self.places_kK[rows_m]
         is_inside = (places_mK >= places.low_M[:, None]) & (places_mK < places.high_M[:, None])
         inside_mK = probabilities_mK * is_inside
-        # Column 0 holds what ends with the beginning, and column b + 1 what goes on with byte b.
+        # Column 0 holds what ends with the beginning, and column b + 1 what continues with byte b.
         columns_mK = torch.searchsorted(places.starts_M.long(), places_mK, right=True)
         sums = inside_mK.new_zeros(len(rows_m), NUM_BYTES + 2)
         sums.scatter_add_(1, columns_mK, inside_mK)

@@ -131,8 +131,8 @@ class TrieNode:
     high: int
     """The tokens with the prefix are `low` to `high` of the sorted ones."""
     starts: NDArray[np.int32]
-    """The first sorted token that goes on with each byte, and the end, [257]. Tokens between `low`
-    and the first start are the prefix itself."""
+    """The first sorted token that continues with each byte, and the end, [257]. Tokens between
+    `low` and the first start are the prefix itself."""
 
 
 class ByteTrie:

@@ -162,8 +162,8 @@ def read_turn(text: bytes, marks: TurnMarks, *, has_calls: bool, end: bytes) -> 
     """Returns the parts of a turn as its own template writes them.
 
     has_calls: whether the turn was taken to call tools; else all of it is content.
-    end: the bytes of the token that ended the turn, with which `text` ends; empty if it went on to
-    a limit.
+    end: the bytes of the token that ended the turn, with which `text` ends; empty if it continued
+    to a limit.
     """
     return _Reader(text, marks, end).read(has_calls=has_calls)
 
