@@ -68,7 +68,7 @@ def after_list_machines(request: api.ListMachines, result: api.MachineList) -> s
     by_hand = [one.name for one in result.machines if one.kind == "ssh" and one.spent_usd]
     cost = (
         f"; tell the user that {', '.join(by_hand)} costs until the user stops it, as it was not "
-        "brought up by stillroom"
+        "provisioned by stillroom"
         if by_hand
         else ""
     )

@@ -1,4 +1,4 @@
-"""The part of an operation that decides where its run is done, and makes what is sent there."""
+"""The part of an operation that decides where its run is done, and packs what is sent."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -29,7 +29,7 @@ def placed(workspace: Workspace, request: _Request) -> tuple[_Request, Machine |
     """Returns a request with the machine that does it, None for this one.
 
     A Ray cluster becomes an option of the request, whose run is then done here.
-    Raises an EngineError if the machine is not known, or cannot do what is asked for.
+    Raises an EngineError if the machine is not known, or cannot do what is requested.
     """
     if request.where is None:
         if isinstance(request, StartTraining) and request.budget_usd is not None:
@@ -102,7 +102,7 @@ def packed(
 def with_budget_left(
     workspace: Workspace, request: StartTraining, machine: Machine
 ) -> tuple[StartTraining, list[str]]:
-    """Returns a training that goes on with what its earlier runs left of their budget, and a note.
+    """Returns a training that resumes with what its earlier runs left of their budget, and a note.
 
     A request that names a budget of its own keeps that. Raises InputError if nothing is left.
     """
@@ -124,10 +124,10 @@ def _with_rest(
     if left <= least_budget(machine):
         raise InputError(
             f"of the budget of ${budget:g}, with which {request.resume} was run, "
-            f"${max(0.0, left):.4f} is left: too little to go on with",
+            f"${max(0.0, left):.4f} is left: too little to resume with",
             "ask the user, then the same call with a budget_usd for what is left to do",
         )
-    note = f"goes on with the ${left:.4f} that is left of the budget of ${budget:g}"
+    note = f"resumes with the ${left:.4f} that is left of the budget of ${budget:g}"
     request = request.model_copy(update={"budget_usd": left})
     refuse_request(request, machine)
     return request, [note]
@@ -140,10 +140,10 @@ def with_spec(new: NewRun, spec: PackedJob | None) -> NewRun:
     return replace(new, copies={**new.copies, **spec.copies}, notes=[*new.notes, *spec.notes])
 
 
-def check_not_going_on_elsewhere(workspace: Workspace, run_id: str) -> None:
-    """Raises RunError for a run that has not ended on another machine, and was not asked to stop.
+def check_not_running_elsewhere(workspace: Workspace, run_id: str) -> None:
+    """Raises RunError for a run that has not ended on another machine, and was not cancelled.
 
-    Such a machine may not be reached for long, or ever again: the wish to stop is enough.
+    Such a machine may not be reached for long, or ever again: a queued cancellation is enough.
     """
     folder = RunFolder(workspace.runs / run_id)
     if not folder.is_remote or folder.cancel_waited_s() is not None:
@@ -151,11 +151,11 @@ def check_not_going_on_elsewhere(workspace: Workspace, run_id: str) -> None:
     if not folder.read().status.is_final:
         machine = read_json(folder.path / REMOTE_FILE, JobSpec).machine.name
         raise RunError(
-            f"run {run_id!r} has not ended on {machine} as far as is known here: it would go on "
+            f"run {run_id!r} has not ended on {machine} as far as is known here: it would run "
             "twice",
             "wait for its end (get_run), or, if the machine is gone for good, cancel_run first: "
-            "then this call goes on at once from the last checkpoint that is here, and the wish to "
-            f"stop is passed on should {machine} ever answer",
+            "then this call resumes at once from the last checkpoint that is here, and the "
+            f"cancellation is queued until {machine} answers",
         )
 
 

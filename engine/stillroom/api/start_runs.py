@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from stillroom.api.operations import child_work
 from stillroom.api.placement import (
-    check_not_going_on_elsewhere,
+    check_not_running_elsewhere,
     check_not_written_elsewhere,
     packed,
     placed,
@@ -129,7 +129,7 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     request, machine = placed(workspace, request)
     budget_notes = list[str]()
     if request.resume is not None:
-        check_not_going_on_elsewhere(workspace, request.resume)
+        check_not_running_elsewhere(workspace, request.resume)
     if machine is not None:
         request, budget_notes = with_budget_left(workspace, request, machine)
     requests = requests_per_model(workspace, resolve_resume(workspace, request))

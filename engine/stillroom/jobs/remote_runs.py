@@ -53,12 +53,12 @@ class _JobSpec(msgspec.Struct, frozen=True):
 
     @property
     def is_rented(self) -> bool:
-        """Whether the follower brings the machine up through a cloud."""
+        """Whether the follower provisions the machine through a cloud."""
         return self.machine.get("skypilot") is not None
 
 
 class _View(msgspec.Struct, frozen=True):
-    """The part of remote_view.json that says whether there is anything left to follow."""
+    """The part of remote_view.json by which a run needs a follower or not."""
 
     phase: str = "waiting"
 
@@ -105,7 +105,7 @@ def ensure_follower(folder: RunFolder) -> None:
 
 
 def ask_to_kill(folder: RunFolder) -> None:
-    """Leaves the wish that the run's processes on the other machine are killed."""
+    """Marks the run, so that its processes on the other machine are killed."""
     with suppress(FileExistsError):
         (folder.path / KILL_MARK).touch(exist_ok=False)
 

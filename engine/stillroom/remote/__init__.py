@@ -1,1 +1,1 @@
-"""Runs on other machines: sent, started there, mirrored here, brought back and paid for."""
+"""Runs on other machines: sent, started, mirrored here, downloaded and paid for."""

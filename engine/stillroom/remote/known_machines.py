@@ -1,4 +1,4 @@
-"""What is known of a machine without asking it: what it answered last, and how fast runs were.
+"""What is known of a machine without a connection: its last answers, and how fast runs were.
 
 An answer is kept in the workspace, so that a plan for a machine that is down, or busy, needs no
 connection. It counts for the entry of machines.yml that it was given for, and for no other.
@@ -19,13 +19,14 @@ from stillroom.places import make_folder
 from stillroom.remote.host import RunHost
 from stillroom.remote.machine import Machine
 from stillroom.remote.records import JobSpec, MachineFacts, RemoteView
-from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RunFolder, RunState, all_runs
+from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RunFolder, all_runs
 from stillroom.settings import Workspace
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.planning.hardware import EarlierRate, Hardware
 from stillroom.types import RunKind, RunStatus
 
 _HOUR_S = 3600
+_TRAINING = (RunKind.SFT, RunKind.DPO, RunKind.DISTILL)
 
 
 class KnownMachine(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,11 +37,11 @@ class KnownMachine(msgspec.Struct, frozen=True, kw_only=True):
     asked_at: str
     facts: MachineFacts
     price_per_hour: float | None = None
-    """What its provider asks for an hour, in US dollars; None if nobody said."""
+    """What its provider charges for an hour, in US dollars; None if that is not known."""
 
 
 def ask_machine(workspace: Workspace, machine: Machine, host: RunHost) -> MachineFacts:
-    """Asks a machine, or the provider of one that is not up, and keeps the answer.
+    """Probes a machine, or the provider of one that is not up, and keeps the answer.
 
     Raises an EngineError if there is none.
     """
@@ -61,7 +62,7 @@ def remember(
 ) -> None:
     """Keeps what a machine has answered, for plans and lists to come."""
     if facts.num_processors is None:
-        return  # It is not up, and nobody knows which one it will be.
+        return  # It is not up, and which one it will be is not known.
     file = _file(workspace, machine)
     make_folder(file.parent)
     known = KnownMachine(
@@ -97,7 +98,7 @@ def remote_runs(workspace: Workspace) -> Iterator[tuple[RunFolder, JobSpec, Remo
 
 
 def read_view(folder: RunFolder) -> RemoteView | None:
-    """Returns what the follower has noted of a run elsewhere; None before it has, or of others."""
+    """Returns what the follower has noted of a remote run; None before it has, or of others."""
     try:
         return read_json(folder.path / VIEW_FILE, RemoteView)
     except (OSError, DataError):
@@ -119,11 +120,7 @@ def hardware_of(
     if known is None:
         gpus = machine.access.requested_gpus
         return Hardware(
-            machine.name,
-            gpus=gpus,
-            is_known=bool(gpus),
-            price_per_hour=price,
-            measured=measured,
+            machine.name, gpus=gpus, is_known=bool(gpus), price_per_hour=price, measured=measured
         )
     facts = known.facts
     return Hardware(
@@ -172,22 +169,12 @@ def _measured(workspace: Workspace, machine: Machine, config: TrainConfig) -> Ea
             continue
         with suppress(OSError, DataError):
             state = folder.read()
-            rate = _rate(state)
-            if rate is not None and _settings(_config_of(folder)) == wanted:
+            rate = state.metrics.get("tokens_per_s") if state.kind in _TRAINING else None
+            if rate and _settings(read_json(folder.path / "config.json", dict[str, Any])) == wanted:
                 has_succeeded = state.status is RunStatus.SUCCEEDED
                 earlier = EarlierRate(folder.run_id, rate)
                 found.append((has_succeeded, state.created_at, earlier))
     return max(found, key=lambda run: run[:2])[2] if found else None
-
-
-def _rate(state: RunState) -> float | None:
-    if state.kind not in (RunKind.SFT, RunKind.DPO, RunKind.DISTILL):
-        return None
-    return state.metrics.get("tokens_per_s") or None
-
-
-def _config_of(folder: RunFolder) -> Mapping[str, Any]:
-    return read_json(folder.path / "config.json", dict[str, Any])
 
 
 def _settings(config: Mapping[str, Any]) -> list[Any]:

@@ -53,14 +53,14 @@ class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: str
     address: str
-    """How it is reached, or what is asked of its provider."""
+    """How it is reached, or what is requested from its provider."""
     state: MachineState
     computes: str
     """Its GPUs or processors, as it answered last."""
     gpu_memory_gb: list[float]
     free_disk_gb: float | None
     asked_at: str | None
-    """When it was asked for that; None if it never was."""
+    """When it was probed last; None if it never was."""
     price_per_hour: float | None
     usd_per_hour_now: float | None
     """What it costs at the moment as far as we cause it; 0 if nothing, None if not known."""

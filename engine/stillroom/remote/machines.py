@@ -1,7 +1,7 @@
 """Reads machines.yml, which names the machines on which runs can be done.
 
-The project's file lies in the workspace and wins over the user's own, which lies beside keys.yml.
-Whatever lies in the workspace may have been written by an agent or come with somebody's project,
+The project's file is in the workspace and wins over the user's own, which is next to keys.yml.
+Whatever is in the workspace may have been written by an agent or come with somebody's project,
 so that it can neither give `ssh` options, which run programs here, nor receive keys unasked.
 """
 
@@ -26,7 +26,7 @@ MACHINES_FILE = "machines.yml"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HERE = frozenset({"local", "localhost", "here", "this"})
 _TAKEN = frozenset({"start", "first_difference", "critic"})
-"""What `where` of generate_rollouts once said, which older requests still do."""
+"""Values of the former `where` of generate_rollouts, which older requests still have."""
 _EXAMPLE = "gpu-box: {ssh: me@host, price_per_hour: 2.40}"
 _SSH_PORT = 22
 _UNREADABLE = (OSError, yaml.YAMLError, ValueError, RecursionError)
@@ -146,7 +146,7 @@ class _Entry(StrictModel):
 
 
 def users_machines_file() -> Path:
-    """Returns the path of the user's own machines.yml, beside keys.yml."""
+    """Returns the path of the user's own machines.yml, next to keys.yml."""
     return keys_file().with_name(MACHINES_FILE)
 
 
@@ -228,7 +228,7 @@ def _machines_of(path: Path, *, is_own: bool) -> list[Machine]:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except _UNREADABLE as error:
         raise ConfigError(
-            unreadable(path, error), f"mend the syntax; an entry is e.g. {_EXAMPLE}"
+            unreadable(path, error), f"correct the syntax; an entry is e.g. {_EXAMPLE}"
         ) from error
     if raw is None or root is None:
         return []
@@ -243,7 +243,7 @@ def _machines_of(path: Path, *, is_own: bool) -> list[Machine]:
 
 
 def _machine(path: Path, root: yaml.Node, name: object, value: object, *, is_own: bool) -> Machine:
-    fix = f"mend the file; an entry is e.g. {_EXAMPLE}"
+    fix = f"correct the file; an entry is e.g. {_EXAMPLE}"
     where = f"{path}:{_line_of(root, (name,))}: "
     if not isinstance(name, str) or not _is_name(name):
         shown = repr(name)[:80]

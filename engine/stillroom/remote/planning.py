@@ -24,7 +24,7 @@ def plan_training(
 ) -> TrainingForecast:
     """Returns the forecast of a training, on this machine or on that which the request names.
 
-    A machine of which nothing is known yet is asked once. Raises an EngineError for what would be
+    A machine of which nothing is known yet is probed once. Raises an EngineError for what would be
     refused when the training is started.
     """
     if request.where is None:
@@ -34,7 +34,7 @@ def plan_training(
     refuse_config(config, chosen)
     first = hardware_of(workspace, chosen, config)
     if not first.is_known:
-        _ask(workspace, chosen, opened)
+        _probe(workspace, chosen, opened)
         first = hardware_of(workspace, chosen, config)
     others = [machine for machine in all_machines(workspace) if machine.name != chosen.name]
     known = (hardware_of(workspace, machine, config) for machine in others)
@@ -45,8 +45,8 @@ def plan_training(
     return plan_elsewhere(workspace, request, [first, *(one for one in known if one.is_known)])
 
 
-def _ask(workspace: Workspace, machine: Machine, opened: Callable[[Machine], RunHost]) -> None:
-    """Keeps what a machine answers. Raises an EngineError if it does not, or cannot be asked."""
+def _probe(workspace: Workspace, machine: Machine, opened: Callable[[Machine], RunHost]) -> None:
+    """Keeps what a machine answers. Raises an EngineError if it does not, or cannot be probed."""
     if not machine.access.can_be_probed:
         raise InputError(
             f"{machine.name} is a Ray cluster, of whose GPUs nothing is known here",

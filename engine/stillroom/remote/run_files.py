@@ -51,7 +51,7 @@ def is_of_run_folder(path: str, run_id: str) -> bool:
 
 
 def is_output(path: str, outputs: Sequence[str]) -> bool:
-    """Returns whether a file is one of a run's outputs, or lies with one: a manifest, a journal."""
+    """Returns whether a file is one of a run's outputs or belongs to one, as a manifest does."""
     return is_safe(path) and any(_belongs(PurePosixPath(path), output) for output in outputs)
 
 

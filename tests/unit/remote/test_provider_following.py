@@ -110,7 +110,7 @@ def test_a_run_that_cannot_begin_fails_and_its_machine_is_put_down(new, step):
 
 def test_a_machine_that_takes_long_to_come_up_is_waited_for(new):
     host = Host(
-        provision=[UnreachableError("still bringing up", "wait")],
+        provision=[UnreachableError("still provisioning", "wait")],
         start=[MachineGoneError("-", "-")],
     )
     follow(new, host)
@@ -119,7 +119,7 @@ def test_a_machine_that_takes_long_to_come_up_is_waited_for(new):
 
 def test_a_run_that_is_cancelled_while_its_machine_comes_up_puts_it_down(new):
     new.ask_to_cancel()
-    host = Host(provision=[UnreachableError("still bringing up", "wait")] * 9)
+    host = Host(provision=[UnreachableError("still provisioning", "wait")] * 9)
     follow(new, host)
     assert new.read().status is RunStatus.CANCELLED
     assert host.calls[-1] == "release"

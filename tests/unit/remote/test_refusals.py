@@ -203,7 +203,7 @@ def test_an_export_elsewhere_goes_to_a_new_folder(workspace, tiny_models):
 def test_a_run_that_may_go_on_elsewhere_is_resumed_only_once_it_was_asked_to_stop(workspace):
     spec = packed(workspace, box(workspace), Needs)
     run = create_run(workspace, RunKind.SFT, {}, with_spec(NewRun(), spec))
-    with pytest.raises(RunError, match=r"has not ended on box.*would go on twice"):
+    with pytest.raises(RunError, match=r"has not ended on box.*would run twice"):
         check_not_going_on_elsewhere(workspace, run.run_id)
     run.ask_to_cancel()
     check_not_going_on_elsewhere(workspace, run.run_id)

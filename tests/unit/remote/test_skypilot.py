@@ -220,7 +220,7 @@ def test_a_workspace_that_is_away_keeps_its_cluster(life, tmp_path):
 
 def test_waiting_for_a_cluster_gives_way_every_20_seconds_and_asks_for_it_once(life):
     life.cloud.slow = 25
-    with pytest.raises(UnreachableError, match="still bringing up"):
+    with pytest.raises(UnreachableError, match="still provisioning"):
         life.host().provision()
     assert sum(life.pauses) == 20
     for cluster in life.cloud.clusters.values():
@@ -279,7 +279,7 @@ def test_a_cluster_that_cannot_be_put_down_stays_on_the_list(life):
     host = life.host()
     host.provision()
     life.cloud.failing["down"] = RuntimeError("the cloud is away")
-    with pytest.raises(UnreachableError, match="could not put down"):
+    with pytest.raises(UnreachableError, match="could not delete"):
         host.release()
     (entry,) = life.log.entries()
     assert entry.release_command == f"sky down -y {host.name}"

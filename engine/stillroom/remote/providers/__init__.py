@@ -1,1 +1,1 @@
-"""Machines that we bring up and put down: SkyPilot's clusters and the jobs of Hugging Face."""
+"""Machines that are provisioned and released: SkyPilot's clusters and the jobs of Hugging Face."""

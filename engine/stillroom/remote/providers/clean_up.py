@@ -24,7 +24,7 @@ _LOG = "clean_up.log"
 
 
 def start_clean_up(provision_log: ProvisionLog) -> None:
-    """Starts a process that puts down what no run needs; at once, and without waiting for it."""
+    """Starts a process that releases what no run needs, and does not wait for it."""
     make_folder(provision_log.folder)
     with suppress(OSError):  # A full disk: whoever looks next tries it again.
         start_detached(

@@ -1,6 +1,7 @@
 """The private bucket on the Hugging Face Hub through which a job and our side communicate.
 
-Nothing reaches a job from outside: what either side has to say is a file of the bucket."""
+Nothing reaches a job from outside: what either side has to say is a file of the bucket.
+"""
 
 import importlib.util
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -61,8 +62,8 @@ class RunPaths:
         self.cancel = f"{self.folder}/cancel"
         self.kill = f"{self.folder}/kill"
 
-    def news(self, number: int) -> str:
-        """The news of the run with this number, from 1 on; each file is written once."""
+    def updates(self, number: int) -> str:
+        """The batch of the run's updates with this number, from 1 on; each is written once."""
         return f"{self.folder}/news/{number:08d}.bin"
 
 
@@ -73,7 +74,7 @@ class Bucket:
         self._api, self.name = api, name
 
     def make(self) -> None:
-        """Makes the bucket, private, unless it is there.
+        """Makes the private bucket unless it exists.
 
         Raises MachineError if others can read it.
         """
@@ -87,7 +88,7 @@ class Bucket:
             )
 
     def sizes(self, paths: Iterable[str]) -> dict[str, int]:
-        """Returns the bytes of those of the files that are there."""
+        """Returns the bytes of those of the files that exist."""
         with hub_errors(f"could not look into the bucket {self.name}"):
             found = self._api.get_bucket_paths_info(self.name, list(paths))
             return {each.path: each.size for each in found}
@@ -99,14 +100,14 @@ class Bucket:
                 self._api.batch_bucket_files(self.name, add=list(files))
 
     def download(self, path: str, target: Path) -> None:
-        """Brings a file here, which must be there."""
+        """Downloads a file, which must exist."""
         with hub_errors(f"could not read {path} of the bucket {self.name}"):
             self._api.download_bucket_files(
                 self.name, [(path, target)], raise_on_missing_files=True
             )
 
     def read(self, path: str) -> bytes:
-        """Returns a small file, which must be there."""
+        """Returns a small file, which must exist."""
         with TemporaryDirectory() as folder:
             target = Path(folder) / "file"
             self.download(path, target)
@@ -119,7 +120,7 @@ class Bucket:
             return [each.path for each in found if each.type == "file"]
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Deletes files, which must be there."""
+        """Deletes files, which must exist."""
         if paths:
             with hub_errors(f"could not remove files of the bucket {self.name}"):
                 self._api.batch_bucket_files(self.name, delete=list(paths))
@@ -127,7 +128,7 @@ class Bucket:
 
 @contextmanager
 def hub_errors(problem: str) -> Generator[None]:
-    """Raises the hub's errors as ours: UnreachableError where trying again may help."""
+    """Translates the hub's errors: to UnreachableError where trying again may help."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
@@ -196,27 +197,27 @@ class JobFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
     fix: str
 
 
-JobNews = RunUpdate | JobFailure
+JobUpdate = RunUpdate | JobFailure
 
 
 class JobView(msgspec.Struct, kw_only=True):
     """What our side remembers of a job, in the run's folder here."""
 
-    next_news: int = 1
-    """The number of the news that is read next."""
+    next_batch: int = msgspec.field(name="next_news", default=1)
+    """The number of the batch of updates that is read next."""
     ends: dict[str, int] = {}
-    """The bytes of each growing file that the news before it have told."""
+    """The bytes of each growing file up to that batch."""
     files: list[RemoteFile] = []
-    """The finished files, as they were named last."""
+    """The latest list of finished files."""
     outputs: list[str] = []
-    """The hashes of all that were ever named, by which they are deleted from the bucket."""
+    """The hashes of all files that were ever listed, by which they are deleted from the bucket."""
 
 
-class NewsReader:
-    """The news of a run's job from where an earlier reader stopped. `run` is its folder here.
+class UpdateReader:
+    """The updates of a run's job from where an earlier reader stopped. `run` is its folder here.
 
     seen: the bytes of each growing file that are here. What is here already is left out; where a
-    piece is missing, because somebody changed the file here, all news are read once more.
+    piece is missing, because somebody changed the file here, all updates are read once more.
     """
 
     def __init__(self, bucket: Bucket, run: Path, seen: Mapping[str, int]) -> None:
@@ -226,73 +227,75 @@ class NewsReader:
         """How far each file is known."""
         ends = self._view.ends
         self._seen = {path: end for path, end in seen.items() if ends.get(path) != end}
-        """What is here of the next news, which an earlier reader was killed over."""
-        self._has_begun_anew = False
+        """What is here of the next batch, during which an earlier reader was killed."""
+        self._has_restarted = False
 
     @property
     def files(self) -> list[RemoteFile]:
-        """The finished files, as they were named last."""
+        """The latest list of finished files."""
         return self._view.files
 
     @property
     def outputs(self) -> set[str]:
-        """The hashes of all files that were ever named."""
+        """The hashes of all files that were ever listed."""
         return set(self._view.outputs)
 
-    def next(self) -> Sequence[JobNews] | None:
-        """Returns what the next news add to what is here; None if the job has written none yet."""
-        batch = self._read(self._view.next_news)
+    def next(self) -> Sequence[JobUpdate] | None:
+        """Returns what the next batch adds to what is here; None if there is none yet."""
+        batch = self._read(self._view.next_batch)
         if batch is None:
             return None
-        if self._lacks_some(batch) and not self._has_begun_anew:
-            self._has_begun_anew = True
-            self._seen, self._view.next_news = dict(self._known), 1
+        if self._lacks_some(batch) and not self._has_restarted:
+            self._has_restarted = True
+            self._seen, self._view.next_batch = dict(self._known), 1
             return self.next()
-        fresh = [each for news in batch if (each := self._unseen(news)) is not None]
-        for news in fresh:
-            if isinstance(news, RemoteFiles):
-                self._view.files = news.files
-                hashes = {file.sha256 for file in news.files}
+        fresh = [each for update in batch if (each := self._unseen(update)) is not None]
+        for update in fresh:
+            if isinstance(update, RemoteFiles):
+                self._view.files = update.files
+                hashes = {file.sha256 for file in update.files}
                 self._view.outputs = sorted(hashes.union(self._view.outputs))
                 write_json(self._file, self._view)
         return fresh
 
-    def took(self) -> None:
-        """Notes that the news of the last call are here."""
-        self._view.next_news += 1
+    def mark_taken(self) -> None:
+        """Notes that the batch of the last call is here."""
+        self._view.next_batch += 1
         self._view.ends = dict(self._known)
         write_json(self._file, self._view)
 
-    def _read(self, number: int) -> list[JobNews] | None:
-        path = self._paths.news(number)
+    def _read(self, number: int) -> list[JobUpdate] | None:
+        path = self._paths.updates(number)
         if path not in self._bucket.sizes([path]):
             return None
-        return msgspec.msgpack.decode(self._bucket.read(path), type=list[JobNews])
+        return msgspec.msgpack.decode(self._bucket.read(path), type=list[JobUpdate])
 
-    def _lacks_some(self, batch: Sequence[JobNews]) -> bool:
+    def _lacks_some(self, batch: Sequence[JobUpdate]) -> bool:
         """Returns whether a file grows from further on than is known of it."""
         ends = dict(self._known)
-        for news in batch:
-            if isinstance(news, AppendedLines):
-                if news.offset > ends.get(news.path, 0):
+        for update in batch:
+            if isinstance(update, AppendedLines):
+                if update.offset > ends.get(update.path, 0):
                     return True
-                ends[news.path] = news.offset + len(news.data)
+                ends[update.path] = update.offset + len(update.data)
         return False
 
-    def _unseen(self, news: JobNews) -> JobNews | None:
-        """Returns what of some news is not here yet; None if all of it is."""
-        if not isinstance(news, AppendedLines):
-            return news
-        seen, end = self._seen.get(news.path, 0), news.offset + len(news.data)
+    def _unseen(self, update: JobUpdate) -> JobUpdate | None:
+        """Returns the part of an update that is not here yet; None if all of it is."""
+        if not isinstance(update, AppendedLines):
+            return update
+        path, seen = update.path, self._seen.get(update.path, 0)
+        end = update.offset + len(update.data)
         if end >= seen:
-            # From here on nothing of the file is here yet, also if it begins anew.
-            self._seen.pop(news.path, None)
+            # From this place on nothing of the file is here yet, also if it restarts.
+            self._seen.pop(path, None)
         if end <= seen:
             return None
-        if news.offset < seen:
-            news = AppendedLines(path=news.path, offset=seen, data=news.data[seen - news.offset :])
-        self._known[news.path] = end
-        return news
+        if update.offset < seen:
+            data = update.data[seen - update.offset :]
+            update = AppendedLines(path=path, offset=seen, data=data)
+        self._known[path] = end
+        return update
 
     def _read_view(self) -> JobView:
         with suppress(FileNotFoundError, DataError):

@@ -1,4 +1,4 @@
-"""The few calls of huggingface_hub about jobs that we make, and what a job may cost and take."""
+"""The calls of huggingface_hub about jobs, and how long a job may last and what it costs."""
 
 import shlex
 from collections.abc import Mapping
@@ -114,7 +114,7 @@ class HubJobs:
         with hub_errors(f"could not end the job {job_id}"):
             self._api.cancel_job(job_id=job_id, namespace=self.namespace)
 
-    def last_words(self, job_id: str) -> str:
+    def final_log(self, job_id: str) -> str:
         """Returns how a job ended, with the end of its log; empty if the service does not say."""
         with suppress(UnreachableError, MachineError), hub_errors("could not read the job's log"):
             job = self._api.inspect_job(job_id=job_id, namespace=self.namespace)
@@ -140,7 +140,7 @@ class HubJobs:
                 self.end(job_id)
                 if not self.is_over(job_id):
                     raise UnreachableError(
-                        f"the job {job_id} goes on although it was cancelled",
+                        f"the job {job_id} is still running although it was cancelled",
                         f"nothing: it is tried again; by hand: `hf jobs cancel {job_id}`",
                     )
             held.forget()

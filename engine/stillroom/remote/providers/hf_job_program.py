@@ -1,4 +1,4 @@
-"""The program inside a job of Hugging Face: does one run, and says over the bucket how it stands.
+"""The program in a job of Hugging Face: does one run, and reports on it through the bucket.
 
 The job's machine is a machine like any other, reached without a connection: what a follower does
 over ssh is done here over a channel to a process of this machine. Nobody may be at the other end of
@@ -28,9 +28,9 @@ from stillroom.remote.providers.hf_bucket import (
     TOKEN_VARIABLE,
     Bucket,
     JobFailure,
-    JobNews,
     JobPackages,
     JobStart,
+    JobUpdate,
     RunPaths,
     content_path,
 )
@@ -53,7 +53,8 @@ _RESERVE_PART = 0.1
 _HOUR_S = 3600.0
 
 _End = EngineError | None
-"""What ends the queue of news: the error that broke it off, or None when all was said."""
+"""What ends the queue of updates: the error that broke it off, or None after the last."""
+_Queue = SimpleQueue[RunUpdate | _End]
 
 
 def main() -> int:
@@ -112,7 +113,7 @@ class JobProgram:
             self._send_contents(host, start.run)
             host.start(self._within_limits(start))
             self._setup_s = time.monotonic() - self._begun
-            self._tell(host, start.run)
+            self._report(host, start.run)
         except EngineError as error:
             _say(f"{error.problem}\nfix: {error.fix}")
             self._post([JobFailure(problem=error.problem, fix=error.fix)])
@@ -165,14 +166,14 @@ class JobProgram:
                     pass
                 target.unlink()
 
-    def _tell(self, host: RunHost, run: LaunchRequest) -> None:
-        """Writes the run's news to the bucket until it has ended, and passes on wishes to end."""
-        heard: SimpleQueue[RunUpdate | EngineError | None] = SimpleQueue()
-        Thread(target=self._listen, args=(host, heard), daemon=True).start()
+    def _report(self, host: RunHost, run: LaunchRequest) -> None:
+        """Posts the run's updates until it has ended, and passes cancellations on."""
+        received: _Queue = SimpleQueue()
+        Thread(target=self._receive, args=(host, received), daemon=True).start()
         is_over = False
         while not is_over:
-            self._pass_on_cancellation(host)
-            batch = self._gather(heard)
+            self._pass_cancellation(host)
+            batch = self._gather(received)
             if batch and (batch[-1] is None or isinstance(batch[-1], EngineError)):
                 is_over, error = True, batch.pop()
                 if isinstance(error, EngineError):
@@ -184,7 +185,7 @@ class JobProgram:
                 if isinstance(each, RemoteFiles):
                     self._forget_deleted(each, run)
 
-    def _listen(self, host: RunHost, heard: SimpleQueue[RunUpdate | EngineError | None]) -> None:
+    def _receive(self, host: RunHost, received: _Queue) -> None:
         seen: dict[str, int] = {}
         tries = 0
         while True:
@@ -193,36 +194,34 @@ class JobProgram:
                     tries = 0
                     if isinstance(news, AppendedLines):
                         seen[news.path] = news.offset + len(news.data)
-                    heard.put(news)
-                heard.put(None)
+                    received.put(news)
+                received.put(None)
                 return
             except UnreachableError as error:
                 tries += 1
                 if tries >= _TRIES:
-                    heard.put(error)
+                    received.put(error)
                     return
                 self._pause(1.0)
             except EngineError as error:
-                heard.put(error)
+                received.put(error)
                 return
 
-    def _gather(
-        self, heard: SimpleQueue[RunUpdate | EngineError | None]
-    ) -> list[RunUpdate | EngineError | None]:
-        """Returns the news of some seconds: the hub takes only so many writes an hour."""
-        batch: list[RunUpdate | EngineError | None] = []
+    def _gather(self, received: _Queue) -> list[RunUpdate | _End]:
+        """Returns the updates of some seconds: the hub takes only so many writes an hour."""
+        batch: list[RunUpdate | _End] = []
         deadline = time.monotonic() + self._say_every_s
         while (left_s := deadline - time.monotonic()) > 0:
             try:
-                batch.append(heard.get(timeout=left_s))
+                batch.append(received.get(timeout=left_s))
             except Empty:
                 break
             if batch[-1] is None or isinstance(batch[-1], EngineError):
                 break
         return batch
 
-    def _kept(self, news: JobNews) -> JobNews:
-        """Returns news as they are passed on; a file is in the bucket before it is named."""
+    def _kept(self, news: JobUpdate) -> JobUpdate:
+        """Returns an update as it is passed on; a file is in the bucket before it is listed."""
         if isinstance(news, RemoteState):
             self._root = news.root
             return msgspec.structs.replace(news, elapsed_s=news.elapsed_s + self._setup_s)
@@ -255,13 +254,13 @@ class JobProgram:
         self._trying(lambda: self._bucket.delete(sorted(paths)))
         self._uploaded -= gone
 
-    def _post(self, news: list[JobNews]) -> None:
+    def _post(self, news: list[JobUpdate]) -> None:
         data, path = msgspec.msgpack.encode(news), self._paths.news(self._number)
         self._trying(lambda: self._bucket.put([(data, path)]))
         self._number += 1
 
-    def _pass_on_cancellation(self, host: RunHost) -> None:
-        """Cancels or kills the run if our side has asked for it; each is done once."""
+    def _pass_cancellation(self, host: RunHost) -> None:
+        """Cancels or kills the run if the bucket says so; each is done once."""
         marks = {self._paths.cancel: False, self._paths.kill: True}
         try:
             found = self._bucket.sizes([mark for mark in marks if mark not in self._cancellations])
@@ -285,8 +284,8 @@ class JobProgram:
         return call()
 
 
-def _shortened(batch: list[Any]) -> Iterator[JobNews]:
-    """Yields news without those states and lists of files that later ones replace."""
+def _shortened(batch: list[Any]) -> Iterator[JobUpdate]:
+    """Yields updates without those states and lists of files that later ones replace."""
     last: dict[type[Any], int] = {type(news): number for number, news in enumerate(batch)}
     for number, news in enumerate(batch):
         replaces = isinstance(news, RemoteState | RemoteFiles) and last[type(news)] == number

@@ -1,8 +1,8 @@
-"""A job of Hugging Face as a machine: it is brought up by the start of a run, and ends with it.
+"""A job of Hugging Face as a machine: the start of a run provisions it, and it ends with the run.
 
 Nothing reaches a job from outside, so that everything goes through a private bucket
-(`hub_bucket.py`); in the job, `job_side.py` does what a follower does with a machine. Each run has
-a job of its own.
+(`hf_bucket.py`); in the job, `hf_job_program.py` does what a follower does with a machine. Each run
+has a job of its own.
 """
 
 import time
@@ -25,11 +25,11 @@ from stillroom.remote.providers.hf_bucket import (
     TOKEN_VARIABLE,
     Bucket,
     JobFailure,
-    JobNews,
     JobPackages,
     JobStart,
-    NewsReader,
+    JobUpdate,
     RunPaths,
+    UpdateReader,
     check_hub_installed,
     code_path,
     content_path,
@@ -58,7 +58,7 @@ _BUCKET = "stillroom-runs"
 _FETCHED = ".remote_fetched"
 _LOOK_EVERY_S = 6.0
 _LOOKS_FOR_A_QUESTION = 5
-"""The service is asked about the job itself only as often."""
+"""Only at every so many looks the service is queried about the job itself."""
 _PIECE = 1 << 20
 _SENT_AT_ONCE = 64 << 20
 
@@ -117,7 +117,7 @@ class HfJobsHost:
             )
         chip = hardware.accelerator
         return MachineFacts(
-            system=f"a job of Hugging Face ({hardware.pretty_name}), which a run's start brings up",
+            system=f"a job of Hugging Face ({hardware.pretty_name}), provisioned at the start",
             has_uv=self._flavor.image is None,
             num_processors=_leading(hardware.cpu),
             memory_gb=_leading(hardware.ram),
@@ -168,22 +168,22 @@ class HfJobsHost:
             held.update(request_id=job_id, price_per_hour=self.price_per_hour())
 
     def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[RunUpdate]:
-        """Yields the run's news, which the job writes to the bucket every few seconds."""
-        reader, is_over = NewsReader(self._bucket, self._own_run, seen), False
+        """Yields the run's updates, which the job writes to the bucket every few seconds."""
+        reader, is_over = UpdateReader(self._bucket, self._own_run, seen), False
         if reader.files:
             yield RemoteFiles(files=reader.files, is_last=False)
         while True:
             batch = reader.next()
-            for news in batch or []:
-                yield self._passed_on(news)
-                if isinstance(news, RemoteFiles) and news.is_last:
+            for update in batch or []:
+                yield self._passed_on(update)
+                if isinstance(update, RemoteFiles) and update.is_last:
                     return
             if batch is not None:
-                reader.took()
+                reader.mark_taken()
                 continue
             if is_over:
                 raise self._ended(run_id)
-            # What the job wrote at its end is looked for once more before it counts as lost.
+            # Look once more for what the job wrote at its end before it counts as lost.
             is_over = self._is_over()
             yield Heartbeat()
             if not is_over:
@@ -191,10 +191,10 @@ class HfJobsHost:
 
     def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
         """Yields the bytes of a finished file, which are in the bucket under their hash."""
-        files = NewsReader(self._bucket, self._own_run, {}).files
+        files = UpdateReader(self._bucket, self._own_run, {}).files
         file = next((each for each in files if each.path == path), None)
         if file is None:
-            raise UnreachableError(f"{path} is not in the bucket yet", "it is asked for again")
+            raise UnreachableError(f"{path} is not in the bucket yet", "it is fetched again")
         fetched = self._own_run / _FETCHED / file.sha256
         if not fetched.is_file() or fetched.stat().st_size != file.num_bytes:
             fetched.parent.mkdir(exist_ok=True)
@@ -208,7 +208,7 @@ class HfJobsHost:
             fetched.parent.rmdir()
 
     def cancel(self, run_id: str, *, kill: bool) -> None:
-        """Leaves the wish in the bucket, where the job sees it; a second `kill` ends the job."""
+        """Leaves a mark in the bucket, where the job sees it; a second `kill` ends the job."""
         paths, bucket = RunPaths(run_id), self._bucket
         is_repeated = kill and paths.kill in bucket.sizes([paths.kill])
         job_id = self._job_id()
@@ -219,7 +219,7 @@ class HfJobsHost:
     def remove(self, run_id: str) -> None:
         """Deletes the run's files from the bucket, and its outputs, which are all here."""
         bucket, paths = self._bucket, RunPaths(run_id)
-        outputs = NewsReader(bucket, self._own_run, {}).outputs - self._inputs(paths)
+        outputs = UpdateReader(bucket, self._own_run, {}).outputs - self._inputs(paths)
         there = bucket.sizes(map(content_path, sorted(outputs))) if outputs else {}
         bucket.delete([*there, *bucket.names(paths.folder)])
 
@@ -276,8 +276,8 @@ class HfJobsHost:
 
     def _download(self, path: str, content: str, target: Path) -> None:
         if content not in self._bucket.sizes([content]):
-            # The run has deleted a checkpoint, which the next news say.
-            raise UnreachableError(f"{path} is no longer in the bucket", "it is asked for again")
+            # The run has deleted a checkpoint, as the next update says.
+            raise UnreachableError(f"{path} is no longer in the bucket", "it is fetched again")
         self._bucket.download(content, target)
 
     def _job_id(self) -> str | None:
@@ -286,13 +286,13 @@ class HfJobsHost:
             return entry.request_id
         return self._jobs.find(self._own_run.name)
 
-    def _passed_on(self, news: JobNews) -> RunUpdate:
-        if isinstance(news, JobFailure):
-            raise MachineGoneError(f"{self._machine.name}: {news.problem}", news.fix)
-        if isinstance(news, RemoteState):
-            # It was said a while ago, and the service's clocks are right.
-            return msgspec.structs.replace(news, clock=time.time())
-        return news
+    def _passed_on(self, update: JobUpdate) -> RunUpdate:
+        if isinstance(update, JobFailure):
+            raise MachineGoneError(f"{self._machine.name}: {update.problem}", update.fix)
+        if isinstance(update, RemoteState):
+            # It is some seconds old, and the service's clocks are right.
+            return msgspec.structs.replace(update, clock=time.time())
+        return update
 
     def _is_over(self) -> bool:
         self._num_looks += 1
@@ -302,13 +302,13 @@ class HfJobsHost:
         return job_id is None or self._jobs.is_over(job_id)
 
     def _ended(self, run_id: str) -> MachineGoneError:
-        """Returns the error of a job that ended before it had said all."""
+        """Returns the error of a job that ended without its last update."""
         job_id = self._job_id()
-        text = "" if job_id is None else self._jobs.last_words(job_id)
+        text = "" if job_id is None else self._jobs.final_log(job_id)
         return MachineGoneError(
-            f"the job {job_id or self.name} ended before it had said how the run ended{text}",
-            f"its checkpoints up to the last one that is here are kept: go on with `resume` "
-            f"{run_id}; `hf jobs inspect {job_id or 'ID'}` shows the job",
+            f"the job {job_id or self.name} ended without saying how the run ended{text}",
+            f"its checkpoints up to the last one that is here are kept: continue with "
+            f"`resume` {run_id}; `hf jobs inspect {job_id or 'ID'}` shows the job",
         )
 
 

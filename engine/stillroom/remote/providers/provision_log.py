@@ -1,8 +1,8 @@
-"""The list of what we brought up and what therefore costs money, one small file for each.
+"""The list of the machines that were provisioned and may cost money, one small file for each.
 
 It is the user's, not a workspace's, so that any later server finds what an earlier one left. An
-entry is written before the provider is asked for anything and removed only when the provider has
-said that nothing is left: a kill at any moment leaves an entry too many, never one too few.
+entry is written before the provider is called and removed only when the provider has confirmed
+that nothing is left: a kill at any moment leaves an entry too many, never one too few.
 """
 
 import os
@@ -26,28 +26,28 @@ from stillroom.run_folder import VIEW_FILE
 _LOCK_WAIT_S = 20.0
 _ARRIVES_WITHIN_S = 900.0
 _POLL_S = 0.2
-_FIX = "look with `sky status` and `hf jobs ps` what is up, put it down there, and delete the file"
+_FIX = "look with `sky status` and `hf jobs ps` what is up, release it there, and delete the file"
 
 
 class ProvisionedMachine(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine that we asked a provider for: an entry of the provision log."""
+    """A machine that was requested from a provider: an entry of the provision log."""
 
     name: str
     """What the provider knows it by: the cluster's name, or the name of the job."""
     machine: Machine
-    """Its entry of machines.yml by then, so that it can be put down without that file."""
+    """Its entry of machines.yml at that time, so that it can be released without that file."""
     runs: list[str]
     """The folders of the runs that use it, by which it can be seen whether it is still needed."""
     since: str
-    """When the provider was about to be asked for it."""
+    """When it was about to be requested."""
     started: list[str] = []
     """Those of the runs that were started there, and so are lost if it is gone."""
     request_id: str | None = None
     """The provider's own name for the latest request: SkyPilot's request, or the job's id."""
     is_answered: bool = False
-    """Whether the provider has answered at all; a kill may have cut the asking off."""
+    """Whether the provider has answered at all; a kill may have cut the request off."""
     price_per_hour: float | None = None
-    """US dollars an hour, as the provider said when it was up; None if it did not say."""
+    """US dollars an hour, by the provider, once it is up; None if it names none."""
 
     @property
     def is_old(self) -> bool:
@@ -90,7 +90,7 @@ class ProvisionLog:
         return path.read_text(encoding="ascii").strip()
 
     def entries(self) -> list[ProvisionedMachine]:
-        """Returns everything that we brought up and that is not known to be down, oldest first.
+        """Returns every machine that was provisioned and is not known to be released, oldest first.
 
         Raises DataError for an entry that is damaged, since what it names may still cost money.
         """
@@ -103,7 +103,7 @@ class ProvisionLog:
 
     @contextmanager
     def holding(self, name: str) -> Generator["LockedEntry"]:
-        """Keeps other processes from bringing up or putting down the machine of this name.
+        """Keeps other processes from provisioning or releasing the machine of this name.
 
         Raises UnreachableError if another has it for longer than 20 seconds.
         """
@@ -113,7 +113,7 @@ class ProvisionLog:
         while not lock.try_acquire():
             if time.monotonic() > deadline:
                 raise UnreachableError(
-                    f"another run is bringing up or putting down {name}",
+                    f"another run is provisioning or releasing {name}",
                     "nothing: it is tried again until that is done",
                 )
             time.sleep(_POLL_S)
@@ -138,7 +138,7 @@ class LockedEntry:
         self._file, self.entry = file, entry
 
     def add(self, machine: Machine, name: str, run: Path) -> ProvisionedMachine:
-        """Notes that a run is about to use the machine, which may have to be brought up first."""
+        """Notes that a run is about to use the machine, which may have to be provisioned first."""
         old = self.entry
         if old is None:
             old = ProvisionedMachine(name=name, machine=machine, runs=[], since=now())
@@ -165,7 +165,7 @@ class LockedEntry:
             )
 
     def drop_run(self, run: Path | None) -> bool:
-        """Strikes out a run, and those that are over; returns whether no run is left."""
+        """Removes a run, and those that are over; returns whether no run is left."""
         if self.entry is None:
             return True
         runs = [each for each in self.entry.runs if each != str(run) and not is_over(Path(each))]
@@ -173,7 +173,7 @@ class LockedEntry:
         return not runs
 
     def forget(self) -> None:
-        """Removes the entry: the provider has said that the machine is gone."""
+        """Removes the entry: the provider has confirmed that the machine is gone."""
         self._file.unlink(missing_ok=True)
         self.entry = None
 
@@ -194,7 +194,7 @@ def is_over(run: Path) -> bool:
     try:
         return read_json(run / VIEW_FILE, RemoteView).phase == "over"
     except (OSError, DataError):
-        # Its follower has not begun, or somebody has damaged the file: the run may be going on.
+        # Its follower has not begun, or somebody has damaged the file: it may still be running.
         return False
 
 

@@ -1,4 +1,4 @@
-"""The few calls of SkyPilot's Python package that we make, with its errors in our words."""
+"""The calls of SkyPilot's Python package that a run needs, and the process that makes them."""
 
 import importlib
 import importlib.util
@@ -43,7 +43,7 @@ _OUTCOMES: dict[str, Outcome] = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """What SkyPilot says about a cluster."""
+    """How a cluster stands."""
 
     status: str
     """UP, INIT, STOPPED or AUTOSTOPPING."""
@@ -62,7 +62,7 @@ class ClusterView:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The cheapest machine of a catalogue that has what is asked for."""
+    """The cheapest machine of a catalogue that has what is requested."""
 
     instance: str
     price_per_hour: float
@@ -86,12 +86,12 @@ class SkyCalls:
         self._sky = package if package is not None else _imported()
 
     def launch(self, name: str, cluster: SkyPilotCluster, *, folder: str) -> str:
-        """Asks for a cluster, whose belt is set in the same call; returns the request's id.
+        """Requests a cluster together with its autostop; returns the request's id.
 
-        SkyPilot puts it down by itself once nothing of ours has run on it for `autostop` minutes,
-        whether or not anything of ours is left here by then.
+        SkyPilot deletes it by itself once no run has been on it for `autostop` minutes, whether or
+        not this machine is still up.
         """
-        with _our_words(self._sky, f"could not ask for the cluster {name}"):
+        with _known_errors(self._sky, f"could not request the cluster {name}"):
             task = self._task(run=hold_script(folder))
             task.set_resources(self._resources(cluster))
             return str(
@@ -102,13 +102,13 @@ class SkyCalls:
 
     def outcome(self, request_id: str) -> Outcome:
         """Returns how a request stands; `unknown` if SkyPilot has forgotten it."""
-        with _our_words(self._sky, f"could not ask about request {request_id}"):
+        with _known_errors(self._sky, f"could not ask about request {request_id}"):
             requests = self._sky.api_status(request_ids=[request_id], all_status=True)
         return _OUTCOMES.get(str(requests[0].status), "waiting") if requests else "unknown"
 
     def raise_failure(self, request_id: str, name: str) -> None:
         """Raises the error that a failed request ended with."""
-        with _our_words(self._sky, f"could not bring up the cluster {name}", has_answered=True):
+        with _known_errors(self._sky, f"could not provision the cluster {name}", has_answered=True):
             self._sky.get(request_id)
         raise EngineError(
             f"SkyPilot's request {request_id} for the cluster {name} was cancelled",
@@ -117,7 +117,7 @@ class SkyCalls:
 
     def look(self, name: str) -> ClusterView | None:
         """Returns how a cluster stands at its provider; None if it does not exist there."""
-        with _our_words(self._sky, f"could not ask how the cluster {name} stands"):
+        with _known_errors(self._sky, f"could not ask how the cluster {name} stands"):
             mode = self._sky.StatusRefreshMode.AUTO
             records = self._sky.get(self._sky.status(cluster_names=[name], refresh=mode))
         record = next((each for each in records if each["name"] == name), None)
@@ -127,17 +127,14 @@ class SkyCalls:
         return ClusterView(status, _price(record.get("handle")))
 
     def hold(self, name: str, *, folder: str) -> None:
-        """Gives the cluster a job that lasts as long as anything of ours runs there.
-
-        A run there is no job of SkyPilot's, which would take the cluster for idle.
-        """
-        with _our_words(self._sky, f"could not keep the cluster {name} for the run"):
+        """Gives the cluster a job that lasts as long as any run on it (see `hold_script`)."""
+        with _known_errors(self._sky, f"could not keep the cluster {name} for the run"):
             task = self._task(run=hold_script(folder))
             self._sky.get(self._sky.exec(task, cluster_name=name))
 
     def release(self, name: str) -> None:
         """Deletes the cluster, and returns when it is gone; there may be none."""
-        with _our_words(self._sky, f"could not put down the cluster {name}"):
+        with _known_errors(self._sky, f"could not delete the cluster {name}"):
             try:
                 self._sky.get(self._sky.down(name))
             except self._sky.exceptions.ClusterDoesNotExist:
@@ -146,7 +143,7 @@ class SkyCalls:
     def offer(self, cluster: SkyPilotCluster) -> Offer | None:
         """Returns the cheapest machine with the wanted accelerators in the user's clouds.
 
-        None if no accelerator is asked for, or no cloud lists a price.
+        None if no accelerator is requested, or no cloud lists a price.
         """
         wanted = cluster.accelerator
         if wanted is None:
@@ -154,7 +151,7 @@ class SkyCalls:
         name, count = wanted
         cloud, _, region = str(cluster.resources.get("infra") or "").partition("/")
         cloud = cloud or str(cluster.resources.get("cloud") or "")
-        with _our_words(self._sky, "could not ask SkyPilot for prices"):
+        with _known_errors(self._sky, "could not ask SkyPilot for prices"):
             enabled = self._sky.get(self._sky.client.sdk.enabled_clouds())
             if not enabled:
                 raise EngineError(
@@ -207,7 +204,7 @@ class SkyCalls:
 def check_installed() -> None:
     """Raises MissingExtraError if SkyPilot is not installed; imports nothing of it."""
     if importlib.util.find_spec("sky") is None:
-        raise missing_extra("sky", "a machine that SkyPilot brings up")
+        raise missing_extra("sky", "a machine that SkyPilot provisions")
 
 
 def _imported() -> Any:
@@ -237,13 +234,13 @@ def _run_cli(arguments: Sequence[str]) -> None:
         text = _plain(done.stderr.decode(errors="replace"))
         raise EngineError(
             f"{shown} failed, which tells ssh how to reach the cluster: {text}",
-            "run it in a terminal and mend what it says",
+            "run it in a terminal and fix what it says",
         )
 
 
 @contextmanager
-def _our_words(sky: Any, problem: str, *, has_answered: bool = False) -> Generator[None]:
-    """Raises the package's errors as ours: UnreachableError where trying again may help."""
+def _known_errors(sky: Any, problem: str, *, has_answered: bool = False) -> Generator[None]:
+    """Translates the package's errors: to UnreachableError where trying again may help."""
     exceptions = sky.exceptions
     try:
         yield
@@ -263,7 +260,7 @@ def _our_words(sky: Any, problem: str, *, has_answered: bool = False) -> Generat
     except Exception as error:  # the package raises errors of the clouds' own packages
         text = f"{problem}: {type(error).__name__}: {_plain(str(error))}"
         if has_answered:
-            raise EngineError(text, "see `sky api logs`, mend what it says, start again") from error
+            raise EngineError(text, "see `sky api logs`, fix what it says, start again") from error
         raise UnreachableError(
             text, "nothing: it is tried again; `sky api info` shows whether SkyPilot's server lives"
         ) from error
@@ -360,7 +357,7 @@ class SkyProcess:
         return answer
 
     def close(self) -> None:
-        """Ends the process; SkyPilot continues with what it was asked for."""
+        """Ends the process; SkyPilot continues with its requests."""
         with self._one_at_a_time:
             self._end()
 

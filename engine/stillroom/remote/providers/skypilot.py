@@ -1,4 +1,4 @@
-"""A machine that SkyPilot brings up: then it is one that ssh reaches by the cluster's name."""
+"""A cluster that SkyPilot provisions, which ssh then reaches by the cluster's name."""
 
 import hashlib
 import time
@@ -33,10 +33,10 @@ _LOOK_AGAIN_S = 30.0
 
 
 class SkyPilotHost:
-    """A `RunHost` on a cluster that SkyPilot brings up and that we put down.
+    """A `RunHost` on a cluster that SkyPilot provisions and deletes.
 
     The runs of one machine share its cluster. `run` is the folder of the run that it is for;
-    without one nothing is ever brought up.
+    without one nothing is ever provisioned.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class SkyPilotHost:
         self._offer: Offer | None = None
         self._has_asked = False
         self._is_gone = False
-        """Whether the cluster was gone when it was looked at last."""
+        """Whether the cluster was gone at the last look."""
 
     @property
     def name(self) -> str:
@@ -68,11 +68,11 @@ class SkyPilotHost:
     @property
     def _own_run(self) -> Path:
         if self._run is None:
-            raise ValueError("only a run brings a machine up or is started on it")
+            raise ValueError("only a run provisions a machine or is started on it")
         return self._run
 
     def provision(self) -> None:
-        """Brings the cluster up, or takes the one that is up.
+        """Provisions the cluster, or takes the one that is up.
 
         Raises UnreachableError every 20 seconds until it is, so that the caller can stop waiting.
         """
@@ -82,7 +82,7 @@ class SkyPilotHost:
                 return
             self._await(request_id)
         raise UnreachableError(
-            f"SkyPilot says that it has brought up {self._name}, and that it is not up",
+            f"SkyPilot has provisioned {self._name} and says that it is not up",
             f"nothing: it is tried again; `sky status {self._name}` shows how it stands",
         )
 
@@ -97,16 +97,16 @@ class SkyPilotHost:
         return None if offer is None else offer.price_per_hour
 
     def facts(self) -> MachineFacts:
-        """Looks at the cluster if it is up; else says what SkyPilot would bring up."""
+        """Probes the cluster if it is up; else returns what SkyPilot would provision."""
         view = self._sky.call(SkyCalls.look, self._name)
         if view is not None and view.is_up:
             self._sky.call(SkyCalls.write_ssh_entry, self._name)
             return self._inner.facts()
         offer = self._find_offer()
         if offer is None:
-            return MachineFacts(system="a SkyPilot cluster, which the first run brings up")
+            return MachineFacts(system="a SkyPilot cluster, which the first run provisions")
         return MachineFacts(
-            system=f"a SkyPilot cluster, which the first run brings up, e.g. {offer.instance}",
+            system=f"a SkyPilot cluster, which the first run provisions, e.g. {offer.instance}",
             num_processors=offer.num_processors,
             memory_gb=offer.memory_gb,
             gpus=offer.gpus,
@@ -179,22 +179,20 @@ class SkyPilotHost:
         return self._offer
 
     def _take_or_request(self) -> str | None:
-        """Returns the request that brings the cluster up; None if it is up, and now in use."""
+        """Returns the request that provisions the cluster; None if it is up, and now in use."""
         with self._log.holding(self._name) as held:
             entry = held.add(self._machine, self._name, self._own_run)
-            # Before the look at the cluster: it may come up between the two.
-            outcome = (
-                None
-                if entry.request_id is None
-                else self._sky.call(SkyCalls.outcome, entry.request_id)
-            )
+            outcome = None
+            if entry.request_id is not None:
+                # Before the look at the cluster: it may come up between the two.
+                outcome = self._sky.call(SkyCalls.outcome, entry.request_id)
             if outcome == "waiting":
                 return entry.request_id
             view = self._sky.call(SkyCalls.look, self._name)
             if view is not None and view.is_up:
                 self._take(held, view)
                 return None
-            # A run that had started there would begin anew, at the cost of the first one.
+            # A run that was started on it would start over, at the cost of the first one.
             if str(self._run) in entry.started and (view is None or view.is_stopped):
                 raise self._gone(view)
             if entry.request_id is not None and outcome == "failed":
@@ -216,7 +214,7 @@ class SkyPilotHost:
         return request_id
 
     def _clear_away(self, held: LockedEntry) -> None:
-        """Puts down what a failed launch has left, which costs money too."""
+        """Deletes what a failed launch has left, which costs money too."""
         if held.drop_run(self._run):
             self._sky.call(SkyCalls.release, self._name)
             held.forget()
@@ -229,14 +227,14 @@ class SkyPilotHost:
         while self._sky.call(SkyCalls.outcome, request_id) == "waiting":
             if waited_s >= _WAIT_S:
                 raise UnreachableError(
-                    f"SkyPilot is still bringing up {self._name}",
+                    f"SkyPilot is still provisioning {self._name}",
                     f"nothing: that takes minutes; `sky api logs {request_id}` shows how far it is",
                 )
             self._pause(_POLL_S)
             waited_s += _POLL_S
 
     def _check_gone(self, held: LockedEntry, entry: ProvisionedMachine) -> None:
-        """Strikes the cluster out of the provision log once SkyPilot no longer knows it.
+        """Removes the cluster from the log once SkyPilot no longer knows it.
 
         A launch that a kill cut off may still be on its way to SkyPilot, so an entry without an
         answer stays for a while.
@@ -244,7 +242,7 @@ class SkyPilotHost:
         view = self._sky.call(SkyCalls.look, self._name)
         if view is not None:
             raise UnreachableError(
-                f"the cluster {self._name} is still there after it was put down ({view.status})",
+                f"the cluster {self._name} still exists after it was deleted ({view.status})",
                 f"nothing: it is tried again; by hand: `sky down -y {self._name}`",
             )
         self._is_gone = True
@@ -272,7 +270,7 @@ class SkyPilotHost:
         spot = " (a spot machine, which its provider may take back)" if self._is_spot else ""
         return MachineGoneError(
             f"the cluster {self._name} {state}{spot}",
-            f"what was written there since the last checkpoint that is here is lost; go on with "
+            f"what was written there since the last checkpoint that is here is lost; continue with "
             f"`resume`, on {self._machine.name} again or elsewhere",
         )
 
@@ -284,7 +282,7 @@ class SkyPilotHost:
 def open_cluster(
     machine: Machine, run: Path | None = None, *, provision_log: ProvisionLog | None = None
 ) -> SkyPilotHost:
-    """Returns the host for a machine that SkyPilot brings up; nothing is brought up yet.
+    """Returns the host for a machine that SkyPilot provisions; nothing is provisioned yet.
 
     Raises MissingExtraError if SkyPilot is not installed.
     """

@@ -35,7 +35,7 @@ _PROCESS_BYTES = int(1.2e9)
 """What torch and transformers hold of main memory before a model is loaded."""
 _BYTES_PER_TOKEN = 4
 _SENT_GB = 0.1
-"""From so many GB on it is said how much is sent."""
+"""From so many GB on a note says how much is sent."""
 
 
 @dataclass(frozen=True, slots=True)
