@@ -23,8 +23,8 @@ from stillroom.run_folder import (
     FOLLOWER_LOG,
     KILL_MARK,
     REMOTE_FILE,
-    VIEW_FILE,
     RunFolder,
+    read_elsewhere,
 )
 from stillroom.secrecy.environments import renting_environment, run_environment
 from stillroom.settings import Workspace
@@ -57,12 +57,6 @@ class _JobSpec(msgspec.Struct, frozen=True):
         return self.machine.get("skypilot") is not None
 
 
-class _View(msgspec.Struct, frozen=True):
-    """The part of remote_view.json by which a run needs a follower or not."""
-
-    phase: str = "waiting"
-
-
 def read_follower_start(folder: RunFolder) -> FollowerStart:
     """Returns what is known of a run's follower."""
     with suppress(FileNotFoundError, DataError):
@@ -84,9 +78,9 @@ def start_follower(
 
 def ensure_follower(folder: RunFolder) -> None:
     """Starts a run's follower again if it has died before all was done, with the keys by name."""
-    view = _view(folder)
+    view = read_elsewhere(folder.path)
     # What a run's process starts is killed at the end of that run; a server will look here too.
-    if view.phase == "over" or RUN_MARK_VARIABLE in os.environ:
+    if view is None or view.phase == "over" or RUN_MARK_VARIABLE in os.environ:
         return
     lock = FileLock(folder.path / FOLLOWER_LOCK)
     # In a folder that cannot be written there is nothing to follow.
@@ -108,12 +102,6 @@ def ask_to_kill(folder: RunFolder) -> None:
     """Marks the run, so that its processes on the other machine are killed."""
     with suppress(FileExistsError):
         (folder.path / KILL_MARK).touch(exist_ok=False)
-
-
-def _view(folder: RunFolder) -> _View:
-    with suppress(FileNotFoundError, DataError):
-        return read_json(folder.path / VIEW_FILE, _View)
-    return _View()
 
 
 def _start(
