@@ -72,7 +72,7 @@ def test_a_run_that_cannot_be_told_to_stop_may_go_on_elsewhere_at_once(workspace
         run = api.get_run(workspace, api.GetRun(run_id=folder.run_id))
 
     step = after_cancel_run(api.CancelRun(run_id=folder.run_id), run)
-    assert "passed on when gpu-box answers" in step
+    assert "cancellation is queued until gpu-box answers" in step
     assert f"gone for good: start_training(resume={folder.run_id})" in step
 
 
