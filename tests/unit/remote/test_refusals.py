@@ -13,7 +13,7 @@ from fakes.machines import add_remote_run
 from fakes.tiny_models import TinyModels
 from fakes.training import Project, make_project
 from stillroom.api.placement import (
-    check_not_going_on_elsewhere,
+    check_not_running_elsewhere,
     check_not_written_elsewhere,
     packed,
     placed,
@@ -204,15 +204,15 @@ def test_a_run_that_may_go_on_elsewhere_is_resumed_only_once_it_was_asked_to_sto
     spec = packed(workspace, box(workspace), Needs)
     run = create_run(workspace, RunKind.SFT, {}, with_spec(NewRun(), spec))
     with pytest.raises(RunError, match=r"has not ended on box.*would run twice"):
-        check_not_going_on_elsewhere(workspace, run.run_id)
+        check_not_running_elsewhere(workspace, run.run_id)
     run.ask_to_cancel()
-    check_not_going_on_elsewhere(workspace, run.run_id)
+    check_not_running_elsewhere(workspace, run.run_id)
     ended = create_run(workspace, RunKind.SFT, {}, with_spec(NewRun(), spec))
     state = msgspec.structs.replace(ended.read(), status=RunStatus.INTERRUPTED)
     ended.write(state)
-    check_not_going_on_elsewhere(workspace, ended.run_id)
+    check_not_running_elsewhere(workspace, ended.run_id)
     local = create_run(workspace, RunKind.SFT, {})
-    check_not_going_on_elsewhere(workspace, local.run_id)
+    check_not_running_elsewhere(workspace, local.run_id)
 
 
 def test_a_training_that_goes_on_keeps_what_is_left_of_its_budget(workspace):

@@ -255,7 +255,7 @@ class JobProgram:
         self._uploaded -= gone
 
     def _post(self, news: list[JobUpdate]) -> None:
-        data, path = msgspec.msgpack.encode(news), self._paths.news(self._number)
+        data, path = msgspec.msgpack.encode(news), self._paths.updates(self._number)
         self._trying(lambda: self._bucket.put([(data, path)]))
         self._number += 1
 
