@@ -67,7 +67,7 @@ async def _talk(
         sys.stderr.write(_HELP)
         while (text := await anyio.to_thread.run_sync(_read, abandon_on_cancel=True)) is not None:
             if text == "/new":
-                conversation.begin_anew()
+                conversation.start_over()
             elif text:
                 _told(await conversation.say(text))
     return 0

@@ -66,12 +66,12 @@ def main(arguments: Sequence[str]) -> int:
     with suppress(BrokenPipeError), os.fdopen(handing, "wb") as stream:
         stream.write(secrets)
     known = Redactor(json.loads(secrets).values() if secrets else ())
-    kept = _Kept(worker, output, BoundedLog(folder / "log.txt"), known)
-    code = kept.wait()  # no limit: a run may take weeks
+    process = _RunProcess(worker, output, BoundedLog(folder / "log.txt"), known)
+    code = process.wait()  # no limit: a run may take weeks
     if code < 0 or code > 1:
-        _note_end(folder, kept, code)
-    _kill_rest(kept, mark, is_adopting=is_adopting)
-    kept.drain()
+        _note_end(folder, process, code)
+    _kill_rest(process, mark, is_adopting=is_adopting)
+    process.drain()
     return code if code >= 0 else _SIGNALLED - code
 
 
@@ -150,7 +150,7 @@ class BoundedLog:
         self._size = len(head) + len(note) + len(tail)
 
 
-class _Kept:
+class _RunProcess:
     """The run's process and the pipe of what it prints, of which secrets are taken out."""
 
     def __init__(self, worker: int, output: int, log: BoundedLog, known: Redactor) -> None:
@@ -230,13 +230,13 @@ class _Kept:
                 self.memory_bytes = usage.ru_maxrss * unit
 
 
-def _note_end(folder: Path, kept: _Kept, code: int) -> None:
+def _note_end(folder: Path, process: _RunProcess, code: int) -> None:
     """Writes how a process ended that could not write its own end."""
     end: dict[str, Any] = {
         "exit_code": code if code >= 0 else None,
         "signal": -code if code < 0 else None,
-        "memory_bytes": kept.memory_bytes,
-        "out_of_memory": code == -signal.SIGKILL and kept.has_run_out_of_memory,
+        "memory_bytes": process.memory_bytes,
+        "out_of_memory": code == -signal.SIGKILL and process.has_run_out_of_memory,
     }
     # On a full disk the end is read without it.
     with suppress(OSError):
@@ -247,15 +247,15 @@ def _note_end(folder: Path, kept: _Kept, code: int) -> None:
         temporary.replace(folder / "ended.json")
 
 
-def _kill_rest(kept: _Kept, mark: str, *, is_adopting: bool) -> None:
+def _kill_rest(process: _RunProcess, mark: str, *, is_adopting: bool) -> None:
     """Kills what the run has started, until nothing is left of it."""
     deadline = time.monotonic() + _KILL_FOR_S
     if not is_adopting:
         kill_marked({mark}, variable=RUN_MARK_VARIABLE)
     # Without children there is nothing to look for, and no library is loaded for it.
-    while kept.reap() and time.monotonic() < deadline:
-        for process in descendants(os.getpid()):
-            kill(process)
+    while process.reap() and time.monotonic() < deadline:
+        for child in descendants(os.getpid()):
+            kill(child)
         # A killed process that prints must not wait for room in the pipe.
         time.sleep(_AGAIN_S)
 

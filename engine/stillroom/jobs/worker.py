@@ -60,8 +60,8 @@ def main(
     reporter = JobReporter(folder, state, Redactor(secrets.values()))
     stop = _Stop(reporter)
     signal.signal(signal.SIGTERM, lambda _number, _frame: stop.now())
-    watched = _watched_for_cancel(folder, stop)
-    with _room_for_the_end(folder), watched, watched_for_limits(folder, stop):
+    watched = _watching_for_cancel(folder, stop)
+    with _reserved_disk_space(folder), watched, watching_limits(folder, stop):
         ending = _work(operation_of_run(state.kind), folder, stop, secrets)
         ending = _closed(reporter, ending, folder)
     if ending["status"] is RunStatus.CANCELLED and stop.limit is not None:
@@ -115,7 +115,7 @@ class _Stop:
 
 
 @contextmanager
-def _room_for_the_end(folder: RunFolder) -> Generator[None]:
+def _reserved_disk_space(folder: RunFolder) -> Generator[None]:
     """Keeps some space for the end, so that it can be written although the disk is full."""
     spare = folder.path / ".spare"
     # Without it a full disk is still noticed, but only when the run is read.
@@ -128,7 +128,7 @@ def _room_for_the_end(folder: RunFolder) -> Generator[None]:
 
 
 @contextmanager
-def _watched_for_cancel(folder: RunFolder, stop: _Stop) -> Generator[None]:
+def _watching_for_cancel(folder: RunFolder, stop: _Stop) -> Generator[None]:
     """Cancels the run once its folder has the cancel mark, even if no signal arrived."""
     ended = threading.Event()
 
@@ -261,7 +261,7 @@ def _kill_this_process(reason: str) -> None:
 
 
 @contextmanager
-def watched_for_limits(folder: RunFolder, work: Stoppable) -> Generator[None]:
+def watching_limits(folder: RunFolder, work: Stoppable) -> Generator[None]:
     """Stops the run at its limits, and kills it if it has not stopped before one is passed."""
     limits = read_limits(folder.path)
     if limits is None:

@@ -62,7 +62,7 @@ class Conversation:
         self._num_answers = 0
         self.messages: list[Message] = list(task.messages)
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Forgets all messages but those that the conversation began with."""
         self.messages = list(self._task.messages)
 

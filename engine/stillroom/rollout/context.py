@@ -123,10 +123,10 @@ async def open_rollout_context(
     """
     options = plan.options
     async with AsyncExitStack() as stack:
-        around = await stack.enter_async_context(open_tools_and_rewards(plan, tasks))
+        opened = await stack.enter_async_context(open_tools_and_rewards(plan, tasks))
         budget = spending.budget if spending else None
-        rewarder = await open_rewarder(stack, plan, tasks, around.pool, budget=budget)
-        notes = [*around.notes]
+        rewarder = await open_rewarder(stack, plan, tasks, opened.pool, budget=budget)
+        notes = [*opened.notes]
         policy = await _open_policy(stack, plan, sampling, spending, notes)
         width, figures = _limits_of(policy)
         refiner = await _open_refiner(stack, plan, policy, failed, spending, notes)
@@ -134,7 +134,7 @@ async def open_rollout_context(
         yield RolloutContext(
             refiner or policy,
             TeacherRecord(provider=options.provider, model=options.model, settings=sampling),
-            around.tools,
+            opened.tools,
             rewarder,
             options.max_turns,
             options.nudge_to_send,

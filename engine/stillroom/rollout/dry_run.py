@@ -101,11 +101,11 @@ async def _forecast(
 ) -> Forecast:
     options = rollouts.options
     async with AsyncExitStack() as stack:
-        around = await stack.enter_async_context(open_tools_and_rewards(rollouts, tasks))
-        rewarder = await open_rewarder(stack, rollouts, tasks, around.pool)
+        opened = await stack.enter_async_context(open_tools_and_rewards(rollouts, tasks))
+        rewarder = await open_rewarder(stack, rollouts, tasks, opened.pool)
         judge_load = _judge_loads(rollouts.judge, rewarder)
         loads = [
-            refined(spec, _load(spec, options, around, done.known, judge_load)) for spec in todo
+            refined(spec, _load(spec, options, opened, done.known, judge_load)) for spec in todo
         ]
     judge = rollouts.judge
     critic = rollouts.refine.critic if rollouts.refine is not None else None
@@ -115,7 +115,7 @@ async def _forecast(
         CallRules(
             max_turns=options.max_turns,
             max_tokens=options.max_tokens,
-            has_tools=any(offered_tools(task, around.tools) for task in tasks),
+            has_tools=any(offered_tools(task, opened.tools) for task in tasks),
             max_tool_response=options.max_tool_response,
             nudge=options.nudge_to_send,
             judge_max_tokens=judge.file.max_tokens if judge else 0,
@@ -132,20 +132,20 @@ async def _forecast(
 def _load(
     spec: RolloutSpec,
     options: RolloutOptions,
-    around: ToolsAndRewards,
+    opened: ToolsAndRewards,
     known: Mapping[RolloutKey, KnownSteps],
     judge_load: Callable[[Task, bool], JudgeLoad | None],
 ) -> RolloutLoad:
     task = spec.task
-    schemas = offered_tools(task, around.tools)
-    goes_on = bool(schemas) or options.nudge_to_send is not None
+    schemas = offered_tools(task, opened.tools)
+    may_continue = bool(schemas) or options.nudge_to_send is not None
     # If tools keep state, recorded turns are not replayed: the state that they led to is gone.
-    is_replayed = around.tools is None or not around.tools.keeps_state
+    is_replayed = opened.tools is None or not opened.tools.keeps_state
     steps = known.get(spec.key, KnownSteps())
     return RolloutLoad(
         text_bytes=_text_bytes(task.messages),
         request_bytes=len(msgspec.json.encode([task.messages, schemas])),
-        max_turns=options.max_turns if goes_on else 1,
+        max_turns=options.max_turns if may_continue else 1,
         num_known=len(steps.turns) if is_replayed else 0,
         judge=judge_load(task, not steps.judge),
     )

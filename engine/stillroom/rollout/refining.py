@@ -195,18 +195,18 @@ class RefiningPolicy:
 
 
 @dataclass(slots=True)
-class _Leg:
-    """A stretch of a rollout that one policy writes, from its first turn on."""
+class _Segment:
+    """A part of a rollout that one policy writes, from its first turn on."""
 
     policy: Policy
     author: Author
     prefix: list[Message]
-    """The conversation before the stretch."""
+    """The conversation before the segment."""
     seed_key: str
     steps: list[tuple[SampledTurn, list[Message]]] = field(
         default_factory=list[tuple[SampledTurn, list[Message]]]
     )
-    """The turns of the stretch so far, with the replies to each."""
+    """The turns of the segment so far, with the replies to each."""
     conversation: PolicyConversation | None = None
     closing: AsyncExitStack = field(default_factory=AsyncExitStack)
 
@@ -229,7 +229,7 @@ class RefiningConversation:
         """The index of the teacher's first turn, once it is known."""
         self._messages = list(messages)
         self._num_turns = 0
-        self._leg: _Leg | None = None
+        self._segment: _Segment | None = None
         self._last_is_given = False
 
     async def sample(self) -> SampledTurn:
@@ -246,18 +246,18 @@ class RefiningConversation:
             and self.takeover is None
             and self._policy.options.takeover == "first_difference"
         ):
-            return await self._asked_beside(index)
+            return await self._teacher_turn_if_different(index)
         if is_inside and (self.takeover is None or index < self.takeover):
-            return self._given(index)
-        before, leg = self._leg, self._leg_at(index)
-        if before is not None and before is not leg:
+            return self._student_turn(index)
+        before, segment = self._segment, self._segment_at(index)
+        if before is not None and before is not segment:
             await before.closing.aclose()
-        if leg.conversation is None:
-            await self._open(leg)
-        turn = await cast("PolicyConversation", leg.conversation).sample()
-        return msgspec.structs.replace(turn, origin=TurnOrigin(author=leg.author))
+        if segment.conversation is None:
+            await self._open(segment)
+        turn = await cast("PolicyConversation", segment.conversation).sample()
+        return msgspec.structs.replace(turn, origin=TurnOrigin(author=segment.author))
 
-    def _given(self, index: int, unused: CallTotals | None = None) -> SampledTurn:
+    def _student_turn(self, index: int, unused: CallTotals | None = None) -> SampledTurn:
         is_last = index + 1 == len(self.rollout.turns)
         message = {k: v for k, v in self.rollout.turns[index].items() if k != "weight"}
         return SampledTurn(
@@ -268,46 +268,46 @@ class RefiningConversation:
             origin=TurnOrigin(author="student", is_given=True, unused=unused),
         )
 
-    async def _asked_beside(self, index: int) -> SampledTurn:
+    async def _teacher_turn_if_different(self, index: int) -> SampledTurn:
         """Returns the teacher's turn if it acts otherwise than the student; else the student's."""
-        leg = self._new_leg(self._policy.teacher, "teacher", index)
-        await self._open(leg)
-        turn = await cast("PolicyConversation", leg.conversation).sample()
+        segment = self._new_segment(self._policy.teacher, "teacher", index)
+        await self._open(segment)
+        turn = await cast("PolicyConversation", segment.conversation).sample()
         if _action(turn.message) == _action(self.rollout.turns[index]):
-            await leg.closing.aclose()
-            return self._given(index, CallTotals.of(turn))
-        self._leg = leg
+            await segment.closing.aclose()
+            return self._student_turn(index, CallTotals.of(turn))
+        self._segment = segment
         return msgspec.structs.replace(turn, origin=TurnOrigin(author="teacher"))
 
-    def _leg_at(self, index: int) -> _Leg:
-        """Returns the stretch that the turn with this index belongs to."""
+    def _segment_at(self, index: int) -> _Segment:
+        """Returns the segment that the turn with this index belongs to."""
         if self.takeover is None:
             self.takeover = index
         options, student = self._policy.options, self._policy.student
         if options.turns == "one" and index > self.takeover and student is not None:
-            if self._leg is None or self._leg.author != "student":
-                self._leg = self._new_leg(student, "student", index)
-        elif self._leg is None:
-            self._leg = self._new_leg(self._policy.teacher, "teacher", index)
-        return self._leg
+            if self._segment is None or self._segment.author != "student":
+                self._segment = self._new_segment(student, "student", index)
+        elif self._segment is None:
+            self._segment = self._new_segment(self._policy.teacher, "teacher", index)
+        return self._segment
 
-    def _new_leg(self, policy: Policy, author: Author, index: int) -> _Leg:
-        return _Leg(policy, author, list(self._messages), f"{self.seed_key}:{author}{index}")
+    def _new_segment(self, policy: Policy, author: Author, index: int) -> _Segment:
+        return _Segment(policy, author, list(self._messages), f"{self.seed_key}:{author}{index}")
 
-    async def _open(self, leg: _Leg) -> None:
-        prefix = [_as_context(message) for message in leg.prefix]
-        opened = leg.policy.converse(prefix, self._tools, seed_key=leg.seed_key)
-        self._stack.push_async_callback(leg.closing.aclose)
-        leg.conversation = await leg.closing.enter_async_context(opened)
-        for turn, replies in leg.steps:
-            leg.conversation.restore(turn)
-            leg.conversation.reply(turn.message, replies)
+    async def _open(self, segment: _Segment) -> None:
+        prefix = [_as_context(message) for message in segment.prefix]
+        opened = segment.policy.converse(prefix, self._tools, seed_key=segment.seed_key)
+        self._stack.push_async_callback(segment.closing.aclose)
+        segment.conversation = await segment.closing.enter_async_context(opened)
+        for turn, replies in segment.steps:
+            segment.conversation.restore(turn)
+            segment.conversation.reply(turn.message, replies)
 
     def _append(self, turn: SampledTurn) -> None:
         origin = cast("TurnOrigin", turn.origin)
         self._last_is_given = origin.is_given
         if not origin.is_given:
-            self._leg_at(self._num_turns).steps.append((turn, []))
+            self._segment_at(self._num_turns).steps.append((turn, []))
         self._messages.append(turn.message)
         self._num_turns += 1
 
@@ -318,11 +318,11 @@ class RefiningConversation:
         """
         if self._last_is_given:
             self._check(self.rollout.replies[self._num_turns - 1], replies)
-        elif self._leg is not None:
-            turn, _ = self._leg.steps.pop()
-            self._leg.steps.append((turn, list(replies)))
-            if self._leg.conversation is not None:
-                self._leg.conversation.reply(call, replies)
+        elif self._segment is not None:
+            turn, _ = self._segment.steps.pop()
+            self._segment.steps.append((turn, list(replies)))
+            if self._segment.conversation is not None:
+                self._segment.conversation.reply(call, replies)
         self._messages += replies
 
     def _check(self, before: Sequence[Message], now: Sequence[Message]) -> None:

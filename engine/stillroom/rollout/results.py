@@ -345,7 +345,7 @@ def nothing_succeeded(result: RolloutsResult | Forecast) -> RunError | None:
     )
 
 
-def put_on_record(
+def record_run(
     result: RolloutsResult,
     plan: GenerationPlan,
     origin: RolloutOrigin,

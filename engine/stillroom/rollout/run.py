@@ -38,7 +38,7 @@ from stillroom.rollout.results import (
     RolloutTally,
     failure_row,
     origin_of,
-    put_on_record,
+    record_run,
     rollouts_result,
 )
 from stillroom.run_folder import RunFolder
@@ -115,7 +115,7 @@ async def generate_rollouts(
         seconds = time.monotonic() - started
         output = workspace.shown(plan.output)
         result = rollouts_result(output, len(specs), rows, tally, unconfirmed, seconds)
-        put_on_record(result, plan, origin, store.finished.rows(), run_id=folder.name)
+        record_run(result, plan, origin, store.finished.rows(), run_id=folder.name)
         if reporter.is_cancelled() and result.omitted:
             raise RunCancelledError(result)
         return result

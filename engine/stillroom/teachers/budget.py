@@ -152,16 +152,16 @@ class Budget:
         usd += self._out.usd
         announced = self._announced
         if calls > announced.calls or tokens > announced.worst.tokens or usd > announced.worst.usd:
-            self._tell(calls, tokens, usd)
+            self._announce(calls, tokens, usd)
         elif 2 * calls < announced.calls or 2 * tokens < announced.worst.tokens:
             self._num_far_below += 1
             if self._num_far_below >= max(_LOWERED_AFTER, announced.calls):
-                self._tell(calls, tokens, usd)
+                self._announce(calls, tokens, usd)
         else:
             self._num_far_below = 0
         self._num_out, self._out = calls, Cost(tokens, usd)
 
-    def _tell(self, calls: int, tokens: int, usd: float) -> None:
+    def _announce(self, calls: int, tokens: int, usd: float) -> None:
         """Announces somewhat more than is in flight, but not more than the budget still allows."""
         most_usd = min(usd * _HEADROOM, max(usd, self.usd - self.spent.usd))
         most_tokens = min(tokens * _HEADROOM, max(tokens, self.tokens - self.spent.tokens))

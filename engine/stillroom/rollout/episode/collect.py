@@ -210,19 +210,19 @@ async def collect_rollouts(
     At first `concurrency` rollouts run at once, and more when `context.width()` allows more.
     Returns the name of the budget limit that ended the work early, or None.
     """
-    crew = _Crew(iter(specs), context, on_outcome, recorder_for)
+    workers = _Workers(iter(specs), context, on_outcome, recorder_for)
     with _rare_garbage_collection():
         async with anyio.create_task_group() as group:
             num_started = 0
-            while not crew.is_done:
+            while not workers.is_done:
                 wanted = max(concurrency, context.width())
                 # Workers are only ever added: if the policy takes fewer, the others wait for it.
                 for _ in range(wanted - num_started):
-                    group.start_soon(crew.work)
+                    group.start_soon(workers.work)
                 num_started = max(num_started, wanted)
                 with anyio.move_on_after(_WIDEN_EVERY_S):
-                    await crew.done.wait()
-    return crew.stopped_by
+                    await workers.done.wait()
+    return workers.stopped_by
 
 
 @contextmanager
@@ -243,7 +243,7 @@ def _rare_garbage_collection() -> Generator[None]:
         gc.set_threshold(*before)
 
 
-class _Crew:
+class _Workers:
     """Workers that take one rollout after another until none is left."""
 
     def __init__(
@@ -304,10 +304,10 @@ async def _one_rollout(
             if refiner is not None:
                 refined = refiner.refinement(conversation, episode, critic)
                 episode.messages = refiner.weighted(episode.messages, episode.authors)
-            played = _Played(
+            ended = _EndedEpisode(
                 episode, judgement, dropped, conversation.trace(), started_at, seconds, refined
             )
-            return _trajectory(spec, context, played)
+            return _trajectory(spec, context, ended)
     except CallFailedError as error:
         failure = Failure(kind=error.kind, message=error.message)
     # Caught before OSError, their base class: these two concern one tool, not e.g. a full disk.
@@ -354,7 +354,7 @@ async def opened_tools(
 
 
 @dataclass(frozen=True, slots=True)
-class _Played:
+class _EndedEpisode:
     """A rollout that has ended, with its rewards, dropped calls, token trace and times."""
 
     episode: Episode
@@ -372,8 +372,8 @@ class _Played:
         return total_usd((self.episode.cost_usd, self.dropped.cost_usd, judge_usd))
 
 
-def _trajectory(spec: RolloutSpec, context: RolloutContext, played: _Played) -> Trajectory:
-    episode, judgement = played.episode, played.judgement
+def _trajectory(spec: RolloutSpec, context: RolloutContext, ended: _EndedEpisode) -> Trajectory:
+    episode, judgement = ended.episode, ended.judgement
     return Trajectory(
         id=f"{spec.task.task_id}-{spec.sample}",
         task_id=spec.task.task_id,
@@ -390,14 +390,14 @@ def _trajectory(spec: RolloutSpec, context: RolloutContext, played: _Played) -> 
         tool_errors=episode.tool_errors,
         error=None,
         usage=episode.usage,
-        cost_usd=played.cost_usd,
+        cost_usd=ended.cost_usd,
         teacher=context.teacher,
-        started_at=played.started_at,
-        duration_s=round(played.seconds, 3),
+        started_at=ended.started_at,
+        duration_s=round(ended.seconds, 3),
         judge=judgement.judge,
-        dropped=played.dropped if played.dropped.calls else None,
-        tokens=played.trace,
+        dropped=ended.dropped if ended.dropped.calls else None,
+        tokens=ended.trace,
         variables=spec.task.variables,
         answered_by=episode.answered_by,
-        refined=played.refined,
+        refined=ended.refined,
     )

@@ -37,7 +37,7 @@ from stillroom.rollout.results import (
     ProgressReport,
     RolloutsResult,
     origin_of,
-    put_on_record,
+    record_run,
     rollouts_result,
 )
 from stillroom.rollout.run import generate_rollouts
@@ -77,7 +77,7 @@ async def generate_on_ray(
     rows = (finished[key] for key in keys if key in finished)
     output, seconds = workspace.shown(plan.output), time.monotonic() - started
     result = rollouts_result(output, len(keys), rows, state.tally, state.unconfirmed, seconds)
-    put_on_record(result, plan, origin, finished.rows(), run_id=folder.name)
+    record_run(result, plan, origin, finished.rows(), run_id=folder.name)
     if reporter.is_cancelled() and result.omitted:
         raise RunCancelledError(result)
     return result

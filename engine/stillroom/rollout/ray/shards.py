@@ -89,7 +89,7 @@ class ShardWorker:
     """The Ray actor of a shard; other threads answer its other methods while `run` works."""
 
     def __init__(self) -> None:
-        self._reporter = _KeptReports()
+        self._reporter = _LatestReports()
 
     def run(self, job: ShardJob) -> ShardEnd:
         """Does the shard and returns how it ended."""
@@ -125,7 +125,7 @@ class ShardWorker:
         self._reporter.stop()
 
 
-class _KeptReports:
+class _LatestReports:
     """A reporter that keeps a run's figures and notes until the driver fetches them."""
 
     def __init__(self) -> None:

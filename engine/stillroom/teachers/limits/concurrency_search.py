@@ -86,7 +86,7 @@ class ConcurrencySearch:
         self._tried_at, self._step = now, 1
         return float(self._held)
 
-    def let_go(self) -> None:
+    def forget_limit(self) -> None:
         """Drops the concurrency limit, because the refusal had another reason."""
         self._held, self._num_shrinks = None, 0
 

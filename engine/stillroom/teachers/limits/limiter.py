@@ -77,24 +77,24 @@ class Limiter:
                 self.failed(turn.sent)
             else:
                 self._queue.remove(turn)
-                self._let_go()
+                self._admit_waiting()
             raise
         return turn.sent
 
     def accepted(self, sent: Sent) -> None:
         """Reports that the endpoint accepted the call."""
         self._controller.accepted(sent, self._clock())
-        self._let_go()
+        self._admit_waiting()
 
     def refused(self, sent: Sent, kind: LimitKind) -> None:
         """Reports that a limit of the endpoint refused the call."""
         self._controller.refused(sent, self._clock(), kind)
-        self._let_go()
+        self._admit_waiting()
 
     def failed(self, sent: Sent) -> None:
         """Reports that the call failed for a reason other than a limit."""
         self._controller.failed(sent)
-        self._let_go()
+        self._admit_waiting()
 
     def follow_headers(self, sent: Sent, allowances: Mapping[LimitUnit, Allowance]) -> None:
         """Reports what remains of the endpoint's limits, from the headers of a call's response."""
@@ -109,12 +109,12 @@ class Limiter:
         if wait_s < math.inf:
             with anyio.move_on_after(wait_s):
                 await turn.woken.wait()
-            self._let_go()
+            self._admit_waiting()
         else:
             await turn.woken.wait()
         turn.woken = anyio.Event()
 
-    def _let_go(self) -> None:
+    def _admit_waiting(self) -> None:
         """Admits calls from the front of the queue, and wakes the first one that must still wait.
 
         That call then computes again how long it must wait.
@@ -271,9 +271,9 @@ class LimitController:
             )
         ):
             self.window = self._concurrency.cut(sent, now)
-            self._rate.let_go(sent, now)
+            self._rate.forget_limit(sent, now)
             return
-        self._concurrency.let_go()
+        self._concurrency.forget_limit()
         self._rate.cut(sent, now, self._trip_s, unit)
         self._pacer.is_reached = False
         self._pacer.free_at = now + self._rate.pause_s(sent.amount(self.unit))

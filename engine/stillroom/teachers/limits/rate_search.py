@@ -142,7 +142,7 @@ class RateSearch:
         one_s = amount / self.pace
         return max(_SLACK_S, one_s, min(one_s * 2 ** min(self._pauses, 9), _LONGEST_PAUSE_S))
 
-    def let_go(self, sent: Sent, now: float) -> None:
+    def forget_limit(self, sent: Sent, now: float) -> None:
         """Drops the rate limit, because the endpoint limits something other than the rate."""
         self.pace = self._known = None
         self._restart(sent, now)
