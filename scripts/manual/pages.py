@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from stillroom_mcp.operations import OPERATIONS, OfferedOperation
+from stillroom.api import OPERATIONS, Operation
 
 ROOT = Path(__file__).parents[2]
 _COPIED = {
@@ -101,7 +101,7 @@ def reference() -> str:
     return "\n".join([head, *map(_operation, OPERATIONS)])
 
 
-def _operation(operation: OfferedOperation) -> str:
+def _operation(operation: Operation) -> str:
     facts = [
         "writes nothing" if operation.is_read_only else "writes in the workspace",
         *(["starts a run"] if operation.starts_run else []),

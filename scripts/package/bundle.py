@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stillroom import __version__
-from stillroom_mcp.operations import OPERATIONS
+from stillroom.api import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
 _DATE = (2026, 1, 1, 0, 0, 0)

@@ -6,17 +6,16 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
-from stillroom.api import RunReport, operation_named
+from stillroom.api import Operation, RunReport, operation_named
 from stillroom.settings import Workspace
 from stillroom_mcp.fencing import fenced_answer
-from stillroom_mcp.next_steps import after_run, large_result, poll_after_s
-from stillroom_mcp.operations import OfferedOperation
+from stillroom_mcp.next_steps import after_run, large_result, next_step, poll_after_s
 
 _REF = "#/$defs/{name}"
 
 
 def structured(
-    workspace: Workspace, operation: OfferedOperation, request: Any, result: msgspec.Struct
+    workspace: Workspace, operation: Operation, request: Any, result: msgspec.Struct
 ) -> dict[str, Any]:
     """Returns the result as JSON values with `next_step` added, and for a run `poll_after_s`.
 
@@ -31,7 +30,7 @@ def structured(
     if isinstance(result, RunReport) and operation.may_become_run:
         answer["next_step"] = after_run(request, result)
     else:
-        answer["next_step"] = operation.next_step(request, result)
+        answer["next_step"] = next_step(operation, request, result)
     return workspace.redactor().value(answer)
 
 
@@ -49,7 +48,7 @@ def _rounded(value: Any) -> Any:
     return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
-def output_schema(operation: OfferedOperation) -> dict[str, Any]:
+def output_schema(operation: Operation) -> dict[str, Any]:
     """Returns the JSON schema of what `structured` returns, with an object as its root.
 
     That is the operation's result or, where large files make it a run, the report of the run.
@@ -75,7 +74,7 @@ def output_schema(operation: OfferedOperation) -> dict[str, Any]:
     return {**schema, "$defs": definitions} if definitions else schema
 
 
-def input_schema(operation: OfferedOperation, *, listed: Collection[str]) -> dict[str, Any]:
+def input_schema(operation: Operation, *, listed: Collection[str]) -> dict[str, Any]:
     """Returns the JSON schema of the request, shortened to what a calling model needs to read.
 
     What another tool explains is left out if that tool is among the `listed`.

@@ -11,10 +11,10 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import CallToolResult, InputRequiredResult, Resource
 
 from stillroom import __version__, fences
+from stillroom.api import OPERATIONS, Operation
 from stillroom.settings import Workspace
 from stillroom.validation import nearest
 from stillroom_mcp.dashboard.chat_views import chat_views
-from stillroom_mcp.operations import OPERATIONS, OfferedOperation
 from stillroom_mcp.resources.completions import add_completions
 from stillroom_mcp.resources.prompts import add_prompts
 from stillroom_mcp.resources.provide import add_resources, listed_resources
@@ -39,7 +39,7 @@ _FEWER_TOOLS = "Operations without a tool here are commands: stillroom --help.\n
 
 def build_server(
     workspace: Workspace,
-    operations: Sequence[OfferedOperation] = OPERATIONS,
+    operations: Sequence[Operation] = OPERATIONS,
     *,
     more_tasks: Sequence[TaskSource] = (),
 ) -> "WholeServer":

@@ -13,12 +13,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from stillroom import __version__, api
+from stillroom.api import OPERATIONS, Operation, operation_named
 from stillroom.errors import EngineError, InputError
 from stillroom.fences import printable
 from stillroom.settings import open_workspace
 from stillroom.validation import describe_errors, nearest
 from stillroom_mcp import commands, waiting
-from stillroom_mcp.operations import OPERATIONS, OfferedOperation, offered_operation
 from stillroom_mcp.other_names import (
     WORKSPACE_FLAGS,
     JoinedEntries,
@@ -308,7 +308,7 @@ def _add_report(added: Any) -> argparse.ArgumentParser:
 
 
 def _add_fields(
-    parser: argparse.ArgumentParser, operation: OfferedOperation, given: Sequence[str]
+    parser: argparse.ArgumentParser, operation: Operation, given: Sequence[str]
 ) -> None:
     for name, field in operation.request.model_fields.items():
         settings = _argument_settings(field)
@@ -411,7 +411,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _run_operation(command: str, options: argparse.Namespace) -> int:
-    operation = offered_operation(command.replace("-", "_"))
+    operation = operation_named(command.replace("-", "_"))
     given = {k: v for k, v in vars(options).items() if k in operation.request.model_fields}
     given = with_short_overrides(given, options)
     request = _request(operation.request, operation.command, given)

@@ -13,17 +13,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stillroom import api
+from stillroom.api import Operation
 from stillroom.settings import Workspace
 from stillroom_mcp.answers import structured
 from stillroom_mcp.lineage_view import lineage_lines
-from stillroom_mcp.operations import OfferedOperation
 
 _POLL_S = 0.3
 _LINE_EVERY_S = 10.0
 _ACTIVE = ("starting", "running")
 
 
-def serve(workspace: Workspace, offered: Sequence[OfferedOperation]) -> int:
+def serve(workspace: Workspace, offered: Sequence[Operation]) -> int:
     """Runs the MCP server over standard input and output until its client disconnects."""
     from stillroom_mcp.app import build_server
     from stillroom_mcp.starting.pipes import run_stdio
@@ -34,7 +34,7 @@ def serve(workspace: Workspace, offered: Sequence[OfferedOperation]) -> int:
 
 def serve_http(
     workspace: Workspace,
-    offered: Sequence[OfferedOperation],
+    offered: Sequence[Operation],
     *,
     host: str = "127.0.0.1",
     port: int = 8765,
@@ -109,7 +109,7 @@ def docs(page: str | None) -> int:
 
 def operate(
     workspace: Workspace,
-    operation: OfferedOperation,
+    operation: Operation,
     request: BaseModel,
     *,
     as_json: bool,
@@ -119,7 +119,7 @@ def operate(
 
     With `is_waiting` it first follows the run that the operation started until that has ended.
     """
-    result = operation.call(workspace, request)
+    result = api.carry_out(workspace, operation, request)
     if isinstance(result, api.RunReport):
         wait_s = request.wait_s if isinstance(request, api.GetRun) else None
         if is_waiting or wait_s:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+from pydantic import BaseModel
 
 from stillroom import api
 from stillroom_mcp.outcomes import first_remark
@@ -394,3 +395,30 @@ def poll_after_s(result: api.RunReport) -> float | None:
         return None
     eta_s = result.progress.eta_s if result.progress else None
     return 2.0 if eta_s is None else max(1.0, min(_MAX_POLL_S, round(eta_s / 2, 1)))
+
+
+_AFTER: dict[str, Callable[[Any, Any], str]] = {
+    "create_project": after_create_project,
+    "check_setup": after_check_setup,
+    "list_machines": after_list_machines,
+    "validate_dataset": after_validate_dataset,
+    "import_rollouts": after_import_rollouts,
+    "sample_for_review": after_sample_for_review,
+    "filter_dataset": after_filter_dataset,
+    "convert_rollouts": after_convert_rollouts,
+    "make_dpo_pairs": after_make_dpo_pairs,
+    "inspect_examples": after_inspect_examples,
+    "plan_training": after_plan_training,
+    "compare_evaluations": after_compare_evaluations,
+    "list_runs": after_list_runs,
+    "get_run_logs": after_get_run_logs,
+    "cancel_run": after_cancel_run,
+    "write_report": after_write_report,
+    "show_lineage": after_show_lineage,
+}
+"""What comes next after each operation that does not return the report of a run."""
+
+
+def next_step(operation: api.Operation, request: BaseModel, result: msgspec.Struct) -> str:
+    """Returns the text that suggests the next call after an operation."""
+    return _AFTER.get(operation.name, after_run)(request, result)

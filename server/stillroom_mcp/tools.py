@@ -18,6 +18,7 @@ from mcp.types import CallToolResult, InputRequiredResult, TextContent, ToolAnno
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stillroom import api
+from stillroom.api import Operation
 from stillroom.errors import EngineError, writable_text
 from stillroom.reporting import background_tasks
 from stillroom.settings import Workspace
@@ -26,7 +27,6 @@ from stillroom_mcp.answers import input_schema, output_schema, structured
 from stillroom_mcp.confirmation import confirmed
 from stillroom_mcp.dashboard.chat_views import view_of
 from stillroom_mcp.fencing import fenced_error, fenced_quote
-from stillroom_mcp.operations import OfferedOperation
 
 _POLL_S = 0.5
 
@@ -36,7 +36,7 @@ class OperationTool(Tool):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    operation: OfferedOperation = Field(exclude=True)
+    operation: Operation = Field(exclude=True)
     workspace: Workspace = Field(exclude=True)
 
     async def run(
@@ -60,7 +60,7 @@ class OperationTool(Tool):
             if isinstance(request, api.GetRun):
                 result = await wait_for_run(self.workspace, request, context)
             else:
-                call = functools.partial(operation.call, self.workspace, request)
+                call = functools.partial(api.carry_out, self.workspace, operation, request)
                 run = _called if operation.has_child else anyio.to_thread.run_sync
                 result = await run(call)
         except EngineError as error:
@@ -107,7 +107,7 @@ async def _set_when_cancelled(event: threading.Event) -> None:
         event.set()
 
 
-def parse_arguments(operation: OfferedOperation, arguments: dict[str, Any]) -> BaseModel:
+def parse_arguments(operation: Operation, arguments: dict[str, Any]) -> BaseModel:
     """Returns the checked request.
 
     Raises ToolError that names each faulty argument, and for an unknown one the nearest known.
@@ -159,7 +159,7 @@ async def wait_for_run(
 
 
 def tool_for(
-    operation: OfferedOperation, workspace: Workspace, *, listed: Collection[str]
+    operation: Operation, workspace: Workspace, *, listed: Collection[str]
 ) -> OperationTool:
     """Returns the MCP tool that carries out an operation in this workspace.
 
@@ -168,7 +168,7 @@ def tool_for(
     return OperationTool(
         operation=operation,
         workspace=workspace,
-        fn=operation.call,
+        fn=functools.partial(api.carry_out, workspace, operation),
         name=operation.name,
         title=operation.title,
         description=operation.description,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from stillroom_mcp.operations import OPERATIONS, OfferedOperation
+from stillroom.api import OPERATIONS, Operation
 
 TOOLSETS: dict[str, tuple[str, ...]] = {
     "core": (
@@ -44,7 +44,7 @@ ALL = "all"
 
 def chosen_operations(
     toolsets: Sequence[str] = (ALL,), *, is_read_only: bool = False
-) -> list[OfferedOperation]:
+) -> list[Operation]:
     """Returns the operations of the named sets, in the usual order.
 
     With `is_read_only` only those that write nothing and start no run.

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from stillroom import api
+from stillroom.api import operation_named
 from stillroom.errors import EngineError
 from stillroom.fences import printable
 from stillroom.settings import Workspace, open_workspace
 from stillroom_mcp.answers import structured
-from stillroom_mcp.operations import offered_operation
 
 EXIT_OF = {"succeeded": 0, "failed": 1, "cancelled": 3, "interrupted": 4}
 """The exit code by the status of a run; of several runs, the highest."""
@@ -99,7 +99,7 @@ def _awaited(
 
 
 def _tell(workspace: Workspace, run: api.RunReport, reason: str, *, as_json: bool) -> None:
-    answer = structured(workspace, offered_operation("get_run"), api.GetRun(run_id=run.run_id), run)
+    answer = structured(workspace, operation_named("get_run"), api.GetRun(run_id=run.run_id), run)
     if as_json:
         sys.stdout.write(json.dumps({**answer, "answered_at": reason}, ensure_ascii=False) + "\n")
         return

@@ -10,8 +10,8 @@ import pytest
 from fakes.http_endpoint import ScriptedEndpoint
 from fakes.lineages import Lineages
 from fakes.projects import endpoint_project, read_rows
+from stillroom.api import OPERATIONS
 from stillroom_mcp.cli import build_parser
-from stillroom_mcp.operations import OPERATIONS
 
 pytestmark = pytest.mark.usefixtures("warm_python")
 

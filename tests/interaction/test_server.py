@@ -15,9 +15,9 @@ from mcp import Client, StdioServerParameters
 
 from fakes.http_endpoint import ScriptedEndpoint
 from fakes.projects import endpoint_project
+from stillroom.api import OPERATIONS
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
-from stillroom_mcp.operations import OPERATIONS
 from stillroom_mcp.starting.early_server import LISTING, listing_of
 from stillroom_mcp.toolsets import ALL, TOOLSETS, chosen_operations
 

@@ -20,12 +20,12 @@ from skills_ref import validate
 from fakes.rollout_rows import read_rows
 from fakes.sshd import SshUser
 from fakes.waiting import wait_until
+from stillroom.api import OPERATIONS
 from stillroom.remote.known_machines import remote_runs
 from stillroom.remote.machines import MACHINES_FILE, all_machines
 from stillroom.settings import Workspace
 from stillroom.train.config.file import load_config
 from stillroom.train.config.schema import CONFIGS, keys_of
-from stillroom_mcp.operations import OPERATIONS
 
 SKILLS = Path(__file__).parents[2] / "skills"
 _BLOCK = re.compile(r"^( *)```(\w+) ?([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)

@@ -12,9 +12,9 @@ from mcp.shared.exceptions import MCPError
 from fakes.http_endpoint import ScriptedEndpoint
 from fakes.projects import endpoint_project
 from fakes.task_client import task_client
+from stillroom.api import OPERATIONS
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
-from stillroom_mcp.operations import OPERATIONS
 
 
 def rollouts_from(base_url: str, **more: Any) -> dict[str, Any]:

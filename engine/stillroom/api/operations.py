@@ -1,7 +1,7 @@
 """The table of all operations, from which the server's tools, the commands and the runs are made.
 
-A new operation needs an entry here, its function, and its texts in
-`server/stillroom_mcp/operations.py`.
+A new operation needs an entry here, its function, and what its result suggests next in
+`server/stillroom_mcp/next_steps.py`.
 """
 
 from stillroom.api.evaluations import CompareEvaluations, ComparisonReport
@@ -41,28 +41,41 @@ _LOOK_AT_RAY = "look at the cluster with `ray status`"
 
 OPERATIONS = (
     Operation(
-        name="create_project",
+        function="stillroom.projects.create:create_project",
         request=CreateProject,
         result=ProjectResult,
-        function="stillroom.projects.create:create_project",
+        title="Create a project",
+        description="Write a project folder: prompts, tools.py, rewards.py, configs. Start here.",
+        positional=("path",),
     ),
     Operation(
-        name="check_setup",
+        function="stillroom.api.machines:check_setup",
         request=CheckSetup,
         result=SetupReport,
-        function="stillroom.api.machines:check_setup",
+        title="Check the setup",
+        description="What a machine has and lacks: extras, GPU, disk, teacher key, model.",
+        is_read_only=True,
+        is_idempotent=True,
+        is_open_world=True,
     ),
     Operation(
-        name="list_machines",
+        function="stillroom.remote.machine_list:list_machines",
         request=ListMachines,
         result=MachineList,
-        function="stillroom.remote.machine_list:list_machines",
+        title="List machines",
+        description="Machines that `where` may name: state, GPUs, runs there, what still costs.",
+        is_read_only=True,
+        is_idempotent=True,
+        is_open_world=True,
     ),
     Operation(
-        name="validate_dataset",
+        function="stillroom.api.curation:validate_dataset",
         request=ValidateDataset,
         result=ValidationReport,
-        function="stillroom.api.curation:validate_dataset",
+        title="Validate a dataset",
+        description="List every problem of a data file with file:line and fix, then what it holds.",
+        positional=("path",),
+        is_idempotent=True,
         large=RunKind.VALIDATE,
         child=ChildWork(
             function="stillroom.jobs.child_work:count_tokens",
@@ -73,10 +86,16 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        name="generate_rollouts",
+        function="stillroom.api.start_runs:generate_rollouts",
         request=GenerateRollouts,
         result=RunReport,
-        function="stillroom.api.start_runs:generate_rollouts",
+        title="Generate rollouts",
+        description=(
+            "Let a teacher or student answer prompts with tools; starts a run. The same "
+            "call resumes it and pays nothing twice."
+        ),
+        positional=("input",),
+        is_open_world=True,
         run=RunWork(
             kinds=(RunKind.ROLLOUTS,),
             function="stillroom.rollout.run:generate_rollouts",
@@ -85,10 +104,17 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        name="import_rollouts",
+        function="stillroom.api.curation:import_rollouts",
         request=ImportRollouts,
         result=ImportResult,
-        function="stillroom.api.curation:import_rollouts",
+        title="Import rollouts",
+        description=(
+            "Turn API logs, traces, agent sessions or datasets into rollouts: calls become "
+            "conversations, secrets go."
+        ),
+        positional=("input", "output"),
+        is_destructive=True,
+        is_idempotent=True,
         large=RunKind.IMPORT,
         child=ChildWork(
             function="stillroom.importing.run:import_rollouts",
@@ -98,24 +124,41 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        name="score_rollouts",
+        function="stillroom.api.start_runs:score_rollouts",
         request=ScoreRollouts,
         result=RunReport,
-        function="stillroom.api.start_runs:score_rollouts",
+        title="Score rollouts again",
+        description=(
+            "Give finished rollouts new rewards (rewards.py, answer match or a judge); the "
+            "teacher is not asked again. Starts a run."
+        ),
+        positional=("input",),
+        is_destructive=True,
+        is_open_world=True,
         run=RunWork((RunKind.SCORE,), "stillroom.rollout.rescore.score:score_rollouts"),
     ),
     Operation(
-        name="sample_for_review",
+        function="stillroom.api.curation:sample_for_review",
         request=SampleForReview,
         result=ReviewSample,
-        function="stillroom.api.curation:sample_for_review",
+        title="Sample rows for review",
+        description="Draw rows by reward and category for a person to judge: JSONL and a page.",
+        positional=("input",),
+        is_idempotent=True,
         large=RunKind.REVIEW,
     ),
     Operation(
-        name="filter_dataset",
+        function="stillroom.api.curation:filter_dataset",
         request=FilterDataset,
         result=FilterResult,
-        function="stillroom.api.curation:filter_dataset",
+        title="Filter rows",
+        description=(
+            "Keep the rollouts or SFT rows that pass every given filter; the rest goes to "
+            "a side file with reasons."
+        ),
+        positional=("input",),
+        is_destructive=True,
+        is_idempotent=True,
         large=RunKind.FILTER,
         child=ChildWork(
             function="stillroom.jobs.child_work:filter_rows",
@@ -126,10 +169,14 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        name="convert_rollouts",
+        function="stillroom.api.curation:convert_rollouts",
         request=ConvertRollouts,
         result=ConvertResult,
-        function="stillroom.api.curation:convert_rollouts",
+        title="Convert rollouts",
+        description="Turn rollouts into supervised rows (messages, tools) for dataset_type sft.",
+        positional=("input",),
+        is_destructive=True,
+        is_idempotent=True,
         large=RunKind.CONVERT,
         child=ChildWork(
             function="stillroom.curate.ray.rollouts:convert_on_ray",
@@ -139,10 +186,14 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        name="make_dpo_pairs",
+        function="stillroom.api.curation:make_dpo_pairs",
         request=MakeDpoPairs,
         result=PairsResult,
-        function="stillroom.api.curation:make_dpo_pairs",
+        title="Make preference pairs",
+        description="Pair better and worse rollouts of the same task for dataset_type dpo.",
+        positional=("input",),
+        is_destructive=True,
+        is_idempotent=True,
         large=RunKind.PAIRS,
         child=ChildWork(
             function="stillroom.curate.ray.rollouts:pair_on_ray",
@@ -152,10 +203,13 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        name="inspect_examples",
+        function="stillroom.api.curation:inspect_examples",
         request=InspectExamples,
         result=ExamplesPage,
-        function="stillroom.api.curation:inspect_examples",
+        title="Inspect examples",
+        description="Show rows as text; with model, mark exactly which tokens are trained.",
+        positional=("path",),
+        is_idempotent=True,
         large=RunKind.INSPECT,
         child=ChildWork(
             function="stillroom.jobs.child_work:inspect_examples",
@@ -166,10 +220,16 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        name="plan_training",
+        function="stillroom.api.start_runs:plan_training",
         request=PlanTraining,
         result=TrainingForecast,
-        function="stillroom.api.start_runs:plan_training",
+        title="Plan training",
+        description="Check what start_training needs: memory, time, price, disk; suggest changes.",
+        positional=("config", "overrides"),
+        explained_by=StartTraining,
+        is_read_only=True,
+        is_idempotent=True,
+        is_open_world=True,
         large=RunKind.PLAN,
         child=ChildWork(
             function="stillroom.remote.planning:plan_training",
@@ -179,61 +239,98 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        name="start_training",
+        function="stillroom.api.start_runs:start_training",
         request=StartTraining,
         result=RunReport,
-        function="stillroom.api.start_runs:start_training",
+        title="Start training",
+        description="Train as config.yml says (sft, dpo, on-policy distill); starts a run.",
+        positional=("config", "overrides"),
+        is_open_world=True,
         run=RunWork((RunKind.SFT, RunKind.DPO, RunKind.DISTILL), "stillroom.train.run:train"),
     ),
     Operation(
-        name="evaluate_model",
+        function="stillroom.api.start_runs:evaluate_model",
         request=EvaluateModel,
         result=RunReport,
-        function="stillroom.api.start_runs:evaluate_model",
+        title="Evaluate a model",
+        description=(
+            "Measure accuracy on held-out prompts with 95 % intervals, cost per task, KL "
+            "to a teacher; starts a run. Shared options: see generate_rollouts."
+        ),
+        positional=("data",),
+        explained_by=GenerateRollouts,
+        is_open_world=True,
         run=RunWork((RunKind.EVALUATE,), "stillroom.evaluate.run:evaluate_model"),
     ),
     Operation(
-        name="compare_evaluations",
+        function="stillroom.api.evaluations:compare_evaluations",
         request=CompareEvaluations,
         result=ComparisonReport,
-        function="stillroom.api.evaluations:compare_evaluations",
+        title="Compare evaluations",
+        description="Paired differences of evaluations: is it better, is a teacher worth it?",
+        positional=("baseline", "candidates"),
+        is_read_only=True,
+        is_idempotent=True,
     ),
     Operation(
-        name="export_model",
+        function="stillroom.api.start_runs:export_model",
         request=ExportModel,
         result=RunReport,
-        function="stillroom.api.start_runs:export_model",
+        title="Export a model",
+        description="Write a trained model to a folder, with a model card; starts a run.",
+        positional=("model", "output"),
+        is_destructive=True,
+        is_idempotent=True,
+        is_open_world=True,
         run=RunWork((RunKind.EXPORT,), "stillroom.export.run:export_model"),
     ),
     Operation(
-        name="get_run",
+        function="stillroom.api.runs:get_run",
         request=GetRun,
         result=RunReport,
-        function="stillroom.api.runs:get_run",
+        title="Look at a run",
+        description="Status, progress with ETA, metrics, result or error; can wait for the run.",
+        positional=("run_id",),
+        is_read_only=True,
+        is_idempotent=True,
     ),
     Operation(
-        name="list_runs",
+        function="stillroom.api.runs:list_runs",
         request=ListRuns,
         result=RunPage,
-        function="stillroom.api.runs:list_runs",
+        title="List runs",
+        description="List this workspace's runs, newest first, those of earlier sessions too.",
+        is_read_only=True,
+        is_idempotent=True,
     ),
     Operation(
-        name="get_run_logs",
+        function="stillroom.api.runs:get_run_logs",
         request=GetRunLogs,
         result=LogPage,
-        function="stillroom.api.runs:get_run_logs",
+        title="Read a run's log",
+        description="The last lines of a run's log, or of its metrics and notes.",
+        positional=("run_id",),
+        is_read_only=True,
+        is_idempotent=True,
     ),
     Operation(
-        name="cancel_run",
+        function="stillroom.api.runs:cancel_run",
         request=CancelRun,
         result=RunReport,
-        function="stillroom.api.runs:cancel_run",
+        title="Cancel a run",
+        description="Stop a run, keeping its work; again after 10 s kills it.",
+        positional=("run_id",),
+        is_destructive=True,
+        is_idempotent=True,
     ),
     Operation(
-        name="write_report",
+        function="stillroom.api.reports:write_report",
         request=WriteReport,
         result=WrittenReport,
-        function="stillroom.api.reports:write_report",
+        title="Write the report",
+        description="Write one HTML page about all runs for a person: curves, accuracy, costs.",
+        positional=("output",),
+        is_idempotent=True,
         child=ChildWork(
             function="stillroom.report.request:draw_page",
             timeout_s=90,
@@ -242,10 +339,16 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        name="show_lineage",
+        function="stillroom.trace.show:show_lineage",
         request=ShowLineage,
         result=Lineage,
-        function="stillroom.trace.show:show_lineage",
+        title="Show where it comes from",
+        description=(
+            "Trace a checkpoint or file back to its prompts, checking hashes; why a row "
+            "was kept or dropped."
+        ),
+        positional=("path",),
+        is_idempotent=True,
         large=RunKind.LINEAGE,
     ),
 )

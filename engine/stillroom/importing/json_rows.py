@@ -13,7 +13,7 @@ from stillroom.data.checks import Problem, decode_row
 from stillroom.data.row_files import MAX_ROW_BYTES, TOO_LONG, decode_line, read_row_lines
 from stillroom.errors import InputError
 from stillroom.importing.records import Place, Refusal, SourceRow
-from stillroom.lines import BOM, Line
+from stillroom.lines import BOM
 from stillroom.secrecy.readable import check_readable
 
 Row = dict[str, Any]
@@ -44,23 +44,19 @@ class UnreadableRowError(Exception):
 
 
 def convert_rows(
-    paths: Sequence[Path], convert: Callable[[JsonRow], Iterable[SourceRow]]
+    rows: Iterable[JsonRow | Refusal], convert: Callable[[JsonRow], Iterable[SourceRow]]
 ) -> Iterator[SourceRow]:
-    """Yields what a converter makes of each JSON row, and a refusal for each unreadable one.
+    """Yields what a converter makes of each row, and a refusal for each unreadable one.
 
     A converter that raises UnreadableRowError has read nothing of its row.
     """
-    for path in paths:
-        for row in read_json_rows(path):
-            yield from convert_row(row, convert)
+    for row in rows:
+        yield from [row] if isinstance(row, Refusal) else _converted(row, convert)
 
 
-def convert_row(
-    row: JsonRow | Refusal, convert: Callable[[JsonRow], Iterable[SourceRow]]
-) -> list[SourceRow]:
-    """Returns what a converter makes of a row, or the refusal of an unreadable one."""
-    if isinstance(row, Refusal):
-        return [row]
+def _converted(
+    row: JsonRow, convert: Callable[[JsonRow], Iterable[SourceRow]]
+) -> Sequence[SourceRow]:
     try:
         return list(convert(row))
     except UnreadableRowError as error:
@@ -69,24 +65,33 @@ def convert_row(
         return [Refusal(row.place, "nested too deeply")]
 
 
-def row_of_line(path: Path, line: Line) -> JsonRow | Refusal:
-    """Returns the object that a line of a file holds, or the refusal of one that holds none."""
-    return _row_of(Place(path, line.number), decode_line(line))
+def listed_rows(row: JsonRow, *fields: str, part: str = "row") -> Iterator[JsonRow]:
+    """Yields the rows of the first list in some fields, as an API's answer has them, or the row.
+
+    Those of a list are parts of their row, called by `part` and their number.
+    """
+    lists = (row.data[name] for name in fields if isinstance(row.data.get(name), list))
+    listed = next((cast("list[Any]", items) for items in lists if items), None)
+    if listed is None:
+        yield row
+        return
+    for number, item in enumerate(listed, start=1):
+        place = Place(row.place.path, row.place.line, f"{part} {number}".lstrip())
+        yield JsonRow(place, cast("Row", item) if isinstance(item, dict) else {})
 
 
-def read_json_rows(path: Path) -> Iterator[JsonRow | Refusal]:
-    """Yields the objects of a file: its lines, the elements of a whole array, or one document.
+def read_json_rows(*paths: Path) -> Iterator[JsonRow | Refusal]:
+    """Yields the objects of files: their lines, the elements of a whole array, or one document.
 
     Only one row is held at a time. Raises InputError for a file that must not be read.
     """
-    check_readable(path)
-    if is_array_file(path):
-        for number, data in enumerate(_array_elements(path), start=1):
-            problem_or_row = _too_long() if data is None else decode_row(data)
-            yield _row_of(Place(path, number), problem_or_row)
-        return
-    for line in read_row_lines(path):
-        yield row_of_line(path, line)
+    for path in paths:
+        check_readable(path)
+        if is_array_file(path):
+            yield from _element_rows(path)
+        else:
+            for line in read_row_lines(path):
+                yield _row_of(Place(path, line.number), decode_line(line))
 
 
 def read_document(path: Path) -> Row:
@@ -107,12 +112,20 @@ def read_field_rows(path: Path, field: str) -> Iterator[JsonRow | Refusal]:
     Raises InputError for a file that must not be read.
     """
     check_readable(path)
-    for number, data in enumerate(_array_elements(path, field), start=1):
-        yield _row_of(Place(path, number), _too_long() if data is None else decode_row(data))
+    yield from _element_rows(path, field)
 
 
-def _too_long() -> Problem:
-    return Problem("", TOO_LONG, "take it out, or split what it holds into rows")
+def _element_rows(path: Path, field: str | None = None) -> Iterator[JsonRow | Refusal]:
+    """Yields the objects in the array that a file holds, or that its object has in a field."""
+    too_long = Problem("", TOO_LONG, "take it out, or split what it holds into rows")
+    scan, number = _ArrayScan(field), 0
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            for data in scan.elements_in(block):
+                number += 1
+                yield _row_of(Place(path, number), too_long if data is None else decode_row(data))
+    for data in scan.rest():
+        yield _row_of(Place(path, number + 1), too_long if data is None else decode_row(data))
 
 
 def _row_of(place: Place, row: Row | Problem) -> JsonRow | Refusal:
@@ -125,18 +138,6 @@ def is_array_file(path: Path) -> bool:
     """Returns whether a file holds one JSON array, whose elements are its rows."""
     with path.open("rb") as stream:
         return stream.read(4096).removeprefix(BOM).lstrip(_BLANKS).startswith(b"[")
-
-
-def _array_elements(path: Path, field: str | None = None) -> Iterator[bytes | None]:
-    """Yields the bytes of each element of the array that a file holds; None if it is too long.
-
-    With a field, the array is the one that the file's object has in it.
-    """
-    scan = _ArrayScan(field)
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            yield from scan.elements_in(block)
-    yield from scan.rest()
 
 
 class _ArrayScan:
@@ -269,3 +270,10 @@ def _closed(data: bytes) -> bytes:
         if end and not opened:
             break
     return data[:end] + b"".join(reversed(opened))
+
+
+def row_reader(
+    convert: Callable[[JsonRow], Iterable[SourceRow]],
+) -> Callable[[Sequence[Path]], Iterator[SourceRow]]:
+    """Returns the reader of a format whose JSON rows are converted one by one."""
+    return lambda paths: convert_rows(read_json_rows(*paths), convert)

@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from stillroom.types import Usage
 
 
@@ -71,39 +69,6 @@ class LoggedConversation:
     """Other facts that the source holds about the row, such as tags or an expected answer."""
 
 
-NO_TOOLS = msgspec.Raw(b"null")
-
-
-class RawCall(msgspec.Struct, frozen=True, gc=False):
-    """One call whose messages are not decoded, for formats whose logs are long.
-
-    The importer decodes each distinct message once, whatever the number of calls that repeat it.
-    Every call has a reply, and its fields mean what those of LoggedConversation do.
-    """
-
-    path: Path
-    line: int
-    messages: list[msgspec.Raw]
-    """The request's messages and the reply, as JSON in the shape of chat completions."""
-    tools: msgspec.Raw = NO_TOOLS
-    """The request's tools as JSON; null if it has none."""
-    group: str | None = None
-    id: str | None = None
-    judged_as: tuple[str, ...] = ()
-    provider: str | None = None
-    model: str | None = None
-    usage: Usage | None = None
-    cost_usd: float | None = None
-    started_at: float | str | None = None
-    """When the call began, in ISO 8601 or as a number since 1970."""
-    duration_s: float | None = None
-    finish_reason: str | None = None
-    metadata: bytes = b"{}"
-    """As a JSON object."""
-    reread: Callable[[], list["SourceRow"]] | None = None
-    """Returns the row as the format's `read` yields it; called if a message is unusual."""
-
-
 @dataclass(frozen=True, slots=True)
 class Feedback:
     """A judgement that stands in a row of its own, about another row."""
@@ -126,8 +91,22 @@ class Refusal:
     """What is wrong with this row in particular, and what to do about it."""
 
 
+def feedback_row(
+    place: Place, about: str | None, name: str | None, value: float | None, label: Any = None
+) -> Feedback | Refusal:
+    """Returns a judgement, or the refusal of one without a target or a number.
+
+    `label` is what was judged in words.
+    """
+    if not about or name is None:
+        detail = "it names no call, or not what it judges"
+        return Refusal(place, "feedback without a target", detail)
+    if value is None:
+        return Refusal(place, "feedback without a number", f"{name}: {label}")
+    return Feedback(place, about, name, value)
+
+
 SourceRow = LoggedConversation | Feedback | Refusal
-RawRow = RawCall | SourceRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,5 +124,3 @@ class TraceFormat:
     read_columns: Callable[[Sequence[Path], Mapping[str, str]], Iterator[SourceRow]] | None = None
     """The reader of a table, which is given the name of the column that holds each thing (see
     `datasets/tables.py`); None if the format has no columns to choose."""
-    read_raw: Callable[[Sequence[Path]], Iterator[RawRow]] | None = None
-    """The same reader, which leaves the messages of calls undecoded; None if there is none."""

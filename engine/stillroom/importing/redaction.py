@@ -3,7 +3,6 @@
 from collections import Counter
 from typing import Any, cast
 
-from stillroom.importing.joining.messages import PlainMessage
 from stillroom.secrecy.patterns import PERSONAL_DATA, SECRETS, without_kinds
 from stillroom.secrecy.redaction import Redactor
 
@@ -26,12 +25,8 @@ class Redaction:
         self._kinds = tuple(removed)
         self._own = None if keep_secrets or not own.secrets else own
         self._numbers: dict[tuple[str, int], int] = {}
-        self.settings = (keep_secrets, keep_personal, list(own.secrets))
-        """What it was made from, to make it again in another process."""
         self.found: Counter[str] = Counter()
         """How often something of a kind was replaced."""
-        self.has_marked = False
-        """Whether the last message or value has a mark."""
 
     def begin_conversation(self) -> None:
         """Begins to count the values of the next conversation."""
@@ -39,7 +34,6 @@ class Redaction:
 
     def message(self, message: dict[str, Any]) -> dict[str, Any]:
         """Returns a message in our shape with marks in place of what is removed."""
-        self.has_marked = False
         clean = dict(message)
         for field in ("content", "reasoning_content"):
             if message.get(field):
@@ -47,16 +41,6 @@ class Redaction:
         if calls := message.get("tool_calls"):
             clean["tool_calls"] = [self._call(call) for call in calls]
         return clean
-
-    def clean(self, message: PlainMessage) -> None:
-        """Puts marks in place of what is removed from a message."""
-        self.has_marked = False
-        if message.content:
-            message.content = self.text(message.content)
-        if message.reasoning_content:
-            message.reasoning_content = self.text(message.reasoning_content)
-        for call in message.tool_calls or ():
-            call.function.arguments = self.text(call.function.arguments)
 
     def _call(self, call: dict[str, Any]) -> dict[str, Any]:
         function = call["function"]
@@ -82,14 +66,12 @@ class Redaction:
         if self._own is not None:
             clean = self._own.text(text)
             if clean != text:
-                self.has_marked = True
                 self.found[_OWN_KEY] += clean.count(_OWN_MARK) - text.count(_OWN_MARK)
             return clean
         return text
 
     def _mark(self, kind: str, removed: str) -> str:
         self.found[kind] += 1
-        self.has_marked = True
         known = self._numbers
         number = known.setdefault((kind, hash(removed)), len(known) + 1)
         return f"[{kind} {number} removed]"

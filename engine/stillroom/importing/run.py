@@ -1,6 +1,5 @@
 """import_rollouts: reads every source once, joins calls to conversations, and writes them."""
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -9,21 +8,20 @@ from pathlib import Path
 
 from stillroom.data.near_duplicates import Signer
 from stillroom.errors import DataError
-from stillroom.importing.joining.intake import Intake
-from stillroom.importing.joining.join import joined_rows
-from stillroom.importing.joining.message_process import MessageProcess
-from stillroom.importing.joining.rollouts import Composer
-from stillroom.importing.joining.spill import Spill
+from stillroom.importing.conversations.collector import RowCollector
+from stillroom.importing.conversations.join import joined_rows
+from stillroom.importing.conversations.rollouts import RolloutBuilder
 from stillroom.importing.output.feedback import settled_feedback
 from stillroom.importing.output.notes import import_notes
 from stillroom.importing.output.split import Split, split_rollouts
 from stillroom.importing.output.terms import model_records
 from stillroom.importing.output.writing import RolloutSide, RolloutWriter
 from stillroom.importing.packed import NOT_WHOLE, UnpackedFiles, unpacked_files
-from stillroom.importing.records import Place, RawRow, Refusal, TraceFormat
+from stillroom.importing.records import Place, Refusal, SourceRow, TraceFormat
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.request import HeldOut, ImportResult, ImportRollouts
 from stillroom.importing.sources import ImportSources, import_sources
+from stillroom.importing.spill import Spill
 from stillroom.importing.tally import ImportTally
 from stillroom.lineage import FileRecord, Recording
 from stillroom.outputs import NewOutput, new_output
@@ -31,8 +29,6 @@ from stillroom.rollout.sources import check_output
 from stillroom.settings import Workspace
 
 OPERATION = "import_rollouts"
-_LARGE = 16 << 20
-"""Sources of more bytes are worth a second process."""
 _NO_FORMAT = "unknown"
 
 
@@ -95,16 +91,9 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
         }
         unpacked = stack.enter_context(unpacked_files(sources.files, outputs.rollouts))
         importing = _Import(workspace, request, outputs, new, (spill, waiting), unpacked)
-        process = None
-        if (
-            sum(unpacked.read_from(file).stat().st_size for file in sources.files) > _LARGE
-            and (os.cpu_count() or 1) > 1
-        ):
-            process = stack.enter_context(importing.message_process(spill))
-        importing.read(sources, process)
-        importing.write(process)
-        records = recording.records()
-        importing.record(records)
+        importing.read(sources)
+        importing.write()
+        importing.record(recording.records())
         return importing.result(sources, recording.grown)
 
 
@@ -137,11 +126,21 @@ class _Import:
         )
         refused = new[outputs.rollouts].side[outputs.refused]
         self._tally = ImportTally(
-            refused, lambda path: workspace.shown(unpacked.original(path)), self._redaction.text
+            refused.write,
+            lambda path: workspace.shown(unpacked.original(path)),
+            self._redaction.text,
         )
         spill, waiting = spills
-        self._intake = Intake(spill, self._redaction, self._tally, infers=request.infer_tools)
-        self._writer = RolloutWriter(request, self._intake, self._tally, waiting)
+        self._collected = RowCollector(
+            spill, self._redaction, self._tally, infers=request.infer_tools
+        )
+        self._writer = RolloutWriter(
+            self._collected,
+            self._tally,
+            waiting,
+            reward_from=request.reward_from,
+            infer_tools=request.infer_tools,
+        )
         self._train = self._side(outputs.rollouts, outputs.prompts)
         self._heldout = (
             self._side(outputs.heldout, outputs.heldout_prompts) if outputs.heldout else None
@@ -153,42 +152,33 @@ class _Import:
             self._new[rollouts].rows, None if prompts is None else self._new[prompts].rows
         )
 
-    def message_process(self, spill: Spill) -> MessageProcess:
-        """Returns a second process, which reads messages while this one reads the sources."""
-        return MessageProcess(self._workspace, spill, self._redaction)
-
-    def read(self, sources: ImportSources, process: MessageProcess | None) -> None:
+    def read(self, sources: ImportSources) -> None:
         """Takes in every row of the sources."""
-        intake = self._intake
-        if process is not None:
-            intake.share_with(process)
         for each in sources.formats:
             files = list(map(self._unpacked.read_from, each.files))
             for row in _rows_of(each.format, files, self._request):
-                intake.take(row, each.format.name)
+                self._collected.take(row, each.format.name)
             for file in each.files:
                 if (problem := self._unpacked.problems.get(file)) is not None:
-                    intake.take(Refusal(Place(file, 1), NOT_WHOLE, problem), each.format.name)
-        intake.finish()
+                    refusal = Refusal(Place(file, 1), NOT_WHOLE, problem)
+                    self._collected.take(refusal, each.format.name)
         for path in sources.unread:
             self._tally.refuse(_NO_FORMAT, Refusal(Place(path, 1), "a file of no known format"))
 
-    def write(self, process: MessageProcess | None) -> None:
+    def write(self) -> None:
         """Joins the rows, and writes the rollouts. Raises DataError if there is none."""
-        joined = joined_rows(self._intake.rows, self._intake.tree)
+        joined = joined_rows(self._collected.rows, self._collected.tree)
         if not joined.kept:
             raise self._nothing_kept()
-        if process is not None:
-            process.finish()
-        composer = Composer(self._intake, joined, self._redaction, process)
         if (share := self._request.split_heldout) is not None:
-            as_logged = Composer(self._intake, joined, None)
+            as_logged = RolloutBuilder(self._collected, joined, None)
             self._split = split_rollouts(joined, as_logged, share=share)
-        feedback = settled_feedback(self._intake, joined, self._tally)
+        feedback = settled_feedback(self._collected, joined, self._tally)
+        builder = RolloutBuilder(self._collected, joined, self._redaction)
         for row in joined.kept:
             is_heldout = self._split is not None and row in self._split.heldout
             side = self._heldout if is_heldout and self._heldout is not None else self._train
-            self._writer.take(composer.compose(row), feedback.get(row, {}), side)
+            self._writer.take(builder.build(row), feedback.get(row, {}), side)
         self._writer.write([self._train] if self._heldout is None else [self._train, self._heldout])
 
     def _nothing_kept(self) -> DataError:
@@ -259,7 +249,7 @@ class _Import:
 
 def _rows_of(
     chosen: TraceFormat, files: Sequence[Path], request: ImportRollouts
-) -> Iterator[RawRow]:
+) -> Iterator[SourceRow]:
     if chosen.read_columns is not None:
         return chosen.read_columns(files, request.chosen_columns)
-    return (chosen.read_raw or chosen.read)(files)
+    return chosen.read(files)

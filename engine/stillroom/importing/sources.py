@@ -1,7 +1,6 @@
 """Finds out which format each file of an import has."""
 
 from collections.abc import Collection
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,16 +49,21 @@ def import_sources(
     for file, is_named in input_files(workspace, request.inputs).items():
         if not is_named and file.resolve() in outputs:
             continue
-        chosen = _format_of(file, request, is_named=is_named)
+        try:
+            chosen = format_of(file, request.format, has_columns=bool(request.columns))
+        except InputError:
+            if is_named:
+                raise
+            chosen = None
         if chosen is not None:
             by_format.setdefault(chosen.name, FormatFiles(chosen, [])).files.append(file)
         elif is_named and file.stat().st_size:
-            raise _unrecognised(file)
+            raise unrecognised(file)
         elif not is_named:
             unread.append(file)
     if not by_format:
         raise (
-            _unrecognised(unread[0])
+            unrecognised(unread[0])
             if unread
             else InputError("the input files are empty", "check where they are written")
         )
@@ -68,28 +72,23 @@ def import_sources(
     return ImportSources(list(by_format.values()), unread)
 
 
-def _format_of(file: Path, request: ImportRollouts, *, is_named: bool) -> TraceFormat | None:
-    with ExitStack() as stack:
-        try:
-            path = stack.enter_context(beginning_of(file))
-        except InputError:
-            if is_named:
-                raise
-            return None
-        return _recognised(path, request)
+def format_of(file: Path, name: str = AUTO, *, has_columns: bool = False) -> TraceFormat | None:
+    """Returns the format of that name, or the first that recognises a file; None if none does.
+
+    Raises InputError if the file must not be read.
+    """
+    with beginning_of(file) as path:
+        if name != AUTO:
+            return next(known for known in FORMATS if known.name == name)
+        head = read_head(path)
+        found = next((known for known in FORMATS if known.is_recognised(path, head)), None)
+        # Whoever names columns says that rows of unknown fields are a table.
+        is_table = found is None and has_columns and head_rows(head)
+        return PAIRS if is_table else found
 
 
-def _recognised(path: Path, request: ImportRollouts) -> TraceFormat | None:
-    if request.format != AUTO:
-        return next(known for known in FORMATS if known.name == request.format)
-    head = read_head(path)
-    found = next((known for known in FORMATS if known.is_recognised(path, head)), None)
-    # Whoever names columns says that rows of unknown fields are a table.
-    is_table = found is None and request.columns and head_rows(head)
-    return PAIRS if is_table else found
-
-
-def _unrecognised(file: Path) -> InputError:
+def unrecognised(file: Path) -> InputError:
+    """Returns the error for a file that no format recognises."""
     names = ", ".join(known.name for known in FORMATS)
     return InputError(
         f"{file}: no format recognises it",

@@ -34,30 +34,23 @@ def is_csv(path: Path, head: bytes) -> bool:
     return path.suffix.lower() in (".csv", ".tsv") and not head.startswith(PARQUET_MARK)
 
 
-def read_any_rows(path: Path) -> Iterator[JsonRow | Refusal]:
-    """Yields the rows of a CSV, TSV or parquet table, or of a file of JSON rows.
+def read_any_rows(*paths: Path) -> Iterator[JsonRow | Refusal]:
+    """Yields the rows of files, which are CSV, TSV or parquet tables, or hold JSON rows.
 
     Raises MissingExtraError for parquet without pyarrow, DataError for a broken parquet file, and
     InputError for a file that must not be read.
     """
-    check_readable(path)
-    with path.open("rb") as stream:
-        head = stream.read(len(PARQUET_MARK))
-    if head == PARQUET_MARK:
-        yield from parquet_table(path).rows
-    elif is_csv(path, head):
-        with csv_table(path) as table:
-            yield from table.rows
-    else:
-        yield from read_json_rows(path)
-
-
-def is_table_file(path: Path) -> bool:
-    """Returns whether a file is a CSV, TSV or parquet table. Raises InputError as reading does."""
-    check_readable(path)
-    with path.open("rb") as stream:
-        head = stream.read(len(PARQUET_MARK))
-    return head == PARQUET_MARK or is_csv(path, head)
+    for path in paths:
+        check_readable(path)
+        with path.open("rb") as stream:
+            head = stream.read(len(PARQUET_MARK))
+        if head == PARQUET_MARK:
+            yield from parquet_table(path).rows
+        elif is_csv(path, head):
+            with csv_table(path) as table:
+                yield from table.rows
+        else:
+            yield from read_json_rows(path)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Counts what becomes of every source row, and notes each refused one in the side file."""
+"""Counts what becomes of every source row, and notes each refused one."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 
 from stillroom.errors import writable_text
-from stillroom.files import LineWriter
 from stillroom.importing.records import Place, Refusal
 
 
@@ -32,16 +31,19 @@ class RefusedRow(msgspec.Struct, frozen=True):
 
 
 class ImportTally:
-    """Counts the rows of all formats, and writes the refused ones."""
+    """Counts the rows of all formats."""
 
     def __init__(
         self,
-        refused: LineWriter,
+        note_refused: Callable[[RefusedRow], None],
         shown_path: Callable[[Path], str],
         redact: Callable[[str], str],
     ) -> None:
-        """`redact` takes secrets out of a text that may quote a row."""
-        self._refused, self._shown_path, self._redact = refused, shown_path, redact
+        """`note_refused` is given each refused row.
+
+        `redact` takes secrets out of a text that may quote a row.
+        """
+        self._note_refused, self._shown_path, self._redact = note_refused, shown_path, redact
         self._names: dict[Path, str] = {}
         self.formats: dict[str, FormatCount] = {}
         self.reasons: Counter[str] = Counter()
@@ -85,7 +87,7 @@ class ImportTally:
         if len(self.first_refused) < 5:
             said = f" ({detail[:200]})" if detail else ""
             self.first_refused.append(f"{source}: {refusal.reason}{said}")
-        self._refused.write(RefusedRow(source, name, refusal.reason, detail))
+        self._note_refused(RefusedRow(source, name, refusal.reason, detail))
 
     @property
     def total(self) -> FormatCount:

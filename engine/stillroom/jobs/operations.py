@@ -61,25 +61,65 @@ class ChildWork:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An action that users can request through the MCP server and the command line.
+    """An action that users request as an MCP tool or as a command of the command line.
 
     Functions are named as `module:function`, so that the table loads none of their libraries.
     """
 
-    name: str
-    request: type[BaseModel]
-    result: type[msgspec.Struct]
     function: str
-    """`module:function`, called with a workspace and the request.
+    """`module:function`, called with a workspace and the request; the operation has its name.
 
     It does the work and returns the result, or checks the request and starts a run.
     """
+    request: type[BaseModel]
+    """The model of the request, which defines the schema and checks the arguments."""
+    result: type[msgspec.Struct]
+    title: str
+    description: str
+    """One line that says what the operation does and when to use it."""
+    positional: tuple[str, ...] = ()
+    """The request's fields that the command line takes without a flag, in order."""
+    explained_by: type[BaseModel] | None = None
+    """The request of another operation whose schema explains the options that both have.
+
+    None if this operation explains all of its options itself.
+    """
+    is_read_only: bool = False
+    is_destructive: bool = False
+    is_idempotent: bool = False
+    is_open_world: bool = False
+    """Whether the operation may reach beyond this machine, to endpoints or the model hub."""
     run: RunWork | None = None
     """The work of the run that the function starts; None if it starts none."""
     child: ChildWork | None = None
     """The part of the work that a child process does; None if there is none."""
     large: RunKind | None = None
     """The kind of the run that does the work if files are large; None if it is always done here."""
+
+    @property
+    def name(self) -> str:
+        """The operation's name, which is that of its function."""
+        return self.function.partition(":")[2]
+
+    @property
+    def command(self) -> str:
+        """The operation's name on the command line, with hyphens."""
+        return self.name.replace("_", "-")
+
+    @property
+    def starts_run(self) -> bool:
+        """Whether the operation starts a run, which continues after the call has returned."""
+        return self.run is not None
+
+    @property
+    def may_become_run(self) -> bool:
+        """Whether the operation becomes a run if the files that it reads are large."""
+        return self.large is not None
+
+    @property
+    def has_child(self) -> bool:
+        """Whether the operation may start a child process and wait for it."""
+        return self.child is not None
 
     def call(self, workspace: Workspace, request: BaseModel) -> msgspec.Struct:
         """Carries out the operation in this process and returns its result."""

@@ -8,13 +8,13 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import ASGIApp
 
+from stillroom.api import Operation
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
 from stillroom_mcp.http.guard import Guard
 from stillroom_mcp.http.listening import address_of, listening_socket
 from stillroom_mcp.http.running import run_app
 from stillroom_mcp.http.tokens import TOKEN_VARIABLE, ServerToken, server_token
-from stillroom_mcp.operations import OfferedOperation
 
 MCP_PATH = "/mcp"
 _MOST_SESSIONS = 1000
@@ -22,7 +22,7 @@ _MOST_SESSIONS = 1000
 
 def serve_http(
     workspace: Workspace,
-    offered: Sequence[OfferedOperation],
+    offered: Sequence[Operation],
     *,
     host: str,
     port: int,

@@ -14,11 +14,11 @@ from mcp.types import Resource as ListedResource
 from pydantic import BaseModel
 
 from stillroom import api
+from stillroom.api import operation_named
 from stillroom.errors import EngineError, InputError, RunError
 from stillroom.settings import Workspace
 from stillroom_mcp.answers import structured, structured_result
 from stillroom_mcp.fencing import fenced_error
-from stillroom_mcp.operations import offered_operation
 from stillroom_mcp.resources.pages import page_text
 from stillroom_mcp.resources.skills import skill_text, skill_texts
 
@@ -116,8 +116,8 @@ def listed_resources(workspace: Workspace) -> list[ListedResource]:
 
 
 def _answer(workspace: Workspace, name: str, request: BaseModel) -> str:
-    operation = offered_operation(name)
-    result = _read(workspace, lambda: operation.call(workspace, request))
+    operation = operation_named(name)
+    result = _read(workspace, lambda: api.carry_out(workspace, operation, request))
     return json.dumps(structured(workspace, operation, request, result), ensure_ascii=False)
 
 

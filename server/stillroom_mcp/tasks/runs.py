@@ -16,15 +16,15 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import INVALID_REQUEST, CallToolRequestParams, CallToolResult, TextContent
 
 from stillroom import api
+from stillroom.api import OPERATIONS, operation_named
 from stillroom.errors import EngineError
 from stillroom.settings import Workspace
 from stillroom_mcp.answers import structured
 from stillroom_mcp.next_steps import poll_after_s
-from stillroom_mcp.operations import OPERATIONS, offered_operation
 from stillroom_mcp.tasks.extension import RequestContext, Task
 
 _MAY_START_RUNS = frozenset(o.name for o in OPERATIONS if o.starts_run or o.may_become_run)
-_GET_RUN = offered_operation("get_run")
+_GET_RUN = operation_named("get_run")
 
 
 class RunTasks:

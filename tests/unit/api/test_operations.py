@@ -10,7 +10,6 @@ from stillroom import api
 from stillroom.api.operations import OPERATIONS, child_work, operation_of_run
 from stillroom.jobs.operations import Operation, load
 from stillroom.types import RunKind
-from stillroom_mcp import operations as offered
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
@@ -40,10 +39,6 @@ def test_every_kind_of_run_has_a_function_that_does_it(kind: RunKind) -> None:
 def test_what_a_child_does_takes_a_workspace_and_a_request(operation: Operation) -> None:
     function = load(child_work(operation.name).function)
     assert list(inspect.signature(function).parameters)[:2] == ["workspace", "request"]
-
-
-def test_the_server_offers_every_operation_in_the_order_of_the_table() -> None:
-    assert [one.name for one in offered.OPERATIONS] == [one.name for one in OPERATIONS]
 
 
 def test_what_loads_a_library_looks_through_no_objects_and_collects_again_afterwards(

@@ -47,4 +47,4 @@ def test_the_calls_of_a_sample_become_the_conversation_that_was_held(sources, nu
         assert {answerer["model"] for answerer in row["answered_by"]} == {"scripted-1"}
         assert [tool["function"]["name"] for tool in row["tools"]] == ["price", "stock"]
         assert row["rewards"].get("helpful") == (1.0 if sources in _JUDGED else None)
-    assert set(result.refused_by_reason) <= {"no model call", "a judgement without a number"}
+    assert set(result.refused_by_reason) <= {"no model call", "feedback without a number"}

@@ -115,10 +115,11 @@ def never_looks(workspace, request):
 def test_work_that_never_looks_for_a_cancel_is_cancelled_at_once(tmp_path, monkeypatch):
     folder = create_run(Workspace(tmp_path), RunKind.FILTER, {"run_id": "x"})
     operation = Operation(
-        name="long",
+        function=f"{__name__}:never_looks",
         request=GetRun,
         result=LogPage,
-        function=f"{__name__}:never_looks",
+        title="Long",
+        description="",
         large=RunKind.FILTER,
     )
     monkeypatch.setattr(sys, "argv", ["worker", str(folder.path)])
@@ -142,10 +143,11 @@ def test_work_that_never_looks_for_a_cancel_is_cancelled_at_once(tmp_path, monke
 def test_a_run_that_stops_early_reads_as_finished(tmp_path, monkeypatch, work, status, total):
     folder = create_run(Workspace(tmp_path), RunKind.SFT, {"run_id": "x"})
     operation = Operation(
-        name="early",
+        function=f"{__name__}:early",
         request=GetRun,
         result=LogPage,
-        function="",
+        title="Early",
+        description="",
         run=RunWork((RunKind.SFT,), f"{__name__}:{work.__name__}"),
     )
     monkeypatch.setattr(sys, "argv", ["worker", str(folder.path)])

@@ -8,7 +8,7 @@ import yaml
 
 from fakes.source_tree import ROOT
 from manual.pages import generated_pages, messages, with_site_links
-from stillroom_mcp.operations import OPERATIONS
+from stillroom.api import OPERATIONS
 
 KEPT = {
     path.relative_to(ROOT / "docs").as_posix(): path.read_text(encoding="utf-8")

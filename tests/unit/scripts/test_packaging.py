@@ -12,7 +12,7 @@ import yaml
 from fakes.source_tree import ROOT
 from package.bundle import manifest, write_bundle
 from stillroom import __version__
-from stillroom_mcp.operations import OPERATIONS
+from stillroom.api import OPERATIONS
 
 
 def document(name: str) -> dict[str, Any]:

@@ -1,30 +1,29 @@
 """The one table of all formats that can be imported."""
 
-from stillroom.importing.formats.api_logs.anthropic import ANTHROPIC_MESSAGES
 from stillroom.importing.formats.api_logs.batches import ANTHROPIC_BATCH, OPENAI_BATCH
-from stillroom.importing.formats.api_logs.gemini import GEMINI
-from stillroom.importing.formats.api_logs.helicone import HELICONE
-from stillroom.importing.formats.api_logs.litellm import LITELLM
-from stillroom.importing.formats.api_logs.openai_chat import OPENAI_CHAT
+from stillroom.importing.formats.api_logs.gateways import HELICONE, LITELLM
+from stillroom.importing.formats.api_logs.logged_pairs import (
+    ANTHROPIC_MESSAGES,
+    GEMINI,
+    OPENAI_CHAT,
+    OPENAI_RESPONSES,
+)
 from stillroom.importing.formats.api_logs.recorded import STILLROOM_RECORD
-from stillroom.importing.formats.api_logs.responses import OPENAI_RESPONSES
 from stillroom.importing.formats.api_logs.stored_completions import STORED_COMPLETIONS
-from stillroom.importing.formats.datasets.alpaca import ALPACA
 from stillroom.importing.formats.datasets.openai_files import (
     EVAL_ITEMS,
     FINE_TUNING,
     PREFERENCES,
     TRL_PREFERENCES,
 )
-from stillroom.importing.formats.datasets.sharegpt import SHAREGPT
+from stillroom.importing.formats.datasets.sharegpt_alpaca import ALPACA, SHAREGPT
 from stillroom.importing.formats.datasets.tables import CSV, PAIRS, PARQUET
 from stillroom.importing.formats.evaluations.inspect_ai import INSPECT_AI
 from stillroom.importing.formats.evaluations.rollout_layouts import NEMO_GYM, RNOW
 from stillroom.importing.formats.evaluations.verifiers import EPISODES, RESULTS
 from stillroom.importing.formats.observability.langfuse import LANGFUSE
 from stillroom.importing.formats.observability.langsmith import LANGSMITH
-from stillroom.importing.formats.observability.phoenix import PHOENIX
-from stillroom.importing.formats.observability.span_tables import SPAN_TABLE
+from stillroom.importing.formats.observability.span_exports import PHOENIX, SPAN_TABLE
 from stillroom.importing.formats.observability.spans import (
     OPENINFERENCE_SPANS,
     OPENROUTER,

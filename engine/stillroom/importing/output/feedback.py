@@ -4,9 +4,9 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from stillroom.importing.joining.intake import Intake
-from stillroom.importing.joining.join import JoinedRows
-from stillroom.importing.joining.row_table import hashed_id
+from stillroom.importing.conversations.collector import RowCollector
+from stillroom.importing.conversations.join import JoinedRows
+from stillroom.importing.conversations.row_table import hashed_id
 from stillroom.importing.records import Refusal
 from stillroom.importing.tally import ImportTally
 
@@ -16,7 +16,7 @@ _OWN_REWARDS = ("reward", "preferred")
 
 
 def settled_feedback(
-    intake: Intake, joined: JoinedRows, tally: ImportTally
+    collected: RowCollector, joined: JoinedRows, tally: ImportTally
 ) -> dict[int, dict[str, float]]:
     """Returns the scores that rows of their own give to rollouts, by kept row.
 
@@ -24,14 +24,14 @@ def settled_feedback(
     several scores with one name the last counts. Feedback that is about no rollout is refused.
     """
     scores: defaultdict[int, dict[str, float]] = defaultdict(dict)
-    if not intake.feedback:
+    if not collected.feedback:
         return scores
-    wanted = {hashed_id(feedback.about) for _, feedback in intake.feedback}
+    wanted = {hashed_id(feedback.about) for _, feedback in collected.feedback}
     judged: defaultdict[int, set[int]] = defaultdict(set)
-    for key, row in intake.rows.judged():
+    for key, row in collected.rows.judged():
         if key in wanted:
             judged[key].add(joined.owners[row])
-    for name, feedback in intake.feedback:
+    for name, feedback in collected.feedback:
         rollouts = judged.get(hashed_id(feedback.about), ())
         if not rollouts or not math.isfinite(feedback.value):
             reason = "score is not finite" if rollouts else "feedback about no call that was kept"

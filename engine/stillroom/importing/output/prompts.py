@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from stillroom.errors import DataError
-from stillroom.importing.joining.rollouts import ImportedRollout
-from stillroom.importing.joining.spill import Spill
+from stillroom.importing.conversations.rollouts import ImportedRollout
 from stillroom.importing.places import IMPORTED_FROM
+from stillroom.importing.spill import Spill
 from stillroom.rollout.rewards.answers import without_thinking
 from stillroom.rollout.rewards.matchers import answer_key, is_accepted
 from stillroom.types import StopReason
@@ -58,8 +58,8 @@ class WaitingPrompts:
 
     def take(self, rollout: ImportedRollout, row: Mapping[str, Any]) -> tuple[int, int]:
         """Returns the number of a rollout's prompt, and that of the rollout among its rollouts."""
-        pieces = rollout.pieces[: rollout.num_prompt]
-        data = b",".join(_as_prompt(piece) for piece in pieces)
+        messages = rollout.messages[: rollout.num_prompt]
+        data = b",".join(_as_prompt(message) for message in messages)
         number = self._numbers.setdefault(hash(data), len(self))
         if number == len(self):
             self._add(data, rollout)
@@ -130,15 +130,17 @@ class WaitingPrompts:
         return msgspec.json.decode(self._spill.read(place, self._metadata_sizes[number]))
 
 
-def _as_prompt(piece: bytes) -> bytes:
-    return piece.removesuffix(_UNTRAINED) + b"}" if piece.endswith(_UNTRAINED) else piece
+def _as_prompt(message: bytes) -> bytes:
+    if message.endswith(_UNTRAINED):
+        return message.removesuffix(_UNTRAINED) + b"}"
+    return message
 
 
 def _right_answer(rollout: ImportedRollout, row: Mapping[str, Any]) -> str | None:
     """Returns a rollout's last text, unless it was judged wrong or is no answer."""
     if row["stop_reason"] is not StopReason.ANSWERED or row["success"] is False:
         return None
-    return without_thinking(msgspec.json.decode(rollout.pieces[-1]).get("content") or "") or None
+    return without_thinking(msgspec.json.decode(rollout.messages[-1]).get("content") or "") or None
 
 
 def _accepts(metadata: Mapping[str, Any], expected: str, answer: str) -> bool:

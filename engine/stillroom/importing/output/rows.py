@@ -8,9 +8,9 @@ import msgspec
 from stillroom.data.layouts.foreign import ending
 from stillroom.errors import FailureClass
 from stillroom.files import content_hash
-from stillroom.importing.bodies.facts import iso_time, seconds_between
-from stillroom.importing.joining.rollouts import ImportedRollout
-from stillroom.importing.joining.row_table import LoggedFacts
+from stillroom.importing.conversations.rollouts import ImportedRollout
+from stillroom.importing.conversations.row_table import LoggedFacts
+from stillroom.importing.payloads.fields import iso_time, seconds_between
 from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
 from stillroom.types import Answerer, StopReason, Usage, total_usd
 
@@ -32,7 +32,7 @@ def rollout_row(
 ) -> dict[str, Any]:
     """Returns the row of a rollout, but for its task; what its source does not say is left out."""
     kept = rollout.kept
-    last = msgspec.json.decode(rollout.pieces[-1])
+    last = msgspec.json.decode(rollout.messages[-1])
     is_cut = kept.finish_reason == "length"
     stop = ending([last], is_failed=kept.error is not None, is_truncated=is_cut)
     if kept.finish_reason == "content_filter" and kept.error is None:
@@ -41,7 +41,7 @@ def rollout_row(
         "id": rollout_id(kept),
         "task_id": "",
         "sample": 0,
-        "messages": msgspec.Raw(rollout.messages),
+        "messages": msgspec.Raw(rollout.messages_json),
         "tools": tools,
         "metadata": msgspec.Raw(rollout.metadata),
         "reward": reward,

@@ -16,9 +16,9 @@ from stillroom.data.near_duplicates import (
 )
 from stillroom.data.words import shingles_of, spoken_text, user_texts, words_of
 from stillroom.files import content_hash
-from stillroom.importing.bodies.facts import iso_time
-from stillroom.importing.joining.join import JoinedRows
-from stillroom.importing.joining.rollouts import Composer
+from stillroom.importing.conversations.join import JoinedRows
+from stillroom.importing.conversations.rollouts import RolloutBuilder
+from stillroom.importing.payloads.fields import iso_time
 
 _SAMPLE = 400
 """How many texts are looked at to find what they share."""
@@ -38,7 +38,7 @@ class Split:
     notes: list[str] = field(default_factory=list[str])
 
 
-def split_rollouts(joined: JoinedRows, composer: Composer, *, share: float) -> Split:
+def split_rollouts(joined: JoinedRows, builder: RolloutBuilder, *, share: float) -> Split:
     """Holds out whole families of rollouts, up to a share of all rollouts.
 
     A family are the rollouts of one group, those that branch from one another, those with the same
@@ -46,7 +46,7 @@ def split_rollouts(joined: JoinedRows, composer: Composer, *, share: float) -> S
     those with the lowest hash of what their users say.
     Raises MissingExtraError if the library that finds near duplicates is not installed.
     """
-    texts = _Texts(joined.kept, composer)
+    texts = _Texts(joined.kept, builder)
     families, times = _linked(joined, texts)
     num_rollouts = len(joined.kept)
     for text_at in (texts.questions, texts.turns):
@@ -92,10 +92,10 @@ def _notes(num_heldout: int, num_rollouts: int, share: float, largest: int) -> l
 
 
 class _Texts:
-    """The texts of rollouts, composed again whenever they are wanted."""
+    """The texts of rollouts, built again whenever they are wanted."""
 
-    def __init__(self, kept: Sequence[int], composer: Composer) -> None:
-        self._kept, self._composer = kept, composer
+    def __init__(self, kept: Sequence[int], builder: RolloutBuilder) -> None:
+        self._kept, self._builder = kept, builder
 
     def opening(self, index: int) -> str:
         """Returns the words of the user's first message."""
@@ -112,11 +112,11 @@ class _Texts:
 
     def group_and_time(self, index: int) -> tuple[str | None, float | None]:
         """Returns the group of a rollout, and when its last call began in seconds."""
-        kept = self._composer.compose(self._kept[index]).kept
+        kept = self._builder.build(self._kept[index]).kept
         return kept.group, _seconds(kept.started_at)
 
     def _messages(self, index: int) -> list[dict[str, Any]]:
-        return msgspec.json.decode(self._composer.compose(self._kept[index]).messages)
+        return msgspec.json.decode(self._builder.build(self._kept[index]).messages_json)
 
 
 def _linked(joined: JoinedRows, texts: _Texts) -> tuple[list[int], list[float | None]]:

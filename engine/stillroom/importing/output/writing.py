@@ -11,14 +11,13 @@ import msgspec
 from stillroom.data.distribution import Distribution
 from stillroom.data.formats import task_from_row
 from stillroom.files import LineWriter
-from stillroom.importing.joining.call_tree import NONE
-from stillroom.importing.joining.intake import Intake
-from stillroom.importing.joining.rollouts import ImportedRollout
-from stillroom.importing.joining.spill import Spill
+from stillroom.importing.conversations.call_tree import NONE
+from stillroom.importing.conversations.collector import RowCollector
+from stillroom.importing.conversations.rollouts import ImportedRollout
 from stillroom.importing.output.feedback import reward_of
 from stillroom.importing.output.prompts import WaitingPrompts
 from stillroom.importing.output.rows import rollout_id, rollout_row
-from stillroom.importing.request import ImportRollouts
+from stillroom.importing.spill import Spill
 from stillroom.importing.tally import ImportTally
 
 UNKNOWN, INFERRED, CHANGED = "tools not logged", "tools inferred", "tools changed between calls"
@@ -29,8 +28,8 @@ _CALLS, _TASK_ID = b'"tool_calls":', b'"task_id":"'
 class RolloutSide:
     """One side of the split, or the whole: its files, and the models that answered its rows."""
 
-    rows: LineWriter
-    prompts: LineWriter | None
+    rows: LineWriter | None = None
+    prompts: LineWriter | None = None
     models: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     """The number of rows by provider (or format) and model."""
     waiting: "array[int]" = field(default_factory=lambda: array("q"))
@@ -67,10 +66,19 @@ class RolloutWriter:
     """
 
     def __init__(
-        self, request: ImportRollouts, intake: Intake, tally: ImportTally, spill: Spill
+        self,
+        collected: RowCollector,
+        tally: ImportTally,
+        spill: Spill,
+        *,
+        reward_from: Sequence[str] = (),
+        infer_tools: bool = False,
     ) -> None:
-        self._request, self._intake, self._tally = request, intake, tally
+        """`reward_from` are the scores whose mean is the reward."""
+        self._collected, self._tally = collected, tally
+        self._reward_from, self._infer_tools = reward_from, infer_tools
         self._spill, self._prompts = spill, WaitingPrompts(spill)
+        self._task_ids: dict[int, bytes] = {}
         self.counts = RolloutCounts()
 
     def take(
@@ -80,7 +88,7 @@ class RolloutWriter:
         facts, kept = rollout.facts, rollout.kept
         scores = {name: value for each in facts for name, value in each.scores.items()}
         scores |= feedback
-        reward = reward_of(scores, self._request.reward_from)
+        reward = reward_of(scores, self._reward_from)
         tools, state = self._tools(rollout)
         losses = [*rollout.losses, *([state] if state else [])]
         row = rollout_row(
@@ -105,22 +113,31 @@ class RolloutWriter:
 
     def write(self, sides: Sequence[RolloutSide]) -> None:
         """Writes what was taken to the files of its side."""
-        ids = [""] * len(self._prompts)
         for side in sides:
-            for number in side.new_prompts:
-                prompt = self._prompts.prompt(number)
-                ids[number] = task_from_row(prompt).task_id
-                if side.prompts is not None:
-                    side.prompts.write(prompt)
+            self.name_tasks(side)
         for side in sides:
-            waiting = iter(side.waiting)
-            for place, size, number in zip(waiting, waiting, waiting, strict=True):
-                row = self._spill.read(place, size)
-                end, view = row.index(_TASK_ID) + len(_TASK_ID), memoryview(row)
-                side.rows.write_raw(view[:end], ids[number].encode(), view[end:])
+            for row in self.rows_of(side):
+                if side.rows is not None:
+                    side.rows.write_raw(row)
         self.counts.differently_answered = self._prompts.num_different
         self.counts.unanswered_prompts = self._prompts.num_unanswered
         self.counts.contradicted = self._prompts.num_contradicted
+
+    def name_tasks(self, side: RolloutSide) -> None:
+        """Names the tasks of a side's prompts, and writes the prompts, now that all are known."""
+        for number in side.new_prompts:
+            prompt = self._prompts.prompt(number)
+            self._task_ids[number] = task_from_row(prompt).task_id.encode()
+            if side.prompts is not None:
+                side.prompts.write(prompt)
+
+    def rows_of(self, side: RolloutSide) -> Iterator[bytes]:
+        """Yields the rows of a side, in the order in which they were taken."""
+        waiting = iter(side.waiting)
+        for place, size, number in zip(waiting, waiting, waiting, strict=True):
+            row = self._spill.read(place, size)
+            end = row.index(_TASK_ID) + len(_TASK_ID)
+            yield row[:end] + self._task_ids[number] + row[end:]
 
     def _count(
         self,
@@ -144,13 +161,13 @@ class RolloutWriter:
         numbers = [each.tools for each in rollout.facts if each.tools != NONE]
         if numbers:
             state = CHANGED if len(set(numbers)) > 1 else None
-            return self._intake.tools.united(numbers), state
+            return self._collected.tools.united(numbers), state
         called = list(_called(rollout))
         if not called:
             return [], None
-        if not self._request.infer_tools:
+        if not self._infer_tools:
             return [], UNKNOWN
-        return self._intake.inferred.schemas(called), INFERRED
+        return self._collected.inferred.schemas(called), INFERRED
 
     def _origin(self, rollout: ImportedRollout, losses: list[str]) -> dict[str, Any]:
         kept = rollout.kept
@@ -166,7 +183,7 @@ class RolloutWriter:
             "calls": len(rollout.facts),
             "branch_of": None
             if branch_of is None
-            else rollout_id(self._intake.rows.facts(branch_of)),
+            else rollout_id(self._collected.rows.facts(branch_of)),
             "losses": losses,
         }
         return {name: value for name, value in origin.items() if value not in (None, [])}
@@ -174,7 +191,7 @@ class RolloutWriter:
 
 def _called(rollout: ImportedRollout) -> Iterator[str]:
     """Yields the names of the tools that a rollout calls."""
-    for piece in rollout.pieces:
-        if _CALLS in piece:
-            for call in msgspec.json.decode(piece).get("tool_calls", ()):
+    for message in rollout.messages:
+        if _CALLS in message:
+            for call in msgspec.json.decode(message).get("tool_calls", ()):
                 yield call["function"]["name"]

@@ -54,7 +54,7 @@ def test_other_columns_and_json_rows_of_feedback_are_read_if_they_are_named(tmp_
     imported(tmp_path, "chat,happy\na,5\nb,never\nz,1\n", columns=columns)
     assert scores(tmp_path) == [{"happy": 5.0}, {}, {}]
     refused = (tmp_path / "out.jsonl.refused").read_text("utf-8")
-    assert "a judgement without a number" in refused
+    assert "feedback without a number" in refused
     assert "feedback about no call that was kept" in refused
 
     (tmp_path / "json").mkdir()

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.intakes import logged, taken
+from fakes.collected_rows import logged, taken
 from stillroom.importing.output.feedback import reward_of, settled_feedback
 from stillroom.importing.records import Feedback, Place
 
@@ -25,7 +25,7 @@ def test_feedback_finds_the_rollout_that_its_row_went_into(tmp_path):
         feedback(6, "c3", math.nan),
     ]
     with taken(tmp_path, rows) as found:
-        scores = settled_feedback(found.intake, found.joined, found.tally)
+        scores = settled_feedback(found.collected, found.joined, found.tally)
         assert scores == {1: {"good": 0.75, "late": 1.0, "session": 0.5}, 2: {"session": 0.5}}
         assert [row.source for row in found.refused] == ["scores.jsonl:5", "scores.jsonl:6"]
         count = found.tally.formats["calls"]

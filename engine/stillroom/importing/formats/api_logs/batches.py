@@ -4,24 +4,22 @@ A result names its request by `custom_id` only, and these ids are unique within 
 each file of results is joined with the one file of requests that has all of its ids, or most.
 """
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stillroom.importing.bodies.envelopes import logged_calls
-from stillroom.importing.bodies.exchanges import NO_REQUEST, read_exchanges
-from stillroom.importing.bodies.facts import as_list, as_row, text_of, without_nothing
-from stillroom.importing.bodies.shelf import Shelf
 from stillroom.importing.json_rows import (
     Row,
     UnreadableRowError,
     head_rows,
     read_json_rows,
 )
+from stillroom.importing.payloads.calls import NO_REQUEST, logged_calls, read_calls
+from stillroom.importing.payloads.fields import as_list, as_row, text_of, without_nothing
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
+from stillroom.importing.spill import DiskDict
 
 _Key = tuple[int, str]
 """The number of a file, and a custom_id of it."""
@@ -43,7 +41,7 @@ class _BatchApi:
 class _Requests:
     """The requests of all files."""
 
-    bodies: Shelf[_Key]
+    bodies: DiskDict[_Key]
     places: dict[_Key, Place] = field(default_factory=dict[_Key, Place])
     result_ids: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
     """The custom_ids of the results of each file, by its number."""
@@ -59,7 +57,7 @@ def _items(row: Row, place: Place) -> Iterator[tuple[Place, Row]]:
 
 
 def _read(paths: Sequence[Path], api: _BatchApi) -> Iterator[SourceRow]:
-    with Shelf[_Key]() as bodies:
+    with DiskDict[_Key]() as bodies:
         requests = _Requests(bodies)
         yield from _take_in(paths, api, requests)
         used: set[_Key] = set()
@@ -85,7 +83,7 @@ def _take_in(paths: Sequence[Path], api: _BatchApi, requests: _Requests) -> Iter
                     requests.result_ids.setdefault(number, set()).add(custom_id)
                 elif custom_id is None or not api.is_request(item):
                     yield Refusal(place, "neither a request nor a result of a batch")
-                elif requests.bodies.put((number, custom_id), api.request(item)):
+                elif requests.bodies.add((number, custom_id), api.request(item)):
                     requests.places[number, custom_id] = place
                 else:
                     detail = f"{custom_id!r} stands twice in this file"
@@ -159,12 +157,15 @@ def _calls(
         raise UnreadableRowError(NO_REQUEST, detail)
     if key in used:
         raise UnreadableRowError("a second result of its request", repr(key[1]))
-    exchanges = [exchange.facts() for exchange in read_exchanges(body, api.response(result))]
-    metadata = without_nothing(custom_id=key[1])
-    first, *others = logged_calls(place, exchanges, {}, metadata, api.provider)
+    calls = read_calls(body, api.response(result))
     used.add(key)
-    yield dataclasses.replace(first, also_at=(requests.places[key],))
-    yield from others
+    yield from logged_calls(
+        place,
+        calls,
+        metadata=without_nothing(custom_id=key[1]),
+        provider=api.provider,
+        also_at=(requests.places[key],),
+    )
 
 
 def _openai_response(row: Row) -> Any:

@@ -2,36 +2,25 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-
-import msgspec
 
 from stillroom.data.checks import Problem, decode_row
 from stillroom.data.row_files import TOO_LONG, read_row_lines
-from stillroom.importing.bodies.envelopes import LoggedPair, logged_calls
-from stillroom.importing.bodies.exchanges import (
+from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.calls import (
     NO_REPLY,
     NO_REQUEST,
     failure_text,
-    read_exchanges,
+    logged_calls,
+    read_calls,
 )
-from stillroom.importing.bodies.facts import iso_time, without_nothing
-from stillroom.importing.bodies.raw_calls import (
-    MessageMemo,
-    RawRequest,
-    encoded_metadata,
-    raw_reply,
-    raw_rows,
-)
-from stillroom.importing.bodies.response_chains import ResponseChains
-from stillroom.importing.bodies.streams import stream_events, whole_reply
-from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.fields import iso_time, without_nothing
+from stillroom.importing.payloads.pairs import LoggedPair
+from stillroom.importing.payloads.response_chains import ResponseChains
+from stillroom.importing.payloads.streams import stream_events, whole_reply
 from stillroom.importing.records import (
     LoggedConversation,
     Place,
-    RawCall,
-    RawRow,
     Refusal,
     SourceRow,
     TraceFormat,
@@ -65,51 +54,11 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
     with ResponseChains(lambda: _responses(paths)) as chains:
         for path in paths:
             for line in read_row_lines(path):
-                yield from _read_line(path, line, chains)
-
-
-def _read_line(path: Path, line: Line, chains: ResponseChains) -> list[SourceRow]:
-    place = Place(path, line.number)
-    try:
-        return list(_calls(place, line, chains))
-    except UnreadableRowError as error:
-        return [Refusal(place, error.reason, error.detail)]
-
-
-_REQUEST = msgspec.json.Decoder(RawRequest)
-
-
-def _read_raw(paths: Sequence[Path]) -> Iterator[RawRow]:
-    memo = MessageMemo()
-
-    def call_of(path: Path, line: Line) -> RawCall | None:
-        call = decoded_call(line.utf8)
-        if call.kind == "responses" or call.reply is None or call.reply.status >= 400:
-            return None
-        request = _REQUEST.decode(_text(call.request.content))
-        if not request.messages:
-            return None
-        reply = raw_reply(_reply_body(call))
-        metadata = without_nothing(upstream=call.upstream, first_block_s=call.first_block_s)
-        return RawCall(
-            path=path,
-            line=line.number,
-            messages=[*memo.of_request(request), *reply.messages],
-            tools=request.tools,
-            group=call.session or None,
-            id=reply.id,
-            judged_as=(call.id,) if call.id else (),
-            provider=call.provider,
-            model=reply.model or request.model or None,
-            usage=reply.usage,
-            started_at=iso_time(call.started_at) or reply.created,
-            duration_s=call.duration_s,
-            finish_reason=reply.finish_reason,
-            metadata=encoded_metadata(reply.details | metadata),
-        )
-
-    with ResponseChains(lambda: _responses(paths)) as chains:
-        yield from raw_rows(paths, call_of, partial(_read_line, chains=chains))
+                place = Place(path, line.number)
+                try:
+                    yield from list(_calls(place, line, chains))
+                except UnreadableRowError as error:
+                    yield Refusal(place, error.reason, error.detail)
 
 
 def _responses(paths: Sequence[Path]) -> Iterator[LoggedPair]:
@@ -132,12 +81,12 @@ def _calls(place: Place, line: Line, chains: ResponseChains) -> Iterator[LoggedC
         duration_s=call.duration_s,
     )
     if call.kind == "responses":
-        exchange, known = chains.exchange(pair)
-        rows, facts = [exchange], known | facts
+        whole, known = chains.call(pair)
+        calls, facts = [whole], known | facts
     else:
-        rows = [exchange.facts() for exchange in read_exchanges(pair.request, pair.response)]
+        calls = read_calls(pair.request, pair.response)
     metadata = without_nothing(upstream=call.upstream, first_block_s=call.first_block_s)
-    yield from logged_calls(place, rows, facts, metadata, call.provider)
+    yield from logged_calls(place, calls, facts, metadata=metadata, provider=call.provider)
 
 
 def _pair(call: RecordedCall) -> LoggedPair:
@@ -207,5 +156,4 @@ STILLROOM_RECORD = TraceFormat(
     title="Calls recorded by `stillroom record`",
     is_recognised=_is_recognised,
     read=_read,
-    read_raw=_read_raw,
 )

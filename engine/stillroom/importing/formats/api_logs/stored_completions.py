@@ -4,28 +4,34 @@ A page of `GET /v1/chat/completions` has the replies. What was sent stands in th
 `GET /v1/chat/completions/{id}/messages`, whose messages are called `{id}-0`, `{id}-1` and so on.
 """
 
-import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from stillroom.importing.bodies.envelopes import logged_calls
-from stillroom.importing.bodies.exchanges import read_exchanges
-from stillroom.importing.bodies.facts import as_list, as_row, parsed, text_of, without_nothing
-from stillroom.importing.bodies.shelf import Shelf
-from stillroom.importing.json_rows import Row, UnreadableRowError, head_rows, read_json_rows
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    head_rows,
+    listed_rows,
+    read_json_rows,
+)
+from stillroom.importing.payloads.calls import logged_calls, read_calls
+from stillroom.importing.payloads.fields import as_list, as_row, parsed, text_of, without_nothing
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
+from stillroom.importing.spill import DiskDict
 
 _KIND = "chat.completion"
 _Key = tuple[str, int]
 """The id of a completion, and the number of one of its messages."""
 
 
-def _items(row: Row, place: Place) -> Iterator[tuple[Place, Row]]:
-    listed = as_list(row.get("data")) if row.get("object", "list") == "list" else []
-    if not listed:
-        yield place, row
-    for number, item in enumerate(listed, start=1):
-        yield Place(place.path, place.line, f"row {number}"), as_row(item)
+def _listed(paths: Sequence[Path]) -> Iterator[JsonRow | Refusal]:
+    for row in read_json_rows(*paths):
+        if isinstance(row, Refusal) or row.data.get("object", "list") != "list":
+            yield row
+        else:
+            yield from listed_rows(row, "data")
 
 
 def _is_completion(row: Row) -> bool:
@@ -40,36 +46,28 @@ def _key_of_message(row: Row) -> _Key | None:
     return own, int(number[:9])
 
 
-def _is_recognised(path: Path, head: bytes) -> bool:
-    for row in head_rows(head):
-        items = [item for _, item in _items(row, Place(path, 1)) if item is not row]
-        if any(_is_completion(item) or _key_of_message(item) is not None for item in items):
-            return True
-    return False
+def _is_recognised(_path: Path, head: bytes) -> bool:
+    pages = (row for row in head_rows(head) if row.get("object", "list") == "list")
+    items = (as_row(item) for page in pages for item in as_list(page.get("data")))
+    return any(_is_completion(item) or _key_of_message(item) is not None for item in items)
 
 
-@dataclasses.dataclass(slots=True)
+@dataclass(slots=True)
 class _Messages:
     """The messages of all completions."""
 
-    shelf: Shelf[_Key]
-    places: dict[str, dict[int, Place]] = dataclasses.field(
-        default_factory=dict[str, dict[int, Place]]
-    )
+    kept: DiskDict[_Key]
+    places: dict[str, dict[int, Place]] = field(default_factory=dict[str, dict[int, Place]])
     """The places of a completion's messages by their numbers."""
 
 
 def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
-    with Shelf[_Key]() as shelf:
-        messages = _Messages(shelf)
+    with DiskDict[_Key]() as kept:
+        messages = _Messages(kept)
         yield from _take_in(paths, messages)
-        for path in paths:
-            for row in read_json_rows(path):
-                if isinstance(row, Refusal):
-                    continue
-                for place, item in _items(row.data, row.place):
-                    if _is_completion(item):
-                        yield from _rows_of(place, item, messages)
+        for row in _listed(paths):
+            if isinstance(row, JsonRow) and _is_completion(row.data):
+                yield from _rows_of(row.place, row.data, messages)
         for own, places in messages.places.items():
             for place in places.values():
                 yield Refusal(place, "a message without its completion", own)
@@ -77,49 +75,47 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
 
 def _take_in(paths: Sequence[Path], messages: _Messages) -> Iterator[Refusal]:
     """Keeps the messages; yields the rows that are neither message nor completion."""
-    for path in paths:
-        for row in read_json_rows(path):
-            if isinstance(row, Refusal):
-                yield row
-                continue
-            for place, item in _items(row.data, row.place):
-                key = _key_of_message(item)
-                if key is not None and messages.shelf.put(key, item):
-                    messages.places.setdefault(key[0], {})[key[1]] = place
-                elif key is not None:
-                    yield Refusal(place, "a message that stands twice", str(item.get("id")))
-                elif not _is_completion(item):
-                    yield Refusal(place, "neither a stored completion nor a message")
+    for row in _listed(paths):
+        if isinstance(row, Refusal):
+            yield row
+        elif (key := _key_of_message(row.data)) is not None:
+            if messages.kept.add(key, row.data):
+                messages.places.setdefault(key[0], {})[key[1]] = row.place
+            else:
+                yield Refusal(row.place, "a message that stands twice", str(row.data.get("id")))
+        elif not _is_completion(row.data):
+            yield Refusal(row.place, "neither a stored completion nor a message")
 
 
 def _rows_of(place: Place, row: Row, messages: _Messages) -> Iterator[SourceRow]:
     places = messages.places.pop(text_of(row.get("id")) or "", {})
-    sent = tuple(places[number] for number in sorted(places))
+    sent = {number: places[number] for number in sorted(places)}
     try:
-        first, *others = _calls(place, row, sorted(places), messages)
+        yield from _calls(place, row, sent, messages)
     except UnreadableRowError as error:
         yield Refusal(place, error.reason, error.detail)
-        for other in sent:
+        for other in sent.values():
             yield Refusal(other, error.reason, f"see {place}")
-        return
-    yield dataclasses.replace(first, also_at=sent)
-    yield from others
 
 
 def _calls(
-    place: Place, row: Row, numbers: Sequence[int], messages: _Messages
+    place: Place, row: Row, sent: dict[int, Place], messages: _Messages
 ) -> Iterator[LoggedConversation]:
     own = text_of(row.get("id")) or ""
     given = row.get("messages")
     if not isinstance(given, list):
-        given = [_plain(messages.shelf.get((own, number))) for number in numbers]
+        given = [_plain(messages.kept.get((own, number))) for number in sent]
     if not given:
         detail = f"give the pages of GET /v1/chat/completions/{own}/messages as well"
         raise UnreadableRowError("a completion without its messages", detail)
     request = {"messages": given, "tools": row.get("tools"), "functions": row.get("functions")}
-    exchanges = [call.facts() for call in read_exchanges(request, row)]
-    metadata = without_nothing(metadata=as_row(parsed(row.get("metadata"))))
-    yield from logged_calls(place, exchanges, {}, metadata, "openai")
+    yield from logged_calls(
+        place,
+        read_calls(request, row),
+        metadata=without_nothing(metadata=as_row(parsed(row.get("metadata")))),
+        provider="openai",
+        also_at=tuple(sent.values()),
+    )
 
 
 def _plain(message: Row) -> Row:

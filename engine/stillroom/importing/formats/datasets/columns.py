@@ -10,11 +10,13 @@ import msgspec
 from stillroom.data.checks import as_number, describe
 from stillroom.data.layouts.foreign import as_object
 from stillroom.errors import DataError, InputError
-from stillroom.importing.chat_messages import FILES_LOST, ChatReader, tool_schemas
-from stillroom.importing.formats.datasets.alpaca import conversation_of_alpaca_row
 from stillroom.importing.formats.datasets.openai_files import is_completion_row, turns_of
-from stillroom.importing.formats.datasets.sharegpt import conversation_of_sharegpt_row
+from stillroom.importing.formats.datasets.sharegpt_alpaca import (
+    conversation_of_alpaca_row,
+    conversation_of_sharegpt_row,
+)
 from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError
+from stillroom.importing.payloads.messages import FILES_LOST, ChatReader, tool_schemas
 from stillroom.importing.records import LoggedConversation, SourceRow
 from stillroom.validation import nearest
 

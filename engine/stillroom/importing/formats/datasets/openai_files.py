@@ -1,13 +1,12 @@
 """Reads the files of OpenAI's fine-tuning: chat rows, legacy completions, preferences, evals."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 from stillroom.data.checks import as_number
 from stillroom.data.layouts.foreign import as_object, count
-from stillroom.importing.chat_messages import ChatReader, tool_schemas
-from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError, convert_rows, head_rows
+from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError, has_row, row_reader
+from stillroom.importing.payloads.messages import ChatReader, tool_schemas
 from stillroom.importing.records import LoggedConversation, SourceRow, TraceFormat
 from stillroom.types import Usage
 
@@ -85,8 +84,8 @@ def turns_of(value: Any, role: str, reader: ChatReader) -> list[Row]:
     return reader.messages(value, role)
 
 
-def _is_fine_tuning(path: Path, head: bytes) -> bool:
-    return any(is_chat_row(row) or is_completion_row(row) for row in head_rows(head))
+def _is_fine_tuning(row: Row) -> bool:
+    return is_chat_row(row) or is_completion_row(row)
 
 
 def is_completion_row(row: Row) -> bool:
@@ -103,18 +102,12 @@ def _is_message(value: Any) -> bool:
     return isinstance(as_object(value).get("role"), str)
 
 
-def _is_preference(path: Path, head: bytes) -> bool:
-    return any(
-        "messages" in as_object(row.get("input")) and "non_preferred_output" in row
-        for row in head_rows(head)
-    )
+def _is_preference(row: Row) -> bool:
+    return "messages" in as_object(row.get("input")) and "non_preferred_output" in row
 
 
-def _is_trl_preference(path: Path, head: bytes) -> bool:
-    return any(
-        all(isinstance(row.get(name), str | list) and row[name] for name in _ANSWERS)
-        for row in head_rows(head)
-    )
+def _is_trl_preference(row: Row) -> bool:
+    return all(isinstance(row.get(name), str | list) and row[name] for name in _ANSWERS)
 
 
 def _trl_preferences(row: JsonRow) -> Iterator[SourceRow]:
@@ -156,10 +149,6 @@ def _preferences(row: JsonRow) -> Iterator[SourceRow]:
             losses=tuple(reader.losses),
             metadata=other_fields(row.data, ("input", *(f"{n}_output" for n in _OUTPUTS))),
         )
-
-
-def _is_eval_item(path: Path, head: bytes) -> bool:
-    return any(row.get("object") == "eval.run.output_item" for row in head_rows(head))
 
 
 def _eval_items(row: JsonRow) -> Iterator[SourceRow]:
@@ -205,24 +194,24 @@ def _grades(results: Any) -> Iterator[tuple[str, float]]:
 FINE_TUNING = TraceFormat(
     name="openai_fine_tuning",
     title="OpenAI fine-tuning files (chat rows, also legacy prompt and completion)",
-    is_recognised=_is_fine_tuning,
-    read=lambda paths: convert_rows(paths, _fine_tuning),
+    is_recognised=has_row(_is_fine_tuning),
+    read=row_reader(_fine_tuning),
 )
 PREFERENCES = TraceFormat(
     name="openai_preferences",
     title="OpenAI preference fine-tuning files",
-    is_recognised=_is_preference,
-    read=lambda paths: convert_rows(paths, _preferences),
+    is_recognised=has_row(_is_preference),
+    read=row_reader(_preferences),
 )
 TRL_PREFERENCES = TraceFormat(
     name="trl_preferences",
     title="Preference pairs as TRL has them (prompt, chosen, rejected)",
-    is_recognised=_is_trl_preference,
-    read=lambda paths: convert_rows(paths, _trl_preferences),
+    is_recognised=has_row(_is_trl_preference),
+    read=row_reader(_trl_preferences),
 )
 EVAL_ITEMS = TraceFormat(
     name="openai_evals",
     title="Output items of OpenAI eval runs",
-    is_recognised=_is_eval_item,
-    read=lambda paths: convert_rows(paths, _eval_items),
+    is_recognised=has_row(lambda row: row.get("object") == "eval.run.output_item"),
+    read=row_reader(_eval_items),
 )

@@ -1,32 +1,118 @@
-"""Reads tables: CSV and TSV, parquet, and JSON rows of a question and its answer."""
+"""Reads tables: CSV and TSV, parquet, and JSON rows of a question and its answer.
+
+A table of feedback says which session, trace or call was judged, and how.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stillroom.errors import DataError
 from stillroom.importing.formats.datasets.columns import (
-    ChosenColumns,
     choose_columns,
     convert_table_row,
     is_pair_row,
-)
-from stillroom.importing.formats.datasets.judgements import (
-    JudgementColumns,
-    judgement_columns,
-    judgements,
 )
 from stillroom.importing.json_rows import (
     JsonRow,
     Row,
     UnreadableRowError,
+    convert_rows,
     head_rows,
     read_json_rows,
 )
-from stillroom.importing.records import Place, Refusal, SourceRow, TraceFormat
+from stillroom.importing.payloads.fields import decimal_number
+from stillroom.importing.records import (
+    Feedback,
+    Place,
+    Refusal,
+    SourceRow,
+    TraceFormat,
+    feedback_row,
+)
 from stillroom.importing.table_rows import PARQUET_MARK, Table, csv_table, is_csv, parquet_table
 
 Columns = Mapping[str, str]
 NO_COLUMN = "no column holds the conversation"
+_IDS = (
+    "session_id", "session", "conversation_id", "conversation", "thread_id", "thread", "chat_id",
+    "trace_id", "run_id", "request_id", "response_id", "completion_id", "message_id", "id",
+)  # fmt: skip
+_VERDICTS = frozenset(
+    [
+        "thumb",
+        "thumbs",
+        "thumbs_up",
+        "feedback",
+        "user_feedback",
+        "vote",
+        "rating",
+        "stars",
+        "score",
+        "reward",
+        "value",
+    ]
+)
+_MOST_COLUMNS = 3
+_RIGHT = ["up", "thumbs_up", "thumbsup", "like", "good", "positive", "yes", "true", "👍"]
+_WRONG = ["down", "thumbs_down", "thumbsdown", "dislike", "bad", "negative", "no", "false", "👎"]
+_WORDS: Mapping[str, float] = dict.fromkeys(_RIGHT, 1.0) | dict.fromkeys(_WRONG, 0.0)
+"""What people's verdicts are called, in small letters and without blanks."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackColumns:
+    """The columns of a table of feedback."""
+
+    about: str
+    """The column that holds the id of a session, trace or call."""
+    verdicts: Sequence[str]
+    """The columns with numbers or with words such as up and down, each a score of its name."""
+
+
+def _feedback_columns(present: Sequence[str], chosen: Mapping[str, str]) -> FeedbackColumns | None:
+    """Returns the columns of a table of feedback; None if it is none.
+
+    `chosen` are the columns that the user named, `id` and `score` for feedback.
+    """
+    if chosen:
+        if set(chosen) != {"id", "score"} or not set(chosen.values()) <= set(present):
+            return None
+        return FeedbackColumns(chosen["id"], [chosen["score"]])
+    by_name = {_plain(name): name for name in present}
+    about = next((by_name[name] for name in _IDS if name in by_name), None)
+    verdicts = [name for plain, name in by_name.items() if plain in _VERDICTS]
+    # Any table may have an id and a value: without a better name it is feedback only if small.
+    is_clear = about is not None and (_plain(about) != "id" or len(present) <= _MOST_COLUMNS)
+    return FeedbackColumns(about, verdicts) if about and is_clear and verdicts else None
+
+
+def _feedback(row: JsonRow, columns: FeedbackColumns) -> Iterator[Feedback | Refusal]:
+    """Yields the feedback of one row of a table of feedback."""
+    about = row.data.get(columns.about)
+    if about in (None, "") or isinstance(about, bool | float | list | dict):
+        yield Refusal(row.place, "feedback without a target", f"{columns.about} is empty")
+        return
+    for name in columns.verdicts:
+        value = row.data.get(name)
+        if value not in (None, "") or len(columns.verdicts) == 1:
+            yield feedback_row(row.place, str(about), name, _number(value), value)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str) and (word := _plain(value)) in _WORDS:
+        return _WORDS[word]
+    return decimal_number(value)
+
+
+def _plain(text: str) -> str:
+    """Returns a name in the one spelling that is looked up: `sessionId` as `session_id`."""
+    spaced = "".join(f"_{c}" if c.isupper() and i and text[i - 1].islower() else c
+                     for i, c in enumerate(text.strip()))  # fmt: skip
+    return spaced.lower().replace(" ", "_").replace("-", "_")
 
 
 def read_csv(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
@@ -51,7 +137,7 @@ def read_parquet(paths: Sequence[Path], columns: Columns | None = None) -> Itera
 
 
 def _table_rows(path: Path, table: Table, columns: Columns) -> Iterator[SourceRow]:
-    judging = judgement_columns(table.columns, columns)
+    judging = _feedback_columns(table.columns, columns)
     try:
         if columns and judging is not None:
             yield from _judged(table.rows, judging)
@@ -66,45 +152,27 @@ def _table_rows(path: Path, table: Table, columns: Columns) -> Iterator[SourceRo
         detail = f"{error.fix}; it has {', '.join(map(repr, table.columns))}"
         yield Refusal(Place(path, 1), NO_COLUMN, detail)
         return
-    for row in table.rows:
-        if isinstance(row, Refusal):
-            yield row
-        else:
-            yield from _converted(row, chosen)
+    yield from convert_rows(table.rows, lambda row: convert_table_row(row, chosen))
 
 
-def _judged(rows: Iterable[JsonRow | Refusal], columns: JudgementColumns) -> Iterator[SourceRow]:
-    for row in rows:
-        if isinstance(row, Refusal):
-            yield row
-        else:
-            yield from judgements(row, columns)
-
-
-def _converted(row: JsonRow, columns: ChosenColumns) -> Iterable[SourceRow]:
-    try:
-        return list(convert_table_row(row, columns))
-    except UnreadableRowError as error:
-        return [Refusal(row.place, error.reason, error.detail)]
+def _judged(rows: Iterable[JsonRow | Refusal], columns: FeedbackColumns) -> Iterator[SourceRow]:
+    return convert_rows(rows, lambda row: _feedback(row, columns))
 
 
 def read_pairs(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
     """Yields JSON rows whose fields are the columns; each row may have others."""
-    for path in paths:
-        for row in read_json_rows(path):
-            if isinstance(row, Refusal):
-                yield row
-                continue
-            judging = judgement_columns(list(row.data), columns) if columns else None
-            if judging is not None:
-                yield from judgements(row, judging)
-                continue
-            try:
-                chosen = choose_columns(path, list(row.data), columns or {})
-            except DataError as error:
-                yield Refusal(row.place, "no field holds the conversation", error.fix)
-            else:
-                yield from _converted(row, chosen)
+    return convert_rows(read_json_rows(*paths), lambda row: _pair_rows(row, columns or {}))
+
+
+def _pair_rows(row: JsonRow, columns: Columns) -> Iterable[SourceRow]:
+    judging = _feedback_columns(list(row.data), columns) if columns else None
+    if judging is not None:
+        return _feedback(row, judging)
+    try:
+        chosen = choose_columns(row.place.path, list(row.data), columns)
+    except DataError as error:
+        raise UnreadableRowError("no field holds the conversation", error.fix) from error
+    return convert_table_row(row, chosen)
 
 
 def _is_parquet(path: Path, head: bytes) -> bool:

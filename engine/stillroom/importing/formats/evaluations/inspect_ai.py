@@ -1,12 +1,24 @@
 """Reads the logs of inspect_ai, .eval and .json: a conversation and its scores for each sample."""
 
+import struct
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from stillroom.data.checks import as_number
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.facts import (
+from stillroom.data.checks import Problem, as_number, decode_row
+from stillroom.data.row_files import MAX_ROW_BYTES, TOO_LONG
+from stillroom.errors import missing_extra
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    head_rows,
+    read_field_rows,
+)
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
     finish_reason_of,
@@ -15,19 +27,15 @@ from stillroom.importing.bodies.facts import (
     short_answer,
     without_nothing,
 )
-from stillroom.importing.chat_messages import tool_schemas
-from stillroom.importing.formats.evaluations.zipped import read_members
-from stillroom.importing.json_rows import (
-    JsonRow,
-    Row,
-    UnreadableRowError,
-    head_rows,
-    read_field_rows,
-)
-from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, TraceFormat
+from stillroom.importing.payloads.messages import tool_schemas
+from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
+from stillroom.secrecy.readable import check_readable
 from stillroom.types import Usage
 
 _ZIP = b"PK\x03\x04"
+_ZSTANDARD = 93
+_LOCAL_HEADER = struct.Struct("<26xHH")
+"""The lengths of the name and of the extra field, at the end of a zip member's own header."""
 _HEAD = 64 << 10
 _ATTACHED = "attachment://"
 _GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
@@ -47,7 +55,7 @@ def read_logs(paths: Sequence[Path]) -> Iterator[SourceRow]:
             head = stream.read(_HEAD)
         is_zip = head.startswith(_ZIP)
         task = Row() if is_zip else _task_of(head)
-        for row in read_members(path, *_MEMBERS) if is_zip else read_field_rows(path, "samples"):
+        for row in _zip_members(path, *_MEMBERS) if is_zip else read_field_rows(path, "samples"):
             if isinstance(row, Refusal):
                 yield row
             elif row.place.part in _MEMBERS:
@@ -182,6 +190,51 @@ def _score(value: Any) -> float | None:
     if isinstance(value, str):
         return _GRADES.get(value, _WORDS.get(value.lower()))
     return as_number(value)
+
+
+def _zip_members(path: Path, *prefixes: str) -> Iterator[JsonRow | Refusal]:
+    """Yields the JSON objects of a zip file whose names begin with one of the prefixes, in order.
+
+    A place has the member's name as its `part`, and its number among those of the same prefix.
+    Raises MissingExtraError if a member is packed with Zstandard and pyarrow is missing.
+    """
+    check_readable(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            # Members of the same name are versions of one; the last is in force.
+            members = {info.filename: info for info in archive.infolist()}
+            for prefix in prefixes:
+                named = [info for name, info in members.items() if name.startswith(prefix)]
+                for number, info in enumerate(named, start=1):
+                    place = Place(path, number, info.filename)
+                    if info.file_size > MAX_ROW_BYTES:
+                        yield Refusal(place, "not a JSON object", f"the member {TOO_LONG}")
+                    else:
+                        yield _member_row(place, _unpacked(archive, info))
+    except (zipfile.BadZipFile, EOFError, OSError, struct.error, zlib.error) as error:
+        yield Refusal(Place(path, 1), "not a whole zip file", f"it was not finished: {error}")
+
+
+def _member_row(place: Place, data: bytes) -> JsonRow | Refusal:
+    row = decode_row(data)
+    if isinstance(row, Problem):
+        return Refusal(place, "not a JSON object", f"the member {row.message}")
+    return JsonRow(place, row)
+
+
+def _unpacked(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    if info.compress_type != _ZSTANDARD:
+        return archive.read(info)
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise missing_extra("traces", "reading .eval files") from error
+    stream: Any = archive.fp
+    stream.seek(info.header_offset)
+    name_length, extra_length = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
+    stream.seek(name_length + extra_length, 1)
+    packed = pyarrow.BufferReader(stream.read(info.compress_size))
+    return pyarrow.CompressedInputStream(packed, "zstd").read(info.file_size)
 
 
 def _is_recognised(path: Path, head: bytes) -> bool:

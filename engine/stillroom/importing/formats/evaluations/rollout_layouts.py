@@ -5,15 +5,15 @@ from pathlib import Path
 
 from stillroom.data.layouts.detect import RULES, RolloutLayout, layout_of
 from stillroom.data.layouts.foreign import as_object, count
-from stillroom.importing.bodies.facts import as_list, first_text, positive_number
-from stillroom.importing.chat_messages import ChatReader, tool_schemas
 from stillroom.importing.json_rows import (
     JsonRow,
     Row,
     UnreadableRowError,
-    convert_rows,
     head_rows,
+    row_reader,
 )
+from stillroom.importing.payloads.fields import as_list, first_text, positive_number
+from stillroom.importing.payloads.messages import ChatReader, tool_schemas
 from stillroom.importing.records import LoggedConversation, SourceRow, TraceFormat
 from stillroom.types import StopReason, Usage
 
@@ -32,7 +32,7 @@ def _reader_of(layout: RolloutLayout) -> Callable[[Sequence[Path]], Iterator[Sou
             raise UnreadableRowError("the rollout cannot be read", detail)
         yield _conversation(row, rules.read(row.data))
 
-    return lambda paths: convert_rows(paths, conversation)
+    return row_reader(conversation)
 
 
 def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:

@@ -8,8 +8,20 @@ import msgspec
 
 from stillroom.data.checks import as_number, decode_row
 from stillroom.data.layouts.foreign import numbers_by_name
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.facts import (
+from stillroom.importing.formats.sessions.message_tree import NO_REPLY
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    convert_rows,
+    has_row,
+    head_rows,
+    read_document,
+    read_json_rows,
+    row_reader,
+)
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
     first_text,
@@ -18,16 +30,7 @@ from stillroom.importing.bodies.facts import (
     short_answer,
     without_nothing,
 )
-from stillroom.importing.chat_messages import tool_schemas
-from stillroom.importing.formats.sessions.message_tree import NO_REPLY
-from stillroom.importing.json_rows import (
-    JsonRow,
-    Row,
-    UnreadableRowError,
-    convert_rows,
-    head_rows,
-    read_document,
-)
+from stillroom.importing.payloads.messages import tool_schemas
 from stillroom.importing.records import LoggedConversation, Place, SourceRow, TraceFormat
 from stillroom.types import Usage
 
@@ -53,7 +56,9 @@ def read_results(paths: Sequence[Path]) -> Iterator[SourceRow]:
     """Yields the rollouts of results files; the model's name is in `metadata.json` beside one."""
     for path in (path for path in paths if path.name != _METADATA):
         model = first_text(read_document(path.parent / _METADATA), "model")
-        yield from convert_rows([path], lambda row, model=model: [_result(row, model)])
+        yield from convert_rows(
+            read_json_rows(path), lambda row, model=model: [_result(row, model)]
+        )
 
 
 def _result(row: JsonRow, model: str | None) -> LoggedConversation:
@@ -253,10 +258,6 @@ def _are_results(path: Path, head: bytes) -> bool:
     )
 
 
-def _are_episodes(path: Path, head: bytes) -> bool:
-    return any({"env", "task", "traces", "ok"} <= row.keys() for row in head_rows(head))
-
-
 RESULTS = TraceFormat(
     name="verifiers",
     title="verifiers results (results.jsonl)",
@@ -266,6 +267,6 @@ RESULTS = TraceFormat(
 EPISODES = TraceFormat(
     name="verifiers_traces",
     title="verifiers traces (traces.jsonl, since 0.4)",
-    is_recognised=_are_episodes,
-    read=lambda paths: convert_rows(paths, _episode),
+    is_recognised=has_row(lambda row: {"env", "task", "traces", "ok"} <= row.keys()),
+    read=row_reader(_episode),
 )

@@ -3,14 +3,20 @@
 from collections.abc import Iterator
 from typing import Any
 
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.exchanges import NO_CONTENTS
-from stillroom.importing.bodies.facts import as_list, as_row, finish_reason_of, first_text, parsed
-from stillroom.importing.chat_messages import tool_schemas
-from stillroom.importing.formats.observability.calls import Convention, SpanCall
+from stillroom.importing.formats.observability.calls import Convention, span_call
 from stillroom.importing.formats.observability.genai import call_facts
 from stillroom.importing.formats.observability.otlp import Span
 from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.calls import NO_CONTENTS, ApiCall
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    finish_reason_of,
+    first_text,
+    parsed,
+)
+from stillroom.importing.payloads.messages import tool_schemas
 
 _OPERATION = "ai.operationId"
 
@@ -20,7 +26,7 @@ def _is_model_call(span: Span) -> bool:
     return str(span.attributes[_OPERATION]).endswith((".doGenerate", ".doStream"))
 
 
-def _read_call(span: Span) -> Iterator[SpanCall]:
+def _read_call(span: Span) -> Iterator[ApiCall]:
     """Yields the call of a span. Raises UnreadableRowError if its inputs were not recorded."""
     attributes = span.attributes
     given = parsed(attributes.get("ai.prompt.messages"))
@@ -38,8 +44,8 @@ def _read_call(span: Span) -> Iterator[SpanCall]:
     }
     reply = _reply(attributes)
     ending = first_text(attributes, "ai.response.finishReason")
-    yield SpanCall(
-        messages=[*messages, *(reader.turn(reply) if reply else ())],
+    yield span_call(
+        [*messages, *(reader.turn(reply) if reply else ())],
         finish_reason=finish_reason_of(ending.replace("-", "_")) if ending else None,
         losses=tuple(reader.losses),
         **facts,

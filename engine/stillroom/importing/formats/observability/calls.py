@@ -1,17 +1,17 @@
 """The call that a span holds, in no convention's own shape, and its messages in ours."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.facts import as_list, as_row, parsed
-from stillroom.importing.bodies.raw_calls import stands_alone
 from stillroom.importing.formats.observability.otlp import Span
 from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.calls import ApiCall
+from stillroom.importing.payloads.fields import as_list, as_row, parsed, usage_details, usage_of
 
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 4096, 8 << 10
 """How many messages are remembered as they were read, and the longest one in bytes."""
@@ -29,21 +29,6 @@ _BLOCK_KINDS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanCall:
-    """One reply of a model, with the messages before it."""
-
-    messages: list[Row]
-    tools: list[Row] | None = None
-    model: str | None = None
-    provider: str | None = None
-    usage: Row = field(default_factory=dict[str, Any])
-    """The tokens, in the fields of an API's usage object."""
-    cost_usd: float | None = None
-    finish_reason: str | None = None
-    losses: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class Convention:
     """How the attributes of spans name a model call and its messages."""
@@ -51,9 +36,19 @@ class Convention:
     is_followed: Callable[[Span], bool]
     """Whether a span follows the convention."""
     is_model_call: Callable[[Span], bool]
-    read_call: Callable[[Span], Iterator[SpanCall]]
+    read_call: Callable[[Span], Iterator[ApiCall]]
     """Yields the call of a span, or one for each choice. Raises UnreadableRowError if the span
     holds no messages."""
+
+
+def span_call(messages: list[Row], *, usage: Row, **facts: Any) -> ApiCall:
+    """Returns one reply of a model with the messages before it.
+
+    `usage` has the tokens in the fields of an API's usage object.
+    """
+    return ApiCall(
+        messages=messages, usage=usage_of(usage), metadata=dict(usage_details(usage)), **facts
+    )
 
 
 def read_messages(value: Any, reader: BlockReader) -> list[Row]:
@@ -123,3 +118,11 @@ def _with_blocks(item: Any) -> Any:
         isinstance(kind, str) and kind in _BLOCK_KINDS for kind in kinds
     )
     return message | {"content": blocks} if is_blocks else item
+
+
+def stands_alone(value: Any) -> bool:
+    """Returns whether a message means the same in every history; old calls are numbered in one."""
+    message = as_row(value)
+    if not isinstance(message.get("role"), str) or message["role"] == "function":
+        return False
+    return not any(message.get(key) for key in ("function_call", "lc", "data"))

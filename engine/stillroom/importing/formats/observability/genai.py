@@ -2,7 +2,8 @@
 
 Source: the semantic conventions' `gen_ai.*` attributes; before them `gen_ai.prompt.N.*`
 (OpenLLMetry), one event for each message (`gen_ai.user.message`, `gen_ai.choice`), and two events
-with all of them.
+with all of them. The spans that OpenRouter broadcasts to a bucket or a collector have the messages
+and the reply as JSON texts in `gen_ai.prompt` and `gen_ai.completion`.
 """
 
 from collections.abc import Iterator
@@ -10,20 +11,21 @@ from functools import lru_cache
 from typing import Any
 
 from stillroom.data.checks import describe
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.exchanges import NO_CONTENTS, system_message
-from stillroom.importing.bodies.facts import (
+from stillroom.importing.formats.observability.calls import Convention, read_messages, span_call
+from stillroom.importing.formats.observability.otlp import Span, SpanEvent, nested
+from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.calls import NO_CONTENTS, ApiCall, system_message
+from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
+    decimal_number,
     finish_reason_of,
     first_text,
     parsed,
     text_of,
 )
-from stillroom.importing.chat_messages import TRUNCATED, tool_schemas
-from stillroom.importing.formats.observability.calls import Convention, SpanCall, read_messages
-from stillroom.importing.formats.observability.otlp import Span, SpanEvent, nested
-from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.messages import TRUNCATED, tool_schemas
 
 _OTHER_OPERATIONS = frozenset(
     {
@@ -49,6 +51,9 @@ EVENT_NAMES = frozenset((*_MESSAGE_EVENTS, CHOICE, DETAILS, *_WHOLE_EVENTS))
 """The names of the events and log records that hold messages."""
 _MODEL_KEYS = ("gen_ai.response.model", "gen_ai.request.model")
 _CALL_MARKS = ("gen_ai.request.model", "gen_ai.system", "gen_ai.provider.name", "llm.request.type")
+_OPENROUTER_MARK = "trace.metadata.openrouter"
+_OPENROUTER_CALL = "LLM Generation"
+_OPENROUTER_COSTS = ("gen_ai.usage.total_cost", "trace.metadata.openrouter_generation.usage")
 
 
 def _is_model_call(span: Span) -> bool:
@@ -61,7 +66,7 @@ def _is_model_call(span: Span) -> bool:
     return any(name in attributes for name in _CALL_MARKS)
 
 
-def _read_call(span: Span) -> Iterator[SpanCall]:
+def _read_call(span: Span) -> Iterator[ApiCall]:
     """Yields the call of a span, or one for each of its choices; without a reply if it failed.
 
     Raises UnreadableRowError if the span holds no messages.
@@ -77,8 +82,8 @@ def _read_call(span: Span) -> Iterator[SpanCall]:
     replies = [*_replies(attributes, span.events, reader, len(endings))] or [_Reply([], None)]
     for number, reply in enumerate(replies):
         ending = reply.ending or (endings[number] if number < len(endings) else None)
-        yield SpanCall(
-            messages=[*prompt, *reply.messages],
+        yield span_call(
+            [*prompt, *reply.messages],
             finish_reason=ending,
             losses=tuple(reader.losses),
             **facts,
@@ -265,4 +270,51 @@ def _first(attributes: Row, *names: str) -> Any:
     return next((attributes[name] for name in names if name in attributes), None)
 
 
+def _is_of_openrouter(span: Span) -> bool:
+    """Returns whether OpenRouter broadcast a span."""
+    names = (span.resource.get("service.name"), span.attributes.get("trace.name"))
+    return "openrouter" in names or any(
+        name.startswith(_OPENROUTER_MARK) for name in span.attributes
+    )
+
+
+def _is_openrouter_call(span: Span) -> bool:
+    """Returns whether a span is the call itself; others of its trace are attempts at providers."""
+    return span.name == _OPENROUTER_CALL or "gen_ai.prompt" in span.attributes
+
+
+def _read_openrouter_call(span: Span) -> Iterator[ApiCall]:
+    """Yields the call of a span. Raises UnreadableRowError if it was broadcast without contents."""
+    attributes = span.attributes
+    request = parsed(attributes.get("gen_ai.prompt", attributes.get("span.input")))
+    reply = parsed(attributes.get("gen_ai.completion", attributes.get("span.output")))
+    given = request if isinstance(request, list) else as_row(request).get("messages")
+    if not given:
+        detail = "turn off the destination's privacy mode, so that it is sent the contents"
+        raise UnreadableRowError(NO_CONTENTS, detail)
+    reader = BlockReader()
+    messages = read_messages(given, reader)
+    fields: Row = as_row(reply)
+    answer = {
+        "role": "assistant",
+        "content": fields.get("completion", fields.get("content")) if fields else reply,
+        "reasoning": fields.get("reasoning"),
+        "tool_calls": fields.get("toolCalls") or fields.get("tool_calls"),
+    }
+    has_reply = any(answer[key] for key in ("content", "tool_calls"))
+    request_body = as_row(fields.get("rawRequest")) or as_row(request)
+    ending = finish_reason_of(attributes.get("gen_ai.response.finish_reason"))
+    costs = (decimal_number(attributes.get(name)) for name in _OPENROUTER_COSTS)
+    facts = call_facts(attributes)
+    facts["tools"] = facts["tools"] or tool_schemas(request_body.get("tools"))
+    yield span_call(
+        [*messages, *(reader.turn(answer) if has_reply else ())],
+        cost_usd=next((cost for cost in costs if cost is not None), None),
+        finish_reason=ending,
+        losses=tuple(reader.losses),
+        **facts,
+    )
+
+
 GENAI = Convention(lambda _span: True, _is_model_call, _read_call)
+OPENROUTER_SPANS = Convention(_is_of_openrouter, _is_openrouter_call, _read_openrouter_call)

@@ -9,9 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.exchanges import NO_CALL, NO_REPLY
-from stillroom.importing.bodies.facts import (
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    convert_rows,
+    head_rows,
+)
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.calls import NO_CALL, logged_calls
+from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
     decimal_number,
@@ -23,15 +29,8 @@ from stillroom.importing.bodies.facts import (
     usage_of,
     without_nothing,
 )
-from stillroom.importing.bodies.free_form import FreeReply, free_prompt, free_replies, free_tools
-from stillroom.importing.chat_messages import IMAGES_LOST, TRUNCATED, tool_schemas
-from stillroom.importing.json_rows import (
-    JsonRow,
-    Row,
-    UnreadableRowError,
-    convert_row,
-    head_rows,
-)
+from stillroom.importing.payloads.free_form import free_calls, free_tools
+from stillroom.importing.payloads.messages import IMAGES_LOST, TRUNCATED, tool_schemas
 from stillroom.importing.records import (
     Feedback,
     LoggedConversation,
@@ -39,6 +38,7 @@ from stillroom.importing.records import (
     Refusal,
     SourceRow,
     TraceFormat,
+    feedback_row,
 )
 from stillroom.importing.table_rows import csv_head, parquet_columns, read_any_rows
 from stillroom.types import Usage
@@ -132,24 +132,16 @@ def _items(row: Row, place: Place) -> Iterator[_Item]:
 
 def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
     traces = _Traces()
-    for item in _all_items(paths):
-        if isinstance(item, _Item):
+    for row in read_any_rows(*paths):
+        for item in _items(row.data, row.place) if isinstance(row, JsonRow) else ():
             _look_at(item, traces)
-    for item in _all_items(paths):
-        if isinstance(item, Refusal):
-            yield item
-        else:
-            row = JsonRow(item.place, item.data)
-            yield from convert_row(row, lambda _, item=item: _rows_of(item, traces))
-
-
-def _all_items(paths: Sequence[Path]) -> Iterator[_Item | Refusal]:
-    for path in paths:
-        for row in read_any_rows(path):
-            if isinstance(row, JsonRow):
-                yield from _items(row.data, row.place)
-            else:
-                yield row
+    for row in read_any_rows(*paths):
+        if isinstance(row, Refusal):
+            yield row
+            continue
+        for item in _items(row.data, row.place):
+            rows = [JsonRow(item.place, item.data)]
+            yield from convert_rows(rows, lambda _, item=item: _rows_of(item, traces))
 
 
 def _look_at(item: _Item, traces: _Traces) -> None:
@@ -201,17 +193,11 @@ def _feedback(item: _Item) -> Feedback | Refusal:
         (text for key in ("observationId", "traceId", "sessionId")
          if (text := text_of(_value(row, key)))), None
     )  # fmt: skip
-    if name is None or about is None:
-        return Refusal(
-            item.place, "a judgement of nothing", "it names no trace, or not what it judges"
-        )
     is_number = str(_value(row, "dataType") or "NUMERIC").upper() in ("NUMERIC", "BOOLEAN")
     value = row.get("value")
     score = float(value) if isinstance(value, bool) else decimal_number(value)
-    if score is None or not is_number:
-        label = _value(row, "stringValue")
-        return Refusal(item.place, "a judgement without a number", f"{name}: {label}")
-    return Feedback(item.place, about, name, score)
+    label = _value(row, "stringValue")
+    return feedback_row(item.place, about, name, score if is_number else None, label)
 
 
 def _scores_of(item: _Item) -> Iterator[Feedback]:
@@ -227,44 +213,33 @@ def _scores_of(item: _Item) -> Iterator[Feedback]:
 
 def _calls(item: _Item, trace: str, session: str | None) -> Iterator[LoggedConversation]:
     row, reader = item.data, BlockReader()
-    given, said = row.get("input"), row.get("output")
+    given = row.get("input")
     _note_losses(row, reader)
-    prompt = free_prompt(given, reader)
     failed = str(row.get("level")).upper() == "ERROR"
     error = (text_of(_value(row, "statusMessage")) or "unknown") if failed else None
-    if said in (None, "", {}, [], "null"):
-        if error is None:
-            raise UnreadableRowError(NO_REPLY, "the observation has no output")
-        found = [FreeReply([])]
-    else:
-        found = free_replies(said, reader)
+    calls = free_calls(given, row.get("output"), reader, error=error)
     begin, end = _value(row, "startTime", "timestamp"), _value(row, "endTime")
-    for number, reply in enumerate(found):
-        own = text_of(row.get("id"))
-        place = item.place
-        if number:
-            place = Place(place.path, place.line, f"{place.part or own} choice {number}")
-        yield LoggedConversation(
-            place=place,
-            messages=[*prompt, *reply.messages],
-            is_call=True,
-            tools=_tools(row, given),
-            group=text_of(_value(row, "sessionId")) or session,
-            id=f"{own}#{number}" if number else own,
-            judged_as=(trace,) if trace and trace != own else (),
-            model=text_of(_model(row)),
-            usage=_usage(row),
-            cost_usd=_cost(row),
-            started_at=iso_time(begin),
-            duration_s=seconds_between(begin, end),
-            finish_reason=reply.ending,
-            error=None if reply.messages else error,
-            losses=tuple(reader.losses),
-            metadata=without_nothing(
-                trace_id=trace, tags=parsed(row.get("tags")), metadata=parsed(row.get("metadata")),
-                **usage_details(as_row(parsed(row.get("usage")))),
-            ),
-        )  # fmt: skip
+    own = text_of(row.get("id"))
+    facts = {
+        "tools": _tools(row, given),
+        "group": text_of(_value(row, "sessionId")) or session,
+        "id": own,
+        "judged_as": (trace,) if trace and trace != own else (),
+        "model": text_of(_model(row)),
+        "usage": _usage(row),
+        "cost_usd": _cost(row),
+        "started_at": iso_time(begin),
+        "duration_s": seconds_between(begin, end),
+    }
+    metadata = without_nothing(
+        trace_id=trace,
+        tags=parsed(row.get("tags")),
+        metadata=parsed(row.get("metadata")),
+        **usage_details(as_row(parsed(row.get("usage")))),
+    )
+    yield from logged_calls(
+        item.place, calls, facts, metadata=metadata, part=item.place.part or own
+    )
 
 
 def _note_losses(row: Row, reader: BlockReader) -> None:

@@ -5,13 +5,20 @@ to parquet, with JSON texts in those that hold objects.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.exchanges import NO_CALL, NO_REPLY
-from stillroom.importing.bodies.facts import (
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    convert_rows,
+    head_rows,
+    listed_rows,
+)
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.calls import NO_CALL, logged_calls
+from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
     decimal_number,
@@ -24,14 +31,7 @@ from stillroom.importing.bodies.facts import (
     usage_of,
     without_nothing,
 )
-from stillroom.importing.bodies.free_form import FreeReply, free_prompt, free_replies, free_tools
-from stillroom.importing.json_rows import (
-    JsonRow,
-    Row,
-    UnreadableRowError,
-    convert_row,
-    head_rows,
-)
+from stillroom.importing.payloads.free_form import free_calls, free_tools
 from stillroom.importing.records import (
     Feedback,
     LoggedConversation,
@@ -39,6 +39,7 @@ from stillroom.importing.records import (
     Refusal,
     SourceRow,
     TraceFormat,
+    feedback_row,
 )
 from stillroom.importing.table_rows import csv_head, parquet_columns, read_any_rows
 
@@ -47,30 +48,13 @@ _THREADS = ("session_id", "thread_id", "conversation_id")
 _PARQUET_COLUMNS = (b"run_type", b"dotted_order")
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """One run or one judgement."""
-
-    place: Place
-    data: Row
-
-
-def _items(row: Row, place: Place) -> Iterator[_Item]:
-    """Yields the runs that a row holds: itself, or those of an answer of the API."""
-    listed = as_list(row.get("runs")) if "run_type" not in row else []
-    if not listed:
-        yield _Item(place, row)
-    for number, item in enumerate(listed, start=1):
-        yield _Item(Place(place.path, place.line, f"run {number}"), as_row(item))
-
-
-def _all_items(paths: Sequence[Path]) -> Iterator[_Item | Refusal]:
-    for path in paths:
-        for row in read_any_rows(path):
-            if isinstance(row, JsonRow):
-                yield from _items(row.data, row.place)
-            else:
-                yield row
+def _runs(paths: Sequence[Path]) -> Iterator[JsonRow | Refusal]:
+    """Yields the runs and judgements: rows, or those of an answer of the API."""
+    for row in read_any_rows(*paths):
+        if isinstance(row, Refusal) or "run_type" in row.data:
+            yield row
+        else:
+            yield from listed_rows(row, "runs", part="run")
 
 
 def _is_judgement(row: Row) -> bool:
@@ -79,18 +63,13 @@ def _is_judgement(row: Row) -> bool:
 
 def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
     threads: dict[str, str] = {}
-    for item in _all_items(paths):
-        if isinstance(item, _Item) and (thread := _thread(item.data)) is not None:
-            threads.setdefault(text_of(item.data.get("trace_id")) or "", thread)
-    for item in _all_items(paths):
-        if isinstance(item, Refusal):
-            yield item
-        else:
-            row = JsonRow(item.place, item.data)
-            yield from convert_row(row, lambda _, item=item: _rows_of(item, threads))
+    for row in _runs(paths):
+        if isinstance(row, JsonRow) and (thread := _thread(row.data)) is not None:
+            threads.setdefault(text_of(row.data.get("trace_id")) or "", thread)
+    yield from convert_rows(_runs(paths), lambda row: _rows_of(row, threads))
 
 
-def _rows_of(item: _Item, threads: dict[str, str]) -> Iterator[SourceRow]:
+def _rows_of(item: JsonRow, threads: dict[str, str]) -> Iterator[SourceRow]:
     row = item.data
     kind = row.get("run_type")
     if _is_judgement(row):
@@ -106,18 +85,12 @@ def _rows_of(item: _Item, threads: dict[str, str]) -> Iterator[SourceRow]:
         yield from _calls(item, threads)
 
 
-def _feedback(item: _Item) -> Feedback | Refusal:
+def _feedback(item: JsonRow) -> Feedback | Refusal:
     row = item.data
-    about, name = first_text(row, "run_id", "trace_id"), text_of(row.get("key"))
-    if about is None or name is None:
-        return Refusal(
-            item.place, "a judgement of nothing", "it names no run, or not what it judges"
-        )
     score = row.get("score")
     number = float(score) if isinstance(score, bool) else decimal_number(score)
-    if number is None:
-        return Refusal(item.place, "a judgement without a number", f"{name}: {row.get('value')}")
-    return Feedback(item.place, about, name, number)
+    about = first_text(row, "run_id", "trace_id")
+    return feedback_row(item.place, about, text_of(row.get("key")), number, row.get("value"))
 
 
 def _scores(row: Row) -> dict[str, float]:
@@ -145,46 +118,30 @@ def _ancestors(row: Row) -> tuple[str, ...]:
     return tuple(dict.fromkeys(i for i in known if isinstance(i, str) and i and i != own))
 
 
-def _calls(item: _Item, threads: dict[str, str]) -> Iterator[LoggedConversation]:
-    row, reader = item.data, BlockReader()
+def _calls(item: JsonRow, threads: dict[str, str]) -> Iterator[LoggedConversation]:
+    row = item.data
     given, said = parsed(row.get("inputs")), parsed(row.get("outputs"))
-    prompt = free_prompt(given, reader)
-    error = text_of(row.get("error"))
-    if said in (None, "", {}, []):
-        if error is None:
-            raise UnreadableRowError(NO_REPLY, "the run has no outputs")
-        found = [FreeReply([])]
-    else:
-        found = free_replies(said, reader)
+    calls = free_calls(given, said, BlockReader(), error=text_of(row.get("error")))
     metadata, trace = _metadata(row), text_of(row.get("trace_id")) or ""
     usage = _usage(metadata, as_row(said))
     own = text_of(row.get("id"))
-    for number, reply in enumerate(found):
-        place = item.place
-        if number:
-            place = Place(place.path, place.line, f"{place.part or own} choice {number}")
-        yield LoggedConversation(
-            place=place,
-            messages=[*prompt, *reply.messages],
-            is_call=True,
-            tools=_tools(row, given),
-            group=_thread(row) or threads.get(trace),
-            id=f"{own}#{number}" if number else own,
-            judged_as=_ancestors(row),
-            provider=text_of(metadata.get("ls_provider")),
-            model=_model(row, metadata, as_row(said)),
-            # If the SDK sent no counts, those of the service.
-            usage=usage_of(usage) or usage_of(row),
-            cost_usd=decimal_number(row.get("total_cost")),
-            started_at=iso_time(row.get("start_time")),
-            duration_s=seconds_between(row.get("start_time"), row.get("end_time")),
-            finish_reason=reply.ending,
-            error=None if reply.messages else error,
-            scores={} if number else _scores(row),
-            losses=tuple(reader.losses),
-            metadata=without_nothing(trace_id=trace, tags=parsed(row.get("tags")))
-            | usage_details(usage),
-        )
+    facts = {
+        "tools": _tools(row, given),
+        "group": _thread(row) or threads.get(trace),
+        "id": own,
+        "judged_as": _ancestors(row),
+        "model": _model(row, metadata, as_row(said)),
+        # If the SDK sent no counts, those of the service.
+        "usage": usage_of(usage) or usage_of(row),
+        "cost_usd": decimal_number(row.get("total_cost")),
+        "started_at": iso_time(row.get("start_time")),
+        "duration_s": seconds_between(row.get("start_time"), row.get("end_time")),
+    }
+    about = without_nothing(trace_id=trace, tags=parsed(row.get("tags"))) | usage_details(usage)
+    provider, part = text_of(metadata.get("ls_provider")), item.place.part or own
+    logged = logged_calls(item.place, calls, facts, metadata=about, provider=provider, part=part)
+    for number, call in enumerate(logged):
+        yield call if number else replace(call, scores=_scores(row))
 
 
 def _invocation(row: Row) -> Row:
@@ -227,11 +184,8 @@ def _is_recognised(path: Path, head: bytes) -> bool:
     if all(name in columns for name in _PARQUET_COLUMNS):
         return True
     rows = (*head_rows(head), *csv_head(path, head))
-    return any(
-        _is_judgement(item.data) or ("run_type" in item.data and "inputs" in item.data)
-        for row in rows
-        for item in _items(row, Place(path, 1))
-    )
+    runs = (as_row(run) for row in rows for run in as_list(row.get("runs")) or [row])
+    return any(_is_judgement(run) or ("run_type" in run and "inputs" in run) for run in runs)
 
 
 LANGSMITH = TraceFormat(

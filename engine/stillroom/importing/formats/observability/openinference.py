@@ -6,9 +6,12 @@ Source: the OpenInference semantic conventions, `llm.input_messages.N.message.*`
 from collections.abc import Iterator
 from typing import Any
 
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.exchanges import NO_CONTENTS, read_exchanges
-from stillroom.importing.bodies.facts import (
+from stillroom.importing.formats.observability.calls import Convention, joined_turns, span_call
+from stillroom.importing.formats.observability.otlp import Span, nested
+from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.calls import NO_CONTENTS, ApiCall, read_calls
+from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
     decimal_number,
@@ -17,10 +20,7 @@ from stillroom.importing.bodies.facts import (
     parsed,
     text_of,
 )
-from stillroom.importing.chat_messages import TRUNCATED, tool_schemas
-from stillroom.importing.formats.observability.calls import Convention, SpanCall, joined_turns
-from stillroom.importing.formats.observability.otlp import Span, nested
-from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.messages import TRUNCATED, tool_schemas
 
 KIND = "openinference.span.kind"
 _REDACTED = "__REDACTED__"
@@ -30,7 +30,7 @@ def _is_model_call(span: Span) -> bool:
     return str(span.attributes.get(KIND)).upper() == "LLM"
 
 
-def _read_call(span: Span) -> Iterator[SpanCall]:
+def _read_call(span: Span) -> Iterator[ApiCall]:
     """Yields the call of a span.
 
     The bodies of the request and the response, which most instrumentations keep beside the
@@ -49,8 +49,8 @@ def _read_call(span: Span) -> Iterator[SpanCall]:
         raise UnreadableRowError(NO_CONTENTS, detail)
     losses = dict.fromkeys([*reader.losses, *(bodies.losses if bodies else ())])
     ending = finish_reason_of(attributes.get("llm.finish_reason"))
-    yield SpanCall(
-        messages=[*messages, *reply],
+    yield span_call(
+        [*messages, *reply],
         tools=_tools(attributes) or (bodies.tools if bodies else None),
         model=first_text(attributes, "llm.response.model_name", "llm.model_name"),
         provider=first_text(attributes, "llm.provider", "llm.system"),
@@ -126,7 +126,7 @@ def _from_bodies(attributes: Row) -> Any:
     if not as_row(request) or not as_row(response):
         return None
     try:
-        return read_exchanges(request, response)[0]
+        return read_calls(request, response)[0]
     except UnreadableRowError:
         return None
 

@@ -1,16 +1,26 @@
-"""Reads spans and log records of OTLP JSON, and spans as Phoenix's API lists them."""
+"""Reads spans, log records and judgements of OTLP JSON, and spans as SDKs print them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from stillroom.data.checks import as_number
-from stillroom.importing.bodies.facts import as_list, as_row, first_text, parsed, text_of
 from stillroom.importing.json_rows import Row
-from stillroom.importing.records import Place
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    decimal_number,
+    first_text,
+    parsed,
+    text_of,
+)
+from stillroom.importing.records import Feedback, Place, Refusal, feedback_row
 
 _VALUES = ("stringValue", "boolValue", "doubleValue", "bytesValue")
 _MOST_LEVELS = 40
+EVALUATION = "gen_ai.evaluation.result"
+_NAME, _SCORE = "gen_ai.evaluation.name", "gen_ai.evaluation.score.value"
+_LABEL = "gen_ai.evaluation.score.label"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,3 +240,23 @@ def _log_record(record: Row, place: Place, number: int) -> LogRecord:
         event=SpanEvent(name=name, fields=fields | more),
         place=own,
     )
+
+
+def judgements_in(span: Span) -> Iterator[Feedback | Refusal]:
+    """Yields the judgements that stand as events in a span, about this span."""
+    for number, event in enumerate(span.events):
+        if event.name == EVALUATION:
+            part = f"{span.id} event {number}"
+            yield _judgement(event, Place(span.place.path, span.place.line, part), span.id)
+
+
+def judgement_of(record: LogRecord) -> Feedback | Refusal:
+    """Returns the judgement of a log record, about the span or the response that it names."""
+    named = first_text(record.event.fields, "gen_ai.response.id")
+    return _judgement(record.event, record.place, record.span_id or named or record.trace_id)
+
+
+def _judgement(event: SpanEvent, place: Place, about: str) -> Feedback | Refusal:
+    fields = event.fields
+    name, score = first_text(fields, _NAME), decimal_number(fields.get(_SCORE))
+    return feedback_row(place, about, name, score, fields.get(_LABEL))

@@ -4,50 +4,43 @@ Spans of one trace may stand far apart, in several files. What a call needs of o
 first: the session of its trace, and the log records that hold its messages.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stillroom.importing.bodies.exchanges import NO_CALL, NO_REPLY
-from stillroom.importing.bodies.facts import (
-    first_text,
-    iso_time,
-    seconds_between,
-    usage_details,
-    usage_of,
-    without_nothing,
-)
-from stillroom.importing.bodies.shelf import Shelf
 from stillroom.importing.formats.observability.ai_sdk import AI_SDK
-from stillroom.importing.formats.observability.calls import SpanCall
-from stillroom.importing.formats.observability.evaluations import (
-    EVALUATION,
-    judgement_of,
-    judgements_in,
-)
-from stillroom.importing.formats.observability.genai import EVENT_NAMES, GENAI
+from stillroom.importing.formats.observability.genai import EVENT_NAMES, GENAI, OPENROUTER_SPANS
 from stillroom.importing.formats.observability.openinference import OPENINFERENCE
-from stillroom.importing.formats.observability.openrouter import OPENROUTER_SPANS
 from stillroom.importing.formats.observability.otlp import (
+    EVALUATION,
     LogRecord,
     PlacedEvent,
     Span,
+    judgement_of,
+    judgements_in,
     telemetry_of,
 )
 from stillroom.importing.json_rows import (
+    JsonRow,
     Row,
     UnreadableRowError,
     head_rows,
 )
+from stillroom.importing.payloads.calls import NO_CALL, NO_REPLY, ApiCall, logged_calls
+from stillroom.importing.payloads.fields import (
+    first_text,
+    iso_time,
+    seconds_between,
+    without_nothing,
+)
 from stillroom.importing.records import (
     Feedback,
-    LoggedConversation,
     Place,
     Refusal,
     SourceRow,
     TraceFormat,
 )
+from stillroom.importing.spill import DiskDict
 from stillroom.importing.table_rows import read_any_rows
 
 _SESSIONS = ("session.id", "langfuse.session.id", "ai.telemetry.metadata.sessionId")
@@ -68,14 +61,14 @@ _HEAD_PLACE = Place(Path(), 1)
 
 
 Telemetry = Span | LogRecord | Feedback | Refusal
-TelemetryOf = Callable[[Row, Place], Iterator[Telemetry]]
+TelemetryOf = Callable[[JsonRow], Iterator[Telemetry]]
 
 
 @dataclass(slots=True)
 class _Others:
     """What calls need of other spans and of log records."""
 
-    records: Shelf[tuple[str, int]]
+    records: DiskDict[tuple[str, int]]
     """The log records with messages, by the id of their span and their number within it."""
     num_records: dict[str, int] = field(default_factory=dict[str, int])
     sessions: dict[str, str] = field(default_factory=dict[str, str])
@@ -104,7 +97,7 @@ def read_spans(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Sou
 
     `telemetry_of` yields what a row holds; it refuses rows that hold nothing.
     """
-    with Shelf[tuple[str, int]]() as records:
+    with DiskDict[tuple[str, int]]() as records:
         others = _Others(records)
         if any(_names_others(path) for path in paths):
             _take_in(paths, telemetry_of, others)
@@ -142,12 +135,11 @@ def _has_messages(record: LogRecord) -> bool:
 
 
 def _telemetry(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Telemetry]:
-    for path in paths:
-        for row in read_any_rows(path):
-            if isinstance(row, Refusal):
-                yield row
-            else:
-                yield from telemetry_of(row.data, row.place)
+    for row in read_any_rows(*paths):
+        if isinstance(row, Refusal):
+            yield row
+        else:
+            yield from telemetry_of(row)
 
 
 def _take_in(paths: Sequence[Path], telemetry_of: TelemetryOf, others: _Others) -> None:
@@ -159,12 +151,12 @@ def _take_in(paths: Sequence[Path], telemetry_of: TelemetryOf, others: _Others) 
             number = others.num_records.get(item.span_id, 0)
             others.num_records[item.span_id] = number + 1
             place = [paths.index(item.place.path), item.place.line, item.place.part]
-            others.records.put((item.span_id, number), [item.event.name, item.event.fields, place])
+            others.records.add((item.span_id, number), [item.event.name, item.event.fields, place])
 
 
-def _otlp_of(row: Row, place: Place) -> Iterator[Telemetry]:
-    found = list(telemetry_of(row, place))
-    yield from found or [Refusal(place, "neither spans nor log records")]
+def _otlp_of(row: JsonRow) -> Iterator[Telemetry]:
+    found = list(telemetry_of(row.data, row.place))
+    yield from found or [Refusal(row.place, "neither spans nor log records")]
 
 
 def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
@@ -188,47 +180,35 @@ def _rows_of(
     records = [_record(others, (span.id, number), paths) for number in range(num_records)]
     used.update([span.id] if records else [])
     places = tuple(record.place for record in records)
-    span = dataclasses.replace(span, events=(*span.events, *records))
-    group = others.group_of(span)
+    span = replace(span, events=(*span.events, *records))
     try:
-        calls = [_logged(span, call, group) for call in convention.read_call(span)]
-        if any(call.messages[-1]["role"] != "assistant" and not call.error for call in calls):
-            raise UnreadableRowError(NO_REPLY, "the span holds no output messages")
+        calls = [_with_failure(call, span) for call in convention.read_call(span)]
     except UnreadableRowError as error:
         yield Refusal(span.place, error.reason, error.detail)
         for place in places:
             yield Refusal(place, error.reason, f"see {span.place}")
         return
-    yield dataclasses.replace(calls[0], also_at=places)
-    for number, call in enumerate(calls[1:], start=1):
-        place = Place(span.place.path, span.place.line, f"{span.id} choice {number}")
-        yield dataclasses.replace(call, place=place, id=f"{span.id}#{number}")
-
-
-def _logged(span: Span, call: SpanCall, group: str | None) -> LoggedConversation:
-    """Returns a span's call; a call without a reply has the failure of its span."""
-    has_reply = call.messages[-1]["role"] == "assistant"
-    return LoggedConversation(
-        place=span.place,
-        messages=call.messages,
-        is_call=True,
-        tools=call.tools,
-        group=group,
-        id=span.id or None,
-        judged_as=tuple(
-            name for name in (span.trace_id, first_text(span.attributes, _RESPONSE)) if name
-        ),
-        provider=call.provider,
-        model=call.model,
-        usage=usage_of(call.usage),
-        cost_usd=call.cost_usd,
-        started_at=iso_time(span.begin),
-        duration_s=seconds_between(span.begin, span.end),
-        finish_reason=call.finish_reason,
-        error=None if has_reply else span.error,
-        losses=call.losses,
-        metadata=usage_details(call.usage) | without_nothing(trace_id=span.trace_id),
+    judged_as = (span.trace_id, first_text(span.attributes, _RESPONSE))
+    facts: Row = {
+        "group": others.group_of(span),
+        "id": span.id or None,
+        "judged_as": tuple(name for name in judged_as if name),
+        "started_at": iso_time(span.begin),
+        "duration_s": seconds_between(span.begin, span.end),
+    }
+    metadata = without_nothing(trace_id=span.trace_id)
+    yield from logged_calls(
+        span.place, calls, facts, metadata=metadata, part=span.id, also_at=places
     )
+
+
+def _with_failure(call: ApiCall, span: Span) -> ApiCall:
+    """Returns a span's call; one without a reply has the failure of its span."""
+    if call.messages[-1]["role"] == "assistant":
+        return call
+    if not span.error:
+        raise UnreadableRowError(NO_REPLY, "the span holds no output messages")
+    return replace(call, error=span.error)
 
 
 def _convention_of(head: bytes) -> str | None:

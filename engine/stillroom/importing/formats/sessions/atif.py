@@ -6,23 +6,23 @@ from pathlib import Path
 
 from stillroom.data.checks import as_number
 from stillroom.data.layouts.foreign import numbers_by_name
-from stillroom.importing.bodies.facts import (
+from stillroom.importing.formats.sessions.message_tree import NO_REPLY, SYNTHETIC
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    head_rows,
+    read_document,
+    row_reader,
+)
+from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
     first_text,
     usage_of,
     without_nothing,
 )
-from stillroom.importing.chat_messages import ChatReader, tool_call, tool_schemas
-from stillroom.importing.formats.sessions.message_tree import NO_REPLY, SYNTHETIC
-from stillroom.importing.json_rows import (
-    JsonRow,
-    Row,
-    UnreadableRowError,
-    convert_rows,
-    head_rows,
-    read_document,
-)
+from stillroom.importing.payloads.messages import ChatReader, tool_call, tool_schemas
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
 from stillroom.types import Usage, total_usd
 
@@ -154,5 +154,5 @@ ATIF = TraceFormat(
     name="atif",
     title="ATIF trajectories (Harbor)",
     is_recognised=_is_recognised,
-    read=lambda paths: convert_rows(paths, _trajectories),
+    read=row_reader(_trajectories),
 )

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from stillroom.importing.bodies.facts import as_list, as_row, first_text, text_of
 from stillroom.importing.formats.sessions.forks import line_of
 from stillroom.importing.formats.sessions.message_tree import MessageTree, Turn
 from stillroom.importing.json_rows import JsonRow, Row, has_row, read_json_rows
+from stillroom.importing.payloads.fields import as_list, as_row, first_text, text_of
 from stillroom.importing.records import Refusal, SourceRow, TraceFormat
 
 _KINDS = frozenset(("user", "assistant", "system", "attachment", "progress"))

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stillroom.importing.bodies.facts import as_row, first_text, text_of
 from stillroom.importing.formats.sessions.message_tree import MessageTree, Turn
 from stillroom.importing.json_rows import JsonRow, Row, has_row, read_json_rows
+from stillroom.importing.payloads.fields import as_row, first_text, text_of
 from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, TraceFormat
 
 _NO_PROMPT = "the output lacks the user's messages"

@@ -5,17 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.exchanges import input_messages
-from stillroom.importing.bodies.facts import (
-    as_list,
-    as_row,
-    first_text,
-    text_of,
-    usage_of,
-    without_nothing,
-)
-from stillroom.importing.chat_messages import json_text
 from stillroom.importing.formats.sessions.codex_forks import ThreadForks, is_message, origin_of
 from stillroom.importing.formats.sessions.forks import MOST_FORKS
 from stillroom.importing.formats.sessions.message_tree import COPIED, HISTORY_LOST, NO_REPLY
@@ -26,6 +15,17 @@ from stillroom.importing.json_rows import (
     head_rows,
     read_json_rows,
 )
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.calls import input_messages
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    first_text,
+    text_of,
+    usage_of,
+    without_nothing,
+)
+from stillroom.importing.payloads.messages import json_text
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
 from stillroom.types import Usage
 

@@ -4,9 +4,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.facts import as_list, as_row, finish_reason_of, first_text, usage_of
 from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    finish_reason_of,
+    first_text,
+    usage_of,
+)
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow
 from stillroom.types import Usage
 

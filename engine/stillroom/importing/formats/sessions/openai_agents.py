@@ -3,8 +3,18 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from stillroom.importing.bodies.exchanges import ApiCall, read_exchanges
-from stillroom.importing.bodies.facts import (
+from stillroom.importing.formats.sessions.message_tree import HISTORY_LOST
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    convert_rows,
+    has_row,
+    listed_rows,
+    row_reader,
+)
+from stillroom.importing.payloads.calls import NO_CALL, ApiCall, logged_calls, read_calls
+from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
     first_text,
@@ -13,17 +23,8 @@ from stillroom.importing.bodies.facts import (
     usage_of,
     without_nothing,
 )
-from stillroom.importing.formats.sessions.message_tree import HISTORY_LOST
-from stillroom.importing.json_rows import (
-    JsonRow,
-    Row,
-    UnreadableRowError,
-    convert_rows,
-    has_row,
-)
-from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
+from stillroom.importing.records import Refusal, SourceRow, TraceFormat
 
-NO_CALL = "no model call"
 _NO_CONTENT = "the span of a response lacks its messages"
 _HINT = (
     "the SDK exports only the response's id: write span_data.input and span_data.response beside "
@@ -39,18 +40,11 @@ class _Traces:
 
     def calls(self, row: JsonRow) -> Iterator[SourceRow]:
         """Yields the calls among the items of a row: a span or trace, or a batch of them."""
-        batch = row.data.get("data")
-        if not isinstance(batch, list):
-            yield from self._calls(row.place, row.data)
-            return
-        for number, item in enumerate(as_list(batch), start=1):
-            place = Place(row.place.path, row.place.line, str(number))
-            try:
-                yield from list(self._calls(place, as_row(item)))
-            except UnreadableRowError as error:
-                yield Refusal(place, error.reason, error.detail)
+        for item in listed_rows(row, "data", part=""):
+            yield from convert_rows([item], self._calls)
 
-    def _calls(self, place: Place, item: Row) -> Iterator[SourceRow]:
+    def _calls(self, row: JsonRow) -> Iterator[SourceRow]:
+        item = row.data
         span, trace = as_row(item.get("span_data")), first_text(item, "trace_id")
         failure = first_text(as_row(item.get("error")), "message")
         match span.get("type"):
@@ -62,22 +56,18 @@ class _Traces:
                 trace, thread = first_text(item, "id"), first_text(item, "group_id")
                 if trace and thread:
                     self._threads[trace] = thread
-                yield Refusal(place, NO_CALL, str(kind or item.get("object")))
+                yield Refusal(row.place, NO_CALL, str(kind or item.get("object")))
                 return
-        facts: Row = call.facts() | {
+        facts: Row = {
+            "group": self._threads.get(trace or "", trace),
             "id": first_text(item, "id"),
             "started_at": iso_time(item.get("started_at")),
             "duration_s": seconds_between(item.get("started_at"), item.get("ended_at")),
-            "metadata": call.metadata
-            | without_nothing(response_id=call.id, parent_span=first_text(item, "parent_id")),
         }
-        yield LoggedConversation(
-            place=place,
-            is_call=True,
-            group=self._threads.get(trace or "", trace),
-            provider="openai" if span["type"] == "response" else None,
-            **facts,
-        )
+        parent_span = first_text(item, "parent_id")
+        metadata = without_nothing(response_id=call.id, parent_span=parent_span)
+        provider = "openai" if span["type"] == "response" else None
+        yield from logged_calls(row.place, [call], facts, metadata=metadata, provider=provider)
 
 
 def _generation(span: Row, failure: str | None) -> ApiCall:
@@ -90,7 +80,7 @@ def _generation(span: Row, failure: str | None) -> ApiCall:
     response: Row = {"choices": [{"message": output[-1]}]} if output else {}
     if not output and failure:
         response = {"error": {"message": failure}}
-    (call,) = read_exchanges(request, response)
+    (call,) = read_calls(request, response)
     return replace(call, usage=usage_of(span.get("usage")))
 
 
@@ -105,7 +95,7 @@ def _response(span: Row, failure: str | None) -> ApiCall:
         raise UnreadableRowError(_NO_CONTENT, _HINT)
     named = ("instructions", "model", "tools")
     request = {key: response[key] for key in named if response.get(key)} | {"input": sent}
-    (call,) = read_exchanges(request, response or {"error": {"message": failure}})
+    (call,) = read_calls(request, response or {"error": {"message": failure}})
     if response.get("previous_response_id") or response.get("conversation"):
         return replace(call, losses=(HISTORY_LOST, *call.losses))
     return call
@@ -122,5 +112,5 @@ OPENAI_AGENTS = TraceFormat(
     name="openai_agents",
     title="Traces of OpenAI's Agents SDK",
     is_recognised=has_row(_is_item),
-    read=lambda paths: convert_rows(paths, _Traces().calls),
+    read=row_reader(_Traces().calls),
 )

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stillroom.importing.bodies.facts import as_list, as_row
 from stillroom.importing.formats.sessions.openhands_events import EventLog, is_event, is_old_event
 from stillroom.importing.json_rows import (
     JsonRow,
@@ -13,6 +12,7 @@ from stillroom.importing.json_rows import (
     read_document,
     read_json_rows,
 )
+from stillroom.importing.payloads.fields import as_list, as_row
 from stillroom.importing.records import Refusal, SourceRow, TraceFormat
 
 _STATE = "base_state.json"

@@ -5,11 +5,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.facts import as_list, as_row, first_text, usage_of, without_nothing
-from stillroom.importing.chat_messages import IMAGES_LOST, tool_call
 from stillroom.importing.formats.sessions.message_tree import NO_REPLY
 from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    first_text,
+    usage_of,
+    without_nothing,
+)
+from stillroom.importing.payloads.messages import IMAGES_LOST, tool_call
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow
 from stillroom.types import Usage
 

@@ -4,16 +4,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stillroom.data.checks import Problem, as_number, decode_row
-from stillroom.importing.bodies.blocks import BlockReader
-from stillroom.importing.bodies.exchanges import input_messages
-from stillroom.importing.bodies.facts import as_list, as_row, first_text, usage_of, without_nothing
 from stillroom.importing.formats.sessions.message_tree import NO_REPLY
 from stillroom.importing.json_rows import (
     JsonRow,
     Row,
     UnreadableRowError,
-    convert_rows,
     head_rows,
+    row_reader,
+)
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.calls import input_messages
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    first_text,
+    usage_of,
+    without_nothing,
 )
 from stillroom.importing.records import LoggedConversation, SourceRow, TraceFormat
 from stillroom.types import Usage
@@ -128,5 +134,5 @@ SWE_AGENT = TraceFormat(
     name="swe_agent",
     title="SWE-agent and mini-swe-agent trajectories",
     is_recognised=_is_recognised,
-    read=lambda paths: convert_rows(paths, _trajectory),
+    read=row_reader(_trajectory),
 )

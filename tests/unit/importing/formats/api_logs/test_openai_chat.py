@@ -2,9 +2,7 @@ import json
 
 import pytest
 
-from fakes.imported_rows import imported
-from stillroom.importing.formats.api_logs.openai_chat import OPENAI_CHAT
-from stillroom.importing.records import LoggedConversation, RawCall, Refusal
+from stillroom.importing.formats.api_logs.logged_pairs import OPENAI_CHAT
 
 USER = {"role": "user", "content": "Hi"}
 REPLY = {"role": "assistant", "content": "Hello"}
@@ -41,11 +39,11 @@ SPELLINGS = {
 }
 
 
-def read(tmp_path, rows, *, raw=False):
+def read(tmp_path, rows):
     path = tmp_path / "calls.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     assert OPENAI_CHAT.is_recognised(path, path.read_bytes())
-    return list((OPENAI_CHAT.read_raw if raw else OPENAI_CHAT.read)([path]))
+    return list(OPENAI_CHAT.read([path]))
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
@@ -74,41 +72,3 @@ def test_scores_beside_a_call_are_read(tmp_path):
     [call] = read(tmp_path, [{**SPELLINGS["pair"], "scores": {"right": 1, "why": "x"},
                               "feedback": True}])  # fmt: skip
     assert call.scores == {"right": 1.0, "feedback": 1.0}
-
-
-ODD_MESSAGES = [
-    {
-        "role": "developer",
-        "content": [{"type": "text", "text": "be"}, {"type": "text", "text": "!"}],
-    },
-    {"role": "user", "content": None, "name": "ann"},
-    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
-    {"role": "assistant", "content": None, "function_call": CALL["function"]},
-    {"role": "function", "name": "look", "content": "3"},
-    {"role": "assistant", "tool_calls": [CALL], "reasoning": "so"},
-    {"role": "tool", "tool_call_id": "t1", "content": [{"type": "text", "text": "4"}]},
-    {"role": "assistant", "content": "", "refusal": "No.", "weight": 0},
-    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "5"}]},
-    USER,
-]
-
-
-def test_rows_read_undecoded_become_the_same_rollouts(tmp_path):
-    rows = [{"request": {"messages": [*ODD_MESSAGES[: n + 1], USER]}, "response": COMPLETION}
-            for n in range(len(ODD_MESSAGES))]  # fmt: skip
-    rows += [{"request": {"messages": [message]}, "response": COMPLETION}
-             for message in ODD_MESSAGES]  # fmt: skip
-    rows += list(SPELLINGS.values())
-    rows += [
-        {"request": {"messages": [USER], "tools": [TOOL, {"type": "web_search"}]},
-         "response": COMPLETION, "session_id": "s", "latency_ms": 1500, "id": "x"},
-        {"request": {"messages": [USER]}, "response": {**COMPLETION, "usage": {
-            **COMPLETION["usage"], "prompt_tokens_details": {"cached_tokens": 3}}}},
-        {"request": {"messages": [{"role": "wizard", "content": "?"}]}, "response": COMPLETION},
-        {"request": {"messages": []}, "response": COMPLETION},
-    ]  # fmt: skip
-    raw = read(tmp_path, rows, raw=True)
-    assert sum(isinstance(row, RawCall) for row in raw) > 10
-    plain = read(tmp_path, rows)
-    assert {type(row) for row in plain} == {LoggedConversation, Refusal}
-    assert imported(tmp_path, raw) == imported(tmp_path, plain)

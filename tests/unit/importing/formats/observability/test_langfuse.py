@@ -55,7 +55,7 @@ def test_scores_are_feedback_about_their_trace():
     (score,) = (row for row in rows if isinstance(row, Feedback))
     assert (score.name, score.value) == ("helpful", 1.0)
     assert all(call.judged_as == (score.about,) for call in calls_of(rows))
-    assert (2, "a judgement without a number") in refusals(rows)
+    assert (2, "feedback without a number") in refusals(rows)
 
 
 def test_a_downloaded_trace_holds_its_observations_and_scores(tmp_path):
@@ -164,7 +164,7 @@ def test_broken_tables_and_rows_are_refused_by_line(tmp_path):
     assert refusals(read("langfuse", other)) == [
         (1, "neither an observation, a trace nor a score"),
         (2, "not a JSON object"),
-        (3, "a judgement of nothing"),
+        (3, "feedback without a target"),
     ]
 
 

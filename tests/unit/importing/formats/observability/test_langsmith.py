@@ -120,8 +120,8 @@ def test_feedback_is_a_score_of_its_run_and_of_the_runs_within_it(tmp_path):
     assert judged == [("t1", "helpful", 0.5), ("c1", "ok", 1.0)]
     assert refusals(rows) == [
         (1, "no model call"),
-        (4, "a judgement without a number"),
-        (5, "a judgement of nothing"),
+        (4, "feedback without a number"),
+        (5, "feedback without a target"),
     ]
 
 

@@ -20,7 +20,7 @@ def test_annotations_are_feedback_about_their_spans():
     (judgement,) = (row for row in rows if isinstance(row, Feedback))
     assert (judgement.name, judgement.value) == ("helpful", 1.0)
     assert judgement.about in {call.id for call in calls_of(rows)}
-    assert refusals(rows) == [(1, "a judgement without a number")]
+    assert refusals(rows) == [(1, "feedback without a number")]
 
 
 def test_rows_that_are_neither_are_refused(tmp_path):

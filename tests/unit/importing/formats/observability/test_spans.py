@@ -368,8 +368,8 @@ def test_evaluations_are_feedback_about_their_span_or_response(tmp_path):
         ("resp", "helpful", 0.5),
     ]
     assert refusals(rows) == [
-        (2, "a judgement without a number"),
-        (2, "a judgement of nothing"),
+        (2, "feedback without a number"),
+        (2, "feedback without a target"),
         (2, "no model call"),
     ]
 

@@ -1,0 +1,159 @@
+"""Puts a rollout together from its calls: its messages, and what is known of each of its turns."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from stillroom.importing.conversations.call_tree import NONE
+from stillroom.importing.conversations.collector import RowCollector
+from stillroom.importing.conversations.join import JoinedRows
+from stillroom.importing.conversations.messages import ASSISTANT
+from stillroom.importing.conversations.row_table import LoggedFacts
+from stillroom.importing.redaction import Redaction
+
+_ASSISTANT, _USER = b'{"role":"assistant"', b'{"role":"user"'
+_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedRollout:
+    """One rollout: its messages as JSON, and the rows that it is made of."""
+
+    row: int
+    """Its kept row."""
+    messages: list[bytes]
+    """The messages as JSON objects in our shape."""
+    facts: list[LoggedFacts]
+    """What is known of its rows, in the order of the conversation; the kept row's is the last."""
+    metadata: bytes
+    """The kept row's metadata as a JSON object."""
+    losses: list[str] = field(default_factory=list[str])
+    num_turns: int = 0
+    """The number of assistant turns that were sampled for it."""
+    branch_of: int | None = None
+    num_unanswered: int = 0
+    """The number of assistant turns that no call of the sources answered."""
+
+    @property
+    def kept(self) -> LoggedFacts:
+        """What is known of the kept row."""
+        return self.facts[-1]
+
+    @property
+    def messages_json(self) -> bytes:
+        """The messages as a JSON array."""
+        return b"[" + b",".join(self.messages) + b"]"
+
+    @property
+    def num_prompt(self) -> int:
+        """The number of messages up to the last one of a user that has an answer.
+
+        Without a user, that is the number before the first answer.
+        """
+        is_answered = False
+        for index in range(len(self.messages) - 1, -1, -1):
+            if self.messages[index].startswith(_ASSISTANT):
+                is_answered = True
+            elif is_answered and self.messages[index].startswith(_USER):
+                return index + 1
+        answers = (i for i, message in enumerate(self.messages) if message.startswith(_ASSISTANT))
+        return next(answers, len(self.messages))
+
+
+class RolloutBuilder:
+    """Builds the rollouts of an import, each when it is wanted."""
+
+    def __init__(
+        self, collected: RowCollector, joined: JoinedRows, redaction: Redaction | None
+    ) -> None:
+        """`redaction` takes secrets out; without it rollouts are as their sources have them."""
+        self._collected, self._joined, self._redaction = collected, joined, redaction
+
+    def build(self, row: int) -> ImportedRollout:
+        """Returns the rollout of a kept row."""
+        if self._redaction is not None:
+            self._redaction.begin_conversation()
+        if self._collected.rows.nodes[row] != NONE:
+            return self._of_calls(row)
+        facts = self._collected.rows.facts(row)
+        messages = [self._cleaned(message) for message in facts.messages]
+        replies = [message for message in messages if message.startswith(_ASSISTANT)]
+        return ImportedRollout(
+            row,
+            messages,
+            [facts],
+            self._metadata(facts),
+            list(facts.losses),
+            num_turns=sum(b'"weight":0' not in reply for reply in replies),
+            branch_of=self._joined.branch_of.get(row),
+        )
+
+    def _of_calls(self, row: int) -> ImportedRollout:
+        store, tree, rows = self._collected.store, self._collected.tree, self._collected.rows
+        path = tree.path_to(rows.nodes[row])
+        numbers = list(map(tree.message, path))
+        messages = [self._cleaned(store.encoded(number)) for number in numbers]
+        own = list[int]()
+        num_turns = num_unanswered = 0
+        for index, node in enumerate(path):
+            first = tree.first_row(node)
+            if first != NONE and self._joined.owners[first] == row:
+                own += sorted(tree.rows_at(node), key=row.__eq__)
+                num_turns += 1
+            elif store.roles[numbers[index]] == ASSISTANT:
+                messages[index] = messages[index][:-1] + b',"weight":0}'
+                num_unanswered += first == NONE
+        results = list(map(tree.result_of, path))
+        if not self._agree(numbers, results):
+            messages = list(_with_ids(messages, results))
+        facts = rows.all_facts(own)
+        lost = [loss for number in numbers for loss in store.losses.get(number, ())]
+        lost += [loss for each in facts for loss in each.losses]
+        return ImportedRollout(
+            row,
+            messages,
+            facts,
+            self._metadata(facts[-1]),
+            list(dict.fromkeys(lost)),
+            num_turns=num_turns,
+            branch_of=self._joined.branch_of.get(row),
+            num_unanswered=num_unanswered,
+        )
+
+    def _cleaned(self, message: bytes) -> bytes:
+        """Returns a message without secrets."""
+        if self._redaction is None:
+            return message
+        return msgspec.json.encode(self._redaction.message(_ANY.decode(message)))
+
+    def _metadata(self, facts: LoggedFacts) -> bytes:
+        if self._redaction is None or facts.metadata == b"{}":
+            return facts.metadata
+        return msgspec.json.encode(self._redaction.value(_ANY.decode(facts.metadata)))
+
+    def _agree(self, numbers: Sequence[int], results: Sequence[int]) -> bool:
+        """Returns whether each tool's message has the id of the call that it answers."""
+        store = self._collected.store
+        calls: list[int] = []
+        for number, result in zip(numbers, results, strict=True):
+            calls += store.calls(number)
+            if result != NONE and calls[result] != store.answered[number]:
+                return False
+        return True
+
+
+def _with_ids(messages: Sequence[bytes], results: Sequence[int]) -> Iterator[bytes]:
+    """Yields the messages, in which tools' messages have the ids of the calls that they answer.
+
+    Systems give a call other ids when they send it back, and messages come from several calls.
+    """
+    ids: list[str] = []
+    for encoded, result in zip(messages, results, strict=True):
+        message = _ANY.decode(encoded)
+        ids += [call["id"] for call in message.get("tool_calls", ())]
+        if result != NONE:
+            yield msgspec.json.encode({**message, "tool_call_id": ids[result]})
+        else:
+            yield encoded

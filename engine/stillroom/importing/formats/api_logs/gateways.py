@@ -1,0 +1,224 @@
+"""Logs of gateways: LiteLLM's payloads and table of spend, and Helicone's exported requests.
+
+Source: LiteLLM's StandardLoggingPayload, which its loggers write to buckets and files, and the rows
+of LiteLLM_SpendLogs, which hold messages if `store_prompts_in_spend_logs` is on; the rows of
+`npx @helicone/export --include-body` and of Helicone's `POST /v1/request/query`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stillroom.data.layouts.foreign import numbers_by_name
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    convert_rows,
+    head_rows,
+    listed_rows,
+)
+from stillroom.importing.payloads.calls import (
+    NO_CALL,
+    NO_CONTENTS,
+    NO_REPLY,
+    logged_calls,
+    read_calls,
+)
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    decimal_number,
+    first_text,
+    iso_time,
+    parsed,
+    positive_number,
+    seconds_between,
+    text_of,
+    usage_of,
+    without_nothing,
+)
+from stillroom.importing.payloads.messages import TRUNCATED
+from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, TraceFormat
+from stillroom.importing.table_rows import csv_head, read_any_rows
+
+_CHAT_CALLS = frozenset(
+    {
+        "completion",
+        "acompletion",
+        "anthropic_messages",
+        "responses",
+        "aresponses",
+        "pass_through_endpoint",
+    }
+)
+_REDACTED = b"redacted-by-litellm"
+_CUT = b"litellm_truncated"
+_ENCODER = msgspec.json.Encoder(enc_hook=str)
+
+
+def _is_litellm_row(row: Row) -> bool:
+    is_logged = "custom_llm_provider" in row or "response_cost" in row
+    return "call_type" in row and (is_logged or ("spend" in row and "request_id" in row))
+
+
+def _is_litellm(path: Path, head: bytes) -> bool:
+    return any(_is_litellm_row(row) for row in (*head_rows(head), *csv_head(path, head)))
+
+
+def _litellm_calls(row: JsonRow) -> Iterator[LoggedConversation]:
+    data = row.data
+    if not _is_litellm_row(data):
+        raise UnreadableRowError("neither a payload nor a row of spend")
+    if text_of(data["call_type"]) not in _CHAT_CALLS:
+        raise UnreadableRowError(NO_CALL, str(data["call_type"]))
+    request = _request(data)
+    error = _error(data)
+    response: Any = {"error": error} if error is not None else parsed(data.get("response"))
+    if response in (None, "", {}, []):
+        raise UnreadableRowError(NO_REPLY, "the row has no response")
+    calls = read_calls(request, response)
+    if _CUT in _ENCODER.encode(request):
+        calls = [replace(call, losses=(*call.losses, TRUNCATED)) for call in calls]
+    yield from logged_calls(
+        row.place,
+        calls,
+        _litellm_facts(data),
+        metadata=without_nothing(tags=as_list(parsed(data.get("request_tags")))),
+        provider=first_text(data, "custom_llm_provider"),
+    )
+
+
+def _request(row: Row) -> Row:
+    """Returns the body of the request, as far as the row holds it.
+
+    Raises UnreadableRowError if the messages were not recorded, or redacted.
+    """
+    given = parsed(row.get("messages"))
+    body = as_row(parsed(row.get("proxy_server_request")))
+    body = as_row(body.get("body")) or body
+    settings = as_row(parsed(row.get("model_parameters")))
+    if given in (None, "", {}, []):
+        given = body.get("messages", body.get("input"))
+    if given in (None, "", {}, []):
+        detail = "turn on store_prompts_in_spend_logs, or log the payloads"
+        raise UnreadableRowError(NO_CONTENTS, detail)
+    if _REDACTED in _ENCODER.encode(given):
+        detail = "turn off turn_off_message_logging and redact_user_messages"
+        raise UnreadableRowError("contents were redacted", detail)
+    is_input = isinstance(given, str) or "responses" in str(row["call_type"])
+    name = "input" if is_input else "messages"
+    held = as_row(given)
+    return body | settings | (held if name in held else {name: given})
+
+
+def _error(row: Row) -> str | None:
+    if row.get("status") != "failure":
+        return None
+    facts = as_row(parsed(row.get("metadata")))
+    for place in (row, facts):
+        information = as_row(parsed(place.get("error_information")))
+        if text := first_text(place, "error_str") or first_text(information, "error_message"):
+            return text
+    return "unknown"
+
+
+def _litellm_facts(row: Row) -> Row:
+    metadata = as_row(parsed(row.get("metadata")))
+    begin, end = row.get("startTime"), row.get("endTime")
+    cost = decimal_number(row.get("response_cost", row.get("spend")))
+    if row.get("response_cost_failure_debug_info"):
+        cost = None  # LiteLLM writes 0 for a model whose price it does not know
+    known = without_nothing(
+        id=first_text(row, "id", "request_id"),
+        group=first_text(row, "session_id") or first_text(metadata, "session_id"),
+        model=first_text(row, "model"),
+        usage=usage_of(row),
+        started_at=iso_time(begin),
+        judged_as=(trace,) if (trace := text_of(row.get("trace_id"))) else (),
+    )
+    return known | {"duration_s": seconds_between(begin, end), "cost_usd": cost}
+
+
+_HELICONE_SESSIONS = ("Helicone-Session-Id", "helicone-session-id", "session_id")
+
+
+def _is_helicone_row(row: Row) -> bool:
+    has_request = "request_created_at" in row and "request_id" in row
+    # An export begins with the response, which may be longer than what is looked at.
+    has_response = "response_created_at" in row and "response_id" in row
+    return has_request or has_response
+
+
+def _is_helicone(path: Path, head: bytes) -> bool:
+    rows = (*head_rows(head), *csv_head(path, head))
+    return any(
+        _is_helicone_row(as_row(item)) for row in rows for item in as_list(row.get("data")) or [row]
+    )
+
+
+def _read_helicone(paths: Sequence[Path]) -> Iterator[SourceRow]:
+    for row in read_any_rows(*paths):
+        items = [row] if isinstance(row, Refusal) else listed_rows(row, "data", part="request")
+        yield from convert_rows(items, _helicone_calls)
+
+
+def _helicone_calls(row: JsonRow) -> Iterator[LoggedConversation]:
+    data = row.data
+    if not _is_helicone_row(data):
+        raise UnreadableRowError("no request of Helicone's")
+    request, response = parsed(data.get("request_body")), parsed(data.get("response_body"))
+    if not as_row(request) or not any(name in request for name in ("messages", "input")):
+        detail = "export the requests again with --include-body; others than chats cannot be read"
+        raise UnreadableRowError(NO_CONTENTS, detail)
+    status = decimal_number(data.get("response_status"))
+    if status is not None and status >= 400 and not as_row(response).get("error"):
+        response = {"error": f"status {status:.0f}"}
+    yield from logged_calls(
+        row.place,
+        read_calls(request, response),
+        _helicone_facts(data),
+        metadata=without_nothing(properties=as_row(parsed(data.get("request_properties")))),
+        provider=(first_text(data, "provider") or "").lower() or None,
+    )
+
+
+def _helicone_facts(row: Row) -> Row:
+    begin, end = row.get("request_created_at"), row.get("response_created_at")
+    delay = positive_number(decimal_number(row.get("delay_ms")))
+    known: dict[str, Any] = without_nothing(
+        id=first_text(row, "request_id"),
+        group=first_text(as_row(parsed(row.get("request_properties"))), *_HELICONE_SESSIONS),
+        model=first_text(row, "response_model", "model", "request_model"),
+        usage=usage_of(row),
+        started_at=iso_time(begin),
+        scores=_helicone_scores(row),
+    )
+    cost = decimal_number(row.get("costUSD", row.get("cost")))
+    seconds = seconds_between(begin, end) if delay is None else delay / 1000
+    return known | {"cost_usd": cost, "duration_s": seconds}
+
+
+def _helicone_scores(row: Row) -> dict[str, float]:
+    scores = numbers_by_name(parsed(row.get("scores")))
+    rating = row.get("feedback_rating")
+    if rating in (True, False, "true", "false"):
+        scores["feedback"] = float(rating in (True, "true"))
+    return scores
+
+
+LITELLM = TraceFormat(
+    name="litellm",
+    title="LiteLLM: logged payloads and spend logs",
+    is_recognised=_is_litellm,
+    read=lambda paths: convert_rows(read_any_rows(*paths), _litellm_calls),
+)
+HELICONE = TraceFormat(
+    name="helicone",
+    title="Helicone: exported requests",
+    is_recognised=_is_helicone,
+    read=_read_helicone,
+)

@@ -1,0 +1,219 @@
+"""Logs with the body of a request and what came back in one row, of each provider's API.
+
+OpenAI's chat completions may stand in more ways: the messages beside the reply, or in the
+`chat.completion` object itself; a streamed reply may be a list of its chunks. What a response of
+the Responses API continues is put before it (`payloads/response_chains.py`).
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from stillroom.data.layouts.foreign import numbers_by_name
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    convert_rows,
+    has_row,
+    read_json_rows,
+    row_reader,
+)
+from stillroom.importing.payloads.calls import NO_REPLY, NO_REQUEST, logged_calls, read_calls
+from stillroom.importing.payloads.fields import as_list, as_row, parsed, without_nothing
+from stillroom.importing.payloads.gemini import gemini_calls, is_gemini
+from stillroom.importing.payloads.pairs import (
+    LoggedPair,
+    envelope_facts,
+    envelope_metadata,
+    find_pair,
+    is_of_another_tool,
+)
+from stillroom.importing.payloads.response_chains import ResponseChains
+from stillroom.importing.payloads.streams import whole_completion
+from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, TraceFormat
+
+_CHAT_REPLIES = ("output", "reply")
+_SCORES = ("score", "rating", "reward", "feedback")
+_REPEATED = ("model", "instructions", "tools", "previous_response_id", "conversation")
+"""What a stored response has of its request."""
+_STORED_BODIES = ("response", "input_items", "input")
+
+
+def _pair_in(row: JsonRow) -> LoggedPair:
+    pair = find_pair(row.data)
+    if pair is None:
+        raise UnreadableRowError(NO_REQUEST, "the row has no `request` with the request's body")
+    return pair
+
+
+def _is_chat(row: Row) -> bool:
+    pair = None if is_of_another_tool(row) else _chat_pair(row)
+    return pair is not None and pair.api == "chat" and "messages" in pair.request
+
+
+def _chat_pair(row: Row) -> LoggedPair | None:
+    if "choices" in row:
+        request = as_row(row.get("request")) or as_row(row.get("input")) or row
+        return LoggedPair(request, row, row) if "messages" in request else None
+    name = next((name for name in _CHAT_REPLIES if row.get(name)), None)
+    if name is not None and isinstance(row.get("messages"), list):
+        return LoggedPair(row, row[name], row)
+    return find_pair(row)
+
+
+def _chat_calls(row: JsonRow) -> Iterator[LoggedConversation]:
+    pair = _chat_pair(row.data)
+    if pair is None:
+        raise UnreadableRowError(NO_REQUEST, "the row has no `request` and no `messages`")
+    facts = envelope_facts(pair.envelope) | {"scores": _scores(row.data)}
+    calls = read_calls(pair.request, _whole_completion(pair.response))
+    yield from logged_calls(row.place, calls, facts, metadata=envelope_metadata(pair.envelope))
+
+
+def _scores(row: Row) -> dict[str, float]:
+    """Returns the judgements of a call: `scores` by name, or one under a usual name."""
+    single = {name: row[name] for name in _SCORES if name in row}
+    single = {name: float(v) if isinstance(v, bool) else v for name, v in single.items()}
+    return numbers_by_name(as_row(row.get("scores"))) | numbers_by_name(single)
+
+
+def _whole_completion(response: Any) -> Any:
+    """Returns the completion that a list of streamed chunks adds up to; others unchanged."""
+    chunks = [as_row(chunk) for chunk in as_list(response)]
+    if not any(isinstance(chunk.get("choices"), list) for chunk in chunks):
+        return response
+    return whole_completion(chunks, is_complete=False)
+
+
+def _is_anthropic(row: Row) -> bool:
+    pair = None if is_of_another_tool(row) else find_pair(row)
+    return pair is not None and pair.api == "anthropic"
+
+
+def _anthropic_calls(row: JsonRow) -> Iterator[LoggedConversation]:
+    pair = _pair_in(row)
+    yield from logged_calls(
+        row.place,
+        read_calls(pair.request, pair.response),
+        envelope_facts(pair.envelope),
+        metadata=envelope_metadata(pair.envelope),
+        provider="anthropic",
+    )
+
+
+def _is_gemini(row: Row) -> bool:
+    pair = None if is_of_another_tool(row) else find_pair(row)
+    return pair is not None and is_gemini(pair.request)
+
+
+def _gemini_calls(row: JsonRow) -> Iterator[LoggedConversation]:
+    pair = find_pair(row.data)
+    if pair is None or not is_gemini(pair.request):
+        raise UnreadableRowError(NO_REQUEST, "the row has no `request` with `contents`")
+    yield from logged_calls(
+        row.place,
+        gemini_calls(pair.request, pair.response, pair.path),
+        envelope_facts(pair.envelope),
+        metadata=without_nothing(metadata=as_row(pair.envelope.get("metadata"))),
+        provider="google",
+    )
+
+
+def _is_response(row: Row) -> bool:
+    if is_of_another_tool(row):
+        return False
+    if row.get("object") == "response":
+        return True
+    pair = find_pair(row)
+    if pair is None or pair.api != "responses":
+        return False
+    is_response = as_row(pair.response).get("object") == "response"
+    return is_response or bool(pair.path) or "model" in pair.request
+
+
+def _response_pair(row: Row) -> LoggedPair | None:
+    """Returns the request and the response of a row.
+
+    A stored response repeats most of its request; what it was sent stands in the row as
+    `input_items`, or as `input`.
+    """
+    response = as_row(parsed(row.get("response")))
+    stored = row if row.get("object") == "response" else response
+    items = parsed(row.get("input_items", row.get("input", stored.get("input"))))
+    if stored and not as_row(parsed(row.get("request"))) and items is not None:
+        listed = as_list(as_row(items).get("data")) if isinstance(items, dict) else items
+        request = {key: stored.get(key) for key in _REPEATED if stored.get(key) is not None}
+        envelope = {} if stored is row else {k: row[k] for k in row if k not in _STORED_BODIES}
+        return LoggedPair(request | {"input": _oldest_first(listed)}, stored, envelope)
+    return None if stored is row else find_pair(row)
+
+
+def _oldest_first(items: Any) -> Any:
+    """Returns items in the order in which they were sent; the API lists the newest first."""
+    if not isinstance(items, list):
+        return items
+    called: set[Any] = set()
+    for item in map(as_row, as_list(items)):
+        if item.get("type") == "function_call":
+            called.add(item.get("call_id"))
+        elif item.get("type") == "function_call_output" and item.get("call_id") not in called:
+            later = (as_row(other) for other in as_list(items))
+            is_called = any(
+                other.get("type") == "function_call" and other.get("call_id") == item["call_id"]
+                for other in later
+                if "call_id" in item
+            )
+            return as_list(items)[::-1] if is_called else items
+    return items
+
+
+def _read_responses(paths: Sequence[Path]) -> Iterator[SourceRow]:
+    with ResponseChains(lambda: _response_pairs(paths)) as chains:
+        rows = read_json_rows(*paths)
+        yield from convert_rows(rows, lambda row: _response_calls(row, chains))
+
+
+def _response_pairs(paths: Sequence[Path]) -> Iterator[LoggedPair]:
+    for row in read_json_rows(*paths):
+        if not isinstance(row, Refusal) and (pair := _response_pair(row.data)) is not None:
+            yield pair
+
+
+def _response_calls(row: JsonRow, chains: ResponseChains) -> Iterator[SourceRow]:
+    pair = _response_pair(row.data)
+    if pair is None and (row.data.get("object") == "response" or as_row(row.data.get("response"))):
+        detail = "add its input items to the row as `input_items`"
+        raise UnreadableRowError("a response without its input", detail)
+    pair = pair or _pair_in(row)
+    if pair.response is None:
+        raise UnreadableRowError(NO_REPLY, "the row has no `response`")
+    call, known = chains.call(pair)
+    facts = envelope_facts(pair.envelope) | known
+    yield from logged_calls(row.place, [call], facts, provider="openai")
+
+
+OPENAI_CHAT = TraceFormat(
+    name="openai_chat",
+    title="OpenAI chat completions: requests and responses",
+    is_recognised=has_row(_is_chat),
+    read=row_reader(_chat_calls),
+)
+ANTHROPIC_MESSAGES = TraceFormat(
+    name="anthropic_messages",
+    title="Anthropic Messages: requests and responses",
+    is_recognised=has_row(_is_anthropic),
+    read=row_reader(_anthropic_calls),
+)
+GEMINI = TraceFormat(
+    name="gemini",
+    title="Gemini generateContent: requests and responses",
+    is_recognised=has_row(_is_gemini),
+    read=row_reader(_gemini_calls),
+)
+OPENAI_RESPONSES = TraceFormat(
+    name="openai_responses",
+    title="OpenAI Responses: stored responses, or requests and responses",
+    is_recognised=has_row(_is_response),
+    read=_read_responses,
+)

@@ -1,0 +1,255 @@
+"""Reads a model call from its request and its response, as the APIs have them.
+
+These are the bodies of OpenAI's chat completions and Responses and of Anthropic's Messages, which
+the logs of gateways and observability tools hold in one envelope or another.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from stillroom.data.checks import describe
+from stillroom.data.layouts.responses import item_problems, messages_from_items
+from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    finish_reason_of,
+    first_text,
+    iso_time,
+    text_of,
+    usage_details,
+    usage_of,
+)
+from stillroom.importing.payloads.messages import (
+    NO_MESSAGES,
+    REASONING_LOST,
+    SERVER_TOOLS_LOST,
+    tool_schemas,
+)
+from stillroom.importing.payloads.streams import unstreamed
+from stillroom.importing.records import LoggedConversation, Place
+from stillroom.types import Usage
+
+NO_CALL = "no model call"
+NO_CONTENTS = "contents were not recorded"
+NO_REPLY = "no reply"
+NO_REQUEST = "no request"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiCall:
+    """One reply to one request, with what the two say of the call."""
+
+    messages: list[Row]
+    """The request's messages and the reply, or without the reply if the call failed."""
+    tools: list[Row] | None = None
+    id: str | None = None
+    provider: str | None = None
+    model: str | None = None
+    usage: Usage | None = None
+    cost_usd: float | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    started_at: str | None = None
+    losses: tuple[str, ...] = ()
+    metadata: Row = field(default_factory=dict[str, Any])
+
+
+def logged_calls(
+    place: Place,
+    calls: Iterable[ApiCall],
+    facts: Row | None = None,
+    *,
+    metadata: Row | None = None,
+    provider: str | None = None,
+    part: str | None = None,
+    also_at: tuple[Place, ...] = (),
+) -> Iterator[LoggedConversation]:
+    """Yields the calls at a place: one, or one for each choice of a response.
+
+    `facts` are fields that a log names itself, which go before those of the bodies. The second
+    choice and those after it are parts of their row, or of a `part` of it; `also_at` are further
+    places of the first.
+    """
+    for number, call in enumerate(calls):
+        fields = {name: getattr(call, name) for name in call.__slots__}
+        fields |= {"provider": call.provider or provider} | (facts or {})
+        fields["metadata"] = call.metadata | (metadata or {})
+        if number:
+            of_row = f"{part} choice {number}" if part else f"choice {number}"
+            place = Place(place.path, place.line, of_row)
+            fields["id"] = f"{fields['id']}#{number}" if fields["id"] else None
+        fields["also_at"] = () if number else also_at
+        yield LoggedConversation(place=place, is_call=True, **fields)
+
+
+def read_calls(request: Any, response: Any) -> list[ApiCall]:
+    """Returns the calls of a request: one, or one for each of a chat completion's choices.
+
+    Raises UnreadableRowError if the request has no messages, or the response is no reply.
+    """
+    request_body = as_row(request)
+    if not request_body:
+        raise UnreadableRowError(NO_REQUEST, f"the request is {describe(request)}")
+    reader = BlockReader()
+    prompt = request_messages(request_body, reader)
+    response = unstreamed(response)
+    reply = as_row(response)
+    tools = offered_tools(request_body)
+    failure = failure_text(response)
+    if failure is not None:
+        losses = tuple(reader.losses)
+        model = first_text(request_body, "model")
+        return [ApiCall(messages=prompt, tools=tools, model=model, error=failure, losses=losses)]
+    facts: Row = {
+        "tools": tools,
+        "id": first_text(reply, "id"),
+        "model": first_text(reply, "model") or first_text(request_body, "model"),
+        "usage": usage_of(reply.get("usage")),
+        "started_at": iso_time(reply.get("created", reply.get("created_at"))),
+    }
+    details = usage_details(reply.get("usage"))
+    return [
+        ApiCall(
+            messages=[*prompt, *messages],
+            finish_reason=ending,
+            losses=tuple(reader.losses),
+            metadata=dict(details),
+            **facts,
+        )
+        for messages, ending in replies(response, reader)
+    ]
+
+
+def offered_tools(request: Row) -> list[Row] | None:
+    """Returns the schemas of a request's tools, without the tools that the provider runs itself.
+
+    None if the request has none at all.
+    """
+    tools = [
+        tool
+        for tool in as_list(request.get("tools"))
+        if isinstance(tool, dict) and not is_provider_tool(cast("Row", tool))
+    ]
+    legacy = [{"function": function} for function in as_list(request.get("functions"))]
+    return tool_schemas([*tools, *legacy])
+
+
+def is_provider_tool(tool: Row) -> bool:
+    """Returns whether a tool of a request is one that the provider runs, such as a web search."""
+    return tool.get("type") not in (None, "function", "custom") or (
+        not tool.get("name") and "function" not in tool and "custom" not in tool
+    )
+
+
+def request_messages(request: Row, reader: BlockReader) -> list[Row]:
+    """Returns the messages of a request, its system prompt first.
+
+    Raises UnreadableRowError if it has none.
+    """
+    messages = request.get("messages")
+    if messages is None and "input" in request:
+        return [*system_message(request.get("instructions"), reader),
+                *input_messages(request["input"], reader)]  # fmt: skip
+    if not as_list(messages):
+        raise UnreadableRowError(NO_MESSAGES, f"the request's messages are {describe(messages)}")
+    return [*system_message(request.get("system"), reader), *reader.turns(messages)]
+
+
+def system_message(value: Any, reader: BlockReader) -> list[Row]:
+    """Returns the system message that a text or blocks become; nothing if there is no text."""
+    text = reader.text(value)
+    return [{"role": "system", "content": text}] if text else []
+
+
+def input_messages(value: Any, reader: BlockReader) -> list[Row]:
+    """Returns the messages of an input or output of the Responses API.
+
+    Raises UnreadableRowError if it is neither a text nor items.
+    """
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    items = [read_item(item, reader) for item in as_list(value)]
+    kept = [item for item in items if item is not None]
+    problem = next(item_problems(kept if isinstance(value, list) else value, "input"), None)
+    if problem is not None:
+        raise UnreadableRowError("items of an unknown kind", f"{problem.field} {problem.message}")
+    messages = messages_from_items(kept)
+    return [message | {"content": reader.text(message.get("content"))} for message in messages]
+
+
+def read_item(value: Any, reader: BlockReader) -> Any:
+    """Returns an item that chat messages can be made of; None for one that becomes a loss."""
+    item = as_row(value)
+    kind = item.get("type")
+    match kind:
+        case "custom_tool_call":
+            return item | {"type": "function_call", "arguments": item.get("input") or ""}
+        case "custom_tool_call_output":
+            return item | {"type": "function_call_output"}
+        case "reasoning":
+            texts = [*as_list(item.get("summary")), *as_list(item.get("content"))]
+            if not any(text_of(as_row(part).get("text")) for part in texts):
+                reader.lose(REASONING_LOST)
+                return None
+            return item
+        case str() if kind not in ("message", "function_call", "function_call_output"):
+            reader.lose(SERVER_TOOLS_LOST)
+            return None
+        case _:
+            return value
+
+
+def replies(response: Any, reader: BlockReader) -> list[tuple[list[Row], str | None]]:
+    """Returns the messages of each reply of a response, and why the reply ended.
+
+    Raises UnreadableRowError if there is none.
+    """
+    if isinstance(response, str) and response:
+        return [([{"role": "assistant", "content": response}], None)]
+    reply = as_row(response)
+    if isinstance(reply.get("choices"), list):
+        return _choices(as_list(reply["choices"]), reader)
+    if isinstance(reply.get("output"), list):
+        return [(input_messages(reply["output"], reader), _response_ending(reply))]
+    if reply.get("role") == "assistant" or reply.get("type") == "message":
+        turns = reader.turn(reply | {"role": "assistant"}, "the reply")
+        ending = finish_reason_of(reply.get("stop_reason", reply.get("finish_reason")))
+        return [(turns, ending)]
+    raise UnreadableRowError(NO_REPLY, f"the response is {describe(response)}")
+
+
+def _choices(choices: Sequence[Any], reader: BlockReader) -> list[tuple[list[Row], str | None]]:
+    found = [
+        (reader.turn(choice["message"], "the reply"), finish_reason_of(choice.get("finish_reason")))
+        for choice in map(as_row, choices)
+        if isinstance(choice.get("message"), dict)
+    ]
+    if not found:
+        raise UnreadableRowError(NO_REPLY, "no choice of the response has a message")
+    return found
+
+
+def _response_ending(response: Row) -> str | None:
+    incomplete = as_row(response.get("incomplete_details")).get("reason")
+    if incomplete:
+        return finish_reason_of(incomplete)
+    kinds = {text_of(as_row(item).get("type")) for item in as_list(response.get("output"))}
+    if kinds & {"function_call", "custom_tool_call"}:
+        return "tool_calls"
+    return finish_reason_of(response.get("status"))
+
+
+def failure_text(response: Any) -> str | None:
+    """Returns the failure that stands in place of a reply; None if there is none."""
+    fields = as_row(response)
+    error = fields.get("error")
+    if not error or fields.get("choices"):
+        return None
+    if isinstance(error, str):
+        return error
+    words = as_row(error)
+    parts = (words.get("code") or words.get("type"), words.get("message"))
+    return ": ".join(str(part) for part in parts if part) or "unknown"

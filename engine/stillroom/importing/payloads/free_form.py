@@ -1,0 +1,217 @@
+"""Reads the input and output of a call in whatever shape an application gave them to its tracer.
+
+These are bodies of an API, messages alone, LangChain's prompts and generations, or plain texts.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from stillroom.data.checks import describe
+from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.calls import (
+    NO_REPLY,
+    ApiCall,
+    input_messages,
+    offered_tools,
+    replies,
+    request_messages,
+)
+from stillroom.importing.payloads.fields import as_list, as_row, finish_reason_of, parsed, text_of
+from stillroom.importing.payloads.messages import NO_MESSAGES, TRUNCATED
+
+_NESTS = ("args", "kwargs", "input", "request", "inputs")
+_ITEM_KINDS = frozenset({"function_call", "function_call_output", "reasoning", "message"})
+_BLOCK_KINDS = frozenset({"text", "tool_use", "thinking", "redacted_thinking"})
+_CUT_MARKS = ("<truncated due to size", "...[truncated]", "… [truncated")
+
+
+@dataclass(frozen=True, slots=True)
+class FreeReply:
+    """The messages of one reply, and why it ended."""
+
+    messages: list[Row]
+    ending: str | None = None
+
+
+def free_prompt(value: Any, reader: BlockReader) -> list[Row]:
+    """Returns the messages of an input. Raises UnreadableRowError if it holds none."""
+    if isinstance(value, str) and value:
+        note_cut(value, reader)
+        return _prompt_of_text(value, reader)
+    if isinstance(value, list):
+        return _listed(cast("list[Any]", value), reader)
+    messages = _prompt_of_object(as_row(value), reader)
+    if messages is None:
+        raise UnreadableRowError(NO_MESSAGES, f"the input is {describe(value)}")
+    return messages
+
+
+def _prompt_of_text(text: str, reader: BlockReader) -> list[Row]:
+    """Returns the messages that a JSON text holds; any other text is the user's."""
+    given, trial = parsed(text), BlockReader()
+    if not isinstance(given, str):
+        try:
+            messages = free_prompt(given, trial)
+        except UnreadableRowError:
+            return [{"role": "user", "content": text}]
+        reader.losses |= trial.losses
+        return messages
+    return [{"role": "user", "content": text}]
+
+
+def _prompt_of_object(fields: Row, reader: BlockReader) -> list[Row] | None:
+    if isinstance(fields.get("messages"), list):
+        messages = as_list(fields["messages"])
+        if len(messages) == 1 and _is_batch(messages[0]):
+            messages = as_list(messages[0])
+        return request_messages(fields | {"messages": messages}, reader)
+    if "role" in fields or "lc" in fields:
+        return reader.turn(fields)
+    if isinstance(fields.get("input"), list | str):
+        return request_messages(fields, reader)
+    for name in _NESTS:
+        if as_row(fields.get(name)):
+            return free_prompt(fields[name], reader)
+    texts = as_list(fields.get("prompts")) if "prompts" in fields else list(fields.values())
+    if len(texts) == 1 and isinstance(texts[0], str):
+        return [{"role": "user", "content": texts[0]}]
+    return None
+
+
+def free_calls(
+    given: Any, said: Any, reader: BlockReader, *, error: str | None = None
+) -> list[ApiCall]:
+    """Returns the calls with an input and an output: one for each reply, or the failed one.
+
+    Raises UnreadableRowError if there are no messages, or neither a reply nor an error.
+    """
+    prompt, found = free_prompt(given, reader), [FreeReply([])]
+    if said not in (None, "", {}, [], "null"):
+        found = free_replies(said, reader)
+    elif error is None:
+        raise UnreadableRowError(NO_REPLY, "the call has no output")
+    return [
+        ApiCall(
+            messages=[*prompt, *reply.messages],
+            finish_reason=reply.ending,
+            error=None if reply.messages else error,
+            losses=tuple(reader.losses),
+        )
+        for reply in found
+    ]
+
+
+def free_replies(value: Any, reader: BlockReader) -> list[FreeReply]:
+    """Returns the replies of an output. Raises UnreadableRowError if it holds none."""
+    trial = BlockReader()
+    try:
+        found = [reply for reply in _replies_in(value, trial) if reply.messages]
+    except UnreadableRowError:
+        if not isinstance(value, str) or not value:
+            raise
+        found = [FreeReply([{"role": "assistant", "content": value}])]  # JSON that a model wrote
+    else:
+        reader.losses |= trial.losses
+    if not found:
+        raise UnreadableRowError(NO_REPLY, f"the output is {describe(value)}")
+    return found
+
+
+def _replies_in(value: Any, reader: BlockReader) -> list[FreeReply]:
+    given = parsed(value)
+    if isinstance(given, str):
+        note_cut(given, reader)
+    elif isinstance(given, list):
+        return [FreeReply(_reply_of_list(cast("list[Any]", given), reader))]
+    fields = as_row(given)
+    if isinstance(fields.get("generations"), list):
+        return list(_generations(fields["generations"], reader))
+    if isinstance(fields.get("messages"), list):
+        return [FreeReply(reader.turns(fields["messages"][-1:]), _ending(fields["messages"]))]
+    for name in ("message", "output", "response", "result", "completion", "text"):
+        if _is_reply(fields.get(name)) and not _is_body(fields):
+            return _replies_in(fields[name], reader)
+    if "lc" in fields or fields.get("type") in ("ai", "AIMessageChunk"):
+        return [FreeReply(reader.turn(fields), _ending([fields]))]
+    if "role" not in fields and ("content" in fields or "tool_calls" in fields):
+        fields |= {"role": "assistant"}
+    found = replies(fields or given, reader)
+    return [FreeReply(messages, ending) for messages, ending in found]
+
+
+def free_tools(value: Any) -> list[Row] | None:
+    """Returns the schemas of the tools that an input offers; None if it names none."""
+    fields = as_row(parsed(value))
+    for body in (fields, *(as_row(fields.get(name)) for name in _NESTS)):
+        if as_list(body.get("tools")) or as_list(body.get("functions")):
+            return offered_tools(body)
+    return None
+
+
+def note_cut(text: str, reader: BlockReader) -> None:
+    """Notes a loss if a text says of itself that it was cut off."""
+    if any(mark in text for mark in _CUT_MARKS):
+        reader.lose(TRUNCATED)
+
+
+def _is_body(fields: Row) -> bool:
+    """Returns whether an output is the body of a response, whose `output` holds items."""
+    return "choices" in fields or fields.get("object") == "response" or "stop_reason" in fields
+
+
+def _is_reply(value: Any) -> bool:
+    return (isinstance(value, str) and bool(value)) or bool(as_row(value)) or bool(as_list(value))
+
+
+def _is_batch(value: Any) -> bool:
+    """Returns whether a value is the prompt of a LangChain batch, and no message of two texts."""
+    items = as_list(value)
+    return bool(items) and not all(isinstance(item, str) for item in items)
+
+
+def _listed(items: list[Any], reader: BlockReader) -> list[Row]:
+    if len(items) == 1 and _is_batch(items[0]):
+        return _listed(as_list(items[0]), reader)
+    kinds = {text_of(as_row(item).get("type")) for item in items}
+    if kinds & _ITEM_KINDS and not any("lc" in as_row(item) for item in items):
+        return input_messages(items, reader)
+    if not items:
+        raise UnreadableRowError(NO_MESSAGES, "the input is an empty list")
+    return reader.turns(items)
+
+
+def _reply_of_list(items: list[Any], reader: BlockReader) -> list[Row]:
+    """Returns the reply that a list holds: items of Responses, blocks of Anthropic, or messages."""
+    kinds = {text_of(as_row(item).get("type")) for item in items}
+    if kinds and kinds <= _BLOCK_KINDS:
+        return reader.turn({"role": "assistant", "content": items})
+    if not items:
+        raise UnreadableRowError(NO_REPLY, "the output is an empty list")
+    messages = _listed(items, reader)
+    return messages if kinds & _ITEM_KINDS else messages[-1:]
+
+
+def _generations(value: Any, reader: BlockReader) -> Iterator[FreeReply]:
+    """Yields LangChain's generations; a run of a batch has one prompt."""
+    groups = as_list(value)
+    first = as_list(groups[0]) if groups and isinstance(groups[0], list) else groups
+    for generation in map(as_row, first):
+        message = generation.get("message")
+        ending = as_row(generation.get("generation_info")).get("finish_reason")
+        if isinstance(message, dict):
+            fields = cast("Row", message)
+            yield FreeReply(reader.turn(fields), finish_reason_of(ending) or _ending([fields]))
+        elif isinstance(generation.get("text"), str):
+            reply: Row = {"role": "assistant", "content": generation["text"]}
+            yield FreeReply([reply], finish_reason_of(ending))
+
+
+def _ending(messages: Any) -> str | None:
+    """Returns why the last message ended, as LangChain's metadata says."""
+    message = as_row(as_list(messages)[-1]) if as_list(messages) else {}
+    fields = as_row(message.get("kwargs")) or as_row(message.get("data")) or message
+    facts = as_row(fields.get("response_metadata"))
+    named = facts.get("finish_reason", facts.get("stop_reason", fields.get("finish_reason")))
+    return finish_reason_of(text_of(named))

@@ -1,0 +1,292 @@
+"""Reads a call of Gemini's generateContent from its bodies, as the API or Google's SDK has them.
+
+Names are in camel case in the API, and in snake case in what the SDK was given and returned.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+from stillroom.data.checks import describe
+from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.calls import NO_REPLY, ApiCall, failure_text
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    finish_reason_of,
+    first_text,
+    iso_time,
+    text_of,
+)
+from stillroom.importing.payloads.messages import (
+    AUDIO_LOST,
+    FILES_LOST,
+    IMAGES_LOST,
+    NO_MESSAGES,
+    PARTS_LOST,
+    SERVER_TOOLS_LOST,
+    json_text,
+    tool_schemas,
+)
+from stillroom.importing.payloads.streams import stream_events
+from stillroom.types import Usage
+
+_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
+_MEDIA = {"image": IMAGES_LOST, "audio": AUDIO_LOST}
+_NO_CONTENT = {"thought", "thought_signature", "function_call", "function_response"}
+_OUTPUT = ("output", "result")
+"""The fields in which the API and the SDK put a tool's result that is no object."""
+_OF_PROVIDER = ("executable_code", "code_execution_result")
+_FILTERED = ("safety", "recitation", "blocklist", "prohibited_content", "spii")
+
+
+def is_gemini(request: Row) -> bool:
+    """Returns whether a request's body is one of generateContent."""
+    return "contents" in request and "messages" not in request
+
+
+def gemini_calls(request: Row, response: Any, path: str) -> list[ApiCall]:
+    """Returns the calls of a request and its response: one for each candidate.
+
+    `path` is the address that was called, which names the model. Raises UnreadableRowError if the
+    request has no messages, or the response is no reply.
+    """
+    request = _named(request)
+    config = request | _named(request.get("config")) | _named(request.get("generation_config"))
+    reader = _Conversation()
+    reader.add_system(config.get("system_instruction"))
+    reader.add_contents(request["contents"])
+    reply = _whole_reply(response)
+    feedback = _named(reply.get("prompt_feedback"))
+    failure = failure_text(reply)
+    if failure is None and not reply.get("candidates"):
+        failure = text_of(feedback.get("block_reason"))
+    named = first_text(reply, "model_version") or first_text(request, "model") or _model_of(path)
+    usage, details = _usage(_named(reply.get("usage_metadata")))
+    call = ApiCall(
+        messages=reader.messages,
+        tools=_tools(config.get("tools")),
+        id=first_text(reply, "response_id"),
+        model=None if named is None else named.removeprefix("models/"),
+        usage=usage,
+        error=failure,
+        started_at=iso_time(reply.get("create_time")),
+        losses=tuple(reader.losses),
+        metadata=details,
+    )
+    if failure is not None:
+        return [call]
+    candidates = list(map(_named, as_list(reply.get("candidates"))))
+    if not candidates:
+        raise UnreadableRowError(NO_REPLY, f"the response is {describe(response)}")
+    return [_with_reply(call, reader.copy(), candidate) for candidate in candidates]
+
+
+def _with_reply(call: ApiCall, reader: "_Conversation", candidate: Row) -> ApiCall:
+    reader.add_turn({"role": "model"} | as_row(candidate.get("content")))
+    ending = finish_reason_of(candidate.get("finish_reason"))
+    if ending in _FILTERED:
+        ending = "content_filter"
+    if ending == "stop" and reader.messages[-1].get("tool_calls"):
+        ending = "tool_calls"
+    return replace(
+        call,
+        messages=reader.messages,
+        finish_reason=ending,
+        losses=tuple(reader.losses),
+        metadata=dict(call.metadata),
+    )
+
+
+class _Conversation:
+    """Chat messages made of contents; a call without an id is given its number as one."""
+
+    def __init__(self) -> None:
+        self.messages: list[Row] = []
+        self.losses: dict[str, None] = {}
+        self._num_calls = 0
+        self._open: list[tuple[str, str]] = []
+        """The names and ids of the calls that have no result yet."""
+
+    def copy(self) -> "_Conversation":
+        """Returns a conversation that goes on as this one."""
+        other = _Conversation()
+        other.messages, other.losses = list(self.messages), dict(self.losses)
+        other._num_calls, other._open = self._num_calls, list(self._open)
+        return other
+
+    def add_system(self, value: Any) -> None:
+        """Adds the system instruction: a text, parts, or a content."""
+        parts = as_row(value).get("parts", value)
+        text = "".join(self._texts(_parts(parts)))
+        if text:
+            self.messages.append({"role": "system", "content": text})
+
+    def add_contents(self, value: Any) -> None:
+        """Adds a request's contents: a text, a list of texts or parts, or turns with parts."""
+        contents = as_list(value) or ([value] if value else [])
+        if not contents:
+            raise UnreadableRowError(NO_MESSAGES, f"contents are {describe(value)}")
+        if all("parts" not in as_row(content) for content in contents):
+            self.add_turn({"parts": contents})
+            return
+        for content in contents:
+            row = as_row(content)
+            self.add_turn(row if "parts" in row else {"parts": [content]})
+
+    def add_turn(self, content: Row) -> None:
+        """Adds a turn of the user or the model, and the results of tools that it holds."""
+        parts = list(_parts(content.get("parts")))
+        for part in parts:
+            if "function_response" in part:
+                self.messages.append(self._result(_named(part["function_response"])))
+        if content.get("role") == "model":
+            self.messages.append(self._reply(parts))
+            return
+        texts = list(self._texts(parts))
+        if texts or not any("function_response" in part for part in parts):
+            self.messages.append({"role": "user", "content": "".join(texts)})
+
+    def _reply(self, parts: list[Row]) -> Row:
+        thoughts = [part for part in parts if part.get("thought")]
+        reply: Row = {
+            "role": "assistant",
+            "content": "".join(self._texts(part for part in parts if not part.get("thought"))),
+        }
+        if thoughts:
+            reply["reasoning_content"] = "".join(self._texts(thoughts))
+        calls = [self._call(_named(p["function_call"])) for p in parts if "function_call" in p]
+        return reply | ({"tool_calls": calls} if calls else {})
+
+    def _call(self, call: Row) -> Row:
+        name = call.get("name")
+        if not isinstance(name, str):
+            raise UnreadableRowError("a tool call has no name", f"it is {describe(call)}")
+        call_id = text_of(call.get("id")) or f"call_{self._num_calls}"
+        self._num_calls += 1
+        self._open.append((name, call_id))
+        function = {"name": name, "arguments": json_text(call.get("args"))}
+        return {"id": call_id, "type": "function", "function": function}
+
+    def _result(self, result: Row) -> Row:
+        """Returns a tool's result: of the call with its id, or else of the first with its name."""
+        own, name = text_of(result.get("id")), result.get("name")
+        found = next(
+            (each for each in self._open if (each[1] == own if own else each[0] == name)), None
+        )
+        ours: Row = {"role": "tool", "content": _output(result.get("response"))}
+        if found is not None:
+            self._open.remove(found)
+        call_id = own if found is None else found[1]
+        return ours if call_id is None else ours | {"tool_call_id": call_id}
+
+    def _texts(self, parts: Iterable[Row]) -> Iterator[str]:
+        """Yields the texts of parts; what no message can hold becomes a loss."""
+        for part in parts:
+            if isinstance(part.get("text"), str):
+                yield part["text"]
+            elif "inline_data" in part or "file_data" in part:
+                media = _named(part.get("inline_data") or part.get("file_data"))
+                kind = str(media.get("mime_type") or "").partition("/")[0]
+                self.losses[_MEDIA.get(kind, FILES_LOST)] = None
+            elif any(name in part for name in _OF_PROVIDER):
+                self.losses[SERVER_TOOLS_LOST] = None
+            elif part.keys() - _NO_CONTENT:
+                self.losses[PARTS_LOST] = None
+
+
+def _output(response: Any) -> str:
+    fields = as_row(response)
+    only = next(iter(fields)) if len(fields) == 1 else None
+    return json_text(fields[only] if only in _OUTPUT else response)
+
+
+def _named(value: Any) -> Row:
+    """Returns an object with the names of its fields in snake case, without those that are null."""
+    return {
+        _CAPITAL.sub("_", name).lower(): item
+        for name, item in as_row(value).items()
+        if item is not None
+    }
+
+
+def _parts(value: Any) -> Iterator[Row]:
+    for part in as_list(value) or ([value] if value else []):
+        yield {"text": part} if isinstance(part, str) else _named(part)
+
+
+def _whole_reply(response: Any) -> Row:
+    """Returns a response, put together from its chunks if it was streamed."""
+    if isinstance(response, str):
+        response = list(stream_events(response)) if response.lstrip().startswith("data:") else None
+    if not isinstance(response, list):
+        return _named(response)
+    whole: Row = {}
+    candidates: dict[int, Row] = {}
+    for chunk in map(_named, cast("list[Any]", response)):
+        whole |= chunk
+        for place, candidate in enumerate(map(_named, as_list(chunk.get("candidates")))):
+            index = candidate.get("index", place)
+            known = candidates.setdefault(index if isinstance(index, int) else place, {"parts": []})
+            known["parts"] += as_list(as_row(candidate.get("content")).get("parts"))
+            known |= {key: item for key, item in candidate.items() if key != "content"}
+    return whole | {
+        "candidates": [
+            {**known, "content": {"role": "model", "parts": known["parts"]}}
+            for _, known in sorted(candidates.items())
+        ]
+    }
+
+
+def _tools(value: Any) -> list[Row] | None:
+    """Returns the schemas of the functions that a request declares."""
+    declared = [
+        _named(function)
+        for tool in map(_named, as_list(value))
+        for function in as_list(tool.get("function_declarations"))
+    ]
+    return tool_schemas(
+        [
+            function
+            | {"parameters": function.get("parameters_json_schema")
+               or _schema(function.get("parameters"))}
+            for function in declared
+        ]
+    )  # fmt: skip
+
+
+def _schema(value: Any) -> Any:
+    """Returns a schema with the names of types as JSON Schema has them, e.g. object for OBJECT."""
+    if isinstance(value, list):
+        return [_schema(item) for item in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    fields = {key: _schema(item) for key, item in cast("Row", value).items() if item is not None}
+    kind = fields.get("type")
+    return fields | ({"type": kind.lower()} if isinstance(kind, str) else {})
+
+
+def _usage(counts: Row) -> tuple[Usage | None, Row]:
+    """Returns the tokens of a call, thoughts among those of the reply, and some of them apart."""
+
+    def number(*names: str) -> int:
+        values = (counts.get(f"{name}_token_count") for name in names)
+        return sum(value for value in values if isinstance(value, int))
+
+    if not counts:
+        return None, {}
+    usage = Usage(
+        prompt_tokens=number("prompt", "tool_use_prompt"),
+        completion_tokens=number("candidates", "thoughts"),
+    )
+    apart = {
+        "cache_read_tokens": number("cached_content"),
+        "reasoning_tokens": number("thoughts"),
+    }
+    return usage, {name: count for name, count in apart.items() if count}
+
+
+def _model_of(path: str) -> str | None:
+    found = re.search(r"models/([^/:?]+)", path)
+    return found[1] if found else None

@@ -1,0 +1,250 @@
+"""Puts the events of a streamed reply together to the body that the API gives unstreamed."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.payloads.fields import as_list, as_row
+
+NO_END = "the stream has no end"
+BROKEN_STREAM = "an event of the stream is no JSON"
+_LINE_END = re.compile(r"\r\n|\n|\r")
+_TERMINAL = ("response.completed", "response.incomplete", "response.failed")
+
+
+def stream_events(text: str) -> Iterator[Row]:
+    """Yields the data of each server-sent event, which are JSON objects; `[DONE]` is left out.
+
+    Raises UnreadableRowError for data that is no JSON object.
+    """
+    lines: list[str] = []
+    for line in [*(_LINE_END.split(text) if "\r" in text else text.split("\n")), ""]:
+        if line.startswith("data:"):
+            lines.append(line[5:].removeprefix(" "))
+        elif not line and lines:
+            data, lines = "\n".join(lines), []
+            if data.strip() != "[DONE]":
+                yield _decoded(data)
+
+
+def _decoded(data: str) -> Row:
+    try:
+        value = msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableRowError(BROKEN_STREAM, str(error)[:200]) from error
+    if not isinstance(value, dict):
+        raise UnreadableRowError(BROKEN_STREAM, "an event is not an object")
+    return value
+
+
+def whole_reply(events: Iterable[Row]) -> Row:
+    """Returns the body of a reply of any of the three APIs.
+
+    Raises UnreadableRowError if the events do not come to the reply's end.
+    """
+    listed = list(events)
+    failure = next((event for event in listed if _is_failure(event)), None)
+    if failure is not None:
+        return {"error": failure.get("error") or failure}
+    if any("choices" in event for event in listed):
+        return whole_completion(listed, is_complete=True)
+    if any(str(event.get("type", "")).startswith("response.") for event in listed):
+        return whole_response(listed)
+    return whole_message(listed)
+
+
+def unstreamed(response: Any) -> Any:
+    """Returns the body that a streamed reply comes to, logged as its text or as its events.
+
+    Any other response is unchanged. Raises UnreadableRowError for a stream without its end.
+    """
+    if isinstance(response, str) and response.lstrip().startswith(("data:", "event:")):
+        return whole_reply(stream_events(response))
+    events = [as_row(event) for event in as_list(response)]
+    first = events[0] if events else {}
+    if first.get("type") in ("message_start", "response.created"):
+        return whole_reply(events)
+    return response
+
+
+def _is_failure(event: Row) -> bool:
+    return event.get("type") == "error" or (bool(event.get("error")) and not event.get("choices"))
+
+
+def whole_completion(chunks: Iterable[Row], *, is_complete: bool) -> Row:
+    """Returns the chat completion that its chunks add up to.
+
+    With `is_complete` it raises UnreadableRowError if a choice does not say why it ended.
+    """
+    choices: dict[int, _StreamedChoice] = {}
+    whole: Row = {}
+    for chunk in chunks:
+        whole |= {key: value for key, value in chunk.items() if value is not None}
+        for choice in map(as_row, as_list(chunk.get("choices"))):
+            choices.setdefault(_index(choice) or 0, _StreamedChoice()).add(choice)
+    added = [choices[index].whole() for index in sorted(choices)]
+    if is_complete and not all(choice["finish_reason"] for choice in added):
+        raise UnreadableRowError(NO_END, "no chunk says why the reply ended")
+    return whole | {"object": "chat.completion", "choices": added}
+
+
+def _index(row: Row) -> int | None:
+    index = row.get("index")
+    return index if isinstance(index, int) and not isinstance(index, bool) else None
+
+
+class _StreamedChoice:
+    """Adds up the pieces of one choice of a streamed chat completion."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, list[str]] = {}
+        self._calls: list[_StreamedCall] = []
+        self._legacy: _StreamedCall | None = None
+        self._has_audio = False
+        self._finish_reason: Any = None
+
+    def add(self, choice: Row) -> None:
+        """Adds the piece in one chunk."""
+        delta = as_row(choice.get("delta"))
+        for key, value in delta.items():
+            if isinstance(value, str) and key != "role":
+                self._texts.setdefault(key, []).append(value)
+        for call in map(as_row, as_list(delta.get("tool_calls"))):
+            self._call_of(call).add(call, as_row(call.get("function")))
+        if legacy := as_row(delta.get("function_call")):
+            self._legacy = self._legacy or _StreamedCall(None)
+            self._legacy.add({}, legacy)
+        self._has_audio = self._has_audio or bool(delta.get("audio"))
+        self._finish_reason = choice.get("finish_reason") or self._finish_reason
+
+    def _call_of(self, piece: Row) -> "_StreamedCall":
+        """Returns the call that a piece belongs to.
+
+        Pieces have their call's index. Some endpoints give none, or the same to every call, each of
+        which comes whole; then another id means another call.
+        """
+        index, call_id = _index(piece), piece.get("id")
+        for call in reversed(self._calls):
+            if call.index == index:
+                if call_id and call.row.get("id") not in (None, call_id):
+                    break
+                return call
+        self._calls.append(_StreamedCall(index))
+        return self._calls[-1]
+
+    def whole(self) -> Row:
+        """Returns the choice as an unstreamed reply has it."""
+        texts = {key: "".join(pieces) for key, pieces in self._texts.items()}
+        message: Row = {"role": "assistant", "content": None, **texts}
+        if self._calls:
+            message["tool_calls"] = [call.whole() for call in self._calls]
+        if self._legacy is not None:
+            message["function_call"] = self._legacy.whole()["function"]
+        if self._has_audio:
+            message["audio"] = {"id": "streamed"}
+        return {"message": message, "finish_reason": self._finish_reason}
+
+
+class _StreamedCall:
+    """Adds up the pieces of one tool call."""
+
+    def __init__(self, index: int | None) -> None:
+        self.index = index
+        self.row: Row = {}
+        self._pieces: dict[str, list[str]] = {"name": [], "arguments": []}
+
+    def add(self, call: Row, function: Row) -> None:
+        """Adds a piece: the fields of the call, and those of its function."""
+        self.row |= {key: value for key, value in call.items() if key in ("id", "type") and value}
+        for key, pieces in self._pieces.items():
+            if isinstance(function.get(key), str):
+                pieces.append(function[key])
+
+    def whole(self) -> Row:
+        """Returns the call as an unstreamed reply has it."""
+        function = {key: "".join(pieces) for key, pieces in self._pieces.items()}
+        return {**self.row, "function": function}
+
+
+def whole_response(events: Iterable[Row]) -> Row:
+    """Returns the object of the Responses API that a stream ends with.
+
+    Where it lists no output, its items are those that the stream finished one by one. Raises
+    UnreadableRowError if the stream does not come to it.
+    """
+    items: dict[int, Any] = {}
+    for event in events:
+        if event.get("type") == "response.output_item.done":
+            index = event.get("output_index")
+            items[index if isinstance(index, int) else len(items)] = event.get("item")
+        if event.get("type") in _TERMINAL:
+            response = as_row(event.get("response"))
+            done = [items[index] for index in sorted(items)]
+            return response | {"output": as_list(response.get("output")) or done}
+    raise UnreadableRowError(NO_END, "no event says that the response is completed")
+
+
+def whole_message(events: Iterable[Row]) -> Row:
+    """Returns the Anthropic message that a stream adds up to.
+
+    Raises UnreadableRowError if the stream does not come to its end.
+    """
+    message: Row = {}
+    blocks: dict[int, _StreamedBlock] = {}
+    for event in events:
+        match event.get("type"):
+            case "message_start":
+                message = dict(as_row(event.get("message")))
+            case "content_block_start":
+                block = as_row(event.get("content_block"))
+                blocks[_index(event) or 0] = _StreamedBlock(block)
+            case "content_block_delta" if (_index(event) or 0) in blocks:
+                blocks[_index(event) or 0].add(as_row(event.get("delta")))
+            case "message_delta":
+                message |= as_row(event.get("delta"))
+                # It repeats the counts that have changed since the start.
+                usage = as_row(event.get("usage"))
+                known = {key: value for key, value in usage.items() if value is not None}
+                message["usage"] = as_row(message.get("usage")) | known
+            case _:
+                pass
+    if not message.get("stop_reason"):
+        raise UnreadableRowError(NO_END, "no event says why the message ended")
+    return message | {"content": [blocks[index].whole() for index in sorted(blocks)]}
+
+
+_BLOCK_PIECES = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+
+
+class _StreamedBlock:
+    """Adds up the pieces of one content block of an Anthropic message."""
+
+    def __init__(self, block: Row) -> None:
+        self._block = block
+        self._pieces: dict[str, list[str]] = {}
+        self._input: list[str] = []
+
+    def add(self, delta: Row) -> None:
+        """Adds a piece."""
+        kind = delta.get("type")
+        if kind == "input_json_delta":
+            self._input.append(str(delta.get("partial_json") or ""))
+        elif isinstance(kind, str) and kind in _BLOCK_PIECES:
+            key = _BLOCK_PIECES[kind]
+            self._pieces.setdefault(key, [str(self._block.get(key) or "")]).append(
+                str(delta.get(key) or "")
+            )
+
+    def whole(self) -> Row:
+        """Returns the block; arguments that are no JSON, as when they were cut, stay a text."""
+        block = self._block | {key: "".join(pieces) for key, pieces in self._pieces.items()}
+        given = "".join(self._input)
+        if given:
+            try:
+                block["input"] = msgspec.json.decode(given)
+            except (ValueError, RecursionError):
+                block["input"] = given
+        return block

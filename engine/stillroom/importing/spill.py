@@ -1,0 +1,118 @@
+"""Temporary files for what an import reads and does not need yet; they have no name on the disk."""
+
+import mmap
+import os
+import tempfile
+from collections.abc import Hashable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+import msgspec
+
+from stillroom.places import make_folder
+
+_BLOCK = 1 << 20
+_READS_KEPT = 256
+_MOST_MAPPED = 1 << 30
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+class Spill:
+    """Keeps pieces of bytes in a temporary file, which vanishes with the process."""
+
+    def __init__(self, folder: Path | None = None, *, most_mapped: int = _MOST_MAPPED) -> None:
+        """`folder` is where the file is; the system's folder may be small or in memory."""
+        self._folder, self._most_mapped = folder, most_mapped
+        self._waiting: list[bytes] = []
+        self._view: mmap.mmap | bytes = b""
+        self._num_waiting = self._num_written = self._num_reads = 0
+
+    def append(self, data: bytes) -> int:
+        """Keeps a piece and returns its position."""
+        place = self._num_written + self._num_waiting
+        self._waiting.append(data)
+        self._num_waiting += len(data)
+        if self._num_waiting >= _BLOCK:
+            self._flush()
+        return place
+
+    def _flush(self) -> None:
+        rest = memoryview(b"".join(self._waiting))
+        self._num_written += len(rest)
+        self._waiting.clear()
+        self._num_waiting = 0
+        while rest:
+            rest = rest[self._file.write(rest) :]
+
+    def read(self, place: int, num_bytes: int) -> bytes:
+        """Returns the piece of this length at a position."""
+        return self.read_all(((place, num_bytes),))[0]
+
+    def read_all(self, pieces: Iterable[tuple[int, int]]) -> list[bytes]:
+        """Returns several pieces, each given by its position and its length."""
+        found: list[bytes] = []
+        for place, num_bytes in pieces:
+            if place + num_bytes > len(self._view):
+                self._map()
+            view, handle = self._view, self._file.fileno()
+            found.append(
+                view[place : place + num_bytes] if view else os.pread(handle, num_bytes, place)
+            )
+        self._num_reads += len(found)
+        if self._num_reads >= _READS_KEPT and isinstance(self._view, mmap.mmap):
+            # The pages that were read would count as memory of this process.
+            self._view.madvise(mmap.MADV_DONTNEED)
+            self._num_reads = 0
+        return found
+
+    def _map(self) -> None:
+        """Maps the file into memory, which reads many pieces faster than calls of the system.
+
+        A file that is too large for the addresses that a process may be allowed is not mapped.
+        """
+        self._flush()
+        self._view = b""
+        if 0 < self._num_written <= self._most_mapped:
+            self._view = mmap.mmap(self._file.fileno(), self._num_written, prot=mmap.PROT_READ)
+
+    def __enter__(self) -> Self:
+        if self._folder is not None:
+            make_folder(self._folder)
+        self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if isinstance(self._view, mmap.mmap):
+            self._view.close()
+        self._file.close()
+
+
+class DiskDict(Generic[_Key]):
+    """Values under keys, of which only the keys are held in memory. Values are what JSON holds."""
+
+    def __init__(self) -> None:
+        self._spill = Spill(most_mapped=0)
+        self._places: dict[_Key, tuple[int, int]] = {}
+
+    def __enter__(self) -> Self:
+        self._spill.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._spill.__exit__(*_)
+
+    def add(self, key: _Key, value: Any) -> bool:
+        """Keeps a value and returns True, or returns False if there is one under this key."""
+        if key in self._places:
+            return False
+        data = msgspec.json.encode(value)
+        self._places[key] = self._spill.append(data), len(data)
+        return True
+
+    def get(self, key: _Key) -> Any:
+        """Returns the value under a key, or None."""
+        place = self._places.get(key)
+        return None if place is None else msgspec.json.decode(self._spill.read(*place))
+
+    def __iter__(self) -> Iterator[_Key]:
+        return iter(self._places)
