@@ -20,8 +20,8 @@ from stillroom.files import write_json
 from stillroom.home_paths import home_variable
 from stillroom.jobs.operations import run_operation
 from stillroom.lineage import now
-from stillroom.remote.bundle.contents import read_contents
 from stillroom.remote.bundle.job_spec import PackedJob, pack
+from stillroom.remote.bundle.layout import read_contents
 from stillroom.remote.bundle.needs import Needs
 from stillroom.remote.machine import Machine
 from stillroom.remote.machines import find_machine, users_machines_file

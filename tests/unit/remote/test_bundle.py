@@ -16,8 +16,8 @@ from stillroom.files import write_json
 from stillroom.home_paths import home_variable
 from stillroom.lineage import write_manifest
 from stillroom.models.resolve import identify, locate_model
-from stillroom.remote.bundle.contents import read_contents
 from stillroom.remote.bundle.job_spec import pack
+from stillroom.remote.bundle.layout import read_contents
 from stillroom.remote.bundle.needs import (
     Needs,
     needs_of_generation,
@@ -363,7 +363,7 @@ def test_an_output_behind_a_link_is_written_where_it_leads(tmp_path, workspace):
 def test_a_workspace_whose_runs_lie_behind_a_link_is_refused(workspace):
     (workspace.root / "elsewhere").mkdir()
     (workspace.root / "runs").symlink_to("elsewhere")
-    with pytest.raises(InputError, match="nothing is brought back through one"):
+    with pytest.raises(InputError, match="nothing is downloaded through one"):
         pack(workspace, box(workspace), Needs())
 
 

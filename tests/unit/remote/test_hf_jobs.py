@@ -40,7 +40,7 @@ from stillroom.remote.records import (
     RemoteState,
     RunUpdate,
 )
-from stillroom.remote.ssh.code import code_hash
+from stillroom.remote.ssh.bootstrap import code_hash
 
 MACHINE = Machine(name="hf", hf_jobs=HfJobsFlavor(flavor=FLAVOR, timeout="2h"))
 ROWS = b'{"prompt": "?"}\n' * 100

@@ -30,7 +30,7 @@ from stillroom.remote.providers.hf_jobs import HfJobsHost
 from stillroom.remote.providers.provision_log import ProvisionLog
 from stillroom.remote.providers.sky_calls import SkyCalls
 from stillroom.remote.providers.skypilot import SkyPilotHost
-from stillroom.remote.ssh.code import code_hash
+from stillroom.remote.ssh.bootstrap import code_hash
 from stillroom.run_folder import RunFolder
 from stillroom.secrecy.environments import bare_environment
 

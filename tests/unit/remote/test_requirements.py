@@ -24,8 +24,8 @@ LINUX = {"python_version": "3.12", "sys_platform": "linux", "platform_machine": 
 def to_install(*requirements: str, there: dict[str, str] | None = None, **marks: str):
     return packages_to_install(
         [Requirement(each) for each in requirements],
-        here=HERE,
-        there=there or {},
+        local=HERE,
+        remote=there or {},
         marks={**LINUX, **marks},
     )
 

@@ -1,16 +1,16 @@
 """Makes the environment in which our code runs on a machine: `python -E -P environment.py`.
 
-It runs before any of our packages is there, so that it needs the standard library only. The other
-side writes two lines of JSON, and gets lines of JSON:
+It runs before any of our packages is installed, so that it needs the standard library only. The
+other side writes two lines of JSON, and gets lines of JSON:
 
-1. `_Question`: which code is there, and whether this interpreter's own packages may be used.
+1. `_Question`: which code to look for, and whether this interpreter's own packages may be used.
    Answer: `{"code": …, "installed": …, "marks": …}`.
-2. `_Wish`: what to install. Answers: `{"say": …}` from time to time, then `{"python": …}` or
-   `{"failed": …}`.
+2. `_InstallRequest`: what to install. Answers: `{"say": …}` from time to time, then
+   `{"python": …}` or `{"failed": …}`.
 
 There are two layers. `packages/KEY` holds installed packages, and `venvs/KEY` only names them, an
 interpreter's own packages and the code, so that new code costs no new installation. An environment
-counts when its file `whole` is there, which is written last: what a killed installation has left is
+counts when it has the file `whole`, which is written last: what a killed installation has left is
 deleted by the next. It isn't renamed into place instead, since its programs name its folder.
 """
 
@@ -30,14 +30,14 @@ import venv
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import IO, Any, TypedDict, cast
 
 _SAY_EVERY_S = 2.0
 _TRY_S = 300.0
 _LOCK_POLL_S = 0.2
 _LOG_LINES = 30
 _FORGOTTEN_S = 60 * 86400
-# What conflicts in an image is not ours to say, and takes longer to find than a small installation.
+# Conflicts within an image are not ours to report, and take longer to find than an installation.
 _QUIET = ("--no-warn-conflicts", "--progress-bar", "off")
 _WHOLE = "whole"
 
@@ -67,68 +67,54 @@ class _FailedError(Exception):
 
 
 def main() -> int:
-    """Answers the two lines. The installation goes on even if nobody listens any more."""
+    """Answers the two lines. The installation continues even if nobody listens any more."""
+    if sys.argv[1:]:
+        root, *sites = sys.argv[1:]
+        _Installation(Path(root), json.loads(sys.stdin.readline()), sites).answer()
+        return 0
     question: _Question = json.loads(sys.stdin.readline())
-    root = Path(question["root"])
+    root = question["root"]
     sites = _own_sites() if question["uses_packages"] else []
     installed = _installed() if sites else []
-    code = code_hash_of(code_files(root / "code" / question["code"] / "stillroom"))
+    code = code_hash_of(code_files(Path(root, "code", question["code"], "stillroom")))
     _answer({"code": code, "installed": installed, "marks": _marks()})
     line = sys.stdin.readline()
-    if not line:
-        return 0  # The code is to be sent anew.
-    _relay(lambda: _carry_out(root, json.loads(line), sites))
+    if line:  # Otherwise the code is sent anew.
+        _relay([root, *sites], line)
     return 0
 
 
-def _carry_out(root: Path, wish: _InstallRequest, sites: list[str]) -> None:
-    try:
-        python = _environment(root, wish, sites)
-    except (_FailedError, OSError, subprocess.SubprocessError) as error:
-        _answer({"failed": f"{error}{_seen_in(_log(root, wish))}"})
-    else:
-        _answer({"python": str(python)})
+def _relay(arguments: list[str], request: str) -> None:
+    """Installs in a process of its own, and passes that one's answers on.
 
-
-def _relay(work: Callable[[], None]) -> None:
-    """Does the work in a process of its own and passes its answers on.
-
-    If nobody listens any more, this process ends, and with it the connection; the other goes on, so
-    that the next connection finds done what this one has begun.
+    If nobody listens any more, this process ends, and with it the connection; the other continues,
+    so that the next connection finds done what this one has begun.
     """
-    source, sink = os.pipe()
-    worker = os.fork()
-    if worker == 0:
-        os.close(source)
-        os.setsid()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(sink, 1)
-        os.dup2(sink, 2)
-        os.close(sink)
-        work()
-        os._exit(0)
-    os.close(sink)
-    _pass_on(source, worker)
-
-
-def _pass_on(source: int, worker: int) -> None:
-    """Writes a process's answers to standard output until it ends, and says how if it broke off."""
-    trouble = ""
-    with os.fdopen(source, encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if line.startswith("{"):
-                try:
-                    sys.stdout.write(line)
-                    sys.stdout.flush()
-                except OSError:
-                    os._exit(1)
-            else:
-                trouble = (trouble + line)[-1500:]
-    status = os.waitpid(worker, 0)[1]  # no limit: it has closed its output and ends
-    code = os.waitstatus_to_exitcode(status)
+    worker = subprocess.Popen(
+        [sys.executable, "-E", "-P", __file__, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    )
+    with cast("IO[str]", worker.stdin) as stdin:
+        stdin.write(request)
+    printed = ""
+    for line in cast("IO[str]", worker.stdout):
+        if line.startswith("{"):
+            try:
+                sys.stdout.write(line)
+                sys.stdout.flush()
+            except OSError:
+                os._exit(1)
+        else:
+            printed = (printed + line)[-1500:]
+    code = worker.wait()  # no limit: it has closed its output and ends
     if code:
         killed = f"it was killed by signal {-code}" if code < 0 else f"it ended with {code}"
-        _answer({"failed": trouble or f"the process that installs them broke off: {killed}"})
+        _answer({"failed": printed or f"the process that installs them ended early: {killed}"})
 
 
 def code_hash_of(files: Iterable[tuple[str, bytes]]) -> str:
@@ -146,62 +132,101 @@ def code_files(package: Path) -> Iterator[tuple[str, bytes]]:
             yield path.relative_to(package).as_posix(), path.read_bytes()
 
 
-def _environment(root: Path, wish: _InstallRequest, sites: list[str]) -> Path:
-    """Returns the interpreter of the environment, which is made first if it isn't there."""
-    folder, packages = root / "venvs" / wish["key"], root / "packages" / wish["packages_key"]
-    problem: str | None = None
-    # Somebody deletes old files there, say. Packages, which other runs may use, are made anew last.
-    for broken in ([], [folder], [packages, folder]):
-        for old in broken:
-            (old / _WHOLE).unlink(missing_ok=True)
-        python = _made(root, wish, sites)
-        problem = _fault_of(python)
-        if problem is None:
-            break
-    else:
-        raise _FailedError(f"{folder} does not run stillroom: {problem}")
-    for used in (folder, packages):
-        with suppress(FileNotFoundError):
-            os.utime(used / _WHOLE)
-    named = root / "code" / f"{wish['code']}.python"
-    temporary = named.with_name(f".{named.name}.{os.getpid()}")
-    temporary.write_text(f"{python}\n", encoding="utf-8")
-    temporary.replace(named)
-    _forget_old(root)
-    return python
+class _Installation:
+    """Makes one environment."""
 
+    def __init__(self, root: Path, request: _InstallRequest, sites: list[str]) -> None:
+        self._root, self._request = root, request
+        self._sites = [_adding(site) for site in sites]
+        self._venv = root / "venvs" / request["key"]
+        self._packages = root / "packages" / request["packages_key"]
+        self._log = self._packages.with_name(f"{self._packages.name}.log")
 
-def _forget_old(root: Path) -> None:
-    """Deletes code and environments that were not used for two months, longer than any run."""
-    limit = time.time() - _FORGOTTEN_S
-    for mark in [*root.glob(f"packages/*/{_WHOLE}"), *root.glob(f"venvs/*/{_WHOLE}")]:
-        _forget(mark, mark.parent, limit)
-    for named in root.glob("code/*.python"):
-        _forget(named, named.with_suffix(""), limit)
+    def answer(self) -> None:
+        """Makes the environment, and answers with its interpreter or with why it has none."""
+        try:
+            python = self._python()
+        except (_FailedError, OSError, subprocess.SubprocessError) as error:
+            log = f" (all of it is in {self._log} on the machine)" if self._log.exists() else ""
+            _answer({"failed": f"{error}{log}"})
+        else:
+            _answer({"python": str(python)})
 
+    def _python(self) -> Path:
+        """Returns the environment's interpreter, which is made first if it isn't there."""
+        python, problem = self._venv / "bin" / "python", None
+        # Some machines delete old files. Packages, which other runs may use, are made anew last.
+        for broken in ([], [self._venv], [self._packages, self._venv]):
+            for old in broken:
+                (old / _WHOLE).unlink(missing_ok=True)
+            self._make()
+            problem = _fault_of(python)
+            if problem is None:
+                break
+        else:
+            raise _FailedError(f"{self._venv} does not run stillroom: {problem}")
+        for used in (self._venv, self._packages):
+            with suppress(FileNotFoundError):
+                os.utime(used / _WHOLE)
+        named = self._root / "code" / f"{self._request['code']}.python"
+        temporary = named.with_name(f".{named.name}.{os.getpid()}")
+        temporary.write_text(f"{python}\n", encoding="utf-8")
+        temporary.replace(named)
+        _forget_old(self._root)
+        return python
 
-def _forget(mark: Path, folder: Path, limit: float) -> None:
-    with suppress(FileNotFoundError):  # Another process may be doing the same.
-        if mark.stat().st_mtime < limit:
-            # Without its mark it is not used while it is being deleted.
-            mark.unlink()
-            shutil.rmtree(folder, ignore_errors=True)
+    def _make(self) -> None:
+        paths = [str(self._root / "code" / self._request["code"])]
+        if self._request["requirements"]:
+            _make_whole(self._packages, self._install)
+            paths.append(_adding(_site_of(self._packages)))
+        _make_whole(self._venv, lambda: _make_venv(self._venv, [*paths, *self._sites]))
 
+    def _install(self) -> None:
+        # pip then sees what is installed already.
+        _make_venv(self._packages, self._sites)
+        arguments = list[str]()
+        for option, lines in (
+            ("-r", self._request["requirements"]),
+            ("-c", self._request["constraints"]),
+        ):
+            name = "requirements.txt" if option == "-r" else "constraints.txt"
+            file = self._packages / name
+            file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            arguments += [option, str(file)]
+        self._log.write_bytes(b"")
+        command = [*self._installer(), *arguments]
+        try:
+            _run(command, self._log)
+        except _FailedError as error:
+            if self._request["uv"] is None or "certificate" not in str(error):
+                raise
+            # Behind a company's proxy only the system knows whom to trust; uv has its own list.
+            os.environ.update(UV_SYSTEM_CERTS="1", UV_NATIVE_TLS="1")
+            _run(command, self._log)
 
-def _made(root: Path, wish: _InstallRequest, sites: list[str]) -> Path:
-    folder = root / "venvs" / wish["key"]
-    paths = [str(root / "code" / wish["code"])]
-    if wish["requirements"]:
-        packages = root / "packages" / wish["packages_key"]
-        _make_whole(packages, lambda: _install(packages, wish, sites, _log(root, wish)))
-        paths.append(_adding(_site_of(packages)))
-    paths.extend(_adding(path) for path in sites)
-    _make_whole(folder, lambda: _name_paths(folder, paths))
-    return folder / "bin" / "python"
+    def _installer(self) -> list[str]:
+        """Returns the command that installs the packages; makes sure that there is one."""
+        python, uv = str(self._packages / "bin" / "python"), self._request["uv"]
+        if uv is not None:
+            command = [uv, "pip", "install", "--python", python]
+            options = _tried([*command, "--help"]).stdout
+            # It chooses torch's build by the machine's GPU and driver.
+            return [*command, *(["--torch-backend=auto"] if "--torch-backend" in options else [])]
+        pip = [python, "-P", "-m", "pip"]
+        if _tried([*pip, "--version"]).returncode:
+            try:
+                _run([python, "-m", "ensurepip", "--default-pip"], self._log)
+            except _FailedError as error:
+                raise _FailedError(
+                    f"{sys.executable} has neither pip nor ensurepip, and there is no uv; "
+                    "install one (Debian/Ubuntu: apt-get install python3-venv)"
+                ) from error
+        return [*pip, "install", "--disable-pip-version-check", "--no-input", *_QUIET]
 
 
 def _fault_of(python: Path) -> str | None:
-    """Returns why our code does not run there, which no run should have to find out; or None."""
+    """Returns why our code does not run in an environment, before a run finds out; or None."""
     command = [python, "-P", "-c", "import msgspec, stillroom.remote.agent.store"]
     try:
         check = _tried(command)
@@ -212,7 +237,7 @@ def _fault_of(python: Path) -> str | None:
     return check.stderr.strip()[-1500:] if check.returncode else None
 
 
-def _make_whole(folder: Path, make: Any) -> None:
+def _make_whole(folder: Path, make: Callable[[], None]) -> None:
     """Makes an environment unless it is whole; two that want the same one wait for each other."""
     mark = folder / _WHOLE
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -241,46 +266,6 @@ def _take(lock: int) -> None:
             time.sleep(_LOCK_POLL_S)
         else:
             return
-
-
-def _install(folder: Path, wish: _InstallRequest, sites: list[str], log: Path) -> None:
-    wishes = {"requirements": wish["requirements"], "constraints": wish["constraints"]}
-    _bare_environment(folder)
-    for name, lines in wishes.items():
-        (folder / f"{name}.txt").write_text("".join(f"{x}\n" for x in lines), encoding="utf-8")
-    # pip then sees what is there already.
-    _write_paths(folder, [_adding(path) for path in sites])
-    arguments = ["-r", str(folder / "requirements.txt"), "-c", str(folder / "constraints.txt")]
-    log.write_bytes(b"")
-    command = [*_installer(folder, wish, log), *arguments]
-    try:
-        _run(command, log)
-    except _FailedError as error:
-        if wish["uv"] is None or "certificate" not in str(error):
-            raise
-        # Behind a company's proxy only the system knows whom to trust; uv has a list of its own.
-        os.environ.update(UV_SYSTEM_CERTS="1", UV_NATIVE_TLS="1")
-        _run(command, log)
-
-
-def _installer(folder: Path, wish: _InstallRequest, log: Path) -> list[str]:
-    """Returns the command that installs into an environment; makes sure that there is one."""
-    python, uv = str(folder / "bin" / "python"), wish["uv"]
-    if uv is not None:
-        command = [uv, "pip", "install", "--python", python]
-        options = _tried([*command, "--help"]).stdout
-        # It chooses torch's build by the machine's GPU and driver.
-        return [*command, *(["--torch-backend=auto"] if "--torch-backend" in options else [])]
-    pip = [python, "-P", "-m", "pip"]
-    if _tried([*pip, "--version"]).returncode:
-        try:
-            _run([python, "-m", "ensurepip", "--default-pip"], log)
-        except _FailedError as error:
-            raise _FailedError(
-                f"{sys.executable} has neither pip nor ensurepip, and there is no uv; "
-                "install one (Debian/Ubuntu: apt-get install python3-venv)"
-            ) from error
-    return [*pip, "install", "--disable-pip-version-check", "--no-input", *_QUIET]
 
 
 def _tried(command: list[Any]) -> subprocess.CompletedProcess[str]:
@@ -321,7 +306,7 @@ def _run(command: list[str], log: Path) -> None:
             code = process.wait(_SAY_EVERY_S)
         except subprocess.TimeoutExpired:
             line = _tail(log, 1)[:200]
-            # Also without news now and then, so that the connection is seen to live.
+            # Also without news now and then, so that the connection stays alive.
             _answer({"say": f"installing packages: {line}"} if line != said else {})
             said = line
         else:
@@ -330,20 +315,30 @@ def _run(command: list[str], log: Path) -> None:
         raise _FailedError(_tail(log, _LOG_LINES) or f"{command[0]} ended with exit code {code}")
 
 
-def _bare_environment(folder: Path) -> None:
+def _make_venv(folder: Path, paths: list[str]) -> None:
+    """Makes an environment without packages of its own, which finds those of other folders."""
     folder.mkdir(mode=0o700, parents=True)
     venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
-
-
-def _name_paths(folder: Path, paths: list[str]) -> None:
-    _bare_environment(folder)
-    _write_paths(folder, paths)
-
-
-def _write_paths(folder: Path, paths: list[str]) -> None:
     # The name comes before those of other files, so that no other Stillroom is found first.
     file = Path(_site_of(folder)) / "_0_stillroom.pth"
     file.write_text("".join(f"{path}\n" for path in paths), encoding="utf-8")
+
+
+def _forget_old(root: Path) -> None:
+    """Deletes code and environments that were not used for two months, longer than any run."""
+    limit = time.time() - _FORGOTTEN_S
+    for mark in [*root.glob(f"packages/*/{_WHOLE}"), *root.glob(f"venvs/*/{_WHOLE}")]:
+        _forget(mark, mark.parent, limit)
+    for named in root.glob("code/*.python"):
+        _forget(named, named.with_suffix(""), limit)
+
+
+def _forget(mark: Path, folder: Path, limit: float) -> None:
+    with suppress(FileNotFoundError):  # Another process may be doing the same.
+        if mark.stat().st_mtime < limit:
+            # Without its mark it is not used while it is being deleted.
+            mark.unlink()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _adding(path: str) -> str:
@@ -385,14 +380,6 @@ def _marks() -> dict[str, str]:
         "python_version": f"{major}.{minor}",
         "sys_platform": sys.platform,
     }
-
-
-def _log(root: Path, wish: _InstallRequest) -> Path:
-    return root / "packages" / f"{wish['packages_key']}.log"
-
-
-def _seen_in(log: Path) -> str:
-    return f" (all of it is in {log} there)" if log.exists() else ""
 
 
 def _tail(log: Path, num_lines: int) -> str:

@@ -1,4 +1,4 @@
-"""What tools.py, rewards.py and MCP servers need elsewhere: packages, and the files they name."""
+"""What tools.py, rewards.py and MCP servers need on a machine: packages, and files they name."""
 
 import ast
 import importlib.metadata
@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from stillroom.errors import InputError
-from stillroom.remote.bundle.places import FileLayout
+from stillroom.remote.bundle.layout import FileLayout
 from stillroom.secrecy.readable import check_readable
 from stillroom.settings import Workspace
 from stillroom.tools.mcp.spec import parse_spec
@@ -139,7 +139,7 @@ def _strings(code: bytes) -> Iterator[str]:
 
 
 def _foreign_imports(file: UserFile) -> Iterator[str]:
-    """Yields the modules that a file imports and that are neither Python's, ours nor its own."""
+    """Yields the modules that a file imports not being Python's, Stillroom's or its own."""
     own = {place.partition("/")[0].removesuffix(".py") for place in file.modules}
     for code in _codes(file):
         for module in modules_imported(code):
@@ -176,7 +176,7 @@ def _pinned(name: str) -> str:
         raise InputError(
             f"the code imports {name}, which is installed here from {folder}: another machine "
             "cannot fetch it",
-            "put its modules beside the code that imports them, or install it from an index",
+            "put its modules next to the code that imports them, or install it from an index",
         )
     # The build (`+cpu`) depends on the machine.
     return f"{name}=={distribution.version.partition('+')[0]}"

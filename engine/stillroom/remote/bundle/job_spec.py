@@ -9,16 +9,16 @@ import msgspec
 from stillroom.errors import DataError, InputError
 from stillroom.lineage import folder_files, manifest_path, pending_manifest, read_manifest
 from stillroom.remote.bundle.code import add_named_files, packages_of
+from stillroom.remote.bundle.layout import FileLayout
 from stillroom.remote.bundle.models import (
     add_history,
     add_model,
     add_resumed,
     add_run,
+    add_tags,
     add_tokenizer,
 )
 from stillroom.remote.bundle.needs import Needs
-from stillroom.remote.bundle.places import FileLayout
-from stillroom.remote.bundle.tags import add_tags
 from stillroom.remote.machine import Machine
 from stillroom.remote.machines import check_keys_may_go
 from stillroom.remote.records import RUN_FILE, JobSpec
@@ -41,7 +41,7 @@ class PackedJob:
     """The secrets by name, which the spec only names."""
 
     def after(self, runs: Sequence[str]) -> "PackedJob":
-        """Returns it for a run that begins once other runs here have ended."""
+        """Returns it for a run that begins once other local runs have ended."""
         return replace(self, spec=msgspec.structs.replace(self.spec, start_after=list(runs)))
 
     @property
@@ -60,11 +60,11 @@ def pack(
     """Returns the job spec of a run; only the names and sizes of files are looked at.
 
     Raises InputError for a secret that the machine must not have, a package that nobody else can
-    install, and an output that cannot come back.
+    install, and an output that cannot be downloaded.
     """
     if workspace.runs != workspace.root / "runs":
         raise InputError(
-            f"{workspace.root / 'runs'} is a link, and nothing is brought back through one",
+            f"{workspace.root / 'runs'} is a link, and nothing is downloaded through one",
             "make it a real folder, or leave where out",
         )
     places = FileLayout(workspace)
@@ -128,7 +128,7 @@ def _run_named(workspace: Workspace, name: str) -> str | None:
 
 
 def _add_output(workspace: Workspace, places: FileLayout, name: str, needs: Needs) -> str:
-    """Adds what is there of an output that goes on; returns its path relative to the workspace."""
+    """Adds what exists of an unfinished output; returns its path relative to the workspace."""
     output = workspace.writable(name, label="output")
     if needs.exported is not None and output.is_dir() and any(output.iterdir()):
         raise InputError(
@@ -152,9 +152,9 @@ def _output_files(output: Path, needs: Needs) -> list[Path]:
         return [path for path in folder_files(output) if _is_store_of(path, rows)]
     journal = journal_folder(output)
     judged = output.with_name(f".{output.name}.scores")
-    beside = [output, manifest_path(output), pending_manifest(output), judged]
+    files = [output, manifest_path(output), pending_manifest(output), judged]
     within = sorted(journal.rglob("*")) if journal.is_dir() else []
-    return [path for path in (*beside, *within) if path.is_file() and path.name != ".lock"]
+    return [path for path in (*files, *within) if path.is_file() and path.name != ".lock"]
 
 
 def _is_store_of(path: Path, rows: set[str]) -> bool:

@@ -1,4 +1,4 @@
-"""The files of models: their weights, what their runs recorded, and what a model card tells."""
+"""The files of models: their weights, what their runs recorded, and what a model card says."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -10,11 +10,11 @@ from stillroom.evaluate.files import RESULT_FILE, Evaluation
 from stillroom.files import read_json
 from stillroom.lineage import FileRecord, Manifest, read_manifest
 from stillroom.models.resolve import CHECKPOINTS, ModelLocation, adapter_base, locate_model
-from stillroom.remote.bundle.places import FileLayout
-from stillroom.remote.bundle.tags import add_tags
+from stillroom.remote.bundle.layout import FileLayout
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.train.config.resume import find_resume_point, run_to_resume
+from stillroom.versions import FOLDER, copy_of, record_of, versions_of, versions_with
 
 _OF_A_RUN = ("run.json", "request.json", "config.json", "given_config.yml", "given_config.json")
 _SMALL_BYTES = 1 << 20
@@ -53,20 +53,20 @@ def add_tokenizer(workspace: Workspace, places: FileLayout, name: str) -> None:
 
 
 def _name(workspace: Workspace, places: FileLayout, model: ModelLocation) -> None:
-    """Lets the name that config.yml or a request gives a model lead to its folder there."""
+    """Lets the name of a model in config.yml or a request lead to its folder on the machine."""
     named = workspace.path(model.name)
     if named.is_dir() and not RunFolder(named).is_run:
         places.name(model.name, model.folder)
 
 
 def add_run(workspace: Workspace, places: FileLayout, run_id: str) -> None:
-    """Adds the small files of a run's folder, with which it is known there for a run."""
+    """Adds the small files of a run's folder, by which the machine recognises it as a run."""
     folder = workspace.runs / run_id
     places.add_all(folder / name for name in _OF_A_RUN)
 
 
 def add_resumed(workspace: Workspace, places: FileLayout, run_id: str) -> None:
-    """Adds what a run needs to go on where another one stood: its checkpoint and its metrics."""
+    """Adds what a run needs to resume another one: its checkpoint and its metrics."""
     point = find_resume_point(workspace, run_id)
     following: str | None = run_id
     while following is not None:
@@ -79,7 +79,7 @@ def add_resumed(workspace: Workspace, places: FileLayout, run_id: str) -> None:
 
 
 def add_history(workspace: Workspace, places: FileLayout, model: ModelLocation) -> None:
-    """Adds what the card of an export tells: the runs before, their rows, the evaluations."""
+    """Adds what the card of an export says: the runs before, their rows, the evaluations."""
     for stage in _stages(workspace, model):
         if stage.folder != model.folder:
             places.add_folder(stage.folder, most_bytes=_SMALL_BYTES)
@@ -103,7 +103,7 @@ def add_history(workspace: Workspace, places: FileLayout, model: ModelLocation) 
 
 
 def _stages(workspace: Workspace, model: ModelLocation) -> Iterator[ModelLocation]:
-    """Yields a model and those it was trained from, as far as they are still there."""
+    """Yields a model and those it was trained from, as far as they still exist."""
     seen = set[str]()
     location: ModelLocation | None = model
     while location is not None and location.is_local and location.location not in seen:
@@ -123,7 +123,7 @@ def _stages(workspace: Workspace, model: ModelLocation) -> Iterator[ModelLocatio
 
 
 def _add_manifests(workspace: Workspace, places: FileLayout, rows: FileRecord) -> None:
-    """Adds the manifests that tell how rows were made, without the files they tell of."""
+    """Adds the manifests that say how rows were made, without the files they are about."""
     waiting, seen = [rows], {rows.path}
     while waiting and len(seen) <= _MOST_MANIFESTS:
         record = waiting.pop(0)
@@ -139,7 +139,7 @@ def _add_manifests(workspace: Workspace, places: FileLayout, rows: FileRecord) -
 
 
 def _add_run_of(workspace: Workspace, places: FileLayout, folder: Path) -> None:
-    """Adds the records of the run to whose checkpoints a folder belongs, if it is one of ours."""
+    """Adds the records of the run to whose checkpoints a folder belongs, if it is one."""
     run = folder.parent.parent
     if folder.parent.name == CHECKPOINTS and run.parent == workspace.runs:
         add_run(workspace, places, run.name)
@@ -161,3 +161,27 @@ def _document(path: Path, kind: type[_Kind]) -> _Kind | None:
     with suppress(OSError, DataError):
         return read_json(path, kind)
     return None
+
+
+def add_tags(
+    workspace: Workspace,
+    places: FileLayout,
+    path: Path,
+    *,
+    sha256: str | None = None,
+    has_copies: bool = False,
+) -> None:
+    """Adds the records of the tags of a file, and of its content if that is known.
+
+    With `has_copies` the kept copy of that content is added too.
+    """
+    root = workspace.root
+    versions = versions_of(root, path)
+    if path.parent == root / FOLDER / "datasets":
+        sha256 = path.name.partition(".")[0]
+    if sha256 is not None:
+        versions += versions_with(root, sha256)
+    for version in versions:
+        places.add(record_of(root, version))
+        if has_copies and version.sha256 == sha256:
+            places.add_all([copy_of(root, version)])

@@ -1,7 +1,7 @@
 """What a checked request needs on another machine, by its kind."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stillroom.evaluate.request import EvaluationPlan
@@ -38,7 +38,7 @@ class Needs:
     """The command lines and URLs of MCP servers."""
     addresses: Sequence[Address] = ()
     outputs: Sequence[str] = ()
-    """What it writes beside its own folder, as the request names it."""
+    """What it writes outside of its own folder, as the request names it."""
     key_names: Sequence[str | None] = ()
     tracker_keys: Sequence[str] = ()
     """Keys that libraries look for in the environment."""
@@ -47,7 +47,7 @@ class Needs:
     """The config.yml, of which the run's own copy is sent."""
     resume: str | None = None
     exported: ModelLocation | None = None
-    """The checkpoint whose history a model card tells."""
+    """The checkpoint whose history a model card describes."""
     records: Sequence[str] = ()
     """Names in the request that may be the ids of runs, whose records are read."""
 
@@ -115,15 +115,10 @@ def needs_of_export(request: ExportModel, plan: ExportPlan) -> Needs:
     needs = needs_of_evaluation(verified) if verified is not None else Needs()
     base = [plan.base] if plan.base is not None else []
     models = [plan.checkpoint, *base, *needs.models]
-    return Needs(
-        files=needs.files,
-        prompts=needs.prompts,
+    return replace(
+        needs,
         models=models,
-        code=needs.code,
-        servers=needs.servers,
-        addresses=needs.addresses,
         outputs=[request.output],
-        key_names=needs.key_names,
         extras=sorted({"train", *needs.extras}),
         exported=plan.checkpoint,
     )

@@ -130,7 +130,7 @@ def _refuse_local(address: Address, machine: Machine) -> None:
 
 
 def _is_this_machine(host: str) -> bool:
-    """Whether a host means the machine that asks: also in spellings such as 127.1 or 0.0.0.0."""
+    """Whether a host means the machine that calls it, also spelled as 127.1 or 0.0.0.0, say."""
     if is_loopback(host) or host.endswith((".localhost", "-localhost")):
         return True
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from stillroom.errors import EngineError, RunError
 from stillroom.jobs.remote_runs import read_follower_start
 from stillroom.jobs.supervise import read_run
-from stillroom.remote.bundle.contents import Contents, read_contents
+from stillroom.remote.bundle.layout import Contents, read_contents
 from stillroom.remote.follower.local_run import (
     FollowRecord,
     GrownFile,

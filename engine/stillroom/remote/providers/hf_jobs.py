@@ -46,7 +46,7 @@ from stillroom.remote.records import (
     RemoteState,
     RunUpdate,
 )
-from stillroom.remote.ssh.code import code_archive, code_hash
+from stillroom.remote.ssh.bootstrap import code_archive, code_hash
 from stillroom.remote.ssh.requirements import (
     LocalPackages,
     local_packages,

@@ -1,1 +1,1 @@
-"""A machine that the system's own ssh reaches: the connection, what is put there, its errors."""
+"""A machine that the system's own ssh reaches: the connection, its errors, the agent's code."""

@@ -1,17 +1,24 @@
-"""Puts our code on a machine, and makes an environment there in which it runs.
+"""Puts our code on a machine, and makes an environment in which it runs.
 
-Only a POSIX shell is taken for granted there. Of Python, the first of at least 3.11 is used, or one
-that uv brings; all that we make lies in the machine's one folder.
+The machine needs a POSIX shell only. The first Python of at least 3.11 is used, or one that uv
+installs; all our files are in the machine's one folder.
 """
 
+import gzip
 import hashlib
+import io
 import json
 import platform
+import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
 
+import stillroom
+from stillroom.remote.agent.environment import code_files, code_hash_of
 from stillroom.remote.channel import (
     Channel,
     RemoteScript,
@@ -22,7 +29,6 @@ from stillroom.remote.channel import (
 from stillroom.remote.host import FREE_DISK, OTHER_FOLDER, MachineError
 from stillroom.remote.machine import Machine
 from stillroom.remote.records import JobSpec
-from stillroom.remote.ssh.code import code_archive, code_hash
 from stillroom.remote.ssh.probe import MIN_PYTHON, PATHS, Probe, RemotePython, probe
 from stillroom.remote.ssh.requirements import (
     LocalPackages,
@@ -76,7 +82,7 @@ exec {python} -E -P "$folder/code/{code}/stillroom/remote/agent/environment.py"
 
 
 def look(channel: Channel, machine: Machine) -> Probe:
-    """Looks at a machine without changing anything there."""
+    """Looks at a machine without changing anything on it."""
     minor = platform.python_version_tuple()[1]
     names = [f"python3.{minor}", "python3.13", "python3.12", "python3.11", "python3.14"]
     pythons = [machine.python] if machine.python else [*names, "python3", "python"]
@@ -130,7 +136,7 @@ def _base_python(
         return found.python.path, found.uv
     uv = found.uv
     if uv is None and found.pythons:
-        say(f"getting uv on {machine.name}, which brings a newer Python")
+        say(f"getting uv on {machine.name}, which installs a newer Python")
         uv = _uv_by_pip(channel, machine, found.pythons)
     if uv is None:
         raise MachineError(_no_python(machine, found.pythons), _GET_ONE)
@@ -142,8 +148,8 @@ def _base_python(
 
 
 _GET_ONE = (
-    f"install Python {_NEWEST} or newer there (Debian/Ubuntu: apt-get install python3 "
-    "python3-venv), or uv, which brings one (https://docs.astral.sh/uv), or name an interpreter "
+    f"install Python {_NEWEST} or newer on it (Debian/Ubuntu: apt-get install python3 "
+    "python3-venv), or uv, which installs one (https://docs.astral.sh/uv), or name an interpreter "
     "with `python:` in machines.yml"
 )
 
@@ -171,11 +177,11 @@ def _no_python(machine: Machine, pythons: Sequence[RemotePython]) -> str:
     versions = ", ".join(".".join(map(str, python.version)) for python in pythons)
     if any(python.is_new_enough for python in pythons):
         return f"{machine.name} has Python ({versions}), but neither pip nor uv"
-    return f"{machine.name} has only Python {versions}, and no uv could be got there"
+    return f"{machine.name} has only Python {versions}, and uv could not be installed"
 
 
 def _uv_by_pip(channel: Channel, machine: Machine, pythons: Sequence[RemotePython]) -> str | None:
-    """Returns uv as an old Python's pip installs it; None if no Python there has a pip."""
+    """Returns uv as an old Python's pip installs it; None if no Python of the machine has a pip."""
     for python in pythons:
         script = _GET_UV.format(
             paths=PATHS, folder=shell_words([machine.folder]), python=shell_words([python.path])
@@ -215,9 +221,9 @@ def _environment(
     wanted: tuple[Sequence[Requirement], Mapping[str, str]],
     say: Callable[[str], None],
 ) -> str | None:
-    """Has the machine make the environment, unless it is there, and returns its interpreter.
+    """Has the machine make the environment, unless it has it, and returns its interpreter.
 
-    None if the code that lies there is not what was sent.
+    None if the code on the machine is not what was sent.
     """
     python, uv = tools
     script = _ENVIRONMENT.format(
@@ -231,21 +237,21 @@ def _environment(
         root = next(lines)
         uses_packages = machine.python is not None
         _ask(running, {"root": root, "code": code_hash(), "uses_packages": uses_packages})
-        there = json.loads(next(lines))
-        if there["code"] != code_hash():
+        answer = json.loads(next(lines))
+        if answer["code"] != code_hash():
             return None
         missing = packages_to_install(
             wanted[0],
-            here=wanted[1],
-            there=canonical((name, version) for name, version in there["installed"]),
-            marks=there["marks"],
+            local=wanted[1],
+            remote=canonical((name, version) for name, version in answer["installed"]),
+            marks=answer["marks"],
         )
-        _ask(running, _wish(python, uv, missing, there["marks"]), is_last=True)
+        _ask(running, _install_request(python, uv, missing, answer["marks"]), is_last=True)
         return _outcome(machine, lines, say)
 
 
 def _outcome(machine: Machine, lines: Iterator[str], say: Callable[[str], None]) -> str:
-    """Returns the interpreter that the machine names at last; says what it says before."""
+    """Returns the interpreter that the machine names last; passes on what it says before."""
     for line in lines:
         answer: dict[str, str] = json.loads(line) if line else {}
         if "say" in answer:
@@ -257,7 +263,7 @@ def _outcome(machine: Machine, lines: Iterator[str], say: Callable[[str], None])
     raise MachineError(f"{machine.name} made no environment and did not say why", _GET_ONE)
 
 
-def _wish(
+def _install_request(
     python: str, uv: str | None, missing: PackagesToInstall, marks: Mapping[str, str]
 ) -> dict[str, Any]:
     base = [python, marks["python_full_version"], missing.requirements, missing.constraints]
@@ -286,6 +292,33 @@ def _not_made(machine: Machine, failure: str) -> MachineError:
         return known
     return MachineError(
         f"the packages could not be installed on {machine.name}: {failure}",
-        "mend what it names there (a package index that it cannot reach, a version without a wheel "
+        "fix what it names (a package index that it cannot reach, a version without a wheel "
         "for its Python), or name an interpreter that has them with `python:` in machines.yml",
     )
+
+
+@cache
+def code_hash() -> str:
+    """Returns a name for the code of this process's own package, as its files are."""
+    return code_hash_of(_files())
+
+
+@cache
+def code_archive() -> bytes:
+    """Returns the package's files as a tar.gz; the same files give the same bytes."""
+    archive = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=archive, mode="wb", mtime=0, compresslevel=4) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as files,
+    ):
+        for name, data in _files():
+            entry = tarfile.TarInfo(f"stillroom/{name}")
+            entry.size, entry.mode = len(data), 0o600
+            files.addfile(entry, io.BytesIO(data))
+    return archive.getvalue()
+
+
+@cache
+def _files() -> list[tuple[str, bytes]]:
+    """Returns the files as they were at the first call, so that hash and archive agree."""
+    return list(code_files(Path(stillroom.__file__).parent))

@@ -6,6 +6,7 @@ it ends, the pipe closes, that command ends, and with it the connection.
 """
 
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -20,9 +21,8 @@ from stillroom.errors import EngineError
 from stillroom.processes import end_process
 from stillroom.remote.channel import SHELL_LINE, read_errors, start_process
 from stillroom.remote.frames import MARK, BrokenStreamError, Frames
-from stillroom.remote.host import MachineError
+from stillroom.remote.host import MachineError, UnreachableError
 from stillroom.remote.machine import SshAddress
-from stillroom.remote.ssh.diagnosis import LoginRefusedError, broken_connection
 from stillroom.secrecy.environments import ssh_environment
 
 _CONNECT_S = 20
@@ -47,7 +47,7 @@ _OPTIONS = {
     "ClearAllForwardings": "yes",
     "PermitLocalCommand": "no",
 }
-"""A dead connection is noticed within about 12 seconds; nobody is asked for a password."""
+"""A dead connection is noticed within about 12 seconds; ssh prompts for no password."""
 
 
 class SshChannel:
@@ -69,7 +69,7 @@ class SshChannel:
         return self._name
 
     def open(self) -> subprocess.Popen[bytes]:
-        """Starts a shell there that reads one line and carries it out.
+        """Starts a shell on the machine that reads one line and runs it.
 
         Raises UnreachableError or MachineError if there is no connection and none can be made.
         """
@@ -86,7 +86,7 @@ class SshChannel:
         return None
 
     def close(self) -> None:
-        """Ends the connection, and with it the commands that still talk."""
+        """Ends the connection, and with it the commands that still run."""
         with self._making:
             self._drop()
 
@@ -188,3 +188,76 @@ def _socket_folder() -> Path:
             "delete it: connections to machines keep their sockets there",
         )
     return folder
+
+
+_MACHINES = "machines.yml"
+_KEYGEN = re.compile(r"ssh-keygen -f .*")
+_CONFIG = re.compile(r"Bad (owner|configuration|permissions)|terminating, \d+ bad|percent_expand")
+
+
+class LoginRefusedError(MachineError):
+    """The machine did not accept any of the user's keys."""
+
+
+def broken_connection(name: str, address: SshAddress, printed: str) -> EngineError:
+    """Returns the error for a connection that was lost or never made, from what ssh printed."""
+    last = " ".join(printed.split())[-500:] or "ssh said nothing"
+    by_hand = ssh_command(address)
+    if "IDENTIFICATION HAS CHANGED" in printed:
+        return _changed_key(name, address, printed)
+    if "Host key verification failed" in printed or "host key is known" in printed:
+        return MachineError(
+            f"{name} ({address.host}) is not known to your ssh yet: {last}",
+            f"run `{by_hand}` once by hand, compare the key's fingerprint with the machine's, and "
+            "accept it; stillroom never accepts a key for you",
+        )
+    if "Permission denied" in printed or "Too many authentication failures" in printed:
+        return LoginRefusedError(
+            f"{name} ({address.host}) did not let us log in: {last}",
+            f"see whether the user is right (`user@host` in machines.yml, or User in "
+            f"~/.ssh/config), and make `{by_hand}` work without a password: put your public key "
+            "on it (`ssh-copy-id`), or unlock the local key (`ssh-add`), or name it in "
+            "~/.ssh/config; if it asks for a code each time, hold a connection open that ssh "
+            "shares (ControlMaster, ControlPath and ServerAliveInterval in ~/.ssh/config), which "
+            "is then used",
+        )
+    if _CONFIG.search(printed):
+        return MachineError(
+            f"ssh refuses its own settings for {name}: {last}",
+            f"fix the file that it names, until `{by_hand}` works",
+        )
+    return _unreachable(name, address, printed, last)
+
+
+def _unreachable(name: str, address: SshAddress, printed: str, last: str) -> UnreachableError:
+    by_hand = ssh_command(address)
+    if "Could not resolve hostname" in printed:
+        fix = (
+            f"check the local network and the name {address.host!r} in {_MACHINES} and "
+            f"~/.ssh/config: `{by_hand}`"
+        )
+        return UnreachableError(f"no machine is called {address.host!r} ({name}): {last}", fix)
+    if "Connection refused" in printed:
+        fix = f"check that the machine is up and its port right (`port:` in {_MACHINES})"
+        return UnreachableError(f"{name} ({address.host}) refuses connections: {last}", fix)
+    return UnreachableError(
+        f"{name} ({address.host}) does not answer: {last}",
+        f"it is tried again; if it stays so, see whether `{by_hand}` works",
+    )
+
+
+def _changed_key(name: str, address: SshAddress, printed: str) -> MachineError:
+    quoted = _KEYGEN.search(printed)
+    command = quoted[0].strip() if quoted else f"ssh-keygen -R {address.host}"
+    return MachineError(
+        f"the host key of {name} ({address.host}) has changed: it is a new machine, or somebody "
+        "intercepts the connection",
+        "find out which from whoever runs it. Only if it is known to be new, you (never stillroom) "
+        f"remove the old key with `{command}`, then `{ssh_command(address)}` to accept the new one",
+    )
+
+
+def ssh_command(address: SshAddress) -> str:
+    """Returns the command by which a user tries the same connection."""
+    port = [] if address.port is None else ["-p", str(address.port)]
+    return " ".join(["ssh", *address.options, *port, address.host])

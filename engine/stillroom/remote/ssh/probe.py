@@ -1,4 +1,4 @@
-"""What a machine has, found out by a shell script that needs nothing of ours there."""
+"""What a machine has, found out by a shell script that needs nothing but a POSIX shell."""
 
 import re
 import time
@@ -41,12 +41,12 @@ echo "processors $(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN || sysctl -n h
 for file in /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes; do
   [ -r "$file" ] && echo "memory $(cat "$file")"
 done
-lies=$folder
-while [ ! -d "$lies" ]; do [ -e "$lies" ] && in_the_way=$lies; lies=$(dirname "$lies"); done
-[ -w "$lies" ] || in_the_way=${{in_the_way:-$lies}}
-case $(stat -f -c %T "$lies" 2>/dev/null) in proc|sysfs|devpts|cgroup*) in_the_way=$lies;; esac
-echo "blocked ${{in_the_way:-}}"
-df -Pk "$lies" | awk 'END {{print "disk", $4 * 1024}}'
+parent=$folder
+while [ ! -d "$parent" ]; do [ -e "$parent" ] && blocked=$parent; parent=$(dirname "$parent"); done
+[ -w "$parent" ] || blocked=${{blocked:-$parent}}
+case $(stat -f -c %T "$parent" 2>/dev/null) in proc|sysfs|devpts|cgroup*) blocked=$parent;; esac
+echo "blocked ${{blocked:-}}"
+df -Pk "$parent" | awk 'END {{print "disk", $4 * 1024}}'
 limit=$(command -v timeout)
 query="--query-gpu=memory.total,driver_version,name --format=csv,noheader,nounits"
 ${{limit:+"$limit" 20}} nvidia-smi $query 2>/dev/null | sed 's/^/gpu /'

@@ -1,4 +1,4 @@
-"""Which packages a machine still lacks for our code: the versions that are installed here.
+"""Which packages a machine still lacks for our code: the versions that are installed locally.
 
 All functions are pure but `home_packages`, which reads what is installed.
 """
@@ -32,31 +32,31 @@ class PackagesToInstall:
 def packages_to_install(
     requirements: Iterable[Requirement],
     *,
-    here: Mapping[str, str],
-    there: Mapping[str, str],
+    local: Mapping[str, str],
+    remote: Mapping[str, str],
     marks: Mapping[str, str],
 ) -> PackagesToInstall:
-    """Returns what is missing there, at the versions that are installed here.
+    """Returns what a machine lacks, at the versions that are installed locally.
 
-    here, there: versions by name. What is there already and fits a requirement is kept.
+    local, remote: versions by name. What the machine has and fits a requirement is kept.
     marks: what requirements' markers ask of the machine, e.g. `python_version`.
     """
-    lacking = [r for r in requirements if _applies(r, marks) and not _fits(r, there)]
+    lacking = [r for r in requirements if _applies(r, marks) and not _fits(r, remote)]
     named = {canonicalize_name(requirement.name) for requirement in lacking}
     # What an image has stays as it is where it can; its torch was built for its driver.
-    pins = {name: version for name, version in here.items() if name not in there}
-    pins |= {name: version for name, version in there.items() if name == "torch"}
+    pins = {name: version for name, version in local.items() if name not in remote}
+    pins |= {name: version for name, version in remote.items() if name == "torch"}
     constraints = [
         f"{name}=={_public(version)}"
         for name, version in sorted(pins.items())
         if not name.startswith(_CHOSEN_BY_TORCH) and name not in {_DISTRIBUTION, *named}
     ]
-    missing = {_pinned(requirement, here) for requirement in lacking}
+    missing = {_pinned(requirement, local) for requirement in lacking}
     return PackagesToInstall(sorted(missing), constraints if missing else [])
 
 
 class LocalPackages(msgspec.Struct, frozen=True, kw_only=True):
-    """What is installed at home, from which follows what a machine has to install."""
+    """What is installed locally, from which follows what a machine has to install."""
 
     requires: list[str]
     """The requirements of our own package, as its metadata has them."""
@@ -66,7 +66,7 @@ class LocalPackages(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def local_packages() -> LocalPackages:
-    """Returns what is installed here, as it was at the first call.
+    """Returns what is installed locally, as it was at the first call.
 
     Raises MachineError if our own package is not installed.
     """
@@ -74,7 +74,7 @@ def local_packages() -> LocalPackages:
         lines = importlib.metadata.requires(_DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError as error:
         raise MachineError(
-            "stillroom is not installed as a package here, so what it needs is not known",
+            "stillroom is not installed as a local package, so what it needs is not known",
             "install it with `pip install stillroom`, or `pip install -e .` in its folder",
         ) from error
     # Each `metadata` parses a file anew.
@@ -84,10 +84,10 @@ def local_packages() -> LocalPackages:
 
 
 def own_requirements(
-    home: LocalPackages, extras: Sequence[str], packages: Sequence[str]
+    local: LocalPackages, extras: Sequence[str], packages: Sequence[str]
 ) -> list[Requirement]:
-    """Returns what Stillroom and its extras need, and the packages that a run needs beside them."""
-    found = [Requirement(line) for line in home.requires]
+    """Returns what Stillroom and its extras need, and the packages that a run needs besides."""
+    found = [Requirement(line) for line in local.requires]
     wanted, seen = [""], set[str]()
     chosen: list[Requirement] = []
     wanted.extend(extras)
@@ -124,7 +124,7 @@ def _is_of_extra(requirement: Requirement, extra: str) -> bool:
 
 
 def _applies(requirement: Requirement, marks: Mapping[str, str]) -> bool:
-    """Returns whether a requirement's marker holds there, but for the extra it belongs to."""
+    """Returns whether a requirement's marker holds on the machine, but for its extra."""
     marker = requirement.marker
     if marker is None:
         return True
@@ -137,13 +137,13 @@ def _fits(requirement: Requirement, versions: Mapping[str, str]) -> bool:
     return found is not None and requirement.specifier.contains(found, prereleases=True)
 
 
-def _pinned(requirement: Requirement, here: Mapping[str, str]) -> str:
+def _pinned(requirement: Requirement, local: Mapping[str, str]) -> str:
     """Returns a requirement at the version that is installed here, if one that fits it is."""
     extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-    version = here.get(canonicalize_name(requirement.name))
+    version = local.get(canonicalize_name(requirement.name))
     if requirement.url is not None:
         return f"{requirement.name}{extras} @ {requirement.url}"
-    if version is None or not _fits(requirement, here):
+    if version is None or not _fits(requirement, local):
         return f"{requirement.name}{extras}{requirement.specifier}"
     return f"{requirement.name}{extras}=={_public(version)}"
 

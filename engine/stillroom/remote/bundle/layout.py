@@ -1,23 +1,36 @@
-"""Where the files of a run lie on another machine, and which paths here they stand for.
+"""The files of a run: their contents, and their places on another machine.
 
-The workspace becomes `workspace/`, and every other file lies below `outside/` by its whole path, so
-that no two files ever meet. What is part of Stillroom's own package is there already.
+The workspace becomes `workspace/`, and every other file is below `outside/` by its whole path, so
+that no two files ever meet. Stillroom's own package is on the machine already.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import stillroom
+from stillroom.errors import RunError
 from stillroom.lineage import FOLDER_MANIFEST, folder_files, manifest_path, pending_manifest
-from stillroom.remote.records import PathMapping, SentFile
+from stillroom.remote.hash_cache import HashCache
+from stillroom.remote.records import (
+    PACKAGE,
+    RUN_FILE,
+    Blob,
+    JobSpec,
+    PathMapping,
+    PlacedFile,
+    SentFile,
+)
+from stillroom.run_folder import RunFolder
 from stillroom.secrecy.keys import keys_file
 from stillroom.secrecy.readable import check_readable
 from stillroom.settings import Workspace
+from stillroom.versions import FOLDER
 
-_WORKSPACE, _OUTSIDE, _PACKAGE = "workspace", "outside", "package:"
+_WORKSPACE, _OUTSIDE = "workspace", "outside"
 _CONFIG = f"{_OUTSIDE}/~config"
-"""Where keys.yml lies: no path here begins so."""
+"""The place of keys.yml's folder: no local path begins so."""
 
 
 class FileLayout:
@@ -27,21 +40,18 @@ class FileLayout:
         self._workspace = workspace
         self._files: dict[str, str] = {}
         """The source of each file by its place."""
-        self._home: dict[str, str] = {}
         package = Path(stillroom.__file__).resolve().parent
-        self._roots = [(str(package), _PACKAGE), (str(workspace.root), _WORKSPACE)]
-        for home, place in self._roots:
-            self._home[home] = place
-        self._home["~"] = str(Path.home())
+        self._roots = [(str(package), PACKAGE), (str(workspace.root), _WORKSPACE)]
+        self._home = {**dict(self._roots), "~": str(Path.home())}
 
     @property
     def files(self) -> list[SentFile]:
-        """The files that are sent, without those that are there already."""
+        """The files that are sent."""
         return [SentFile(source=source, place=place) for place, source in self._files.items()]
 
     @property
     def home_paths(self) -> list[PathMapping]:
-        """The paths here, each with the place that stands for it; of several the first counts."""
+        """The local paths, each with the place that stands for it; of several the first counts."""
         return [PathMapping(home=home, place=place) for home, place in self._home.items()]
 
     def __contains__(self, path: Path) -> bool:
@@ -54,7 +64,7 @@ class FileLayout:
         """
         check_readable(path)
         place = self._place(_plain(path))
-        if place.startswith(_PACKAGE):
+        if place.startswith(PACKAGE):
             return
         if place.startswith(f"{_OUTSIDE}/"):
             self._home.setdefault(_plain(path), place)
@@ -75,7 +85,7 @@ class FileLayout:
         by its name.
         """
         place = self._place(_plain(folder))
-        if place.startswith(_PACKAGE):
+        if place.startswith(PACKAGE):
             return
         if place.startswith(f"{_OUTSIDE}/"):
             self._home.setdefault(_plain(folder), place)
@@ -86,7 +96,7 @@ class FileLayout:
                 self._files.setdefault(f"{place}/{path.relative_to(folder).as_posix()}", str(path))
 
     def add_manifests(self, path: Path) -> None:
-        """Adds the manifest beside a file, also one that is about to be put in place."""
+        """Adds the manifest of a file, also one that is about to be put in place."""
         if not path.is_dir():
             self.add_all([manifest_path(path), pending_manifest(path)])
 
@@ -97,7 +107,7 @@ class FileLayout:
             self._files.setdefault(f"{_CONFIG}/{path.name}", str(path))
 
     def name(self, name: str, path: Path) -> None:
-        """Lets a name of a request or of config.yml lead to what stands for `path` there."""
+        """Lets a name of a request or of config.yml lead to what stands for `path`."""
         written = _plain(self._workspace.root / Path(name).expanduser())
         if written != _plain(path):
             self._home.setdefault(written, self._place(_plain(path)))
@@ -113,10 +123,58 @@ class FileLayout:
                 return place
             if path.startswith(home + "/"):
                 rest = path.removeprefix(home + "/")
-                return place + rest if place == _PACKAGE else f"{place}/{rest}"
+                return place + rest if place == PACKAGE else f"{place}/{rest}"
         return _OUTSIDE + path
 
 
 def _plain(path: Path) -> str:
     """Returns a path without `..`; links stay, since requests and records name them."""
     return os.path.normpath(path.absolute())
+
+
+_CACHE = "hashes.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What the files of a job hold, and each one's place on the other machine."""
+
+    blobs: list[Blob]
+    """Each content once."""
+    files: list[PlacedFile]
+
+
+def read_contents(
+    run: RunFolder, spec: JobSpec, *, is_stopped: Callable[[], bool] = lambda: False
+) -> Contents:
+    """Returns the contents of a run's files as they are now.
+
+    Raises RunError if one of them has changed since the run was started.
+    """
+    root = Path(run.read_request().workspace)
+    known = HashCache(root / FOLDER / _CACHE)
+    blobs, files = dict[str, Blob](), list[PlacedFile]()
+    run.check_inputs()
+    for sent in spec.files:
+        path = _source(run, sent.source)
+        try:
+            stat = path.stat()
+            sha256 = known.hash_of(path, is_stopped)
+        except FileNotFoundError as error:
+            raise RunError(
+                f"{path} is gone since this run was started",
+                "put it back, or start the run again without it",
+            ) from error
+        blob = Blob(sha256=sha256, num_bytes=stat.st_size, source=str(path))
+        blobs.setdefault(sha256, blob)
+        is_executable = bool(stat.st_mode & 0o100)
+        files.append(PlacedFile(place=sent.place, sha256=sha256, is_executable=is_executable))
+    run.check_inputs()
+    known.save()
+    return Contents(list(blobs.values()), files)
+
+
+def _source(run: RunFolder, source: str) -> Path:
+    if source.startswith(RUN_FILE):
+        return run.path / source.removeprefix(RUN_FILE)
+    return Path(source)
