@@ -129,7 +129,7 @@ def test_a_machine_with_an_old_python_gets_uv_from_its_pip_and_a_python_from_uv(
 
     assert (before.python_version, before.has_uv) == ("3.8.10", False)
     assert said == [
-        "getting uv on box, which brings a newer Python",
+        "getting uv on box, which installs a newer Python",
         "getting Python on box",
         "sending stillroom's code to box",
     ]
@@ -158,7 +158,7 @@ def test_a_machine_with_an_old_python_gets_uv_from_its_pip_and_a_python_from_uv(
 def test_an_old_python_without_pip_is_named_with_its_version(box: Box):
     box.give("python3", OLD.replace("mkdir", "exit 1; mkdir").format(uv="none"))
 
-    with pytest.raises(MachineError, match=r"has only Python 3\.8\.10, and no uv"):
+    with pytest.raises(MachineError, match=r"has only Python 3\.8\.10, and uv could not"):
         prepare(box.host())
 
 

@@ -12,7 +12,7 @@ from fakes.conversations import answer, user
 from fakes.elsewhere import away, box, lay_out, own_machine, packed_run
 from fakes.training import make_project, write_run_files
 from stillroom.errors import InputError, RunError
-from stillroom.files import write_json
+from stillroom.files import file_sha256, write_json
 from stillroom.home_paths import home_variable
 from stillroom.lineage import write_manifest
 from stillroom.models.resolve import identify, locate_model
@@ -176,6 +176,14 @@ def test_what_has_not_changed_is_not_hashed_again(workspace):
     assert HashCache(cache).hash_of(rows) == "as it was known"
     rows.write_text("other", encoding="utf-8")
     assert HashCache(cache).hash_of(rows) not in ("as it was known", true_hash)
+
+
+def test_a_hash_that_a_cancellation_cut_short_is_not_kept(workspace):
+    rows, cache = written(workspace.root / "rows.jsonl"), workspace.root / "hashes.json"
+    cancelled = HashCache(cache, settled_after_s=0)
+    cancelled.hash_of(rows, lambda: True)
+    cancelled.save()
+    assert HashCache(cache).hash_of(rows) == file_sha256(rows)
 
 
 def test_a_file_that_changes_before_it_is_sent_ends_the_run(workspace):

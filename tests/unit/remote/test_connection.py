@@ -249,7 +249,7 @@ def test_a_mistake_in_the_users_settings(ssh_user: SshUser):
 
     assert isinstance(error, MachineError)
     assert "nosuchsetting" in error.problem.lower()
-    assert "mend the file" in error.fix
+    assert "fix the file" in error.fix
 
 
 def test_a_machine_that_answers_and_says_nothing(ssh_user: SshUser, monkeypatch):

@@ -1,1 +1,1 @@
-"""The program that does our work on another machine, one command for each thing we want there."""
+"""The program that runs on another machine: each of its commands does one thing for a run."""

@@ -153,7 +153,7 @@ class _Installation:
             _answer({"python": str(python)})
 
     def _python(self) -> Path:
-        """Returns the environment's interpreter, which is made first if it isn't there."""
+        """Returns the environment's interpreter, which is made first if need be."""
         python, problem = self._venv / "bin" / "python", None
         # Some machines delete old files. Packages, which other runs may use, are made anew last.
         for broken in ([], [self._venv], [self._packages, self._venv]):

@@ -185,7 +185,7 @@ def _socket_folder() -> Path:
     if not is_safe or state.st_mode & 0o77:
         raise MachineError(
             f"{folder} is not a folder that only you may enter",
-            "delete it: connections to machines keep their sockets there",
+            "delete it: it holds the sockets of connections to machines",
         )
     return folder
 
