@@ -94,7 +94,7 @@ def test_a_run_that_stopped_at_its_budget_goes_on_where_it_was(workspace) -> Non
     with followed(folder):
         step = after_run(None, api.get_run(workspace, api.GetRun(run_id=folder.run_id)))
 
-    assert f"start_training(resume={folder.run_id}, where=gpu-box) goes on" in step
+    assert f"start_training(resume={folder.run_id}, where=gpu-box) resumes" in step
 
 
 def test_before_the_first_view_the_machine_is_known_all_the_same(workspace) -> None:
