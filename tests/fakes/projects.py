@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fakes.http_endpoint import ScriptedEndpoint
 from stillroom import api
 
@@ -48,3 +50,12 @@ def rollouts_request(endpoint: ScriptedEndpoint, **changes: Any) -> api.Generate
 
 def read_rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def allow_keys(monkeypatch: pytest.MonkeyPatch, folder: Path, *entries: str) -> Path:
+    """Writes entries such as `{key: MY_KEY, host: gateway.test}` and returns the file's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "keys.yml"
+    path.write_text("".join(f"- {entry}\n" for entry in entries), encoding="utf-8")
+    monkeypatch.setenv("STILLROOM_CONFIG", str(folder))
+    return path

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from fakes.evaluated import evaluation_result
-from stillroom.evaluate.files import Evaluation
+from stillroom.evaluate.files import Evaluation, EvaluationResult
+from stillroom.evaluate.intervals import Estimate
 from stillroom.evaluate.scores import accuracy_of, score_tasks
 from stillroom.files import write_json
 from stillroom.types import (
@@ -151,3 +151,22 @@ def evaluate(
     """Writes an evaluation of a model that gets the tasks `right` right, of `total`."""
     rows = [answer(i, is_right=i in right, said=f"{model} says {i}") for i in range(total)]
     return write_evaluation(runs, f"evaluate-{model}", rows, minute=minute, model=model, **fields)
+
+
+def evaluation_result(name: str, accuracy: Estimate, **fields: Any) -> EvaluationResult:
+    """The result of an evaluation; `fields` are those that matter to a test."""
+    plain: dict[str, Any] = {
+        "model": name,
+        "data": "heldout.jsonl",
+        "by_group": {},
+        "mean_reward": 0.0,
+        "mean_turns": 1.0,
+        "tool_errors": 0,
+        "truncated": 0,
+        "failed": 0,
+        "teacher": None,
+        "teacher_kl": None,
+        "rollouts": "r.jsonl",
+        "seconds": 1.0,
+    }
+    return EvaluationResult(name=name, accuracy=accuracy, **(plain | fields))

@@ -25,6 +25,11 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def child_pids() -> set[int]:
+    """The processes that this one has started, and theirs."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
 async def wait_for(condition: Callable[[], bool]) -> None:
     """Returns when what another process does is done; the test's own deadline bounds the wait."""
     while not condition():  # noqa: ASYNC110 - another process sets no event

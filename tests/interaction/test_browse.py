@@ -14,9 +14,9 @@ import pytest
 
 from fakes.addresses import FORBIDDEN_HOSTS, SOME_FORBIDDEN_HOSTS
 from fakes.browsing import TASK, a_setting, answer, call, fail, ref_of
-from fakes.loops import run_async
 from fakes.rooms import stay
 from fakes.user_files import wait_for
+from fakes.waiting import run_async
 from fakes.websites import Request, Response, open_website
 from stillroom.errors import InputError
 from stillroom.tools.browser.addresses import IPAddress

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fakes.loops import run_async
 from fakes.rooms import stay
+from fakes.waiting import run_async
 
 pytestmark = [pytest.mark.network, pytest.mark.browser]
 

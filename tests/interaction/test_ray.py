@@ -11,11 +11,10 @@ import psutil
 import pytest
 
 from fakes.http_endpoint import ScriptedEndpoint
-from fakes.loops import run_async
 from fakes.ray_marks import RAY_MARKS
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
-from fakes.waiting import wait_until
+from fakes.waiting import run_async, wait_until
 from stillroom import api
 from stillroom.errors import RunCancelledError, RunError, TeacherError
 from stillroom.rollout.ray.run import generate_on_ray

@@ -4,7 +4,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from fakes.loops import run_async
+from fakes.waiting import run_async
 from stillroom.reporting import background_tasks
 
 

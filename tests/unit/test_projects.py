@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
-from fakes.loops import run_async
 from fakes.rollout_rows import read_rows
+from fakes.waiting import run_async
 from stillroom.api import CreateProject, ImportRollouts, create_project, import_rollouts
 from stillroom.data.formats import load_tasks
 from stillroom.data.validate import ValidateDataset, validate_dataset

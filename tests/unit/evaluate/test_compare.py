@@ -3,7 +3,7 @@ import random
 import msgspec
 import pytest
 
-from fakes.evaluated import evaluation_result
+from fakes.run_folders import evaluation_result
 from stillroom.data.instruction import Instruction
 from stillroom.errors import InputError
 from stillroom.evaluate.compare import Comparison, compare

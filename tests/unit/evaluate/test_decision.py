@@ -3,8 +3,7 @@
 import msgspec
 import pytest
 
-from fakes.evaluated import evaluation_result
-from fakes.run_folders import write_run
+from fakes.run_folders import evaluation_result, write_run
 from stillroom.evaluate.compare import compare
 from stillroom.evaluate.costs import break_even, compare_costs, spent_on_runs
 from stillroom.evaluate.decision import decide, gap_closed

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
+from fakes.folders import names_in
 from stillroom.errors import InputError
 from stillroom.export.folder import (
     MANIFEST,
@@ -60,10 +61,6 @@ def said(output):
     return (output / "model.txt").read_text("utf-8")
 
 
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
 def test_the_folder_appears_whole_also_in_place_of_an_empty_one(tmp_path, runs):
     output = tmp_path / "deep" / "er" / "out"
     write(output, runs / "export-1")
@@ -71,7 +68,7 @@ def test_the_folder_appears_whole_also_in_place_of_an_empty_one(tmp_path, runs):
     (tmp_path / "empty").mkdir()
     write(tmp_path / "empty", runs / "export-1", "two")
     assert said(tmp_path / "empty") == "two"
-    assert names(output.parent) == ["out"]
+    assert names_in(output.parent) == ["out"]
 
 
 @pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt()])
@@ -82,7 +79,7 @@ def test_an_error_leaves_the_former_export_and_nothing_else(tmp_path, runs, erro
     fill(writing.__enter__(), "two")
     assert not writing.__exit__(type(error), error, None)
     assert said(output) == "one"
-    assert names(tmp_path) == ["out", "runs"]
+    assert names_in(tmp_path) == ["out", "runs"]
 
 
 def test_a_folder_that_somebody_wrote_meanwhile_is_not_replaced(tmp_path, runs):
@@ -93,8 +90,8 @@ def test_a_folder_that_somebody_wrote_meanwhile_is_not_replaced(tmp_path, runs):
     (output / "theirs.txt").touch()
     with pytest.raises(InputError):
         writing.__exit__(None, None, None)
-    assert names(output) == ["theirs.txt"]
-    assert names(tmp_path) == ["out", "runs"]
+    assert names_in(output) == ["theirs.txt"]
+    assert names_in(tmp_path) == ["out", "runs"]
 
 
 def test_a_failed_rename_brings_the_former_export_back(tmp_path, runs):
@@ -103,7 +100,7 @@ def test_a_failed_rename_brings_the_former_export_back(tmp_path, runs):
     with pytest.raises(FileNotFoundError):
         put_in_place(tmp_path / "cleared away", output, aside=tmp_path / ".out.replaced-export-2")
     assert said(output) == "one"
-    assert names(tmp_path) == ["out", "runs"]
+    assert names_in(tmp_path) == ["out", "runs"]
 
 
 def test_what_a_killed_run_began_is_cleared_and_what_it_replaced_comes_back(tmp_path, runs):
@@ -118,7 +115,7 @@ def test_what_a_killed_run_began_is_cleared_and_what_it_replaced_comes_back(tmp_
         assert said(output) == "one"
         fill(folder, "two")
     assert said(output) == "two"
-    assert names(tmp_path) == [".outer.partial-export-1", "out", "runs"]
+    assert names_in(tmp_path) == [".outer.partial-export-1", "out", "runs"]
 
 
 def test_what_a_living_run_writes_is_left_alone(tmp_path, runs):

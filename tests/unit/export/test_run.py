@@ -9,6 +9,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from fakes.exports import QUESTIONS, trained
+from fakes.folders import names_in
 from fakes.reporters import KeptReporter
 from fakes.run_folders import answer, write_evaluation
 from stillroom.errors import EngineError, InputError, RunCancelledError, RunError
@@ -46,10 +47,6 @@ def export(workspace, run="export-1", reporter=None, **fields):
     return export_model(workspace, request, folder=folder, reporter=reporter or KeptReporter())
 
 
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
 def header_of(card):
     return yaml.safe_load(card.split("---\n")[1])
 
@@ -60,7 +57,7 @@ def test_an_export_has_a_card_and_the_hash_of_every_file(project):
     out = project.root / "out"
     manifest = json.loads((out / "export.json").read_text("utf-8"))
     listed = {record["path"]: record["sha256"] for record in manifest["files"]}
-    assert sorted([*listed, "export.json", "stillroom.manifest.json"]) == names(out)
+    assert sorted([*listed, "export.json", "stillroom.manifest.json"]) == names_in(out)
     for name, sha256 in listed.items():
         assert hashlib.sha256((out / name).read_bytes()).hexdigest() == sha256
         assert (out / name).stat().st_mode & 0o777 == 0o644
@@ -226,8 +223,8 @@ def test_an_export_is_replaced_by_a_new_one_but_not_with_a_users_changes(project
     export(project, format="adapter")
     export(project, "export-2")
     out = project.root / "out"
-    assert "model.safetensors" in names(out)
-    assert "adapter_config.json" not in names(out)
+    assert "model.safetensors" in names_in(out)
+    assert "adapter_config.json" not in names_in(out)
 
     (out / "README.md").write_text("my own words", encoding="utf-8")
     (out / "notes.txt").write_text("mine", encoding="utf-8")
@@ -238,14 +235,14 @@ def test_an_export_is_replaced_by_a_new_one_but_not_with_a_users_changes(project
 
 def test_a_cancelled_export_leaves_nothing_and_keeps_the_one_before(project):
     export(project)
-    reported = names(project.root)
+    reported = names_in(project.root)
     for after in range(4):
         requested = iter([False] * after)
         with pytest.raises(RunCancelledError):
             export(
                 project, "export-2", KeptReporter(lambda requested=requested: next(requested, True))
             )
-        assert names(project.root) == reported
+        assert names_in(project.root) == reported
     AutoModelForCausalLM.from_pretrained(project.root / "out")
 
 
@@ -268,7 +265,7 @@ def test_a_checkpoint_from_elsewhere_is_exported_without_a_history(project, made
 
 def test_a_full_disk_leaves_the_former_export_and_says_what_to_do(project):
     export(project)
-    reported = names(project.root)
+    reported = names_in(project.root)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, hard))
     try:
@@ -278,5 +275,5 @@ def test_a_full_disk_leaves_the_former_export_and_says_what_to_do(project):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "cannot be written" in caught.value.problem
     assert "free space" in caught.value.fix
-    assert names(project.root) == reported
+    assert names_in(project.root) == reported
     AutoModelForCausalLM.from_pretrained(project.root / "out")

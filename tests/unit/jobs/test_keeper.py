@@ -9,11 +9,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
+from fakes.folders import MAY_MOUNT, small_disk
 from fakes.http_endpoint import ScriptedEndpoint
 from fakes.projects import endpoint_project, rollouts_request
+from fakes.user_files import is_alive
 from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.jobs import supervise
@@ -48,13 +49,6 @@ def echo(text: str) -> str:
     sum(range(10**13))
     return text
 """
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.fixture
@@ -246,17 +240,10 @@ def test_a_run_without_a_single_success_has_failed(workspace: Workspace) -> None
     assert state.result["failed"] == 2
 
 
-def can_mount() -> bool:
-    return sys.platform == "linux" and os.geteuid() == 0 and Path("/bin/mount").exists()
-
-
-@pytest.mark.skipif(not can_mount(), reason="only root may mount a small disk")
+@MAY_MOUNT
 def test_a_run_whose_disk_is_full_has_failed_for_that(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["/bin/mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
-    subprocess.run(mount, check=True, timeout=20)
-    try:
+    with small_disk(disk, 1):
         workspace = Workspace(endpoint_project(disk, num_prompts=2))
         with ScriptedEndpoint(tool_turns=1) as endpoint:
             endpoint.hold.clear()
@@ -271,5 +258,3 @@ def test_a_run_whose_disk_is_full_has_failed_for_that(tmp_path: Path) -> None:
         error = api.get_run(workspace, request).error
         assert error is not None
         assert "no space left on the disk" in error.problem
-    finally:
-        subprocess.run(["/bin/umount", "--lazy", str(disk)], check=True, timeout=20)

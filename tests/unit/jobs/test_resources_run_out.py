@@ -1,12 +1,8 @@
 """Training whose disk or memory runs out for real, and that goes on from its last checkpoint."""
 
-import os
 import resource
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fakes.conversations import answer, user
+from fakes.folders import MAY_MOUNT, mount, small_disk
 from fakes.started_runs import ended, run_here, start
 from fakes.training import Project, make_project
 from fakes.waiting import wait_until
@@ -22,8 +19,6 @@ from stillroom.run_folder import find_run
 from stillroom.train.loop.row_batches import epoch_order
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(12)]
-
-_MOUNT = ("/bin/mount",)
 
 
 def make(folder: Path, start: Path, **trainer) -> Project:
@@ -39,26 +34,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-@contextmanager
-def small_disk(folder: Path, megabytes: int) -> Iterator[None]:
-    """Puts a file system of its own at the folder."""
-    folder.mkdir()
-    subprocess.run(
-        [*_MOUNT, "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)],
-        check=True,
-        timeout=20,
-    )
-    try:
-        yield
-    finally:
-        subprocess.run(["/bin/umount", "--lazy", str(folder)], check=True, timeout=20)
-
-
-def can_mount() -> bool:
-    return sys.platform == "linux" and os.geteuid() == 0 and Path("/bin/mount").exists()
-
-
-@pytest.mark.skipif(not can_mount(), reason="only root may mount a small disk")
+@MAY_MOUNT
 def test_a_full_disk_ends_the_run_and_with_room_again_it_goes_on_to_its_end(tmp_path, tiny_models):
     project = make(tmp_path, tiny_models.folder("llama", "chatml"))
     with small_disk(tmp_path / "runs", 2):
@@ -76,9 +52,7 @@ def test_a_full_disk_ends_the_run_and_with_room_again_it_goes_on_to_its_end(tmp_
         assert f"resumes at {checkpoints[-1].name}" in report.error.fix
         assert weights(checkpoints[-1])
 
-        subprocess.run(
-            [*_MOUNT, "-o", "remount,size=64m", str(tmp_path / "runs")], check=True, timeout=20
-        )
+        mount("-o", "remount,size=64m", str(tmp_path / "runs"))
         assert project.train("again", resume=run_id).steps == 12
         assert weights(project.checkpoint(run="again"))
 

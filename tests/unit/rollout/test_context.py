@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from fakes.docker_cli import install_docker
-from fakes.loops import run_async
 from fakes.rollout_rows import assistant, tool_call, tool_reply, user
 from fakes.scripted_policy import ScriptedPolicy, turn
+from fakes.waiting import run_async
 from stillroom.data.formats import task_from_row
 from stillroom.rollout.context import (
     MeteredConversation,

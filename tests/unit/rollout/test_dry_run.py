@@ -11,11 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fakes.chat_endpoint import serve
-from fakes.loops import run_async
 from fakes.metered_endpoint import JUDGE_HOST, MeteredEndpoint
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
 from fakes.user_files import write_tools
+from fakes.waiting import run_async
 from stillroom.errors import DataError, InputError
 from stillroom.rollout.forecast import Forecast, ForecastRange
 from stillroom.rollout.request import GenerateRollouts

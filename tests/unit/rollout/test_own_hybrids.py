@@ -3,9 +3,9 @@
 from functools import partial
 
 from fakes.families import save_family
-from fakes.loops import run_async
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
+from fakes.waiting import run_async
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace

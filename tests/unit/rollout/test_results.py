@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fakes.chat_endpoint import ScriptedTeacher, Served, serve
-from fakes.loops import run_async
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
+from fakes.waiting import run_async
 from stillroom.errors import InputError
 from stillroom.rollout.journal.journal import RolloutStore
 from stillroom.rollout.journal.records import FinishedRow

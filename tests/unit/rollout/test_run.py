@@ -15,11 +15,11 @@ import httpx
 import pytest
 
 from fakes.chat_endpoint import NoAnswerError, ScriptedTeacher, Served, completion, refused, serve
-from fakes.loops import run_async
 from fakes.mcp_servers import odd_server
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
 from fakes.user_files import write_tools
+from fakes.waiting import run_async
 from stillroom.errors import DataError, InputError, RunCancelledError, TeacherError
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.request import GenerateRollouts

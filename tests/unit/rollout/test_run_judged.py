@@ -12,9 +12,9 @@ import pytest
 
 from fakes.chat_endpoint import ScriptedTeacher, completion, refused, serve
 from fakes.judges import judgement
-from fakes.loops import run_async
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
+from fakes.waiting import run_async
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.results import RolloutsResult
 from stillroom.rollout.run import generate_rollouts

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from fakes.http_endpoint import ScriptedEndpoint
-from fakes.loops import run_async
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
-from fakes.waiting import wait_until
+from fakes.waiting import run_async, wait_until
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.results import RolloutsResult
 from stillroom.rollout.run import generate_rollouts

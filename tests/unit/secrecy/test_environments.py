@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.own_keys import allow_keys
+from fakes.projects import allow_keys
 from stillroom.secrecy import environments
 from stillroom.secrecy.environments import (
     SHARED_SECRETS,

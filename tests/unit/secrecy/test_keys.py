@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.own_keys import allow_keys
+from fakes.projects import allow_keys
 from stillroom import api
 from stillroom.errors import InputError
 from stillroom.secrecy.keys import keys_file, tool_variables

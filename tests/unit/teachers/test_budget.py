@@ -8,7 +8,7 @@ from anyio.lowlevel import checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes.loops import run_async
+from fakes.waiting import run_async
 from stillroom.teachers.budget import Budget, BudgetSpentError, Cost, Outstanding
 
 WORST = Cost(tokens=60, usd=0.5)

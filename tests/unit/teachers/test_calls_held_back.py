@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from fakes.chat_endpoint import ScriptedChannel
-from fakes.loops import run_async
 from fakes.rollout_rows import user
+from fakes.waiting import run_async
 from stillroom.teachers.budget import Budget, BudgetSpentError
 from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
 from stillroom.teachers.limits.limit_types import LimitSettings

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from fakes.own_keys import allow_keys
+from fakes.projects import allow_keys
 from stillroom.errors import InputError
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import (

@@ -7,9 +7,9 @@ import anyio
 import pytest
 
 from fakes.docker_cli import FakeDocker, install_docker
-from fakes.loops import run_async
 from fakes.tool_sources import DictTools
 from fakes.user_files import is_alive, wait_for, wait_for_end
+from fakes.waiting import run_async
 from stillroom.errors import CallFailedError, EngineError, FailureClass, InputError
 from stillroom.tools.containers import DockerTools
 from stillroom.tools.source import ToolTask

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fakes.loops import run_async
 from fakes.tool_sources import DictTools
+from fakes.waiting import run_async
 from stillroom.errors import InputError
 from stillroom.tools.source import CombinedTools, ToolTask, error_result
 

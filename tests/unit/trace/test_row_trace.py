@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from fakes.lineages import NUM_PROMPTS, RUN, Lineages
@@ -7,13 +5,6 @@ from fakes.rollout_rows import write_rows
 from stillroom.errors import InputError
 from stillroom.trace.request import RowStep, ShowLineage
 from stillroom.trace.show import show_lineage
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Lineages:
-    lineages = Lineages(tmp_path)
-    lineages.all()
-    return lineages
 
 
 def steps(project: Lineages, path: str, row: int | str) -> list[RowStep]:

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +13,6 @@ from stillroom.errors import InputError
 from stillroom.lineage import FOLDER_MANIFEST
 from stillroom.trace.request import Lineage, ShowLineage
 from stillroom.trace.show import show_lineage
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Lineages:
-    lineages = Lineages(tmp_path)
-    lineages.all()
-    return lineages
 
 
 def written(project: Lineages, path: str) -> tuple[Lineage, list[dict[str, Any]]]:

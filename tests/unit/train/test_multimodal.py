@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
 from fakes.conversations import answer, user
-from fakes.loops import run_async
 from fakes.multimodal import save_multimodal
 from fakes.reporters import KeptReporter
 from fakes.training import make_project
+from fakes.waiting import run_async
 from stillroom.errors import ModelError
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.evaluate.run import evaluate_model

@@ -6,9 +6,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from fakes.loops import run_async
 from fakes.rollout_rows import assistant, tool_call
 from fakes.scripted_policy import MemoryRecorder, ScriptedPolicy, ScriptedTools, turn
+from fakes.waiting import run_async
 from stillroom.data.formats import Task, task_from_row
 from stillroom.errors import CallFailedError, FailureClass
 from stillroom.rollout.episode.collect import (

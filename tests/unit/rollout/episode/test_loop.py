@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes.loops import run_async
 from fakes.rollout_rows import assistant, tool_call, tool_reply, user
 from fakes.scripted_policy import (
     MemoryRecorder,
@@ -16,6 +15,7 @@ from fakes.scripted_policy import (
     ScriptedTools,
     turn,
 )
+from fakes.waiting import run_async
 from stillroom.data.formats import Task, task_from_row
 from stillroom.errors import CallFailedError, FailureClass
 from stillroom.rollout.episode.loop import (

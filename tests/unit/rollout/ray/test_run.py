@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from fakes.chat_endpoint import ScriptedTeacher, serve
-from fakes.loops import run_async
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
+from fakes.waiting import run_async
 from stillroom.errors import InputError, MissingExtraError, RunError
 from stillroom.files import FileLock
 from stillroom.rollout.episode.collect import RolloutSpecs

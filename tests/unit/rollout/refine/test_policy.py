@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from fakes.loops import run_async
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_rows
 from fakes.scripted_policy import MemoryRecorder, ScriptedPolicy, ScriptedTools, turn
+from fakes.waiting import run_async
 from stillroom.data.formats import Task
 from stillroom.rollout.episode.collect import RolloutContext, RolloutSpec, collect_rollouts
 from stillroom.rollout.refine_plan import FailedRollouts

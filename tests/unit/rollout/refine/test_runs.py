@@ -9,7 +9,6 @@ import pytest
 from pydantic import ValidationError
 
 from fakes.chat_endpoint import completion, serve
-from fakes.loops import run_async
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import (
     assistant,
@@ -21,6 +20,7 @@ from fakes.rollout_rows import (
     write_rows,
 )
 from fakes.user_files import write_tools
+from fakes.waiting import run_async
 from stillroom.curate.convert import ConvertRollouts, convert_rollouts
 from stillroom.data.formats import load_tasks
 from stillroom.errors import DataError, InputError

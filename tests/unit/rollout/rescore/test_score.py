@@ -13,11 +13,11 @@ from fakes.chat_endpoint import completion, refused, serve
 from fakes.folders import names_in
 from fakes.foreign_rollouts import FOREIGN_ROWS, GYM_ROW, RNOW_ROW, TUTORIAL_ROW, write_rnow
 from fakes.judges import judgement
-from fakes.loops import run_async
 from fakes.reporters import KeptReporter
 from fakes.rollout_lines import BAD_LINES, encoded, rollout_lines
 from fakes.rollout_rows import assistant, read_rows, rollout_row, user, write_lines
 from fakes.user_files import write_tools
+from fakes.waiting import run_async
 from stillroom.data.layouts.detect import as_rollout
 from stillroom.errors import DataError, InputError, RunCancelledError, RunError, TeacherError
 from stillroom.lineage import manifest_path

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes.judges import ScriptedJudge, judgement
-from fakes.loops import run_async
 from fakes.rollout_rows import assistant, tool_call, tool_reply, user
 from fakes.scripted_policy import MemoryRecorder, turn
+from fakes.waiting import run_async
 from stillroom.data.formats import task_from_row
 from stillroom.errors import CallFailedError, FailureClass, InputError
 from stillroom.rollout.rewards.judge import (

@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 
 from fakes.judges import ScriptedJudge, judgement
-from fakes.loops import run_async
 from fakes.rollout_rows import assistant, tool_call, tool_reply, user
 from fakes.user_files import write_tools
+from fakes.waiting import run_async
 from stillroom.data.formats import Task, task_from_row
 from stillroom.errors import CallFailedError, DataError
 from stillroom.rollout.rewards.judge import AnswerJudge

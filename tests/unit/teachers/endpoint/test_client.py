@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes.chat_endpoint import ScriptedChannel, completion
-from fakes.loops import run_async
 from fakes.rollout_rows import assistant, tool_call, tool_reply, user
+from fakes.waiting import run_async
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
 from stillroom.settings import read_key
 from stillroom.teachers.budget import Budget, BudgetSpentError, Cost

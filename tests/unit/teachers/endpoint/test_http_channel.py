@@ -10,7 +10,7 @@ import anyio
 import pytest
 from anyio.abc import SocketStream
 
-from fakes.loops import run_async
+from fakes.waiting import run_async
 from stillroom.errors import InputError
 from stillroom.teachers.endpoint import aiohttp_channel
 from stillroom.teachers.endpoint.aiohttp_channel import (

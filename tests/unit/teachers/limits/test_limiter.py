@@ -2,7 +2,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from fakes.loops import run_async
+from fakes.waiting import run_async
 from stillroom.teachers.limits.limit_types import LimitKind, LimitSettings
 from stillroom.teachers.limits.limiter import Limiter
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fakes.loops import run_async
+from fakes.waiting import run_async
 from stillroom.tools.browser.tool import BrowseTools, PlaywrightNames
 from stillroom.tools.source import ToolResult, ToolSource, ToolTask
 from stillroom.types import ToolSchema

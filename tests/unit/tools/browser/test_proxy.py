@@ -10,7 +10,7 @@ import anyio.abc
 import pytest
 
 from fakes.addresses import FORBIDDEN_ADDRESSES, FORBIDDEN_HOSTS
-from fakes.loops import run_async
+from fakes.waiting import run_async
 from fakes.websites import Request, Response, Website, open_website, serving
 from stillroom.tools.browser.addresses import AddressPolicy, IPAddress
 from stillroom.tools.browser.proxy import (

@@ -5,12 +5,11 @@ import signal
 from pathlib import Path
 
 import anyio
-import psutil
 import pytest
 
-from fakes.loops import run_async
 from fakes.mcp_servers import odd_server, port_server
-from fakes.user_files import is_alive, wait_for_end
+from fakes.user_files import child_pids, is_alive, wait_for_end
+from fakes.waiting import run_async
 from stillroom.errors import CallFailedError, FailureClass, InputError
 from stillroom.tools.mcp.servers import MCPSession, MCPTools
 from stillroom.tools.mcp.spec import parse_spec
@@ -18,10 +17,6 @@ from stillroom.tools.source import ToolTask
 
 TASK = ToolTask({})
 NUM_SESSIONS = 20
-
-
-def child_pids() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 async def text_of(session: MCPSession, name: str) -> str:

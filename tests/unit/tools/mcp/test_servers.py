@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import psutil
 import pytest
 
-from fakes.loops import run_async
 from fakes.mcp_servers import (
     NESTED_SCHEMA,
     counting_server,
@@ -20,7 +18,8 @@ from fakes.mcp_servers import (
     serve_http,
     serve_odd,
 )
-from fakes.user_files import is_alive, wait_for, wait_for_end
+from fakes.user_files import child_pids, is_alive, wait_for, wait_for_end
+from fakes.waiting import run_async
 from stillroom.errors import CallFailedError, FailureClass, InputError
 from stillroom.tools.mcp.servers import MCPTools
 from stillroom.tools.source import ToolResult, ToolTask, error_result
@@ -49,10 +48,6 @@ def names_of(tools: MCPTools) -> list[str]:
             return [schema["function"]["name"] for schema in tools.schemas]
 
     return run_async(main)
-
-
-def child_pids() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 async def opened(tools: MCPTools) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fakes.loops import run_async
 from fakes.user_files import write_tools
+from fakes.waiting import run_async
 from stillroom.errors import InputError
 from stillroom.tools.user.file import load_user_file, read_user_file
 from stillroom.tools.user.pool import UserPool

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import psutil
 import pytest
 
-from fakes.loops import run_async
 from fakes.rollout_rows import assistant, user
-from fakes.user_files import is_alive, wait_for, wait_for_end, write_tools
+from fakes.user_files import child_pids, is_alive, wait_for, wait_for_end, write_tools
+from fakes.waiting import run_async
 from stillroom.errors import CallFailedError, FailureClass, ToolFileError
 from stillroom.tools.source import ToolResult
 from stillroom.tools.user.file import read_user_file
@@ -184,10 +183,6 @@ def results_of(pool: UserPool, *calls: tuple[str, dict[str, Any]]) -> list[ToolR
             return [await call(pool, name, **arguments) for name, arguments in calls]
 
     return run_async(main)
-
-
-def child_pids() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 def test_the_tools_and_rewards_of_the_files_are_announced(tools: Path, rewards: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fakes.loops import run_async
 from fakes.rollout_rows import assistant, user
+from fakes.waiting import run_async
 from stillroom.errors import ToolFileError
 from stillroom.tools.user.file import UserFile, get_response, load_user_file, read_user_file
 from stillroom.tools.user.pool import UserPool

@@ -8,8 +8,8 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from fakes.loops import run_async
 from fakes.user_files import write_tools
+from fakes.waiting import run_async
 from stillroom.tools.user.file import read_user_file
 from stillroom.tools.user.pool import UserPool
 from stillroom.tools.user.worker import Answer

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fakes.loops import run_async
 from fakes.user_files import wait_for
+from fakes.waiting import run_async
 
 KEY = "sk-live-0123456789abcdef"
 PRINTS = f"""

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fakes.loops import run_async
 from fakes.mcp_servers import odd_server, serve_odd
 from fakes.training import Project, make_project, make_student
+from fakes.waiting import run_async
 from fakes.websites import Response, open_website
 from stillroom.data.formats import load_tasks
 from stillroom.errors import ConfigError, InputError
