@@ -55,8 +55,11 @@ from stillroom.train.config.request import (
     plan_request,
     resolve_resume,
 )
-from stillroom.train.planning.forecast import TrainingForecast
-from stillroom.train.planning.per_model import combined_forecast, requests_per_model
+from stillroom.train.planning.forecast import (
+    TrainingForecast,
+    combined_forecast,
+    requests_per_model,
+)
 from stillroom.types import RunKind
 
 _COMMAND_KEY = "rollout.mcp_url"

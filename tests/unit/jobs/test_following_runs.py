@@ -14,8 +14,11 @@ from stillroom.errors import ConfigError, EngineError
 from stillroom.jobs.supervise import start_run
 from stillroom.run_folder import NewRun, StartAfter, create_run, find_run, given_config
 from stillroom.secrecy.environments import run_environment
-from stillroom.train.planning.forecast import TrainingForecast
-from stillroom.train.planning.per_model import combined_forecast, requests_per_model
+from stillroom.train.planning.forecast import (
+    TrainingForecast,
+    combined_forecast,
+    requests_per_model,
+)
 from stillroom.types import RunKind, RunStatus
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(8)]

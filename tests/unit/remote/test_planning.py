@@ -9,7 +9,7 @@ from stillroom.errors import InputError
 from stillroom.remote.host import UnreachableError
 from stillroom.remote.planning import plan_training
 from stillroom.train.config.request import PlanTraining
-from stillroom.train.planning.per_model import combined_forecast, requests_per_model
+from stillroom.train.planning.forecast import combined_forecast, requests_per_model
 
 MACHINES = """
 gpu-box: {ssh: me@host, price_per_hour: 2.40}

@@ -43,8 +43,8 @@ from stillroom.models.resolve import (
 )
 from stillroom.places import make_folder, put_folder
 from stillroom.train.config.resume import STATE, TrainingState
+from stillroom.train.student.collective import set_weights, whole_weights
 from stillroom.train.student.model import Student
-from stillroom.train.student.sharding import set_weights, whole_weights
 
 _TENSORS = "training_state.safetensors"
 _CPU_RANDOM, _CUDA_RANDOM, _OPTIMIZER = "random.cpu", "random.cuda", "optimizer."

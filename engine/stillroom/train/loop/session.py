@@ -33,12 +33,10 @@ from stillroom.train.loop.checkpoints import (
     step_name,
 )
 from stillroom.train.loop.evaluations import TrainingEvaluations
-from stillroom.train.loop.row_batches import batches_of, epoch_order
-from stillroom.train.student.collective import Collective
-from stillroom.train.student.memory import peak_memory_gb
-from stillroom.train.student.model import Student
+from stillroom.train.student.collective import Collective, own_part
+from stillroom.train.student.encode import batches_of, epoch_order
+from stillroom.train.student.model import Student, peak_memory_gb
 from stillroom.train.student.optimizer import Optimizer
-from stillroom.train.student.sharding import own_part
 
 
 class TrainResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,11 +12,10 @@ from stillroom.models.batches import TokenSequence
 from stillroom.models.placement import in_float64
 from stillroom.train.config.schema import DpoConfig
 from stillroom.train.config.sections import DpoSection
-from stillroom.train.loop.row_batches import hold_out
 from stillroom.train.loop.session import Session, TrainResult
 from stillroom.train.methods.losses import preference_loss, sum_by_sequence
 from stillroom.train.student.collective import Collective
-from stillroom.train.student.encode import TokenPair, encode_pairs
+from stillroom.train.student.encode import TokenPair, encode_pairs, hold_out
 from stillroom.train.student.model import Student
 
 

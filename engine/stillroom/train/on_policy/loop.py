@@ -19,15 +19,14 @@ from stillroom.settings import Workspace
 from stillroom.train.config.request import TrainingPlan
 from stillroom.train.config.resume import CarriedRollout
 from stillroom.train.config.schema import DistillConfig
-from stillroom.train.loop.row_batches import epoch_order
 from stillroom.train.loop.session import Phase, Session, TrainResult
 from stillroom.train.loop.student_environment import StudentEnvironment, open_student_environment
-from stillroom.train.methods.cold_start import (
+from stillroom.train.methods.sft import (
+    PrepareTargets,
     cold_start_steps,
     encode_cold_start,
     train_cold_start,
 )
-from stillroom.train.methods.sft import PrepareTargets
 from stillroom.train.on_policy.alarms import find_alarms
 from stillroom.train.on_policy.policy_update import update_student
 from stillroom.train.on_policy.preflight import check_before_rollouts
@@ -41,7 +40,7 @@ from stillroom.train.on_policy.student_rollouts import (
 )
 from stillroom.train.on_policy.teachers import Teachers, load_teachers
 from stillroom.train.on_policy.training_sequences import TrainingSequence
-from stillroom.train.student.encode import EncodedSft
+from stillroom.train.student.encode import EncodedSft, epoch_order
 from stillroom.train.student.optimizer import Optimizer
 
 

@@ -16,7 +16,6 @@ from stillroom.models.prefixes import packs
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.schema import DistillConfig
-from stillroom.train.loop.row_batches import epoch_order
 from stillroom.train.on_policy.byte_scores import (
     add_gradient_with_listed_tokens,
     add_gradient_with_reader,
@@ -40,6 +39,7 @@ from stillroom.train.on_policy.training_sequences import (
     prepare_sequences,
     special_token_ids,
 )
+from stillroom.train.student.encode import epoch_order
 from stillroom.train.student.model import Student
 from stillroom.train.student.optimizer import Optimizer
 

@@ -1,19 +1,56 @@
 """The policy of the student's rollouts: within the curriculum's limits, and helped by a teacher."""
 
+import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from stillroom.data.formats import Task
 from stillroom.data.instruction import UNCHANGED, PromptViews
+from stillroom.files import content_hash
 from stillroom.policy.conversation import TokenConversation
 from stillroom.policy.hf import HFPolicy, SamplingStoppedError
 from stillroom.rollout.journal.records import EpisodeRecorder
 from stillroom.serving.policy import ServedPolicy
 from stillroom.tools.source import ToolResult
+from stillroom.train.config.distill_sections import CurriculumSection
 from stillroom.train.config.resume import CarriedRollout, KnownTurn
-from stillroom.train.on_policy.curriculum import Limits
 from stillroom.types import BegunTurn, Message, SampledTurn, TokenTrace, ToolSchema, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of the rollouts of one iteration."""
+
+    max_turns: int
+    prefix_tokens: int | None = None
+    """The most tokens that the student may write over all its turns; None: no limit."""
+    teacher_share: float = 0.0
+    """The probability that the teacher writes a turn."""
+
+    def teacher_turns(self, key: str, *, seed: int) -> frozenset[int]:
+        """Returns the indices of the turns that the teacher writes, drawn from `key` and `seed`."""
+        if not self.teacher_share:
+            return frozenset()
+        draws = random.Random(content_hash(["teacher turns", seed, key]))
+        return frozenset(i for i in range(self.max_turns) if draws.random() < self.teacher_share)
+
+
+def limits_at(section: CurriculumSection, iteration: int, *, max_turns: int) -> Limits:
+    """Returns the limits of an iteration, counted from 0."""
+    prefix = section.prefix_tokens
+    if section.prefix_steps is not None and prefix is not None:
+        is_over = iteration >= section.prefix_steps
+        end = section.prefix_tokens_end or prefix
+        grown = round(prefix + (end - prefix) * iteration / section.prefix_steps)
+        prefix = None if is_over else grown
+    turns = max_turns
+    if section.first_turns is not None and section.turn_steps is not None:
+        first_turns = min(section.first_turns, max_turns)
+        done = min(1.0, iteration / section.turn_steps)
+        turns = first_turns + int((max_turns - first_turns) * done)
+    remaining = 1 - iteration / section.teacher_steps if section.teacher_steps else 0.0
+    return Limits(turns, prefix, section.teacher_share * max(0.0, remaining))
 
 
 @dataclass(slots=True)

@@ -23,16 +23,18 @@ from stillroom.rollout.journal.records import RolloutKey
 from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.resume import CarriedRollout
 from stillroom.train.config.schema import DistillConfig
-from stillroom.train.loop.row_batches import epoch_order
 from stillroom.train.loop.session import Session
-from stillroom.train.loop.student_environment import StudentEnvironment
-from stillroom.train.loop.student_server import open_served_student
-from stillroom.train.on_policy.curriculum import Limits, limits_at
-from stillroom.train.on_policy.student_policy import StudentPolicy, StudentRollout
-from stillroom.train.on_policy.teacher_reading import Reading, reading_of_teacher
-from stillroom.train.on_policy.teachers import Teachers
+from stillroom.train.loop.student_environment import StudentEnvironment, open_served_student
+from stillroom.train.on_policy.student_policy import (
+    Limits,
+    StudentPolicy,
+    StudentRollout,
+    limits_at,
+)
+from stillroom.train.on_policy.teachers import Reading, Teachers, reading_of_teacher
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.student.collective import Collective
+from stillroom.train.student.encode import epoch_order
 from stillroom.types import SamplingSettings, TeacherRecord, TokenTrace, Trajectory
 
 # The sampling seeds of iterations must not coincide with those of other training seeds.

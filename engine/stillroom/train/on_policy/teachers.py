@@ -1,26 +1,36 @@
-"""The teachers that score the student's tokens: models in this process or on servers."""
+"""The teachers that score the student's tokens, in this process or on servers, and what they read.
 
-from collections.abc import Mapping, Sequence
+A rollout is read by a function from its task and its trace, so that a teacher may have a prompt of
+its own.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
-from stillroom.errors import CallFailedError
-from stillroom.models.load import LoadedModel, load_model
+import anyio
+
+from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.formats import Task
+from stillroom.data.instruction import PromptViews
+from stillroom.errors import CallFailedError, EngineError, ModelError
+from stillroom.models.load import LoadedModel, load_model, load_tokenizer
 from stillroom.models.pairing import check_pair
-from stillroom.models.reread.pair_check import open_pair, reading_note
+from stillroom.models.reread.pair_check import open_pair, open_pair_with_tokenizer, reading_note
 from stillroom.models.reread.rereading import ReadingPair
 from stillroom.models.resolve import locate_model
 from stillroom.rollout.episode.collect import FailedRollout, key_of
+from stillroom.serving.preflight import check_rereading
 from stillroom.serving.scoring import ServedTeacher
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.distill_sections import DatasetTeacher, served_teacher
-from stillroom.train.config.schema import DistillConfig
-from stillroom.train.on_policy.served_reading import open_served_pair
+from stillroom.train.config.schema import DistillConfig, TrainConfig
+from stillroom.train.loop.student_environment import StudentEnvironment
 from stillroom.train.student.model import Student
-from stillroom.types import Failure, TokenTrace, Trajectory
+from stillroom.types import Failure, TokenTrace, ToolSchema, Trajectory
 
 
 @dataclass(slots=True)
@@ -132,3 +142,89 @@ def load_local_teacher(
     if section.tokens == "same":
         check_pair(student, loaded)
     return LocalTeacher(loaded)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPair:
+    """A student and a served teacher, with what the user should know about how it reads."""
+
+    pair: ReadingPair | None
+    """None: the teacher has the student's tokenizer and template, and scores its very tokens."""
+    notes: list[str]
+
+
+def open_served_pair(
+    workspace: Workspace, teacher: DatasetTeacher, student: LoadedModel, config: TrainConfig
+) -> ServedPair:
+    """Returns the pair, after the server was asked a few questions.
+
+    Raises an EngineError if the teacher's tokenizer is not here or not the server's, or if the
+    teacher could not read what the student writes.
+    """
+    tokenizer = _tokenizer(workspace, teacher)
+    mode = config.rollout.reasoning_mode
+    served = served_teacher(workspace, teacher, top_k=config.num_listed_tokens)
+    server = anyio.run(check_rereading, served, tokenizer, teacher.tokenizer or teacher.path)
+    pair = open_pair_with_tokenizer(
+        student, tokenizer, teacher.path, mode, max_context=server.max_context
+    )
+    return ServedPair(pair, [reading_note(teacher.path, pair, is_served=True), server.note])
+
+
+def _tokenizer(workspace: Workspace, teacher: DatasetTeacher) -> Any:
+    name = teacher.tokenizer or teacher.path
+    try:
+        return load_tokenizer(locate_model(workspace, name))
+    except EngineError as error:
+        raise ModelError(
+            f"the tokenizer {name!r} of the served teacher is not here, and with teacher.tokens: "
+            f"reread its text is written and cut in this process: {error.problem}",
+            "set teacher.tokenizer to the folder or hub id of the model that is served",
+        ) from error
+
+
+Reading = Callable[[Task, TokenTrace, Sequence[ToolSchema]], TokenTrace | None]
+"""Returns a rollout as its teacher reads it, from its prompt row, its tokens and its tools.
+
+The student's sampled tokens are marked as `sampled` in it. None: the student's own tokens.
+"""
+
+
+def reading_of_teacher(environment: StudentEnvironment) -> Reading | None:
+    """Returns how the teacher reads rollouts; None: it reads the student's own tokens."""
+    if environment.views.are_equal:
+        return None
+    renderer = ChatRenderer(
+        environment.student.loaded.tokenizer,
+        include_thinking=environment.rollout.include_thinking,
+        variables=environment.variables,
+    )
+    return own_prompt(renderer, environment.views)
+
+
+def own_prompt(renderer: ChatRenderer, views: PromptViews) -> Reading:
+    """Returns the reading of a teacher that reads the same tokens after a prompt of its own.
+
+    `renderer` is the one that rendered the student's prompts.
+    """
+
+    def read(task: Task, trace: TokenTrace, tools: Sequence[ToolSchema]) -> TokenTrace | None:
+        messages = views.student.put_before(task.messages)
+        teacher_messages = views.teacher.put_before(task.messages)
+        if teacher_messages == messages:
+            return None
+        prompt, own = (renderer.prompt_ids(each, tools) for each in (messages, teacher_messages))
+        start = len(prompt)
+        if trace.ids[:start] != prompt:
+            raise ModelError(
+                f"the rollout of task {task.task_id} does not begin with the tokens of its prompt, "
+                "so the teacher cannot read it after a prompt of its own",
+                "leave teacher.system, teacher.context_file and model.system out",
+            )
+        return TokenTrace(
+            ids=own + trace.ids[start:],
+            sampled=[False] * len(own) + trace.sampled[start:],
+            logprobs=[0.0] * len(own) + trace.logprobs[start:],
+        )
+
+    return read

@@ -5,9 +5,11 @@ advantage from rewards, and `policy_update` trains on them.
 Shapes: N sampled tokens of a microbatch.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -17,8 +19,7 @@ from stillroom.models.batches import TokenSequence
 from stillroom.models.load import LoadedModel
 from stillroom.models.reread.rereading import ByteReading
 from stillroom.teachers.scores import TeacherScores
-from stillroom.train.config.distill_sections import AlgorithmSection
-from stillroom.train.on_policy.advantages import decayed, reward_advantages
+from stillroom.train.config.distill_sections import AdvantageEstimator, AlgorithmSection
 from stillroom.train.on_policy.token_losses import KnownTokens
 
 
@@ -144,3 +145,46 @@ def known_tokens(sequences: Sequence[TrainingSequence], device: torch.device) ->
         joined(old) if old else None,
         sequences[0].dataset,
     )
+
+
+def reward_advantages(
+    rewards: Sequence[float | None],
+    prompts: Sequence[Hashable],
+    *,
+    estimator: AdvantageEstimator,
+) -> list[float]:
+    """Returns each rollout's advantage: its reward less a baseline.
+
+    grpo: the baseline is the mean of the prompt's rollouts (Shao et al. 2024, arXiv 2402.03300).
+    The difference is not divided by their deviation, which would give more weight to prompts that
+    are nearly solved or nearly hopeless (Liu et al. 2025, arXiv 2503.20783). reinforce: the
+    baseline is the mean of all other rollouts of the iteration, whatever their prompt (Williams
+    1992: a baseline that does not depend on the rollout keeps the gradient unbiased). gae: the
+    baseline is the mean of the prompt's other rollouts, which stands for the value of every state
+    since there is no critic; see `decayed`. A rollout without others to compare with has advantage
+    0.
+    """
+    groups: dict[Hashable, list[float]] = defaultdict(list)
+    keys = [None if estimator == "reinforce" else prompt for prompt in prompts]
+    for key, reward in zip(keys, rewards, strict=True):
+        if reward is not None:
+            groups[key].append(reward)
+    advantages: list[float] = []
+    for key, reward in zip(keys, rewards, strict=True):
+        group = groups[key]
+        if reward is None or len(group) < 2:
+            advantages.append(0.0)
+        elif estimator == "grpo":
+            advantages.append(reward - fmean(group))
+        else:
+            advantages.append(reward - (sum(group) - reward) / (len(group) - 1))
+    return advantages
+
+
+def decayed(advantage: float, num_tokens: int, *, gae_lambda: float) -> list[float]:
+    """Returns each sampled token's advantage: λ^(number of tokens that follow) × `advantage`.
+
+    Source: Schulman et al. 2015 (arXiv 1506.02438), eq. 16 with no discount, the reward at the end
+    and one value for all states before it: only the last step's TD error is not 0.
+    """
+    return [advantage * gae_lambda ** (num_tokens - 1 - i) for i in range(num_tokens)]

@@ -18,8 +18,7 @@ from stillroom.train.planning import forecast, trial
 from stillroom.train.planning.dry_forward import passed_parameters
 from stillroom.train.planning.forecast import GB, TrainingForecast
 from stillroom.train.planning.hardware import Hardware, MachineForecast, Work, forecast_on
-from stillroom.train.planning.processes import spread_notes
-from stillroom.train.planning.rendered_rows import RenderedRows, rendered_rows
+from stillroom.train.planning.trial import RenderedRows, rendered_rows
 from stillroom.train.planning.unloaded_models import (
     UnloadedStudent,
     UnloadedTeachers,
@@ -28,6 +27,7 @@ from stillroom.train.planning.unloaded_models import (
     load_teachers_without_weights,
     load_without_weights,
     settings_of_less_memory,
+    spread_notes,
 )
 from stillroom.train.soft_targets.scoring import as_read, check_room
 

@@ -14,9 +14,7 @@ from stillroom.train.config.request import PlanTraining, plan_request
 from stillroom.train.config.schema import DistillConfig, TrainConfig
 from stillroom.train.planning import forecast, trial
 from stillroom.train.planning.forecast import GB, RowTokens, TrainingForecast
-from stillroom.train.planning.processes import shared_speed, spread_notes
-from stillroom.train.planning.rendered_rows import rendered_rows
-from stillroom.train.planning.trial_rollouts import RolloutTrial, try_iteration
+from stillroom.train.planning.trial import RolloutTrial, rendered_rows, try_iteration
 from stillroom.train.planning.unloaded_models import (
     UnloadedStudent,
     check_models,
@@ -24,6 +22,8 @@ from stillroom.train.planning.unloaded_models import (
     load_teachers_without_weights,
     load_without_weights,
     settings_of_less_memory,
+    shared_speed,
+    spread_notes,
 )
 from stillroom.train.soft_targets.scoring import as_read, check_room
 

@@ -1,24 +1,36 @@
-"""Tries two steps of a run to measure their time and memory; their result is thrown away."""
+"""Measures a run before it starts: its rows rendered, and some steps or a short iteration run."""
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from stillroom.models.batches import TokenSequence
+import anyio
+
+from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.formats import Task, load_datasets, load_dpo_rows
+from stillroom.data.instruction import PromptViews
+from stillroom.models.batches import TokenSequence, sampled_sequence
+from stillroom.models.load import context_length
+from stillroom.models.reread.rereading import ReadingPair
+from stillroom.policy.hf import HFPolicy
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.train.config.schema import DpoConfig, TrainConfig
+from stillroom.train.config.request import TrainingPlan
+from stillroom.train.config.schema import DistillConfig, DpoConfig, TrainConfig
 from stillroom.train.config.sections import DpoSection
 from stillroom.train.methods.dpo import accumulate_preference, add_reference
-from stillroom.train.methods.sft import Targets, accumulate_nll
-from stillroom.train.on_policy.teachers import load_local_teacher
-from stillroom.train.planning.forecast import Speed
+from stillroom.train.methods.sft import Targets, accumulate_nll, cold_start_steps
+from stillroom.train.on_policy.policy_update import update_student
+from stillroom.train.on_policy.teachers import load_local_teacher, load_teachers, own_prompt
+from stillroom.train.on_policy.training_sequences import TrainingSequence
+from stillroom.train.planning.forecast import RowTokens, Speed
+from stillroom.train.planning.unloaded_models import UnloadedStudent
 from stillroom.train.soft_targets.scoring import as_read
 from stillroom.train.soft_targets.targets import SoftTargets
-from stillroom.train.student.encode import TokenPair
-from stillroom.train.student.memory import peak_memory_gb
-from stillroom.train.student.model import Student, load_student
+from stillroom.train.student.encode import TokenPair, encode_pairs, encode_sft, hold_out
+from stillroom.train.student.model import Student, load_student, peak_memory_gb
 from stillroom.train.student.optimizer import Optimizer
+from stillroom.types import SamplingSettings
 
 Unit = TokenSequence | TokenPair
 """One item of a batch: a sequence or a pair."""
@@ -131,3 +143,160 @@ def _step(
     passed = time.monotonic()
     optimizer.step()
     return passed - started, time.monotonic() - passed
+
+
+_MOST_ROLLOUTS, _MOST_TOKENS = 16, 32
+_PROMPT_TOKENS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTrial:
+    """The measurements of a short iteration."""
+
+    token_s: float
+    """The seconds per sampled token for sampling, scoring and learning together."""
+    answer_tokens: float
+    """The tokens of a turn: the measured mean, or rollout.max_tokens if the trial cut a turn
+    off."""
+    is_cut: bool
+    """Whether the trial cut off a turn."""
+    memory_gb: float
+    load_s: float
+    """The seconds that loading student and teachers took."""
+
+    def seconds(self, config: DistillConfig, steps: int, *, token_s: float) -> float:
+        """Returns the seconds of `steps` iterations whose rollouts have one turn each."""
+        rollouts = config.data.batch_size * config.data.group_size
+        return steps * rollouts * self.answer_tokens * token_s
+
+
+def try_iteration(
+    workspace: Workspace, config: DistillConfig, tasks: Sequence[Task], views: PromptViews
+) -> RolloutTrial | None:
+    """Measures an iteration of a few short answers; None if a server scores or all are empty."""
+    started = time.monotonic()
+    student = load_student(workspace, config.model, seed=config.trainer.seed)
+    teachers = load_teachers(workspace, config, student)
+    if teachers.served or not teachers.local:
+        return None
+    load_s = time.monotonic() - started
+    max_tokens = min(config.rollout.max_tokens, _MOST_TOKENS)
+    num = min(config.data.batch_size * config.data.group_size, _MOST_ROLLOUTS)
+    models = [student.loaded, *(teacher.loaded for teacher in teachers.local.values())]
+    size = sum(p.numel() for loaded in models for p in loaded.model.parameters())
+    operations = MOST_OPERATIONS[student.loaded.device.type]
+    num = max(1, min(num, int(operations / (8 * size * (max_tokens + _PROMPT_TOKENS)))))
+    chosen = [tasks[index // config.data.group_size % len(tasks)] for index in range(num)]
+    started = time.monotonic()
+    pair = teachers.pairs.get(0)
+    sequences = anyio.run(_sample, student, config, chosen, views, max_tokens, pair)
+    tokens = [sequence.tokens.num_trained for sequence in sequences]
+    if not sum(tokens):
+        return None
+    optimizer = student.optimizer(config.trainer, total_steps=config.algorithm.substeps)
+    update_student(student, teachers.local, sequences, optimizer, config, 0)
+    is_cut = max_tokens < config.rollout.max_tokens and max(tokens) >= max_tokens
+    return RolloutTrial(
+        token_s=(time.monotonic() - started) / sum(tokens),
+        answer_tokens=config.rollout.max_tokens if is_cut else sum(tokens) / len(tokens),
+        is_cut=is_cut,
+        memory_gb=peak_memory_gb(student.loaded.device),
+        load_s=load_s,
+    )
+
+
+async def _sample(
+    student: Student,
+    config: DistillConfig,
+    tasks: Sequence[Task],
+    views: PromptViews,
+    max_tokens: int,
+    pair: ReadingPair | None,
+) -> list[TrainingSequence]:
+    """Returns one sampled turn for each task, as both models read it.
+
+    pair: the student and a teacher that reads it in tokens of its own; None: in the student's.
+    """
+    student.module.eval()
+    sampling = SamplingSettings(temperature=1.0, max_tokens=max_tokens, seed=config.trainer.seed)
+    sequences: list[TrainingSequence] = []
+    policy = HFPolicy(
+        student.loaded,
+        sampling,
+        max_rows=min(len(tasks), config.rollout.concurrency),
+        max_context=config.rollout.max_context_window,
+    )
+
+    read = own_prompt(policy.renderer, views)
+
+    async def sample_turn(task: Task, number: int) -> None:
+        messages = views.for_student(task).messages
+        async with policy.converse(messages, [], seed_key=str(number)) as conversation:
+            turn = await conversation.sample()
+            trace = conversation.trace()
+        if trace is None or not any(trace.sampled):
+            return
+        reading, own = None, None
+        if pair is not None:
+            prompt = views.teacher.put_before(task.messages)
+            reading = pair.read(trace, [*prompt, turn.message], [], num_turns=1)
+        else:
+            own = read(task, trace, [])
+        sequences.append(
+            TrainingSequence(
+                sampled_sequence(trace),
+                trace.sampled_logprobs,
+                reading=reading,
+                teacher_tokens=own and sampled_sequence(own),
+            )
+        )
+
+    async with policy, anyio.create_task_group() as group:
+        for number, task in enumerate(tasks):
+            group.start_soon(sample_turn, task, number)
+    return sequences
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedRows:
+    """The rows or prompts that are trained on, read and rendered."""
+
+    tokens: RowTokens
+    units: list[Unit] = field(default_factory=list[Unit])
+    """The sequences or pairs for the steps of a trial."""
+    tasks: list[Task] = field(default_factory=list[Task])
+    """The prompts of all files; a trial samples those of the first (distill)."""
+
+
+def rendered_rows(plan: TrainingPlan, unloaded: UnloadedStudent) -> RenderedRows:
+    """Returns the rows of a plan in the student's tokens; of a distillation the prompts alone."""
+    config = unloaded.config
+    max_length = config.model.row_length(context_length(unloaded.empty))
+    renderer = ChatRenderer(unloaded.tokenizer, include_thinking=config.rollout.include_thinking)
+    match config.dataset_type:
+        case "sft":
+            kept, apart = hold_out(
+                plan.load_rows(plan.train_file), config.data.val_split, seed=config.trainer.seed
+            )
+            own = plan.rows_instruction
+            sft = encode_sft(kept, renderer, max_length=max_length, teacher=own)
+            lengths = [len(sequence.ids) for sequence in sft.sequences]
+            tokens = RowTokens(lengths, sft.num_rows, len(apart), sft.skipped)
+            return RenderedRows(tokens, list(sft.sequences))
+        case "dpo":
+            kept, apart = hold_out(
+                load_dpo_rows(plan.train_file), config.data.val_split, seed=config.trainer.seed
+            )
+            dpo = encode_pairs(kept, renderer, max_length=max_length)
+            lengths = [num_tokens(pair) for pair in dpo.pairs]
+            tokens = RowTokens(lengths, len(dpo.pairs), len(apart), dpo.skipped)
+            return RenderedRows(tokens, list(dpo.pairs))
+        case "distill":
+            tasks = load_datasets(plan.train_files)
+            if plan.cold_start_file is None:
+                return RenderedRows(RowTokens([], len(tasks)), tasks=tasks)
+            rows = plan.load_rows(plan.cold_start_file)
+            cold = encode_sft(rows, renderer, max_length=max_length)
+            num_steps = cold_start_steps(config, len(cold.sequences))
+            tokens = RowTokens([], len(tasks), skipped=cold.skipped, num_first_steps=num_steps)
+            return RenderedRows(tokens, tasks=tasks)

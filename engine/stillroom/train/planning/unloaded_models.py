@@ -1,6 +1,7 @@
 """The models of a run without their weights: the memory they need, and settings that need less."""
 
 import math
+import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import torch
 from stillroom.data.chat.template import reasoning_variables
 from stillroom.data.formats import Task
 from stillroom.data.instruction import PromptViews
+from stillroom.errors import ConfigError
 from stillroom.models.lm_head import max_positions
 from stillroom.models.load import LoadedModel, context_length, load_tokenizer
 from stillroom.models.pairing import check_pair
@@ -20,14 +22,14 @@ from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
 from stillroom.train.config.distill_sections import DatasetTeacher
 from stillroom.train.config.schema import TrainConfig
-from stillroom.train.config.sections import ModelSection
+from stillroom.train.config.sections import LauncherSection, ModelSection
 from stillroom.train.on_policy.preflight import (
     check_contexts,
     check_teacher_server,
     num_own_tokens,
     prompt_leads,
 )
-from stillroom.train.on_policy.served_reading import open_served_pair
+from stillroom.train.on_policy.teachers import open_served_pair
 from stillroom.train.planning import forecast
 from stillroom.train.planning.dry_forward import (
     empty_model,
@@ -35,14 +37,14 @@ from stillroom.train.planning.dry_forward import (
     sampling_bytes,
     size_of,
 )
-from stillroom.train.planning.forecast import ModelSize, RowTokens
-from stillroom.train.planning.processes import spread_of
+from stillroom.train.planning.forecast import ONE_PROCESS, ModelSize, RowTokens, Speed, Spread
 from stillroom.train.student.adapters import (
     check_continued,
     choose_targets,
     describe_adapter,
     new_adapter,
 )
+from stillroom.train.student.collective import gathered_bytes
 from stillroom.train.student.model import max_pass_tokens, router_notes
 
 _FEW_TOKENS = 512
@@ -275,3 +277,59 @@ def _smaller(section: ModelSection) -> dict[str, dict[str, Any]]:
     elif section.quantization is None:
         changes["model.quantization=nf4"] = {"quantization": "nf4"}
     return changes
+
+
+def process_count(section: LauncherSection, *, num_gpus: int | None = None) -> int:
+    """Returns the number of processes on all machines, as configured or one for each GPU.
+
+    num_gpus: those of the machine that would train; None: of this one.
+    Raises ConfigError if no number is configured and there are no GPUs to count.
+    """
+    if section.num_processes is not None:
+        return section.num_processes
+    if num_gpus is None and torch.cuda.is_available():
+        num_gpus = torch.cuda.device_count()
+    if section.kind == "accelerate" and num_gpus:
+        return num_gpus * section.num_machines
+    raise ConfigError(
+        f"launcher.kind: {section.kind} has to be told how many processes train",
+        "set launcher.num_processes, e.g. 2",
+    )
+
+
+def spread_of(
+    launcher: LauncherSection, empty: Any, device: torch.device, *, num_gpus: int | None = None
+) -> Spread:
+    """Returns how a run is spread over processes; `empty` is the model without weights.
+
+    num_gpus: those of the machine that would train; None: of this one.
+    """
+    if launcher.kind == "local":
+        return ONE_PROCESS
+    size = process_count(launcher, num_gpus=num_gpus)
+    return Spread(
+        size,
+        1 if device.type == "cuda" else size // launcher.num_machines,
+        # With their gradient.
+        2 * gathered_bytes(empty) if launcher.is_sharded else None,
+    )
+
+
+def shared_speed(speed: Speed, spread: Spread) -> Speed:
+    """Returns the speed of all processes together, counting no more of them than GPUs or cores."""
+    cores = (os.cpu_count() or 1) // torch.get_num_threads()
+    at_once = spread.num_processes if spread.num_sharing == 1 else cores
+    return replace(speed, token_s=speed.token_s / max(1, min(spread.num_processes, at_once)))
+
+
+def spread_notes(launcher: LauncherSection, spread: Spread) -> list[str]:
+    """Returns notes that explain a forecast for several processes; none for one process."""
+    if spread.num_processes == 1:
+        return []
+    machines = f" on {launcher.num_machines} machines" if launcher.num_machines > 1 else ""
+    whose = "one's GPU" if spread.num_sharing == 1 else f"{spread.num_sharing} on one machine"
+    note = (
+        f"{spread.num_processes} processes{machines}: the memory is that of {whose}; the time was "
+        "measured in one process, and what they send each other comes on top"
+    )
+    return [note]

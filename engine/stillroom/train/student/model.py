@@ -1,5 +1,8 @@
 """The model being trained: all its weights, or a LoRA adapter on a frozen base."""
 
+import re
+import resource
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -23,9 +26,8 @@ from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
 from stillroom.train.config.sections import ModelSection, TrainerSection
 from stillroom.train.student.adapters import continued_adapter, new_adapter
-from stillroom.train.student.collective import ALONE, Collective
+from stillroom.train.student.collective import ALONE, Collective, run_inside, shard
 from stillroom.train.student.optimizer import Optimizer
-from stillroom.train.student.sharding import run_inside, shard
 
 _MIN_MICROBATCH, _MAX_MICROBATCH = 512, 16384
 # On a GPU a larger pass pays off: starting a pass costs as much as many tokens of padding.
@@ -297,3 +299,18 @@ def max_pass_tokens(max_positions: int) -> int:
     max_positions: the number of positions whose logits may be held at a time.
     """
     return max(_MIN_MICROBATCH, min(_MAX_MICROBATCH, max_positions))
+
+
+def peak_memory_gb(device: torch.device) -> float:
+    """Returns the most memory held so far (GB): on a GPU the GPU's, else the whole process's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory() / 1e9
+    status = Path("/proc/self/status")
+    if status.is_file():
+        # Not getrusage, whose peak includes the memory of the process that started this one.
+        [kilobytes] = re.findall(r"^VmHWM:\s+(\d+) kB$", status.read_text("ascii"), re.MULTILINE)
+        return int(kilobytes) * 1024 / 1e9
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from stillroom.errors import DivergedError
 from stillroom.train.config.sections import TrainerSection
-from stillroom.train.student.collective import ALONE, Collective
-from stillroom.train.student.sharding import like, whole
+from stillroom.train.student.collective import ALONE, Collective, like, whole
 
 _FINAL_SHARE = 0.1
 

@@ -30,7 +30,7 @@ from stillroom.train.distributed.rank_folder import (
 )
 from stillroom.train.distributed.rank_main import train_as_rank
 from stillroom.train.planning.plan import plan_training
-from stillroom.train.planning.processes import process_count
+from stillroom.train.planning.unloaded_models import process_count
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(12)]
 WATCH = """

@@ -2,7 +2,7 @@ import pytest
 
 from fakes.conversations import answer, user
 from stillroom.data.formats import DpoRow, SftRow
-from stillroom.train.loop.row_batches import batches_of, epoch_order, hold_out
+from stillroom.train.student.encode import batches_of, epoch_order, hold_out
 
 
 def row(prompt: str, said: str = "12") -> SftRow:

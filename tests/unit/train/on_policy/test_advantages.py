@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillroom.train.on_policy.advantages import decayed, reward_advantages
+from stillroom.train.on_policy.training_sequences import decayed, reward_advantages
 
 REWARDS = [1.0, 0.0, 0.0, 0.5, None, 1.0]
 PROMPTS = ["a", "a", "a", "b", "b", "b"]

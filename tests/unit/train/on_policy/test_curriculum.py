@@ -14,7 +14,7 @@ from fakes.training import PRICE_TOOL, make_project
 from stillroom.train.config.distill_sections import CurriculumSection
 from stillroom.train.config.request import PlanTraining
 from stillroom.train.config.schema import DistillConfig
-from stillroom.train.on_policy.curriculum import Limits, limits_at
+from stillroom.train.on_policy.student_policy import Limits, limits_at
 from stillroom.train.planning.plan import plan_training
 
 

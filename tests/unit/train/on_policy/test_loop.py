@@ -9,9 +9,8 @@ from stillroom.errors import RunCancelledError
 from stillroom.models.load import load_model
 from stillroom.models.resolve import locate_model
 from stillroom.train.config.losses import LossName
-from stillroom.train.on_policy.curriculum import Limits
 from stillroom.train.on_policy.rollout_metrics import repetition
-from stillroom.train.on_policy.student_policy import StudentRollout
+from stillroom.train.on_policy.student_policy import Limits, StudentRollout
 from stillroom.train.on_policy.student_rollouts import SampledRollout, sequences_of
 
 

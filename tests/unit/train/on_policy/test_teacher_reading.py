@@ -26,7 +26,7 @@ from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.request import PlanTraining
 from stillroom.train.on_policy.policy_update import accumulate_gradient
-from stillroom.train.on_policy.teacher_reading import own_prompt
+from stillroom.train.on_policy.teachers import own_prompt
 from stillroom.train.on_policy.token_losses import UpdateStats
 from stillroom.train.on_policy.training_sequences import TrainingSequence, prepare_sequences
 from stillroom.train.planning.plan import plan_training

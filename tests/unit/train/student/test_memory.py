@@ -7,7 +7,7 @@ import pytest
 
 PEAK = """
 import torch
-from stillroom.train.student.memory import peak_memory_gb
+from stillroom.train.student.model import peak_memory_gb
 before = peak_memory_gb(torch.device("cpu"))
 held = bytearray(400 << 20)
 print(before, peak_memory_gb(torch.device("cpu")))
