@@ -49,7 +49,7 @@ OPERATIONS = (
         positional=("path",),
     ),
     Operation(
-        function="stillroom.api.machines:check_setup",
+        function="stillroom.api.placement:check_setup",
         request=CheckSetup,
         result=SetupReport,
         title="Check the setup",

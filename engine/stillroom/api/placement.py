@@ -1,4 +1,4 @@
-"""The part of an operation that decides where its run is done, and packs what is sent."""
+"""Where an operation is done: on this machine, or on one of machines.yml, which is sent its job."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -10,10 +10,13 @@ from typing import TypeVar
 from stillroom.errors import DataError, InputError, RunError
 from stillroom.files import read_json
 from stillroom.outputs import OutputHeldError
+from stillroom.projects.setup import CheckSetup, SetupReport
+from stillroom.projects.setup import check_setup as check_this_machine
 from stillroom.remote.bundle.job_spec import PackedJob, pack
 from stillroom.remote.bundle.needs import Needs
 from stillroom.remote.bundle.refusals import least_budget, refuse_needs, refuse_request
 from stillroom.remote.machine import Machine, RayCluster
+from stillroom.remote.machine_checks import check_machine
 from stillroom.remote.machines import find_machine
 from stillroom.remote.records import JobSpec
 from stillroom.rollout.request import GenerateRollouts
@@ -178,3 +181,10 @@ def check_not_written_elsewhere(workspace: Workspace, output: Path) -> None:
                     f"wait for its end (get_run), or stop it with `stillroom cancel-run "
                     f"{folder.run_id}`",
                 )
+
+
+def check_setup(workspace: Workspace, request: CheckSetup) -> SetupReport:
+    """Returns what this machine has and lacks, or with `where` what that machine does."""
+    if request.where is None:
+        return check_this_machine(workspace, request)
+    return check_machine(workspace, request, request.where)
