@@ -4,8 +4,7 @@
 once (four files, the conversations interleaved as an endpoint sees them), then imports them in a
 process of its own. Rows of the shape `chat` have 7 KB (10 calls in a conversation, 1.4 GB for
 200,000 calls), those of `agent` 30 KB (20 calls, more tools, longer results). Prints one JSON line: MB are source bytes, wall seconds are of
-the whole import, and `tree_mb` is the largest memory that its processes had together at one time (looked at every 50 ms; what they share counts
-once). `json_loads_cpu_s` is what decoding the same rows with the standard library would take, for machines that differ or are busy.
+the whole import, and `tree_mb` is the largest memory that it had at one time (looked at every 50 ms). `json_loads_cpu_s` is what decoding the same rows with the standard library would take, for machines that differ or are busy.
 """
 
 import argparse

@@ -4,8 +4,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stillroom.importing.conversations.collector import RowCollector
-from stillroom.importing.conversations.join import joined_rows
-from stillroom.importing.conversations.rollouts import RolloutBuilder
+from stillroom.importing.conversations.rollouts import RolloutBuilder, joined_rows
 from stillroom.importing.records import LoggedConversation, Place
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.spill import Spill

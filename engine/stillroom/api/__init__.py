@@ -58,8 +58,8 @@ from stillroom.data.inspect import ExamplesPage, InspectExamples
 from stillroom.data.validate import ValidateDataset, ValidationReport
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.export.request import ExportModel
+from stillroom.importing.input_files import with_standard_input
 from stillroom.importing.request import ImportResult, ImportRollouts
-from stillroom.importing.standard_input import with_standard_input
 from stillroom.jobs.child import stopped_by
 from stillroom.jobs.operations import Operation
 from stillroom.projects.create import CreateProject, ProjectResult, create_project

@@ -27,8 +27,7 @@ from stillroom.data.row_files import rollout_files
 from stillroom.data.token_counts import CountTokens, TokenCounts
 from stillroom.data.validate import ValidateDataset, ValidationReport
 from stillroom.errors import EngineError
-from stillroom.importing.inputs import input_files
-from stillroom.importing.packed import is_packed
+from stillroom.importing.input_files import input_files, is_packed
 from stillroom.importing.request import ImportResult, ImportRollouts
 from stillroom.jobs.child import run_in_child
 from stillroom.jobs.operations import Operation

@@ -23,8 +23,7 @@ from stillroom.data.layouts.detect import layout_of
 from stillroom.data.row_files import decode_line, read_row_lines, rollout_files
 from stillroom.errors import DataError, EngineError
 from stillroom.home_paths import as_recorded
-from stillroom.importing.places import imported_from
-from stillroom.importing.records import Place
+from stillroom.importing.records import Place, imported_from
 from stillroom.importing.request import ImportResult, ImportRollouts
 from stillroom.importing.tally import RefusedRow
 from stillroom.lineage import FileRecord, ModelRecord, read_manifest

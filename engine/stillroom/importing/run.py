@@ -9,14 +9,13 @@ from pathlib import Path
 from stillroom.data.near_duplicates import Signer
 from stillroom.errors import DataError
 from stillroom.importing.conversations.collector import RowCollector
-from stillroom.importing.conversations.join import joined_rows
-from stillroom.importing.conversations.rollouts import RolloutBuilder
+from stillroom.importing.conversations.rollouts import RolloutBuilder, joined_rows
+from stillroom.importing.input_files import NOT_WHOLE, UnpackedFiles, unpacked_files
 from stillroom.importing.output.feedback import settled_feedback
 from stillroom.importing.output.notes import import_notes
+from stillroom.importing.output.rows import RolloutSide, RolloutWriter
 from stillroom.importing.output.split import Split, split_rollouts
 from stillroom.importing.output.terms import model_records
-from stillroom.importing.output.writing import RolloutSide, RolloutWriter
-from stillroom.importing.packed import NOT_WHOLE, UnpackedFiles, unpacked_files
 from stillroom.importing.records import Place, Refusal, SourceRow, TraceFormat
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.request import HeldOut, ImportResult, ImportRollouts

@@ -7,9 +7,8 @@ from pathlib import Path
 from stillroom.errors import InputError
 from stillroom.importing.formats.datasets.tables import PAIRS
 from stillroom.importing.formats.table import FORMATS
-from stillroom.importing.inputs import input_files
+from stillroom.importing.input_files import beginning_of, input_files
 from stillroom.importing.json_rows import head_rows, read_head
-from stillroom.importing.packed import beginning_of
 from stillroom.importing.records import TraceFormat
 from stillroom.importing.request import AUTO, ImportRollouts
 from stillroom.settings import Workspace

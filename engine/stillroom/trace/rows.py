@@ -14,8 +14,7 @@ from stillroom.curate.rows import read_curated_rows
 from stillroom.data.row_files import read_row_lines
 from stillroom.data.row_names import MAX_CANDIDATES, ambiguous, is_named
 from stillroom.errors import InputError
-from stillroom.importing.places import imported_from
-from stillroom.importing.records import Place
+from stillroom.importing.records import Place, imported_from
 from stillroom.lineage import Manifest
 from stillroom.lines import Line
 from stillroom.settings import Workspace

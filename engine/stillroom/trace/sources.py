@@ -17,7 +17,7 @@ from stillroom.data.instruction import Instruction
 from stillroom.data.row_names import RowNames, row_hash
 from stillroom.errors import InputError
 from stillroom.files import LineWriter, content_hash
-from stillroom.importing.places import imported_from
+from stillroom.importing.records import imported_from
 from stillroom.lines import Line
 from stillroom.settings import Workspace
 from stillroom.trace.matching import (

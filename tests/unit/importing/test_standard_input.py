@@ -3,9 +3,9 @@ import io
 import pytest
 
 from stillroom.errors import InputError
+from stillroom.importing.input_files import with_standard_input
 from stillroom.importing.request import ImportRollouts
 from stillroom.importing.run import import_rollouts
-from stillroom.importing.standard_input import with_standard_input
 from stillroom.settings import Workspace
 
 ROW = b'{"messages": [{"role": "user", "content": "Hi"}], "response": "Hello"}\n'

@@ -10,11 +10,13 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from stillroom.importing.conversations.message_store import (
+    ASSISTANT,
     REMEMBERED,
+    TOOL,
+    USER,
     MessageStore,
     RecentNumbers,
 )
-from stillroom.importing.conversations.messages import ASSISTANT, TOOL, USER
 from stillroom.importing.json_rows import UnreadableRowError
 
 NONE = -1

@@ -30,8 +30,7 @@ from stillroom.importing.formats.observability.spans import (
     OTEL_GENAI,
 )
 from stillroom.importing.formats.sessions.atif import ATIF
-from stillroom.importing.formats.sessions.claude_code import CLAUDE_CODE
-from stillroom.importing.formats.sessions.claude_code_output import CLAUDE_CODE_OUTPUT
+from stillroom.importing.formats.sessions.claude_code import CLAUDE_CODE, CLAUDE_CODE_OUTPUT
 from stillroom.importing.formats.sessions.codex import CODEX, CODEX_EXEC
 from stillroom.importing.formats.sessions.openai_agents import OPENAI_AGENTS
 from stillroom.importing.formats.sessions.openhands import OPENHANDS

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from stillroom.importing.conversations.collector import RowCollector
-from stillroom.importing.conversations.join import JoinedRows
+from stillroom.importing.conversations.rollouts import JoinedRows
 from stillroom.importing.conversations.row_table import hashed_id
 from stillroom.importing.records import Refusal
 from stillroom.importing.tally import ImportTally

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from stillroom.fences import on_one_line
+from stillroom.importing.output.rows import UNKNOWN, RolloutCounts
 from stillroom.importing.output.split import Split
 from stillroom.importing.output.terms import terms_notes
-from stillroom.importing.output.writing import UNKNOWN, RolloutCounts
 from stillroom.importing.payloads.messages import IMAGES_LOST
 from stillroom.importing.request import ImportRollouts
 from stillroom.importing.sources import ImportSources

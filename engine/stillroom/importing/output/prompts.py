@@ -8,7 +8,7 @@ import msgspec
 
 from stillroom.errors import DataError
 from stillroom.importing.conversations.rollouts import ImportedRollout
-from stillroom.importing.places import IMPORTED_FROM
+from stillroom.importing.records import IMPORTED_FROM
 from stillroom.importing.spill import Spill
 from stillroom.rollout.rewards.answers import without_thinking
 from stillroom.rollout.rewards.matchers import answer_key, is_accepted

@@ -1,16 +1,27 @@
-"""Writes an imported rollout as a row in our layout, with where it comes from."""
+"""Writes imported rollouts as rows in our layout, with where they come from, and their prompts."""
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from stillroom.data.distribution import Distribution
+from stillroom.data.formats import task_from_row
 from stillroom.data.layouts.foreign import ending
 from stillroom.errors import FailureClass
-from stillroom.files import content_hash
+from stillroom.files import LineWriter, content_hash
+from stillroom.importing.conversations.call_tree import NONE
+from stillroom.importing.conversations.collector import RowCollector
 from stillroom.importing.conversations.rollouts import ImportedRollout
 from stillroom.importing.conversations.row_table import LoggedFacts
+from stillroom.importing.output.feedback import reward_of
+from stillroom.importing.output.prompts import WaitingPrompts
 from stillroom.importing.payloads.fields import iso_time, seconds_between
+from stillroom.importing.spill import Spill
+from stillroom.importing.tally import ImportTally
 from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
 from stillroom.types import Answerer, StopReason, Usage, total_usd
 
@@ -93,3 +104,180 @@ def _duration(facts: Sequence[LoggedFacts]) -> float | None:
         return last.duration_s
     passed = seconds_between(first.started_at, last.started_at)
     return None if passed is None else round(passed + last.duration_s, 3)
+
+
+UNKNOWN, INFERRED, CHANGED = "tools not logged", "tools inferred", "tools changed between calls"
+_CALLS, _TASK_ID = b'"tool_calls":', b'"task_id":"'
+
+
+@dataclass(slots=True)
+class RolloutSide:
+    """One side of the split, or the whole: its files, and the models that answered its rows."""
+
+    rows: LineWriter | None = None
+    prompts: LineWriter | None = None
+    models: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    """The number of rows by provider (or format) and model."""
+    waiting: "array[int]" = field(default_factory=lambda: array("q"))
+    """Of each row that waits its place, its bytes and the number of its prompt."""
+    new_prompts: "array[int]" = field(default_factory=lambda: array("q"))
+    """The numbers of the prompts that a row of this side was the first to answer."""
+
+
+@dataclass(slots=True)
+class RolloutCounts:
+    """What is counted of the rollouts that were written."""
+
+    losses: Counter[str] = field(default_factory=Counter[str])
+    scores: Counter[str] = field(default_factory=Counter[str])
+    largest_reward: float = 0.0
+    calls: Distribution = field(default_factory=Distribution)
+    rewarded: int = 0
+    branches: int = 0
+    unanswered: int = 0
+    """The assistant's turns that no call of the sources answered, which are not trained."""
+    differently_answered: int = 0
+    """The prompts whose right answers do not match."""
+    unanswered_prompts: int = 0
+    """The prompts that no rollout answers, but for those that were judged wrong or are cut."""
+    contradicted: int = 0
+    """The prompts whose source holds an answer that a rollout judged right does not have."""
+
+
+class RolloutWriter:
+    """Writes rollouts and their prompts.
+
+    All rows wait in a temporary file, since the id of a task follows from its expected answer, and
+    that from all of its rollouts.
+    """
+
+    def __init__(
+        self,
+        collected: RowCollector,
+        tally: ImportTally,
+        spill: Spill,
+        *,
+        reward_from: Sequence[str] = (),
+        infer_tools: bool = False,
+    ) -> None:
+        """`reward_from` are the scores whose mean is the reward."""
+        self._collected, self._tally = collected, tally
+        self._reward_from, self._infer_tools = reward_from, infer_tools
+        self._spill, self._prompts = spill, WaitingPrompts(spill)
+        self._task_ids: dict[int, bytes] = {}
+        self.counts = RolloutCounts()
+
+    def take(
+        self, rollout: ImportedRollout, feedback: Mapping[str, float], side: RolloutSide
+    ) -> None:
+        """Takes one rollout for its side. `feedback` are scores from rows of their own."""
+        facts, kept = rollout.facts, rollout.kept
+        scores = {name: value for each in facts for name, value in each.scores.items()}
+        scores |= feedback
+        reward = reward_of(scores, self._reward_from)
+        tools, state = self._tools(rollout)
+        losses = [*rollout.losses, *([state] if state else [])]
+        row = rollout_row(
+            rollout,
+            tools=tools,
+            scores=scores,
+            reward=reward,
+            origin=self._origin(rollout, losses),
+        )
+        num_prompts = len(self._prompts)
+        prompt, row["sample"] = self._prompts.take(rollout, row)
+        if prompt == num_prompts:
+            side.new_prompts.append(prompt)
+        data = msgspec.json.encode(row)
+        side.waiting.extend((self._spill.append(data), len(data), prompt))
+        for each in dict.fromkeys((f.provider or f.format, f.model) for f in facts if f.model):
+            side.models[each[0], each[1] or ""] += 1
+        self._count(rollout, losses, scores, reward)
+        for each in facts:
+            self._tally.merge(each.format, len(each.also_at) + (each is not kept))
+        self._tally.keep(kept.format)
+
+    def write(self, sides: Sequence[RolloutSide]) -> None:
+        """Writes what was taken to the files of its side."""
+        for side in sides:
+            self.name_tasks(side)
+        for side in sides:
+            for row in self.rows_of(side):
+                if side.rows is not None:
+                    side.rows.write_raw(row)
+        self.counts.differently_answered = self._prompts.num_different
+        self.counts.unanswered_prompts = self._prompts.num_unanswered
+        self.counts.contradicted = self._prompts.num_contradicted
+
+    def name_tasks(self, side: RolloutSide) -> None:
+        """Names the tasks of a side's prompts, and writes the prompts, now that all are known."""
+        for number in side.new_prompts:
+            prompt = self._prompts.prompt(number)
+            self._task_ids[number] = task_from_row(prompt).task_id.encode()
+            if side.prompts is not None:
+                side.prompts.write(prompt)
+
+    def rows_of(self, side: RolloutSide) -> Iterator[bytes]:
+        """Yields the rows of a side, in the order in which they were taken."""
+        waiting = iter(side.waiting)
+        for place, size, number in zip(waiting, waiting, waiting, strict=True):
+            row = self._spill.read(place, size)
+            end = row.index(_TASK_ID) + len(_TASK_ID)
+            yield row[:end] + self._task_ids[number] + row[end:]
+
+    def _count(
+        self,
+        rollout: ImportedRollout,
+        losses: list[str],
+        scores: Mapping[str, float],
+        reward: float | None,
+    ) -> None:
+        counts = self.counts
+        counts.losses.update(losses)
+        counts.scores.update(scores.keys())
+        if reward is not None:
+            counts.largest_reward = max(counts.largest_reward, reward)
+            counts.rewarded += 1
+        counts.branches += rollout.branch_of is not None
+        counts.unanswered += rollout.num_unanswered
+        counts.calls.add(len(rollout.facts))
+
+    def _tools(self, rollout: ImportedRollout) -> tuple[list[dict[str, Any]], str | None]:
+        """Returns the tools that a rollout was offered, and what is to be said of them."""
+        numbers = [each.tools for each in rollout.facts if each.tools != NONE]
+        if numbers:
+            state = CHANGED if len(set(numbers)) > 1 else None
+            return self._collected.tools.united(numbers), state
+        called = list(_called(rollout))
+        if not called:
+            return [], None
+        if not self._infer_tools:
+            return [], UNKNOWN
+        return self._collected.inferred.schemas(called), INFERRED
+
+    def _origin(self, rollout: ImportedRollout, losses: list[str]) -> dict[str, Any]:
+        kept = rollout.kept
+        others = [each.source for each in rollout.facts[:-1]]
+        others += [place for each in rollout.facts for place in each.also_at]
+        branch_of = rollout.branch_of
+        origin = {
+            "format": kept.format,
+            "source": kept.source,
+            "sources": others,
+            "id": kept.id,
+            "group": kept.group,
+            "calls": len(rollout.facts),
+            "branch_of": None
+            if branch_of is None
+            else rollout_id(self._collected.rows.facts(branch_of)),
+            "losses": losses,
+        }
+        return {name: value for name, value in origin.items() if value not in (None, [])}
+
+
+def _called(rollout: ImportedRollout) -> Iterator[str]:
+    """Yields the names of the tools that a rollout calls."""
+    for message in rollout.messages:
+        if _CALLS in message:
+            for call in msgspec.json.decode(message).get("tool_calls", ()):
+                yield call["function"]["name"]

@@ -16,8 +16,7 @@ from stillroom.data.near_duplicates import (
 )
 from stillroom.data.words import shingles_of, spoken_text, user_texts, words_of
 from stillroom.files import content_hash
-from stillroom.importing.conversations.join import JoinedRows
-from stillroom.importing.conversations.rollouts import RolloutBuilder
+from stillroom.importing.conversations.rollouts import JoinedRows, RolloutBuilder
 from stillroom.importing.payloads.fields import iso_time
 
 _SAMPLE = 400

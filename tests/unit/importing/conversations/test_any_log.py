@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from fakes.call_logs import call_logs, expected_conversations, plain_messages
 from stillroom.data.checks import message_problems
 from stillroom.importing.conversations.collector import RowCollector
-from stillroom.importing.conversations.join import joined_rows
-from stillroom.importing.conversations.rollouts import RolloutBuilder
+from stillroom.importing.conversations.rollouts import RolloutBuilder, joined_rows
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.spill import Spill
 from stillroom.importing.tally import ImportTally

@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from stillroom.importing.formats.sessions.codex_forks import ThreadForks, is_message, origin_of
-from stillroom.importing.formats.sessions.forks import MOST_FORKS
-from stillroom.importing.formats.sessions.message_tree import COPIED, HISTORY_LOST, NO_REPLY
+from stillroom.importing.formats.sessions.message_tree import (
+    COPIED,
+    HISTORY_LOST,
+    MOST_FORKS,
+    NO_REPLY,
+)
 from stillroom.importing.json_rows import (
     JsonRow,
     Row,

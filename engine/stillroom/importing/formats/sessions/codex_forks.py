@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from stillroom.importing.formats.sessions.forks import line_of
+from stillroom.importing.formats.sessions.message_tree import line_of
 from stillroom.importing.json_rows import JsonRow, Row, read_json_rows
 from stillroom.importing.payloads.blocks import BlockReader
 from stillroom.importing.payloads.fields import as_row, first_text

@@ -1,6 +1,6 @@
 """Finds the conversations in messages that each name the one before: branches and compactions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -255,7 +255,7 @@ class MessageTree:
         except UnreadableRowError as error:
             return Refusal(last.place, error.reason, error.detail)
         replies = [turn for turn in path if turn.is_reply and turn.model]
-        models = list(dict.fromkeys(turn.model for turn in replies))
+        models = list(dict.fromkeys(turn.model for turn in replies if turn.model))
         usages = [turn.usage for turn in own if turn.usage is not None]
         about = {"agent": self._agent, "agent_version": self._version}
         about |= {"models": models} if len(models) > 1 else {}
@@ -267,7 +267,7 @@ class MessageTree:
             group=self._session,
             id=conversation_id,
             parent=parent,
-            provider="anthropic" if str(models[-1:]).startswith("['claude") else None,
+            provider="anthropic" if models and models[-1].startswith("claude") else None,
             model=models[-1] if models else None,
             usage=sum(usages, Usage()) if usages else None,
             started_at=next((turn.at for turn in inner if turn.at), None),
@@ -348,3 +348,15 @@ def _joined(messages: Iterator[Row]) -> Iterator[Row]:
             yield message
     if held is not None:
         yield held
+
+
+MOST_FORKS = 64
+"""The most sessions of which each was forked from the one before."""
+
+
+def line_of(session: str, origins: Mapping[str, str]) -> list[str]:
+    """Returns a session, the one that it was forked from, and so on to the first known one."""
+    line = [session]
+    while (origin := origins.get(line[-1])) and origin not in line and len(line) < MOST_FORKS:
+        line.append(origin)
+    return line

@@ -2,18 +2,293 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from stillroom.importing.formats.sessions.openhands_events import EventLog, is_event, is_old_event
+from stillroom.importing.formats.sessions.message_tree import NO_REPLY
 from stillroom.importing.json_rows import (
     JsonRow,
     Row,
+    UnreadableRowError,
     head_rows,
     read_document,
     read_json_rows,
 )
-from stillroom.importing.payloads.fields import as_list, as_row
-from stillroom.importing.records import Refusal, SourceRow, TraceFormat
+from stillroom.importing.payloads.blocks import BlockReader
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    first_text,
+    usage_of,
+    without_nothing,
+)
+from stillroom.importing.payloads.messages import IMAGES_LOST, tool_call
+from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
+from stillroom.types import Usage
+
+WORDING_LOST = "notes that the agent adds to tool results are not in its file"
+_NO_CALLS = "actions without the calls of the model"
+_OLD_ANSWERS = {"message": ("content",), "finish": ("final_thought", "thought")}
+
+
+def is_event(row: Row) -> bool:
+    """Returns whether a row is an event of the SDK."""
+    kind = row.get("kind")
+    return (
+        isinstance(kind, str)
+        and kind.endswith(("Event", "Observation", "Condensation"))
+        and {
+            "id",
+            "timestamp",
+            "source",
+        }
+        <= row.keys()
+    )
+
+
+def is_old_event(row: Row) -> bool:
+    """Returns whether a row is an event of the versions before the SDK."""
+    has_kind = ("action" in row and "args" in row) or ("observation" in row and "content" in row)
+    return has_kind and {"id", "timestamp", "source"} <= row.keys()
+
+
+@dataclass(slots=True)
+class _Said:
+    """The messages of one event, or of several that are one reply."""
+
+    event_ids: list[Any]
+    messages: list[Row]
+    response: str | None = None
+    """The id of the response that a reply came from."""
+    is_given: bool = False
+    """Whether an earlier conversation already has it."""
+
+    @property
+    def is_reply(self) -> bool:
+        """Whether the model wrote it."""
+        return any(message["role"] == "assistant" for message in self.messages)
+
+
+@dataclass(slots=True)
+class EventLog:
+    """The events of one conversation, in their order."""
+
+    place: Place
+    id: str | None
+    folder: Path | None = None
+    state: Row = field(default_factory=dict[str, Any])
+    """What the SDK keeps beside the events: the model, and what each response used."""
+    _said: list[_Said] = field(default_factory=list[_Said])
+    _reader: BlockReader = field(default_factory=BlockReader)
+    _used: dict[str, Usage] = field(default_factory=dict[str, Usage])
+    _model: str | None = None
+    _error: str | None = None
+    _problem: UnreadableRowError | None = None
+    _result: Row = field(default_factory=dict[str, Any])
+    _number: int = 0
+    _at: str | None = None
+
+    def note_result(self, row: Row) -> None:
+        """Notes what a benchmark says of the conversation."""
+        self._result = row
+        self._model = first_text(as_row(as_row(row.get("metadata")).get("llm_config")), "model")
+
+    def add(self, event: Row) -> Iterator[SourceRow]:
+        """Adds an event, and yields the conversation up to it if it condenses what came before."""
+        self._at = self._at or first_text(event, "timestamp")
+        try:
+            if event.get("kind") == "Condensation":
+                yield from self._condensed(event.get("id"), event)
+            elif event.get("action") == "condensation":
+                yield from self._condensed(event.get("id"), as_row(event.get("args")))
+            elif "kind" in event:
+                self._add_event(event)
+            else:
+                self._add_old_event(event)
+        except UnreadableRowError as error:
+            self._problem = self._problem or error
+
+    def end(self) -> Iterator[SourceRow]:
+        """Yields the conversation up to here, or why there is none."""
+        own = [said for said in self._said if not said.is_given]
+        if not own:
+            return
+        replies = [one for one in own if one.is_reply]
+        if self._problem is not None or not replies:
+            problem = self._problem or UnreadableRowError(NO_REPLY, "it was interrupted")
+            yield Refusal(self.place, problem.reason, problem.detail)
+        else:
+            yield self._conversation([one.response for one in replies])
+        self._number += 1
+
+    def _conversation(self, responses: list[str | None]) -> LoggedConversation:
+        metrics = as_row(
+            as_row(as_row(self.state.get("stats")).get("usage_to_metrics")).get("agent")
+        )
+        for counts in map(as_row, as_list(metrics.get("token_usages"))):
+            if (name := first_text(counts, "response_id")) and (usage := usage_of(counts)):
+                self._used[name] = usage
+        used = [self._used[name] for name in responses if name in self._used]
+        llm = as_row(as_row(self.state.get("agent")).get("llm"))
+        results = as_row(self._result.get("test_result"))
+        resolved = as_row(results.get("report")).get("resolved", self._result.get("resolved"))
+        return LoggedConversation(
+            place=self.place,
+            messages=[message for said in self._said for message in said.messages],
+            is_call=False,
+            group=self.id,
+            id=self._id_of(self._number),
+            parent=self._id_of(self._number - 1) if self._number else None,
+            model=self._model or first_text(llm, "model"),
+            usage=sum(used, Usage()) if used else None,
+            started_at=self._at,
+            error=self._error,
+            scores={"resolved": float(resolved)} if isinstance(resolved, bool) else {},
+            losses=tuple(self._reader.losses),
+            metadata=without_nothing(
+                agent="openhands", instance_id=first_text(self._result, "instance_id")
+            ),
+        )
+
+    def _id_of(self, number: int) -> str | None:
+        return f"{self.id}/{number}" if self.id is not None and number else self.id
+
+    def _condensed(self, event_id: Any, condensation: Row) -> Iterator[SourceRow]:
+        """Yields the conversation, and goes on with what the model still sees of it."""
+        said = self._said
+        # What nothing was answered to is answered in the next conversation.
+        last = max((n for n, one in enumerate(said) if one.is_reply), default=len(said) - 1)
+        self._said = said[: last + 1]
+        yield from self.end()
+        forgotten = {*map(str, as_list(condensation.get("forgotten_event_ids")))}
+        first, last = (condensation.get(f"forgotten_events_{end}_id") for end in ("start", "end"))
+        span = range(first, last + 1) if isinstance(first, int) and isinstance(last, int) else ()
+        kept = [
+            _Said(one.event_ids, [_unweighted(m) for m in one.messages], is_given=True)
+            for one in said
+            if not any(str(event) in forgotten or event in span for event in one.event_ids)
+        ]
+        summary, offset = first_text(condensation, "summary"), condensation.get("summary_offset")
+        if summary is not None:
+            place = offset if isinstance(offset, int) and 0 <= offset <= len(kept) else len(kept)
+            kept.insert(
+                place,
+                _Said([f"{event_id}-summary"], [{"role": "user", "content": summary}], None, True),
+            )
+        self._said = kept
+
+    def _add_event(self, event: Row) -> None:
+        """Adds an event of the SDK."""
+        match event.get("kind"):
+            case "SystemPromptEvent":
+                texts = [
+                    self._text([event.get(key)]) for key in ("system_prompt", "dynamic_context")
+                ]
+                self._say(event, "system", "\n\n".join(text for text in texts if text))
+            case "MessageEvent":
+                message = as_row(event.get("llm_message"))
+                content = [
+                    *as_list(message.get("content")),
+                    *as_list(event.get("extended_content")),
+                ]
+                response = first_text(event, "llm_response_id")
+                turns = self._reader.turn({**message, "content": content})
+                self._said.append(_Said([event.get("id")], turns, response))
+            case "ActionEvent":
+                self._add_action(event)
+            case "ObservationEvent":
+                observation = as_row(event.get("observation"))
+                if observation.get("metadata"):
+                    self._reader.lose(WORDING_LOST)
+                content = [
+                    *as_list(observation.get("content")),
+                    *as_list(event.get("extended_content")),
+                ]
+                self._say(event, "tool", self._text(content))
+            case "UserRejectObservation":
+                self._say(event, "tool", first_text(event, "rejection_reason") or "rejected")
+            case "AgentErrorEvent":
+                self._say(event, "tool", first_text(event, "error") or "failed")
+            case "ConversationErrorEvent":
+                self._error = first_text(event, "detail", "code")
+            case _:
+                pass  # changes of state and the like, which the model does not see
+
+    def _text(self, parts: list[Any]) -> str:
+        return self._reader.text([part for part in parts if part is not None])
+
+    def _say(self, event: Row, role: str, text: str) -> None:
+        message: Row = {"role": role, "content": text}
+        if role == "tool" and (call_id := first_text(event, "tool_call_id")):
+            message["tool_call_id"] = call_id
+        self._said.append(_Said([event.get("id")], [message]))
+
+    def _add_action(self, event: Row) -> None:
+        """Adds a call; those of one response are one message, though results stand between them."""
+        made = as_row(event.get("tool_call"))
+        call = tool_call({"id": made.get("id"), "function": made})
+        response = first_text(event, "llm_response_id")
+        same = next((one for one in reversed(self._said) if one.response == response), None)
+        if response is not None and same is not None and "tool_calls" in same.messages[0]:
+            same.messages[0]["tool_calls"].append(call)
+            same.event_ids.append(event.get("id"))
+            return
+        message: Row = {
+            "role": "assistant",
+            "content": [*as_list(event.get("thinking_blocks")), *as_list(event.get("thought"))],
+        }
+        if reasoning := first_text(event, "reasoning_content"):
+            message["reasoning_content"] = reasoning
+        (turn,) = self._reader.turn(message)
+        turn["tool_calls"] = [call]
+        self._said.append(_Said([event.get("id")], [turn], response))
+
+    def _add_old_event(self, event: Row) -> None:
+        """Adds an event of the versions before the SDK."""
+        args, made = as_row(event.get("args")), as_row(event.get("tool_call_metadata"))
+        kind = event.get("action")
+        if "observation" in event:
+            if call_id := first_text(made, "tool_call_id"):
+                named = {"id": event.get("id"), "tool_call_id": call_id}
+                self._say(named, "tool", first_text(event, "content") or "")
+        elif kind == "system":
+            self._say(event, "system", first_text(args, "content") or "")
+        elif kind == "message" and event.get("source") == "user":
+            if args.get("image_urls"):
+                self._reader.lose(IMAGES_LOST)
+            self._say(event, "user", first_text(args, "content") or "")
+        elif made:
+            self._add_old_reply(event, as_row(made.get("model_response")))
+        elif event.get("source") == "agent" and isinstance(kind, str):
+            self._add_old_answer(event, kind, args)
+
+    def _add_old_reply(self, event: Row, response: Row) -> None:
+        response_id = first_text(response, "id")
+        known = next((one for one in self._said if one.response == response_id), None)
+        if response_id is not None and known is not None:
+            known.event_ids.append(event.get("id"))
+            return
+        choice = as_row(next(iter(as_list(response.get("choices"))), None))
+        turns = self._reader.turn(as_row(choice.get("message")))
+        self._said.append(_Said([event.get("id")], turns, response_id))
+        self._model = first_text(response, "model") or self._model
+        if response_id and (usage := usage_of(response.get("usage"))):
+            self._used[response_id] = usage
+
+    def _add_old_answer(self, event: Row, kind: str, args: Row) -> None:
+        """Adds a reply that was no call. Raises UnreadableRowError for an action that was one."""
+        if kind not in _OLD_ANSWERS:
+            if "command" in args or "code" in args or "path" in args:
+                raise UnreadableRowError(_NO_CALLS, f"action {kind!r} has no tool_call_metadata")
+            return  # a change of state, say
+        if text := first_text(args, *_OLD_ANSWERS[kind]):
+            self._say(event, "assistant", text)
+
+
+def _unweighted(message: Row) -> Row:
+    return message | {"weight": 0} if message["role"] == "assistant" else message
+
 
 _STATE = "base_state.json"
 

@@ -1,17 +1,112 @@
-"""Unpacks the .gz and .zst files of an import, so that they are read as what they hold."""
+"""The files of an import: those that its inputs name, standard input, and unpacked files."""
 
 import glob
 import gzip
+import hashlib
+import os
+import secrets
 import shutil
 import tempfile
 import zlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from stillroom.errors import InputError, missing_extra
+from stillroom.files import partial_name
+from stillroom.importing.request import ImportRollouts
+from stillroom.places import real_folder
 from stillroom.secrecy.readable import check_readable
+from stillroom.settings import Workspace
+
+_OURS = (".manifest.json", ".lock", ".refused", ".dropped")
+_GLOB = frozenset("*?[")
+
+
+def input_files(workspace: Workspace, inputs: Sequence[str]) -> dict[Path, bool]:
+    """Returns the files behind inputs; True for those that an input names itself.
+
+    Raises InputError for an input without files, or a file that must not be read.
+    """
+    files: dict[Path, bool] = {}
+    for name in inputs:
+        if name == "-":
+            raise InputError(
+                "- is standard input, which only the command line has",
+                "give a file, a folder or a glob",
+            )
+        found = list(_files_of(workspace, name))
+        if not found:
+            raise InputError(f"input {name!r} holds no files", "check the path, or the pattern")
+        for file, is_named in found:
+            files[file] = files.get(file, False) or is_named
+    return files
+
+
+def _files_of(workspace: Workspace, name: str) -> Iterator[tuple[Path, bool]]:
+    path = workspace.path(name)
+    if not path.exists() and _GLOB.intersection(name):
+        # Not Path.glob, which needs a pattern below a folder.
+        matches = map(Path, sorted(glob.glob(str(path), recursive=True)))  # noqa: PTH207
+        yield from ((match, False) for match in matches if match.is_file())
+        return
+    path = workspace.existing(name, label="input")
+    if not path.is_dir():
+        yield path, True
+        return
+    for file in sorted(path.rglob("*")):
+        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        if not is_hidden and not file.name.endswith(_OURS) and file.is_file():
+            yield file, False
+
+
+STDIN = "-"
+_READ_BLOCK = 1 << 20
+
+
+def with_standard_input(
+    workspace: Workspace, request: ImportRollouts, stream: BinaryIO
+) -> ImportRollouts:
+    """Returns the request with a file in place of `-`, which is standard input.
+
+    The file stands beside the output, and its name has a part of its hash: the same input is kept
+    once. Raises InputError if standard input is a terminal or empty.
+    """
+    if STDIN not in request.inputs:
+        return request
+    if stream.isatty():
+        raise InputError(
+            "- is standard input, and nothing is piped into it",
+            f"write e.g. `cat calls.jsonl | stillroom import-rollouts - {request.output}`",
+        )
+    output = workspace.output_file(request.output, label="output")
+    kept = workspace.shown(_kept_input(output, stream))
+    inputs = tuple(kept if name == STDIN else name for name in request.inputs)
+    return request.model_copy(update={"input": inputs})
+
+
+def _kept_input(output: Path, stream: BinaryIO) -> Path:
+    """Writes a stream to a file beside an output, and returns its path."""
+    temporary, digest = partial_name(output.name, secrets.token_hex(4)), hashlib.sha256()
+    with real_folder(output.parent) as folder:
+        handle = folder.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                while block := stream.read(_READ_BLOCK):
+                    digest.update(block)
+                    file.write(block)
+                if not file.tell():
+                    raise InputError("standard input is empty", "pipe rows into it")
+            stem = output.name.removesuffix(".jsonl")
+            name = f"{stem}.stdin-{digest.hexdigest()[:8]}.jsonl"
+            folder.rename(temporary, name)
+        except BaseException:
+            folder.remove(temporary)
+            raise
+    return output.with_name(name)
+
 
 _BLOCK = 1 << 20
 _BEGINNING = 2 << 20
