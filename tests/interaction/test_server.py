@@ -191,8 +191,8 @@ BAD_CALLS = [
     ("filter_dataset", {"input": "prompts.jsonl"}, "output is required"),
     (
         "convert_rollouts",
-        {"input": "broken.jsonl", "output": "out.jsonl"},
-        "none of the 8 rows",
+        {"input": "prompts.jsonl", "output": "out.jsonl"},
+        "none of the 3 rows",
     ),
     ("make_dpo_pairs", {"output": "p.jsonl"}, "give either input, or chosen_from"),
     ("inspect_examples", {"path": "broken.jsonl", "n": 0}, "n: input should be greater"),

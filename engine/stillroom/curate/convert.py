@@ -35,7 +35,7 @@ class ConvertRollouts(ReplacingRequest):
 
     input: Annotated[
         str | tuple[str, ...],
-        Field(description="Rollouts: file, folder or run id; also what import_rollouts reads"),
+        Field(description="Rollouts or logs: file, folder or run id"),
     ]
     output: Annotated[str, Field(description="Supervised rows (.jsonl)")]
     include_failed: Annotated[bool, Field(description="Also convert unsuccessful ones")] = False

@@ -41,7 +41,7 @@ class SampleForReview(ReplacingRequest):
     """Ask for rows that a person should judge."""
 
     input: Annotated[str, Field(description="Rollouts, SFT or DPO rows")]
-    output: Annotated[str, Field(description="JSONL to fill in; a page beside it")]
+    output: Annotated[str, Field(description="JSONL to fill in; a page next to it")]
     bands: Annotated[tuple[float, ...], Field(description="Rewards between bands")] = (
         0.5,
         0.8,

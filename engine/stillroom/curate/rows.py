@@ -62,7 +62,7 @@ class CuratedRow(msgspec.Struct, dict=True):
     problem: str | None = None
     """The reason why there are no facts; None if there are."""
     parts: RolloutParts | None = None
-    """The undecoded fields for training rows; None for supervised rows and unless asked for."""
+    """The undecoded fields for training rows; None for supervised rows and unless requested."""
     layout: RolloutLayout | None = None
     """The layout of a rollout; None for supervised rows and unreadable ones."""
     translated: bytes | None = None

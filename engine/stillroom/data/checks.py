@@ -19,7 +19,7 @@ _ITEMS = ("function_call", "function_call_output", "reasoning")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One fault of a row: the field, what is wrong with it, and the edit that mends it."""
+    """One fault of a row: the field, what is wrong with it, and the edit that corrects it."""
 
     field: str
     message: str

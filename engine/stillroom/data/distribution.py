@@ -123,7 +123,7 @@ class Distribution:
         self._counts = folded
 
     def _at(self, ordered: Sequence[float], share: float) -> float:
-        """Returns the value below which this share of all values lies."""
+        """Returns the value below which this share of all values is."""
         rank, passed = int(share * self._counts.total()), 0
         for value in ordered:
             passed += self._counts[value]

@@ -32,7 +32,9 @@ from stillroom.lines import Line
 from stillroom.types import Message, ToolSchema, Trajectory, is_trained_turn
 from stillroom.validation import nearest
 
-_VALIDATE_HINT = "mend the line, then list every problem with `stillroom validate-dataset {path}`"
+_VALIDATE_HINT = (
+    "correct the line, then list every problem with `stillroom validate-dataset {path}`"
+)
 
 
 class RowFormat(StrEnum):
@@ -129,14 +131,14 @@ def _conversation_problems(messages: Any, field: str) -> Iterator[Problem]:
 
 
 def _system_problems(row: dict[str, Any]) -> Iterator[Problem]:
-    """Yields a problem for a system message beside others, of which one would not be read."""
+    """Yields a problem for a second system message, which would not be read."""
     given = [key for key in _SYSTEM_KEYS if row.get(key) and isinstance(row[key], str)]
     if len(given) > 1:
-        yield Problem("system_prompt", "stands beside system", "write one of them")
+        yield Problem("system_prompt", "is given in addition to system", "write one of them")
     elif given and _has_system_message(row):
         yield Problem(
             given[0],
-            "stands beside messages that begin with a system message, and only one is read",
+            "is given in addition to a system message in messages, and only one is read",
             f"take {given[0]} out of the row, or that message",
         )
 
@@ -148,7 +150,7 @@ def _has_system_message(row: dict[str, Any]) -> bool:
 
 
 def _system_of(row: dict[str, Any]) -> str | None:
-    """Returns the system message that a prompt row holds beside its conversation; None if none."""
+    """Returns the system message that a prompt row holds outside its conversation, if any."""
     given = (row.get(key) for key in _SYSTEM_KEYS)
     return next((text for text in given if isinstance(text, str) and text), None)
 
@@ -265,7 +267,7 @@ def task_from_row(row: dict[str, Any]) -> Task:
 
 
 def _task_from_request(row: dict[str, Any]) -> Task:
-    """Returns the task of a NeMo Gym row; its fields beside the prompt become metadata."""
+    """Returns the task of a NeMo Gym row; its other fields become metadata."""
     schemas = cast("list[ToolSchema] | None", request_schemas(row))
     settings = {k: v for k, v in row[REQUEST].items() if k not in ("input", "tools") and v}
     return Task(

@@ -22,7 +22,7 @@ _NO_SYSTEM = "no system message"
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What a model is told before conversations, beside or in place of their own system message."""
+    """What a model reads before conversations, after or in place of their own system message."""
 
     system: str | None = None
     """Replaces the system message of each conversation; "" removes it; None keeps it."""

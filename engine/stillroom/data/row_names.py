@@ -80,7 +80,7 @@ class HashSet:
         self._count = 0
 
     def add(self, value: int) -> bool:
-        """Adds a hash, from 0 to 2**64 - 1, and returns whether it was not there before."""
+        """Adds a hash, from 0 to 2**64 - 1, and returns whether it is new."""
         value = value & _MASK or 1
         place = self._place(value)
         if self._slots[place]:

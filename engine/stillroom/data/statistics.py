@@ -112,7 +112,7 @@ _NESTED = "verifier_metadata"
 def category_in(metadata: Mapping[str, Any], field: str) -> str | None:
     """Returns a metadata field as text; None if there is none.
 
-    A field that is not there itself is looked for along its dots (`a.b` is b of the object a), and
+    A field that is absent is looked for along its dots (`a.b` is b of the object a), and
     in the row's `verifier_metadata`.
     """
     value = metadata.get(field)

@@ -49,8 +49,8 @@ def named_schemas(
             schemas.append(named[tool])
         elif named is None:
             raise DataError(
-                f"{where} names the tool {tool!r}, and there is no tools.py to look it up in",
-                "put tools.py beside the configuration and the rows, or write the tools' schemas",
+                f"{where} names the tool {tool!r}, but no tools.py was found",
+                "put tools.py next to the configuration and the rows, or write the tools' schemas",
             )
         else:
             raise DataError(

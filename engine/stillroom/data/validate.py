@@ -47,7 +47,7 @@ class ValidateDataset(ReplacingRequest):
     report: Annotated[
         str,
         AfterValidator(_report_name),
-        Field(description="HTML page; auto: in reports/ beside it; none"),
+        Field(description="HTML page; auto: in reports/ next to it; none"),
     ] = AUTO
 
 
@@ -136,8 +136,8 @@ def validate_dataset(
     """Checks every row of a file, and returns its problems and its statistics.
 
     The report lists the first `max_problems` problems. If a page is requested, all of them are
-    written to a file beside the page. Raises DataError if the file is empty or none of its rows has
-    a known format.
+    written to a file next to the page. Raises DataError if the file is empty or none of its rows
+    has a known format.
     """
     path = workspace.existing(request.path, label="path")
     row_format = RowFormat.ROLLOUTS if imported else _format_of(path, request.format)
@@ -184,7 +184,7 @@ def validate_dataset(
 
 
 def _check_side(side: Path, *, overwrite: bool) -> None:
-    """Raises InputError if a file is there that does not list problems."""
+    """Raises InputError if the path has a file that does not list problems."""
     if overwrite or not side.exists():
         return
     for line in itertools.islice(read_lines(side), 1):
@@ -195,7 +195,7 @@ def _check_side(side: Path, *, overwrite: bool) -> None:
 
 
 def _page_path(workspace: Workspace, path: Path, requested: str) -> Path | None:
-    """Returns the path of the page; `auto` means beside the data, if that is in the workspace."""
+    """Returns the path of the page; `auto` means next to the data, if that is in the workspace."""
     if requested == NONE:
         return None
     if requested != AUTO:

@@ -49,9 +49,9 @@ class TaskCost(msgspec.Struct, frozen=True, kw_only=True):
     """The price of the model's calls, or of the machine's time if the model runs on it, in dollars;
     None if it is unknown."""
     seconds: float
-    """The seconds from a prompt to the end of its rollout, beside the others at once."""
+    """The seconds from a prompt to the end of its rollout, while others run concurrently."""
     machine_seconds: float
-    """The seconds of the whole evaluation per task: shorter the more tasks are done at once."""
+    """The seconds of the whole evaluation per task; concurrent tasks make it shorter."""
     tokens: float
     """The prompt and completion tokens of all calls."""
     is_local: bool
@@ -108,7 +108,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     guard: list[GuardScore] = []
 
 
-def besides(result: EvaluationResult) -> Iterator[str]:
+def other_measures(result: EvaluationResult) -> Iterator[str]:
     """Yields what was measured at temperature 1, on the guard set and of costs; maybe nothing."""
     if result.sampled_accuracy is not None:
         yield f"at temperature 1: {_percent(result.sampled_accuracy)}"

@@ -86,7 +86,7 @@ def ratio_estimate(
 
 
 def excludes_zero(estimate: Estimate) -> bool:
-    """Returns whether an estimate has an interval and 0 lies outside it."""
+    """Returns whether an estimate has an interval without 0."""
     if estimate.low is None or estimate.high is None:
         return False
     return estimate.low > 0 or estimate.high < 0

@@ -166,7 +166,7 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True)
 class _More:
-    """What was measured beside the accuracy."""
+    """What was measured in addition to the accuracy."""
 
     rollouts: list[Trajectory]
     sampled: list[TaskScore]

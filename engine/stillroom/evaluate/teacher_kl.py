@@ -35,8 +35,8 @@ def measure_teacher_kl(
 
     A teacher with another tokenizer or chat template reads the rollouts in its own tokens; then the
     sum over the next bytes at each byte of a token counts, and tokens at which nothing can be
-    compared do not. `note` is told of it. The interval assumes that the rollouts are independent,
-    not their tokens.
+    compared do not; `note` is called with the reason. The interval assumes that the rollouts are
+    independent, not their tokens.
 
     Raises:
         InputError: no rollout has a sampled token that can be compared.

@@ -74,7 +74,7 @@ def render_card(facts: CardFacts) -> str:
         data_notes=list(_data_notes(history)),
         licence=list(_licence(facts)),
         measured=[_measured(row) for row in history.evaluations],
-        beside_accuracy=list(_beside_accuracy(history)),
+        other_measures=list(_other_measures(history)),
         more_evaluations=history.num_evaluations - len(history.evaluations),
         in_training=_in_training(history),
         conversation=list(_system_lines(history)),
@@ -195,11 +195,11 @@ def _measured(row: RecordedEvaluation) -> Sequence[str]:
     return [row.name, row.data, str(row.accuracy.n), _interval(row.accuracy), kl, row.run_id]
 
 
-def _beside_accuracy(history: History) -> Iterator[str]:
-    """Yields what the latest evaluation measured besides, and what a task costs."""
+def _other_measures(history: History) -> Iterator[str]:
+    """Yields what else the latest evaluation measured, and what a task costs."""
     for row in history.evaluations[:1]:
-        if row.besides:
-            yield f"Run {row.run_id} also measured: {'; '.join(row.besides)}."
+        if row.other_measures:
+            yield f"Run {row.run_id} also measured: {'; '.join(row.other_measures)}."
     if history.costs is not None:
         yield history.costs
 
@@ -287,14 +287,14 @@ def _instructions(history: History) -> Iterator[str]:
     for stage in history.stages:
         if stage.instruction is not None:
             yield (
-                f"It was trained to act as if told what it does not read: in run {stage.run_id} "
-                f"the teacher read {stage.instruction}."
+                "It was trained to act on an instruction that it does not read: in run "
+                f"{stage.run_id} the teacher read {stage.instruction}."
             )
         removed = stage.conversation.removed if stage.conversation is not None else Counter()
         if removed:
             most, num = removed.most_common(1)[0]
             yield (
-                f"It was trained to act as if told what it does not read: {num} rows of run "
+                f"It was trained to act on an instruction that it does not read: {num} rows of run "
                 f"{stage.run_id} were answered by a teacher with a system message that begins "
                 f"{most.begins!r} (sha256 {most.sha256})."
             )

@@ -25,9 +25,9 @@ class TrainedConversation:
 
     num_rows: int
     systems: Counter[str]
-    """The number of rows with each system message; `""` stands for none."""
+    """The number of rows with each system message; `""` means none."""
     tools: Counter[bytes]
-    """The number of rows with each list of tool schemas, as JSON; `[]` stands for none."""
+    """The number of rows with each list of tool schemas, as JSON; `[]` means none."""
     removed: Counter[RemovedSystem] = field(default_factory=Counter[RemovedSystem])
     """The number of rows by the system message that their teacher read and they do not have."""
 

@@ -18,7 +18,7 @@ from stillroom.places import make_folder, put_folder
 from stillroom.run_folder import OWNER_LOCK
 
 MANIFEST = "export.json"
-# A model's files are told by their sizes; what a person edits is small.
+# A model's files are compared by their sizes; what a person edits is small.
 _HASHED_BYTES = 1 << 20
 _SPARE_BYTES = 64 << 20
 
@@ -110,8 +110,8 @@ def require_space(output: Path, num_bytes: int) -> None:
 def export_folder(output: Path, *, run: Path, overwrite: bool = False) -> Generator[Path]:
     """Yields a new folder that becomes `output` only if the block ends without an error.
 
-    An export that is there already is replaced. `run` is the folder of the run that writes: what
-    runs that are dead left behind is cleared away.
+    An existing export is replaced. `run` is the folder of the run that writes: what
+    dead runs left behind is removed.
     Raises InputError if another process writes the output.
     """
     with output_lock(output, "export_model", run_id=run.name):
@@ -126,7 +126,7 @@ def _new_folder(output: Path, run: Path, *, overwrite: bool) -> Generator[Path]:
         yield partial
         for folder in (partial, *(path for path in partial.rglob("*") if path.is_dir())):
             wait_for_disk(folder)
-        # Somebody may have written there while the model was merged.
+        # Somebody may have written to the output while the model was merged.
         check_output(output, overwrite=overwrite)
         put_in_place(partial, output, aside=output.with_name(f".{output.name}.replaced-{run.name}"))
     except BaseException:

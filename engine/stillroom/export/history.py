@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from stillroom.data.instruction import Instruction
 from stillroom.errors import DataError, EngineError
 from stillroom.evaluate.costs import compare_costs
-from stillroom.evaluate.files import RESULT_FILE, Evaluation, besides
+from stillroom.evaluate.files import RESULT_FILE, Evaluation, other_measures
 from stillroom.evaluate.intervals import Estimate
 from stillroom.export.conversation import (
     EvaluatedConversation,
@@ -69,8 +69,8 @@ class RecordedEvaluation:
     teacher_kl: Estimate | None
     conversation: EvaluatedConversation | None = None
     """How its prompts began; None if its rollouts are gone."""
-    besides: tuple[str, ...] = ()
-    """What it measured beside the accuracy and the KL, in a few words each."""
+    other_measures: tuple[str, ...] = ()
+    """What it measured in addition to the accuracy and the KL, in a few words each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ def read_history(
 
 
 def costs_beside_teacher(workspace: Workspace, history: History) -> str | None:
-    """Returns the costs of the latest evaluation beside those of a teacher's on the same data."""
+    """Returns the costs of the latest evaluation next to those of a teacher's on the same data."""
     if not history.evaluations or not history.teachers:
         return None
     latest = _document(workspace.runs / history.evaluations[0].run_id / RESULT_FILE, Evaluation)
@@ -304,7 +304,7 @@ def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> tuple[Recor
                 public_name(workspace, result.teacher) if result.teacher else None,
                 result.teacher_kl,
                 evaluated_conversation(workspace.path(result.rollouts)),
-                tuple(besides(result)),
+                tuple(other_measures(result)),
             )
             dated.append((state.created_at, measured))
     dated.sort(key=lambda item: item[0], reverse=True)

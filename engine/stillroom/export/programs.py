@@ -1,4 +1,4 @@
-"""Runs a program beside an export: llama.cpp's converter, or a server of the written files."""
+"""Runs a program for an export: llama.cpp's converter, or a server of the written files."""
 
 import shlex
 import socket

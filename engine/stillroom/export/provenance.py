@@ -33,13 +33,15 @@ class DataStep:
     provider: str | None = None
     answered_by: tuple[AnsweringModel, ...] = ()
     """The models that, according to the endpoint, answered in the teacher's name."""
-    beside: tuple[str, ...] = ()
+    other_models: tuple[str, ...] = ()
     """Further models that wrote rows, each in its own name, as in logs of several models."""
 
     @property
     def authors(self) -> tuple[str, ...]:
         """All models that wrote rows, as far as is known, each once."""
-        return () if self.teacher is None else tuple(dict.fromkeys((self.teacher, *self.beside)))
+        return (
+            () if self.teacher is None else tuple(dict.fromkeys((self.teacher, *self.other_models)))
+        )
 
 
 def public_name(workspace: Workspace, name: str) -> str:
@@ -60,7 +62,7 @@ def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
         if manifest is None:
             continue
         is_made = manifest.operation == ROLLOUTS
-        first, *beside = [None] if is_made else _foreign(manifest) or [None]
+        first, *others = [None] if is_made else _foreign(manifest) or [None]
         yield DataStep(
             operation=manifest.operation,
             output=public_name(workspace, record.path),
@@ -68,7 +70,7 @@ def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
             teacher=_teacher(workspace, manifest.request) if is_made else first,
             provider=manifest.request.get("provider") if is_made else None,
             answered_by=tuple(_answerers(manifest)),
-            beside=tuple(name for name in beside if name is not None),
+            other_models=tuple(name for name in others if name is not None),
         )
         # The path too: a filter that keeps everything writes the same content elsewhere.
         new = [
@@ -107,14 +109,14 @@ def _answerers(manifest: Manifest) -> Iterator[AnsweringModel]:
 def _manifest_of(workspace: Workspace, record: FileRecord) -> Manifest | None:
     """Returns the manifest of a recorded content, or None if the file has other content now."""
     try:
-        beside = read_manifest(record.file)
+        manifest = read_manifest(record.file)
     except DataError:
-        beside = None  # a card says less, rather than nothing
+        manifest = None  # a card says less, rather than nothing
     # Rollouts are only ever added to, under the same settings.
-    if beside is not None and (
-        beside.output.sha256 == record.sha256 or beside.operation == ROLLOUTS
+    if manifest is not None and (
+        manifest.output.sha256 == record.sha256 or manifest.operation == ROLLOUTS
     ):
-        return beside
+        return manifest
     kept = (version.manifest for version in versions_with(workspace.root, record.sha256))
     manifest = next((manifest for manifest in kept if manifest is not None), None)
     return None if manifest is None else msgspec.convert(manifest, Manifest)

@@ -149,7 +149,7 @@ def _check_whole(plan: ExportPlan) -> None:
         return
     raise InputError(
         f"the multimodal model whose text part was trained is gone: {whole.location}",
-        "put it back there, or export the text part alone: format text",
+        "put it back, or export the text part alone: format text",
     )
 
 
@@ -166,5 +166,5 @@ def _size(request: ExportModel, plan: ExportPlan) -> int | None:
         weights = sum(stored_bytes(folder, request.number_format) for folder in folders)
     except TensorFileError as error:
         raise InputError(str(error), "use a complete checkpoint of safetensors files") from error
-    # A GGUF file is made from the whole model, which is beside it for a while.
+    # A GGUF file is made from the whole model, which is stored next to it for a while.
     return 2 * weights if request.format == "gguf" else weights

@@ -125,7 +125,7 @@ def _verify(
     run: Path,
     reporter: Reporter,
 ) -> list[Verified]:
-    """Lets the written files answer prompts if that was asked for; returns what they did."""
+    """Lets the written files answer prompts if that was requested; returns what they did."""
     verification = export.plan.verification
     if verification is None:
         return []

@@ -10,7 +10,7 @@ from stillroom.export.request import ExportFormat
 from stillroom.serving.model_server import lora_rank
 
 SENTINEL = "0123456789"
-"""The argument of the tool call that a chat template is asked to write."""
+"""The argument of the tool call that a chat template writes in the probe."""
 PROBE_TOOL = "probe_tool"
 _NUMBERS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -96,7 +96,7 @@ class UsageExample:
     system: str | None = None
     """The system message of most training rows."""
     has_tools: bool = False
-    """Whether most training rows had tools, which are then in TOOLS beside the weights."""
+    """Whether most training rows had tools, which are then in TOOLS next to the weights."""
     is_multimodal: bool = False
     """Whether the weights (or those of an adapter's base) are a multimodal model's."""
 
@@ -118,7 +118,7 @@ def snippets(usage: UsageExample) -> Iterator[tuple[str, str, str]]:
             f"llama-quantize {usage.served.path}/{usage.gguf_file} small-Q4_K_M.gguf Q4_K_M",
         )
         return
-    yield "With transformers 5 (beside the folder):", "python", _python(usage)
+    yield "With transformers 5 (from the parent folder):", "python", _python(usage)
     if (command := usage.command) is not None:
         yield "With vLLM, as an OpenAI-compatible server:", "sh", command
     if usage.format in ("merged", "text"):

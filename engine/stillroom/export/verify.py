@@ -28,7 +28,7 @@ from stillroom.settings import Workspace
 _LEAST_TASKS = 2
 _REMEDIES = {
     "transformers": "export with precision fp32, or format adapter; if that fails too, the "
-    "evaluation was made with other tools, rewards or settings than are there now: repeat it",
+    "evaluation was made with other tools, rewards or settings than the project has now: repeat it",
     "vLLM": "serve with the number format and the chat template of the folder, and look whether "
     "the tool-call parser is the model's; or export without verify and serve with transformers",
     "llama.cpp": "convert with precision fp32, and with a newer llama.cpp; look whether it knows "
@@ -52,7 +52,7 @@ class WrittenFiles:
 def verify_files(
     workspace: Workspace, verification: Verification, files: WrittenFiles, reporter: Reporter
 ) -> list[Verified]:
-    """Lets every program that is there answer with the written files; returns what they did.
+    """Lets every installed program answer with the written files; returns what they did.
 
     A GGUF file is loaded by llama.cpp, all others by transformers, and by vLLM where it is
     installed and has a GPU. Raises RunError if the files are not loaded, or solve clearly fewer

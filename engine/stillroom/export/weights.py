@@ -248,7 +248,7 @@ def write_old_names(folder: Path) -> None:
 
 
 def model_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings of config.json with their old names beside the new ones.
+    """Returns the settings of config.json with their old names next to the new ones.
 
     Without `rope_theta` and `rope_scaling` older readers take other positions, and say nothing.
     """

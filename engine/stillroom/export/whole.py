@@ -80,7 +80,7 @@ def _check_unchanged(folder: Path, known: ModelRecord | None) -> None:
     if not folder.is_dir():
         raise ModelError(
             f"the multimodal model {known.name!r}, whose text part was trained, is gone: {folder}",
-            f"put it back there, or {_TEXT_ALONE}",
+            f"put it back, or {_TEXT_ALONE}",
         )
     if known.sha256 is not None and record_folder(folder).sha256 != known.sha256:
         raise ModelError(

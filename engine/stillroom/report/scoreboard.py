@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stillroom.evaluate.costs import CostComparison
-from stillroom.evaluate.files import EvaluationResult, besides
+from stillroom.evaluate.files import EvaluationResult, other_measures
 from stillroom.evaluate.intervals import Estimate
 from stillroom.report.lineup import EvaluationEntry, Lineup, Role
 from stillroom.report.wording import Interval, count, percent_interval, plural, short_name
@@ -123,7 +123,7 @@ def _row(
         role=lineup.role(entry),
         groups=[_of_group(entry, field, group) for group in groups],
         teacher=entry.evaluation.result.teacher if has_teachers else None,
-        besides=list(besides(entry.evaluation.result)),
+        besides=list(other_measures(entry.evaluation.result)),
     )
 
 

@@ -50,7 +50,7 @@ def output_of(workspace: Workspace, run: RunFolder) -> Path:
     if path is None or not path.exists():
         raise InputError(
             f"run {run.run_id} has written nothing yet",
-            f"see how it stands: get_run(run_id={run.run_id})",
+            f"see its state: get_run(run_id={run.run_id})",
         )
     return path
 

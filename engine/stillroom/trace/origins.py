@@ -143,7 +143,7 @@ class Origins:
     def of_file(self, record: FileRecord, path: Path) -> Origin:
         """Returns the origin of a recorded content that is looked for at `path`.
 
-        Its manifest is the one beside the path if that is about this content or, for an appending
+        Its manifest is the one next to the path if that is about this content or, for an appending
         operation, about the file as it has grown; otherwise the one that a tagged version keeps.
         """
         state = self._checker.file(record, path)
@@ -151,7 +151,7 @@ class Origins:
         if there is not None and there.output.sha256 == record.sha256:
             return Origin(record, path, state, there)
         if there is not None and state is State.GROWN and there.operation == APPENDING:
-            return Origin(record, path, state, there, "rows were added behind those used")
+            return Origin(record, path, state, there, "rows were appended after those used")
         for version in versions_with(self._workspace.root, record.sha256):
             if version.manifest is not None:
                 kept = msgspec.convert(version.manifest, Manifest)

@@ -60,7 +60,7 @@ class _Lost:
     step: RowStep
     origin: Origin | None = None
     line: Line | None = None
-    """The row in the file of `origin`; None if it could not be found there again."""
+    """The row in the file of `origin`; None if it could not be found."""
 
 
 class RowTrace:
@@ -98,12 +98,12 @@ class RowTrace:
         """Returns the file that holds the rows behind an origin.
 
         For a checkpoint or an evaluation's result, this is the first file of rows that it was made
-        from. Raises InputError if that file is not there.
+        from. Raises InputError if that file is missing.
         """
         found = rows_behind(self._origins, origin)
         if not found or not found[0].path.is_file():
             raise InputError(
-                f"the rows behind {self._at(origin)} are not there",
+                f"the rows behind {self._at(origin)} are missing",
                 "give the file that holds the row",
             )
         return found[0]

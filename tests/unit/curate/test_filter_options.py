@@ -148,7 +148,7 @@ def test_answers_in_another_language_are_dropped_with_what_they_are(tmp_path: Pa
     assert kept_of(tmp_path, rows, language="en") == texts[:1]
     assert [reason for _, reason in dropped_of(tmp_path)] == [
         ["language: de"],
-        ["language: cannot be told"],
+        ["language: unknown"],
     ]
 
 

@@ -38,7 +38,7 @@ def test_a_row_may_name_its_tools(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("named", "problem"),
     [
-        (None, "there is no tools.py to look it up in"),
+        (None, "no tools.py was found"),
         ({"browser": BROWSE}, "tools.py does not have (did you mean 'browser'?)"),
         ({"x": BROWSE}, "tools.py does not have (it has: x)"),
     ],

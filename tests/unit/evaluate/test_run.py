@@ -11,7 +11,7 @@ from fakes.http_endpoint import ScriptedEndpoint
 from fakes.projects import endpoint_project
 from fakes.reporters import KeptReporter
 from stillroom.errors import EngineError
-from stillroom.evaluate.files import Evaluation, EvaluationResult, besides
+from stillroom.evaluate.files import Evaluation, EvaluationResult, other_measures
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.evaluate.run import evaluate_model
 from stillroom.files import read_json
@@ -91,7 +91,7 @@ def test_tasks_that_nothing_judges_are_left_out_and_counted(project: Path) -> No
     assert result.sampled_accuracy.n == 1
     (note,) = [note for note in reporter.notes if "left out" in note]
     assert note.startswith("2 of 6 tasks are left out")
-    assert "2 tasks were left out" in " ".join(besides(result))
+    assert "2 tasks were left out" in " ".join(other_measures(result))
 
 
 def test_tasks_of_which_none_is_judged_are_refused_before_any_call(project: Path) -> None:

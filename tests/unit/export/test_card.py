@@ -278,7 +278,7 @@ def test_the_card_says_what_the_model_acts_on_without_reading_it():
     )
 
     said = card.partition("## Conversation")[2].partition("## Use")[0]
-    assert "It was trained to act as if told what it does not read: in run distill-1" in said
+    assert "It was trained to act on an instruction that it does not read: in run distill-1" in said
     assert f"the teacher read {read}." in said
     assert "8 rows of run sft-1 were answered by a teacher" in said
     assert "begins 'Add a fee of 7 | coins.' (sha256 0123456789abcdef)" in said

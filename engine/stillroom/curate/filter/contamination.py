@@ -37,7 +37,7 @@ RUN = 3
 _LEAST_OWN_SHARE = 0.75
 """The share of a prompt's distinctive words that a row must have to hold the prompt."""
 _LEAST_TEMPLATE_SHARE = 0.85
-"""The same share for a prompt with boilerplate: there, one value of six makes another task."""
+"""The same share for a prompt with boilerplate, where one value of six makes another task."""
 _LEAST_WORDS_EMBEDDED = 8
 """A shorter prompt counts only as a whole text: short ones like `Why?` are part of many texts."""
 _LEAST_WORDS_OF_SENTENCES = 4
@@ -57,8 +57,8 @@ _SHORT = 16
 """Prompts of fewer words are judged together: whether they are tasks of one template."""
 _ALIKE_SHARE = 0.05
 _FEW_TEXTS, _LEAST_WORDS_AMONG_FEW = 300, 13
-"""Among fewer texts nothing tells the words of a template from a prompt's own, so that a prompt of
-fewer words is not looked for with changes."""
+"""Among fewer texts the words of a template cannot be distinguished from a prompt's own, so that a
+prompt of fewer words is not looked for with changes."""
 _SENTENCE_END = re.compile(r"[\n.!?:;\"“”«»]+")
 _LEAST_SHARED_RUNS = 0.2
 """Rows that share less of a prompt's distinctive runs are ruled out without an alignment."""
@@ -245,8 +245,8 @@ class ContaminationIndex:
                     len(words) >= _LEAST_WORDS_EMBEDDED
                 ):
                     starting[self._rarest(words)].append(words)
-            is_told = num_texts >= _FEW_TEXTS
-            least = _LEAST_WORDS_EMBEDDED if is_told else _LEAST_WORDS_AMONG_FEW
+            is_known = num_texts >= _FEW_TEXTS
+            least = _LEAST_WORDS_EMBEDDED if is_known else _LEAST_WORDS_AMONG_FEW
             if len(prompt.words) >= least and sum(distinctive.bits) >= self._least_bits:
                 for run in distinctive.runs:
                     prompts_with[run].append(number)
@@ -312,7 +312,7 @@ class ContaminationIndex:
         counts = [self._num_texts_with[run] for run in runs]
         clearly = max(many, 2 * (min(counts) + 1))
         is_shared = [count >= clearly for count in counts]
-        # Runs beside shared ones join them to the prompt's own words, and copies may lack them.
+        # Runs next to shared ones join them to the prompt's own words, and copies may lack them.
         inner = [
             count
             for start, count in enumerate(counts)

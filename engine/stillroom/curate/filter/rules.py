@@ -175,7 +175,7 @@ def _tool_error_rule(max_errors: int) -> _FactRule:
     def judge(facts: RowFacts) -> Reason | None:
         num_errors = facts.tool_errors
         if num_errors is None:
-            # Without a tool's reply there can be no tool errors; with one, nobody counted them.
+            # Without a tool's reply no tool can have failed; with one, the errors were not counted.
             is_unknown = any(message.role == "tool" for message in facts.messages)
             return unknown if is_unknown else None
         return None if num_errors <= max_errors else over
@@ -292,7 +292,7 @@ def _language_rule(wanted: str) -> _RowRule:
 
     def judge(row: CuratedRow) -> Reason | None:
         language = detector.language_of(final_answer(row.messages))
-        return None if language == wanted else Reason(f"language: {language or 'cannot be told'}")
+        return None if language == wanted else Reason(f"language: {language or 'unknown'}")
 
     return judge
 
@@ -349,7 +349,7 @@ _ANSWERERS = msgspec.json.Decoder(_Answerers)
 def answerers_of(row: CuratedRow) -> set[str]:
     """Returns the models that answered a row; none if it does not say so.
 
-    Those that an endpoint named go before the one that was asked for.
+    Those that the endpoint named take precedence over the one that was requested.
     """
     try:
         found = _ANSWERERS.decode(row.line.view)

@@ -150,7 +150,7 @@ class Filtering:
         output: NewOutput,
         other_files: list[Path],
     ) -> None:
-        """`other_files` are read besides the input: evaluation prompts and verdicts."""
+        """`other_files` are read in addition to the input: evaluation prompts and verdicts."""
         self._workspace, self._request = workspace, request
         self.inputs, self.output, self.other_files = inputs, output, other_files
         self.files = [file.path for file in inputs.files]
@@ -421,7 +421,7 @@ class FilterTally:
         )
 
     def _warnings(self, before: _RowStatistics) -> list[str]:
-        """Returns what is counted otherwise elsewhere, and what took a large share of the rows.
+        """Returns warnings: what other systems count differently, and reasons that took many rows.
 
         The shares of all rows come first, then those of a category.
         """

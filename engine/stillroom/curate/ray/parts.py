@@ -76,7 +76,7 @@ class RayParts:
 def ray_parts(address: str | None, output: Path) -> Generator[RayParts]:
     """Connects to a cluster, and makes a folder for parts that is removed when the block ends.
 
-    The folder is beside the output, where all workers can write.
+    The folder is next to the output, where all workers can write.
     """
     make_folder(output.parent)
     folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.parts-", dir=output.parent))

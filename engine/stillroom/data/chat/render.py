@@ -30,8 +30,9 @@ class RenderedConversation:
 class ChatRenderer:
     """Renders conversations with a tokenizer's own chat template.
 
-    `tokenizer` is a transformers tokenizer; `variables` are those that its template reads besides
-    the conversation. The methods raise ModelError if the template makes exact tokens impossible.
+    `tokenizer` is a transformers tokenizer; `variables` are those that its template reads apart
+    from the conversation. The methods raise ModelError if the template makes exact tokens
+    impossible.
     """
 
     def __init__(
@@ -142,11 +143,11 @@ class ChatRenderer:
         """Returns as few token sequences as can train each turn exactly as the model must write it.
 
         One sequence is enough unless the template changes an earlier turn once the conversation
-        goes on, e.g. drops its thinking. Such a turn is trained in a sequence that ends with it, or
-        with a later turn after which it is still unchanged. In other sequences it is context. The
-        first `num_given_turns` assistant turns are context everywhere and not trained, as are those
-        with `weight` 0. What follows the last trained turn only because such a turn is there is
-        left out.
+        continues, e.g. drops its thinking. Such a turn is trained in a sequence that ends with it
+        or with a later turn after which it is still unchanged. In other sequences it is context.
+        The first `num_given_turns` assistant turns are context everywhere and not trained, as are
+        those with `weight` 0. What follows the last trained turn only because such a turn is there
+        is left out.
         """
         if any(isinstance(tool, str) for tool in tools):
             tools = named_schemas(tools, self._named_tools)

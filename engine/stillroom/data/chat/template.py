@@ -19,7 +19,7 @@ _THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 class ChatTemplate:
     """Renders conversations as text with the chat template of a transformers tokenizer.
 
-    `variables` are those that the template reads besides the conversation, e.g. enable_thinking.
+    `variables` are those that the template reads apart from the conversation: enable_thinking.
     The methods raise ModelError if the template refuses a conversation.
     """
 
@@ -293,5 +293,5 @@ def _variables_of(chat_template: str) -> set[str]:
         return meta.find_undeclared_variables(environment.parse(plain))
     except jinja2.TemplateError as error:
         raise ModelError(
-            f"the model's chat template cannot be read: {error}", "mend chat_template.jinja"
+            f"the model's chat template cannot be read: {error}", "correct chat_template.jinja"
         ) from error

@@ -143,7 +143,7 @@ class TurnFinder:
 
     @cached_property
     def _is_steady(self) -> bool:
-        """Whether the text before a turn stays the same when the conversation goes on."""
+        """Whether the text before a turn stays the same when the conversation continues."""
         for num_before, messages, tools in _probes():
             try:
                 earlier = self._template.text(
@@ -242,7 +242,7 @@ def _probes() -> Iterator[tuple[int, list[Message], list[ToolSchema]]]:
 
 def _no_telling(index: int) -> ModelError:
     return ModelError(
-        f"the assistant's turn in messages[{index}] cannot be told apart from the rest "
+        f"the assistant's turn in messages[{index}] cannot be distinguished from the rest "
         "in this model's chat template",
         "mark it in chat_template.jinja with {% generation %} … {% endgeneration %}",
     )

@@ -193,7 +193,7 @@ def test_one_turn_of_a_template_with_a_final_token_is_trained_to_its_end_of_turn
 
 
 def test_a_header_that_opens_the_thinking_is_refused_for_answers_without_it():
-    with pytest.raises(ModelError, match=r"messages\[1\] cannot be told apart") as caught:
+    with pytest.raises(ModelError, match=r"messages\[1\] cannot be distinguished") as caught:
         renderer("always-thinks").conversation([user("a"), answer("b")], [])
     assert "{% generation %}" in caught.value.fix
 
