@@ -239,7 +239,7 @@ def _go_on(result: api.RunReport) -> str:
         there = f", where={result.where}" if result.where is not None else ""
         elsewhere = ", there or elsewhere" if there else ""
         again = f"start_training(resume={result.run_id}{there})"
-        return f"{again} goes on from its last checkpoint{elsewhere}"
+        return f"{again} resumes at its last checkpoint{elsewhere}"
     return "make the same call again if the work is still wanted"
 
 

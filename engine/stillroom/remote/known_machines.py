@@ -143,7 +143,7 @@ def _gpu_names(text: str) -> list[str]:
 
 
 def _earlier_price(workspace: Workspace, machine: Machine) -> float | None:
-    """Returns what an hour of a rented machine cost in the last run there; None if not known."""
+    """Returns what an hour of a rented machine cost in its last run; None if not known."""
     if not machine.access.is_provisioned:
         return None
     found = [

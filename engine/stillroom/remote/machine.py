@@ -156,7 +156,7 @@ class RayCluster(Access, frozen=True, kw_only=True):
 
     address: str
     workers: int | None = None
-    """The processes that do the work there; None: as many as the request or config.yml says."""
+    """The processes that do the work; None: as many as the request or config.yml says."""
 
     @property
     def summary(self) -> str:
@@ -179,12 +179,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = "~/.stillroom-remote"
     """The folder on that machine that holds everything of Stillroom's."""
     python: str | None = None
-    """An interpreter there whose packages are used, such as an image's own torch; None: the first
+    """An interpreter on it whose packages are used, such as an image's own torch; None: the first
     Python of at least 3.11, or one that uv installs, with packages of our own."""
     max_hours: float = 24.0
-    """The hours after which a run there stops by itself, with a checkpoint, reached or not."""
+    """The hours after which a run on it stops by itself, with a checkpoint, reached or not."""
     keep_remote: bool = False
-    """Whether a run's folder there stays when all its files have been downloaded."""
+    """Whether a run's folder on it stays when all its files have been downloaded."""
 
     @property
     def access(self) -> Access:

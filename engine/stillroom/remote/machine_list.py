@@ -65,7 +65,7 @@ class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
     usd_per_hour_now: float | None
     """What it costs at the moment as far as we cause it; 0 if nothing, None if not known."""
     spent_usd: float
-    """What this workspace's runs there have cost, without teachers."""
+    """What this workspace's runs on it have cost, without teachers."""
     runs: list[MachineRun]
     problem: OthersText | None = None
     """Why it did not answer, or may cost without need, and what to do."""

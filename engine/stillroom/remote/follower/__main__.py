@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def _refuse(run: LocalRun, error: EngineError) -> None:
-    """Writes why nobody can look at the machine; a run that has not begun there ends with it."""
+    """Writes why the machine cannot be opened; a run that has not begun ends with it."""
     if run.view.has_started:
         run.view.problem(str(error))
         return

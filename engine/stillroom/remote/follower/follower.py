@@ -180,7 +180,7 @@ class Follower:
         if isinstance(update, RemoteState):
             self._view.contact(elapsed_s=update.elapsed_s)
             if not self._record.is_started:
-                # The run is there, although the answer to the start was lost.
+                # The run was started, although the answer was lost.
                 self._record.before_start_s = max(0.0, self._view.used_s - update.elapsed_s)
                 self._record.is_started = True
             self._mirror.take_state(update)
@@ -256,9 +256,9 @@ class Follower:
                 self._sent_cancels.add(kill)
 
     def _record_silence(self, error: UnreachableError) -> None:
-        """Records that the machine does not answer, which says nothing about the run there.
+        """Records that the machine does not answer, which says nothing about its run.
 
-        One that has not answered for longer than any run may take there has ended by itself.
+        A run on one that has been silent for longer than any run may take has ended by itself.
         """
         machine, contact_at = self._spec.machine, self._record.contact_at
         silent_s = time.time() - contact_at if contact_at is not None else 0.0
@@ -272,7 +272,7 @@ class Follower:
                 f"{machine.name} has not answered for {silent_s / 3600:.0f} hours, so the run "
                 f"there has stopped by itself (max_hours: {machine.max_hours:g})"
             )
-            fix = f"if the machine comes back, its files are in {machine.folder} there"
+            fix = f"if the machine comes back, its files are in {machine.folder}"
             self._record_loss(MachineGoneError(problem, fix))
             return
         is_queued = is_running and self._run.is_cancelled

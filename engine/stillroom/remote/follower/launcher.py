@@ -141,7 +141,7 @@ class Launcher:
             raise RunError(
                 f"the machine has cost ${spent_usd:.2f} before the run began, and the budget is "
                 f"${budget:g}",
-                "give a larger budget_usd; what was sent and installed stays there",
+                "give a larger budget_usd; what was sent and installed stays on the machine",
             )
         request = self._request(contents, spent_usd)
         run.stop_if_cancelled()

@@ -222,7 +222,7 @@ class ViewFile:
 
     @property
     def used_s(self) -> float:
-        """How long the machine has been used: by its own clock while the run is there."""
+        """How long the machine has been used: by its own clock while the run is on it."""
         record = self._record
         if record.is_started:
             return record.before_start_s + self._since_start_s()

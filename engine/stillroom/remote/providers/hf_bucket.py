@@ -39,7 +39,7 @@ _NEEDS = {
 
 
 def content_path(sha256: str) -> str:
-    """The file with a content, which later runs find there too."""
+    """The file with a content, which later runs find, too."""
     return f"store/{sha256}"
 
 
@@ -83,7 +83,7 @@ class Bucket:
             is_private = self._api.bucket_info(self.name).private
         if not is_private:
             raise MachineError(
-                f"everybody can read the bucket {self.name}, and your rows would go there",
+                f"everybody can read the bucket {self.name}, and your rows would be in it",
                 f"make it private: https://huggingface.co/buckets/{self.name}",
             )
 

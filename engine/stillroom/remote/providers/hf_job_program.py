@@ -77,7 +77,7 @@ def host_in_job(packages: JobPackages) -> RunHost:
 
 
 class JobProgram:
-    """One job: takes the run's spec from the bucket, has it done, and brings its news there."""
+    """One job: takes the run's spec from the bucket, has it done, and posts its updates there."""
 
     def __init__(
         self,
@@ -103,19 +103,19 @@ class JobProgram:
     def do(self, open_host: Callable[[JobPackages], RunHost]) -> bool:
         """Does the run; returns whether everything of it is in the bucket."""
         if not self._claim():
-            _say(f"another job does the run {self._run_id}; this one ends")
+            _log(f"another job does the run {self._run_id}; this one ends")
             return True
         packages = self._read(self._paths.packages, JobPackages)
         start = self._read(self._paths.start, JobStart)
         host = open_host(packages)
         try:
-            host.prepare(packages.spec, _say)
+            host.prepare(packages.spec, _log)
             self._send_contents(host, start.run)
             host.start(self._within_limits(start))
             self._setup_s = time.monotonic() - self._begun
             self._report(host, start.run)
         except EngineError as error:
-            _say(f"{error.problem}\nfix: {error.fix}")
+            _log(f"{error.problem}\nfix: {error.fix}")
             self._post([JobFailure(problem=error.problem, fix=error.fix)])
             return False
         finally:
@@ -227,8 +227,8 @@ class JobProgram:
             return msgspec.structs.replace(news, elapsed_s=news.elapsed_s + self._setup_s)
         if not isinstance(news, RemoteFiles):
             return news
-        there = [file for file in news.files if self._has_uploaded(file)]
-        return RemoteFiles(files=there, is_last=news.is_last)
+        uploaded = [file for file in news.files if self._has_uploaded(file)]
+        return RemoteFiles(files=uploaded, is_last=news.is_last)
 
     def _has_uploaded(self, file: RemoteFile) -> bool:
         """Brings a file to the bucket; returns False if the run has deleted it meanwhile."""
@@ -268,7 +268,7 @@ class JobProgram:
                 host.cancel(self._run_id, kill=marks[mark])
                 self._cancellations.add(mark)
         except UnreachableError as error:
-            _say(error.problem)
+            _log(error.problem)
 
     def _read(self, path: str, kind: type[Any]) -> Any:
         return msgspec.msgpack.decode(self._trying(lambda: self._bucket.read(path)), type=kind)
@@ -279,7 +279,7 @@ class JobProgram:
             try:
                 return call()
             except UnreachableError as error:
-                _say(error.problem)
+                _log(error.problem)
                 self._pause(_AGAIN_S)
         return call()
 
@@ -293,5 +293,5 @@ def _shortened(batch: list[Any]) -> Iterator[JobUpdate]:
             yield news
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"{text}\n")

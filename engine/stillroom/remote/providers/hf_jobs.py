@@ -137,8 +137,8 @@ class HfJobsHost:
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
         """Returns the hashes that the bucket lacks; it holds no content in part."""
-        there = self._bucket.sizes([content_path(blob.sha256) for blob in blobs])
-        lacking = [blob for blob in blobs if there.get(content_path(blob.sha256)) != blob.num_bytes]
+        stored = self._bucket.sizes([content_path(blob.sha256) for blob in blobs])
+        lacking = [b for b in blobs if stored.get(content_path(b.sha256)) != b.num_bytes]
         return {blob.sha256: 0 for blob in lacking}
 
     def send(self, blobs: Sequence[Blob], have: Mapping[str, int]) -> Iterator[int]:
@@ -204,7 +204,7 @@ class HfJobsHost:
             while data := stream.read(_PIECE):
                 yield data
         fetched.unlink()
-        with suppress(OSError):  # another file is still there
+        with suppress(OSError):  # it holds another file
             fetched.parent.rmdir()
 
     def cancel(self, run_id: str, *, kill: bool) -> None:
@@ -220,8 +220,8 @@ class HfJobsHost:
         """Deletes the run's files from the bucket, and its outputs, which are all here."""
         bucket, paths = self._bucket, RunPaths(run_id)
         outputs = UpdateReader(bucket, self._own_run, {}).outputs - self._inputs(paths)
-        there = bucket.sizes(map(content_path, sorted(outputs))) if outputs else {}
-        bucket.delete([*there, *bucket.names(paths.folder)])
+        stored = bucket.sizes(map(content_path, sorted(outputs))) if outputs else {}
+        bucket.delete([*stored, *bucket.names(paths.folder)])
 
     def _inputs(self, paths: RunPaths) -> set[str]:
         """Returns the hashes of what the run has read, which later runs find in the bucket."""

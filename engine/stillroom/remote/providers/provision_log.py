@@ -26,7 +26,7 @@ from stillroom.run_folder import VIEW_FILE
 _LOCK_WAIT_S = 20.0
 _ARRIVES_WITHIN_S = 900.0
 _POLL_S = 0.2
-_FIX = "look with `sky status` and `hf jobs ps` what is up, release it there, and delete the file"
+_FIX = "look with `sky status` and `hf jobs ps` what is up, release it, and delete the file"
 
 
 class ProvisionedMachine(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class ProvisionedMachine(msgspec.Struct, frozen=True, kw_only=True):
     since: str
     """When it was about to be requested."""
     started: list[str] = []
-    """Those of the runs that were started there, and so are lost if it is gone."""
+    """Those of the runs that were started on it, and so are lost if it is gone."""
     request_id: str | None = None
     """The provider's own name for the latest request: SkyPilot's request, or the job's id."""
     is_answered: bool = False
@@ -158,7 +158,7 @@ class LockedEntry:
             )
 
     def mark_started(self, run: Path) -> None:
-        """Notes that a run is about to be started there."""
+        """Notes that a run is about to be started on it."""
         if self.entry is not None and str(run) not in self.entry.started:
             self._write(
                 msgspec.structs.replace(self.entry, started=[*self.entry.started, str(run)])

@@ -116,7 +116,7 @@ class SkyCalls:
         )
 
     def look(self, name: str) -> ClusterView | None:
-        """Returns how a cluster stands at its provider; None if it does not exist there."""
+        """Returns how a cluster stands at its provider; None if it does not exist."""
         with _known_errors(self._sky, f"could not ask how the cluster {name} stands"):
             mode = self._sky.StatusRefreshMode.AUTO
             records = self._sky.get(self._sky.status(cluster_names=[name], refresh=mode))
@@ -276,8 +276,8 @@ def hold_script(
     """Returns a shell script that ends once none of our processes has run for a few minutes.
 
     SkyPilot takes a cluster without a job of its own for idle and deletes it under the run, whose
-    process is no such job. So it is given this script as a job, for as long as anything runs there:
-    `programs` (patterns of command lines), or what is started from our `folder`.
+    process is no such job. So it is given this script as a job, for as long as anything runs on the
+    cluster: `programs` (patterns of command lines), or what is started from our `folder`.
     """
     name = folder.rstrip("/").rpartition("/")[2]
     # The brackets keep the pattern from matching its own text in a command line.
@@ -349,7 +349,7 @@ class SkyProcess:
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Answer:
-        """Makes a call there and returns what it returns, or raises what it raises."""
+        """Makes a call in the process and returns what it returns, or raises what it raises."""
         with self._one_at_a_time:
             answer = self._ask(pickle.dumps((method, args, kwargs)))
         if isinstance(answer, EngineError):

@@ -114,12 +114,12 @@ class SkyPilotHost:
         )
 
     def prepare(self, spec: JobSpec, say: Callable[[str], None]) -> None:
-        """Puts our code and the run's packages there."""
+        """Installs our code and the run's packages."""
         with self._watching():
             self._inner.prepare(spec, say)
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
-        """Returns the hashes that are not there yet."""
+        """Returns the hashes that the cluster lacks."""
         with self._watching():
             return self._inner.missing(blobs)
 
@@ -129,7 +129,7 @@ class SkyPilotHost:
             yield from self._inner.send(blobs, have)
 
     def start(self, run: LaunchRequest) -> None:
-        """Starts the worker there, which from now on keeps the cluster up by itself."""
+        """Starts the worker, which from now on keeps the cluster up by itself."""
         with self._log.holding(self._name) as held:
             held.add(self._machine, self._name, self._own_run)
             held.mark_started(self._own_run)
@@ -139,7 +139,7 @@ class SkyPilotHost:
             self._inner.start(run)
 
     def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[RunUpdate]:
-        """Yields the run's news until it has ended there."""
+        """Yields the run's updates until it has ended."""
         with self._watching():
             yield from self._inner.follow(run_id, seen)
 
@@ -149,12 +149,12 @@ class SkyPilotHost:
             yield from self._inner.fetch(run_id, path, offset)
 
     def cancel(self, run_id: str, *, kill: bool) -> None:
-        """Asks the run there to stop; with `kill` ends it."""
+        """Cancels the run; with `kill` ends its processes."""
         with self._watching():
             self._inner.cancel(run_id, kill=kill)
 
     def remove(self, run_id: str) -> None:
-        """Deletes the run's folder there; with a cluster that is gone, it is gone too."""
+        """Deletes the run's folder on the cluster; with a cluster that is gone, it is gone, too."""
         with suppress(MachineGoneError), self._watching():
             self._inner.remove(run_id)
 
@@ -270,7 +270,7 @@ class SkyPilotHost:
         spot = " (a spot machine, which its provider may take back)" if self._is_spot else ""
         return MachineGoneError(
             f"the cluster {self._name} {state}{spot}",
-            f"what was written there since the last checkpoint that is here is lost; continue with "
+            f"what was written since the last checkpoint that is here is lost; continue with "
             f"`resume`, on {self._machine.name} again or elsewhere",
         )
 
