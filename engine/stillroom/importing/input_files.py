@@ -71,7 +71,7 @@ def with_standard_input(
 ) -> ImportRollouts:
     """Returns the request with a file in place of `-`, which is standard input.
 
-    The file stands beside the output, and its name has a part of its hash: the same input is kept
+    The file is next to the output, and its name has a part of its hash: the same input is kept
     once. Raises InputError if standard input is a terminal or empty.
     """
     if STDIN not in request.inputs:
@@ -88,7 +88,7 @@ def with_standard_input(
 
 
 def _kept_input(output: Path, stream: BinaryIO) -> Path:
-    """Writes a stream to a file beside an output, and returns its path."""
+    """Writes a stream to a file next to an output, and returns its path."""
     temporary, digest = partial_name(output.name, secrets.token_hex(4)), hashlib.sha256()
     with real_folder(output.parent) as folder:
         handle = folder.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -163,7 +163,7 @@ def beginning_of(file: Path) -> Generator[Path]:
 def unpacked_files(files: Sequence[Path], output: Path) -> Generator[UnpackedFiles]:
     """Yields the unpacked files of those that are packed; they are removed in the end.
 
-    They lie in a hidden folder beside the output, whose lock the caller holds.
+    They are in a hidden folder next to the output, whose lock the caller holds.
     """
     prefix = f".{output.name}.unpacked-"
     for leftover in output.parent.glob(f"{glob.escape(prefix)}*"):

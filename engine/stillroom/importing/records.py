@@ -33,7 +33,7 @@ class LoggedConversation:
 
     place: Place
     messages: list[dict[str, Any]]
-    """The messages in the OpenAI chat shape, contents as text or parts, `reasoning_content` beside
+    """The messages in the OpenAI chat shape, contents as text or parts, `reasoning_content` next to
     them; a call's last message is the model's reply. Nothing that the source does not hold."""
     is_call: bool
     """Whether it is one call, which repeats the history of the calls before it and is joined with

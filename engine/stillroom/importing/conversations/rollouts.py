@@ -32,7 +32,7 @@ class JoinedRows:
 def joined_rows(rows: RowTable, tree: CallTree) -> JoinedRows:
     """Returns the rollouts that the rows make.
 
-    Where conversations part, the longest goes on as the main one, of several the first, and has all
+    Where conversations part, the longest is the main one, of several the first, and has all
     calls before; the others are branches of it.
     """
     owners = array("i", [NONE]) * len(rows)

@@ -11,7 +11,7 @@ from stillroom.types import Usage
 
 
 class LoggedFacts(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What is known of a source row besides the messages of its call."""
+    """What is known of a source row apart from the messages of its call."""
 
     format: str
     source: str

@@ -50,7 +50,7 @@ class LoggedPair:
     request: Row
     response: Any
     envelope: Row
-    """The row without the two."""
+    """The rest of the row."""
     path: str = ""
     """The path or address that was called, as far as the row says it."""
 
@@ -68,8 +68,8 @@ def is_of_another_tool(row: Row) -> bool:
 def find_pair(row: Row) -> LoggedPair | None:
     """Returns the request and the response that a row holds; None if it holds no request.
 
-    Bodies may be JSON text, and may stand under `body` beside headers and an address. The fields of
-    the request may also stand in the row itself, beside the response.
+    Bodies may be JSON text, and may stand under `body` with headers and an address. The fields of
+    the request may also stand in the row itself, next to the response.
     """
     name = next((name for name in _REQUESTS if as_row(parsed(row.get(name)))), None)
     answer = next((name for name in _RESPONSES if row.get(name) not in (None, "")), None)
@@ -134,7 +134,7 @@ def _looks_like_anthropic(request: Row) -> bool:
 
 
 def envelope_facts(envelope: Row) -> Row:
-    """Returns what the fields beside the two bodies say, as fields of a logged conversation."""
+    """Returns what the other fields of the row say, as fields of a logged conversation."""
     begin = next((envelope[name] for name in _BEGINNINGS if envelope.get(name)), None)
     end = next((envelope[name] for name in _ENDS if envelope.get(name)), None)
     seconds = positive_number(envelope.get("duration_s"))
@@ -158,7 +158,7 @@ def envelope_facts(envelope: Row) -> Row:
 
 
 def envelope_metadata(envelope: Row) -> Row:
-    """Returns what the fields beside the two bodies hold of no fixed meaning."""
+    """Returns what the other fields of the row hold of no fixed meaning."""
     return without_nothing(
         metadata=as_row(envelope.get("metadata")), tags=as_list(envelope.get("tags"))
     )

@@ -24,7 +24,7 @@ _MOST_LINKS = 10_000
 class ResponseChains:
     """Which responses of a source continue which; `pairs` gives all of them, each time anew.
 
-    The messages of those that are continued lie in a file that is gone when the block ends.
+    The messages of those that are continued are in a file that is gone when the block ends.
     """
 
     def __init__(self, pairs: Callable[[], Iterator[LoggedPair]]) -> None:

@@ -41,7 +41,7 @@ def read_sessions(paths: Sequence[Path]) -> Iterator[SourceRow]:
             elif row.data.get("type") == _FORK:
                 session = first_text(row.data, "parentSessionId") or ""
                 last = first_text(row.data, "parentLastUuid")
-                tree.go_on_from(session, sessions.tree_of(session), last)
+                tree.continue_from(session, sessions.tree_of(session), last)
             else:
                 _add_line(tree, row)
         yield from tree.conversations()

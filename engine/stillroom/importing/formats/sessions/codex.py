@@ -42,7 +42,7 @@ _NO_PROMPT = "the output of `codex exec --json` lacks the prompts and the tools'
 
 
 @dataclass(slots=True)
-class _Stretch:
+class _Segment:
     """The items that the model was sent from one place of a file on, until a compaction."""
 
     place: Place
@@ -66,7 +66,7 @@ class _Thread:
         self.place, self.forks, self.is_context = place, forks, is_context
         self.meta: Row = {}
         self.model: str | None = None
-        self.stretch = _Stretch(place, 0, None)
+        self.segment = _Segment(place, 0, None)
         self.is_copy = False
         """Whether what comes may still be a copy of what another file has of its thread, or of the
         thread that it was forked from."""
@@ -81,30 +81,30 @@ class _Thread:
         self.is_copy = origin_of(meta) is not None or self.forks.is_twice(self.id)
         self._family = None if self.is_context else self.forks.family_of(self.id)
 
-    def go_on_from(self, other: "_Thread | None") -> None:
+    def continue_from(self, other: "_Thread | None") -> None:
         """Begins with all that another thread has; with None that is not in the import."""
         if other is None:
-            self.stretch.losses, self._total = (HISTORY_LOST,), None
+            self.segment.losses, self._total = (HISTORY_LOST,), None
             return
-        before = other.stretch
-        self.stretch.items, self.stretch.turns = before.items, before.turns
-        self.stretch.num_given, self.stretch.losses = len(before.items), before.losses
-        self.stretch.parent = other._id_of(before)
+        before = other.segment
+        self.segment.items, self.segment.turns = before.items, before.turns
+        self.segment.num_given, self.segment.losses = len(before.items), before.losses
+        self.segment.parent = other._id_of(before)
         self.model, self._total = other.model, other._total
 
     def add(self, item: Row) -> None:
         """Adds an item. A copy of one that another conversation has is only read here."""
-        stretch = self.stretch
-        stretch.items.append(item)
+        segment = self.segment
+        segment.items.append(item)
         if self._family is None or not is_message(item):
             return
         owner = self.forks.owner_of(self._family, item) if self.is_copy else None
         self.is_copy = owner is not None
         if owner is not None:
-            stretch.num_given = len(stretch.items)
-            stretch.parent = stretch.parent if stretch.number else owner
+            segment.num_given = len(segment.items)
+            segment.parent = segment.parent if segment.number else owner
         else:
-            self.forks.own(self._family, item, self._id_of(stretch) or "")
+            self.forks.own(self._family, item, self._id_of(segment) or "")
 
     @property
     def id(self) -> str | None:
@@ -126,33 +126,33 @@ class _Thread:
                 prompt_tokens=max(0, total.prompt_tokens - before.prompt_tokens),
                 completion_tokens=max(0, total.completion_tokens - before.completion_tokens),
             )
-        self.stretch.usage = (self.stretch.usage or Usage()) + used
+        self.segment.usage = (self.segment.usage or Usage()) + used
 
-    def begin_stretch(self, place: Place, items: list[Row], losses: tuple[str, ...] = ()) -> None:
+    def begin_segment(self, place: Place, items: list[Row], losses: tuple[str, ...] = ()) -> None:
         """Begins a conversation that goes on from the one before it."""
-        before = self.stretch
-        self.stretch = _Stretch(place, before.number, before.parent, items)
+        before = self.segment
+        self.segment = _Segment(place, before.number, before.parent, items)
         if len(before.items) > before.num_given:
-            self.stretch.number, self.stretch.parent = before.number + 1, self._id_of(before)
-        self.stretch.num_given = len(items)
-        self.stretch.losses = losses
+            self.segment.number, self.segment.parent = before.number + 1, self._id_of(before)
+        self.segment.num_given = len(items)
+        self.segment.losses = losses
 
-    def _id_of(self, stretch: _Stretch) -> str | None:
-        return self.id if stretch.number == 0 else f"{self.id}/{stretch.number}"
+    def _id_of(self, segment: _Segment) -> str | None:
+        return self.id if segment.number == 0 else f"{self.id}/{segment.number}"
 
     def conversation(self) -> SourceRow:
         """Returns the conversation up to here. Raises UnreadableRowError if it holds no reply."""
-        stretch, reader = self.stretch, BlockReader()
-        if not any(_is_reply(item) for item in stretch.items[stretch.num_given :]):
+        segment, reader = self.segment, BlockReader()
+        if not any(_is_reply(item) for item in segment.items[segment.num_given :]):
             raise UnreadableRowError(NO_REPLY, "it was interrupted, or went on elsewhere")
-        given = input_messages(stretch.items[: stretch.num_given], reader)
-        messages = input_messages(stretch.items[stretch.num_given :], reader)
+        given = input_messages(segment.items[: segment.num_given], reader)
+        messages = input_messages(segment.items[segment.num_given :], reader)
         base = self.meta.get("base_instructions")
         system = first_text(as_row(base), "text")
         source = as_row(as_row(as_row(self.meta.get("source")).get("subagent")).get("thread_spawn"))
         spawned_by = first_text(source, "parent_thread_id")
         return LoggedConversation(
-            place=stretch.place,
+            place=segment.place,
             messages=[
                 *([{"role": "system", "content": system}] if system else []),
                 *(m | {"weight": 0} if m["role"] == "assistant" else m for m in given),
@@ -160,13 +160,13 @@ class _Thread:
             ],
             is_call=False,
             group=first_text(self.meta, "session_id", "id"),
-            id=self._id_of(stretch),
-            parent=stretch.parent or spawned_by or first_text(self.meta, "forked_from_id"),
+            id=self._id_of(segment),
+            parent=segment.parent or spawned_by or first_text(self.meta, "forked_from_id"),
             provider=first_text(self.meta, "model_provider"),
             model=self.model,
-            usage=stretch.usage,
-            started_at=stretch.at or first_text(self.meta, "timestamp"),
-            losses=tuple(dict.fromkeys((*stretch.losses, *reader.losses))),
+            usage=segment.usage,
+            started_at=segment.at or first_text(self.meta, "timestamp"),
+            losses=tuple(dict.fromkeys((*segment.losses, *reader.losses))),
             metadata=without_nothing(
                 agent="codex", agent_version=text_of(self.meta.get("cli_version"))
             ),
@@ -192,18 +192,18 @@ def read_threads(paths: Sequence[Path]) -> Iterator[SourceRow]:
             else:
                 yield from _add_row(thread, row)
         yield from _ended(thread)
-        if thread.num_conversations == 0 and thread.stretch.items:
-            yield Refusal(thread.place, COPIED, f"its replies are in {thread.stretch.parent}")
+        if thread.num_conversations == 0 and thread.segment.items:
+            yield Refusal(thread.place, COPIED, f"its replies are in {thread.segment.parent}")
 
 
 def _ended(thread: _Thread) -> Iterator[SourceRow]:
     """Yields the conversation up to here, if anything was added to it."""
-    if len(thread.stretch.items) > thread.stretch.num_given and not thread.is_context:
+    if len(thread.segment.items) > thread.segment.num_given and not thread.is_context:
         thread.num_conversations += 1
         try:
             yield thread.conversation()
         except UnreadableRowError as error:
-            yield Refusal(thread.stretch.place, error.reason, error.detail)
+            yield Refusal(thread.segment.place, error.reason, error.detail)
 
 
 def _begin(thread: _Thread, meta: Row, names: frozenset[str]) -> None:
@@ -218,7 +218,7 @@ def _begin(thread: _Thread, meta: Row, names: frozenset[str]) -> None:
     origin, end = first_text(base, "thread_id"), base.get("end_ordinal_exclusive")
     path, names = thread.forks.file_of(origin), names | {thread.id or ""}
     if path is None or origin in names or not isinstance(end, int) or len(names) > MOST_FORKS:
-        thread.go_on_from(None)
+        thread.continue_from(None)
         return
     other = _Thread(Place(path, 1), thread.forks, is_context=True)
     for number, row in enumerate(read_json_rows(path)):
@@ -228,13 +228,13 @@ def _begin(thread: _Thread, meta: Row, names: frozenset[str]) -> None:
                 break
             for _ in _add_row(other, row, names):
                 pass
-    thread.go_on_from(other)
+    thread.continue_from(other)
 
 
 def _add_row(
     thread: _Thread, row: JsonRow, names: frozenset[str] = frozenset()
 ) -> Iterator[SourceRow]:
-    payload, stretch = as_row(row.data.get("payload")), thread.stretch
+    payload, segment = as_row(row.data.get("payload")), thread.segment
     match row.data.get("type"):
         # A copy of another thread's comes later in the file of a thread that was forked.
         case "session_meta" if not thread.meta:
@@ -244,13 +244,13 @@ def _add_row(
         case "response_item":
             _add_item(thread, payload)
         case "compacted":
-            _drop_summary(stretch.items, text_of(payload.get("message")) or "")
+            _drop_summary(segment.items, text_of(payload.get("message")) or "")
             yield from _ended(thread)
             replaced = payload.get("replacement_history")
             summary = {"type": "message", "role": "user", "content": payload.get("message") or ""}
             items = [item for item in map(_sent_item, as_list(replaced)) if item is not None]
             losses = () if isinstance(replaced, list) else (HISTORY_LOST,)
-            thread.begin_stretch(row.place, items or [summary], losses)
+            thread.begin_segment(row.place, items or [summary], losses)
         case "event_msg":
             yield from _add_event(thread, row.place, payload)
         case None if not thread.meta and "timestamp" in row.data:
@@ -259,8 +259,8 @@ def _add_row(
             _add_item(thread, row.data)
         case _:
             pass
-    if stretch is thread.stretch and stretch.at is None:
-        stretch.at = first_text(row.data, "timestamp")
+    if segment is thread.segment and segment.at is None:
+        segment.at = first_text(row.data, "timestamp")
 
 
 def _drop_summary(items: list[Row], message: str) -> None:
@@ -311,22 +311,22 @@ def _without_images(content: Any) -> Any:
 
 
 def _add_event(thread: _Thread, place: Place, event: Row) -> Iterator[SourceRow]:
-    kind, stretch = event.get("type"), thread.stretch
+    kind, segment = event.get("type"), thread.segment
     is_user = as_row(event.get("item")).get("type") == "UserMessage"
     if kind == "user_message" or (kind == "item_completed" and is_user):
-        users = [n for n, item in enumerate(stretch.items) if item.get("role") == "user"]
-        if users and users[-1] not in stretch.turns:
-            stretch.turns.append(users[-1])
+        users = [n for n, item in enumerate(segment.items) if item.get("role") == "user"]
+        if users and users[-1] not in segment.turns:
+            segment.turns.append(users[-1])
     elif kind == "token_count":
         thread.add_usage(as_row(event.get("info")))
     elif kind == "thread_rolled_back":
         num_turns = event.get("num_turns")
         count = num_turns if isinstance(num_turns, int) and num_turns > 0 else 1
-        kept = stretch.turns[-count] if len(stretch.turns) >= count else 0
+        kept = segment.turns[-count] if len(segment.turns) >= count else 0
         yield from _ended(thread)
-        turns = stretch.turns[:-count]
-        thread.begin_stretch(place, stretch.items[:kept])
-        thread.stretch.turns = turns
+        turns = segment.turns[:-count]
+        thread.begin_segment(place, segment.items[:kept])
+        thread.segment.turns = turns
 
 
 def _is_recognised(path: Path, head: bytes) -> bool:

@@ -104,7 +104,7 @@ class MessageTree:
             self._sub_agent = agent if is_side else None
         self._version = version or self._version
 
-    def go_on_from(self, session: str, other: "MessageTree | None", uuid: str | None) -> None:
+    def continue_from(self, session: str, other: "MessageTree | None", uuid: str | None) -> None:
         """Begins with all that another session has up to a line; None if that is not there."""
         self._context = other._at.get(uuid) if other is not None and uuid is not None else None
         self._lacks_context = self._context is None

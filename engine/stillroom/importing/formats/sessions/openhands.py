@@ -54,7 +54,7 @@ def is_old_event(row: Row) -> bool:
 
 
 @dataclass(slots=True)
-class _Said:
+class _EventMessages:
     """The messages of one event, or of several that are one reply."""
 
     event_ids: list[Any]
@@ -79,7 +79,7 @@ class EventLog:
     folder: Path | None = None
     state: Row = field(default_factory=dict[str, Any])
     """What the SDK keeps beside the events: the model, and what each response used."""
-    _said: list[_Said] = field(default_factory=list[_Said])
+    _messages: list[_EventMessages] = field(default_factory=list[_EventMessages])
     _reader: BlockReader = field(default_factory=BlockReader)
     _used: dict[str, Usage] = field(default_factory=dict[str, Usage])
     _model: str | None = None
@@ -111,7 +111,7 @@ class EventLog:
 
     def end(self) -> Iterator[SourceRow]:
         """Yields the conversation up to here, or why there is none."""
-        own = [said for said in self._said if not said.is_given]
+        own = [entry for entry in self._messages if not entry.is_given]
         if not own:
             return
         replies = [one for one in own if one.is_reply]
@@ -135,7 +135,7 @@ class EventLog:
         resolved = as_row(results.get("report")).get("resolved", self._result.get("resolved"))
         return LoggedConversation(
             place=self.place,
-            messages=[message for said in self._said for message in said.messages],
+            messages=[message for entry in self._messages for message in entry.messages],
             is_call=False,
             group=self.id,
             id=self._id_of(self._number),
@@ -156,17 +156,17 @@ class EventLog:
 
     def _condensed(self, event_id: Any, condensation: Row) -> Iterator[SourceRow]:
         """Yields the conversation, and goes on with what the model still sees of it."""
-        said = self._said
+        entries = self._messages
         # What nothing was answered to is answered in the next conversation.
-        last = max((n for n, one in enumerate(said) if one.is_reply), default=len(said) - 1)
-        self._said = said[: last + 1]
+        last = max((n for n, one in enumerate(entries) if one.is_reply), default=len(entries) - 1)
+        self._messages = entries[: last + 1]
         yield from self.end()
         forgotten = {*map(str, as_list(condensation.get("forgotten_event_ids")))}
         first, last = (condensation.get(f"forgotten_events_{end}_id") for end in ("start", "end"))
         span = range(first, last + 1) if isinstance(first, int) and isinstance(last, int) else ()
         kept = [
-            _Said(one.event_ids, [_unweighted(m) for m in one.messages], is_given=True)
-            for one in said
+            _EventMessages(one.event_ids, [_unweighted(m) for m in one.messages], is_given=True)
+            for one in entries
             if not any(str(event) in forgotten or event in span for event in one.event_ids)
         ]
         summary, offset = first_text(condensation, "summary"), condensation.get("summary_offset")
@@ -174,9 +174,11 @@ class EventLog:
             place = offset if isinstance(offset, int) and 0 <= offset <= len(kept) else len(kept)
             kept.insert(
                 place,
-                _Said([f"{event_id}-summary"], [{"role": "user", "content": summary}], None, True),
+                _EventMessages(
+                    [f"{event_id}-summary"], [{"role": "user", "content": summary}], None, True
+                ),
             )
-        self._said = kept
+        self._messages = kept
 
     def _add_event(self, event: Row) -> None:
         """Adds an event of the SDK."""
@@ -194,7 +196,7 @@ class EventLog:
                 ]
                 response = first_text(event, "llm_response_id")
                 turns = self._reader.turn({**message, "content": content})
-                self._said.append(_Said([event.get("id")], turns, response))
+                self._messages.append(_EventMessages([event.get("id")], turns, response))
             case "ActionEvent":
                 self._add_action(event)
             case "ObservationEvent":
@@ -222,14 +224,14 @@ class EventLog:
         message: Row = {"role": role, "content": text}
         if role == "tool" and (call_id := first_text(event, "tool_call_id")):
             message["tool_call_id"] = call_id
-        self._said.append(_Said([event.get("id")], [message]))
+        self._messages.append(_EventMessages([event.get("id")], [message]))
 
     def _add_action(self, event: Row) -> None:
         """Adds a call; those of one response are one message, though results stand between them."""
         made = as_row(event.get("tool_call"))
         call = tool_call({"id": made.get("id"), "function": made})
         response = first_text(event, "llm_response_id")
-        same = next((one for one in reversed(self._said) if one.response == response), None)
+        same = next((one for one in reversed(self._messages) if one.response == response), None)
         if response is not None and same is not None and "tool_calls" in same.messages[0]:
             same.messages[0]["tool_calls"].append(call)
             same.event_ids.append(event.get("id"))
@@ -242,7 +244,7 @@ class EventLog:
             message["reasoning_content"] = reasoning
         (turn,) = self._reader.turn(message)
         turn["tool_calls"] = [call]
-        self._said.append(_Said([event.get("id")], [turn], response))
+        self._messages.append(_EventMessages([event.get("id")], [turn], response))
 
     def _add_old_event(self, event: Row) -> None:
         """Adds an event of the versions before the SDK."""
@@ -265,13 +267,13 @@ class EventLog:
 
     def _add_old_reply(self, event: Row, response: Row) -> None:
         response_id = first_text(response, "id")
-        known = next((one for one in self._said if one.response == response_id), None)
+        known = next((one for one in self._messages if one.response == response_id), None)
         if response_id is not None and known is not None:
             known.event_ids.append(event.get("id"))
             return
         choice = as_row(next(iter(as_list(response.get("choices"))), None))
         turns = self._reader.turn(as_row(choice.get("message")))
-        self._said.append(_Said([event.get("id")], turns, response_id))
+        self._messages.append(_EventMessages([event.get("id")], turns, response_id))
         self._model = first_text(response, "model") or self._model
         if response_id and (usage := usage_of(response.get("usage"))):
             self._used[response_id] = usage
