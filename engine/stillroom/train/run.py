@@ -148,7 +148,7 @@ class TrackedReporter:
     def _try(self, tracker: Tracker, act: Callable[[], object]) -> None:
         try:
             act()
-        # Whatever a tracker raises is reported, and the run goes on without that tracker.
+        # Whatever a tracker raises is reported, and the run continues without that tracker.
         except Exception as error:
             self.trackers.remove(tracker)
-            self.reporter.note(f"{tracker.name} is left out from here: {error}")
+            self.reporter.note(f"{tracker.name} is not used any more: {error}")

@@ -42,7 +42,7 @@ class RolloutSection(ConfigSection, EpisodeOptions):
     mcp_url: Annotated[str | tuple[str, ...] | None, WITHOUT_SECRETS] = None
     """MCP servers whose tools are added to those of tools.py, each a URL or a command line."""
     max_tool_response: Annotated[int, Field(ge=1)] | None = None
-    """The most tokens of a tool's reply; the rest is cut, and a mark tells the model so. None: no
+    """The most tokens of a tool's reply; the rest is cut, and a mark says so. None: no
     limit."""
     reasoning_mode: ReasoningMode | None = None
     """Whether the chat template lets the student think; None: the template's own default."""
@@ -53,7 +53,7 @@ class RolloutSection(ConfigSection, EpisodeOptions):
     """The server that samples the student, which loads the adapter of each iteration; None: this
     process samples it."""
     max_staleness: Annotated[int, Field(ge=0, le=16)] = 0
-    """The number of later iterations in which a rollout may go on; then it is dropped and counted.
+    """The number of later iterations that a rollout may take; then it is dropped and counted.
 
     0: every token is sampled from the weights that are updated. Source: arXiv 2505.24298 (AReaL).
     """
@@ -106,7 +106,7 @@ class TeacherSection(ConfigSection):
     """The name of the environment variable that holds the server's key; None: no key is sent."""
     tokenizer: str | tuple[str, ...] | None = None
     """The folder or hub id of the served model's tokenizer, to check that it is the student's;
-    None: the server is asked to tokenize texts for this check. With `tokens` reread the teacher's
+    None: the server tokenizes texts for this check. With `tokens` reread the teacher's
     text is written and cut with it here; None: it is the one of `path`.
 
     A list has one entry for each model of `path`.

@@ -125,7 +125,7 @@ def load_config(
     except ValidationError as error:
         raise ConfigError(
             f"{path}: {describe_errors(error, model)}",
-            "mend the file, or override the key with section.key=value",
+            "correct the file, or override the key with section.key=value",
         ) from error
 
 
@@ -210,7 +210,7 @@ def _read(path: Path, source: Path) -> dict[str, Any]:
     try:
         raw: Any = msgspec.json.decode(data) if path.suffix == ".json" else read_yaml(data)
     except _UNREADABLE as error:
-        raise ConfigError(unreadable(path, error), "mend the syntax") from error
+        raise ConfigError(unreadable(path, error), "correct the syntax") from error
     if not isinstance(raw, dict):
         raise ConfigError(
             f"{path}: must hold keys and values, not {type(raw).__name__}",

@@ -58,7 +58,7 @@ class PlanTraining(StrictModel):
 class StartTraining(PlacedRequest, PlanTraining):
     """Ask for training."""
 
-    resume: Annotated[str | None, Field(description="Run id to go on from")] = None
+    resume: Annotated[str | None, Field(description="Id of the run to resume")] = None
     budget_usd: Annotated[float | None, Field(gt=0, exclude=True)] = None
 
 
@@ -105,7 +105,7 @@ class TrainingPlan:
     train_files: tuple[Path, ...]
     """The files of rows to train on: one, or for distill several."""
     tools_file: UserFile | None
-    """tools.py beside config.yml; None if there is none, or if the run samples nothing (sft or dpo
+    """tools.py next to config.yml; None if there is none, or if the run samples nothing (sft or dpo
     without evals) and no supervised row names a tool."""
     rewards_file: UserFile | None
     eval_files: Mapping[str, Path]
@@ -148,7 +148,7 @@ class TrainingPlan:
 
     @property
     def rows_files(self) -> list[Path]:
-        """The files of supervised rows beside the training files, each once."""
+        """The files of supervised rows besides the training files, each once."""
         files = (self.cold_start_file, self.added_rows_file)
         return list(dict.fromkeys(file for file in files if file is not None))
 
@@ -296,7 +296,7 @@ def _file_with_tool_names(folder: Path, files: Sequence[Path | None]) -> Path | 
     if named is not None and not (folder / TOOLS_FILE).is_file():
         raise DataError(
             f"rows of {named} name their tools, and there is no {TOOLS_FILE} in {folder}",
-            f"put {TOOLS_FILE} beside the configuration, or write the tools' schemas into the rows",
+            f"put {TOOLS_FILE} next to config.yml, or write the tools' schemas into the rows",
         )
     return named
 

@@ -90,7 +90,7 @@ class KnownTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CarriedRollout(msgspec.Struct, frozen=True, kw_only=True):
-    """An unfinished rollout that goes on under newer weights: exact tokens, without a KV cache."""
+    """An unfinished rollout to continue under newer weights: exact tokens, without a KV cache."""
 
     iteration: int
     """The iteration in which the rollout began, counted from 0."""
@@ -102,7 +102,7 @@ class CarriedRollout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a checkpoint's training_state.json; the tensors are in a file beside it."""
+    """The content of a checkpoint's training_state.json; the tensors are in a file next to it."""
 
     step: int
     trained_tokens: int
@@ -110,7 +110,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     validation: BestValidation
     inputs: RunInputs | None = msgspec.field(name="asked")
     carried: list[CarriedRollout] = []
-    """The rollouts that go on in a later iteration (distill)."""
+    """The rollouts that continue in a later iteration (distill)."""
 
 
 @dataclass(frozen=True, slots=True)

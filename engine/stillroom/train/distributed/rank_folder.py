@@ -38,7 +38,7 @@ class RanksFailedError(Exception):
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """The process that owns the run; its start tells it from a later process with its pid."""
+    """The process that owns the run; its start time tells a later process with its pid apart."""
 
     host: str
     pid: int

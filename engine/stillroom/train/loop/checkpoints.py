@@ -64,7 +64,7 @@ class RunSources:
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """The state of a run beside its weights, from which it can go on bit for bit."""
+    """The state of a run besides its weights, from which it resumes bit for bit."""
 
     state: TrainingState
     optimizer: Mapping[str, Tensor]

@@ -84,7 +84,7 @@ class TrainingEvaluations:
             raise InputError(
                 f"nothing judges the {len(tasks)} prompts of the evaluation {section.name!r}, e.g. "
                 f"{tasks[0].task_id}",
-                "write rewards.py beside config.yml, or put the answer in each row's "
+                "write rewards.py next to config.yml, or put the answer in each row's "
                 "metadata.expected_answer",
             )
         if len(judged) < len(tasks):

@@ -47,7 +47,7 @@ class StudentEnvironment:
     tools: ToolSource | None
     rewarder: Rewarder
     variables: Mapping[str, Any]
-    """The chat template's variables beside the conversation, such as a reasoning mode."""
+    """The chat template's variables besides the conversation, such as a reasoning mode."""
     cut_reply: CutText | None
     notes: Sequence[str]
     """Notes about the tools, for the user."""

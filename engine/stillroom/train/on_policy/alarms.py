@@ -191,7 +191,7 @@ def _risen(history: History, config: DistillConfig) -> Alarm | None:
     lowest, last = min(windows, key=median), windows[-1]
     # Of many windows the lowest is low by chance too, so all but one of the last values must be
     # above all but one of the lowest. A bad rollout in every other iteration then raises no alarm
-    # in 100 iterations, and a rise by a half is told after 7.
+    # in 100 iterations, and a rise by a half raises one after 7.
     if median(last) <= max(_NEAR, _RISEN * median(lowest)) or last[1] <= lowest[-2]:
         return None
     has_turns = config.rollout.max_turns > 1 and config.curriculum.first_turns is None

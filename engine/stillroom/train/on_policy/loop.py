@@ -50,7 +50,7 @@ class DistillProgress:
 
     config: DistillConfig
     carried: list[CarriedRollout] = field(default_factory=list[CarriedRollout])
-    """The rollouts that go on in the next iteration."""
+    """The rollouts that continue in the next iteration."""
     history: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
     """The metrics of all steps so far, including those before the run was resumed."""
 

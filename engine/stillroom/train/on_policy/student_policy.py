@@ -68,12 +68,12 @@ class StudentRollout(EpisodeRecorder):
     begun: BegunTurn | None = None
     """The tokens that its next turn already has; None: the turn begins anew."""
     is_stopped: bool = False
-    """Whether sampling was stopped, so that the rollout has to go on in a later iteration."""
+    """Whether sampling was stopped, so that the rollout continues in a later iteration."""
     is_prefix: bool = False
     """Whether the curriculum's prefix_tokens cut the rollout off."""
 
     def carried(self) -> CarriedRollout:
-        """Returns the state from which a later iteration can go on with the rollout."""
+        """Returns the state from which a later iteration can resume the rollout."""
         return CarriedRollout(
             iteration=self.iteration, index=self.index, turns=self.turns, begun=self.begun
         )

@@ -83,12 +83,12 @@ def _mixed(tasks: Sequence[Task], epoch: int, seed: int) -> list[Task]:
 
 @dataclass(frozen=True, slots=True)
 class IterationRollouts:
-    """The rollouts of one iteration: those that ended, and those that go on in the next."""
+    """The rollouts of one iteration: those that ended, and those that continue in the next."""
 
     ended: list[SampledRollout]
     """The rollouts that have ended, in the order in which they were begun."""
     carried: list[CarriedRollout]
-    """The rollouts that go on in the next iteration."""
+    """The rollouts that continue in the next iteration."""
     num_dropped: int
     """The number of rollouts that took longer than rollout.max_staleness allows."""
 
@@ -107,7 +107,7 @@ async def sample_rollouts(
     *,
     carried: Sequence[CarriedRollout],
 ) -> IterationRollouts:
-    """Samples the new rollouts of an iteration and goes on with the `carried` ones.
+    """Samples the new rollouts of an iteration and continues the `carried` ones.
 
     A served teacher scores each rollout as it ends, while others are still being sampled. With
     rollout.max_staleness 0, and in the last iteration, every rollout is sampled to its end.
@@ -146,7 +146,7 @@ async def sample_rollouts(
                 environment.rollout_context(
                     policy, record, max_turns=limits_of(config, iteration).max_turns
                 ),
-                # Rollouts that a server scores are under way beside those that are being sampled.
+                # Rollouts that a server scores are under way while others are being sampled.
                 concurrency=config.rollout.concurrency + teachers.num_scored_at_once,
                 on_outcome=keep,
                 recorder_for=begun.__getitem__,
@@ -297,7 +297,7 @@ def nothing_sampled(sampled: IterationRollouts, iteration: int) -> EngineError:
         return RunError(
             f"every rollout of iteration {iteration + 1} failed, the first with: "
             f"{failed[0].failure.message}",
-            "mend tools.py, rewards.py or the teacher's server, then start again",
+            "correct tools.py, rewards.py or the teacher's server, then start again",
         )
     return DataError(
         f"no rollout of iteration {iteration + 1} holds a sampled token: the prompts fill the "

@@ -156,7 +156,7 @@ class ServedPair:
 def open_served_pair(
     workspace: Workspace, teacher: DatasetTeacher, student: LoadedModel, config: TrainConfig
 ) -> ServedPair:
-    """Returns the pair, after the server was asked a few questions.
+    """Returns the pair, after a few requests to the server.
 
     Raises an EngineError if the teacher's tokenizer is not here or not the server's, or if the
     teacher could not read what the student writes.

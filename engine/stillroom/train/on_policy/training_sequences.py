@@ -74,7 +74,7 @@ def prepare_sequences(
         if all(reward is None for reward in rewards):
             raise DataError(
                 "algorithm.reward_coef is set and no rollout of the iteration has a reward",
-                "give the prompts metadata.expected_answer or write rewards.py beside config.yml; "
+                "give the prompts metadata.expected_answer or write rewards.py next to config.yml; "
                 "or leave algorithm.reward_coef out",
             )
         prompts = [(sequence.dataset, sequence.prompt) for sequence in sequences]

@@ -128,7 +128,7 @@ def _activation_bytes(model: Any) -> float:
 
 
 def _kept_bytes(body: nn.Module, num_tokens: int) -> int:
-    """Returns the bytes that a forward pass keeps for the backward pass, beside the weights."""
+    """Returns the bytes that a forward pass keeps for the backward pass, besides the weights."""
     weights = {StorageWeakRef(p.untyped_storage()) for p in body.parameters()}
     kept: dict[StorageWeakRef, Tensor] = {}
 

@@ -64,7 +64,7 @@ class Hardware:
     """The name of each GPU, as its driver or machines.yml has it."""
     gpu_memory_gb: Sequence[float] = ()
     is_known: bool = True
-    """Whether the machine has been asked, or machines.yml says what it has."""
+    """Whether the machine has been probed, or machines.yml says what it has."""
     num_processors: int | None = None
     memory_gb: float | None = None
     free_disk_gb: float | None = None
@@ -203,7 +203,7 @@ def _seconds(hardware: Hardware, work: Work) -> tuple[tuple[float, float] | None
         )
     rates = _rates(hardware, work)
     if rates is None:
-        reason = "its GPU is not in our table" if hardware.gpus else "nobody has asked it yet"
+        reason = "its GPU is not in our table" if hardware.gpus else "it has not been probed yet"
         return None, f"nothing: {reason}"
     learning, sampling = rates
     most, least = (

@@ -166,7 +166,7 @@ def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> lis
     if config.dataset_type == "distill":
         notes.append(
             "how long sampling takes depends on the student's answers and tools: "
-            "trainer.max_steps=2 tells (sample_s and update_s of each step)"
+            "trainer.max_steps=2 shows it (sample_s and update_s of each step)"
         )
     elif tried is None:
         notes.append("no step was tried: it would not fit in memory")

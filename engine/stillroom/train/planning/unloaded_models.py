@@ -292,7 +292,7 @@ def process_count(section: LauncherSection, *, num_gpus: int | None = None) -> i
     if section.kind == "accelerate" and num_gpus:
         return num_gpus * section.num_machines
     raise ConfigError(
-        f"launcher.kind: {section.kind} has to be told how many processes train",
+        f"launcher.kind: {section.kind} needs the number of processes that train",
         "set launcher.num_processes, e.g. 2",
     )
 

@@ -178,7 +178,7 @@ class StoreWriter:
 
 @contextmanager
 def writing(path: Path, header: StoreHeader) -> Generator[StoreWriter]:
-    """Yields a writer that goes on where an earlier one was stopped.
+    """Yields a writer that resumes where an earlier one was stopped.
 
     The store gets its name if the block ends without an error; what it holds is kept anyway.
     """

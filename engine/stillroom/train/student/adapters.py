@@ -109,7 +109,7 @@ def continued_adapter(
         raise ConfigError(
             f"model.path {section.path!r} is a LoRA adapter of rank {rank}, but model.qlora_rank "
             f"is {section.qlora_rank}",
-            f"set model.qlora_rank: {rank} to go on training this adapter, or start from its base",
+            f"set model.qlora_rank: {rank} to train this adapter further, or start from its base",
         )
     return model
 

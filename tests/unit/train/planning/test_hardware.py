@@ -101,7 +101,7 @@ def test_an_earlier_run_there_wins_over_published_figures():
 @pytest.mark.parametrize(
     ("hardware", "said"),
     [
-        (Hardware("box", is_known=False), "nobody has asked it yet"),
+        (Hardware("box", is_known=False), "it has not been probed yet"),
         (Hardware("box", gpus=["Odd GPU 9"]), "not in our table"),
     ],
 )
