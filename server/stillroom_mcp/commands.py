@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, Self, cast
 
-import anyio
 import msgspec
 from pydantic import BaseModel
 from rich.console import Console
@@ -26,9 +25,8 @@ _ACTIVE = ("starting", "running")
 def serve(workspace: Workspace, offered: Sequence[Operation]) -> int:
     """Runs the MCP server over standard input and output until its client disconnects."""
     from stillroom_mcp.app import build_server
-    from stillroom_mcp.starting.pipes import run_stdio
 
-    anyio.run(run_stdio, build_server(workspace, offered))
+    build_server(workspace, offered).run("stdio")
     return 0
 
 

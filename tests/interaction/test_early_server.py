@@ -9,10 +9,10 @@ import anyio
 import pytest
 from mcp import Client
 
+import stillroom_mcp.__main__ as entry
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
-from stillroom_mcp.starting import entry
-from stillroom_mcp.starting.early_server import EarlyServer
+from stillroom_mcp.early_server import EarlyServer
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -48,7 +48,7 @@ def test_it_lists_its_tools_without_the_engine(tmp_path: Path) -> None:
     script = (
         "import sys, anyio\n"
         "from mcp import Client\n"
-        "from stillroom_mcp.starting.early_server import EarlyServer\n"
+        "from stillroom_mcp.early_server import EarlyServer\n"
         "async def main():\n"
         "    async with Client(EarlyServer('.')) as client:\n"
         "        assert (await client.list_tools()).tools\n"
@@ -78,9 +78,9 @@ def test_it_lists_its_tools_without_the_engine(tmp_path: Path) -> None:
         ([], False),
     ],
 )
-def test_only_a_plain_serve_is_begun_early(
+def test_only_a_plain_serve_starts_the_early_server(
     given: list[str], is_early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("STILLROOM_WORKSPACE", raising=False)
-    assert (entry._plainly_served(given) is not None) == is_early
+    assert (entry._plain_serve_folder(given) is not None) == is_early

@@ -18,7 +18,7 @@ from fakes.projects import endpoint_project
 from stillroom.api import OPERATIONS
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
-from stillroom_mcp.starting.early_server import LISTING, listing_of
+from stillroom_mcp.early_server import LISTING, listing_of
 from stillroom_mcp.toolsets import ALL, TOOLSETS, chosen_operations
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tools.json"

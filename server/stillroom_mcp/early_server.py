@@ -1,8 +1,8 @@
-"""Answers what a host asks first from a file, and loads the engine when it asks for more.
+"""The server that answers a host's first requests from a file, before the engine is loaded.
 
-A host waits some seconds for its servers at each of its starts. Loading the engine and making the
-schemas of its tools takes as long as the protocol's own library, so what they come to is written
-down in listing.json, which a test holds to what the server says when it has loaded everything.
+Hosts wait some seconds for their servers at each start. Loading the engine and making the schemas
+of its tools takes as long as loading the protocol's library, so the answers are kept in
+listing.json. A test compares that file with what the whole server answers.
 """
 
 import functools
@@ -26,7 +26,7 @@ _AT_ONCE = frozenset({"initialize", "server/discover", "ping", "tools/list"})
 
 
 class EarlyServer(MCPServer[TaskGroup]):
-    """The MCP server of a workspace, which loads the rest of itself at the first other request."""
+    """The MCP server of a workspace, which loads the engine at the first other request."""
 
     def __init__(self, workspace: Path) -> None:
         listing: dict[str, Any] = json.loads(LISTING.read_bytes())
@@ -43,20 +43,20 @@ class EarlyServer(MCPServer[TaskGroup]):
         self._tools = [Tool.model_validate(tool) for tool in listing["tools"]]
         self._loading = anyio.Lock()
         self._middleware: list[ServerMiddleware[Any]] | None = None
-        # A host is told which requests and extensions there are.
+        # The answer to initialize names the requests and extensions of the whole server.
         for method in listing["methods"]:
             if self._lowlevel_server.get_request_handler(method) is None:
                 self._lowlevel_server.add_request_handler(method, RequestParams, _unloaded)
         self._lowlevel_server.extensions.update(listing["extensions"])
 
     async def list_tools(self) -> list[Tool]:
-        """Returns the tools as the file lists them."""
+        """Returns the tools that the file lists."""
         return self._tools
 
     async def _loaded_first(
         self, ctx: ServerRequestContext[Any, Any], call_next: CallNext
     ) -> HandlerResult:
-        """Passes a request on, once everything is loaded that may answer it."""
+        """Passes a request on; all but the first ones wait until the engine is loaded."""
         if ctx.request_id is None or ctx.method in _AT_ONCE:
             return await call_next(ctx)
         async with self._loading:
@@ -68,7 +68,7 @@ class EarlyServer(MCPServer[TaskGroup]):
         return await call(ctx)
 
     async def _load(self, group: TaskGroup) -> list[ServerMiddleware[Any]]:
-        """Takes over the handlers of the whole server, and returns its middleware."""
+        """Takes over the handlers of the whole server and returns its middleware."""
         whole = await anyio.to_thread.run_sync(_whole_server, self._workspace)
         low = whole._lowlevel_server
         for method in whole.methods:
@@ -86,7 +86,7 @@ async def _lifespan(_server: MCPServer[TaskGroup]) -> AsyncGenerator[TaskGroup]:
 
 
 def _whole_server(folder: Path) -> Any:
-    # Imported here, since this is what takes long.
+    # Imported here, since these imports take long.
     from stillroom.settings import open_workspace
     from stillroom_mcp.app import build_server
 
@@ -98,7 +98,7 @@ async def _unloaded(_ctx: object, _params: object) -> None:
 
 
 def listing_of(whole: Any) -> str:
-    """Returns what listing.json must hold for the whole server: a tool on each line."""
+    """Returns the text of listing.json for the whole server, with one tool on each line."""
     low = whole._lowlevel_server
     tools = anyio.run(whole.list_tools)
     lines = [
