@@ -14,15 +14,14 @@ from stillroom import __version__, fences
 from stillroom.api import OPERATIONS, Operation
 from stillroom.settings import Workspace
 from stillroom.validation import nearest
+from stillroom_mcp.answers import writable_answers
 from stillroom_mcp.dashboard.chat_views import chat_views
-from stillroom_mcp.resources.completions import add_completions
-from stillroom_mcp.resources.prompts import add_prompts
+from stillroom_mcp.resources.prompts import add_completions, add_prompts
 from stillroom_mcp.resources.provide import add_resources, listed_resources
 from stillroom_mcp.resources.updates import RunUpdates
 from stillroom_mcp.tasks.extension import Tasks, TaskSource
 from stillroom_mcp.tasks.runs import RunTasks
 from stillroom_mcp.tools import tool_for
-from stillroom_mcp.transport import writable_answers
 
 INSTRUCTIONS = """\
 Stillroom distils a strong teacher into a small model the user owns.

@@ -137,8 +137,7 @@ def _load() -> None:
     import stillroom.tools.user.worker
     import stillroom.train.distributed.rank_main
     import stillroom.train.run  # noqa: F401
-    import stillroom_mcp.cli
-    import stillroom_mcp.transport  # noqa: F401
+    import stillroom_mcp.answers  # noqa: F401
 
     _use_demo_models()
     gc.enable()

@@ -16,11 +16,9 @@ from stillroom import api
 from stillroom.errors import InputError
 from stillroom.settings import Workspace
 from stillroom_mcp.demo import run_demo
-from stillroom_mcp.demo.chain import run_chain
-from stillroom_mcp.demo.closing import say_what_it_means
-from stillroom_mcp.demo.guide import DemoStoppedError, Guide
+from stillroom_mcp.demo.chain import DemoSettings, run_chain
+from stillroom_mcp.demo.guide import DemoStoppedError, Guide, say_what_it_means
 from stillroom_mcp.demo.run import ORDER, free_folder
-from stillroom_mcp.demo.settings import DemoSettings
 
 TINY = DemoSettings(num_rollouts=16, num_heldout=8, num_iterations=1, num_kl_prompts=2)
 NUM_STEPS = 2

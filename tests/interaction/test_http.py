@@ -18,8 +18,7 @@ from fakes.http_server import TOKEN, ServedWorkspace, client_at, served
 from stillroom.api import OPERATIONS
 from stillroom.errors import EngineError, InputError
 from stillroom_mcp.cli import main
-from stillroom_mcp.http.listening import listening_socket
-from stillroom_mcp.http.tokens import ServerToken
+from stillroom_mcp.http.listening import ServerToken, listening_socket
 
 MADE = ServerToken(TOKEN, "a file", is_made=True)
 GIVEN = ServerToken(TOKEN, "a file", is_made=False)

@@ -18,8 +18,8 @@ from fakes.rollout_lines import encoded
 from fakes.rollout_rows import rollout_row, write_lines
 from fakes.waiting import wait_until
 from stillroom.settings import Workspace
+from stillroom_mcp.answers import writable
 from stillroom_mcp.app import build_server
-from stillroom_mcp.transport import writable
 
 SERVER = StdioServerParameters(command=sys.executable, args=["-P", "-m", "stillroom_mcp", "serve"])
 ENDLESS = {"input": "rollouts.jsonl", "output": "kept.jsonl", "contains": "(a+)+$"}

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from fakes.source_tree import ROOT, imports_of, module_of, starts
-from stillroom_mcp.resources.pages import page_files
+from stillroom_mcp.resources.texts import page_files
 
 ARCHITECTURE = ROOT / "docs/architecture.md"
 _HEADING = re.compile(r"###? +(?P<title>.+)")

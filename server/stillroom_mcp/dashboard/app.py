@@ -23,8 +23,7 @@ from stillroom.settings import Workspace
 from stillroom_mcp.dashboard import views
 from stillroom_mcp.dashboard.live import read_metrics_from
 from stillroom_mcp.dashboard.row_files import RowFiles
-from stillroom_mcp.dashboard.rows import SHOWN, row_figures, rows_page
-from stillroom_mcp.dashboard.samples import Samples
+from stillroom_mcp.dashboard.rows import SHOWN, Samples, row_figures, rows_page
 from stillroom_mcp.http.guard import Guard
 
 _FOLDER = Path(__file__).parent

@@ -8,8 +8,7 @@ import webbrowser
 from stillroom.errors import InputError
 from stillroom.settings import Workspace
 from stillroom_mcp.dashboard.app import build_dashboard
-from stillroom_mcp.http.listening import bound_socket
-from stillroom_mcp.http.running import run_app
+from stillroom_mcp.http.listening import bound_socket, run_app
 
 _HOST = "127.0.0.1"
 _STOP_S = 2

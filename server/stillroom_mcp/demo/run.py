@@ -15,15 +15,15 @@ from stillroom import api
 from stillroom.errors import InputError
 from stillroom.remote.machines import find_machine
 from stillroom.settings import Workspace
-from stillroom_mcp.demo.chain import LABELS, ON_POLICY, SOFT, Stages, run_chain
-from stillroom_mcp.demo.closing import (
+from stillroom_mcp.demo.chain import LABELS, ON_POLICY, SOFT, DemoSettings, Stages, run_chain
+from stillroom_mcp.demo.guide import (
+    DemoStoppedError,
+    Guide,
     results_table,
     say_next,
     say_what_it_means,
     seconds_table,
 )
-from stillroom_mcp.demo.guide import DemoStoppedError, Guide
-from stillroom_mcp.demo.settings import DemoSettings
 
 DEFAULT_FOLDER = "demo-project"
 ORDER = ("base student", LABELS, SOFT, ON_POLICY, "teacher")

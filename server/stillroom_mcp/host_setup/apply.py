@@ -16,10 +16,9 @@ import msgspec
 from stillroom.errors import InputError
 from stillroom.files import read_json, replacing, write_json
 from stillroom.settings import open_workspace
+from stillroom_mcp.host_setup.config_text import parse_json, parse_toml
 from stillroom_mcp.host_setup.hosts import HOSTS, SERVE, SERVER_NAME, Host
-from stillroom_mcp.host_setup.json_text import parse_json
-from stillroom_mcp.host_setup.toml_text import parse_toml
-from stillroom_mcp.http.tokens import default_token_file
+from stillroom_mcp.http.listening import default_token_file
 
 _LARGEST = 8 << 20
 

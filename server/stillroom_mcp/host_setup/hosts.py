@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stillroom_mcp.host_setup.json_text import json_with_entry
-from stillroom_mcp.host_setup.toml_text import toml_with_entry
+from stillroom_mcp.host_setup.config_text import json_with_entry, toml_with_entry
 
 SERVER_NAME = "stillroom"
 SERVE = ("stillroom", "serve")

@@ -1,11 +1,37 @@
-"""Sockets that listen: on this machine alone, unless callers must show a token of the user's."""
+"""The sockets of HTTP servers, the token that callers show, and the server that runs there."""
 
 import ipaddress
+import os
+import secrets
 import socket
-from typing import Any
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.types import ASGIApp
 
 from stillroom.errors import EngineError, InputError
-from stillroom_mcp.http.tokens import TOKEN_VARIABLE, ServerToken
+
+
+@dataclass(frozen=True, slots=True)
+class ServerToken:
+    """The token of a server, and where it stands."""
+
+    value: str
+    place: str
+    """The path of the file that holds it, or the name of the variable with a dollar sign."""
+    is_made: bool
+    """Whether it is the one that stillroom made by itself, as nobody gave one."""
+
+    def __repr__(self) -> str:
+        return f"ServerToken({self.place})"
 
 
 def bound_socket(family: socket.AddressFamily, address: Any) -> socket.socket:
@@ -54,3 +80,104 @@ def address_of(listener: socket.socket) -> str:
     """Returns the URL at which a listening socket is reached, without a slash at its end."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+TOKEN_VARIABLE = "STILLROOM_TOKEN"  # noqa: S105 (the name of a variable)
+_SHORTEST = 16
+
+
+def default_token_file() -> Path:
+    """Returns the file in the user's state folder that holds the token nobody gave."""
+    base = os.environ.get("XDG_STATE_HOME")
+    # By this name no tool reads it.
+    return (Path(base) if base else Path.home() / ".local" / "state") / "stillroom" / "token"
+
+
+def server_token(file: str | None) -> ServerToken:
+    """Returns the token in `file`, else the variable's, else one that is made once and kept.
+
+    Raises InputError for a file that others may read, or a token that could be guessed.
+    """
+    if file is not None:
+        path = Path(file).expanduser().absolute()
+        if not path.exists():
+            raise InputError(
+                f"the token file {str(path)!r} does not exist",
+                f"write one: `(umask 077; openssl rand -hex 32 > {path})`, or leave --token-file "
+                "away and stillroom makes one",
+            )
+        return ServerToken(_read(path), str(path), is_made=False)
+    if given := os.environ.get(TOKEN_VARIABLE, "").strip():
+        return ServerToken(_checked(given, f"${TOKEN_VARIABLE}"), f"${TOKEN_VARIABLE}", False)
+    path = default_token_file()
+    if not path.exists():
+        _keep(path, secrets.token_urlsafe(32))
+    return ServerToken(_read(path), str(path), is_made=True)
+
+
+def _keep(path: Path, token: str) -> None:
+    """Writes a token into a new file that only this user reads, unless another server just did."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with NamedTemporaryFile(dir=path.parent) as stream, suppress(FileExistsError):
+        stream.write(f"{token}\n".encode())
+        stream.flush()
+        os.link(stream.name, path)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            mode = os.fstat(stream.fileno()).st_mode
+            text = stream.read(4096).decode("ascii", errors="replace").strip()
+    except OSError as error:
+        raise InputError(
+            f"the token file {str(path)!r} cannot be read: {error.strerror}",
+            "give a file that this user can read, with mode 0600",
+        ) from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise InputError(
+            f"others may read the token file {str(path)!r} (mode {stat.S_IMODE(mode):04o})",
+            f"run `chmod 600 {path}`; if others could have read it, write a new token too",
+        )
+    return _checked(text, str(path))
+
+
+def _checked(token: str, place: str) -> str:
+    if len(token) < _SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
+        raise InputError(
+            f"the token in {place} is no token: it takes {_SHORTEST} characters or more of ASCII, "
+            "without blanks",
+            "write a random one, for example with `openssl rand -hex 32`",
+        )
+    return token
+
+
+STOP_S = 5
+
+
+def run_app(app: "ASGIApp", listener: socket.socket, *, stop_s: int = STOP_S) -> None:
+    """Serves an application at a socket until SIGINT or SIGTERM."""
+    anyio.run(http_server(app, stop_s=stop_s).serve, [listener])
+
+
+def http_server(app: "ASGIApp", *, stop_s: int = STOP_S) -> "uvicorn.Server":
+    """Returns the HTTP server of an application.
+
+    When it stops, requests that are being answered have `stop_s` seconds to end.
+    """
+    # Imported here, since `stillroom record` and `stillroom setup` do without it.
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        lifespan="on",
+        # The faster parser leaves blanks at the end of a header's value, where HTTP has none.
+        http="h11",
+        ws="none",
+        log_level="warning",
+        # Addresses in it would hold the token.
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=stop_s,
+    )
+    return uvicorn.Server(config)

@@ -16,8 +16,13 @@ from stillroom.recording.serving import run_until_stopped
 from stillroom.recording.tape import Tape
 from stillroom.recording.upstreams import Upstream, client_settings, upstreams_of
 from stillroom.settings import Workspace, open_workspace
-from stillroom_mcp.http.listening import address_of, listening_socket
-from stillroom_mcp.http.tokens import TOKEN_VARIABLE, ServerToken, server_token
+from stillroom_mcp.http.listening import (
+    TOKEN_VARIABLE,
+    ServerToken,
+    address_of,
+    listening_socket,
+    server_token,
+)
 
 _PORT = 8788
 _NO_TOKEN = ServerToken("", "", is_made=True)

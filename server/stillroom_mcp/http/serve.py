@@ -12,9 +12,14 @@ from stillroom.api import Operation
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
 from stillroom_mcp.http.guard import Guard
-from stillroom_mcp.http.listening import address_of, listening_socket
-from stillroom_mcp.http.running import run_app
-from stillroom_mcp.http.tokens import TOKEN_VARIABLE, ServerToken, server_token
+from stillroom_mcp.http.listening import (
+    TOKEN_VARIABLE,
+    ServerToken,
+    address_of,
+    listening_socket,
+    run_app,
+    server_token,
+)
 
 MCP_PATH = "/mcp"
 _MOST_SESSIONS = 1000

@@ -1,18 +1,35 @@
-"""Prompts that a person chooses in a host: each hands a job, and the skill for it, to the agent."""
+"""Prompts that a person chooses in a host, and the completion of what they type there."""
 
+import os
+from collections.abc import Iterable
+from itertools import islice
 from typing import Annotated
 
+import anyio
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError
 from mcp.server.mcpserver.prompts.base import Message, UserMessage
 from mcp.shared.exceptions import MCPError
-from mcp.types import INVALID_PARAMS, EmbeddedResource, TextResourceContents
+from mcp.types import (
+    INVALID_PARAMS,
+    Completion,
+    CompletionArgument,
+    CompletionContext,
+    EmbeddedResource,
+    PromptReference,
+    ResourceTemplateReference,
+    TextResourceContents,
+)
 from pydantic import Field
 
+from stillroom import api
+from stillroom.demo import DEMO_MODELS
+from stillroom.errors import InputError
 from stillroom.fences import on_one_line
+from stillroom.secrecy.readable import check_readable
 from stillroom.settings import Workspace
 from stillroom_mcp.resources.provide import run_text
-from stillroom_mcp.resources.skills import skill_text
+from stillroom_mcp.resources.texts import skill_text, skill_texts
 
 _LONGEST = 300
 _BEFORE_PAYING = (
@@ -108,3 +125,79 @@ def _with_skills(job: str, *skills: str) -> list[Message]:
             resource = EmbeddedResource(type="resource", resource=contents)
             messages.append(UserMessage(resource))
     return messages
+
+
+_MOST = 100
+_MOST_ENTRIES = 5000
+"""Of a folder with more entries than this, some are not offered."""
+_TRAINED = frozenset({"sft", "dpo", "distill"})
+
+
+def add_completions(server: MCPServer, workspace: Workspace) -> None:
+    """Adds the completion of prompts' arguments and of resources' addresses to a server."""
+
+    async def complete(
+        ref: PromptReference | ResourceTemplateReference,
+        argument: CompletionArgument,
+        context: CompletionContext | None,
+    ) -> Completion | None:
+        earlier = (context.arguments if context else None) or {}
+        found = await anyio.to_thread.run_sync(_found, workspace, argument, earlier)
+        return Completion(values=found[:_MOST], total=len(found), has_more=len(found) > _MOST)
+
+    server.completion()(complete)
+
+
+def _found(
+    workspace: Workspace, argument: CompletionArgument, earlier: dict[str, str]
+) -> list[str]:
+    match argument.name:
+        case "run_id":
+            values: Iterable[str] = (run.run_id for run in _runs(workspace))
+        case "path" | "prompts" | "rows":
+            values = _paths(workspace, argument.value)
+        case "teacher" | "student":
+            values = _models(workspace)
+        case "name":
+            values = dict.fromkeys(text.skill for text in skill_texts())
+        case "file":
+            values = (t.file for t in skill_texts() if earlier.get("name") in (None, t.skill))
+        case _:
+            values = ()
+    return [value for value in values if value.startswith(argument.value)]
+
+
+def _runs(workspace: Workspace) -> list[api.RunSummary]:
+    return api.list_runs(workspace, api.ListRuns(limit=_MOST)).runs
+
+
+def _models(workspace: Workspace) -> Iterable[str]:
+    yield from DEMO_MODELS
+    for run in _runs(workspace):
+        if run.kind in _TRAINED and run.status == "succeeded":
+            yield run.run_id
+
+
+def _paths(workspace: Workspace, begun: str) -> list[str]:
+    """Returns the files and folders of the workspace whose path begins so; no hidden ones.
+
+    A link that leads out of the workspace is not followed, and a file that no tool reads is not
+    named.
+    """
+    above = begun.rpartition("/")[0]
+    folder = (workspace.root / above).resolve()
+    is_hidden = any(part.startswith(".") for part in above.split("/"))
+    if is_hidden or not folder.is_relative_to(workspace.root) or not folder.is_dir():
+        return []
+    prefix = f"{above}/" if above else ""
+    paths: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in islice(entries, _MOST_ENTRIES):
+            if entry.name.startswith(".") or not entry.name.isprintable():
+                continue
+            try:
+                check_readable(folder / entry.name)
+            except InputError:
+                continue
+            paths.append(f"{prefix}{entry.name}" + ("/" if entry.is_dir() else ""))
+    return sorted(paths)

@@ -19,8 +19,7 @@ from stillroom.errors import EngineError, InputError, RunError
 from stillroom.settings import Workspace
 from stillroom_mcp.answers import structured, structured_result
 from stillroom_mcp.fencing import fenced_error
-from stillroom_mcp.resources.pages import page_text
-from stillroom_mcp.resources.skills import skill_text, skill_texts
+from stillroom_mcp.resources.texts import page_text, skill_text, skill_texts
 
 _JSON, _MARKDOWN = "application/json", "text/markdown"
 _MOST_RUNS = 20

@@ -9,10 +9,8 @@ from fakes.conformance.fixtures import add_fixtures
 from fakes.conformance.tasks import FakeTasks, add_task_tools
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
-from stillroom_mcp.http.listening import address_of, listening_socket
-from stillroom_mcp.http.running import http_server
+from stillroom_mcp.http.listening import ServerToken, address_of, http_server, listening_socket
 from stillroom_mcp.http.serve import mcp_app
-from stillroom_mcp.http.tokens import ServerToken
 
 
 async def main(root: Path, port: int) -> None:

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse
 from stillroom.errors import InputError
 from stillroom.secrecy.readable import check_readable
 from stillroom_mcp.http.guard import Guard
-from stillroom_mcp.http.tokens import default_token_file, server_token
+from stillroom_mcp.http.listening import default_token_file, server_token
 
 TOKEN = "a-token-that-nobody-guesses"
 BEARER = {"authorization": f"Bearer {TOKEN}"}

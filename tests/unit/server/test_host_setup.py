@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from fakes.source_tree import ROOT
 from stillroom_mcp.cli import main
+from stillroom_mcp.host_setup.config_text import json_with_entry, parse_json, toml_with_entry
 from stillroom_mcp.host_setup.hosts import HOSTS, Host
-from stillroom_mcp.host_setup.json_text import json_with_entry, parse_json
-from stillroom_mcp.host_setup.toml_text import toml_with_entry
 
 EACH_HOST = pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.name)
 OTHERS_JSON = """// what the user wrote
