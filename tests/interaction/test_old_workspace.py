@@ -3,8 +3,11 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fakes.http_endpoint import ScriptedEndpoint
@@ -42,8 +45,17 @@ TURNS_IN_ALL = 8 * 4
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    return unpack_old_workspace(tmp_path)
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
+    """The workspace; the machine of its remote run does not answer as long as `cut` is there."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setattr(remote_runs, "_FOLLOWER", "fakes.local_follower")
+    workspace = unpack_old_workspace(tmp_path)
+    (tmp_path / "there" / "cut").touch()
+    yield workspace
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(str(tmp_path) in word for word in process.cmdline()):
+                process.kill()
 
 
 def report(workspace: Workspace, run_id: str) -> api.RunReport:
@@ -221,11 +233,8 @@ def test_a_waiting_run_begins_once_the_run_before_it_has_ended(workspace: Worksp
     assert used["model"]["path"] == "models/teacher"
 
 
-def test_a_run_that_ended_on_its_machine_meanwhile_is_copied_back(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    monkeypatch.setattr(remote_runs, "_FOLLOWER", "fakes.local_follower")
+def test_a_run_that_ended_on_its_machine_meanwhile_is_copied_back(workspace: Workspace) -> None:
+    (workspace.root.parent / "there" / "cut").unlink()
     wait_until(lambda: report(workspace, REMOTE_SCORE).status not in ("starting", "running"))
 
     ended = report(workspace, REMOTE_SCORE)
