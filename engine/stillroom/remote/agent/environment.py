@@ -97,6 +97,7 @@ def _relay(arguments: list[str], request: str) -> None:
         stderr=subprocess.STDOUT,
         encoding="utf-8",
         errors="replace",
+        env=_login_environment(),
         start_new_session=True,
     )
     with cast("IO[str]", worker.stdin) as stdin:
