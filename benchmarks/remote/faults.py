@@ -219,7 +219,7 @@ def worker_killed(scene: Scene, checks: Checks, options: argparse.Namespace) -> 
     if again.status == "succeeded":
         done_there = max(steps(scene.folder(run_id).path))
         goes_on = next(note for note in again.notes if note.startswith("resumes at step"))
-        checks.figures["steps_lost"] = done_there - int(goes_on.split()[4])
+        checks.figures["steps_lost"] = done_there - int(goes_on.split()[3])
         checks.expect(
             checks.figures["steps_lost"] <= SAVE_STEP, "more than save_step steps were lost"
         )
