@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 _LOOKED_AT = 20
 """If curation knows none of so many first rows of a file, another reader is looked for."""
 _ROLLOUTS = "rollouts.jsonl"
-
-
+_MESSAGES = "openai_fine_tuning"
+"""The format of rows that have messages and little else, as rows of prompts do."""
 _OUR_IDS = ("rollout_id", "chosen_id")
 """The fields that convert_rollouts and make_dpo_pairs write into each row."""
 
@@ -213,8 +213,12 @@ def foreign_files_to_validate(workspace: Workspace, name: str) -> list[Path] | N
     if formats - {RowFormat.PROMPTS, None}:
         return None
     sources = _sources_of(workspace, name)
-    is_table = sources is not None and any(one.format.read_columns for one in sources.formats)
-    return None if sources is None or (formats - {None} and is_table) else sources.files
+    if sources is None:
+        return None
+    might_be_prompts = any(
+        one.format.read_columns or one.format.name == _MESSAGES for one in sources.formats
+    )
+    return None if formats - {None} and might_be_prompts else sources.files
 
 
 def _sources_of(workspace: Workspace, name: str) -> "ImportSources | None":

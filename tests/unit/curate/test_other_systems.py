@@ -142,6 +142,15 @@ def test_a_log_is_validated_as_rollouts(tmp_path: Path, name: str) -> None:
     assert len(report.problems) == imported.refused
 
 
+def test_prompts_of_messages_are_validated_as_prompts(tmp_path: Path) -> None:
+    row = {"messages": [{"role": "user", "content": "What is a lamp?"}], "tools": ["price"]}
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+
+    report = validate_dataset(Workspace(tmp_path), ValidateDataset(path="prompts.jsonl"))
+
+    assert (report.format, report.good) == ("prompts", 1)
+
+
 @pytest.mark.parametrize("name", ["sharegpt", "litellm"])
 def test_a_row_made_of_a_log_leads_back_to_its_place_in_it(tmp_path: Path, name: str) -> None:
     workspace = workspace_with(tmp_path, name)

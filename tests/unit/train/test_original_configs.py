@@ -181,9 +181,9 @@ def test_what_only_a_hosted_service_reads_is_left_out_and_said(tmp_path, tiny_mo
     [
         ("trainer.max_billing=10", "nothing bills", "budget_usd"),
         ("wandb_name=student", "it belongs to the trainer", "trainer.wandb_name"),
-        ("trainer.wandb_name=student", "trainer.wandb_project too", "mend"),
+        ("trainer.wandb_name=student", "trainer.wandb_project too", "correct"),
         ("evals=[{eval_id: cmla1, step: 100, name: MATH}]", "a hosted service", "heldout.jsonl"),
-        ("evals=[{name: m, step: 1, pass1_temp: 1}]", "'pass1_temperature'", "mend"),
+        ("evals=[{name: m, step: 1, pass1_temp: 1}]", "'pass1_temperature'", "correct"),
         ("dataset_type=rl", "from rewards alone", "distill"),
         ("dataset_type=midtrain", "plain text", "sft"),
     ],
