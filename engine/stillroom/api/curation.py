@@ -134,8 +134,8 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> Validati
     files = foreign_files_to_validate(workspace, request.path) if request.format == "auto" else None
     if files is None:
         return _validated(workspace, request, None)
-    beside = workspace.root / path.name
-    with imported_file(workspace, [request.path], files, beside) as imported:
+    temporary = workspace.root / path.name
+    with imported_file(workspace, [request.path], files, temporary) as imported:
         formats = {name: count.kept for name, count in imported.result.formats.items()}
         refused = [(row.source, f"{row.reason} {row.detail}") for row in imported.refused()]
         rows = validation.ImportedRows(imported.path, formats, refused)

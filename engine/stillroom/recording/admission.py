@@ -49,7 +49,7 @@ class Admission:
     token: str | None = None
     """None if every program of this machine may call."""
     allowed_hosts: Collection[str] = ()
-    """Names of the proxy in lower case, besides localhost and its own address."""
+    """Names of the proxy in lower case, other than localhost and its own address."""
 
     def admitted(self, head: RequestHead, own_address: str) -> str:
         """Returns the target of a request without the token. Raises RefusedError.

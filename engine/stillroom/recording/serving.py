@@ -88,7 +88,7 @@ def _report(error: Exception) -> None:
 def response_with(
     request: web.Request, status: int, reason: str, headers: Headers
 ) -> web.StreamResponse:
-    """Returns a response that has these headers and no others, besides those of its framing."""
+    """Returns a response that has these headers and no others but those of its framing."""
     request[_PASSED_HEADERS] = headers
     return web.StreamResponse(status=status, reason=reason, headers=headers)
 

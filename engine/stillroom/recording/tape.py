@@ -45,7 +45,7 @@ class RequestKey:
     digest: bytes
     """The hash of all that counts."""
     rest: bytes
-    """The hash of all that counts beside the messages."""
+    """The hash of all that counts but the messages."""
     messages: tuple[bytes, ...]
     """The hash of each message."""
 
@@ -84,7 +84,7 @@ def _digest(value: Any) -> bytes:
 
 
 def first_difference(given: bytes, recorded: bytes) -> str:
-    """Returns where two requests differ first and what stands there in each, in one line."""
+    """Returns where two requests differ first and what each has at that place, in one line."""
     ours, others = decoded_body(given), decoded_body(recorded)
     if ours is None or others is None:
         return "their bytes"

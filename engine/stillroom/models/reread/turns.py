@@ -34,9 +34,9 @@ class TurnMarks:
     """What a turn begins with before the name of its first call."""
     text_to_call: str | None = None
     separator: str | None = None
-    """What stands between a call's name and its arguments."""
+    """The text between a call's name and its arguments."""
     call_to_call: str | None = None
-    """What stands between a call's arguments and the next call's name."""
+    """The text between a call's arguments and the next call's name."""
     end_call: str | None = None
     before_thought: str | None = None
     thought_to_text: str | None = None

@@ -1,6 +1,6 @@
 """Logs with the body of a request and what came back in one row, of each provider's API.
 
-OpenAI's chat completions may stand in more ways: the messages beside the reply, or in the
+OpenAI's chat completions may stand in more ways: the messages next to the reply, or in the
 `chat.completion` object itself; a streamed reply may be a list of its chunks. What a response of
 the Responses API continues is put before it (`payloads/response_chains.py`).
 """

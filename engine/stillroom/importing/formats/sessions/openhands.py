@@ -78,7 +78,7 @@ class EventLog:
     id: str | None
     folder: Path | None = None
     state: Row = field(default_factory=dict[str, Any])
-    """What the SDK keeps beside the events: the model, and what each response used."""
+    """What the SDK keeps in addition to the events: the model, and what each response used."""
     _messages: list[_EventMessages] = field(default_factory=list[_EventMessages])
     _reader: BlockReader = field(default_factory=BlockReader)
     _used: dict[str, Usage] = field(default_factory=dict[str, Usage])
