@@ -64,6 +64,15 @@ def pytest_xdist_setupnodes(config, specs):
             spec.python = str(worker_program(client))
 
 
+def pytest_collectstart(collector):
+    """Has hypothesis try the same examples in each run, however long each takes."""
+    is_module = isinstance(collector, pytest.Module)
+    if is_module and "hypothesis" in collector.path.read_text(encoding="utf-8"):
+        from hypothesis import settings
+
+        settings.load_profile("ci")
+
+
 def pytest_collection_finish():
     gc.collect()
     gc.freeze()
@@ -113,6 +122,15 @@ def warm_program(shared_folder: Path) -> Path:
 
 
 @pytest.fixture
-def warm_python(warm_program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has runs begin in processes that have loaded torch beforehand; see fakes/warm_python.py."""
+def warm_python(
+    warm_program: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[None]:
+    """Has runs begin in processes that have loaded torch beforehand; see fakes/warm_python.py.
+
+    The processes that a failed test leaves in its folder are ended.
+    """
+    from fakes.warm_python import kill_processes_in
+
     monkeypatch.setattr(sys, "executable", str(warm_program))
+    yield
+    kill_processes_in(tmp_path)

@@ -24,7 +24,8 @@ def play(root: Path, output: str) -> None:
     """Does the run in this process."""
     import anyio
 
-    from stillroom.reporting import SilentReporter
+    sys.path.append(str(Path(__file__).parents[2] / "tests"))
+    from fakes.reporters import KeptReporter
     from stillroom.rollout.request import GenerateRollouts
     from stillroom.rollout.run import generate_rollouts
     from stillroom.settings import Workspace
@@ -38,7 +39,7 @@ def play(root: Path, output: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
     async def main() -> None:
-        await generate_rollouts(Workspace(root), request, folder=folder, reporter=SilentReporter())
+        await generate_rollouts(Workspace(root), request, folder=folder, reporter=KeptReporter())
 
     anyio.run(main)
 

@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "on_policy"))
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
 
 import anyio
 from demo_world import ACTING, DemoWorld, Models, policy, reported
 from ruled_clerk import make_model, rule, with_fee
 
+from fakes.reporters import KeptReporter
 from stillroom.api import (
     ConvertRollouts,
     FilterDataset,
@@ -28,7 +30,6 @@ from stillroom.api import (
 )
 from stillroom.demo.world import SYSTEM, heldout_tasks, task_row, training_tasks
 from stillroom.models.resolve import locate_model
-from stillroom.reporting import SilentReporter
 from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 
@@ -100,7 +101,7 @@ class RuledWorld(DemoWorld):
         """Returns the file of what the clerk does with the rule, as rows without the rule."""
         rows, sft = "rollouts.jsonl", "sft.jsonl"
         if not (self.workspace.root / sft).exists():
-            folder, silent = self._folder("rollouts"), SilentReporter()
+            folder, silent = self._folder("rollouts"), KeptReporter()
             request = GenerateRollouts(
                 input="prompts.jsonl",
                 output=rows,

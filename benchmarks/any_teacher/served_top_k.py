@@ -28,16 +28,15 @@ from other_tokenizer import SFT_EPOCHS, distilled, sft, stage
 from torch.nn.functional import cosine_similarity
 
 from fakes.model_server import FakeModelServer
+from fakes.reporters import KeptReporter
 from stillroom.api import GenerateRollouts
 from stillroom.evaluate.intervals import mean_estimate
 from stillroom.models.batches import sampled_sequence
 from stillroom.models.load import load_model
-from stillroom.models.reread.byte_chain import SortedSums, SummedSymbols
-from stillroom.models.reread.listed_tokens import ListedTokens
+from stillroom.models.reread.byte_chain import ListedTokens, SortedSums, SummedSymbols
 from stillroom.models.reread.pair_check import open_pair
 from stillroom.models.reread.tile_divergence import ByteDivergences
 from stillroom.models.resolve import locate_model
-from stillroom.reporting import SilentReporter
 from stillroom.rollout.run import generate_rollouts
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.types import Trajectory
@@ -60,7 +59,7 @@ def rollouts_of(world: DemoWorld, name: str, model: str, num: int) -> list[Traje
 
         async def play() -> None:
             await generate_rollouts(
-                world.workspace, request, folder=folder, reporter=SilentReporter()
+                world.workspace, request, folder=folder, reporter=KeptReporter()
             )
 
         anyio.run(play)

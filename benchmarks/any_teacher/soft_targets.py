@@ -19,16 +19,17 @@ from itertools import islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "on_policy"))
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
 
 import anyio
 import msgspec
 from demo_world import ACTING, DemoWorld, Results, policy
 
+from fakes.reporters import KeptReporter
 from stillroom.api import EvaluateModel
 from stillroom.evaluate.files import Evaluation
 from stillroom.evaluate.intervals import mean_estimate
 from stillroom.evaluate.run import evaluate_model
-from stillroom.reporting import SilentReporter
 
 RATES = (6e-3, 1e-2, 2e-2, 3e-2)
 NUM_CHOOSING = 150
@@ -120,7 +121,7 @@ def choosing_accuracy(world: DemoWorld, label: str, model: str) -> float:
     )
 
     async def play() -> None:
-        silent = SilentReporter()
+        silent = KeptReporter()
         await evaluate_model(world.workspace, request, folder=folder, reporter=silent)
 
     anyio.run(play)

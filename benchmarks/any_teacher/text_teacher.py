@@ -44,16 +44,17 @@ from typing import Any
 import anyio
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "on_policy"))
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
 
 from demo_world import ACTING, DemoWorld, Results, policy, reported
 
+from fakes.reporters import KeptReporter
 from stillroom.api import GenerateRollouts
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import load_tasks
 from stillroom.evaluate.intervals import mean_estimate
 from stillroom.models.load import load_model
 from stillroom.models.resolve import locate_model
-from stillroom.reporting import SilentReporter
 from stillroom.rollout import context as rollout_context
 from stillroom.rollout.refining import Critic, critic_messages
 from stillroom.rollout.run import generate_rollouts
@@ -106,7 +107,7 @@ class Lab:
 
             async def play() -> None:
                 await generate_rollouts(
-                    self.world.workspace, requested, folder=folder, reporter=SilentReporter()
+                    self.world.workspace, requested, folder=folder, reporter=KeptReporter()
                 )
 
             anyio.run(play)

@@ -58,4 +58,5 @@ def main() -> None:
     }))  # fmt: skip
 
 
-main()
+if __name__ == "__main__":
+    main()

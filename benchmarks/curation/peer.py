@@ -127,4 +127,5 @@ def main() -> None:
     }))  # fmt: skip
 
 
-main()
+if __name__ == "__main__":
+    main()

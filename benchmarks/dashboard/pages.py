@@ -20,7 +20,8 @@ from typing import Any
 import psutil
 from playwright.sync_api import Page, sync_playwright
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "trust"), str(Path(__file__).parents[2] / "tests")]
+TESTS = Path(__file__).parents[2] / "tests"
+sys.path[:0] = [str(TESTS / "thorough"), str(TESTS)]
 from size import write_data  # noqa: E402
 
 from fakes.browser import launch_chromium  # noqa: E402

@@ -42,12 +42,10 @@ from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.sections import DpoSection, ModelSection, TrainerSection
 from stillroom.train.loop.checkpoints import save_checkpoint
-from stillroom.train.methods.dpo import ReferencedPair, accumulate_preference
+from stillroom.train.methods.dpo import ReferencedPair, TokenPair, accumulate_preference
 from stillroom.train.methods.sft import accumulate_nll
-from stillroom.train.on_policy.policy_update import accumulate_gradient
-from stillroom.train.on_policy.token_losses import UpdateStats
+from stillroom.train.on_policy.policy_update import UpdateStats, accumulate_gradient
 from stillroom.train.on_policy.training_sequences import TrainingSequence
-from stillroom.train.student.encode import TokenPair
 from stillroom.train.student.model import Student, load_student
 from stillroom.types import SamplingSettings
 

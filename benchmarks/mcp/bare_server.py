@@ -11,4 +11,5 @@ def echo(text: str) -> dict[str, str]:
     return {"text": text}
 
 
-server.run("stdio")
+if __name__ == "__main__":
+    server.run("stdio")

@@ -73,8 +73,7 @@ def ours(work: Work, student_folder: Path, teacher_folder: Path, steps: int) -> 
     from stillroom.teachers.local_hf import LocalTeacher
     from stillroom.train.config.schema import DistillConfig
     from stillroom.train.on_policy.policy_update import update_student
-    from stillroom.train.student.model import load_student
-    from stillroom.train.student.optimizer import Optimizer
+    from stillroom.train.student.model import Optimizer, load_student
 
     workspace = Workspace(student_folder.parent)
     config = DistillConfig.model_validate(

@@ -102,4 +102,5 @@ def main() -> None:
         site.shutdown()
 
 
-main()
+if __name__ == "__main__":
+    main()

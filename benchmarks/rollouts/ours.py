@@ -6,11 +6,13 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
+
 import anyio
 import msgspec
 
+from fakes.reporters import KeptReporter
 from stillroom.api import GenerateRollouts
-from stillroom.reporting import SilentReporter
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.results import RolloutsResult
 from stillroom.rollout.run import generate_rollouts
@@ -42,7 +44,7 @@ def main() -> None:
 
     async def run() -> RolloutsResult | Forecast:
         return await generate_rollouts(
-            Workspace(folder), request, folder=run_folder, reporter=SilentReporter()
+            Workspace(folder), request, folder=run_folder, reporter=KeptReporter()
         )
 
     result = anyio.run(run, backend_options={"use_uvloop": True})

@@ -57,4 +57,5 @@ async def main() -> None:
     print("@@" + json.dumps(figures | counts))
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -51,4 +51,5 @@ def main() -> None:
     print("@@" + json.dumps(figures))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -102,4 +102,5 @@ def main() -> None:
         report(who=name, version=version, ours_is_times_faster=ratio, from_first_to_last_request=ratio_seen, of_as_many_rollouts=num == options.n, **found)  # fmt: skip
 
 
-main()
+if __name__ == "__main__":
+    main()

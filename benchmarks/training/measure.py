@@ -30,8 +30,7 @@ def ours(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     from stillroom.train.config.sections import DpoSection, ModelSection, TrainerSection
     from stillroom.train.methods.dpo import accumulate_preference, add_reference
     from stillroom.train.methods.sft import accumulate_nll
-    from stillroom.train.student.model import load_student
-    from stillroom.train.student.optimizer import Optimizer
+    from stillroom.train.student.model import Optimizer, load_student
 
     trainer = TrainerSection(
         num_epochs=1, learning_rate=LEARNING_RATE, schedule="constant", warmup_steps=0,

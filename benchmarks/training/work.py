@@ -9,7 +9,7 @@ from typing import Any
 from beside_trl.models import save_model
 
 from stillroom.models.batches import TokenSequence
-from stillroom.train.student.encode import TokenPair
+from stillroom.train.methods.dpo import TokenPair
 
 MAX_LENGTH = 2048
 

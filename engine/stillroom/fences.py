@@ -1,10 +1,12 @@
-"""Puts text that others wrote between two marks, for whoever reads it with an agent's eyes."""
+"""Puts text that others wrote between two marks, so that an agent takes it for data."""
 
 import re
 import secrets
 
 _LINE_BREAKS = re.compile(r"[\n\u2028\u2029]+")
 _LINES_AND_TABS = "\n\t"
+_LONGEST_NAME = 120
+_MOST_WORDS = 3
 
 
 def new_mark() -> str:
@@ -52,3 +54,19 @@ def on_one_line(text: str, *, most: int) -> str:
     """Returns a short text on one line, so that it cannot pass for a line of somebody else."""
     line = one_line(text)
     return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def is_name(text: str) -> bool:
+    """Says whether a text is a name or a path rather than a sentence: few words on one line."""
+    return (
+        len(text) <= _LONGEST_NAME and len(text.split()) <= _MOST_WORDS and one_line(text) == text
+    )
+
+
+def name(text: str) -> str:
+    """Returns a name that others chose, to be put into a sentence of ours.
+
+    A sentence in place of a name is left out, since an agent might follow it. The field of a result
+    that holds the name itself shows it between marks.
+    """
+    return text if is_name(text) else f"(a name of {len(text)} characters)"

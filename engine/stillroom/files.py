@@ -86,6 +86,21 @@ def replacing(path: Path) -> Generator[int]:
             raise
 
 
+def write_new(path: Path, data: bytes) -> None:
+    """Writes a file that does not exist yet; a reader never sees a part of it.
+
+    Raises FileExistsError if there is one, such as that of a process that was first.
+    """
+    temporary = path.with_name(partial_name(path.name, secrets.token_hex(4)))
+    write_atomic(temporary, data)
+    with naming(path), real_folder(path.parent) as folder:
+        try:
+            # A rename would replace a file that is there already; a hard link fails instead.
+            folder.link(temporary.name, path.name)
+        finally:
+            folder.remove(temporary.name)
+
+
 def wait_for_disk(path: Path) -> None:
     """Returns when a file's content, or a folder's list of files, is safe on the disk."""
     handle = os.open(path, os.O_RDONLY)

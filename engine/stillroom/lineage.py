@@ -177,8 +177,8 @@ class Recording:
     ) -> None:
         """`copies` are files that are hashed in place of others.
 
-        With `may_grow`, a file to which somebody appends meanwhile is recorded as it is when it
-        has been read; `grown` then has it.
+        With `may_grow`, a file that grows while it is read is recorded as it was at the end of
+        the read; `grown` then has it.
         """
         self._may_grow = may_grow
         self.grown: list[Path] = []

@@ -233,7 +233,7 @@ def _shown_line(handle: int, start: int, end: int) -> str:
     length = end - start
     if length <= _LONGEST_SHOWN:
         text = os.pread(handle, length, start).decode("utf-8", errors="replace")
-        # Of a progress bar, only what it showed last.
+        # Keeps only the last state of a progress bar.
         return text.rstrip("\r").rpartition("\r")[2]
     half = _LONGEST_SHOWN // 2
     first, last = os.pread(handle, half, start), os.pread(handle, half, end - half)

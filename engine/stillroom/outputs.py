@@ -100,7 +100,7 @@ class NewOutput:
 def new_output(
     path: Path, *side: Path, operation: str, overwrite: bool, run_id: str | None = None
 ) -> Generator[NewOutput]:
-    """Yields writers for an output and its side files, which appear if the block ends well.
+    """Yields writers for an output and its side files, which appear if the block raises no error.
 
     The block must call `record` last. The manifest is on the disk before the first file is
     replaced, so that after a stop at any point each file is known to be ours.
@@ -108,7 +108,7 @@ def new_output(
     """
     with output_lock(path, operation, run_id=run_id):
         check_replaceable(path, *side, overwrite=overwrite)
-        # What killed processes left: whoever writes it now would hold the lock.
+        # Leftovers of killed processes: a process that is still writing would hold the lock.
         for file in (path, *side, pending_manifest(path)):
             for leftover in path.parent.glob(partial_name(glob.escape(file.name), "*")):
                 leftover.unlink()
@@ -171,7 +171,7 @@ def marked_page(html: str) -> bytes:
 def not_ours(path: Path) -> InputError:
     """Returns the error to raise about a file that would be replaced and is not ours."""
     return InputError(
-        f"{path} is there already, and stillroom did not write it as it is now",
+        f"{path} exists, and stillroom did not write it, or it was changed since",
         "choose another output, or give overwrite: true (--overwrite) to replace it",
     )
 

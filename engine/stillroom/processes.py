@@ -159,8 +159,8 @@ def end_process(process: "subprocess.Popen[Any]", *, grace_s: float = 5.0) -> No
 def kill_family(leader: int) -> None:
     """Kills a process group, and its leader's descendants, even those in other process groups.
 
-    The leader must not have been waited for: the system may have given its number to another
-    process by then.
+    The leader must not have been waited for: after that, the system may give its pid to another
+    process.
     """
     for descendant in descendants(leader):
         kill(descendant)

@@ -21,7 +21,7 @@ from stillroom.lineage import folder_files, now, seconds_between
 from stillroom.lines import read_lines
 from stillroom.places import make_folder, open_real
 from stillroom.settings import Workspace
-from stillroom.types import OthersText, RunKind, RunStatus
+from stillroom.types import OthersText, OwnText, RunKind, RunStatus
 
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # 32 letters, none that look alike
 _ID_LENGTH = 26  # 130 random bits
@@ -56,7 +56,7 @@ class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why a run failed, and what the user can do about it."""
 
     problem: OthersText
-    fix: str
+    fix: OwnText
 
 
 class ProcessEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,7 +292,7 @@ class RunFolder:
             if _stamp(as_found(fixed.path)) != fixed.stamp:
                 raise RunError(
                     f"{fixed.path} has changed since this run was started",
-                    "start it again: it then reads the file as it is by then",
+                    "start it again: the new run reads the changed file",
                 )
 
     def read_events(self) -> Iterator[RunEvent]:

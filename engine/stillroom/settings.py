@@ -3,7 +3,7 @@
 import os
 import re
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,8 +94,8 @@ class Workspace:
             )
         if resolved.is_relative_to(keys_file().parent.resolve()):
             raise InputError(
-                f"{label} {str(name)!r} is in the folder that says which key may go where",
-                "choose another output: only the user writes there",
+                f"{label} {str(name)!r} is in the folder of keys.yml: only the user writes there",
+                "choose another output",
             )
         return resolved
 
@@ -130,6 +130,16 @@ class Workspace:
             or _dot_env(self.root / ".env").get(name)
             or None
         )
+
+    def key_hosts(self, name: str) -> Sequence[str]:
+        """Returns the hosts that .env names for a key of its own, in the line NAME_HOST.
+
+        A key from elsewhere has none: whoever can write .env can read the keys in it, and no other.
+        """
+        lines = _dot_env(self.root / ".env")
+        if not lines.get(name) or lines[name] != self.read_key(name):
+            return ()
+        return tuple(host.strip() for host in lines.get(f"{name}_HOST", "").split(","))
 
     def read_keys(self, names: Iterable[str | None]) -> dict[str, str]:
         """Returns the secrets among `names` that are set, by name."""

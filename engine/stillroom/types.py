@@ -13,6 +13,11 @@ OthersText = Annotated[str, OTHERS_WROTE]
 """The type of a result's field that holds what others wrote, such as rows, pages and answers of
 models. An agent is shown it between marks."""
 
+OWN_TEXT = msgspec.Meta(extra={"Stillroom wrote this": True})
+OwnText = Annotated[str, OWN_TEXT]
+"""The type of a result's field that holds sentences of Stillroom's own. Words of others in them
+have passed `fences.name`. A text of no such type is shown between marks unless it is a name."""
+
 Role = Literal["system", "user", "assistant", "tool"]
 
 

@@ -7,7 +7,6 @@ It is a copy and not a link, since rollouts are appended to files and people edi
 import hashlib
 import os
 import re
-import secrets
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,8 +15,7 @@ from typing import Any
 import msgspec
 
 from stillroom.errors import InputError
-from stillroom.files import file_sha256, read_json, replacing
-from stillroom.places import real_folder
+from stillroom.files import file_sha256, read_json, replacing, write_new
 
 LEAST_DIGITS = 8
 """The least number of hex digits of a SHA-256 that name a content."""
@@ -75,7 +73,9 @@ def tag_file(
     record = _record(root, known_as, tag)
     if not record.exists():
         _keep_copy(file, copy_of(root, version), sha256)
-        _write_once(record, version)
+        document = msgspec.json.format(msgspec.json.encode(version), indent=2) + b"\n"
+        with suppress(FileExistsError):
+            write_new(record, document)
     there = _read(record)
     if there.sha256 != sha256:
         raise InputError(
@@ -222,22 +222,3 @@ def _keep_copy(file: Path, copy: Path, sha256: str) -> None:
         stream.flush()
         os.fsync(handle)
         os.fchmod(handle, 0o444)
-
-
-def _write_once(record: Path, version: Version) -> None:
-    """Writes the record of a tag, whole, unless another process has written it first."""
-    document = msgspec.json.format(msgspec.json.encode(version), indent=2) + b"\n"
-    partial = f".{record.name}.partial-{secrets.token_hex(4)}"
-    with real_folder(record.parent) as folder:
-        try:
-            with os.fdopen(
-                folder.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb"
-            ) as stream:
-                stream.write(document)
-                stream.flush()
-                os.fsync(stream.fileno())
-            # A rename would replace a record that is there already; a hard link fails instead.
-            with suppress(FileExistsError):
-                folder.link(partial, record.name)
-        finally:
-            folder.remove(partial)

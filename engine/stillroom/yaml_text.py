@@ -1,7 +1,7 @@
 """Reading YAML that somebody else may have written, within limits.
 
-In YAML an alias stands for a whole value, so that a few lines can mean billions of values; whoever
-prints or checks such a value never ends.
+In YAML an alias stands for a whole value, so that a few lines can mean billions of values; code
+that prints or checks such a value does not end.
 """
 
 from itertools import chain

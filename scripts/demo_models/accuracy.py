@@ -10,9 +10,9 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from demo_models.conversations import TOOL_SCHEMAS, is_correct, run_tool
+from stillroom.data.chat.tool_calls import Parser, parser_for
 from stillroom.demo.shop import Difficulty
 from stillroom.demo.world import ShopTask, task_row
-from stillroom.policy.tool_calls import Parser, parser_for
 from stillroom.types import Message, ToolCall
 
 MAX_TURNS = 5

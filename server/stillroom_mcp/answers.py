@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from stillroom.api import Operation, RunReport, operation_named
 from stillroom.settings import Workspace
-from stillroom_mcp.fencing import fenced_answer
+from stillroom_mcp.fencing import fenced_answer, names_only
 from stillroom_mcp.next_steps import after_run, large_result, next_step, poll_after_s
 
 _REF = "#/$defs/{name}"
@@ -27,14 +27,17 @@ def structured(
     process can read is in it, whichever file it was found in.
     """
     answer: dict[str, Any] = _rounded(fenced_answer(result))
+    quotable = names_only(result)
     if isinstance(result, RunReport):
         answer["poll_after_s"] = poll_after_s(result)
         if (inner := large_result(result)) is not None:
             answer["result"] = _rounded(fenced_answer(inner))
-    if isinstance(result, RunReport) and operation.may_become_run:
-        answer["next_step"] = after_run(request, result)
+            shown = msgspec.to_builtins(names_only(inner))
+            quotable = msgspec.structs.replace(quotable, result=shown)
+    if isinstance(quotable, RunReport) and operation.may_become_run:
+        answer["next_step"] = after_run(request, quotable)
     else:
-        answer["next_step"] = next_step(operation, request, result)
+        answer["next_step"] = next_step(operation, request, quotable)
     return workspace.redactor().value(answer)
 
 
@@ -163,7 +166,7 @@ def writable(answer: Any) -> Any:
         escaped = _escaped(answer)
         pydantic_core.to_json(escaped)
     except (ValueError, RecursionError):
-        raise MCPError(INTERNAL_ERROR, f"the answer is no JSON ({reason})") from None
+        raise MCPError(INTERNAL_ERROR, f"the answer is not valid JSON ({reason})") from None
     return escaped
 
 

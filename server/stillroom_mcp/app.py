@@ -25,10 +25,12 @@ from stillroom_mcp.tools import tool_for
 
 INSTRUCTIONS = """\
 Stillroom distils a strong teacher into a small model the user owns.
+Step by step: the skills, as skill://off-policy-distillation/SKILL.md, or `stillroom setup HOST`.
+From logs, traces or sessions that exist: import_rollouts first (skill://import-traces/SKILL.md).
 Off-policy: generate_rollouts -> filter_dataset -> convert_rollouts -> start_training (sft).
 Preferences: make_dpo_pairs -> start_training (dpo). On-policy: start_training (distill).
 evaluate_model before and after each stage, then compare_evaluations.
-Every result has next_step. Runs go on without this server: look at them with get_run.
+Every result has next_step. Runs continue without this server: look at them with get_run.
 Try it without key or GPU: create_project(template=demo), provider demo.
 """
 
@@ -44,7 +46,7 @@ def build_server(
 ) -> "WholeServer":
     """Returns an MCP server whose tools work in this workspace.
 
-    `more_tasks` are tasks beside runs, which only the tests of the protocol have.
+    `more_tasks` are tasks that are no runs, which only the protocol's tests have.
     """
     listed = {operation.name for operation in operations}
     updates = RunUpdates(workspace)

@@ -30,7 +30,7 @@ FLAGS = (
     "seed",
 )
 """The fields of the request that are flags of their names."""
-_HELP = "Type a message. /new begins anew, /quit (or Ctrl-D) ends.\n"
+_HELP = "Type a message. /new starts over, /quit (or Ctrl-D) ends.\n"
 _NO_TOOLS = "none"
 
 

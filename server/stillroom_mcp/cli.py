@@ -66,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             code = ending.code
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read the output has enough, as `head` has. Python would fail once more when it
-        # flushes the stream at its end.
+        # The reader closed the pipe, as `head` does. Python would raise again when it flushes
+        # stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_PIPE
     except EngineError as error:
@@ -235,7 +235,7 @@ def _add_chat(added: Any, *, is_given: bool) -> argparse.ArgumentParser:
 
 
 def _add_setup(added: Any, *, is_given: bool) -> argparse.ArgumentParser:
-    text = "Enter the MCP server in an agent host's configuration; shows the difference first."
+    text = "Add the MCP server and the skills to an agent host; shows the difference first."
     parser = added.add_parser("setup", help=text, description=text, allow_abbrev=False)
     if is_given:
         # Imported here, since no other command needs it.
@@ -300,7 +300,7 @@ def _add_report(added: Any) -> argparse.ArgumentParser:
     parser = added.add_parser("report", help=text, description=text)
     _add_common(parser)
     parser.add_argument("--output", default="report.html", help="page to write")
-    parser.add_argument("--png", action="store_true", help="also as a picture, beside the page")
+    parser.add_argument("--png", action="store_true", help="also as a picture, next to the page")
     parser.add_argument(
         "--overwrite", action="store_true", help="also replace what stillroom did not write"
     )
@@ -401,7 +401,7 @@ def _serve(options: argparse.Namespace) -> int:
         raise InputError(
             f"--{next(iter(given)).replace('_', '-')} is for a server over HTTP, and this one "
             "speaks over standard input and output",
-            "add --http, or leave it away",
+            "add --http, or leave the option out",
         )
     workspace = open_workspace(options.workspace)
     offered = chosen_operations(options.toolsets, is_read_only=options.read_only)

@@ -13,8 +13,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stillroom import api
 from stillroom.api import Operation
+from stillroom.fences import printable
 from stillroom.settings import Workspace
 from stillroom_mcp.answers import structured
+from stillroom_mcp.next_steps import in_a_shell
 
 _POLL_S = 0.3
 _LINE_EVERY_S = 10.0
@@ -116,7 +118,8 @@ def operate(
 
     With `is_waiting` it first follows the run that the operation started until that has ended.
     """
-    result = api.carry_out(workspace, operation, request)
+    with api.reports_to(_show_progress):
+        result = api.carry_out(workspace, operation, request)
     if isinstance(result, api.RunReport):
         wait_s = request.wait_s if isinstance(request, api.GetRun) else None
         if is_waiting or wait_s:
@@ -128,11 +131,16 @@ def operate(
     if as_json:
         _print(json.dumps(answer, ensure_ascii=False))
     elif isinstance(result, api.Lineage):
-        for line in (*lineage_lines(result), f"next: {answer['next_step']}"):
+        for line in (*lineage_lines(result), f"next: {in_a_shell(answer['next_step'])}"):
             _print(line)
     else:
         _show(answer)
     return _exit_code(result, is_waiting=is_waiting)
+
+
+def _show_progress(text: str) -> None:
+    sys.stderr.write(printable(text) + "\n")
+    sys.stderr.flush()
 
 
 def _exit_code(result: msgspec.Struct, *, is_waiting: bool) -> int:
@@ -201,7 +209,7 @@ class _ProgressView:
         """Shows how much of the run's current phase is done."""
         if run.unreachable is not None and time.monotonic() - self._line_at >= _LINE_EVERY_S:
             silent = f"{run.where} does not answer, last at {run.last_contact or 'no time'}"
-            sys.stderr.write(f"{silent}; the run goes on there: {run.unreachable}\n")
+            sys.stderr.write(f"{silent}; the run continues there: {run.unreachable}\n")
             self._line_at = time.monotonic()
         progress = run.progress
         if progress is None:
@@ -238,7 +246,7 @@ def _show(answer: dict[str, Any]) -> None:
                 _print(f"  {inner}: {_text(item)}")
         else:
             _print(f"{name}: {_text(value)}")
-    _print(f"next: {next_step}")
+    _print(f"next: {in_a_shell(next_step)}")
 
 
 def _line(item: dict[str, Any]) -> str:
@@ -268,7 +276,7 @@ def lineage_lines(lineage: api.Lineage) -> Iterator[str]:
             if step.like:
                 words.append(f"like {step.like}")
             if step.also_at:
-                words.append(f"the same stands at {', '.join(step.also_at)}")
+                words.append(f"the same row is at {', '.join(step.also_at)}")
             mark = _MARKS.get(step.state, f" ({step.state.upper()})")
             yield "  " + "  ".join(word for word in words if word) + mark
     if lineage.tagged:

@@ -1,33 +1,47 @@
-"""Fences what others wrote in an answer or an error, before an agent reads it."""
+"""Fences what others wrote in an answer or an error, before an agent reads it.
 
+Every text of every answer passes `fenced_answer`, and every text that a suggestion may quote passes
+`names_only`. Both go by the type of the result's field: `OwnText` is a sentence of Stillroom's,
+`OthersText` is what others wrote, and any other text is a name, as of a file, model or column. What
+should be a name and reads like a sentence is treated as what others wrote.
+"""
+
+import enum
 import functools
 import typing
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import msgspec
 
 from stillroom import fences
 from stillroom.errors import EngineError, InputError
-from stillroom.types import OTHERS_WROTE
+from stillroom.types import OTHERS_WROTE, OWN_TEXT
 
 _WRITER = "others (rows, models, tools, pages or programs)"
-_LONGEST_KEY = 120
+_Result = TypeVar("_Result", bound=msgspec.Struct)
 
 
 def fenced_answer(result: msgspec.Struct) -> dict[str, Any]:
     """Returns a result as JSON values; what others wrote stands between marks.
 
-    Such fields are those of type `OthersText`. If there are any, `about_marks` says what the marks
-    mean. All other texts are put on one line, since names of files may hold anything; keys that
-    are names out of rows or endpoints are cut too.
+    If there is any, `about_marks` says what the marks mean.
     """
     mark = fences.new_mark()
     fencing = _Fencing(mark)
-    answer: dict[str, Any] = _on_one_line(msgspec.to_builtins(fencing.struct(result)), mark)
+    answer = fencing.struct(result)
     if fencing.has_fenced:
         answer["about_marks"] = fences.warning(mark, writer=_WRITER)
     return answer
+
+
+def names_only(result: _Result) -> _Result:
+    """Returns a result whose texts may be put into a suggestion: Stillroom's own, and names.
+
+    In place of other texts it says how long they are.
+    """
+    return _name_in(result, _NAME)
 
 
 def fenced_error(error: EngineError) -> str:
@@ -46,6 +60,39 @@ def fenced_quote(text: str) -> str:
     return f"{fences.warning(mark, writer=_WRITER)}\n{fences.fenced(text, mark)}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Who wrote the texts of a field, by its type; `own_keys` is for the keys of an object."""
+
+    is_own: bool = False
+    is_others: bool = False
+    own_keys: bool = False
+
+
+_NAME = _Writer()
+
+
+@functools.cache
+def _writers(kind: type[msgspec.Struct]) -> dict[str, _Writer]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {field.name: _writer(hints[field.name]) for field in msgspec.structs.fields(kind)}
+
+
+def _writer(hint: Any) -> _Writer:
+    marks = getattr(hint, "__metadata__", ())
+    if OWN_TEXT in marks or OTHERS_WROTE in marks:
+        return _Writer(is_own=OWN_TEXT in marks, is_others=OTHERS_WROTE in marks)
+    inner = [_writer(part) for part in typing.get_args(hint)]
+    if typing.get_origin(hint) is dict:
+        keys, values = inner
+        return _Writer(values.is_own, values.is_others, own_keys=keys.is_own)
+    return _Writer(
+        any(part.is_own for part in inner),
+        any(part.is_others for part in inner),
+        any(part.own_keys for part in inner),
+    )
+
+
 class _Fencing:
     """Puts the texts of one answer between marks."""
 
@@ -53,57 +100,73 @@ class _Fencing:
         self._mark = mark
         self.has_fenced = False
 
-    def struct(self, value: msgspec.Struct) -> msgspec.Struct:
-        changes: dict[str, Any] = {}
-        for name in _fields(type(value)):
-            inner = getattr(value, name)
-            changed = self._texts(inner) if name in _others(type(value)) else self._inner(inner)
-            if changed is not inner:
-                changes[name] = changed
-        return msgspec.structs.replace(value, **changes) if changes else value
+    def struct(self, value: msgspec.Struct) -> dict[str, Any]:
+        """Returns a result as JSON values, each text by the type of its field."""
+        kind = type(value)
+        writers, omits = _writers(kind), kind.__struct_config__.omit_defaults
+        return {
+            field.encode_name: self._value(getattr(value, field.name), writers[field.name])
+            for field in msgspec.structs.fields(kind)
+            if not (omits and _is_default(getattr(value, field.name), field))
+        }
 
-    def _inner(self, value: Any) -> Any:
-        if isinstance(value, msgspec.Struct):
-            return self.struct(value)
-        if isinstance(value, list):
-            return [self._inner(item) for item in value]
-        return value
+    def _value(self, value: Any, writer: _Writer) -> Any:
+        match value:
+            case msgspec.Struct():
+                return self.struct(value)
+            case enum.Enum():
+                return value.value
+            case str():
+                return self._text(value, writer)
+            case Mapping():
+                keys = _Writer(is_own=writer.own_keys)
+                return {
+                    self._text(str(key), keys): self._value(inner, writer)
+                    for key, inner in value.items()
+                }
+            case list() | tuple() | set() | frozenset():
+                return self._list(list(value), writer)
+            case _:
+                return msgspec.to_builtins(value)
 
-    def _texts(self, value: Any) -> Any:
-        if not value:
-            return value
+    def _list(self, values: list[Any], writer: _Writer) -> list[Any]:
+        if not values or not writer.is_others:
+            return [self._value(inner, writer) for inner in values]
         self.has_fenced = True
-        if isinstance(value, str):
-            return fences.fenced(value, self._mark)
-        lines = [fences.printable(line) for line in value]
+        lines = [fences.printable(str(line)) for line in values]
         return [fences.opening(self._mark), *lines, fences.closing(self._mark)]
 
-
-@functools.cache
-def _fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    return tuple(field.name for field in msgspec.structs.fields(kind))
-
-
-@functools.cache
-def _others(kind: type[msgspec.Struct]) -> frozenset[str]:
-    """Returns the names of the fields that hold what others wrote."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return frozenset(name for name, hint in hints.items() if _is_others(hint))
+    def _text(self, text: str, writer: _Writer) -> str:
+        if writer.is_own:
+            return fences.one_line(text)
+        if not text or (not writer.is_others and fences.is_name(text)):
+            return text
+        self.has_fenced = True
+        return fences.fenced(text, self._mark)
 
 
-def _is_others(hint: Any) -> bool:
-    if OTHERS_WROTE in getattr(hint, "__metadata__", ()):
-        return True
-    return any(_is_others(inner) for inner in typing.get_args(hint))
+def _is_default(value: Any, field: msgspec.structs.FieldInfo) -> bool:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return value == field.default_factory()
+    return value is field.default
 
 
-def _on_one_line(value: Any, mark: str) -> Any:
-    if isinstance(value, Mapping):
-        return {
-            fences.on_one_line(str(key), most=_LONGEST_KEY): _on_one_line(inner, mark)
-            for key, inner in typing.cast("Mapping[Any, Any]", value).items()
-        }
-    if isinstance(value, list):
-        return [_on_one_line(inner, mark) for inner in value]
-    is_fenced = isinstance(value, str) and value.startswith(fences.opening(mark))
-    return fences.one_line(value) if isinstance(value, str) and not is_fenced else value
+def _name_in(value: Any, writer: _Writer) -> Any:
+    match value:
+        case msgspec.Struct():
+            writers = _writers(type(value))
+            fields = {name: _name_in(getattr(value, name), writers[name]) for name in writers}
+            return msgspec.structs.replace(value, **fields)
+        case enum.Enum():
+            return value
+        case str():
+            return fences.one_line(value) if writer.is_own else fences.name(value)
+        case Mapping():
+            keys = _Writer(is_own=writer.own_keys)
+            return {
+                _name_in(str(key), keys): _name_in(inner, writer) for key, inner in value.items()
+            }
+        case list():
+            return [_name_in(inner, writer) for inner in value]
+        case _:
+            return value

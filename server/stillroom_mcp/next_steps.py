@@ -1,5 +1,6 @@
 """The text that suggests the next call after each operation, so that an agent can act on it."""
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -65,7 +66,7 @@ def after_list_machines(request: api.ListMachines, result: api.MachineList) -> s
         return f"check_setup(where={silent[0]}) says why it does not answer"
     first = result.machines[0].name
     if not request.check and all(machine.asked_at is None for machine in result.machines):
-        return "list_machines(check=true) asks them; then plan_training(where=…) compares them"
+        return "list_machines(check=true) probes them; then plan_training(where=…) compares them"
     by_hand = [one.name for one in result.machines if one.kind == "ssh" and one.spent_usd]
     cost = (
         f"; tell the user that {', '.join(by_hand)} costs until the user stops it, as it was not "
@@ -73,6 +74,8 @@ def after_list_machines(request: api.ListMachines, result: api.MachineList) -> s
         if by_hand
         else ""
     )
+    if any(machine.spent_usd for machine in result.machines):
+        cost = f"; spent_usd is what the runs of this workspace alone have cost{cost}"
     return f"plan_training(where={first}) tells memory, time and dollars on each of them{cost}"
 
 
@@ -121,6 +124,8 @@ def after_sample_for_review(request: object, result: api.ReviewSample) -> str:
 
 def after_filter_dataset(request: object, result: api.FilterResult) -> str:
     """Suggests converting the rows that passed, or loosening a filter if none did."""
+    if result.read == 0:
+        return "the input holds no rows: look at how it was made (show_lineage)"
     if result.kept == 0:
         return f"nothing passed: look at {result.dropped_file} and loosen a filter"
     if result.warnings:
@@ -190,10 +195,11 @@ def _price_first(result: api.TrainingForecast) -> str:
     if machine.usd_most is None:
         return ""
     each = " for each turn of its rollouts" if result.method == "distill" else ""
+    minutes = machine.install_seconds / 60
+    install = f", up to {minutes:.0f} minutes of first installation included" if minutes else ""
     return (
-        f"tell the user that it may cost up to ${machine.usd_most:.2f}{each}, and beside that the "
-        "minutes in which a first start sends and installs; only budget_usd is a limit. Then, with "
-        "budget_usd, "
+        f"tell the user that it may cost up to ${machine.usd_most:.2f}{each}{install}; "
+        "only budget_usd is a limit. Then, with budget_usd, "
     )
 
 
@@ -204,19 +210,19 @@ def after_run(request: object, result: api.RunReport) -> str:
         following = f"get_run(run_id={result.run_id}, wait_s=110) until status is succeeded{then}"
         if result.unreachable is not None:
             return (
-                f"{result.where} does not answer at the moment, and the run goes on there: do not "
+                f"{result.where} does not answer at the moment; the run continues there: do not "
                 f"start it again. {following}; if it stays so, check_setup(where={result.where}); "
-                "if the machine is gone for good, cancel_run says how to go on elsewhere"
+                "if the machine is gone for good, cancel_run says how to continue elsewhere"
             )
         if result.alarms:
             following = f"tell the user of the alarms; cancel_run if they persist, else {following}"
         return _if_old(result) + following
     if result.resumed_by is not None:
-        return f"its work went on as get_run(run_id={result.resumed_by})"
+        return f"it was resumed by another run: get_run(run_id={result.resumed_by})"
     if result.status != "succeeded":
         fix = result.error.fix if result.error else _go_on(result)
         if result.where is not None:
-            # What ended there does not know by which name it was reached, and here is no GPU.
+            # The fix does not name the machine, and without where the run would be resumed here.
             again = f"resume={result.run_id}"
             fix = fix.replace(f"{again})", f"{again}, where={result.where})")
         return f"{fix} (get_run_logs(run_id={result.run_id}) shows the details)"
@@ -224,10 +230,11 @@ def after_run(request: object, result: api.RunReport) -> str:
 
 
 def _if_old(result: api.RunReport) -> str:
-    """Returns that what is said of a run elsewhere is old, as after a night without this server."""
-    if result.last_contact is None:
+    """Returns a remark if the view of a remote run is old, as after a night without a server."""
+    try:
+        passed = datetime.now(UTC) - datetime.fromisoformat(result.last_contact or "")
+    except ValueError:
         return ""
-    passed = datetime.now(UTC) - datetime.fromisoformat(result.last_contact)
     minutes = int(passed.total_seconds() // 60)
     if minutes < _OLD_MINUTES:
         return ""
@@ -266,7 +273,7 @@ def _after_success(result: api.RunReport) -> str:
         compared = f"compare_evaluations(baseline=<run id>, candidates=[{result.run_id}])"
         return first_remark(result.kind, outcome) + compared
     if result.kind == "export":
-        serve = f"; serve it: {outcome['serve']}" if outcome.get("serve") else ""
+        serve = "; its `serve` is the command that serves it" if outcome.get("serve") else ""
         tried = "" if outcome.get("verified") else "verify=50 would let its files answer first; "
         return f"{tried}tell the user of the warnings, and read {outcome['card']}{serve}"
     doubt = "it ended with alarms, so look closely: " if result.alarms else ""
@@ -377,7 +384,7 @@ def _when_unreachable(result: api.RunReport) -> str:
     """Suggests what may be done while a cancellation is queued, as the machine is silent."""
     if result.kind in ("sft", "dpo", "distill"):
         again = f"start_training(resume={result.run_id})"
-        gone = f"{again}, with where for another, goes on at once from the last checkpoint here"
+        gone = f"{again}, with where for another, resumes at once from the last checkpoint here"
     else:
         gone = "max_hours bounds what it may still do there"
     return (
@@ -417,6 +424,36 @@ _AFTER: dict[str, Callable[[Any, Any], str]] = {
     "show_lineage": after_show_lineage,
 }
 """What comes next after each operation that does not return the report of a run."""
+
+
+_CALL = re.compile(r"\b([a-z]+(?:_[a-z]+)+)\(([^()]*)\)")
+_NAMED = re.compile(r"\b([a-z]+(?:_[a-z]+)+)\b(?!=)")
+
+
+def in_a_shell(text: str) -> str:
+    """Returns a suggestion with commands of the command line in place of calls of tools."""
+    known = {operation.name: operation for operation in api.OPERATIONS}
+
+    def command(call: re.Match[str]) -> str:
+        operation = known.get(call[1])
+        if operation is None:
+            return call[0]
+        words = ["stillroom", operation.command]
+        for argument in re.split(r", (?=[a-z_]+=)", call[2]):
+            name, sign, value = argument.partition("=")
+            flag = "--" + name.replace("_", "-")
+            given = [] if value == "true" else [re.sub(r",\s*", " ", value.strip("[]"))]
+            if not sign or name in operation.positional[:1]:
+                words += given if sign else [name]
+            else:
+                words += [flag, *given]
+        return " ".join(word for word in words if word)
+
+    def name(found: re.Match[str]) -> str:
+        operation = known.get(found[1])
+        return found[0] if operation is None else f"stillroom {operation.command}"
+
+    return _NAMED.sub(name, _CALL.sub(command, text))
 
 
 def next_step(operation: api.Operation, request: BaseModel, result: msgspec.Struct) -> str:

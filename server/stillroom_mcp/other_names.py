@@ -127,7 +127,7 @@ class _Override(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Adds the override that the flag's value stands for."""
+        """Adds the override that the flag's value is short for."""
         before: list[str] = getattr(namespace, SHORT_OVERRIDES, None) or []
         setattr(namespace, SHORT_OVERRIDES, [*before, f"{self.const}={values}"])
 

@@ -13,6 +13,7 @@ from stillroom.errors import EngineError
 from stillroom.fences import printable
 from stillroom.settings import Workspace, open_workspace
 from stillroom_mcp.answers import structured
+from stillroom_mcp.next_steps import in_a_shell
 
 EXIT_OF = {"succeeded": 0, "failed": 1, "cancelled": 3, "interrupted": 4}
 """The exit code by the status of a run; of several runs, the highest."""
@@ -108,5 +109,6 @@ def _tell(workspace: Workspace, run: api.RunReport, reason: str, *, as_json: boo
     )
     alarms = f"; alarms: {'; '.join(run.alarms)}" if run.alarms else ""
     problem = f": {run.error.problem}" if run.error else ""
-    text = f"{run.run_id} {run.status}{done}{problem}{alarms}\nnext: {answer['next_step']}"
+    step = in_a_shell(answer["next_step"])
+    text = f"{run.run_id} {run.status}{done}{problem}{alarms}\nnext: {step}"
     sys.stdout.write(printable(workspace.redactor().text(text)) + "\n")

@@ -47,6 +47,9 @@ async def serve(handler: Handler) -> AsyncGenerator[None]:
     """
 
     async def answer(request: web.BaseRequest) -> web.Response:
+        if request.method == "GET":
+            # It lists no models.
+            return web.Response(status=404)
         try:
             response = await handler(
                 httpx.Request(

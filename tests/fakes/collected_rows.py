@@ -14,21 +14,11 @@ from stillroom.secrecy.redaction import NO_SECRETS
 FILE = Path("log.jsonl")
 
 
-class Refused:
-    """Stands in for the side file: keeps the rows that are refused."""
-
-    def __init__(self):
-        self.rows = []
-
-    def write(self, row):
-        self.rows.append(row)
-
-
 class Taken:
-    """What was taken in, joined."""
+    """What was collected, joined."""
 
     def __init__(self, collected, tally, refused):
-        self.collected, self.tally, self.refused = collected, tally, refused.rows
+        self.collected, self.tally, self.refused = collected, tally, refused
         self.joined = joined_rows(collected.rows, collected.tree)
         builder = RolloutBuilder(collected, self.joined, None)
         self.rollouts = {row: builder.build(row) for row in self.joined.kept}
@@ -37,10 +27,10 @@ class Taken:
 @contextmanager
 def taken(folder, rows):
     """Yields the rollouts that rows make."""
-    refused = Refused()
+    refused = []
     redaction = Redaction(NO_SECRETS, keep_secrets=True, keep_personal=True)
     with Spill(folder) as spill:
-        tally = ImportTally(refused.rows.append, str, str)
+        tally = ImportTally(refused.append, str, str)
         collected = RowCollector(spill, redaction, tally)
         for row in rows:
             collected.take(row, "calls")

@@ -1,6 +1,7 @@
 """Training runs that end as a killed process does, and what they leave."""
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from fakes.reporters import KeptReporter
@@ -39,3 +40,28 @@ def killed(project, run, step):
     project.reporter = DyingReporter(step)
     with pytest.raises(KilledError):
         project.train(run)
+
+
+def assert_resumes_exactly(project, step, *, save_step=1):
+    """Trains a run, and one that is killed at `step` and resumed: metrics and weights are equal.
+
+    Returns the result and the metrics of the run that nobody killed.
+    """
+    whole = project.train("whole")
+    unbroken = measured(project)
+    killed(project, "killed", step)
+    project.reporter = KeptReporter()
+    resumed = project.train("resumed", resume="killed")
+
+    # Earlier steps' metrics are in the killed run's events.jsonl, which the fake does not write.
+    assert measured(project) == unbroken[(step - 1) // save_step * save_step :]
+    assert (resumed.steps, resumed.kept_step) == (whole.steps, whole.kept_step)
+    assert resumed.trained_tokens == whole.trained_tokens
+    assert_same_weights(project, "resumed", "whole")
+    return whole, unbroken
+
+
+def assert_same_weights(project, *runs):
+    ours, reference = (weights(project, run) for run in runs)
+    assert ours.keys() == reference.keys()
+    assert all(torch.equal(ours[name], reference[name]) for name in ours)

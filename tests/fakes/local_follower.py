@@ -33,7 +33,7 @@ class CutChannel(LocalChannel):
 
     def open(self) -> subprocess.Popen[bytes]:
         if self._cut.exists():
-            raise UnreachableError("the machine does not answer", "it is tried again")
+            raise UnreachableError("the machine does not answer", "it is retried")
         process = super().open()
         self._open.append(process)
         return process

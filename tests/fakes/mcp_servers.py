@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -278,13 +279,14 @@ class _OddHandler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     sessions: ClassVar[dict[str, _OddServer]] = {}
+    numbers: ClassVar[Iterator[int]] = count()
     options: ClassVar[list[str]] = []
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         session = self.headers["mcp-session-id"]
         if request["method"] == "initialize":
-            session = str(len(self.sessions))
+            session = str(next(self.numbers))
             self.sessions[session] = _OddServer(self.options)
         if session not in self.sessions:
             return self._send(404, None, {})
@@ -314,12 +316,17 @@ class _OddHandler(BaseHTTPRequestHandler):
         """Says nothing."""
 
 
+class _ThreadingServer(ThreadingHTTPServer):
+    daemon_threads = True
+    # The default of 5 is too short for clients that all connect at once to a busy machine.
+    request_queue_size = 128
+
+
 @contextmanager
 def serve_odd(*options: str, port: int = 0) -> Iterator[ThreadingHTTPServer]:
     """Serves the odd server over HTTP on the loopback; what hangs is not waited for."""
     handler = type("Handler", (_OddHandler,), {"sessions": {}, "options": list(options)})
-    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
-    server.daemon_threads = True
+    server = _ThreadingServer(("127.0.0.1", port), handler)
     _SERVERS.append(server)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

@@ -9,40 +9,34 @@ TALK = [user("a"), assistant(None, tool_call()), tool_reply("7 ü😀\\\n"), ass
 SFT_ROW = {"messages": TALK, "tools": [], "metadata": {"a": 1}, "reward": 1.0}
 SFT_ROW |= {"task_id": "task", "rollout_id": "task-0"}
 ROWS = [rollout_row(messages=TALK), SFT_ROW]
-# fmt: off
-GOOD_VALUES = [
-    *(b"0", b"-0", b"10", b"1.50", b"1e5", b"-2E+05", b"1.0e-9", b"9" * 400, b"true", b"false"),
-    *(b"null", b"[]", b"{}", b" [ 1 , [ ] , { } ] ", b'{"a":{"a":1},"a":2}', deep(60)),
-    *(b'""', b'"\\u0041\\/\\b\\f\\n\\r\\t\\\\\\""', b'"\\ud83d\\ude00"', b'"\\uFFFF\\u0000"'),
-    b'"\x7f"',
-    *(f'"{text}"'.encode() for text in ("\x80", "\u07ff", "\u0800", "\ud7ff", "\ue000", "\uffff")),
-    *(f'"{text}"'.encode() for text in ("\U00010000", "\U0010ffff")),
-    '"üß€漢字😀😀\\u00fc\\u4e00\\n\\nü\\\\a漢\\"b"'.encode(),
+VALUES = [
+    *(b"1.50", b"9" * 400, b"true", b"null", b"[]", b' {"a":{"a":1},"a":2} ', deep(60)),
+    *(b'""', b'"\\u0041\\/\\n\\\\\\""', b'"\\ud83d\\ude00"', '"üß€漢字😀\\u00fc"'.encode()),
+    *(b"", b"01", b"NaN", b"nul", b"[1,]", b"[}", b'{"a":1,}', b'{"a" 1}', b'"', b"'a'"),
+    *(b'"\\u123g"', b'"\\ud800"', b'"\n"', b'"\x80"', b'"\xed\xa0\x80"', deep(100)),
 ]
-BAD_VALUES = [
-    *(b"", b"-", b"01", b"+1", b".5", b"1.", b"1.e5", b"1e", b"1e+", b"0x10", b"1 2", b"--1"),
-    b"NaN",
-    *(b"nul", b"True", b"nulll", b"[", b"[1", b"[1,", b"[1,]", b"[,1]", b"[1 2]", b"]", b"[}"),
-    b"[]]",
-    *(b"{", b'{"a"', b'{"a":', b'{"a":1', b'{"a":1,}', b'{"a" 1}', b"{1:1}", b'{,"a":1}', b"{a:1}"),
-    *(b'"', b"'a'", b'"\\', b'"\\"', b'"\\a"', b'"\\u"', b'"\\u12"', b'"\\u123g"', b'"\\U0041"'),
-    *(b'"\\ud800"', b'"\\udc00"', b'"\\ud800\\u0041"', b'"\\ud800\\"', b'"\\ud800xxxxxx"'),
-    *(b'"\x00"', b'"\x1f"', b'"\t"', b'"\n"', b"\x0b1", b"\xc2\xa01", b"\xef\xbb\xbf1"),
-    *(
-        b'"' + wide + b'"'
-        for wide in (b"\x80", b"\xbf", b"\xc0\x80", b"\xc1\xbf", b"\xc2", b"\xc2a")
-    ),
-    *(
-        b'"' + wide + b'"'
-        for wide in (b"\xe0\x9f\xbf", b"\xed\xa0\x80", b"\xe2\x82", b"\xef\xbf\xc0")
-    ),
-    *(
-        b'"' + wide + b'"'
-        for wide in (b"\xf0\x8f\xbf\xbf", b"\xf4\x90\x80\x80", b"\xf5\x80\x80\x80")
-    ),
-    *(b'"' + wide + b'"' for wide in (b"\xf0\x90\x80", b"\xff", b"\xfe", b"\xf0\x90\x80a")),
+"""JSON values, sound and broken."""
+ODD_FIELDS: list[dict[str, Any]] = [
+    {"success": True},
+    {"success": 5},
+    {"stop_reason": None},
+    {"stop_reason": "answered"},
+    {"output": [], "reward": 1.0},
+    {"output": [{"type": "message", "role": "assistant", "content": "a"}]},
+    {"responses_create_params": {"input": "a"}, "response": {"output": []}},
+    {"id": 5},
+    {"rollout_id": 5},
+    {"task_id": None},
+    {"reward": "1"},
+    {"metadata": []},
+    {"tools": [{}]},
+    {"tool_errors": "none"},
+    {"messages": TALK[:3]},
+    {"messages": []},
+    {"conversation": None, "success": True},
+    {"conversation": TALK, "stop_reason": None, "completed": True},
 ]
-# fmt: on
+"""What a supervised row may hold in addition, by which it may be another kind of row."""
 MESSAGES: list[Any] = [
     {**assistant("a"), "role": "developer"},
     {"role": "assistant"},

@@ -3,13 +3,14 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
 
+from fakes.raw_endpoint import RawEndpoint, RawRequest, Step
 from stillroom.recording.admission import Admission
 from stillroom.recording.journal import CallJournal, journals_in
 from stillroom.recording.proxy import RecordingProxy
@@ -176,3 +177,32 @@ def request(url: str, method: str, path: str, body: bytes = b"", *headers: str) 
     with RawClient(url) as client:
         client.send(method, path, body, *headers)
         return client.read(has_body=method != "HEAD")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A request through the recorder: what the client got, the endpoint saw and the journal has."""
+
+    reply: RawReply
+    requests: list[RawRequest]
+    calls: list[RecordedCall]
+
+    @property
+    def call(self) -> RecordedCall:
+        (call,) = self.calls
+        return call
+
+
+def exchange(
+    folder: Path,
+    script: bytes | list[Step] | Callable[[RawRequest], Iterable[Step] | bytes],
+    body: bytes = b"{}",
+    *headers: str,
+    path: str = CHAT,
+    **options,
+) -> Exchange:
+    """Sends one request through the recorder to an endpoint that answers as `script` says."""
+    answer = script if callable(script) else lambda _: script
+    with RawEndpoint(answer) as endpoint, recording(folder, endpoint.url, **options) as url:
+        reply = request(url, "POST", path, body, *headers)
+        return Exchange(reply, endpoint.requests, calls_in(folder))

@@ -113,14 +113,14 @@ def write_evaluation(
     scores = score_tasks(rollouts, GROUP_FIELDS)
     by_group = {
         field: {
-            value: accuracy_of([s for s in scores if s.groups[field] == value], is_single=True)
+            value: accuracy_of([s for s in scores if s.groups[field] == value])
             for value in {score.groups[field] for score in scores}
         }
         for field in GROUP_FIELDS
     }
     result = evaluation_result(
         fields.pop("name", fields.get("model", "base")),
-        accuracy_of(scores, is_single=True),
+        accuracy_of(scores),
         model=fields.pop("model", "base"),
         data=fields.pop("data", "heldout.jsonl"),
         by_group=by_group,

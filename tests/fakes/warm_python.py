@@ -23,6 +23,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -89,6 +90,15 @@ def worker_program(client: Path) -> Path:
     return client.with_name("worker")
 
 
+def kill_processes_in(folder: Path) -> None:
+    """Kills the processes whose working folder is in this one; detached runs have no parent."""
+    for process in psutil.process_iter(["cwd"]):
+        where = process.info["cwd"]
+        if where is not None and process.pid != os.getpid() and Path(where).is_relative_to(folder):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
 def wait_for_no_disk(handle: int, *, fsync: Callable[[int], None] = os.fsync) -> None:
     """Stands in for fsync, as no test cuts the power: what is on a disk counts as safe there."""
     kind = os.fstat(handle).st_mode
@@ -135,7 +145,7 @@ def _load() -> None:
     import stillroom.export.run
     import stillroom.rollout.run
     import stillroom.tools.user.worker
-    import stillroom.train.distributed.rank_main
+    import stillroom.train.rank_main
     import stillroom.train.run  # noqa: F401
     import stillroom_mcp.answers  # noqa: F401
 

@@ -27,12 +27,10 @@ from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.sections import DpoSection, ModelSection
-from stillroom.train.methods.dpo import accumulate_preference, add_reference
+from stillroom.train.methods.dpo import TokenPair, accumulate_preference, add_reference
 from stillroom.train.methods.sft import accumulate_nll
-from stillroom.train.on_policy.policy_update import accumulate_gradient
-from stillroom.train.on_policy.token_losses import UpdateStats
+from stillroom.train.on_policy.policy_update import UpdateStats, accumulate_gradient
 from stillroom.train.on_policy.training_sequences import TrainingSequence
-from stillroom.train.student.encode import TokenPair
 from stillroom.train.student.model import Student, load_student
 
 pytestmark = pytest.mark.gpu

@@ -303,7 +303,7 @@ def test_browser_that_does_not_start_is_told_before_any_call() -> None:
         with pytest.raises(InputError, match="does not start"):
             async with BrowseTools(executable=Path("/bin/false")):
                 pass
-        with pytest.raises(InputError, match="no address to allow"):
+        with pytest.raises(InputError, match="not an address that can be allowed"):
             BrowseTools(allow=["*"])
 
     run_async(body, within_s=240)

@@ -65,7 +65,7 @@ def test_pages_are_opened_read_clicked_filled_in_and_gone_back_from(run: Run) ->
             assert "no [99]" in await fail(session, "browse_click", ref=99)
             assert "wrong arguments" in await fail(session, "browse_click", ref="x")
             assert "wrong arguments" in await fail(session, "browse_open", link="x")
-            assert "no tool" in await fail(session, "browse_dance")
+            assert "is not offered" in await fail(session, "browse_dance")
 
     run(body)
 

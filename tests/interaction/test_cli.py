@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ from fakes.http_endpoint import ScriptedEndpoint
 from fakes.lineages import Lineages
 from fakes.projects import endpoint_project, read_rows
 from stillroom.api import OPERATIONS
-from stillroom_mcp.cli import build_parser
+from stillroom_mcp.cli import build_parser, main
 
 pytestmark = pytest.mark.usefixtures("warm_python")
 
+Command = Callable[..., subprocess.CompletedProcess[str]]
 PYTHON = sys.executable
 """The real one, for what depends on how a process ends."""
 
@@ -28,6 +30,22 @@ def stillroom(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         timeout=240,
         check=False,
     )
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Calls the command line in this process, in the test's folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def called(*arguments: str) -> subprocess.CompletedProcess[str]:
+        with pytest.raises(SystemExit) as ending:
+            main(arguments)
+        assert isinstance(ending.value.code, int)
+        return subprocess.CompletedProcess(arguments, ending.value.code, *capsys.readouterr())
+
+    return called
 
 
 def test_every_operation_is_a_command_with_the_same_words() -> None:
@@ -89,9 +107,11 @@ def test_a_failed_run_exits_with_1_and_shows_the_fix(tmp_path: Path) -> None:
     assert "check base_url and the model's name" in finished.stdout
 
 
-def test_a_file_with_problems_makes_validation_exit_with_1(tmp_path: Path) -> None:
+def test_a_file_with_problems_makes_validation_exit_with_1(
+    command: Command, tmp_path: Path
+) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n{"prompt": 3}\n', encoding="utf-8")
-    finished = stillroom("validate-dataset", "p.jsonl", cwd=tmp_path)
+    finished = command("validate-dataset", "p.jsonl")
     assert finished.returncode == 1
     assert "p.jsonl:2" in finished.stdout
 
@@ -107,35 +127,35 @@ def test_a_file_with_problems_makes_validation_exit_with_1(tmp_path: Path) -> No
     ],
 )
 def test_wrong_usage_exits_with_2_and_names_what_was_meant(
-    tmp_path: Path, arguments: list[str], expected: str
+    command: Command, tmp_path: Path, arguments: list[str], expected: str
 ) -> None:
-    finished = stillroom(*arguments, cwd=tmp_path)
+    finished = command(*arguments)
     assert finished.returncode == 2
     assert expected in finished.stderr
     assert "--help" in finished.stderr
     assert not list(tmp_path.iterdir())
 
 
-def test_an_error_exits_with_1_and_says_what_to_do(tmp_path: Path) -> None:
-    finished = stillroom("get-run", "nope", cwd=tmp_path)
+def test_an_error_exits_with_1_and_says_what_to_do(command: Command) -> None:
+    finished = command("get-run", "nope")
     assert finished.returncode == 1
     assert "there is no run 'nope'" in finished.stderr
     assert "fix: list the runs" in finished.stderr
 
 
-def test_a_page_of_the_documentation_is_printed_and_all_are_named(tmp_path: Path) -> None:
-    page = stillroom("docs", "traces", cwd=tmp_path)
+def test_a_page_of_the_documentation_is_printed_and_all_are_named(command: Command) -> None:
+    page = command("docs", "traces")
     assert page.stdout.startswith("# Traces")
-    assert "traces: Traces: where the files come from\n" in stillroom("docs", cwd=tmp_path).stdout
-    unknown = stillroom("docs", "docs/trace.md", cwd=tmp_path)
+    assert "traces: Traces: where the files come from\n" in command("docs").stdout
+    unknown = command("docs", "docs/trace.md")
     assert unknown.returncode == 1
     assert "(did you mean 'traces'?)" in unknown.stderr
 
 
-def test_a_lineage_is_shown_as_a_tree(tmp_path: Path) -> None:
+def test_a_lineage_is_shown_as_a_tree(command: Command, tmp_path: Path) -> None:
     project = Lineages(tmp_path)
     project.all()
-    finished = stillroom("show-lineage", "sft-run", "--row", "1", cwd=tmp_path)
+    finished = command("show-lineage", "sft-run", "--row", "1")
     assert finished.returncode == 0, finished.stderr
     lines = finished.stdout.splitlines()
     assert lines[0].startswith("runs/sft-run/checkpoints/final  ")
@@ -144,16 +164,18 @@ def test_a_lineage_is_shown_as_a_tree(tmp_path: Path) -> None:
     assert lines[3].startswith("│  └─ good.jsonl")
     assert "by filter_dataset (read 8, kept 4)" in lines[3]
     assert "row:" in lines
-    assert lines[-1].startswith("next: inspect_examples")
+    assert lines[-1].startswith("next: stillroom inspect-examples")
 
 
-def test_a_version_is_named_by_its_tag_from_the_command_line(tmp_path: Path) -> None:
+def test_a_version_is_named_by_its_tag_from_the_command_line(
+    command: Command, tmp_path: Path
+) -> None:
     project = Lineages(tmp_path)
     project.all()
-    tagged = stillroom("show-lineage", "sft.jsonl", "--tag", "v1.0", cwd=tmp_path)
+    tagged = command("show-lineage", "sft.jsonl", "--tag", "v1.0")
     assert "tagged: sft@v1.0" in tagged.stdout.splitlines()
     (tmp_path / "sft.jsonl").write_text("", encoding="utf-8")
-    checked = stillroom("validate-dataset", "sft@v1.0", "--json", cwd=tmp_path)
+    checked = command("validate-dataset", "sft@v1.0", "--json")
     assert json.loads(checked.stdout)["good"] == 4, checked.stderr
 
 
@@ -168,9 +190,9 @@ def test_a_version_is_named_by_its_tag_from_the_command_line(tmp_path: Path) -> 
     ],
 )
 def test_a_field_that_has_a_place_is_a_flag_too(
-    tmp_path: Path, by_place: list[str], by_name: list[str]
+    command: Command, by_place: list[str], by_name: list[str]
 ) -> None:
-    first, second = (stillroom(*words, cwd=tmp_path) for words in (by_place, by_name))
+    first, second = (command(*words) for words in (by_place, by_name))
     assert first.returncode == second.returncode == 1
     assert first.stderr == second.stderr
 

@@ -173,7 +173,7 @@ def test_an_address_that_is_taken_or_none_is_refused_with_what_to_do() -> None:
         pytest.raises(EngineError, match="give another port with --port"),
     ):
         listening_socket("127.0.0.1", taken.getsockname()[1], MADE)
-    with pytest.raises(InputError, match="is no address of this machine"):
+    with pytest.raises(InputError, match="is not an address of this machine"):
         listening_socket("no such host", 0, MADE)
     with pytest.raises(EngineError, match=r"cannot listen at 192\.0\.2\.1"):
         listening_socket("192.0.2.1", 0, GIVEN)

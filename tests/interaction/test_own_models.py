@@ -93,7 +93,8 @@ def test_the_chain_runs_on_a_folder_and_prompts_of_ones_own(tmp_path: Path, tiny
             assert evaluated["result"]["sampled_accuracy"]["n"] == 6
             requested = {"model": distilled["run_id"], "output": "exports/clerk"}
             exported = await finished(client, "export_model", requested)
-            assert exported["next_step"].endswith(exported["result"]["serve"])
+            assert "vllm serve exports/clerk " in exported["result"]["serve"]
+            assert "`serve`" in exported["next_step"]
             assert exported["result"]["teachers"] == ["my-model"]
             assert exported["result"]["evaluations"] == 1
             again = {"input": "mine.jsonl", "output": "rollouts/exported.jsonl", **ACTING}

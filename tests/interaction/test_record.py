@@ -115,7 +115,7 @@ def test_a_killed_recorder_has_lost_no_call_that_ended(tmp_path):
                 if request(f"http://127.0.0.1:{port}", "POST", CHAT, body).body == b'"ok"':
                     ended.append(body)
             except (OSError, IndexError):
-                is_stopping.wait(0.01)
+                is_stopping.wait(0.1)
 
     threads = [threading.Thread(target=call_on_and_on, args=(name,)) for name in range(4)]
     with RawEndpoint(lambda _: [0.005, json_reply(b'"ok"')]) as endpoint:
@@ -184,6 +184,16 @@ def test_what_cannot_be_recorded_is_refused_with_what_to_do(
     assert ending.value.code == 1
     assert problem in printed
     assert "fix: " in printed
+    assert not (tmp_path / "traces").exists()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_an_upstream_that_is_the_recorder_itself_is_refused(tmp_path, capsys, free_tcp_port, host):
+    upstream = f"http://{host}:{free_tcp_port}"
+    options = ["--port", str(free_tcp_port), "--upstream", "openai", f"me={upstream}"]
+    with pytest.raises(SystemExit):
+        main(["record", "--workspace", str(tmp_path), *options])
+    assert f"the upstream {upstream} is this proxy itself" in capsys.readouterr().err
     assert not (tmp_path / "traces").exists()
 
 

@@ -127,6 +127,8 @@ REFUSED = (
     "dataset://data/..%2F..%2Foutside.jsonl",
     "dataset://%2Fetc%2Fpasswd",
     "dataset://proc%00self",
+    "dataset://data/leads_out.jsonl",
+    "dataset://linked/outside.jsonl",
     "skill://off-policy-distillation/../../README.md",
     "skill://nothing/SKILL.md",
     "skill://../SKILL.md",
@@ -139,6 +141,8 @@ REFUSED = (
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_what_is_not_there_or_not_to_be_read_is_refused(root: Path, mode: str) -> None:
     (root.parent / "outside.jsonl").write_text('{"prompt": "out"}\n', encoding="utf-8")
+    (root / "data" / "leads_out.jsonl").symlink_to(root.parent / "outside.jsonl")
+    (root / "linked").symlink_to(root.parent)
 
     async def scenario() -> None:
         async with client_of(root, mode) as client:

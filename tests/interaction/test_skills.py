@@ -35,10 +35,12 @@ _FILES = ("jsonl", "python")
 """The languages of blocks that are files, whose names stand behind them."""
 # The examples' own sizes take minutes; what is called and with which settings stays.
 _SHORT_TRAINING = {
-    "sft.yml": ["trainer.num_epochs=2"],
+    "sft.yml": ["trainer.num_epochs=1"],
     "dpo.yml": [],
-    "distill.yml": ["trainer.max_steps=2", "data.batch_size=8", "algorithm.substeps=2"],
+    "distill.yml": ["trainer.max_steps=1", "data.batch_size=8", "algorithm.substeps=1"],
 }
+followed = pytest.mark.timeout(300)
+"""Of a test that follows a skill: some twenty calls, each of which may wait for a run."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,7 @@ MOST_CALLS = 30
 """A flow takes an agent at most so many calls, those that wait counted."""
 
 
+@followed
 @pytest.mark.usefixtures("warm_python")
 def test_the_off_policy_skill_works_as_written(tmp_path: Path) -> None:
     skill = SKILLS / "off-policy-distillation"
@@ -191,6 +194,7 @@ def test_the_off_policy_skill_works_as_written(tmp_path: Path) -> None:
     assert export == 2
 
 
+@followed
 @pytest.mark.usefixtures("warm_python")
 @pytest.mark.parametrize(
     "skill",
@@ -208,6 +212,7 @@ def test_the_skill_works_as_written(tmp_path: Path, skill: str) -> None:
     assert 2 <= calls <= MOST_CALLS
 
 
+@followed
 @pytest.mark.usefixtures("warm_python")
 def test_the_skills_on_rows_rewards_and_tools_work_as_written(tmp_path: Path) -> None:
     names = ("train-jsonl", "rollout-rewards", "rollout-tools")
@@ -221,6 +226,7 @@ def test_the_skills_on_rows_rewards_and_tools_work_as_written(tmp_path: Path) ->
     assert '"content":"218"' in called
 
 
+@followed
 @pytest.mark.usefixtures("warm_python")
 def test_the_skill_on_other_machines_works_as_written(ssh_user: SshUser, tmp_path: Path) -> None:
     project, config, state = (tmp_path / name for name in ("project", "config", "state"))

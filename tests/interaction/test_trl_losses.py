@@ -11,11 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from fakes.training import make_student
 from stillroom.models.batches import TokenSequence
 from stillroom.train.config.sections import DpoSection, TrainerSection
-from stillroom.train.methods.dpo import accumulate_preference, add_reference
+from stillroom.train.methods.dpo import TokenPair, accumulate_preference, add_reference
 from stillroom.train.methods.sft import accumulate_nll
-from stillroom.train.student.encode import TokenPair
-from stillroom.train.student.model import Student
-from stillroom.train.student.optimizer import Optimizer
+from stillroom.train.student.model import Optimizer, Student
 
 pytestmark = [pytest.mark.trl, pytest.mark.filterwarnings("default")]
 

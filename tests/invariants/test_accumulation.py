@@ -7,9 +7,8 @@ from fakes.training import gradients, largest_gap, make_student, one_by_one
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import DpoRow, SftRow
 from stillroom.train.config.sections import DpoSection
-from stillroom.train.methods.dpo import accumulate_preference, add_reference
-from stillroom.train.methods.sft import accumulate_nll, validation_loss
-from stillroom.train.student.encode import encode_pairs, encode_sft
+from stillroom.train.methods.dpo import accumulate_preference, add_reference, encode_pairs
+from stillroom.train.methods.sft import accumulate_nll, encode_sft, validation_loss
 
 QUESTIONS = ["a", "Which item is it?", "b" * 40, "How many?", "c", "d e f", "Why?", "x" * 25]
 

@@ -103,7 +103,7 @@ def models(tiny_models):
     return loaded
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     architecture=st.sampled_from(["gemma3", "mistral-sliding"]),
     chosen=st.lists(plans, min_size=1, max_size=7),

@@ -136,7 +136,7 @@ def page(table: dict[str, Any], figures: dict[str, Any]) -> str:
             figure["figure"] + ("" if figure["passed"] else " **broken**") if figure else "not run"
         )
         if "not_run" in promise:
-            shown += f" (not run: {promise['not_run']})"
+            shown = f"{shown} (not run: {promise['not_run']})" if figure else promise["not_run"]
         cells = [number, promise["text"], "<br>".join(by), shown, figure["on"] if figure else ""]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     faults = [

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,22 @@ def test_each_file_of_a_flow_leads_to_the_next():
     listed = flows(ARCHITECTURE.read_text(encoding="utf-8"))
     assert len(listed) >= 3
     assert [gap for files in listed.values() for gap in gaps(files)] == []
+
+
+def test_each_recipe_names_files_that_hold_what_it_names():
+    recipes = ARCHITECTURE.read_text(encoding="utf-8").partition("## How to add")[2]
+    for recipe in recipes.split("\n\n"):
+        named = re.findall(r"`([\w./]+)`", recipe)
+        paths = [name for name in named if re.search(r"/\w+\.(py|yml)$", name)]
+        found = [first_of(ROOT / name, ROOT / "engine/stillroom" / name) for name in paths]
+        held = "".join(path.read_text(encoding="utf-8") for path in found)
+        words = {word for name in named if "/" not in name for word in name.split(".")}
+        assert [word for word in sorted(words) if word not in held] == [], recipe
+
+
+def first_of(*paths: Path) -> Path:
+    """Returns the first path that exists."""
+    return next(path for path in paths if path.exists())
 
 
 @pytest.mark.parametrize(

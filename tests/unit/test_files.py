@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.folders import names_in
@@ -39,7 +39,6 @@ def shuffled(value: object) -> object:
     return [shuffled(item) for item in value] if isinstance(value, list) else value
 
 
-@settings(deadline=None)
 @given(JSON)
 def test_a_hash_does_not_depend_on_the_order_of_keys(value: object) -> None:
     assert canonical_json(value) == canonical_json(shuffled(value))
@@ -206,7 +205,6 @@ def test_a_torn_last_line_is_cut_off_at_every_byte(tmp_path: Path) -> None:
         assert path.read_bytes() == whole + b'{"d":4}\n'
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=40), st.integers(0, 3))
 def test_cutting_keeps_all_that_ends_with_a_newline(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, blocks: int

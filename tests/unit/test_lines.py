@@ -30,7 +30,6 @@ def test_lines_come_without_bom_and_line_ends_but_with_their_place(tmp_path: Pat
     assert all(content[at.offset :].startswith(at.data) for at in lines)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.binary(max_size=12).map(lambda raw: raw.replace(b"\n", b"")), max_size=6),
     st.sampled_from([b"\n", b"\r\n"]),
@@ -56,7 +55,7 @@ def test_every_line_is_found_where_it_says_it_is(
     assert [(at.number, at.data) for at in found] == [(n, raw) for n, raw in stripped if raw]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(SIZES, max_size=5),
     st.booleans(),

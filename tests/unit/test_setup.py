@@ -33,7 +33,7 @@ def test_an_ssh_server_is_installed_only_where_none_would_be_started(
     tmp_path: Path, has_systemd: bool, installs: bool
 ) -> None:
     text = SETUP.read_text(encoding="utf-8")
-    parts = text[text.index("has_sshd()") : text.index("make_venv\ninstall_packages\nif")]
+    parts = text[text.index("has_sshd()") : text.index("make_venv\nif")]
     there = tmp_path / "systemd"
     if has_systemd:
         there.mkdir()

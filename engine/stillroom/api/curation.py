@@ -18,7 +18,7 @@ from stillroom.curate.filter import run as filters
 from stillroom.curate.filter.request import FilterDataset, FilterResult
 from stillroom.curate.pairs import MakeDpoPairs, PairsResult
 from stillroom.curate.review import ReviewSample, SampleForReview
-from stillroom.curate.sources import foreign_files_to_validate, imported_file
+from stillroom.curate.sources import RowInputs, foreign_files_to_validate, open_rows
 from stillroom.data import inspect as inspection
 from stillroom.data import validate as validation
 from stillroom.data.chat.views import RowView
@@ -86,8 +86,11 @@ def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult
 
 
 def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
-    """Writes rollouts as supervised rows; on a Ray cluster each Ray task converts one file."""
-    if request.ray_address is None:
+    """Writes rollouts as supervised rows; on a Ray cluster each Ray task converts one file.
+
+    On a cluster, and with a function of the user's, the work is done in a child process.
+    """
+    if request.ray_address is None and request.rewrite is None:
         return convert.convert_rollouts(workspace, request)
     return run_in_child(
         workspace,
@@ -131,15 +134,16 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> Validati
     if request.model is not None:
         locate_model(workspace, request.model)
     path = workspace.existing(request.path, label="path")
-    files = foreign_files_to_validate(workspace, request.path) if request.format == "auto" else None
-    if files is None:
+    if request.format != "auto":
         return _validated(workspace, request, None)
-    temporary = workspace.root / path.name
-    with imported_file(workspace, [request.path], files, temporary) as imported:
+    with open_rows(workspace, request.path, beside=workspace.root / path.name) as rows:
+        imported = next(iter(rows.imported.values()), None)
+        if imported is None:
+            return _validated(workspace, request, None)
         formats = {name: count.kept for name, count in imported.result.formats.items()}
         refused = [(row.source, f"{row.reason} {row.detail}") for row in imported.refused()]
-        rows = validation.ImportedRows(imported.path, formats, refused)
-        return _validated(workspace, request, rows)
+        log = validation.ImportedRows(imported.path, formats, refused)
+        return _validated(workspace, request, log)
 
 
 def _validated(
@@ -175,14 +179,11 @@ def inspect_examples(workspace: Workspace, request: InspectExamples) -> Examples
     page = workspace.output_file(request.html, label="html") if request.html else None
     if page is not None:
         check_page(page, overwrite=request.overwrite)
-    workspace.existing(request.path, label="path")
-    if request.model is None:
-        inspected = inspection.inspect_examples(workspace, request)
-    else:
+    path = workspace.existing(request.path, label="path")
+    if request.model is not None:
         locate_model(workspace, request.model)
-        inspected = run_in_child(
-            workspace, child_work("inspect_examples"), request, result=Inspection
-        )
+    with open_rows(workspace, request.path, beside=workspace.root / path.name) as rows:
+        inspected = _inspected(workspace, request, rows)
     if page is None:
         return inspected.page
     # Imported here, so that the server loads the code that draws pages only when it needs it.
@@ -190,6 +191,35 @@ def inspect_examples(workspace: Workspace, request: InspectExamples) -> Examples
 
     write_rows_page(page, inspected, request)
     return msgspec.structs.replace(inspected.page, html=workspace.shown(page))
+
+
+def _inspected(workspace: Workspace, request: InspectExamples, rows: RowInputs) -> Inspection:
+    """Returns the requested rows; those of a log with their places in it."""
+    imported = next(iter(rows.imported.values()), None)
+    if imported is not None:
+        request = request.model_copy(update={"path": str(imported.path)})
+    if request.model is None:
+        found = inspection.inspect_examples(workspace, request)
+    else:
+        found = run_in_child(workspace, child_work("inspect_examples"), request, result=Inspection)
+    if imported is None:
+        return found
+    places = [
+        f"{Path(file).name}:{line}"
+        for file, line in (
+            rows.place(imported.path, number + 1)
+            for number in range(request.start, request.start + len(found.rows))
+        )
+    ]
+    examples = [
+        msgspec.structs.replace(one, where=where)
+        for one, where in zip(found.page.examples, places, strict=True)
+    ]
+    views = [
+        msgspec.structs.replace(one, where=where)
+        for one, where in zip(found.rows, places, strict=True)
+    ]
+    return Inspection(page=msgspec.structs.replace(found.page, examples=examples), rows=views)
 
 
 def view_row(workspace: Workspace, where: str, data: bytes, *, model: str | None = None) -> RowView:
@@ -232,7 +262,11 @@ def _num_bytes(workspace: Workspace, request: BaseModel) -> int:
             return num_bytes if request.row is not None else num_bytes // _HASHED_FASTER
         num_bytes = sum(map(_content_size, _files(workspace, request)))
         # Without a student's template only a few rows are read; the others are counted.
-        is_counted = isinstance(request, InspectExamples) and request.model is None
+        is_counted = (
+            isinstance(request, InspectExamples)
+            and request.model is None
+            and foreign_files_to_validate(workspace, request.path) is None
+        )
         return num_bytes // _HASHED_FASTER if is_counted else num_bytes
     except (EngineError, OSError):
         return 0

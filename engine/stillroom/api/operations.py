@@ -63,7 +63,7 @@ OPERATIONS = (
         request=ListMachines,
         result=MachineList,
         title="List machines",
-        description="Machines that `where` may name: state, GPUs, runs there, what still costs.",
+        description="Machines that `where` may name: state, GPUs, their runs, what still costs.",
         is_read_only=True,
         is_idempotent=True,
         is_open_world=True,
@@ -179,10 +179,11 @@ OPERATIONS = (
         is_idempotent=True,
         large=RunKind.CONVERT,
         child=ChildWork(
-            function="stillroom.curate.ray.rollouts:convert_on_ray",
+            function="stillroom.jobs.child_work:convert_rows",
             timeout_s=3600,
-            action="converting on Ray",
-            fix=_LOOK_AT_RAY,
+            action="converting {input!r}",
+            fix="convert a part of the rows first, and check the function of rewrite; "
+            f"with ray_address {_LOOK_AT_RAY}",
         ),
     ),
     Operation(

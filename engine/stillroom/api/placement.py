@@ -15,6 +15,7 @@ from stillroom.projects.setup import check_setup as check_this_machine
 from stillroom.remote.bundle.job_spec import PackedJob, pack
 from stillroom.remote.bundle.needs import Needs
 from stillroom.remote.bundle.refusals import least_budget, refuse_needs, refuse_request
+from stillroom.remote.known_machines import remote_runs
 from stillroom.remote.machine import Machine, RayCluster
 from stillroom.remote.machine_checks import check_machine
 from stillroom.remote.machines import find_machine
@@ -37,7 +38,7 @@ def placed(workspace: Workspace, request: _Request) -> tuple[_Request, Machine |
     if request.where is None:
         if isinstance(request, StartTraining) and request.budget_usd is not None:
             raise InputError(
-                "budget_usd counts what a machine costs, and nothing bills a training here",
+                "budget_usd limits what a remote machine costs, and training here costs nothing",
                 "leave it out, or name a machine with where",
             )
         return request, None
@@ -61,14 +62,14 @@ def _on_ray(request: _Request, name: str, cluster: RayCluster) -> _Request:
     elif isinstance(request, StartTraining):
         if request.budget_usd is not None:
             raise InputError(
-                f"budget_usd counts what a machine costs, and {name} is a Ray cluster, which is "
-                "not ours to stop",
+                f"budget_usd limits what a machine costs, and {name} is a Ray cluster, which "
+                "stillroom does not stop",
                 "leave it out, or name a machine that ssh reaches",
             )
         changes["overrides"] = (*request.overrides, *_launcher(request, cluster))
     else:
         raise InputError(
-            f"{name} is a Ray cluster, over which only generate_rollouts and start_training go",
+            f"{name} is a Ray cluster, where only generate_rollouts and start_training can run",
             "name a machine that ssh reaches, or leave where out",
         )
     fields = {field: getattr(request, field) for field in request.model_fields_set}
@@ -90,16 +91,51 @@ def packed(
     needs: Callable[[], Needs],
     *,
     budget_usd: float | None = None,
+    num_runs: int = 1,
 ) -> PackedJob | None:
     """Returns what a run's machine is sent; None if it is done here.
 
-    Raises InputError for what only this machine has.
+    num_runs: how many runs of one call share what the machine's own budget leaves.
+    Raises InputError for what only this machine has, and if that budget is spent.
     """
     if machine is None:
         return None
     needed = needs()
     refuse_needs(needed, machine)
-    return pack(workspace, machine, needed, budget_usd=budget_usd)
+    budget_usd, notes = _within_budget(workspace, machine, budget_usd, num_runs)
+    job = pack(workspace, machine, needed, budget_usd=budget_usd)
+    return replace(job, notes=[*notes, *job.notes])
+
+
+def _within_budget(
+    workspace: Workspace, machine: Machine, budget_usd: float | None, num_runs: int
+) -> tuple[float | None, list[str]]:
+    """Returns a run's budget within that of its machine, and a note if that one bounds it.
+
+    A run that is not over counts with all that it may still cost.
+    """
+    if machine.budget_usd is None:
+        return budget_usd, []
+    spent = 0.0
+    for run, spec, view in remote_runs(workspace):
+        if spec.machine.name == machine.name:
+            cost = run.read().metrics.get("cost_usd") or 0.0
+            cost += (view.machine_usd if view is not None else None) or 0.0
+            is_over = view is not None and view.phase == "over"
+            spent += cost if is_over else max(cost, spec.budget_usd or 0.0)
+    left = (machine.budget_usd - spent) / num_runs
+    if left <= least_budget(machine):
+        raise InputError(
+            f"of the budget_usd of ${machine.budget_usd:g} that {machine.file} gives "
+            f"{machine.name}, this workspace's runs have used or reserved ${spent:.2f}",
+            "ask the user: wait until a run on it has ended, or raise budget_usd in that file",
+        )
+    if budget_usd is not None and budget_usd <= left:
+        return budget_usd, []
+    note = (
+        f"may cost ${left:.2f}: what the budget of ${machine.budget_usd:g} of {machine.name} leaves"
+    )
+    return left, [note]
 
 
 def with_budget_left(
@@ -126,9 +162,9 @@ def _with_rest(
     left = budget - spent
     if left <= least_budget(machine):
         raise InputError(
-            f"of the budget of ${budget:g}, with which {request.resume} was run, "
-            f"${max(0.0, left):.4f} is left: too little to resume with",
-            "ask the user, then the same call with a budget_usd for what is left to do",
+            f"${max(0.0, left):.4f} is left of the budget of ${budget:g} that {request.resume} was "
+            "started with: too little to resume it",
+            "ask the user, then make the same call with a budget_usd for the remaining work",
         )
     note = f"resumes with the ${left:.4f} that is left of the budget of ${budget:g}"
     request = request.model_copy(update={"budget_usd": left})
@@ -154,10 +190,10 @@ def check_not_running_elsewhere(workspace: Workspace, run_id: str) -> None:
     if not folder.read().status.is_final:
         machine = read_json(folder.path / REMOTE_FILE, JobSpec).machine.name
         raise RunError(
-            f"run {run_id!r} has not ended on {machine} as far as is known here: it would run "
-            "twice",
-            "wait for its end (get_run), or, if the machine is gone for good, cancel_run first: "
-            "then this call resumes at once from the last checkpoint that is here, and the "
+            f"run {run_id!r} may still be running on {machine}: no end of it was reported, and "
+            "resuming it would run it twice",
+            "wait until it ends (get_run), or, if the machine is gone for good, call cancel_run "
+            "first: this call then resumes at once from the last downloaded checkpoint, and the "
             f"cancellation is queued until {machine} answers",
         )
 

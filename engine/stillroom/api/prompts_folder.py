@@ -1,4 +1,4 @@
-"""Completes a request with the files in the folder of its prompts, as training does.
+"""Completes a request with the files of its prompts' project, as training does.
 
 Both generate_rollouts and evaluate_model take tools.py; rollouts also the `rollout` section of
 config.yml, and evaluations rewards.py. Options that the request names win.
@@ -19,7 +19,6 @@ from stillroom.evaluate.request import EvaluateModel
 from stillroom.rollout.journal.journal import begun_settings
 from stillroom.rollout.request import NO_FILE, EpisodeOptions, GenerateRollouts, RolloutOptions
 from stillroom.settings import Workspace
-from stillroom.teachers.providers import provider_of
 from stillroom.tools.user.pool import TOOLS_FILE
 from stillroom.train.config.distill_sections import RolloutSection
 from stillroom.train.config.file import read_config
@@ -56,13 +55,13 @@ def complete_rollouts(
     given, section = request.model_fields_set, _section(prompts.parent)
     notes = [*_provider_notes(request), *_difference_notes(request, prompts, section)]
     found = {name: value for name, value in _options(section) if name not in given}
-    if (tools := prompts.parent / TOOLS_FILE).is_file() and "tools" not in given:
+    if "tools" not in given and (tools := _of_project(workspace, prompts, TOOLS_FILE)) is not None:
         found["tools"] = workspace.shown(tools)
     recorded = begun_settings(workspace.output_file(request.output, label="output"))
     if recorded is not None:
         found = _as_begun(found, request, recorded)
     if "tools" in found:
-        notes.append(_used("tools", found["tools"]))
+        notes.append(_used("tools", found["tools"], prompts))
     shown = [f"{name} {_shown(name, found[name])}" for name in found if name != "tools"]
     if shown:
         said = ", ".join(shown)
@@ -80,22 +79,40 @@ def complete_evaluation(workspace: Workspace, request: EvaluateModel) -> Complet
 
     A judge that the request names is not replaced by a rewards.py that it does not name.
     """
-    folder = workspace.existing(request.data, label="data").parent
+    prompts = workspace.existing(request.data, label="data")
     found: dict[str, str] = {}
     notes = list(_provider_notes(request))
     for field, name in (("tools", TOOLS_FILE), ("rewards", _REWARDS_FILE)):
-        if field in request.model_fields_set or not (folder / name).is_file():
+        file = _of_project(workspace, prompts, name)
+        if field in request.model_fields_set or file is None:
             continue
         if field == "rewards" and request.judge != NO_FILE:
             notes.append(_REWARDS_NOT_USED)
             continue
-        found[field] = workspace.shown(folder / name)
-        notes.append(_used(field, found[field]))
+        found[field] = workspace.shown(file)
+        notes.append(_used(field, found[field], prompts))
     return Completed(request.model_copy(update=found) if found else request, notes)
 
 
-def _used(field: str, shown: str) -> str:
-    return f"{shown} next to the prompts is used ({field}: none leaves it out)"
+def _of_project(workspace: Workspace, prompts: Path, name: str) -> Path | None:
+    """Returns a file of the prompts' project; None if it has none.
+
+    It is in the folder of the prompts, or in one above it within the workspace: prompts that an
+    import wrote to rollouts/ belong to the project around that. A folder with a config.yml is a
+    project of its own, and nothing above it is taken.
+    """
+    for folder in prompts.parents:
+        if (folder / name).is_file():
+            return folder / name
+        if workspace.root not in folder.parents or (folder / _CONFIG).is_file():
+            return None
+    return None
+
+
+def _used(field: str, shown: str, prompts: Path) -> str:
+    is_next = (prompts.parent / Path(shown).name).is_file()
+    place = "next to the prompts" if is_next else "of the prompts' project"
+    return f"{shown} {place} is used ({field}: none leaves it out)"
 
 
 _REWARDS_NOT_USED = (
@@ -120,8 +137,7 @@ def _difference_notes(
 
 
 def _provider_notes(request: RolloutOptions) -> Iterator[str]:
-    is_inferred = "provider" not in request.model_fields_set and request.base_url is None
-    if is_inferred and provider_of(request.model) is not None:
+    if request.is_provider_inferred:
         yield f"provider {request.provider}, by the model's name (set provider for another one)"
 
 

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,6 +12,7 @@ from stillroom.errors import DataError, InputError
 from stillroom.jobs import supervise
 from stillroom.lines import Tail, read_tail
 from stillroom.run_folder import (
+    FOLLOWER_LOG,
     Progress,
     RunFailure,
     RunFolder,
@@ -82,7 +84,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: str | None
     progress: Progress | None
     metrics: dict[str, float | None]
-    alarms: list[str]
+    alarms: list[OthersText]
     """The current problems of a distillation run, each with what to change; else empty."""
     notes: list[OthersText]
     """Notes on its tools, data and settings; the rest is in its events."""
@@ -168,7 +170,8 @@ def get_run(workspace: Workspace, request: GetRun) -> RunReport:
         report = msgspec.structs.replace(report, budget_usd=started_with.request.get("budget_usd"))
     if not state.status.is_final or state.status is RunStatus.SUCCEEDED:
         return report
-    return msgspec.structs.replace(report, resumed_by=_resumed_by(workspace, folder, state.kind))
+    continuations = continuing_runs(workspace, folder, state.kind)
+    return msgspec.structs.replace(report, resumed_by=next(iter(continuations), None))
 
 
 def cancel_run(workspace: Workspace, request: CancelRun) -> RunReport:
@@ -207,7 +210,7 @@ def list_runs(workspace: Workspace, request: ListRuns) -> RunPage:
 def get_run_logs(workspace: Workspace, request: GetRunLogs) -> LogPage:
     """Returns the last lines of a run's log or of its events; none if it has not written any."""
     folder = find_run(workspace, request.run_id)
-    path = folder.log if request.source == "log" else folder.events
+    path = _log_of(folder) if request.source == "log" else folder.events
     tail = read_tail(path, request.lines) if path.exists() else Tail([], 0, is_whole=True)
     return LogPage(
         run_id=folder.run_id,
@@ -236,7 +239,7 @@ def report_run(workspace: Workspace, folder: RunFolder, state: RunState) -> RunR
         result=state.result,
         error=state.error,
         folder=workspace.shown(folder.path),
-        log_path=workspace.shown(folder.log),
+        log_path=workspace.shown(_log_of(folder)),
         where=elsewhere.where if elsewhere else None,
         last_contact=elsewhere.last_contact if elsewhere else None,
         unreachable=elsewhere.problem if elsewhere else None,
@@ -245,8 +248,15 @@ def report_run(workspace: Workspace, folder: RunFolder, state: RunState) -> RunR
     )
 
 
-def _resumed_by(workspace: Workspace, folder: RunFolder, kind: RunKind) -> str | None:
-    """Returns the first run that resumed from this one's checkpoint, or with its output."""
+def _log_of(folder: RunFolder) -> Path:
+    """Returns the log of a run; before another machine has started it, that of its follower."""
+    if folder.is_remote and not folder.log.exists():
+        return folder.path / FOLLOWER_LOG
+    return folder.log
+
+
+def continuing_runs(workspace: Workspace, folder: RunFolder, kind: RunKind) -> list[str]:
+    """Returns the runs that resumed from this one's checkpoint, or with its output, in order."""
     output = folder.read_request().request.get("output") if kind in _BY_OUTPUT else None
     ended_at = folder.state_file.stat().st_mtime
     later: list[tuple[float, str]] = []
@@ -259,7 +269,7 @@ def _resumed_by(workspace: Workspace, folder: RunFolder, kind: RunKind) -> str |
             is_same_output = output is not None and request.get("output") == output
             if request.get("resume") == folder.run_id or (is_same_output and started_at > ended_at):
                 later.append((started_at, other.run_id))
-    return min(later)[1] if later else None
+    return [run_id for _, run_id in sorted(later)]
 
 
 def _summary(workspace: Workspace, state: RunState) -> RunSummary:
@@ -352,7 +362,7 @@ class RunWatch:
         is_long = waited_s >= min(_LEAST_WAIT_S, self.wait_s / 2)
         if has_moved and is_long and not self._ends_in_time(run, waited_s):
             return "progress"
-        # What the call began with may have been no more than a start.
+        # The call may have begun before the run had any progress.
         self._tenth = self._tenth or _tenth(run)
         return None
 

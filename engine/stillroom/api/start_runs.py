@@ -22,7 +22,8 @@ from stillroom.api.placement import (
     with_spec,
 )
 from stillroom.api.prompts_folder import complete_evaluation, complete_rollouts
-from stillroom.api.runs import RunReport, report_run
+from stillroom.api.runs import RunReport, continuing_runs, report_run
+from stillroom.errors import RunError
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.export.request import ExportModel, plan_export
 from stillroom.jobs import supervise
@@ -53,12 +54,12 @@ from stillroom.train.config.request import (
     StartTraining,
     TrainingPlan,
     plan_request,
+    requests_per_model,
     resolve_resume,
 )
 from stillroom.train.planning.forecast import (
     TrainingForecast,
     combined_forecast,
-    requests_per_model,
 )
 from stillroom.types import RunKind
 
@@ -130,11 +131,13 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     Raises an EngineError if any of them is faulty, before a model is loaded.
     """
     request, machine = placed(workspace, request)
-    budget_notes = list[str]()
+    first_notes = list[str]()
     if request.resume is not None:
         check_not_running_elsewhere(workspace, request.resume)
+        first_notes += _notes_on_continuations(workspace, request.resume)
     if machine is not None:
         request, budget_notes = with_budget_left(workspace, request, machine)
+        first_notes += budget_notes
     requests = requests_per_model(workspace, resolve_resume(workspace, request))
     plans = [plan_request(workspace, each) for each in requests]
     config, keys = plans[0].config, workspace.read_keys(plans[0].key_names)
@@ -147,7 +150,7 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     if config.launcher.kind != "local" and machine is None:
         variables |= shared_variables({**keys, **hidden})  # each of its processes may need them
     start = functools.partial(_start, workspace, kind, keys={**keys, **hidden}, variables=variables)
-    notes = [*budget_notes, *plans[0].notes]
+    notes = [*first_notes, *plans[0].notes]
     new = NewRun(inputs=plans[0].inputs, copies=copy, notes=notes)
     # All specs are made before the first run is started: each of them may be refused.
     specs = [spec_of(one, plan) for one, plan in zip(requests, plans, strict=True)]
@@ -157,6 +160,28 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
         new = NewRun(start_after=queued, inputs=plan.inputs, copies=copy, notes=plan.notes)
         then.append(start(other, new=new, spec=spec and spec.after(queued.after)).run_id)
     return msgspec.structs.replace(report, then=then)
+
+
+def _notes_on_continuations(workspace: Workspace, run_id: str) -> list[str]:
+    """Returns a note if the run was resumed before. Raises RunError while such a run is active."""
+    folder = find_run(workspace, run_id)
+    ids = continuing_runs(workspace, folder, folder.read().kind)
+    states = [supervise.read_run(find_run(workspace, one)) for one in ids]
+    for state in states:
+        if not state.status.is_final:
+            raise RunError(
+                f"run {run_id!r} is being continued already, by {state.run_id} ({state.status})",
+                f"follow it with get_run(run_id={state.run_id}); to start again from {run_id}, "
+                f"cancel_run(run_id={state.run_id}) first",
+            )
+    if not states:
+        return []
+    last = states[-1]
+    note = (
+        f"{run_id} was resumed before, by {last.run_id} ({last.status}): this run trains the same "
+        f"steps again; resume={last.run_id} keeps those that it has done"
+    )
+    return [note]
 
 
 def _training_spec(
@@ -172,7 +197,7 @@ def _training_spec(
         refuse_config(plan.config, machine)
     budget = request.budget_usd / num if request.budget_usd is not None else None
     needs = functools.partial(needs_of_training, request, plan)
-    return packed(workspace, machine, needs, budget_usd=budget)
+    return packed(workspace, machine, needs, budget_usd=budget, num_runs=num)
 
 
 def _without_secrets(plan: TrainingPlan) -> tuple[dict[str, bytes], dict[str, str]]:

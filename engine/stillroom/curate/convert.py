@@ -3,15 +3,16 @@
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stillroom.curate.facts import NULL, RolloutParts, RowFacts
-from stillroom.curate.rows import CuratedRow, foreign_teachers, read_curated_rows
+from stillroom.curate.rewriting import AnswerRewriter, Unwritten, open_rewriter
+from stillroom.curate.rows import ACCEPTED_ROWS, CuratedRow, foreign_teachers, read_curated_rows
 from stillroom.curate.sources import RowInputs, open_inputs
 from stillroom.data.instruction import UNINSTRUCTED, Instruction, removed_system
 from stillroom.data.row_names import row_hash
@@ -21,10 +22,15 @@ from stillroom.lineage import FileRecord, Recording
 from stillroom.outputs import NewOutput, ReplacingRequest, new_output
 from stillroom.rollout.sources import SourceFile
 from stillroom.settings import Workspace
-from stillroom.types import Message
+from stillroom.types import Message, OthersText, OwnText
 
 MAX_EXAMPLES = 5
 _MAX_SOURCES = 20
+_NO_ROLLOUT = "not a rollout row"
+_OTHER_ROLLOUTS = (
+    "give include_failed to convert rollouts without success too; score_rollouts judges rollouts "
+    "again, and generate_rollouts makes more"
+)
 _BEYOND_PROMPT, _BEYOND_SHARE = "beyond own_per_prompt", "beyond own_share"
 RowPlaces = dict[tuple[Path, int], str]
 """Reasons by the file and the offset of a row."""
@@ -35,21 +41,27 @@ class ConvertRollouts(ReplacingRequest):
 
     input: Annotated[
         str | tuple[str, ...],
-        Field(description="Rollouts or logs: file, folder or run id"),
+        Field(description="Rollouts or logs"),
     ]
     output: Annotated[str, Field(description="Supervised rows (.jsonl)")]
     include_failed: Annotated[bool, Field(description="Also convert unsuccessful ones")] = False
-    own: Annotated[
-        str | None, Field(description="The student's own rollouts: right ones are mixed in")
-    ] = None
-    own_share: Annotated[float, Field(gt=0, lt=1, description="Most of all rows that are own")] = (
-        0.5
-    )
+    own: Annotated[str | None, Field(description="Student's right rollouts to mix in")] = None
+    own_share: Annotated[float, Field(gt=0, lt=1, description="Most of all rows")] = 0.5
     own_per_prompt: Annotated[int, Field(ge=1)] = 1
     system: Annotated[
-        str | None, Field(description='System message of the rows instead of that read; "": none')
+        str | None, Field(description='System message instead of that read; "": none')
+    ] = None
+    rewrite: Annotated[
+        str | None,
+        Field(description="File with @tool rewrite(answer)"),
     ] = None
     ray_address: str | None = None
+
+    @model_validator(mode="after")
+    def _rewrites_here(self) -> "ConvertRollouts":
+        if self.rewrite is not None and self.ray_address is not None:
+            raise ValueError("rewrite runs in one process: leave ray_address out")
+        return self
 
 
 class SourceCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +70,7 @@ class SourceCount(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     read: int
     converted: int
-    left_out: dict[str, int]
+    left_out: dict[OwnText, int]
 
 
 class ConvertResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +79,7 @@ class ConvertResult(msgspec.Struct, frozen=True, kw_only=True):
     output: str
     read: int
     converted: int
-    left_out: dict[str, int]
+    left_out: dict[OwnText, int]
     sources: list[SourceCount]
     """The counts per input file; those after the first 20 files are summed in one entry."""
     success_derived: int
@@ -76,7 +88,7 @@ class ConvertResult(msgspec.Struct, frozen=True, kw_only=True):
     They count because their reward is at least 0.5 or, without a reward, because they end with a
     complete answer.
     """
-    problems: list[str]
+    problems: list[OthersText]
     """The first lines (at most 5) that are not rollouts, each with its `file:line`."""
 
 
@@ -86,9 +98,13 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
     Raises DataError if no row could be converted.
     """
     with open_conversion(workspace, request) as opened:
+        file = workspace.existing(request.rewrite, label="rewrite") if request.rewrite else None
         files = [source.path for source in (*opened.sources, *opened.own)]
-        with Recording(files) as recording:
-            conversion = Conversion(opened.output.rows, request)
+        with (
+            Recording([*files, *([file] if file else [])]) as recording,
+            open_rewriter(file) as rewriter,
+        ):
+            conversion = Conversion(opened.output.rows, request, rewriter)
             for source in opened.sources:
                 conversion.convert(source)
             conversion.add_own(opened.own, request)
@@ -132,17 +148,34 @@ def open_conversion(workspace: Workspace, request: ConvertRollouts) -> Generator
             yield OpenedConversion(sources, own, inputs, new)
 
 
+@dataclass(slots=True)
+class ConversionTally:
+    """Counts what is converted and left out."""
+
+    sources: list[SourceCount] = field(default_factory=list[SourceCount])
+    problems: list[str] = field(default_factory=list[str])
+    success_derived: int = 0
+    teachers: Counter[str] = field(default_factory=Counter[str])
+    """The number of converted rows by the model that another system says answered."""
+
+    def take(self, other: "ConversionTally") -> None:
+        """Adds the counts of further files to these."""
+        self.sources += other.sources
+        self.problems += other.problems[: MAX_EXAMPLES - len(self.problems)]
+        self.success_derived += other.success_derived
+        self.teachers.update(other.teachers)
+
+
 class Conversion:
     """Converts one file after the other, and counts what is converted and left out."""
 
-    def __init__(self, rows: LineWriter, request: ConvertRollouts) -> None:
+    def __init__(
+        self, rows: LineWriter, request: ConvertRollouts, rewriter: AnswerRewriter | None = None
+    ) -> None:
         self._rows, self.include_failed = rows, request.include_failed
+        self._rewriter = rewriter
         self._instruction = Instruction(request.system)
-        self.sources: list[SourceCount] = []
-        self.problems: list[str] = []
-        self.derived = 0
-        self.teachers: Counter[str] = Counter()
-        """The number of converted rows by the model that another system says answered."""
+        self.tally = ConversionTally()
 
     def add_own(self, sources: Sequence[SourceFile], request: ConvertRollouts) -> None:
         """Adds the student's own right rollouts, up to their share of all rows."""
@@ -156,12 +189,13 @@ class Conversion:
             self.convert(source, left_out)
 
     def convert(self, source: SourceFile, unwanted: RowPlaces | None = None) -> None:
-        """Writes the supervised rows of one file and adds its counts to `sources`.
+        """Writes the supervised rows of one file and adds its counts to the tally.
 
         `unwanted` are right rollouts that are left out, with the reason.
         """
         left_out = Counter(source.refused)
-        self.problems += source.problems[: MAX_EXAMPLES - len(self.problems)]
+        problems = self.tally.problems
+        problems += source.problems[: MAX_EXAMPLES - len(problems)]
         before = self._rows.num_rows
         for rollout in read_curated_rows(source.path, with_parts=True):
             place = (rollout.path, rollout.line.offset)
@@ -169,7 +203,7 @@ class Conversion:
             if reason is not None:
                 left_out[reason] += 1
         converted = self._rows.num_rows - before
-        self.sources.append(
+        self.tally.sources.append(
             SourceCount(
                 source=source.name,
                 read=converted + left_out.total(),
@@ -182,17 +216,29 @@ class Conversion:
         """Writes the supervised row of a rollout, or returns the reason why it is left out."""
         facts, parts = rollout.facts, rollout.parts
         if facts is None or parts is None:
-            if len(self.problems) < MAX_EXAMPLES:
-                self.problems.append(f"{rollout.where}: {rollout.problem}")
-            return "not a rollout row"
+            self._note(rollout, rollout.problem)
+            return _NO_ROLLOUT
         reason = reason_to_leave_out(facts, include_failed=self.include_failed)
-        if reason is None:
-            row = supervised_row(facts, parts, self._instruction)
-            self._rows.write_raw(*row, source=rollout.line.source)
-            self.derived += facts.is_success_derived and facts.is_success
-            if rollout.translated is not None and (teacher := rollout.foreign_teacher):
-                self.teachers[teacher] += 1
-        return reason
+        if reason is not None:
+            return reason
+        original = None
+        if self._rewriter is not None:
+            rewritten = self._rewriter.rewrite(parts)
+            if isinstance(rewritten, Unwritten):
+                if rewritten.error is not None:
+                    self._note(rollout, rewritten.error)
+                return rewritten.reason
+            parts, original = rewritten.parts, rewritten.original_sha256
+        row = supervised_row(facts, parts, self._instruction, original_answer=original)
+        self._rows.write_raw(*row, source=rollout.line.source)
+        self.tally.success_derived += facts.is_success_derived and facts.is_success
+        if rollout.translated is not None and (teacher := rollout.foreign_teacher):
+            self.tally.teachers[teacher] += 1
+        return None
+
+    def _note(self, rollout: CuratedRow, problem: str | None) -> None:
+        if len(self.tally.problems) < MAX_EXAMPLES:
+            self.tally.problems.append(f"{rollout.where}: {problem}")
 
     def finish(
         self,
@@ -205,50 +251,48 @@ class Conversion:
 
         Raises DataError if no row could be converted.
         """
-        output = opened.output
+        output, whole = opened.output, _summed("all", self.tally.sources)
         if output.rows.num_rows == 0:
-            raise self._nothing_converted(opened.sources)
-        result = self._result(workspace.shown(output.path))
-        counts = {"read": result.read, "converted": result.converted}
-        inputs = [*opened.inputs.records(read), *foreign_teachers(self.teachers)]
+            raise _nothing_converted(opened.sources, whole, self.tally.problems)
+        counts = {"read": whole.read, "converted": whole.converted}
+        inputs = [*opened.inputs.records(read), *foreign_teachers(self.tally.teachers)]
         output.record(inputs=inputs, request=request, counts=counts)
-        return result
-
-    def _nothing_converted(self, sources: Sequence[SourceFile]) -> DataError:
-        whole = _together("all", self.sources)
-        why = ", ".join(f"{count} {reason}" for reason, count in whole.left_out.items())
-        example = f"; the first: {self.problems[0]}" if self.problems else ""
-        where = ", ".join(s.name for s in sources[:3]) + (", …" if len(sources) > 3 else "")
-        return DataError(
-            f"none of the {whole.read} rows in {where} can be converted ({why}){example}",
-            "give rollouts: of generate_rollouts, or of a format that `stillroom docs traces` "
-            "lists; with include_failed also those without success",
-        )
-
-    def _result(self, output: str) -> ConvertResult:
-        whole = _together("all", self.sources)
-        shown = self.sources
-        if len(shown) > _MAX_SOURCES:
-            rest = shown[_MAX_SOURCES:]
-            shown = [*shown[:_MAX_SOURCES], _together(f"{len(rest)} more files", rest)]
+        shown, rest = self.tally.sources[:_MAX_SOURCES], self.tally.sources[_MAX_SOURCES:]
         return ConvertResult(
-            output=output,
+            output=workspace.shown(output.path),
             read=whole.read,
             converted=whole.converted,
             left_out=whole.left_out,
-            sources=shown,
-            success_derived=self.derived,
-            problems=self.problems,
+            sources=[*shown, _summed(f"{len(rest)} more files", rest)] if rest else shown,
+            success_derived=self.tally.success_derived,
+            problems=self.tally.problems,
         )
 
 
+def _nothing_converted(
+    sources: Sequence[SourceFile], whole: SourceCount, problems: Sequence[str]
+) -> DataError:
+    why = ", ".join(f"{count} {reason}" for reason, count in whole.left_out.items())
+    example = f"; the first: {problems[0]}" if problems else ""
+    where = ", ".join(s.name for s in sources[:3]) + (", …" if len(sources) > 3 else "")
+    return DataError(
+        f"none of the {whole.read} rows in {where} can be converted ({why}){example}",
+        ACCEPTED_ROWS if set(whole.left_out) <= {_NO_ROLLOUT} else _OTHER_ROLLOUTS,
+    )
+
+
 def supervised_row(
-    facts: RowFacts, parts: RolloutParts, instruction: Instruction = UNINSTRUCTED
+    facts: RowFacts,
+    parts: RolloutParts,
+    instruction: Instruction = UNINSTRUCTED,
+    *,
+    original_answer: str | None = None,
 ) -> tuple[Buffer, ...]:
     """Returns the supervised row of a rollout as JSON in parts, to be joined.
 
     The long parts are copied as bytes from the rollout's line; they are not decoded and encoded,
     unless the row is to have another system message. The row then says which one was removed.
+    `original_answer` is the hash of the answer that a rewritten row had.
     """
     messages, removed = parts.messages, b""
     if not instruction.is_empty:
@@ -272,11 +316,12 @@ def supervised_row(
         b',"rollout_id":',
         msgspec.json.encode(facts.id or None),
         removed,
+        b',"rewritten_from":"%s"' % original_answer.encode() if original_answer else b"",
         b"}",
     )
 
 
-def _together(name: str, counts: Sequence[SourceCount]) -> SourceCount:
+def _summed(name: str, counts: Sequence[SourceCount]) -> SourceCount:
     left_out: Counter[str] = Counter()
     for count in counts:
         left_out.update(count.left_out)

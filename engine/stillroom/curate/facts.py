@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from stillroom.data.chat.tool_calls import has_call_text
 from stillroom.data.checks import ROLES
 from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
 
@@ -112,12 +113,29 @@ class RowFacts(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def has_final_answer(self) -> bool:
-        """Whether the last message is the assistant's, is not empty, and calls no tool."""
+        """Whether the last message is the assistant's, is not empty, and calls no tool.
+
+        A call that the model's server left in the text is no answer either.
+        """
         last = self.messages[-1] if self.messages else None
         if last is None or last.role != "assistant" or last.tool_calls:
             return False
         content = last.decode_content()
-        return bool(content.strip() if isinstance(content, str) else content)
+        if isinstance(content, str):
+            return bool(content.strip()) and not has_call_text(content)
+        return bool(content)
+
+    @property
+    def num_characters(self) -> int:
+        """The number of characters in the texts and tool calls of all messages."""
+        total = 0
+        for message in self.messages:
+            content = message.decode_content()
+            parts = content if isinstance(content, list) else [ContentPart("text", content)]
+            total += sum(len(part.text) for part in parts if isinstance(part.text, str))
+            for call in message.tool_calls or ():
+                total += len(call.function.name) + len(call.function.arguments)
+        return total
 
     @property
     def tools_used(self) -> set[str]:

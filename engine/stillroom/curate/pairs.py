@@ -24,21 +24,20 @@ from stillroom.curate.pair_candidates import (
     index_rollouts,
     ranked_pairs,
 )
-from stillroom.curate.rows import foreign_teachers
+from stillroom.curate.rows import ACCEPTED_ROWS, foreign_teachers
 from stillroom.curate.sources import RowInputs, open_inputs
 from stillroom.errors import DataError
 from stillroom.files import LineWriter
 from stillroom.lineage import FileRecord, Recording
 from stillroom.outputs import NewOutput, ReplacingRequest, new_output
 from stillroom.settings import Workspace
+from stillroom.types import OwnText
 
 
 class MakeDpoPairs(ReplacingRequest):
     """Ask for preference pairs from rollouts of the same tasks with different rewards."""
 
-    input: Annotated[
-        str | None, Field(description="Rollouts to compare with each other, by task")
-    ] = None
+    input: Annotated[str | None, Field(description="Rollouts to compare by task")] = None
     chosen_from: Annotated[
         str | None, Field(description="Instead of input: source of chosen, e.g. teacher's")
     ] = None
@@ -56,7 +55,7 @@ class MakeDpoPairs(ReplacingRequest):
         Field(description="first_turn: only the first turn that differs; none: also all after it"),
     ] = "first_turn"
     system: Annotated[
-        str | None, Field(description='System message of the pairs instead of those read; "": none')
+        str | None, Field(description='System message instead of that read; "": none')
     ] = None
     ray_address: str | None = None
 
@@ -81,7 +80,7 @@ class PairsResult(msgspec.Struct, frozen=True, kw_only=True):
     """The number of tasks on the chosen side with a rollout that could take part in a pair."""
     tasks_with_pairs: int
     pairs: int
-    skipped: dict[str, int]
+    skipped: dict[OwnText, int]
     """The number of rollouts, tasks and pairs that were left out, by reason."""
     mean_difference: float
 
@@ -297,6 +296,9 @@ def _no_pairs(better: TaskIndex, worse: TaskIndex, skipped: Counter[str]) -> Dat
     return DataError(
         f"no pairs: {len(better)} tasks, {shared} of them on both sides"
         + (f" ({why})" if why else ""),
-        "pairs need rollouts of the same tasks with different rewards: raise samples_per_prompt, "
-        "or give a teacher's rollouts as chosen_from and a student's as rejected_from",
+        ACCEPTED_ROWS
+        if set(skipped) == {"not a rollout row"}
+        else "pairs need rollouts of the same tasks with different rewards: raise "
+        "samples_per_prompt, or give a teacher's rollouts as chosen_from and a student's as "
+        "rejected_from",
     )

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field, model_validator
 
+from stillroom.curate.sources import RowInputs, open_inputs
 from stillroom.curate.verdicts import ReviewVerdict
 from stillroom.data.chat.views import Section, sections_of
 from stillroom.data.checks import Problem, as_number
@@ -28,8 +29,8 @@ from stillroom.errors import DataError, InputError
 from stillroom.lineage import Recording
 from stillroom.lines import read_lines
 from stillroom.outputs import ReplacingRequest, check_page, new_output
-from stillroom.rollout.sources import check_output, source_files
 from stillroom.settings import Workspace
+from stillroom.types import OwnText
 
 _NO_REWARD, NO_CATEGORY, OTHERS = "no reward", "(none)", "(others)"
 _MAX_CATEGORIES = 200
@@ -84,7 +85,7 @@ class ReviewRow(msgspec.Struct, frozen=True, kw_only=True):
 class BandCount(msgspec.Struct, frozen=True, kw_only=True):
     """The number of rows in one band of rewards, and how many of them are in the sample."""
 
-    band: str
+    band: OwnText
     rows: int
     sampled: int
 
@@ -100,7 +101,7 @@ class ReviewSample(msgspec.Struct, frozen=True, kw_only=True):
     bands: list[BandCount]
     categories: dict[str, int]
     """The number of sampled rows per category; at most the 50 largest categories."""
-    left_out: dict[str, int]
+    left_out: dict[OwnText, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,31 +119,20 @@ def sample_for_review(workspace: Workspace, request: SampleForReview) -> Sampled
     Raises DataError if no row can be reviewed, and InputError if the output holds rollouts or
     verdicts.
     """
-    files = [source.path for source in source_files(workspace, request.input)]
     output = workspace.output_file(request.output, label="output")
     page = workspace.output_file(output.with_suffix(".html"), label="output")
-    check_output(output, files)
-    _check_unreviewed(output)
-    check_page(page, overwrite=request.overwrite)
     pool = _Pool(request)
-    writing = new_output(output, operation="sample_for_review", overwrite=request.overwrite)
-    with writing as new, Recording(files) as recording:
-        for file in files:
-            names = RowNames()
-            for line in read_row_lines(file):
-                where = f"{workspace.shown(file)}:{line.number}"
-                pool.add(decode_line(line), names.name(file, line.view), where)
-        rows = pool.sample()
-        if not rows:
-            why = ", ".join(f"{count} {reason}" for reason, count in pool.left_out.items())
-            raise DataError(
-                f"none of the {pool.read} rows of {request.input!r} can be reviewed ({why})",
-                "validate_dataset lists what is wrong with them",
-            )
-        for row in rows:
-            new.rows.write(row)
-        counts = {"read": pool.read, "sampled": len(rows)}
-        new.record(inputs=recording.records(), request=request, counts=counts)
+    with open_inputs(workspace, [request.input], outputs=[output], with_supervised=True) as inputs:
+        _check_unreviewed(output)
+        check_page(page, overwrite=request.overwrite)
+        writing = new_output(output, operation="sample_for_review", overwrite=request.overwrite)
+        with writing as new, Recording([source.path for source in inputs.files]) as recording:
+            rows = pool.fill(inputs, workspace)
+            for row in rows:
+                new.rows.write(row)
+            counts = {"read": pool.read, "sampled": len(rows)}
+            records = inputs.records(recording.records())
+            new.record(inputs=records, request=request, counts=counts)
     result = ReviewSample(
         output=workspace.shown(output),
         page=workspace.shown(page),
@@ -168,6 +158,28 @@ class _Pool:
         self._categories: set[str] = set()
         self.left_out: Counter[str] = Counter()
         self.read = 0
+
+    def fill(self, inputs: RowInputs, workspace: Workspace) -> list[ReviewRow]:
+        """Adds all rows of the inputs, and returns the sampled ones.
+
+        Raises DataError if no row can be reviewed.
+        """
+        for source in inputs.files:
+            self.left_out.update(source.refused)
+            self.read += sum(source.refused.values())
+            names = RowNames()
+            for line in read_row_lines(source.path):
+                file, number = inputs.place(source.path, line.number)
+                where = f"{workspace.shown(Path(file))}:{number}"
+                self.add(decode_line(line), names.name(source.path, line.view), where)
+        rows = self.sample()
+        if not rows:
+            why = ", ".join(f"{count} {reason}" for reason, count in self.left_out.items())
+            raise DataError(
+                f"none of the {self.read} rows of {self._request.input!r} can be reviewed ({why})",
+                "validate_dataset lists what is wrong with them",
+            )
+        return rows
 
     def add(self, value: dict[str, Any] | Problem, name: str, where: str) -> None:
         """Counts one row of a file, and keeps it if it may be sampled."""

@@ -50,6 +50,13 @@ _NULL = b"null"
 _MAX_TEACHERS = 20
 UNREADABLE = "(unreadable)"
 """The category of a row that curation cannot read."""
+ACCEPTED_ROWS = (
+    "give rollouts of generate_rollouts, or logs, traces and datasets of a format that "
+    "import_rollouts reads (`stillroom docs traces` lists them); of anything else, write lines "
+    'such as {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", '
+    '"content": "4"}]}'
+)
+"""What to do about rows that no reader knows."""
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -239,10 +246,7 @@ def _checked_rollout(line: Line) -> tuple[RolloutLayout, bytes]:
         raise DataError(f"the line {row.message}", row.fix)
     layout = layout_of(row)
     if layout is None:
-        raise DataError(
-            "the line is a rollout of no known layout",
-            "give rollouts of stillroom, rnow or NeMo Gym; validate_dataset says what a file holds",
-        )
+        raise DataError("the line is a rollout of no known layout", ACCEPTED_ROWS)
     if layout is RolloutLayout.STILLROOM:
         _raise_first(_serious_problems(row))
         return layout, line.data

@@ -161,6 +161,27 @@ def open_inputs(
 
 
 @contextmanager
+def open_rows(workspace: Workspace, name: str, *, beside: Path) -> Generator[RowInputs]:
+    """Yields the files with rows of any format at a path, prompts included.
+
+    Files that only import_rollouts can read are imported into a temporary file next to `beside`.
+    """
+    files = foreign_files_to_validate(workspace, name)
+    if files is None:
+        found = rollout_files(workspace.existing(name, label="path"))
+        yield RowInputs({name: [SourceFile(file, workspace.shown(file)) for file in found]})
+        return
+    with imported_file(workspace, [name], files, beside) as imported:
+        yield RowInputs({name: [SourceFile(imported.path, name)]}, {imported.path: imported})
+
+
+def data_files(workspace: Workspace, name: str) -> list[Path]:
+    """Returns the files that `open_rows` reads for a path."""
+    files = foreign_files_to_validate(workspace, name)
+    return rollout_files(workspace.existing(name, label="file")) if files is None else files
+
+
+@contextmanager
 def imported_file(
     workspace: Workspace, names: Sequence[str], files: Sequence[Path], output: Path
 ) -> Generator[ImportedFile]:

@@ -50,7 +50,7 @@ def read_verdicts(path: Path) -> list[GivenVerdict]:
             row = _REVIEWED.decode(line.data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise DataError(
-                f"{where}: is no reviewed row: {error}",
+                f"{where}: not a reviewed row: {error}",
                 'write {"id": "<id of the row>", "verdict": "keep"} or "drop" on each line',
             ) from error
         match row.verdict:

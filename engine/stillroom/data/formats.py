@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
+from stillroom import fences
 from stillroom.data.checks import (
     Problem,
     describe,
@@ -159,7 +160,7 @@ _PROMPT_KEYS = (
     "messages", "prompt", *_SYSTEM_KEYS, "metadata", "variables", "tools", "rewards", "docker",
     "docker_env", "id",
 )  # fmt: skip
-"""What a prompt row may have. Of these `id` is read by nobody, but tells equal rows apart."""
+"""The fields that a prompt row may have. `id` is not read, but tells equal rows apart."""
 
 
 def unread_key_problems(row: dict[str, Any]) -> Iterator[Problem]:
@@ -174,9 +175,11 @@ def unread_key_problems(row: dict[str, Any]) -> Iterator[Problem]:
             fix = "write the system message's text"
             yield Problem(key, f"must be a text, not {describe(row[key])}, and is not read", fix)
     for key in row.keys() - set(_PROMPT_KEYS):
-        put = f"put it into metadata: {{{key!r}: …}}, where rewards and tools see it, or remove it"
+        put = f"put it into metadata: {{{fences.name(key)!r}: …}}, where rewards and tools see it"
         similar = nearest(key, _PROMPT_KEYS)
-        yield Problem(key, f"is no key of a prompt row and is not read{similar}", put)
+        yield Problem(
+            key, f"is no key of a prompt row and is not read{similar}", f"{put}, or remove it"
+        )
 
 
 def _sft_problems(row: dict[str, Any]) -> Iterator[Problem]:

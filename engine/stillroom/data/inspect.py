@@ -119,7 +119,7 @@ def inspect_examples(
     rows = [view if file in recognised else _without_text(view) for file, view in views]
     if request.start >= total:
         raise InputError(
-            f"start {request.start} is beyond the {total} rows of {request.path!r}",
+            f"start {request.start} is beyond the {total} rows",
             f"choose a start below {total}" if total else "the file holds no rows",
         )
     has_more = total > end

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from pydantic import AfterValidator, Field
 
+from stillroom import fences
 from stillroom.data.checks import Problem
 from stillroom.data.distribution import Quantiles
 from stillroom.data.formats import CHECKS, RowFormat, detect_format, unread_key_problems
@@ -22,7 +23,7 @@ from stillroom.files import LineWriter, atomic_output
 from stillroom.lines import read_lines
 from stillroom.outputs import ReplacingRequest, check_page, not_ours
 from stillroom.settings import Workspace
-from stillroom.types import OthersText
+from stillroom.types import OthersText, OwnText
 
 AUTO, NONE = "auto", "none"
 
@@ -47,7 +48,7 @@ class ValidateDataset(ReplacingRequest):
     report: Annotated[
         str,
         AfterValidator(_report_name),
-        Field(description="HTML page; auto: in reports/ next to it; none"),
+        Field(description="HTML page; auto: in reports/; none"),
     ] = AUTO
 
 
@@ -57,8 +58,9 @@ class RowProblem(msgspec.Struct, frozen=True, kw_only=True):
     where: str
     """The file and the number of the line, as `file:line`."""
     field: str
+    """The place in the row; a key that is no name in place of it is left out (see `problem`)."""
     problem: OthersText
-    fix: str
+    fix: OwnText
 
 
 class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +90,7 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     """The number of characters in texts and tool calls per good row."""
     rewards: Quantiles | None
     categories: dict[str, int]
-    layouts: dict[str, int]
+    layouts: dict[OwnText, int]
     """The number of good rollouts in each layout or format, e.g. stillroom, rnow or litellm."""
     failed: int
     """The number of good rollouts that an infrastructure failure ended; they have no reward."""
@@ -99,7 +101,7 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     trained_tokens: Quantiles | None = None
     token_rows: int | None = None
     """The number of good rows whose tokens were counted; None without a student."""
-    left_out: dict[str, int] = {}
+    left_out: dict[OwnText, int] = {}
     """The number of those rows that training would leave out, by reason."""
     report: str | None = None
     """The path of the page that was written; None if none was."""
@@ -299,4 +301,8 @@ def _format_of(path: Path, wanted: str) -> RowFormat:
 
 
 def _located(problem: Problem, where: str) -> RowProblem:
-    return RowProblem(where=where, field=problem.field, problem=problem.message, fix=problem.fix)
+    field, message = problem.field, problem.message
+    if not fences.is_name(field):
+        # A key is what somebody wrote into the row, and may be a sentence that an agent follows.
+        field, message = fences.name(field), f"{field}: {message}"
+    return RowProblem(where=where, field=field, problem=message, fix=problem.fix)

@@ -8,13 +8,14 @@ from typing import Any
 
 import msgspec
 
+from stillroom import fences
 from stillroom.errors import DataError
-from stillroom.evaluate.files import EvaluationResult, TaskCost, dollars
+from stillroom.evaluate.files import EvaluationResult, TaskCost, dollars, task_time
 from stillroom.run_folder import RunFolder, all_runs, read_elsewhere
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import MACHINE, PRICES_FILE, machine_usd_per_hour
 from stillroom.teachers.providers import IN_PROCESS, PROVIDERS
-from stillroom.types import RunKind, total_usd
+from stillroom.types import OwnText, RunKind, total_usd
 
 _CALLING = (RunKind.ROLLOUTS, RunKind.SCORE, RunKind.EVALUATE)
 _TRAINING = (RunKind.SFT, RunKind.DPO, RunKind.DISTILL)
@@ -27,7 +28,7 @@ class CostComparison(msgspec.Struct, frozen=True, kw_only=True):
     student_usd: float | None
     """Dollars per task; None if a price is unknown (see `note`)."""
     student_seconds: float
-    """Seconds from a prompt to the end of its rollout."""
+    """Seconds from a prompt to the end of its rollout, while others run concurrently."""
     teacher: str
     teacher_usd: float | None
     teacher_seconds: float
@@ -38,19 +39,10 @@ class CostComparison(msgspec.Struct, frozen=True, kw_only=True):
     """The hours that trainings, and rollouts of models on this machine, have taken."""
     break_even_tasks: int | None
     """The number of tasks after which the student has saved what was spent."""
-    note: str
+    note: OwnText
 
-    @property
-    def sentence(self) -> str:
-        """The comparison in one sentence."""
-        one, other = (
-            f"{seconds:.2g} s" + ("" if usd is None else f" and {dollars(usd)}")
-            for seconds, usd in (
-                (self.student_seconds, self.student_usd),
-                (self.teacher_seconds, self.teacher_usd),
-            )
-        )
-        return f"A task takes {self.student} {one}, {self.teacher} {other}; {self.note}."
+    sentence: OwnText
+    """The comparison in one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +66,7 @@ def spent_on_runs(workspace: Workspace) -> Spent:
                 continue
             is_local = _is_local(request)
             if state.kind in _CALLING and not (is_local and "cost_usd" not in result):
-                # A run that broke off has a figure as soon as it has called a model with a price.
+                # An interrupted run has a cost as soon as it has called a model with a price.
                 so_far = None if state.metrics.get("calls") and not is_local else 0.0
                 calls.append(result.get("cost_usd", state.metrics.get("cost_usd", so_far)))
             if (elsewhere := read_elsewhere(folder.path)) is not None:
@@ -91,11 +83,20 @@ def compare_costs(
     one, other = student.per_task, teacher.per_task
     if one is None or other is None:
         return None
-    hourly, spent = machine_usd_per_hour(workspace), spent_on_runs(workspace)
-    total = None
-    if spent.calls_usd is not None:
-        total = spent.calls_usd + (hourly or 0.0) * spent.machine_hours
+    spent = [spent_on_runs(each) for each in _workspaces(workspace, student)]
+    machine_hours = sum(each.machine_hours for each in spent)
+    total = total_usd(each.calls_usd for each in spent)
+    if total is not None:
+        total += (machine_usd_per_hour(workspace) or 0.0) * machine_hours
     tasks = break_even(one.usd, other.usd, total)
+    note = _note(one, other, total, tasks)
+    if len(spent) > 1:
+        note += " (counting the runs of the workspace that the student was trained in, too)"
+    taken, taught = (
+        f"{task_time(cost)}" + ("" if cost.usd is None else f" and {dollars(cost.usd)}")
+        for cost in (one, other)
+    )
+    names = [fences.name(each.name) for each in (student, teacher)]
     return CostComparison(
         student=student.name,
         student_usd=one.usd,
@@ -104,10 +105,19 @@ def compare_costs(
         teacher_usd=other.usd,
         teacher_seconds=other.seconds,
         spent_usd=total,
-        machine_hours=round(spent.machine_hours, 4),
+        machine_hours=round(machine_hours, 4),
         break_even_tasks=tasks,
-        note=_note(one, other, total, tasks),
+        note=note,
+        sentence=f"A task takes {names[0]} {taken}, {names[1]} {taught}; {note}.",
     )
+
+
+def _workspaces(workspace: Workspace, student: EvaluationResult) -> list[Workspace]:
+    """Returns this workspace, and the one in whose runs the student's checkpoint is."""
+    folders = workspace.path(student.model).parents
+    others = (Workspace(f.parent) for f in folders if f.name == workspace.runs.name)
+    roots = {one.root.resolve(): one for one in (workspace, *others) if one.runs.is_dir()}
+    return list(roots.values()) or [workspace]
 
 
 def break_even(

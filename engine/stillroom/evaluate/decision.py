@@ -13,6 +13,7 @@ from stillroom.errors import InputError
 from stillroom.evaluate.compare import Comparison, compare
 from stillroom.evaluate.files import Evaluation
 from stillroom.evaluate.intervals import Estimate, excludes_zero
+from stillroom.types import OwnText
 
 _NEGLIGIBLE = 0.02
 """A lead of at most so much accuracy is not worth a training."""
@@ -23,7 +24,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """Whether to distil this teacher into this student on tasks like these."""
 
     verdict: Literal["go", "no_go", "unclear"]
-    because: str
+    because: OwnText
     gap: Estimate
     """The teacher's accuracy minus the student's, paired by task."""
     better_prompt: str | None = None

@@ -71,6 +71,9 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     mean_turns: float
     tool_errors: int
     truncated: int
+    cut_by: dict[str, int] = {}
+    """The number of cut answers (`truncated`) by what cut them: max_tokens, context_window or
+    content_filter. Empty in evaluations of earlier versions."""
     failed: int
     """The number of rollouts that infrastructure ended; they count neither as right nor wrong."""
     teacher: str | None
@@ -117,11 +120,16 @@ def other_measures(result: EvaluationResult) -> Iterator[str]:
         yield f"guard set: {right}needless tool calls at {_percent(guard.over_calling)}"
     if (cost := result.per_task) is not None:
         usd = "at an unknown price" if cost.usd is None else f"{dollars(cost.usd)}"
-        yield f"a task: {cost.seconds:.2g} s, {usd}, {cost.tokens:.0f} tokens"
+        yield f"a task: {task_time(cost)}, {usd}, {cost.tokens:.0f} tokens"
     if result.unjudged:
         yield f"{result.unjudged} tasks were left out, as nothing judges them"
     if result.stopped_by is not None:
         yield f"{result.stopped_by} ended it, {result.omitted} rollouts were not done"
+
+
+def task_time(cost: TaskCost) -> str:
+    """Returns how long a task takes: its share of the whole, and until its answer is there."""
+    return f"{cost.machine_seconds:.2g} s ({cost.seconds:.2g} s from prompt to answer)"
 
 
 def dollars(usd: float) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from statistics import NormalDist
+from statistics import NormalDist, fmean, variance
 
 import msgspec
 
@@ -25,16 +25,37 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def share_estimate(successes: int, n: int) -> Estimate:
-    """Returns a share with Wilson's interval. Source: Wilson 1927; Brown, Cai, DasGupta 2001."""
+    """Returns a share with Wilson's interval."""
     if n == 0:
         raise ValueError("a share needs at least one task")
-    share = successes / n
+    return Estimate(value=successes / n, **_wilson_interval(successes / n, n), n=n)
+
+
+def accuracy_estimate(shares: Sequence[float]) -> Estimate:
+    """Returns the mean of the tasks' shares of right samples (0 to 1), with Wilson's interval.
+
+    Several samples of a task say more than one and less than as many tasks: the interval is that
+    of as many tasks of one sample as would spread the mean so far. One unseen task of each outcome
+    counts for the spread, so that tasks that are all alike do not pass for certainty, and the
+    interval of a perfect group is never wider than that of an imperfect one.
+    """
+    n = len(shares)
+    if n == 0:
+        raise ValueError("an accuracy needs at least one task")
+    seen_and_unseen = [*shares, 0.0, 1.0]
+    expected = fmean(seen_and_unseen)
+    factor = expected * (1 - expected) / variance(seen_and_unseen)
+    mean = fmean(shares)
+    return Estimate(value=mean, **_wilson_interval(mean, n * max(1.0, factor)), n=n)
+
+
+def _wilson_interval(share: float, n: float) -> dict[str, float]:
+    """Returns the bounds of a share. Source: Wilson 1927; Brown, Cai, DasGupta 2001."""
     spread = _Z**2 / n
     centre = (share + spread / 2) / (1 + spread)
     half = _Z * math.sqrt(share * (1 - share) / n + spread / (4 * n)) / (1 + spread)
     # For a share of 0 or 1 one bound is the share itself, which rounding must not move past it.
-    low, high = min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
-    return Estimate(value=share, low=low, high=high, n=n)
+    return {"low": min(share, max(0.0, centre - half)), "high": max(share, min(1.0, centre + half))}
 
 
 def mean_estimate(
@@ -155,8 +176,4 @@ def passing_tasks(answers: Iterable[tuple[str, bool]], k: int) -> Estimate | Non
     samples = [results for results in by_task.values() if len(results) >= k]
     if not samples:
         return None
-    shares = [pass_at_k(sum(results), len(results), k) for results in samples]
-    # With exactly k samples every share is 0 or 1, so that Wilson's interval fits.
-    if all(len(results) == k for results in samples):
-        return share_estimate(round(sum(shares)), len(shares))
-    return mean_estimate(shares, limits=(0.0, 1.0))
+    return accuracy_estimate([pass_at_k(sum(results), len(results), k) for results in samples])

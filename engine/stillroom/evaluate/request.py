@@ -19,7 +19,7 @@ from stillroom.validation import PlacedRequest
 class EvaluateModel(PlacedRequest, RolloutOptions):
     """Ask for an evaluation: the model answers held-out prompts, rewards say how well."""
 
-    data: Annotated[str, Field(description="Held-out prompts (.jsonl) that nothing trained on")]
+    data: Annotated[str, Field(description="Held-out prompts (.jsonl)")]
     name: Annotated[str | None, Field(description="Label; default: the model")] = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     group_by: Annotated[tuple[str, ...], Field(description="Metadata fields to split by")] = (
@@ -31,7 +31,7 @@ class EvaluateModel(PlacedRequest, RolloutOptions):
         Field(description="In-process: also measure the KL per token to it"),
     ] = None
     kl_prompts: Annotated[int, Field(ge=2, description="Prompts for the KL")] = 90
-    sampled_prompts: Annotated[int, Field(ge=0, description="So many at temperature 1 too")] = 0
+    sampled_prompts: Annotated[int, Field(ge=0, description="At temperature 1 too")] = 0
     guard: Annotated[
         str | None,
         Field(description="Prompts that need no tool: shows forgetting"),

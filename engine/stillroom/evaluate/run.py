@@ -26,6 +26,7 @@ from stillroom.evaluate.scores import (
     accuracy_by_group,
     accuracy_of,
     cost_of,
+    cut_answers,
     guard_result,
     score_guard,
     score_tasks,
@@ -69,46 +70,15 @@ async def evaluate_model(
     answers = await parts.main.run(
         reporter, on_open=functools.partial(_begin, RunFolder(folder), reporter)
     )
-    rollouts = answers.rollouts
-    if not rollouts:
+    if not answers.rollouts:
         raise _nothing_answered(answers)
     rows = folder / _ROLLOUTS_FILE
     with AppendLog(rows) as log:
-        for rollout in rollouts:
+        for rollout in answers.rollouts:
             log.append(rollout)
-    scores = score_tasks(rollouts, request.group_by)
-    is_single = request.samples_per_prompt == 1
+    scores = score_tasks(answers.rollouts, request.group_by)
     more = await _answer_more(plan, parts, answers, reporter)
-    instruction = plan.rollouts.instruction
-    result = EvaluationResult(
-        name=request.name or request.model,
-        model=request.model,
-        data=request.data,
-        accuracy=accuracy_of(scores, is_single=is_single),
-        by_group=accuracy_by_group(scores, request.group_by, is_single=is_single),
-        mean_reward=fmean(score.reward for score in scores),
-        mean_turns=fmean(rollout.turns for rollout in rollouts),
-        tool_errors=sum(rollout.tool_errors for rollout in rollouts),
-        truncated=sum(rollout.truncated for rollout in rollouts),
-        failed=len(answers.outcomes) - len(rollouts),
-        teacher=request.teacher,
-        teacher_kl=more.teacher_kl,
-        sampled_accuracy=accuracy_of(more.sampled, is_single=True) if more.sampled else None,
-        rollouts=workspace.shown(rows),
-        seconds=round(time.monotonic() - started, 3),
-        instruction=None if instruction.is_empty else instruction.describe(),
-        cost_usd=_cost_usd(plan, [*rollouts, *more.rollouts]),
-        per_task=task_cost(
-            rollouts,
-            seconds=answers.seconds,
-            is_local=_is_local(plan),
-            usd_per_hour=usd_per_hour_of(workspace, folder),
-        ),
-        guard=guard_result(more.guard, str(request.guard)) if more.guard else None,
-        unjudged=answers.num_unjudged,
-        omitted=answers.num_omitted,
-        stopped_by=more.stopped_by,
-    )
+    result = _result(plan, answers, scores, more, folder=folder, seconds=time.monotonic() - started)
     output = folder / RESULT_FILE
     write_json(
         output, Evaluation(result=result, tasks=scores, sampled=more.sampled, guard=more.guard)
@@ -123,6 +93,49 @@ async def evaluate_model(
             run_id=folder.name,
         )
     return result
+
+
+def _result(
+    plan: EvaluationPlan,
+    answers: Answers,
+    scores: Sequence[TaskScore],
+    more: "_More",
+    *,
+    folder: Path,
+    seconds: float,
+) -> EvaluationResult:
+    request, workspace = plan.request, plan.rollouts.workspace
+    rollouts, instruction = answers.rollouts, plan.rollouts.instruction
+    return EvaluationResult(
+        name=request.name or request.model,
+        model=request.model,
+        data=request.data,
+        accuracy=accuracy_of(scores),
+        by_group=accuracy_by_group(scores, request.group_by),
+        mean_reward=fmean(score.reward for score in scores),
+        mean_turns=fmean(rollout.turns for rollout in rollouts),
+        tool_errors=sum(rollout.tool_errors for rollout in rollouts),
+        truncated=sum(rollout.truncated for rollout in rollouts),
+        cut_by=cut_answers(rollouts, request.max_tokens),
+        failed=len(answers.outcomes) - len(rollouts),
+        teacher=request.teacher,
+        teacher_kl=more.teacher_kl,
+        sampled_accuracy=accuracy_of(more.sampled) if more.sampled else None,
+        rollouts=workspace.shown(folder / _ROLLOUTS_FILE),
+        seconds=round(seconds, 3),
+        instruction=None if instruction.is_empty else instruction.describe(),
+        cost_usd=_cost_usd(plan, [*rollouts, *more.rollouts]),
+        per_task=task_cost(
+            rollouts,
+            seconds=answers.seconds,
+            is_local=_is_local(plan),
+            usd_per_hour=usd_per_hour_of(workspace, folder),
+        ),
+        guard=guard_result(more.guard, str(request.guard)) if more.guard else None,
+        unjudged=answers.num_unjudged,
+        omitted=answers.num_omitted,
+        stopped_by=more.stopped_by,
+    )
 
 
 class _Parts:

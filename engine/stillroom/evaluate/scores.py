@@ -1,12 +1,13 @@
 """Scores of evaluated tasks: success and reward of each, the accuracy, that of groups, costs."""
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
 from stillroom.data.statistics import category_in
 from stillroom.evaluate.files import GuardResult, GuardScore, TaskCost, TaskScore
-from stillroom.evaluate.intervals import Estimate, mean_estimate, share_estimate
-from stillroom.types import Trajectory, total_usd
+from stillroom.evaluate.intervals import Estimate, accuracy_estimate, share_estimate
+from stillroom.types import StopReason, Trajectory, total_usd
 
 NO_GROUP = "(none)"
 _HOUR_S = 3600.0
@@ -33,29 +34,39 @@ def _group_of(rollout: Trajectory, name: str) -> str:
     return NO_GROUP if group is None else group
 
 
-def accuracy_of(scores: Sequence[TaskScore], *, is_single: bool) -> Estimate:
-    """Returns the accuracy, with Wilson's interval for one sample per task, else with Student's."""
-    if is_single:
-        return share_estimate(round(sum(score.success for score in scores)), len(scores))
-    return mean_estimate([score.success for score in scores], limits=(0.0, 1.0))
+def accuracy_of(scores: Sequence[TaskScore]) -> Estimate:
+    """Returns the accuracy over tasks."""
+    return accuracy_estimate([score.success for score in scores])
 
 
 def accuracy_by_group(
-    scores: Sequence[TaskScore], group_by: Sequence[str], *, is_single: bool
+    scores: Sequence[TaskScore], group_by: Sequence[str]
 ) -> dict[str, dict[str, Estimate]]:
     """Returns the accuracy of each group of tasks, by metadata field and its value."""
     grouped: dict[str, dict[str, Estimate]] = {}
     for name in group_by:
         values = sorted({score.groups[name] for score in scores})
-        if values == [NO_GROUP]:
-            continue
-        grouped[name] = {
-            value: accuracy_of(
-                [score for score in scores if score.groups[name] == value], is_single=is_single
-            )
-            for value in values
-        }
+        if values != [NO_GROUP]:
+            grouped[name] = {
+                value: accuracy_of([score for score in scores if score.groups[name] == value])
+                for value in values
+            }
     return grouped
+
+
+def cut_answers(rollouts: Sequence[Trajectory], max_tokens: int) -> dict[str, int]:
+    """Returns how many answers were cut, by the stop reason.
+
+    An endpoint calls it the same when an answer reaches `max_tokens` and when it fills the context
+    that the server has, which is then the reason if the answer is shorter.
+    """
+    reasons = Counter[str]()
+    for rollout in rollouts:
+        if rollout.truncated:
+            is_short = 0 < rollout.usage.completion_tokens < max_tokens
+            is_full = rollout.stop_reason is StopReason.MAX_TOKENS and is_short
+            reasons[StopReason.CONTEXT_WINDOW if is_full else rollout.stop_reason] += 1
+    return dict(reasons)
 
 
 def score_guard(rollouts: Sequence[Trajectory]) -> list[GuardScore]:

@@ -179,7 +179,7 @@ def _licence(facts: CardFacts) -> Iterator[str]:
     else:
         custom_name = f" ({licence.name})" if licence.name else ""
         link = f", {licence.link}" if licence.link else ""
-        yield f"Base model: {licence.id}{custom_name}{link}, as its maker says."
+        yield f"Base model: {licence.id}{custom_name}{link}, as {licence.source} says."
     outside = [name for name in facts.history.providers if name not in IN_PROCESS]
     if outside:
         yield (

@@ -11,10 +11,10 @@ import msgspec
 
 from stillroom.data.instruction import RemovedSystem
 from stillroom.data.row_files import read_row_lines
+from stillroom.export.provenance import file_with_content
 from stillroom.files import content_hash
-from stillroom.lineage import FileRecord, is_as_recorded
+from stillroom.lineage import FileRecord
 from stillroom.settings import Workspace
-from stillroom.versions import copy_of, versions_with
 
 MOST_ROWS = 20_000
 
@@ -30,6 +30,8 @@ class TrainedConversation:
     """The number of rows with each list of tool schemas, as JSON; `[]` means none."""
     removed: Counter[RemovedSystem] = field(default_factory=Counter[RemovedSystem])
     """The number of rows by the system message that their teacher read and they do not have."""
+    rollout_ids: frozenset[str] = frozenset()
+    """The ids of the rollouts that the rows were made of, as far as the rows name them."""
 
     @property
     def system(self) -> str | None:
@@ -54,18 +56,22 @@ class EvaluatedConversation:
 
 def trained_conversation(workspace: Workspace, rows: FileRecord) -> TrainedConversation | None:
     """Returns what recorded training rows have in common; None if they have changed or are gone."""
-    path = _with_content(workspace, rows)
+    path = file_with_content(workspace, rows)
     if path is None:
         return None
     systems, tools = Counter[str](), Counter[bytes]()
-    removed = Counter[RemovedSystem]()
+    removed, rollout_ids = Counter[RemovedSystem](), set[str]()
     for row in itertools.islice(_rows(path), MOST_ROWS):
         systems[_system(row) or ""] += 1
         if (was_removed := _removed(row)) is not None:
             removed[was_removed] += 1
         tools[msgspec.json.encode(_schemas(row))] += 1
+        if isinstance(rollout_id := row.get("rollout_id"), str):
+            rollout_ids.add(rollout_id)
     total = systems.total()
-    return TrainedConversation(total, systems, tools, removed) if total else None
+    if not total:
+        return None
+    return TrainedConversation(total, systems, tools, removed, frozenset(rollout_ids))
 
 
 def evaluated_conversation(rollouts: Path) -> EvaluatedConversation | None:
@@ -80,14 +86,6 @@ def evaluated_conversation(rollouts: Path) -> EvaluatedConversation | None:
         return None
     system = systems.pop() if len(systems) == 1 else None
     return EvaluatedConversation(system, content_hash(sorted(questions))) if questions else None
-
-
-def _with_content(workspace: Workspace, record: FileRecord) -> Path | None:
-    kept = [
-        copy_of(workspace.root, version) for version in versions_with(workspace.root, record.sha256)
-    ]
-    places = (record.file, *kept)
-    return next((path for path in places if is_as_recorded(path, record)), None)
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,13 +1,15 @@
 """GGUF files, made by llama.cpp's own converter where the user has it."""
 
+import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from stillroom.errors import InputError, RunError
 from stillroom.export.programs import running_program
@@ -33,20 +35,8 @@ _MEMORY = re.compile(r"MemoryError|out of memory|can't allocate memory", re.IGNO
 _OUTTYPES = {"auto": "auto", "fp32": "f32", "bf16": "bf16"}
 
 
-@dataclass(frozen=True, slots=True)
-class Converter:
-    """The command that starts llama.cpp's converter."""
-
-    command: Sequence[str]
-
-    def arguments(self, model: Path, output: Path, precision: Precision) -> list[str]:
-        """Returns the whole command that converts a model's folder."""
-        kind = _OUTTYPES[precision]
-        return [*self.command, str(model), "--outfile", str(output), "--outtype", kind]
-
-
-def find_converter(workspace: Workspace, checkout: str | None) -> Converter:
-    """Returns the converter from the checkout checkout, from LLAMA_CPP, or from the PATH.
+def find_converter(workspace: Workspace, checkout: str | None) -> list[str]:
+    """Returns the command of the converter in a checkout, in LLAMA_CPP, or on the PATH.
 
     Raises InputError, which says where to get it.
     """
@@ -57,7 +47,7 @@ def find_converter(workspace: Workspace, checkout: str | None) -> Converter:
     installed = next((path for name in _NAMES if (path := shutil.which(name))), None)
     if installed is not None:
         # Its own first line names the Python that has what it needs.
-        return Converter([installed])
+        return [installed]
     raise InputError(
         f"format gguf needs llama.cpp's {SCRIPT}, and it is neither on the PATH nor in LLAMA_CPP",
         "clone ggml-org/llama.cpp and give llama_cpp=<its folder>; where GitHub cannot be reached, "
@@ -67,7 +57,7 @@ def find_converter(workspace: Workspace, checkout: str | None) -> Converter:
     )
 
 
-def _in_checkout(path: Path) -> Converter:
+def _in_checkout(path: Path) -> list[str]:
     scripts = [path] if path.suffix == ".py" else [path / name for name in _NAMES]
     script = next((script for script in scripts if script.is_file()), None)
     if script is None:
@@ -76,11 +66,11 @@ def _in_checkout(path: Path) -> Converter:
         )
     pythons = (script.parent / venv / "bin" / "python" for venv in (".venv", "venv"))
     python = next((str(python) for python in pythons if python.is_file()), sys.executable)
-    return Converter([python, str(script)])
+    return [python, str(script)]
 
 
 def convert(
-    converter: Converter,
+    converter: Sequence[str],
     model: Path,
     output: Path,
     *,
@@ -92,7 +82,8 @@ def convert(
 
     Raises RunError with the converter's last words and the command to try by hand.
     """
-    command = converter.arguments(model, output, precision)
+    kind = _OUTTYPES[precision]
+    command = [*converter, str(model), "--outfile", str(output), "--outtype", kind]
     with running_program(command, log=log, failure=_failure, cwd=output.parent) as process:
         code = _wait(process, reporter)
     if code is None:
@@ -151,3 +142,49 @@ def _is_gguf(path: Path) -> bool:
         return False
     with path.open("rb") as stream:
         return stream.read(len(_MAGIC)) == _MAGIC
+
+
+_FILE_TYPES = {0: "fp32", 1: "fp16", 32: "bf16"}
+_STRING, _ARRAY = 8, 9
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""The bytes of a value by the number of its type."""
+_LONGEST_VALUE = 1 << 28
+
+
+def stored_precision(path: Path) -> str:
+    """Returns the number format that a GGUF file itself names; `auto` if it names none of ours.
+
+    Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+    """
+    try:
+        with path.open("rb") as stream:
+            _, _, _, num_values = struct.unpack("<4sIQQ", stream.read(24))
+            for _ in range(num_values):
+                key = stream.read(_length(stream))
+                (kind,) = struct.unpack("<I", stream.read(4))
+                if key == b"general.file_type":
+                    return _FILE_TYPES.get(struct.unpack("<I", stream.read(4))[0], "auto")
+                _skip_value(stream, kind)
+    except (struct.error, KeyError, ValueError):
+        pass  # another version of the format
+    return "auto"
+
+
+def _skip_value(stream: BinaryIO, kind: int) -> None:
+    if kind == _ARRAY:
+        (inner,) = struct.unpack("<I", stream.read(4))
+        num = _length(stream)
+        if inner in _SIZES:
+            stream.seek(num * _SIZES[inner], os.SEEK_CUR)
+            return
+        for _ in range(num):
+            _skip_value(stream, inner)
+    else:
+        stream.seek(_length(stream) if kind == _STRING else _SIZES[kind], os.SEEK_CUR)
+
+
+def _length(stream: BinaryIO) -> int:
+    (length,) = struct.unpack("<Q", stream.read(8))
+    if length > _LONGEST_VALUE:
+        raise ValueError(length)
+    return length

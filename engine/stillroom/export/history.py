@@ -18,7 +18,13 @@ from stillroom.export.conversation import (
     trained_conversation,
 )
 from stillroom.export.folder import read_export
-from stillroom.export.provenance import ROLLOUTS, DataStep, data_steps, public_name
+from stillroom.export.provenance import (
+    ROLLOUTS,
+    DataStep,
+    answering_models,
+    data_steps,
+    public_name,
+)
 from stillroom.files import read_json
 from stillroom.lineage import FileRecord, Manifest, ModelRecord, read_manifest
 from stillroom.models.resolve import CheckpointRecord, ModelLocation, locate_model
@@ -53,6 +59,8 @@ class TrainingStage:
     """The most tokens of a row or rollout; None if only the model's context limited them."""
     conversation: TrainedConversation | None = None
     """The conversation of its rows, as the student read it; None if they have changed since."""
+    answered_by: frozenset[str] | None = None
+    """The models that answered its rows, as the rows' rollouts name them; None if not known."""
     measured: Mapping[str, float] = field(default_factory=dict[str, float])
     """The metrics of the evaluations during training, at this step, by name."""
 
@@ -111,8 +119,11 @@ class History:
     def is_synthetic(self) -> bool:
         """Whether a model wrote the training data, as far as is known."""
         made = (step.authors for stage in self.stages for step in stage.data)
+        # Rows that say what their teacher read were answered by one, whoever it was.
+        instructed = (stage.conversation is not None and stage.conversation.removed
+                for stage in self.stages)  # fmt: skip
         scored = (stage.method == "distill" or stage.soft_targets for stage in self.stages)
-        return any(made) or any(scored)
+        return any(made) or any(scored) or any(instructed)
 
     @property
     def teachers(self) -> list[str]:
@@ -124,14 +135,24 @@ class History:
         named: list[str | None] = []
         for stage in self.stages:
             answered = (step for step in stage.data if step.teacher not in students)
-            named += [name for step in answered for name in _authors(step) if name not in students]
+            named += [
+                name
+                for step in answered
+                for name in _authors(step, stage.answered_by)
+                if name not in students
+            ]
             named.append(stage.teacher)
         return list(dict.fromkeys(name for name in named if name))
 
     @property
     def providers(self) -> list[str]:
         """The providers through which teachers answered, each once."""
-        named = (step.provider for stage in self.stages for step in stage.data)
+        named = (
+            step.provider
+            for stage in self.stages
+            for step in stage.data
+            if _authors(step, stage.answered_by)
+        )
         return list(dict.fromkeys(name for name in named if name))
 
 
@@ -204,6 +225,8 @@ def _stage(
     is_distill = record.method == "distill"
     limits, limit = ("rollout", "max_context_window") if is_distill else ("model", "max_length")
     teacher = models.get("teacher")
+    conversation = _conversation(workspace, rows, config) if rows else None
+    ids = conversation.rollout_ids if conversation is not None else frozenset[str]()
     return TrainingStage(
         method=record.method,
         run_id=record.run_id,
@@ -216,7 +239,8 @@ def _stage(
         soft_targets=_soft_targets(config),
         max_length=(config.get(limits) or {}).get(limit),
         instruction=_instruction(config, manifest),
-        conversation=_conversation(workspace, rows, config) if rows else None,
+        conversation=conversation,
+        answered_by=answering_models(workspace, rows, ids) if rows else None,
         measured=_measured_in_training(workspace, record),
     )
 
@@ -264,12 +288,19 @@ def _measured_in_training(workspace: Workspace, record: CheckpointRecord) -> dic
     return measured
 
 
-def _authors(step: DataStep) -> tuple[str, ...]:
-    """Returns the models that wrote rows, a teacher with those that answered in its name."""
+def _authors(step: DataStep, answered_by: frozenset[str] | None) -> list[str]:
+    """Returns the models that wrote rows, a teacher with those that answered in its name.
+
+    If it is known which models answered the rows that were trained, these alone.
+    """
     if step.teacher is None or step.operation != ROLLOUTS:
-        return step.authors
+        return [name for name in step.authors if answered_by is None or name in answered_by]
     others = [a.model for a in step.answered_by if not step.teacher.endswith(a.model)]
-    return (f"{step.teacher} (answered as {', '.join(others)})" if others else step.teacher,)
+    if answered_by is not None:
+        others = [name for name in others if name in answered_by]
+        if not others and not any(step.teacher.endswith(name) for name in answered_by):
+            return []
+    return [f"{step.teacher} (answered as {', '.join(others)})" if others else step.teacher]
 
 
 def _manifest(checkpoint: ModelLocation) -> Manifest | None:

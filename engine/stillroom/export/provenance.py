@@ -1,7 +1,7 @@
 """The operations that made training rows, followed back through manifests by content hash."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -9,15 +9,24 @@ from typing import Any, cast
 import msgspec
 import yaml
 
+from stillroom.data.row_files import read_row_lines
 from stillroom.demo import DEMO_MODELS
 from stillroom.errors import DataError
-from stillroom.lineage import AnsweringModel, FileRecord, Manifest, read_manifest
+from stillroom.lineage import (
+    AnsweringModel,
+    FileRecord,
+    Manifest,
+    is_as_recorded,
+    read_manifest,
+)
 from stillroom.models.resolve import ModelLocation
 from stillroom.settings import Workspace
-from stillroom.versions import versions_with
+from stillroom.versions import copy_of, versions_with
 from stillroom.yaml_text import read_yaml
 
 ROLLOUTS = "generate_rollouts"
+_CONVERSIONS = ("convert_rollouts", "make_dpo_pairs")
+"""The operations that make training rows of rollouts."""
 _MOST_FILES = 40
 
 
@@ -80,10 +89,76 @@ def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
         seen.update((source.path, source.sha256) for source in new)
 
 
+def answering_models(
+    workspace: Workspace, rows: FileRecord, training_ids: Collection[str]
+) -> frozenset[str] | None:
+    """Returns the names of the models that answered training rows, as their rollouts give them.
+
+    These are the names by which the models were called, and those by which endpoints answered.
+    `training_ids` are the ids of the rollouts that the rows were made of; without any, all rollouts
+    that were converted count. None if the rollouts have changed since, or do not say it.
+    """
+    answering, waiting, seen = set[str](), [rows], set[tuple[str, str | None]]()
+    while waiting and len(seen) <= _MOST_FILES:
+        record = waiting.pop()
+        manifest = _manifest_of(workspace, record)
+        if (record.path, record.sha256) in seen or manifest is None:
+            continue
+        seen.add((record.path, record.sha256))
+        inputs = _row_inputs(manifest)
+        if manifest.operation not in _CONVERSIONS:
+            waiting += inputs
+            continue
+        for source in inputs:
+            path = file_with_content(workspace, source)
+            if path is None:
+                return None
+            for line in read_row_lines(path):
+                row = _AnsweredRow.read(line.data)
+                if row is None or (training_ids and row.id not in training_ids):
+                    continue
+                if not (names := row.names):
+                    return None
+                answering |= {public_name(workspace, name) for name in names}
+    return frozenset(answering) or None
+
+
+class _Named(msgspec.Struct):
+    model: str | None = None
+
+
+class _AnsweredRow(msgspec.Struct):
+    """The fields of a rollout that say who answered."""
+
+    id: str | None = None
+    teacher: _Named | None = None
+    answered_by: list[_Named] | None = None
+
+    @classmethod
+    def read(cls, data: bytes) -> "_AnsweredRow | None":
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except (msgspec.DecodeError, RecursionError):
+            return None  # no rollout, which was not converted either
+
+    @property
+    def names(self) -> set[str]:
+        named = [*(self.answered_by or ()), *([self.teacher] if self.teacher else [])]
+        return {one.model for one in named if one.model}
+
+
+def file_with_content(workspace: Workspace, record: FileRecord) -> Path | None:
+    """Returns a file with a recorded content: the file itself, or a kept version of it."""
+    kept = (
+        copy_of(workspace.root, version) for version in versions_with(workspace.root, record.sha256)
+    )
+    return next((path for path in (record.file, *kept) if is_as_recorded(path, record)), None)
+
+
 def _row_inputs(manifest: Manifest) -> list[FileRecord]:
     """Returns the inputs without those that rows were only compared with.
 
-    What a filter kept out of the training rows, such as held-out prompts, is not behind them.
+    Rows that a filter kept out of the training rows, such as held-out prompts, are not inputs.
     """
     compared = {Path(name).parts for name in manifest.request.get("decontaminate") or ()}
     compared.discard(Path(str(manifest.request.get("input"))).parts)
@@ -133,6 +208,14 @@ _CARD = "README.md"
 _OWN = "apache-2.0"
 """Of the demo's models, which are part of this package."""
 _LONGEST = 200_000
+_LICENCE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "COPYING")
+_LICENCE_TEXTS = {
+    "apache license version 2.0": "apache-2.0",
+    "mit license": "mit",
+    "permission is hereby granted, free of charge": "mit",
+    "gnu general public license version 3": "gpl-3.0",
+}
+"""Words with which the texts of common licences begin, and the licences' ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,18 +226,36 @@ class Licence:
     name: str | None = None
     """The name of a custom licence (`id` is `other`)."""
     link: str | None = None
+    source: str = "its maker"
+    """Who or what says so."""
 
 
-def licence_of(base: ModelLocation | None) -> Licence | None:
-    """Returns the licence that the base's own model card names, or None if it names none."""
-    if base is None:
-        return None
-    if base.name in DEMO_MODELS:
-        return Licence(_OWN)
-    card = base.folder / _CARD if base.is_local else _card_on_hub(base.location)
-    if card is None or not card.is_file():
-        return None
-    return read_licence(card.read_text(encoding="utf-8", errors="replace")[:_LONGEST])
+def licence_of(base: ModelLocation | None, stated: str | None = None) -> Licence | None:
+    """Returns the licence of the base: what its model card names, else what its LICENSE file is.
+
+    If neither says one, it is what the user `stated`; None if nobody did.
+    """
+    found = None
+    if base is not None and base.name in DEMO_MODELS:
+        found = Licence(_OWN)
+    elif base is not None:
+        card = base.folder / _CARD if base.is_local else _card_on_hub(base.location)
+        if card is not None and card.is_file():
+            found = read_licence(card.read_text(encoding="utf-8", errors="replace")[:_LONGEST])
+        if found is None and base.is_local:
+            found = _licence_file(base.folder)
+    return found or (None if stated is None else Licence(stated, source="whoever exported it"))
+
+
+def _licence_file(folder: Path) -> Licence | None:
+    """Returns the licence whose text is in a model's folder; `other` if it is no common one."""
+    for name in _LICENCE_FILES:
+        if (folder / name).is_file():
+            text = (folder / name).read_text(encoding="utf-8", errors="replace")[:_LONGEST]
+            begins = " ".join(text[:1000].casefold().split())
+            known = (licence for words, licence in _LICENCE_TEXTS.items() if words in begins)
+            return Licence(next(known, "other"), link=name, source=f"{name} in its folder")
+    return None
 
 
 def read_licence(card: str) -> Licence | None:

@@ -1,6 +1,7 @@
 """The export request, and every check that needs no model to be loaded."""
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +11,7 @@ from pydantic import Field
 
 from stillroom.errors import InputError, missing_extra
 from stillroom.export.folder import TensorFileError, check_output, require_space, stored_bytes
-from stillroom.export.gguf import Converter, find_converter
+from stillroom.export.gguf import find_converter
 from stillroom.export.verify_plan import Verification, plan_verification
 from stillroom.lineage import ModelRecord
 from stillroom.models.precision import Precision
@@ -33,9 +34,11 @@ class ExportModel(PlacedRequest, ReplacingRequest):
     """None: the number format of the files of the model (or of the adapter's base)."""
     llama_cpp: str | None = None
     """gguf: a checkout of llama.cpp; otherwise LLAMA_CPP and the PATH are looked at."""
+    licence: Annotated[str | None, Field(description="If unstated")] = None
+    """The id of the base's licence, such as apache-2.0, where its own files name none."""
     verify: Annotated[
         int | None,
-        Field(ge=2, description="Done only if the written files answer so many prompts as well"),
+        Field(ge=2, description="Done only if the files answer so many prompts as well"),
     ] = None
 
     @property
@@ -52,8 +55,8 @@ class ExportPlan:
     base: ModelLocation | None
     """The base model of an adapter; None if the checkpoint has all weights."""
     output: Path
-    converter: Converter | None
-    """llama.cpp's converter, for format gguf."""
+    converter: Sequence[str] | None
+    """The command of llama.cpp's converter, for format gguf."""
     verification: Verification | None = None
     """How the written files are verified; None if they are not."""
 
@@ -66,10 +69,8 @@ class ExportPlan:
     @property
     def inputs(self) -> list[Path]:
         """The folders of the models that are read, and the files to verify with."""
-        tried = self.verification.plan.rollouts if self.verification is not None else None
-        files = [tried.prompts_file, *tried.texts, *tried.code_files] if tried is not None else []
         return [
-            *files,
+            *(self.verification.plan.rollouts.files if self.verification is not None else []),
             *self.checkpoint.inputs,
             *(self.base.inputs if self.base is not None else []),
         ]
@@ -137,7 +138,7 @@ def _check_mergeable(checkpoint: ModelLocation) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
         raise InputError(
-            f"{checkpoint.name!r} is an adapter of type {kind}, which no weights can take in",
+            f"{checkpoint.name!r} is an adapter of type {kind}, which cannot be merged",
             "use format adapter",
         )
 

@@ -11,7 +11,7 @@ import msgspec
 from stillroom import __version__
 from stillroom.export.card import CARD, CardFacts, render_card
 from stillroom.export.folder import MANIFEST, ExportManifest, export_folder, record_files
-from stillroom.export.gguf import SCRIPT, convert
+from stillroom.export.gguf import SCRIPT, convert, stored_precision
 from stillroom.export.history import History, read_history
 from stillroom.export.provenance import Licence, licence_of, public_name
 from stillroom.export.request import ExportModel, ExportPlan, plan_export
@@ -44,7 +44,7 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     card: str
     licence: str | None
-    """The base model's licence; None if no file on this machine states it."""
+    """The base model's licence; None if neither its files nor the request state it."""
     synthetic: bool
     teachers: list[str]
     evaluations: int
@@ -83,7 +83,7 @@ def export_model(
     started = time.monotonic()
     plan = plan_export(workspace, request)
     history = read_history(workspace, plan.checkpoint, plan.base)
-    export = _Export(workspace, request, plan, history, licence_of(history.base))
+    export = _Export(workspace, request, plan, history, licence_of(history.base, request.licence))
     with export_folder(plan.output, run=folder, overwrite=request.overwrite) as target:
         written, gguf_file = _write(export, target, folder, reporter)
         RunFolder(folder).check_inputs()
@@ -180,13 +180,15 @@ def _write(
     if plan.converter is None:
         written = write_merged(plan, target, precision=precision, reporter=reporter, whole=whole)
         return _with_parts(export, written), None
-    merged = target / "merged"
+    # The converter names the model after its folder.
+    merged = target / plan.output.name
     written = write_merged(plan, merged, precision=precision, reporter=reporter, whole=whole)
     reporter.note("converting to GGUF")
     output = target / f"{plan.output.name}.gguf"
     log = run / LOG
     convert(plan.converter, merged, output, precision=precision, log=log, reporter=reporter)
     shutil.rmtree(merged)
+    written = replace(written, precision=stored_precision(output))
     return _with_parts(export, written), output.name
 
 
@@ -284,7 +286,10 @@ def _warnings(
     written: Written,
 ) -> Iterator[str]:
     if licence is None:
-        yield f"the licence of {history.base_name} is not on record: look it up before publishing"
+        yield (
+            f"the licence of {history.base_name} is not on record: look it up before publishing, "
+            "and export again with licence=<its id> to state it"
+        )
     if not history.evaluations:
         yield "no evaluation of this checkpoint is on record, so the card shows none"
     if written.read_back is not None and usage.format == "gguf":

@@ -43,6 +43,7 @@ SHARD_SIZE = "4GB"
 PHASES = ("load", "write", "read back")
 _DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_CONFIG_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 # Far above what rounding to bf16 does, far below what another model would give.
 _MOST_KL = 0.1
 _SAMPLES = (
@@ -198,7 +199,23 @@ def write_adapter(checkpoint: ModelLocation, base: ModelLocation, target: Path) 
     tokenizer = load_tokenizer(checkpoint)
     tokenizer.save_pretrained(target)
     write_old_names(target)
-    return Written("auto", find_tool_parser(tokenizer), is_multimodal=whole is not None)
+    return Written(
+        _stored_dtype(base), find_tool_parser(tokenizer), is_multimodal=whole is not None
+    )
+
+
+def _stored_dtype(base: ModelLocation) -> str:
+    """Returns the number format in which a base's configuration says its weights are stored.
+
+    `auto` if it does not say so. Some servers take half precision for fp32 if no format is given.
+    """
+    try:
+        settings, _ = PretrainedConfig.get_config_dict(base.location)
+    except OSError:
+        return "auto"
+    text: dict[str, Any] = settings.get("text_config") or {}
+    named = (part.get(key) for part in (settings, text) for key in ("dtype", "torch_dtype"))
+    return _CONFIG_NAMES.get(str(next((name for name in named if name), None)), "auto")
 
 
 def _sample_ids(tokenizer: Any) -> list[list[int]]:

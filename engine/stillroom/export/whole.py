@@ -84,8 +84,8 @@ def _check_unchanged(folder: Path, known: ModelRecord | None) -> None:
         )
     if known.sha256 is not None and record_folder(folder).sha256 != known.sha256:
         raise ModelError(
-            f"the multimodal model {folder} is not as it was when its text part was trained",
-            f"put back the files of then, or {_TEXT_ALONE}",
+            f"the multimodal model {folder} has changed since its text part was trained",
+            f"restore its earlier files, or {_TEXT_ALONE}",
         )
 
 
@@ -102,7 +102,7 @@ def _downloaded(hub_id: str, known: ModelRecord | None) -> Path:
     except (OSError, ValueError) as error:
         raise ModelError(
             f"the files of {hub_id!r}, whose text part was trained, cannot be fetched: {error}",
-            f"try again with the internet (and HF_TOKEN if it is gated), or {_TEXT_ALONE}",
+            f"try again with internet access (and HF_TOKEN if it is gated), or {_TEXT_ALONE}",
         ) from error
 
 

@@ -3,6 +3,7 @@
 import glob
 import gzip
 import hashlib
+import importlib
 import os
 import secrets
 import shutil
@@ -12,7 +13,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from stillroom.errors import InputError, missing_extra
 from stillroom.files import partial_name
@@ -111,7 +112,7 @@ def _kept_input(output: Path, stream: BinaryIO) -> Path:
 _BLOCK = 1 << 20
 _BEGINNING = 2 << 20
 _MOST_TIMES, _SMALL = 200, 1 << 30
-"""Logs unpack to 5 to 50 times their size; what is small may come to more."""
+"""Logs unpack to 5 to 50 times their size; a small file may unpack to more."""
 _BROKEN = (EOFError, zlib.error, gzip.BadGzipFile)
 _GZIP, _ZSTANDARD = ".gz", ".zst"
 NOT_WHOLE = "cannot be unpacked to its end"
@@ -155,7 +156,10 @@ def beginning_of(file: Path) -> Generator[Path]:
         path = Path(folder, file.stem)
         check_readable(path)
         if (problem := _unpack(file, path, most=_BEGINNING)) and not path.stat().st_size:
-            raise InputError(f"{file} cannot be unpacked: {problem}", "name it as what it is")
+            raise InputError(
+                f"{file} cannot be unpacked: {problem}",
+                f"if it is not compressed, rename it without {file.suffix}",
+            )
         yield path
 
 
@@ -206,13 +210,20 @@ def _unpack(file: Path, path: Path, *, most: int | None = None) -> str | None:
     return None
 
 
+def zstd_library() -> Any:
+    """Returns the Zstandard library, Python's own or its backport; None if neither is installed."""
+    for name in ("compression.zstd", "backports.zstd"):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    return None
+
+
 def _opened(file: Path) -> tuple[gzip.GzipFile, tuple[type[Exception], ...]]:
     """Returns a packed file's content, and the errors that reading it raises where it is broken."""
     if file.suffix.lower() == _GZIP:
         return gzip.open(file), _BROKEN
-    # Those who only read the command line load nothing of the recorder.
-    from stillroom.recording.encodings import zstd_library
-
     if (library := zstd_library()) is None:
         raise missing_extra("traces", f"unpacking {file}")
     # A frame that asks for more than 128 MB of memory is refused by the library.

@@ -141,7 +141,7 @@ def is_array_file(path: Path) -> bool:
 
 
 class _ArrayScan:
-    """Cuts an array into its elements, block by block, and holds one element at a time."""
+    """Splits an array into its elements, block by block, holding one element at a time."""
 
     def __init__(self, field: str | None) -> None:
         self._data = b""
@@ -188,7 +188,7 @@ class _ArrayScan:
             self._begin = end
 
     def rest(self) -> Iterator[bytes | None]:
-        """Yields what stands after the last element that has an end."""
+        """Yields what comes after the last complete element."""
         yield from self._element(len(self._data), len(self._data))
 
     def _element(self, end: int, next_begin: int) -> Iterator[bytes | None]:

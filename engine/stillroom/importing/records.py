@@ -33,8 +33,8 @@ class LoggedConversation:
 
     place: Place
     messages: list[dict[str, Any]]
-    """The messages in the OpenAI chat shape, contents as text or parts, `reasoning_content` next to
-    them; a call's last message is the model's reply. Nothing that the source does not hold."""
+    """The messages in the OpenAI chat shape with `reasoning_content`; a call's last message is the
+    model's reply. Contents are texts, in a call also parts."""
     is_call: bool
     """Whether it is one call, which repeats the history of the calls before it and is joined with
     them; a whole conversation is never joined with another."""
@@ -47,6 +47,8 @@ class LoggedConversation:
     """The row's id in the source, to which feedback may refer."""
     judged_as: tuple[str, ...] = ()
     """Further ids under which feedback may refer to it, such as its trace's."""
+    ids: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Further ids of the row by the name of their field; those in its metadata need not be here."""
     also_at: tuple[Place, ...] = ()
     """The places of other rows that it is put together from, such as a batch's request where
     `place` is that of the result; nothing else is yielded for these rows."""
@@ -76,11 +78,11 @@ class LoggedConversation:
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """A judgement that stands in a row of its own, about another row."""
+    """A judgement in a row of its own, about another row."""
 
     place: Place
     about: str
-    """The id of the judged row, one of its `judged_as`, or its group."""
+    """The id of the judged row, another id of it or in its metadata, or its group."""
     name: str
     value: float
 

@@ -1,6 +1,8 @@
 """Takes secrets and personal data out of what is imported, and counts them by kind."""
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any, cast
 
 from stillroom.secrecy.patterns import PERSONAL_DATA, SECRETS, without_kinds
@@ -8,14 +10,15 @@ from stillroom.secrecy.redaction import Redactor
 
 _OWN_KEY = "key of this machine"
 _OWN_MARK = "[key]"
+_NAMES_REMEMBERED = 1 << 14
 
 
 class Redaction:
     """Replaces secrets and personal data by marks such as `[email address 3 removed]`.
 
     The same value has the same number throughout a conversation, so that a tool that is called with
-    an address which the user gave still shows that; from one conversation to another, nothing is
-    told of whose it is.
+    an address which the user gave still shows that; from one conversation to another, nothing
+    shows whose it is.
     """
 
     def __init__(self, own: Redactor, *, keep_secrets: bool, keep_personal: bool) -> None:
@@ -25,44 +28,81 @@ class Redaction:
         self._kinds = tuple(removed)
         self._own = None if keep_secrets or not own.secrets else own
         self._numbers: dict[tuple[str, int], int] = {}
+        self._name_numbers: dict[tuple[str, int], int] = {}
+        self.name = lru_cache(_NAMES_REMEMBERED)(self._name)
+        """Returns a name (of a model, a tool, a parameter, a field or a score) with marks.
+
+        A name has the same mark in the whole import, so that calls still name their tools.
+        """
+        self._has_clean_ids = False
         self.found: Counter[str] = Counter()
         """How often something of a kind was replaced."""
 
-    def begin_conversation(self) -> None:
-        """Begins to count the values of the next conversation."""
+    def begin_conversation(self, messages: Iterable[dict[str, Any]]) -> None:
+        """Begins to count the values of the next conversation, whose messages are in our shape."""
         self._numbers.clear()
+        # Most ids hold nothing: all of them are searched at once, which is much faster.
+        self._has_clean_ids = self._is_clean("\n".join(map("\n".join, map(_ids_of, messages))))
 
     def message(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Returns a message in our shape with marks in place of what is removed."""
+        """Returns a message of the conversation with marks in place of what is removed."""
         clean = dict(message)
         for field in ("content", "reasoning_content"):
             if message.get(field):
                 clean[field] = self.text(message[field])
-        if calls := message.get("tool_calls"):
-            clean["tool_calls"] = [self._call(call) for call in calls]
+        if "tool_calls" in message:
+            clean["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
+        if not self._has_clean_ids:
+            for field, redact in (("name", self.name), ("tool_call_id", self.text)):
+                if message.get(field):
+                    clean[field] = redact(message[field])
         return clean
 
     def _call(self, call: dict[str, Any]) -> dict[str, Any]:
-        function = call["function"]
-        arguments = self.text(function["arguments"])
-        if arguments == function["arguments"]:
-            return call
-        return {**call, "function": {**function, "arguments": arguments}}
+        function = call["function"] | {"arguments": self.text(call["function"]["arguments"])}
+        if self._has_clean_ids:
+            return call | {"function": function}
+        name = self.name(function["name"])
+        return call | {"id": self.text(call["id"]), "function": function | {"name": name}}
+
+    def _is_clean(self, text: str) -> bool:
+        if self._own is not None and self._own.text(text) != text:
+            return False
+        return not self._kinds or without_kinds(text, self._kinds, _no_mark) == text
 
     def value(self, value: Any) -> Any:
-        """Returns a JSON value whose strings have marks in place of what is removed."""
+        """Returns a JSON value whose strings and field names have marks for what is removed."""
+        return self._value(value, self.text)
+
+    def tools(self, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the schemas of tools with marks, which are the same in the whole import."""
+        return self._value(tools, self.name)
+
+    def _value(self, value: Any, redact: Callable[[str], str]) -> Any:
         if isinstance(value, str):
-            return self.text(value)
+            return redact(value)
         if isinstance(value, list):
-            return [self.value(item) for item in cast("list[Any]", value)]
+            return [self._value(item, redact) for item in cast("list[Any]", value)]
         if isinstance(value, dict):
-            return {key: self.value(item) for key, item in cast("dict[str, Any]", value).items()}
+            fields = cast("dict[str, Any]", value)
+            return {self.name(key): self._value(item, redact) for key, item in fields.items()}
         return value
 
     def text(self, text: str) -> str:
         """Returns a text with marks in place of what is removed."""
+        return self._redacted(text, self._numbers)
+
+    def _name(self, name: str) -> str:
+        return self._redacted(name, self._name_numbers)
+
+    def _redacted(self, text: str, numbers: dict[tuple[str, int], int]) -> str:
+        def mark(kind: str, removed: str) -> str:
+            self.found[kind] += 1
+            number = numbers.setdefault((kind, hash(removed)), len(numbers) + 1)
+            return f"[{kind} {number} removed]"
+
         if self._kinds:
-            text = without_kinds(text, self._kinds, self._mark)
+            text = without_kinds(text, self._kinds, mark)
         if self._own is not None:
             clean = self._own.text(text)
             if clean != text:
@@ -70,8 +110,13 @@ class Redaction:
             return clean
         return text
 
-    def _mark(self, kind: str, removed: str) -> str:
-        self.found[kind] += 1
-        known = self._numbers
-        number = known.setdefault((kind, hash(removed)), len(known) + 1)
-        return f"[{kind} {number} removed]"
+
+def _no_mark(_kind: str, _removed: str) -> str:
+    return ""
+
+
+def _ids_of(message: dict[str, Any]) -> Iterator[str]:
+    """Yields the ids and the names in a message."""
+    yield from (message[field] for field in ("name", "tool_call_id") if message.get(field))
+    for call in message.get("tool_calls", ()):
+        yield from (call["id"], call["function"]["name"])

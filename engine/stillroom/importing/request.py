@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from stillroom.data.distribution import Quantiles
 from stillroom.importing.tally import FormatCount
 from stillroom.outputs import ReplacingRequest
-from stillroom.types import OthersText
+from stillroom.types import OthersText, OwnText
 from stillroom.validation import nearest
 
 AUTO = "auto"
@@ -44,6 +44,9 @@ class ImportRollouts(ReplacingRequest):
         tuple[str, ...],
         Field(description="Scores whose mean is the reward; none if one lacks; a|b: either"),
     ] = ()
+    feedback_by: Annotated[
+        str | None, Field(description="Field with the ids that feedback names")
+    ] = None
     infer_tools: Annotated[bool, Field(description="From calls, if none are logged")] = False
     keep_secrets: Annotated[bool, Field(description="Else marks replace them")] = False
     keep_personal: bool = False
@@ -67,7 +70,7 @@ class ImportRollouts(ReplacingRequest):
         for column in columns:
             thing, _, name = column.partition("=")
             if not thing or not name:
-                raise ValueError(f"{column!r} is no assignment such as user=question")
+                raise ValueError(f"{column!r} is not an assignment such as user=question")
         return columns
 
     @property
@@ -89,7 +92,7 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
     rollouts: int
     families: int
     """The number of families among them; a family is never on both sides."""
-    by: str
+    by: OwnText
     """How families were chosen: `time` (the newest) or `hash`."""
     prompts: str | None = None
 
@@ -106,13 +109,13 @@ class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
     """The rows that went into the rollout of another row: earlier calls, copies, and feedback."""
     refused: int
     formats: dict[str, FormatCount]
-    refused_by_reason: dict[str, int]
+    refused_by_reason: dict[OwnText, int]
     refused_file: str
     problems: list[OthersText]
     """The first refused rows, at most 5, each with its place and what is wrong with it."""
-    losses: dict[str, int]
+    losses: dict[OwnText, int]
     """The number of rollouts that lack something which their source had, by what it is."""
-    removed: dict[str, int]
+    removed: dict[OwnText, int]
     """How often secrets and personal data were replaced by a mark, by kind."""
     models: dict[str, int]
     """The number of rollouts by the model that answered."""
@@ -125,5 +128,5 @@ class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
     """The rollouts with a reward."""
     prompts: str | None
     heldout: HeldOut | None
-    notes: list[str]
+    notes: list[OwnText]
     """What to know before these rollouts are used."""

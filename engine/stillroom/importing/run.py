@@ -11,11 +11,9 @@ from stillroom.errors import DataError
 from stillroom.importing.conversations.collector import RowCollector
 from stillroom.importing.conversations.rollouts import RolloutBuilder, joined_rows
 from stillroom.importing.input_files import NOT_WHOLE, UnpackedFiles, unpacked_files
-from stillroom.importing.output.feedback import settled_feedback
-from stillroom.importing.output.notes import import_notes
-from stillroom.importing.output.rows import RolloutSide, RolloutWriter
+from stillroom.importing.output.notes import import_notes, model_records
+from stillroom.importing.output.rows import RolloutSide, RolloutWriter, scores_from_feedback
 from stillroom.importing.output.split import Split, split_rollouts
-from stillroom.importing.output.terms import model_records
 from stillroom.importing.records import Place, Refusal, SourceRow, TraceFormat
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.request import HeldOut, ImportResult, ImportRollouts
@@ -33,7 +31,7 @@ _NO_FORMAT = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class ImportOutputs:
-    """The paths of the files that an import writes; None for those that are not asked for."""
+    """The paths of the files that an import writes; None for those that were not requested."""
 
     rollouts: Path
     refused: Path
@@ -131,7 +129,11 @@ class _Import:
         )
         spill, waiting = spills
         self._collected = RowCollector(
-            spill, self._redaction, self._tally, infers=request.infer_tools
+            spill,
+            self._redaction,
+            self._tally,
+            infers=request.infer_tools,
+            feedback_by=request.feedback_by,
         )
         self._writer = RolloutWriter(
             self._collected,
@@ -172,7 +174,8 @@ class _Import:
         if (share := self._request.split_heldout) is not None:
             as_logged = RolloutBuilder(self._collected, joined, None)
             self._split = split_rollouts(joined, as_logged, share=share)
-        feedback = settled_feedback(self._collected, joined, self._tally)
+        by = self._request.feedback_by
+        feedback = scores_from_feedback(self._collected, joined, self._tally, by=by)
         builder = RolloutBuilder(self._collected, joined, self._redaction)
         for row in joined.kept:
             is_heldout = self._split is not None and row in self._split.heldout

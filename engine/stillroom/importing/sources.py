@@ -81,7 +81,7 @@ def format_of(file: Path, name: str = AUTO, *, has_columns: bool = False) -> Tra
             return next(known for known in FORMATS if known.name == name)
         head = read_head(path)
         found = next((known for known in FORMATS if known.is_recognised(path, head)), None)
-        # Whoever names columns says that rows of unknown fields are a table.
+        # With `columns`, rows with unknown fields are read as a table.
         is_table = found is None and has_columns and head_rows(head)
         return PAIRS if is_table else found
 

@@ -18,7 +18,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Spill:
-    """Keeps pieces of bytes in a temporary file, which vanishes with the process."""
+    """Keeps chunks of bytes in a temporary file, which vanishes with the process."""
 
     def __init__(self, folder: Path | None = None, *, most_mapped: int = _MOST_MAPPED) -> None:
         """`folder` is where the file is; the system's folder may be small or in memory."""
@@ -28,7 +28,7 @@ class Spill:
         self._num_waiting = self._num_written = self._num_reads = 0
 
     def append(self, data: bytes) -> int:
-        """Keeps a piece and returns its position."""
+        """Keeps a chunk and returns its position."""
         place = self._num_written + self._num_waiting
         self._waiting.append(data)
         self._num_waiting += len(data)
@@ -45,13 +45,13 @@ class Spill:
             rest = rest[self._file.write(rest) :]
 
     def read(self, place: int, num_bytes: int) -> bytes:
-        """Returns the piece of this length at a position."""
+        """Returns the chunk of this length at a position."""
         return self.read_all(((place, num_bytes),))[0]
 
-    def read_all(self, pieces: Iterable[tuple[int, int]]) -> list[bytes]:
-        """Returns several pieces, each given by its position and its length."""
+    def read_all(self, chunks: Iterable[tuple[int, int]]) -> list[bytes]:
+        """Returns several chunks, each given by its position and its length."""
         found: list[bytes] = []
-        for place, num_bytes in pieces:
+        for place, num_bytes in chunks:
             if place + num_bytes > len(self._view):
                 self._map()
             view, handle = self._view, self._file.fileno()
@@ -66,7 +66,7 @@ class Spill:
         return found
 
     def _map(self) -> None:
-        """Maps the file into memory, which reads many pieces faster than calls of the system.
+        """Maps the file into memory, which reads many chunks faster than calls of the system.
 
         A file that is too large for the addresses that a process may be allowed is not mapped.
         """

@@ -1,15 +1,15 @@
 """Reads the rows of tables: CSV and TSV files with a header, and parquet files."""
 
 import csv
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, cast
 
 from stillroom.data.row_files import MAX_ROW_BYTES, TOO_LONG
 from stillroom.errors import DataError, missing_extra
-from stillroom.importing.json_rows import JsonRow, Row, read_json_rows
+from stillroom.importing.json_rows import JsonRow, Row, head_rows, read_json_rows
 from stillroom.importing.records import Place, Refusal
 from stillroom.lines import BOM
 from stillroom.secrecy.readable import check_readable
@@ -87,6 +87,26 @@ def _csv_rows(
             yield JsonRow(place, dict(zip(header, fields, strict=True)))
 
 
+def has_listed_row(is_wanted: Callable[[Row], bool], *fields: str) -> Callable[[Path, bytes], bool]:
+    """Returns the recognition of a format: whether any of a file's first rows is wanted.
+
+    The rows may be those of a CSV table, or the elements of a list in one of some fields.
+    """
+
+    def is_recognised(path: Path, head: bytes) -> bool:
+        rows = (*head_rows(head), *csv_head(path, head))
+        lists = (next((row[name] for name in fields if row.get(name)), [row]) for row in rows)
+        return any(
+            is_wanted(cast("Row", item))
+            for items in lists
+            if isinstance(items, list)
+            for item in cast("list[Any]", items)
+            if isinstance(item, dict)
+        )
+
+    return is_recognised
+
+
 def csv_head(path: Path, head: bytes) -> list[Row]:
     """Returns the first rows of a CSV table of which only the first bytes are known.
 
@@ -111,7 +131,7 @@ def csv_head(path: Path, head: bytes) -> list[Row]:
 
 
 def parquet_columns(path: Path, head: bytes) -> bytes:
-    """Returns the end of a parquet file, in which the names of its columns stand; else nothing."""
+    """Returns the end of a parquet file, which has the names of its columns; else nothing."""
     if not head.startswith(PARQUET_MARK):
         return b""
     with path.open("rb") as stream:

@@ -1,6 +1,6 @@
 """Counts what becomes of every source row, and notes each refused one."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,7 +45,7 @@ class ImportTally:
         """
         self._note_refused, self._shown_path, self._redact = note_refused, shown_path, redact
         self._names: dict[Path, str] = {}
-        self.formats: dict[str, FormatCount] = {}
+        self.formats: defaultdict[str, FormatCount] = defaultdict(FormatCount)
         self.reasons: Counter[str] = Counter()
         self.first_refused: list[str] = []
         """The first refused rows, at most 5, each with its place and what is wrong with it."""
@@ -60,23 +60,23 @@ class ImportTally:
     def shown_place(self, place: Place) -> str:
         """Returns a place as users read it."""
         shown = self.shown(place.path, place.line)
-        return f"{shown}#{place.part}" if place.part else shown
+        return f"{shown}#{self._redact(place.part)}" if place.part else shown
 
     def read(self, name: str, num_rows: int = 1) -> None:
         """Counts rows that are not refused so far."""
-        self._of(name).read += num_rows
+        self.formats[name].read += num_rows
 
     def keep(self, name: str) -> None:
         """Counts a row that is a rollout."""
-        self._of(name).kept += 1
+        self.formats[name].kept += 1
 
     def merge(self, name: str, num_rows: int = 1) -> None:
         """Counts rows that went into the rollout of another."""
-        self._of(name).merged += num_rows
+        self.formats[name].merged += num_rows
 
     def refuse(self, name: str, refusal: Refusal, *, is_read: bool = False) -> None:
         """Counts and notes a refused row; with `is_read` it has been counted as read before."""
-        count = self._of(name)
+        count = self.formats[name]
         count.read += not is_read
         count.refused += 1
         self.reasons[refusal.reason] += 1
@@ -85,8 +85,8 @@ class ImportTally:
             self._redact(writable_text(refusal.detail)),
         )
         if len(self.first_refused) < 5:
-            said = f" ({detail[:200]})" if detail else ""
-            self.first_refused.append(f"{source}: {refusal.reason}{said}")
+            shown_detail = f" ({detail[:200]})" if detail else ""
+            self.first_refused.append(f"{source}: {refusal.reason}{shown_detail}")
         self._note_refused(RefusedRow(source, name, refusal.reason, detail))
 
     @property
@@ -99,9 +99,3 @@ class ImportTally:
             merged=sum(count.merged for count in counts),
             refused=sum(count.refused for count in counts),
         )
-
-    def _of(self, name: str) -> FormatCount:
-        count = self.formats.get(name)
-        if count is None:
-            count = self.formats[name] = FormatCount()
-        return count

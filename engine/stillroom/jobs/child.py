@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -31,7 +31,7 @@ _POLL_S = 0.1
 _KILLED_S = 5.0
 _LAST_OUTPUT = 4096
 _PER_PROCESSOR = 64 << 20
-"""What libraries keep for each of their threads, of which they start one on each processor."""
+"""The memory that libraries take for each of their threads, one for each processor."""
 
 
 class _ChildInput(msgspec.Struct):
@@ -53,6 +53,28 @@ class _Failed(msgspec.Struct, tag="failed"):
 
 class _Done(msgspec.Struct, tag="done"):
     result: msgspec.Raw
+
+
+_PROGRESS = b"stillroom progress: "
+"""What a line of the child's standard error begins with that is passed on while it works."""
+_LISTENER: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def reports_to(listener: Callable[[str], None]) -> Generator[None]:
+    """Has what children that the block starts report while they work passed to the listener."""
+    token = _LISTENER.set(listener)
+    try:
+        yield
+    finally:
+        _LISTENER.reset(token)
+
+
+def report_progress(text: str) -> None:
+    """Reports, in a child, how far it is, in one line; who called it may show the line."""
+    line = _PROGRESS + " ".join(text.split()).encode(errors="replace") + b"\n"
+    sys.stderr.buffer.write(line)
+    sys.stderr.flush()
 
 
 _STOP: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
@@ -115,7 +137,8 @@ def _finished(
     printed: IO[bytes],
 ) -> tuple[int, bytes]:
     """Returns the exit code and the answer of a child, which is killed if that takes too long."""
-    stop = _STOP.get()
+    stop, listener = _STOP.get(), _LISTENER.get()
+    num_read = 0
     deadline = time.monotonic() + work.timeout_s
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "stillroom.jobs.child"],
@@ -134,6 +157,8 @@ def _finished(
             except subprocess.TimeoutExpired:
                 # The first call keeps the input, and a later one must not have any.
                 rest = None
+                if listener is not None:
+                    num_read = _pass_on(printed, num_read, listener)
                 if stop is not None and stop.is_set():
                     raise RunError(f"{action} was stopped", "call it again") from None
                 if time.monotonic() > deadline:
@@ -146,12 +171,25 @@ def _finished(
                 process.communicate(timeout=_KILLED_S)
 
 
+def _pass_on(printed: IO[bytes], num_read: int, listener: Callable[[str], None]) -> int:
+    """Passes on the progress that was printed after `num_read` bytes; returns the bytes read."""
+    # The child writes at the offset that both share, so the parent reads without moving it.
+    lines = os.pread(printed.fileno(), _LAST_OUTPUT, num_read)
+    whole = lines[: lines.rfind(b"\n") + 1]
+    for line in whole.splitlines():
+        if line.startswith(_PROGRESS):
+            listener(line.removeprefix(_PROGRESS).decode(errors="replace"))
+    return num_read + (len(whole) or (len(lines) if len(lines) == _LAST_OUTPUT else 0))
+
+
 def _reason(code: int, printed: IO[bytes]) -> str:
     if code == -signal.SIGXCPU:
         return "it used up its time"
     size = printed.seek(0, os.SEEK_END)
     printed.seek(max(0, size - _LAST_OUTPUT))
-    lines = printed.read().decode("utf-8", errors="replace").strip().splitlines()
+    written = printed.read().splitlines()
+    kept = b"\n".join(line for line in written if not line.startswith(_PROGRESS))
+    lines = kept.decode("utf-8", errors="replace").strip().splitlines()
     if lines:
         return lines[-1]
     return f"it was killed by signal {-code}" if code < 0 else f"it ended with code {code}"

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stillroom.curate.convert import ConvertResult, ConvertRollouts, convert_rollouts
 from stillroom.curate.filter.request import FilterDataset, FilterResult
 from stillroom.curate.filter.run import filter_dataset
 from stillroom.data.inspect import InspectExamples, Inspection
@@ -11,6 +12,7 @@ from stillroom.data.inspect import inspect_examples as inspect_rows
 from stillroom.data.token_counts import CountTokens, TokenCounts
 from stillroom.data.token_counts import count_tokens as count_row_tokens
 from stillroom.errors import missing_extra
+from stillroom.jobs.child import report_progress
 from stillroom.models.tokenizer import tokenizer_for
 from stillroom.settings import Workspace
 from stillroom.tools.user.pool import tools_named_in
@@ -26,6 +28,15 @@ def filter_rows(workspace: Workspace, request: FilterDataset) -> FilterResult:
         return filter_on_ray(workspace, request)
     tokenizer = _tokenizer(workspace, request.model, "counting tokens")
     return filter_dataset(workspace, request, tokenizer=tokenizer)
+
+
+def convert_rows(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
+    """Writes supervised rows, on the Ray cluster that the request names or in this process."""
+    if request.ray_address is not None:
+        from stillroom.curate.ray.rollouts import convert_on_ray
+
+        return convert_on_ray(workspace, request)
+    return convert_rollouts(workspace, request)
 
 
 def inspect_examples(workspace: Workspace, request: InspectExamples) -> Inspection:
@@ -57,7 +68,7 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
         from stillroom.train.planning.plan import plan_training as forecast_training
     except ModuleNotFoundError as error:
         raise missing_extra("train", "planning a training run") from error
-    return forecast_training(workspace, request, started=started)
+    return forecast_training(workspace, request, started=started, report=report_progress)
 
 
 def _tokenizer(workspace: Workspace, model: str | None, purpose: str) -> Any:

@@ -132,7 +132,7 @@ def _in_words(end: ProcessEnd | None) -> str:
 
 
 def _again(folder: RunFolder, kind: RunKind) -> str:
-    """Returns the text on how the work of a run that broke off is done."""
+    """Returns the hint on how to continue the work of a run that failed or was killed."""
     if kind in _TRAINING:
         return resume_hint(folder, kind) or "; it has no checkpoint yet, so start it again"
     if kind is RunKind.ROLLOUTS:

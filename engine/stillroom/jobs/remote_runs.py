@@ -79,7 +79,8 @@ def start_follower(
 def ensure_follower(folder: RunFolder) -> None:
     """Starts a run's follower again if it has died before all was done, with the keys by name."""
     view = read_elsewhere(folder.path)
-    # What a run's process starts is killed at the end of that run; a server will look here too.
+    # A run's process must not start a follower, which would be killed with the run; a server
+    # also calls this.
     if view is None or view.phase == "over" or RUN_MARK_VARIABLE in os.environ:
         return
     lock = FileLock(folder.path / FOLLOWER_LOCK)

@@ -92,7 +92,7 @@ def launch_run(
         folder.path,
         cwd=workspace,
         log=folder.log,
-        environment={**environment, "OMP_WAIT_POLICY": "PASSIVE"},
+        environment=environment,
         secrets=secrets,
         kept_open=kept_open,
     )
@@ -104,8 +104,8 @@ def launch_run(
 def read_run(folder: RunFolder) -> RunState:
     """Returns the current state of a run; if its process is gone, writes how the run has ended.
 
-    Of a run on another machine it is what its follower here has written last, even if that machine
-    cannot be reached; a follower that has died is started again.
+    For a run on another machine, it returns the state that the follower process on this machine
+    wrote last, even if the other machine cannot be reached. A follower that died is started again.
     Raises DataError if run.json is damaged.
     """
     state = folder.read()
@@ -248,6 +248,6 @@ def _end_of(folder: RunFolder) -> ProcessEnd | None:
         if (end := folder.read_process_end()) is not None:
             return end
         if launch is None or not _is_alive(launch) or time.monotonic() > deadline:
-            # It may have been written between the two looks.
+            # The end may have been written after it was read above.
             return folder.read_process_end()
         time.sleep(_POLL_S)

@@ -163,7 +163,7 @@ def _closed(reporter: JobReporter, ending: dict[str, Any], folder: RunFolder) ->
 def piped_secrets() -> dict[str, str]:
     """Returns the secrets that the starting program wrote to standard input; none by hand."""
     data = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
-    # No child may wait for standard input, or read what is left of it.
+    # No child process may read the rest of standard input, or wait for it.
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     secrets = msgspec.json.decode(data, type=dict[str, str]) if data else {}

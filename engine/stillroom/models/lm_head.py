@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from stillroom.errors import ModelError
 from stillroom.models.batches import BatchPass, PassRules, TokenBatch, TokenSequence, collate
 from stillroom.models.cpu.gradients import HandGradients, MatrixHead, matrix_head
-from stillroom.models.packing import packed_inputs
+from stillroom.models.kernels import packed_inputs
 from stillroom.models.placement import base_model, body_of, input_device
 from stillroom.models.rope import forget_longer_passes, rope_boundaries, scale_by_positions
 
@@ -84,7 +84,7 @@ class OutputHead:
             self._matrix = matrix_head(self._head, scale=self._scale, softcap=self._softcap)
         if self._matrix is None:
             return None
-        # Formed anew each time: it refers to this head, and a reference cycle would keep the model
+        # Created each time: it refers to this head, and a reference cycle would keep the model
         # alive after its last use.
         embeddings = self._base.get_input_embeddings() if self.may_embed else None
         return HandGradients(self._matrix, embeddings, self.batch_hidden)

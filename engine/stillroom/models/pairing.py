@@ -54,8 +54,8 @@ def check_pair(student: "LoadedModel", teacher: "LoadedModel") -> None:
     if student.stop_ids and beyond:
         marks = ", ".join(repr(student.tokenizer.convert_ids_to_tokens(i)) for i in sorted(beyond))
         raise ModelError(
-            f"{names} end their turns otherwise: the teacher also with {marks}, after which the "
-            "student would generate up to its limit",
+            f"{names} end their turns with different tokens: the teacher also with {marks}, after "
+            "which the student would generate up to its limit",
             "add them to eos_token_id in the student's generation_config.json, "
             f"{REREAD_ROUTE}, or {OFF_POLICY_ROUTE}",
         )

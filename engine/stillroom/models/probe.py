@@ -23,11 +23,12 @@ from stillroom.models.kernels import (
     KernelCheck,
     KernelChoice,
     PackKernel,
+    allow_packing,
     choose_kernel,
+    forbid_packing,
     relative_gap,
 )
 from stillroom.models.lm_head import OutputHead
-from stillroom.models.packing import allow_packing, forbid_packing
 from stillroom.models.placement import input_device
 from stillroom.models.small_copy import LONGEST_BOUNDARY, build_copy, small_configs
 

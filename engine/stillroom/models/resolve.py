@@ -98,8 +98,8 @@ def locate_model(workspace: Workspace, name: str) -> ModelLocation:
         return _checkpoint_of_run(name, run)
     if _SERVICE_ID.fullmatch(name):
         raise ModelError(
-            f"{name!r} is a model's id at a hosted service, and on no hub",
-            "download its weights there, and give their folder",
+            f"{name!r} is a model id of a hosted service, which is not on the Hugging Face Hub",
+            "download the weights from the service, and give their folder",
         )
     if _HUB_ID.fullmatch(name):
         return ModelLocation(name, name, is_local=False)
@@ -133,7 +133,7 @@ def _checkpoint_of_run(name: str, run: Path) -> ModelLocation:
     hint = f"; it has {CHECKPOINTS}/{steps[-1]}, which can be given as a folder" if steps else ""
     raise ModelError(
         f"run {name!r} has no final checkpoint{hint}",
-        f"see how it stands with `stillroom get-run {name}`",
+        f"see its state with `stillroom get-run {name}`",
     )
 
 

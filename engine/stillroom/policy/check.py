@@ -62,7 +62,7 @@ class _Trial:
 
 _SHORT = _Trial(prompts=(3, 7), replies=(2, 0), max_rows=2, num_new=3)
 # Fewer slots than conversations: those that leave are replaced, and slots move. Conversations end
-# their turns together, but one is given its reply late, so that the others continue meanwhile.
+# their turns together, but one gets its reply late, while the others continue.
 _LONG = _Trial(
     prompts=(LONGEST_BOUNDARY - 2, 5, 22, 1, LONGEST_BOUNDARY + 9, 30, 30),
     replies=(11, 21, 2, 0, 0, 7, 1),

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import msgspec
 
 from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.chat.tool_calls import message_from_text, parser_for
 from stillroom.models.load import LoadedModel
 from stillroom.policy.sequences import FinishReason, TokenHistory
-from stillroom.policy.tool_calls import message_from_text, parser_for
 from stillroom.types import BegunTurn, Message, SampledTurn, TokenTrace, ToolSchema, Usage
 
 

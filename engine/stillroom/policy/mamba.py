@@ -82,7 +82,7 @@ def _hold_time_step(mixer: nn.Module) -> None:
 
 
 def _bounded(mixer: Any, lowest: float, _module: Any, _inputs: Any, output: Tensor) -> Tensor:
-    """Returns the projection with its last columns, one for each head, held to their bound."""
+    """Returns the projection with its last columns, one for each head, clamped from below."""
     bias_h = mixer.dt_bias
     rest, step = output.split([output.shape[-1] - bias_h.shape[0], bias_h.shape[0]], dim=-1)
     return torch.cat([rest, step.maximum((lowest - bias_h).to(step.dtype))], dim=-1)

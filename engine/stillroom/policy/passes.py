@@ -19,7 +19,7 @@ from stillroom.policy.slot_cache import ForwardPlan, SlotCache, slot_cache
 
 
 class Copies(Protocol):
-    """What holds the tokens that were run, by slot."""
+    """The cache of the tokens that were run, by slot."""
 
     def copy_tokens(self, source: int, targets: Sequence[int], num_tokens: int) -> None:
         """Copies one slot's first tokens to other slots."""
@@ -31,7 +31,7 @@ class Passes(Protocol):
 
     @property
     def cache(self) -> Copies:
-        """What holds the tokens that were run."""
+        """The cache of the tokens that were run."""
         ...
 
     @property
@@ -63,8 +63,9 @@ class Passes(Protocol):
         starts: Sequence[int],
         new_tokens: Sequence[Sequence[int] | None],
     ) -> Tensor:
-        """Returns the logits after each row's last new token, [B, V]; of a filler (None) any.
+        """Returns the logits after each row's last new token, [B, V].
 
+        Those of a filler (None) are arbitrary.
         slots: in ascending order. starts: the number of tokens that each slot has run.
         """
         ...
@@ -102,8 +103,9 @@ class SlotPasses:
         starts: Sequence[int],
         new_tokens: Sequence[Sequence[int] | None],
     ) -> Tensor:
-        """Returns the logits after each row's last new token, [B, V]; of a filler (None) any.
+        """Returns the logits after each row's last new token, [B, V].
 
+        Those of a filler (None) are arbitrary.
         The tokens of fillers, and padding, are written behind a row's last token, where the next
         real token will overwrite them.
         """
@@ -243,7 +245,8 @@ class PlainPasses:
         """Returns the logits after each row's last new token, [B, V]."""
         rows = zip(slots, starts, new_tokens, strict=True)
         hidden = [self._last_hidden(slot, start, new or []) for slot, start, new in rows]
-        return self._head.logits(torch.stack(hidden))
+        # One by one here too: a product of several rows rounds otherwise than one of a single row.
+        return torch.cat([self._head.logits(hidden_H[None]) for hidden_H in hidden])
 
     def _last_hidden(self, slot: int, start: int, new: Sequence[int]) -> Tensor:
         caches = self.cache.caches
@@ -285,6 +288,12 @@ def set_sampling_mode(model: Any, mode: SamplingMode) -> None:
     """Sets how a model is sampled from now on."""
     # Kept on the model itself, which several engines sample one after the other.
     setattr(base_model(model), _NAME, mode)
+
+
+def sample_row_by_row(model: Any) -> None:
+    """Has a model sampled so that no row's numbers depend on the rows that run with it."""
+    if getattr(base_model(model), _NAME, "batched") != "without a cache":
+        set_sampling_mode(model, "row by row")
 
 
 def passes_for(model: Any, *, num_slots: int) -> Passes:

@@ -225,7 +225,7 @@ AnySlotLayer = SlotLayer | StateLayer
 _PLAIN = {
     cache_utils.DynamicLayer,
     cache_utils.DynamicSlidingWindowLayer,
-    # Of layers that keep nothing; transformers has it since 5.23.
+    # For layers that store nothing; in transformers since 5.23.
     getattr(cache_utils, "DummyLayer", cache_utils.DynamicLayer),
 }
 _BOTH = {

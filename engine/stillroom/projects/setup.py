@@ -18,10 +18,14 @@ from stillroom.models.resolve import locate_model
 from stillroom.secrecy.environments import bare_environment
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import IN_PROCESS, ProviderName, endpoint_for
+from stillroom.types import OthersText, OwnText
 from stillroom.validation import StrictModel, Where
 
 _EXTRAS = {
     "train": ("torch", "transformers", "peft"),
+    "qlora": ("bitsandbytes",),
+    "curate": ("rensa", "eld"),
+    "traces": ("pyarrow", "brotli"),
     "browse": ("playwright",),
     "ray": ("ray",),
     "track": ("tensorboard", "wandb", "trackio"),
@@ -47,8 +51,10 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     status: str
     """One of `ok`, `missing` (some work cannot be done without it) and `note`."""
-    detail: str
-    fix: str | None = None
+    detail: OwnText
+    fix: OwnText | None = None
+    machine_says: OthersText | None = None
+    """What another machine answered, in its own words."""
 
 
 class SetupReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Decides which requests are let in: they name the proxy, show its token and come from no page."""
+"""Decides which requests are admitted: they name the proxy, have its token and are from no page."""
 
 import hmac
 from collections.abc import Collection
@@ -16,14 +16,14 @@ _TOKEN_PATH = "/token/"  # noqa: S105 (the beginning of a path)
 
 
 class RefusedError(Exception):
-    """A request that is not passed on, and why."""
+    """A request is not forwarded."""
 
     def __init__(self, status: int, code: str, problem: str, fix: str) -> None:
         super().__init__(status, code, problem, fix)
         self.status, self.code, self.problem, self.fix = status, code, problem, fix
 
     def response(self) -> web.Response:
-        """Returns the answer to the request, in a shape that the clients of all APIs show."""
+        """Returns the reply to the request, in a form that clients of all APIs display."""
         text = f"{self.problem}\nfix: {self.fix}"
         error = {"type": "stillroom_record", "code": self.code, "message": text}
         return web.Response(
@@ -44,12 +44,12 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The token and the host names that let a request in."""
+    """The token and the host names with which a request is admitted."""
 
     token: str | None = None
     """None if every program of this machine may call."""
     allowed_hosts: Collection[str] = ()
-    """Names of the proxy in lower case, other than localhost and its own address."""
+    """Further names of the proxy, in lower case, besides localhost and its own address."""
 
     def admitted(self, head: RequestHead, own_address: str) -> str:
         """Returns the target of a request without the token. Raises RefusedError.
@@ -58,13 +58,13 @@ class Admission:
         """
         if not head.target.startswith("/"):
             raise RefusedError(
-                400, "no_path", "the request names a whole URL, and this is no open proxy",
+                400, "no_path", "the request names a whole URL, and this is not an open proxy",
                 "set the address of `stillroom record` as base_url, not as an HTTP proxy",
             )  # fmt: skip
         self._check_host_and_origin(head, own_address)
         if head.headers.get("upgrade", "").lower() == "websocket":
             raise RefusedError(
-                501, "no_upgrade", "WebSockets are not passed on",
+                501, "no_upgrade", "WebSockets are not forwarded",
                 "set the proxy's address for calls over HTTP only",
             )  # fmt: skip
         target, shown = head.target, [head.headers.get(TOKEN_HEADER, "")]
@@ -75,7 +75,7 @@ class Admission:
         if self.token is None or any(self._is_token(text) for text in shown):
             return target
         raise RefusedError(
-            401, "no_token", "the request shows no token, or not this proxy's",
+            401, "no_token", "the request has no token of this proxy",
             "send the header `x-stillroom-token`, or put /token/TOKEN before the path of base_url",
         )  # fmt: skip
 

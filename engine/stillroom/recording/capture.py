@@ -1,6 +1,5 @@
-"""What is kept of a call while it passes through, and the record that this becomes."""
+"""Captures a call while it passes through the proxy, and makes its record."""
 
-import functools
 import re
 import time
 from collections.abc import Sequence
@@ -14,10 +13,9 @@ from stillroom.recording.headers import (
     SESSION_HEADER,
     Headers,
     RequestHead,
-    keys_in,
+    is_event_stream,
     recorded_reply_headers,
     recorded_request_headers,
-    without_keys,
 )
 from stillroom.recording.records import (
     CallEnd,
@@ -30,35 +28,35 @@ from stillroom.recording.records import (
     encoded_ahead,
     encoded_call,
 )
+from stillroom.recording.request_keys import request_keys, without_keys
 from stillroom.recording.scrubbing import StreamText, redactor_of, scrubbed
 from stillroom.recording.upstreams import Upstream
-from stillroom.secrecy.redaction import Redactor
 
-_STREAM = "text/event-stream"
 _LAST_EVENT = re.compile(
     rb"\n(?:data: ?\[DONE\]"
     rb"|event: ?(?:message_stop|error|response\.(?:completed|incomplete|failed))\r?\n"
     rb'|data: ?\{"type": ?"(?:message_stop|response\.(?:completed|incomplete|failed))")'
 )
-"""The event after which a program takes a stream for ended. In the texts of a stream line ends are
-escaped, so none of them looks like it."""
+"""The event after which a client stops reading a stream. Texts inside events have their line ends
+escaped, so no text matches."""
 _TAIL = 80
+"""The most bytes of an unfinished line in which such an event may have begun."""
 _LONGEST_KEY = 4096
 NOT_DECODED = "its encoding could not be undone"
 
 
-class Kept:
-    """The bytes of one content as they pass by, up to a limit."""
+class CapturedBody:
+    """The body of a request or reply, up to a limit, without its content encoding."""
 
     def __init__(self, limit: int, decoder: Decoder | None = None) -> None:
         self.parts: list[bytes] = []
         self.size = 0
         self.cut: str | None = None
-        """Why a part of the content is missing; None if it is whole."""
+        """Why a part of the body is missing; None if it is complete."""
         self.limit, self._decoder = limit, decoder
 
     def add(self, data: bytes) -> bytes:
-        """Keeps bytes, and returns them without their encoding; nothing beyond the limit."""
+        """Captures bytes and returns them decoded, without those beyond the limit."""
         if self.cut is not None:
             return b""
         if self._decoder is not None:
@@ -84,10 +82,10 @@ class Kept:
 class CallCapture:
     """A call that is being recorded.
 
-    The client waits for the end of its reply until the call is in the journal, so what can be made
-    of the record before is made while the call goes on: `prepare` and `read_on` are called where
-    nobody waits for them. `limit` is the most bytes that are kept of the request, and of the reply;
-    `secrets` are as secret as the keys that the request shows.
+    The client gets the end of its reply only when the call is in the journal. To keep that wait
+    short, `prepare` and `process_pending` make most of the record while the call is in progress.
+    `limit` is the maximum number of bytes recorded of the request, and of the reply. `secrets` are
+    removed from the record, like the keys of the request itself.
     """
 
     def __init__(
@@ -99,37 +97,56 @@ class CallCapture:
         limit: int,
         secrets: Sequence[str] = (),
     ) -> None:
-        self.request = Kept(limit)
+        self.request = CapturedBody(limit)
         self._kind: CallKind = kind
         self._upstream, self._head, self._limit = upstream, head, limit
         self._secrets = secrets
+        self._redactor = redactor_of((*request_keys(head, b""), *secrets))
+        self._body = self.request
+        """The request's body without its content encoding."""
         self._began, self._began_at = time.perf_counter(), time.time()
         self._first_block: float | None = None
         self._prepared: RecordedCall | None = None
-        self._reply: Kept | None = None
+        self._reply: CapturedBody | None = None
         self._stream: StreamText | None = None
         self._status: tuple[int, str] = (0, "")
         self._headers = Headers()
         self._reply_head: RecordedReply | None = None
         self._tail = b"\n"
 
-    @functools.cached_property
-    def _redactor(self) -> Redactor:
-        return redactor_of((*dict.fromkeys(keys_in(self._head)), *self._secrets))
-
     def prepare(self) -> None:
-        """Makes what the record says of the request, which has come whole."""
+        """Makes the record of the request, which is complete."""
+        self._read_request()
         self._prepared = self._call()
 
+    def _read_request(self) -> None:
+        """Decodes the request's body as far as it arrived, and takes note of its keys."""
+        encodings = self._head.headers.get("content-encoding")
+        if encodings:
+            self._body = _body_with(encodings, self._limit)
+            for part in self.request.parts:
+                self._body.add(part)
+            self._body.cut = self._body.cut or self.request.cut
+        keys = request_keys(self._head, b"".join(self._body.parts))
+        redactor = redactor_of((*keys, *self._secrets))
+        if redactor.secrets == self._redactor.secrets:
+            return
+        self._redactor = redactor
+        if self._stream is not None and self._reply is not None:
+            # The reply began before the end of the request, and was searched for fewer keys.
+            self._stream, self._reply_head = StreamText(redactor), None
+            for part in self._reply.parts:
+                self._stream.add(part)
+
     def begin_reply(self, status: int, reason: str, headers: Headers) -> None:
-        """Takes the head of the reply."""
+        """Captures the status and headers of the reply."""
         self._status, self._headers = (status, reason), headers
-        if headers.get("content-type", "").lower().startswith(_STREAM):
+        if is_event_stream(headers):
             self._stream = StreamText(self._redactor)
-        self._reply = _kept(headers.get("content-encoding", ""), self._limit)
+        self._reply = _body_with(headers.get("content-encoding", ""), self._limit)
 
     def add(self, data: bytes) -> bool:
-        """Keeps bytes of the reply. Returns whether a program takes the stream for ended now."""
+        """Captures bytes of the reply. Returns whether a client stops reading the stream here."""
         if self._first_block is None:
             self._first_block = time.perf_counter()
         data = self._reply.add(data) if self._reply else b""
@@ -138,19 +155,21 @@ class CallCapture:
         self._stream.add(data)
         window = self._tail + data
         start = window.rfind(b"\n")
-        # A long line is none of the events, and what follows is not the beginning of one.
+        # A longer line is no such event, and its rest must not be taken for a new line.
         self._tail = window[start:] if start >= 0 and len(window) - start <= _TAIL else b"-"
         return _LAST_EVENT.search(window) is not None
 
-    def read_on(self) -> None:
-        """Makes what the record says of a stream so far."""
+    def process_pending(self) -> None:
+        """Makes the record of a stream so far."""
         if self._stream is not None:
-            self._stream.read_on()
+            self._stream.process_pending()
             self._reply_head = self._reply_head or self._reply_without_content()
 
     def line(self, end: CallEnd, problem: str | None = None) -> bytes:
-        """Returns the journal's line of the call, which ends now, without keys."""
+        """Returns the journal line of the call, which ends now, without keys."""
         seconds = time.perf_counter() - self._began
+        if self._prepared is None:
+            self._read_request()
         first = self._first_block
         call = msgspec.structs.replace(
             self._prepared or self._call(),
@@ -163,7 +182,7 @@ class CallCapture:
         return encoded_call(call)
 
     def _call(self) -> RecordedCall:
-        """Returns the record of the call as it is before there is a reply."""
+        """Returns the record of the call without its reply."""
         redactor, session = self._redactor, self._head.headers.get(SESSION_HEADER)
         began_at = datetime.fromtimestamp(self._began_at, UTC)
         request = msgspec.json.encode(self._request_record())
@@ -182,20 +201,16 @@ class CallCapture:
         )
 
     def _request_record(self) -> RecordedRequest:
-        encodings = self._head.headers.get("content-encoding")
-        plain = self.request
-        if encodings:
-            plain = _kept(encodings, self._limit)
-            for part in self.request.parts:
-                plain.add(part)
-            plain.cut = plain.cut or self.request.cut
         headers = recorded_request_headers(self._head.headers)
-        content = _content(plain, scrubbed(b"".join(plain.parts), self._redactor))
+        content = _content(self._body, scrubbed(b"".join(self._body.parts), self._redactor))
         return RecordedRequest(content=content, headers=self._redactor.value(headers))
 
     def _reply_without_content(self) -> RecordedReply:
         (status, reason), text = self._status, self._redactor.text
-        headers = [(name, text(value)) for name, value in recorded_reply_headers(self._headers)]
+        headers = [
+            (name, text(without_keys(value)))
+            for name, value in recorded_reply_headers(self._headers)
+        ]
         return RecordedReply(status=status, reason=text(reason), headers=headers, content=Content())
 
     def _reply_record(self) -> RecordedReply | None:
@@ -210,21 +225,21 @@ class CallCapture:
             return msgspec.structs.replace(head, content=content, blocks=sizes)
         data = b"".join(reply.parts)
         clean = scrubbed(data, self._redactor, stream)
-        # Where a key was taken out, other bytes came at once than are there now.
+        # Removing a key has changed the sizes of the blocks.
         sizes = sizes if clean is data else []
         return msgspec.structs.replace(head, content=_content(reply, clean), blocks=sizes)
 
 
-def _kept(encodings: str, limit: int) -> Kept:
-    """Returns what keeps a content with these encodings; nothing of it if one is not known."""
+def _body_with(encodings: str, limit: int) -> CapturedBody:
+    """Returns the capture of a body with these encodings; of an unknown one it captures nothing."""
     try:
-        return Kept(limit, Decoder(encodings) if encodings else None)
+        return CapturedBody(limit, Decoder(encodings) if encodings else None)
     except UndecodableError as error:
-        kept = Kept(0)
-        kept.cut = f"{NOT_DECODED}: {error}"
-        return kept
+        body = CapturedBody(0)
+        body.cut = f"{NOT_DECODED}: {error}"
+        return body
 
 
-def _content(kept: Kept, data: bytes) -> Content:
-    # A cut may have gone through a key, whose beginning nobody recognises.
-    return content_of(data if kept.is_whole else data[:-_LONGEST_KEY], cut=kept.cut)
+def _content(body: CapturedBody, data: bytes) -> Content:
+    # The cut may be inside a key, whose beginning would not be recognised.
+    return content_of(data if body.is_whole else data[:-_LONGEST_KEY], cut=body.cut)

@@ -1,4 +1,4 @@
-"""The journal of recorded calls: a call is on the disk before its reply ends for the client."""
+"""The journal of recorded calls: a call is on the disk before the client gets its reply's end."""
 
 import os
 import threading
@@ -14,7 +14,7 @@ from stillroom.recording.records import JOURNAL_NAME
 
 LOCK_NAME = ".recording.lock"
 _FULL = 256 << 20
-"""The size in bytes at which a journal is followed by the next one."""
+"""The size in bytes from which on calls are written to the next journal."""
 _PROBE = bytes(1 << 16)
 
 Outcome = Exception | None
@@ -24,17 +24,17 @@ _sync = getattr(os, "fdatasync", os.fsync)
 
 
 class CallJournal:
-    """Writes calls into numbered files of a folder; one process at a time writes there.
+    """Writes calls to numbered files in a folder, which only one process at a time does.
 
-    A thread writes all calls that wait at once, and then syncs the file once for all of them. A
-    write that fails leaves the file as it was before.
+    A thread writes all waiting calls at once, followed by one sync. A failed write leaves the file
+    as it was.
     """
 
     def __init__(self, folder: Path, *, full_at: int = _FULL) -> None:
         self.folder, self._full_at = folder, full_at
         self._lock = _locked(folder)
         self.num_cut = 0
-        """The number of bytes of torn lines that a killed process had left."""
+        """The number of bytes of torn lines that a killed process left."""
         try:
             number = 1
             for path in journals_in(folder):
@@ -58,7 +58,7 @@ class CallJournal:
         self._waiting.put((line, done))
 
     def can_write(self) -> bool:
-        """Returns whether some bytes can be written now, after a write that failed."""
+        """Returns whether bytes can be written now, after a failed write."""
         with self._file:
             try:
                 self._prepare()
@@ -71,7 +71,7 @@ class CallJournal:
                 return False
 
     def close(self) -> None:
-        """Writes all that waits, and lets another process write to the folder."""
+        """Writes all waiting calls, and lets another process write to the folder."""
         self._waiting.put(None)
         self._thread.join()  # no limit: no recorded call may be lost
         os.close(self._handle)
@@ -81,7 +81,7 @@ class CallJournal:
         path = self.folder / f"calls-{number:04d}.jsonl"
         handle = open_real(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
-            # The calls of a person's programs are nobody else's business.
+            # Only the user may read the calls of their programs.
             os.fchmod(handle, 0o600)
             size = os.fstat(handle).st_size
             wait_for_disk(self.folder)
@@ -94,10 +94,10 @@ class CallJournal:
     def _prepare(self) -> None:
         """Makes the file ready for the next lines. Raises OSError if it cannot be."""
         handle = self._handle
-        # Nobody could ever read what is written into a file that was deleted.
+        # Nothing could read calls that are written to a deleted file.
         is_gone = os.fstat(handle).st_nlink == 0
         if is_gone or self._size >= self._full_at:
-            # Closed after the next one is open: its number may be given to a connection at once.
+            # The next file is opened first, so that no connection gets the descriptor in between.
             self._open(self._number if is_gone else self._number + 1)
             os.close(handle)
         elif self._is_torn:
@@ -130,7 +130,7 @@ class CallJournal:
                 rest = rest[os.write(self._handle, rest) :]
             _sync(self._handle)
         except OSError as error:
-            # Neither a torn line may stay, nor calls whose clients saw no end.
+            # Neither torn lines may remain, nor calls whose clients saw no end.
             with suppress(OSError):
                 os.ftruncate(self._handle, self._size)
             return error

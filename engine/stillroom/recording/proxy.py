@@ -1,4 +1,4 @@
-"""The recording proxy: it passes requests on to their upstreams and journals the model calls."""
+"""The recording proxy: it forwards requests to their upstreams and journals the model calls."""
 
 import asyncio
 import sys
@@ -10,7 +10,7 @@ from dataclasses import replace
 from aiohttp import web
 
 from stillroom.recording.admission import Admission, RefusedError
-from stillroom.recording.capture import CallCapture, Kept
+from stillroom.recording.capture import CallCapture, CapturedBody
 from stillroom.recording.encodings import known_encodings
 from stillroom.recording.headers import RequestHead, end_to_end, upstream_headers
 from stillroom.recording.journal import CallJournal, Outcome
@@ -25,16 +25,16 @@ from stillroom.recording.upstream_client import (
 from stillroom.recording.upstreams import Upstream, route
 
 MOST_KEPT = 16 << 20
-"""The most bytes of a request, and of a reply, that are recorded unless the user says otherwise."""
-_MOST_KEPT_TO_REPEAT = 1 << 20
+"""The default for the most bytes that are recorded of a request, and of a reply."""
+_MOST_REPEATED = 1 << 20
 _WAIT_FOR_END_S = 0.025
 """Seconds for which the last event of a stream waits for the end of the reply behind it."""
 
 
 class RecordingProxy(Service):
-    """Answers each request with what its upstream answers.
+    """Answers each request with the reply of its upstream.
 
-    `secrets` are taken out of all records, as the keys of each request are out of its own.
+    `secrets` are removed from all records; the keys of a request are removed from its own record.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RecordingProxy(Service):
         self._num_complaints = Counter[str]()
 
     async def answer(self, request: web.Request, head: RequestHead) -> web.StreamResponse:
-        """Passes a request on and returns the reply; a model call is recorded."""
+        """Forwards a request and returns the reply; a model call is recorded."""
         found = route(head.target, self._upstreams)
         if found is None:
             names = ", ".join(f"/{upstream.name}" for upstream in self._upstreams)
@@ -69,14 +69,14 @@ class RecordingProxy(Service):
         head = replace(head, target=path)
         kind = kind_of(head.method, path)
         if kind is None:
-            return await self._pass_through(request, upstream, head)
+            return await self._forward(request, upstream, head)
         self._check_journal()
         capture = CallCapture(
             kind, upstream, head, limit=self._most_kept, secrets=self._secrets
         )  # fmt: skip
         call = _RecordedExchange(capture, self.journal, self._note)
         try:
-            return await self._pass_and_record(request, upstream, head, call)
+            return await self._forward_and_record(request, upstream, head, call)
         except (asyncio.CancelledError, ConnectionError):
             call.end("proxy_stopped" if self.is_cancelling else "client_left")
             raise
@@ -95,13 +95,13 @@ class RecordingProxy(Service):
             )  # fmt: skip
         self._is_failing = False
 
-    async def _pass_through(
+    async def _forward(
         self, request: web.Request, upstream: Upstream, head: RequestHead
     ) -> web.StreamResponse:
-        """Passes on a request that is not recorded, and its reply."""
+        """Forwards a request that is not recorded, and its reply."""
         body = None
         if request.body_exists:
-            body = RequestBody(request.content, Kept(_MOST_KEPT_TO_REPEAT))
+            body = RequestBody(request.content, CapturedBody(_MOST_REPEATED))
         try:
             reply = await self._client.send(upstream, head, upstream_headers(head), body)
         except UpstreamError as error:
@@ -109,15 +109,15 @@ class RecordingProxy(Service):
         try:
             response = _response(request, reply)
             await response.prepare(request)
-            await _pass_rest(request, response, reply)
+            await _forward_rest(request, response, reply)
             return response
         finally:
             reply.close()
 
-    async def _pass_and_record(
+    async def _forward_and_record(
         self, request: web.Request, upstream: Upstream, head: RequestHead, call: "_RecordedExchange"
     ) -> web.StreamResponse:
-        """Passes a model call on, and its reply; the reply ends once the call is on the disk."""
+        """Forwards a model call and its reply, which ends only when the call is on the disk."""
         headers = upstream_headers(head)
         if accepted := headers.getall("accept-encoding", ()):
             headers["Accept-Encoding"] = known_encodings(", ".join(accepted))
@@ -132,7 +132,7 @@ class RecordingProxy(Service):
                 abort(request)
             raise RefusedError.no_reply(problem) from error
         try:
-            return await _pass_recorded_reply(request, upstream, reply, call)
+            return await _forward_recorded_reply(request, upstream, reply, call)
         finally:
             reply.close()
 
@@ -142,13 +142,13 @@ class RecordingProxy(Service):
         return problem
 
     def _note(self, outcome: Outcome) -> None:
-        """Takes note of whether a call could be recorded; the journal's thread calls it."""
+        """Records whether a call could be written; the journal's thread calls it."""
         if outcome is not None:
             self._is_failing = True
             self._complain(f"a call was not recorded, and its reply was broken off: {outcome}")
 
     def _complain(self, problem: str) -> None:
-        """Writes a line to standard error; of the same problem only the 1st, 2nd, 4th, 8th, …"""
+        """Writes a line to standard error; of a repeated problem only the 1st, 2nd, 4th, 8th, …"""
         self._num_complaints[problem] += 1
         times = self._num_complaints[problem]
         if times & (times - 1) == 0:
@@ -158,7 +158,7 @@ class RecordingProxy(Service):
 
 
 class _RecordedExchange:
-    """A call on its way into the journal, where it is written once."""
+    """A call that is written to the journal exactly once."""
 
     def __init__(
         self, capture: CallCapture, journal: CallJournal, note: Callable[[Outcome], None]
@@ -195,30 +195,30 @@ class _RecordedExchange:
             return
         self._is_ended = True
 
-        def note_and_tell(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             self._note(outcome)
             done(outcome)
 
         try:
             line = self.capture.line(end, problem)
         except Exception as error:  # the rim of one call: its client must not wait for ever
-            note_and_tell(error)
+            finish(error)
         else:
-            self._journal.append(line, note_and_tell)
+            self._journal.append(line, finish)
 
 
-async def _pass_recorded_reply(
+async def _forward_recorded_reply(
     request: web.Request, upstream: Upstream, reply: UpstreamReply, call: _RecordedExchange
 ) -> web.StreamResponse:
-    """Passes a reply back; its end, or the event after which clients stop reading, is held back."""
+    """Forwards a reply, and holds back its end, or the event after which clients stop reading."""
     response = _response(request, reply)
     call.capture.begin_reply(reply.status, reply.reason, reply.headers)
-    if not reply.has_come:
+    if not reply.is_received:
         await response.prepare(request)
     held: list[bytes] = []
     problem = None
     try:
-        await _pass_until_end(response, reply, call.capture, held)
+        await _forward_until_end(response, reply, call.capture, held)
     except UpstreamError as error:
         problem = f"{upstream.origin}: {error}"
     if not await call.recorded("upstream_left" if problem else "whole", problem):
@@ -228,16 +228,16 @@ async def _pass_recorded_reply(
     for block in held:
         await response.write(block)
     if problem is None:
-        await _pass_rest(request, response, reply)
+        await _forward_rest(request, response, reply)
     else:
         cut_off(request, response)
     return response
 
 
-async def _pass_until_end(
+async def _forward_until_end(
     response: web.StreamResponse, reply: UpstreamReply, capture: CallCapture, held: list[bytes]
 ) -> None:
-    """Passes blocks on as they come; those that may end the reply for the client go to `held`."""
+    """Forwards blocks as they arrive; those that may end the reply for the client go to `held`."""
     while block := await reply.next_block():
         held.append(block)
         if capture.add(block):
@@ -251,13 +251,13 @@ async def _pass_until_end(
             continue
         await response.write(block)
         held.clear()
-        capture.read_on()
+        capture.process_pending()
 
 
-async def _pass_rest(
+async def _forward_rest(
     request: web.Request, response: web.StreamResponse, reply: UpstreamReply
 ) -> None:
-    """Passes on what still comes of a reply."""
+    """Forwards the rest of a reply."""
     try:
         while block := await reply.next_block():
             await response.write(block)

@@ -1,4 +1,4 @@
-"""The line that a recorded call becomes in a journal."""
+"""The format of a recorded call, which is one line of a journal."""
 
 import base64
 import re
@@ -10,14 +10,14 @@ T = TypeVar("T")
 CallKind = Literal["chat", "responses", "messages"]
 """The API of a call: OpenAI's chat completions or Responses, or Anthropic's Messages."""
 CallEnd = Literal["whole", "client_left", "upstream_left", "proxy_stopped"]
-"""Whether a reply came to its end, or else who broke it off."""
+"""Whether a reply was complete, or else which side ended it."""
 
 BEGINNING = b'{"stillroom_record":1,'
 """The first bytes of every line."""
 JOURNAL_NAME = re.compile(r"calls-\d{4,}\.jsonl")
 
 _OF_A_THREAD = re.compile(r"/threads/[^/]+/messages$")
-"""A message that is added to a thread of OpenAI's Assistants, which no model answers."""
+"""The path that adds a message to a thread of OpenAI's Assistants, which no model answers."""
 _KINDS: dict[str, CallKind] = {
     "/chat/completions": "chat",
     "/responses": "responses",
@@ -39,11 +39,11 @@ class Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The content of a request or reply, without its transfer and content encodings."""
 
     text: str | None = None
-    """The content, where it is UTF-8."""
+    """The content, if it is UTF-8."""
     base64: str | None = None
-    """The content in base64, where it is not."""
+    """The content in base64, if it is not UTF-8."""
     cut: str | None = None
-    """Why a part of the content is missing; None if it is whole."""
+    """Why a part of the content is missing; None if it is complete."""
 
     @property
     def data(self) -> bytes:
@@ -66,11 +66,11 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     content: Content
     headers: dict[str, str] = {}
-    """The few headers that change what a model answers, or say which program has called."""
+    """The headers that change what a model answers, or name the program that called."""
 
 
 class RecordedReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A reply, as far as it came."""
+    """A reply, as far as it arrived."""
 
     status: int
     reason: str = ""
@@ -78,7 +78,7 @@ class RecordedReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The headers in their order, without those of the connection, of encodings and of cookies."""
     content: Content
     blocks: list[int] = []
-    """The numbers of bytes of `content` that came at once, if it is a stream."""
+    """The sizes in bytes of the blocks in which a stream's `content` arrived."""
 
 
 class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -91,9 +91,9 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     path: str
     """The path and query at the upstream, without keys."""
     upstream: str
-    """The scheme, host and port that the call went to."""
+    """The scheme, host and port to which the call was sent."""
     started_at: str
-    """When the request came, in ISO 8601."""
+    """When the request arrived, in ISO 8601."""
     duration_s: float
     """Seconds from the request to the end of the reply."""
     first_block_s: float | None = None
@@ -101,9 +101,9 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     end: CallEnd
     provider: str | None = None
     session: str | None = None
-    """What the client named the conversation in the header `x-stillroom-session`."""
+    """The client's name for the conversation, from the header `x-stillroom-session`."""
     problem: str | None = None
-    """Why there is no reply, or not all of it."""
+    """Why the reply is missing or incomplete."""
     request: RecordedRequest
     reply: RecordedReply | None = None
 
@@ -117,11 +117,11 @@ def decoded_call(line: bytes | memoryview) -> RecordedCall:
 
 
 def encoded_ahead(data: bytes, _kind: type[T]) -> T:
-    """Returns what stands in a record for a value of this type that is encoded as JSON already."""
+    """Returns a value for a field of this type that is already encoded as JSON."""
     return cast("T", msgspec.Raw(data))
 
 
 def encoded_call(call: RecordedCall) -> bytes:
     """Returns the line of a call, with its newline."""
-    # `omit_defaults` would leave nothing out that the beginning needs: the version has no default.
+    # The version comes first in spite of `omit_defaults`, since it has no default.
     return msgspec.json.encode(call) + b"\n"

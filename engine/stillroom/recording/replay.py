@@ -1,4 +1,4 @@
-"""Answers requests with what was recorded for them, without a network."""
+"""Answers requests with the replies that were recorded for them, without a network."""
 
 import asyncio
 import re
@@ -7,8 +7,9 @@ from aiohttp import web
 
 from stillroom.errors import EngineError
 from stillroom.recording.admission import Admission, RefusedError
-from stillroom.recording.headers import Headers, RequestHead, keys_in
+from stillroom.recording.headers import Headers, RequestHead, is_event_stream
 from stillroom.recording.records import kind_of
+from stillroom.recording.request_keys import request_keys
 from stillroom.recording.scrubbing import redactor_of
 from stillroom.recording.serving import Service, cut_off, response_with
 from stillroom.recording.tape import Replayed, Tape, request_key
@@ -25,13 +26,13 @@ class Replay(Service):
         self._tape = tape
 
     async def answer(self, request: web.Request, head: RequestHead) -> web.StreamResponse:
-        """Returns the recorded reply to a request, in the blocks in which it came."""
+        """Returns the recorded reply to a request, in the recorded blocks."""
         replayed = self._find(head, await _content(request))
         reply, data = replayed.reply, replayed.reply.content.data
         headers = Headers(reply.headers)
-        is_stream = bool(reply.blocks) or _is_event_stream(headers)
+        is_stream = bool(reply.blocks) or is_event_stream(headers)
         if not is_stream:
-            # A reply that was broken off says that there is more than what comes.
+            # A truncated reply announces more bytes than it has.
             headers["Content-Length"] = str(len(data) + (not replayed.is_whole))
         entry = replayed.entry
         place = f"{entry.path.name}:{entry.line}; {replayed.number} of {replayed.total}"
@@ -40,7 +41,7 @@ class Replay(Service):
         await response.prepare(request)
         for block in _blocks(data, reply.blocks) if is_stream else [data]:
             await response.write(block)
-            # The clients get each block by itself.
+            # Each block is sent by itself.
             await asyncio.sleep(0)
         if not replayed.is_whole:
             cut_off(request, response)
@@ -59,11 +60,11 @@ class Replay(Service):
         kind = kind_of(head.method, head.target)
         if kind is None:
             raise RefusedError(
-                404, "not_recorded", f"{head.method} {path} is none of the calls that are recorded",
+                404, "not_recorded", f"{head.method} {path} is not a call that is recorded",
                 "replay answers POSTs to …/chat/completions, …/responses and …/messages",
             )  # fmt: skip
-        # Keys were taken out of what was recorded.
-        data = redactor_of(tuple(dict.fromkeys(keys_in(head)))).data(data)
+        # The recorded request has no keys either.
+        data = redactor_of(request_keys(head, data)).data(data)
         try:
             key = request_key(kind, head.target, data)
             found = self._tape.answer(key)
@@ -83,7 +84,7 @@ class Replay(Service):
 
 
 async def _content(request: web.Request) -> bytes:
-    """Returns the content of a request, or the beginning of one that was never recorded whole."""
+    """Returns the body of a request, or the beginning of one too long to have been recorded."""
     data = b""
     async for block in request.content.iter_any():
         data += block
@@ -92,12 +93,8 @@ async def _content(request: web.Request) -> bytes:
     return data
 
 
-def _is_event_stream(headers: Headers) -> bool:
-    return headers.get("content-type", "").lower().startswith("text/event-stream")
-
-
 def _blocks(data: bytes, sizes: list[int]) -> list[bytes]:
-    """Returns a stream in the blocks in which it came; each event by itself if nothing says."""
+    """Returns a stream in its recorded blocks; without them, one event per block."""
     if sum(sizes) != len(data):
         return [event for event in _EVENT.findall(data) if event]
     blocks: list[bytes] = []

@@ -1,9 +1,10 @@
-"""Takes keys out of recorded contents, also those that a stream holds in pieces."""
+"""Removes keys from recorded contents, including keys that a stream splits into pieces."""
 
 import functools
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any, cast
 
 import msgspec
 
@@ -14,77 +15,119 @@ _PIECES = re.compile(
     rb'|summary|input|output|code|transcript|name)": ?"([^"\\]*(?:\\.[^"\\]*)*)"',
     re.DOTALL,
 )
-"""The fields in which the events of a stream hold the pieces of texts."""
+"""The fields of a stream's events that hold pieces of text."""
+_SEVERAL_TEXTS = re.compile(rb'index": ?[1-9]')
+"""Matches events of a stream that has several texts in turn, such as the choices of `n: 2`."""
+_LINES = re.compile(rb"[^\n]+")
 _MOST_REDACTORS = 256
-_WORTH_READING = 512
-"""Bytes of a stream that are read at once: less each time costs more in all."""
+_MIN_PENDING = 512
+"""The least number of pending bytes that are processed at once; fewer would cost more in all."""
 
 Span = tuple[int, int]
+TextName = tuple[bytes, tuple[int, ...]]
+"""The field in which a text's pieces are, and the indices of its choice, tool call or output."""
 
 
 @functools.lru_cache(maxsize=_MOST_REDACTORS)
 def redactor_of(keys: tuple[str, ...]) -> Redactor:
-    """Returns what takes these keys out of texts; it is costly to make, and calls share keys."""
+    """Returns a redactor of these keys. It is cached: it is slow to make, and calls share keys."""
     return Redactor(keys)
 
 
 class StreamText:
-    """The text of a stream, which is made ready for its record while the stream still goes on.
+    """The text of a stream, encoded for its record while the stream is still arriving.
 
-    Keys are looked for in the stream as it is, and in the texts whose pieces its events hold.
+    Keys are searched in the stream itself, and in the texts put together from its events' pieces.
     """
 
     def __init__(self, redactor: Redactor) -> None:
-        self._unread: list[bytes] = []
-        self._num_unread, self._has_line_end = 0, False
+        self._pending: list[bytes] = []
+        self._num_pending, self._has_line_end = 0, False
         self._whole = KeySearch(redactor)
-        self._fields = defaultdict[bytes, KeySearch](lambda: KeySearch(redactor))
+        self._texts = defaultdict[TextName, KeySearch](lambda: KeySearch(redactor))
         self._encoded: list[bytes] = []
         self._is_utf8 = True
 
     def add(self, data: bytes) -> None:
         """Takes the next bytes of the stream."""
-        self._unread.append(data)
-        self._num_unread += len(data)
+        self._pending.append(data)
+        self._num_pending += len(data)
         self._has_line_end = self._has_line_end or b"\n" in data
 
-    def read_on(self) -> None:
-        """Reads the lines that have come, if they are worth it: called while nobody waits."""
-        if not self._has_line_end or self._num_unread < _WORTH_READING:
+    def process_pending(self) -> None:
+        """Processes the complete lines that have arrived, if they are enough to be worth it."""
+        if not self._has_line_end or self._num_pending < _MIN_PENDING:
             return
-        data = b"".join(self._unread)
+        data = b"".join(self._pending)
         end = data.rfind(b"\n") + 1
-        self._unread = [data[end:]]
-        self._num_unread, self._has_line_end = len(data) - end, False
+        self._pending = [data[end:]]
+        self._num_pending, self._has_line_end = len(data) - end, False
         self._read(data[:end])
 
     def encoded(self) -> bytes | None:
-        """Returns the ended stream as a JSON string; None if it holds keys or no UTF-8."""
-        rest, self._unread = b"".join(self._unread), []
+        """Returns the ended stream as a JSON string; None if it holds keys or is not UTF-8."""
+        rest, self._pending = b"".join(self._pending), []
         self._read(rest)
-        if not self._is_utf8 or self._whole.has_found or self.fields_with_keys():
+        if not self._is_utf8 or self._whole.has_found or self.texts_with_keys():
             return None
         return b'"%b"' % b"".join(self._encoded)
 
-    def fields_with_keys(self) -> list[bytes]:
-        """Returns the names of the fields whose pieces put together hold a key."""
-        return [name for name, search in self._fields.items() if search.has_found]
+    def texts_with_keys(self) -> list[TextName]:
+        """Returns the names of the texts whose joined pieces hold a key."""
+        return [name for name, search in self._texts.items() if search.has_found]
 
     def _read(self, lines: bytes) -> None:
         self._whole.add(lines)
-        pieces = defaultdict[bytes, list[bytes]](list)
-        for name, piece in _PIECES.findall(lines):
-            pieces[name].append(piece)
-        for name, parts in pieces.items():
-            self._fields[name].add(b"".join(parts))
+        for name, spans in _pieces(lines).items():
+            self._texts[name].add(b"".join([lines[start:end] for start, end in spans]))
         try:
             self._encoded.append(msgspec.json.encode(lines.decode())[1:-1])
         except UnicodeDecodeError:
             self._is_utf8 = False
 
 
+def _pieces(lines: bytes) -> dict[TextName, list[Span]]:
+    """Returns where the pieces of each text are in the lines of a stream."""
+    pieces = defaultdict[TextName, list[Span]](list)
+    if _SEVERAL_TEXTS.search(lines) is None:
+        for match in _PIECES.finditer(lines):
+            pieces[match[1], ()].append(match.span(2))
+        return pieces
+    for line in _LINES.finditer(lines):
+        matches = [*_PIECES.finditer(lines, line.start(), line.end())]
+        names = _text_names(line[0]) if matches else []
+        if [name for name, _ in names] != [match[1] for match in matches]:
+            names = [(match[1], ()) for match in matches]
+        for name, match in zip(names, matches, strict=True):
+            pieces[name].append(match.span(2))
+    return pieces
+
+
+def _text_names(line: bytes) -> list[TextName]:
+    """Returns the names of the texts whose pieces an event holds, in their order."""
+    try:
+        event = msgspec.json.decode(line.partition(b":")[2])
+    except (ValueError, RecursionError):
+        return []
+    names: list[TextName] = []
+    pending: list[tuple[str, Any, tuple[int, ...]]] = [("", event, ())]
+    while pending:
+        name, value, indices = pending.pop()
+        if isinstance(value, dict):
+            fields = cast("dict[str, Any]", value)
+            own = [v for k, v in fields.items() if k.endswith("index") and isinstance(v, int)]
+            inner = (*indices, *own)
+            pending += reversed([(k, v, inner) for k, v in fields.items()])
+        elif isinstance(value, list):
+            pending += reversed([(name, one, indices) for one in cast("list[Any]", value)])
+        elif isinstance(value, str) and _PIECES.fullmatch(b'"%b":""' % name.encode()):
+            # An index of 0 is the same text as in events without an index.
+            names.append((name.encode(), indices if any(indices) else ()))
+    return names
+
+
 class KeySearch:
-    """Looks for keys in a text that comes in parts, between which a key may be cut in two."""
+    """Searches keys in a text that arrives in parts, even if a key is split between them."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
@@ -96,7 +139,7 @@ class KeySearch:
         """Takes the next part."""
         self._parts.append(data)
         self._num_new += len(data)
-        # A part is looked into together with what a key may have begun in before it.
+        # A part is searched together with the preceding bytes in which a key may begin.
         if self._num_new >= self._redactor.reach:
             self._look()
 
@@ -115,18 +158,16 @@ class KeySearch:
 
 
 def scrubbed(data: bytes, redactor: Redactor, stream: StreamText | None = None) -> bytes:
-    """Returns a content without keys; it is the same object if there were none.
+    """Returns a content without keys; the same object if it held none.
 
-    `stream` has read the content, if it is one.
+    `stream` has processed the content, if it is a stream.
     """
     data = redactor.data(data)
-    names = stream.fields_with_keys() if stream is not None else ()
+    names = stream.texts_with_keys() if stream is not None else ()
     if not names:
         return data
-    pieces = defaultdict[bytes, list[Span]](list)
-    for found in _PIECES.finditer(data):
-        pieces[found[1]].append(found.span(2))
-    cuts = [cut for name in names for cut in _cuts(data, pieces[name], redactor)]
+    pieces = _pieces(data)
+    cuts = [cut for name in names for cut in _cuts(data, pieces.get(name, []), redactor)]
     parts: list[bytes] = []
     place = 0
     for (start, end), mark in sorted(cuts):
@@ -136,7 +177,7 @@ def scrubbed(data: bytes, redactor: Redactor, stream: StreamText | None = None) 
 
 
 def _cuts(data: bytes, pieces: Sequence[Span], redactor: Redactor) -> list[tuple[Span, bytes]]:
-    """Returns which bytes of a text's pieces belong to keys, and what stands in their place."""
+    """Returns the spans in a text's pieces that belong to keys, each with its replacement."""
     text = b"".join([data[start:end] for start, end in pieces])
     found = redactor.spans(text)
     cuts: list[tuple[Span, bytes]] = []

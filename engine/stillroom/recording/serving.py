@@ -1,4 +1,4 @@
-"""Serves the proxy, or a replay, at a socket until the process is asked to stop."""
+"""Serves the proxy or a replay at a socket until the process is stopped."""
 
 import asyncio
 import logging
@@ -6,6 +6,7 @@ import resource
 import signal
 import socket
 import sys
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -22,17 +23,17 @@ _LONGEST_LINE = 256 << 10
 _MOST_HEADERS = 256
 _KEEP_ALIVE_S = 300.0
 _LINGER_S = 2.0
-"""Seconds for which the rest of a request is read that was answered before its end."""
+"""Seconds for which the rest of a request is read after an early reply."""
 _CANCEL_S = 0.02
 _LOOK_EVERY_S = 0.02
 _MOST_FILES = 1 << 16
 _STOP_S = 10.0
-"""Seconds that calls have to end once the process is asked to stop."""
+"""Seconds that open calls have to end when the process is stopped."""
 _PASSED_HEADERS = web.RequestKey("passed_headers", Headers)
 
 
 class Service(ABC):
-    """Answers HTTP requests, and counts those that are being answered."""
+    """Answers HTTP requests, and counts the open ones."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
@@ -48,10 +49,10 @@ class Service(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Closes what the service has opened."""
+        """Closes the files and connections of the service."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answers a request that is let in, and refuses others."""
+        """Answers an admitted request, and refuses others."""
         self.num_open += 1
         try:
             response = await self._admit_and_answer(request)
@@ -59,7 +60,7 @@ class Service(ABC):
             response = refusal.response()
         except ConnectionError:
             raise
-        except Exception as error:  # the rim of one call: what it was about may hold keys
+        except Exception as error:  # the rim of one call; the error's text may hold keys
             _report(error)
             abort(request)
             return web.Response()
@@ -77,24 +78,22 @@ class Service(ABC):
 
 
 def _report(error: Exception) -> None:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else ""
-    sys.stderr.write(f"stillroom record: {type(error).__name__}{place}; please report it\n")
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{frame.filename}:{frame.lineno}"
+    sys.stderr.write(f"stillroom record: {type(error).__name__} at {place}; please report it\n")
     sys.stderr.flush()
 
 
 def response_with(
     request: web.Request, status: int, reason: str, headers: Headers
 ) -> web.StreamResponse:
-    """Returns a response that has these headers and no others but those of its framing."""
+    """Returns a response with exactly these headers and those of its framing."""
     request[_PASSED_HEADERS] = headers
     return web.StreamResponse(status=status, reason=reason, headers=headers)
 
 
 async def _drop_own_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Takes out the headers that aiohttp adds to each response."""
+    """Removes the headers that aiohttp adds to each response."""
     passed = request.get(_PASSED_HEADERS)
     own = (SERVER, DATE) if passed is None else (SERVER, DATE, CONTENT_TYPE)
     for name in own:
@@ -103,15 +102,15 @@ async def _drop_own_headers(request: web.Request, response: web.StreamResponse) 
 
 
 def abort(request: web.Request) -> None:
-    """Resets the connection, so that the client sees that its reply is not whole."""
+    """Resets the connection, so that the client sees an incomplete reply."""
     if request.transport is not None:
         request.transport.abort()
 
 
 def cut_off(request: web.Request, response: web.StreamResponse) -> None:
-    """Closes the connection after what has been sent of a reply that is not whole.
+    """Closes the connection of an incomplete reply after the part that was sent.
 
-    Where neither a length nor chunks frame the reply, only a reset tells the client.
+    A reply that neither a length nor chunks frame needs a reset to be seen as incomplete.
     """
     is_framed = response.content_length is not None or "transfer-encoding" in response.headers
     if not is_framed:
@@ -122,20 +121,22 @@ def cut_off(request: web.Request, response: web.StreamResponse) -> None:
 
 @asynccontextmanager
 async def running(service: Service, listener: socket.socket) -> AsyncGenerator[web.SockSite]:
-    """Answers the requests at a socket; at the end, cancels those that are still being answered."""
+    """Answers the requests at a socket, and cancels those that are open at the end."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await service.handle(request)
 
-    # A route would not match the targets of requests that are refused.
+    # A middleware and no route: no route matches the targets of some refused requests.
     app = web.Application(middlewares=[answer])
     app.on_response_prepare.append(_drop_own_headers)
+    silent = logging.Logger("stillroom.recording")
+    silent.addHandler(logging.NullHandler())
     runner = web.AppRunner(
         app,
         access_log=None,
         # The parser's errors quote the request, which may hold keys.
-        logger=_silent_logger(),
+        logger=silent,
         handler_cancellation=True,
         auto_decompress=False,
         keepalive_timeout=_KEEP_ALIVE_S,
@@ -158,27 +159,21 @@ async def running(service: Service, listener: socket.socket) -> AsyncGenerator[w
         await service.aclose()
 
 
-def _silent_logger() -> logging.Logger:
-    logger = logging.Logger("stillroom.recording")
-    logger.addHandler(logging.NullHandler())
-    return logger
-
-
 def run_until_stopped(
     service: Service, listener: socket.socket, *, stop_s: float = _STOP_S
 ) -> None:
-    """Serves until SIGINT or SIGTERM; a second signal ends the requests that are still open."""
+    """Serves until SIGINT or SIGTERM; a second signal ends the open requests."""
     _raise_file_limit()
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(_serve(service, listener, stop_s))
 
 
 def _raise_file_limit() -> None:
-    """Lets the process open as many files as it may: each call has two connections."""
+    """Raises the limit of open files as far as allowed: each call has two connections."""
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if most == resource.RLIM_INFINITY else min(most, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        # macOS has a limit of its own below the one that it names.
+        # macOS has a lower limit of its own than the one that it states.
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
@@ -194,15 +189,15 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 async def _serve(service: Service, listener: socket.socket, stop_s: float) -> None:
     loop = asyncio.get_running_loop()
-    is_asked_to_stop, is_asked_again = asyncio.Event(), asyncio.Event()
+    stop_requested, end_requested = asyncio.Event(), asyncio.Event()
 
     def stop() -> None:
-        (is_asked_again if is_asked_to_stop.is_set() else is_asked_to_stop).set()
+        (end_requested if stop_requested.is_set() else stop_requested).set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
     async with running(service, listener) as site:
-        await is_asked_to_stop.wait()
+        await stop_requested.wait()
         service.is_stopping = True
         await site.stop()
         if service.num_open:
@@ -212,6 +207,6 @@ async def _serve(service: Service, listener: socket.socket, stop_s: float) -> No
             )
             sys.stderr.flush()
         deadline = loop.time() + stop_s
-        while service.num_open and not is_asked_again.is_set() and loop.time() < deadline:
+        while service.num_open and not end_requested.is_set() and loop.time() < deadline:
             with suppress(TimeoutError):
-                await asyncio.wait_for(is_asked_again.wait(), _LOOK_EVERY_S)
+                await asyncio.wait_for(end_requested.wait(), _LOOK_EVERY_S)

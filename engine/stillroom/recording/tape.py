@@ -1,6 +1,6 @@
 """The recorded calls of journals, looked up by their requests.
 
-Two requests are the same if their JSON is, except for its order and fields of the moment.
+Two requests match if their JSON does, apart from key order and the fields that name the caller.
 """
 
 import hashlib
@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +31,7 @@ _VOLATILE = frozenset(
         "prompt_cache_retention",
     )
 )
-"""Fields that name the caller or the moment, and change no answer."""
+"""Fields that name the caller or a cache, and change no answer."""
 _DEPLOYMENT = re.compile(r"/deployments/([^/]+)/")
 _DIGEST_BYTES = 16
 _MOST_SHOWN = 120
@@ -39,19 +40,19 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class RequestKey:
-    """A request as it is looked up."""
+    """The hashes by which a request is looked up."""
 
     kind: CallKind
     digest: bytes
-    """The hash of all that counts."""
+    """The hash of all fields that are compared."""
     rest: bytes
-    """The hash of all that counts but the messages."""
+    """The hash of all those fields except the messages."""
     messages: tuple[bytes, ...]
     """The hash of each message."""
 
 
 def request_key(kind: CallKind, path: str, data: bytes) -> RequestKey:
-    """Returns the key of a request. What is no JSON object is the same only byte for byte."""
+    """Returns the key of a request. A body that is no JSON object matches only byte for byte."""
     deployment = _DEPLOYMENT.search(path)
     place = [kind, deployment[1] if deployment else ""]
     body = decoded_body(data)
@@ -84,33 +85,28 @@ def _digest(value: Any) -> bytes:
 
 
 def first_difference(given: bytes, recorded: bytes) -> str:
-    """Returns where two requests differ first and what each has at that place, in one line."""
-    ours, others = decoded_body(given), decoded_body(recorded)
-    if ours is None or others is None:
+    """Returns, in one line, the first place where two requests differ and both values."""
+    new, old = decoded_body(given), decoded_body(recorded)
+    if new is None or old is None:
         return "their bytes"
-    ours, others = (
-        {k: v for k, v in body.items() if k not in _VOLATILE} for body in (ours, others)
-    )
-    found = _difference(ours, others, "")
-    if found is None:
+    new, old = ({k: v for k, v in body.items() if k not in _VOLATILE} for body in (new, old))
+    difference = _difference(new, old, "")
+    if difference is None:
         return "the deployment in the path"
-    place, here, there = found
-    return f"{place.lstrip('.')}: {_shown(here)} here, {_shown(there)} recorded"
+    place, new_value, old_value = difference
+    return f"{place.lstrip('.')}: {_shown(new_value)} here, {_shown(old_value)} recorded"
 
 
-def _difference(here: Any, there: Any, place: str) -> tuple[str, Any, Any] | None:
-    if isinstance(here, dict) and isinstance(there, dict):
-        names = dict.fromkeys([*cast("dict[str, Any]", here), *cast("dict[str, Any]", there)])
-        pairs = [
-            (f"{place}.{name}", here.get(name, _ABSENT), there.get(name, _ABSENT)) for name in names
-        ]
-    elif isinstance(here, list) and isinstance(there, list):
-        ours, others = cast("list[Any]", here), cast("list[Any]", there)
-        most = max(len(ours), len(others))
-        ours, others = ([*items, *[_ABSENT] * (most - len(items))] for items in (ours, others))
-        pairs = [(f"{place}[{i}]", a, b) for i, (a, b) in enumerate(zip(ours, others, strict=True))]
+def _difference(new: Any, old: Any, place: str) -> tuple[str, Any, Any] | None:
+    """Returns the first place where two JSON values differ, with the value of each."""
+    if isinstance(new, dict) and isinstance(old, dict):
+        names = dict.fromkeys([*cast("dict[str, Any]", new), *cast("dict[str, Any]", old)])
+        pairs = [(f"{place}.{k}", new.get(k, _ABSENT), old.get(k, _ABSENT)) for k in names]
+    elif isinstance(new, list) and isinstance(old, list):
+        both = zip_longest(cast("list[Any]", new), cast("list[Any]", old), fillvalue=_ABSENT)
+        pairs = [(f"{place}[{i}]", *pair) for i, pair in enumerate(both)]
     else:
-        return None if here == there and type(here) is type(there) else (place, here, there)
+        return None if new == old and type(new) is type(old) else (place, new, old)
     found = (_difference(a, b, inner) for inner, a, b in pairs)
     return next((one for one in found if one is not None), None)
 
@@ -139,7 +135,7 @@ class TapeEntry:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The reply to a request, and the line and number of the recorded call that it is from."""
+    """The reply to a request, and the place and number of the recorded call."""
 
     reply: RecordedReply
     is_whole: bool
@@ -149,9 +145,9 @@ class Replayed:
 
 
 class Tape:
-    """The calls of some journals; those with the same request are given in their order.
+    """The calls of some journals; replies to the same request are returned in their order.
 
-    Raises InputError if there is none, and DataError for a line that holds no call.
+    Raises InputError if there are no calls, and DataError for a line that holds no call.
     """
 
     def __init__(self, places: Sequence[Path]) -> None:
@@ -159,10 +155,10 @@ class Tape:
         self._given = defaultdict[bytes, int](int)
         self._rows = RowReader()
         self.num_left_out = 0
-        """The number of calls that cannot be answered again, as their client left or a part of
-        them was not recorded."""
-        for path in _journals(places):
-            self._read(path)
+        """The number of calls that cannot be replayed: the client left, or a part is missing."""
+        for place in places:
+            for path in journals_in(place) if place.is_dir() else [place]:
+                self._read(path)
         for entries in self._entries.values():
             entries.sort(key=lambda entry: entry.started_at)
         if not self._entries:
@@ -174,7 +170,7 @@ class Tape:
 
     @property
     def num_calls(self) -> int:
-        """The number of calls that can be answered again."""
+        """The number of calls that can be replayed."""
         return sum(map(len, self._entries.values()))
 
     def _read(self, path: Path) -> None:
@@ -183,14 +179,16 @@ class Tape:
                 call = decoded_call(line.utf8)
             except (ValueError, RecursionError) as error:
                 if path.stat().st_size == line.offset + line.num_bytes:
-                    # The recorder was killed, or is at work, while it wrote its last line.
+                    # The recorder was killed while it wrote its last line, or is writing it now.
                     self.num_left_out += 1
                     continue
                 raise DataError(
                     f"{path}:{line.number} holds no recorded call: {str(error)[:200]}",
                     "give the journals of `stillroom record`, as it wrote them",
                 ) from error
-            if not _can_be_replayed(call):
+            contents = [call.request.content, *([call.reply.content] if call.reply else [])]
+            has_all = len(contents) == 2 and all(content.cut is None for content in contents)
+            if call.end not in _REPLAYED or not has_all:
                 self.num_left_out += 1
                 continue
             key = request_key(call.kind, call.path, call.request.content.data)
@@ -198,7 +196,7 @@ class Tape:
             self._entries[key.digest].append(entry)
 
     def answer(self, key: RequestKey) -> Replayed | None:
-        """Returns the next reply to a request, the last one again after it; None if unknown."""
+        """Returns the next reply to a request, and the last one again after it; None if unknown."""
         entries = self._entries.get(key.digest)
         if entries is None:
             return None
@@ -211,7 +209,7 @@ class Tape:
         return Replayed(call.reply, call.end == "whole", entry, number, len(entries))
 
     def nearest(self, key: RequestKey, data: bytes) -> str | None:
-        """Returns which recorded request is most like one, and where they differ first.
+        """Returns the most similar recorded request, and the first difference.
 
         None if no call of the same API was recorded.
         """
@@ -234,27 +232,7 @@ class Tape:
 
 
 def _likeness(known: RequestKey, given: RequestKey) -> tuple[int, bool, int]:
-    """Returns how like two requests are: how many messages they begin alike with, and the rest."""
-    num_alike = 0
-    for ours, others in zip(known.messages, given.messages, strict=False):
-        if ours != others:
-            break
-        num_alike += 1
-    return num_alike, known.rest == given.rest, -abs(len(known.messages) - len(given.messages))
-
-
-def _can_be_replayed(call: RecordedCall) -> bool:
-    reply = call.reply
-    return (
-        call.end in _REPLAYED
-        and reply is not None
-        and reply.content.cut is None
-        and call.request.content.cut is None
-    )
-
-
-def _journals(places: Sequence[Path]) -> list[Path]:
-    found: list[Path] = []
-    for place in places:
-        found += journals_in(place) if place.is_dir() else [place]
-    return found
+    """Returns how similar two requests are: by the messages that they share, then by the rest."""
+    pairs = zip(known.messages, given.messages, strict=False)
+    num_shared = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+    return num_shared, known.rest == given.rest, -abs(len(known.messages) - len(given.messages))

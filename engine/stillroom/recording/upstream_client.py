@@ -1,24 +1,25 @@
-"""Sends requests to the upstreams, over connections that are kept and used again."""
+"""Sends requests to the upstreams over pooled connections."""
 
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
-from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
-from stillroom.recording.capture import Kept
+from stillroom.errors import InputError
+from stillroom.recording.capture import CapturedBody
 from stillroom.recording.headers import Headers, RequestHead, decoded_headers
 from stillroom.recording.upstreams import Upstream
-from stillroom.settings import proxy_for
+from stillroom.teachers.endpoint.aiohttp_channel import ReplyConnector
+from stillroom.teachers.endpoint.attempts import http_proxy
 
 _CONNECT_S = 30.0
 _KEEP_ALIVE_S = 30.0
 _CLOSED_WITHIN_S = 1.0
-"""Seconds within which an upstream that had closed an idle connection refuses a request on it."""
+"""A disconnection this soon after sending means that the idle connection was already closed."""
 _LONGEST_LINE = 256 << 10
 _MOST_HEADERS = 256
 _AUTO_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
@@ -29,29 +30,29 @@ class UpstreamError(Exception):
 
 
 class RequestBody:
-    """The content of a client's request, which can be sent again as far as it was kept."""
+    """The body of a client's request, which can be sent again as far as it was captured."""
 
     def __init__(
         self,
         content: aiohttp.StreamReader,
-        kept: Kept,
+        captured: CapturedBody,
         when_whole: Callable[[], None] = lambda: None,
     ) -> None:
-        self.kept = kept
+        self.captured = captured
         self._content, self._when_whole = content, when_whole
 
     async def blocks(self) -> AsyncIterator[bytes]:
-        """Yields the content from its beginning."""
-        for part in [*self.kept.parts]:
+        """Yields the body from its beginning."""
+        for part in [*self.captured.parts]:
             yield part
         async for block in self._content.iter_any():
-            self.kept.add(block)
+            self.captured.add(block)
             yield block
         self._when_whole()
 
 
 class UpstreamReply:
-    """A reply whose head has come."""
+    """A reply whose status and headers have arrived."""
 
     def __init__(self, reply: aiohttp.ClientResponse) -> None:
         self._reply = reply
@@ -59,14 +60,14 @@ class UpstreamReply:
         self.headers: Headers = decoded_headers(reply.raw_headers)
         connection = reply.connection
         self._unframed_connection: ResponseHandler | None = None
-        """The connection whose end is the reply's; None where a length or chunks tell the end."""
+        """The connection whose end is the reply's; None if a length or chunks show the end."""
         is_framed = "Content-Length" in reply.headers or "Transfer-Encoding" in reply.headers
         if connection is not None and not is_framed:
             self._unframed_connection = connection.protocol
 
     @property
-    def has_come(self) -> bool:
-        """Whether the reply has come to its end, even if not all of it has been read."""
+    def is_received(self) -> bool:
+        """Whether all of the reply has arrived, even if not all of it has been read."""
         return self._reply.content.is_eof()
 
     @property
@@ -75,13 +76,13 @@ class UpstreamReply:
         return self._reply.content.at_eof()
 
     async def next_block(self) -> bytes:
-        """Returns the next chunk, or what has come of it; b"" after the end.
+        """Returns the next chunk, or the part of it that has arrived; b"" after the end.
 
         Raises UpstreamError if the upstream broke the reply off.
         """
         try:
             while not self._reply.content.at_eof():
-                # A chunk that is read already may still have an end.
+                # The end of a chunk that was already read comes as an empty block.
                 block, _ = await self._reply.content.readchunk()
                 if block:
                     return block
@@ -107,10 +108,10 @@ class UpstreamClient:
     async def send(
         self, upstream: Upstream, head: RequestHead, headers: Headers, body: RequestBody | None
     ) -> UpstreamReply:
-        """Sends a request and returns the reply, once its head has come. Raises UpstreamError.
+        """Sends a request and returns the reply once its headers arrive. Raises UpstreamError.
 
-        A request that the upstream refused because it had just closed the idle connection is sent
-        again: no other one is, since it may be answered, and paid, already.
+        Only a request that met an idle connection which the upstream had just closed is sent again.
+        Any other one may have been processed, and billed, already.
         """
         session = self._session = self._session or _new_session(has_tls=self._has_tls)
         loop = asyncio.get_running_loop()
@@ -125,13 +126,15 @@ class UpstreamClient:
                     data=body.blocks() if body else None,
                     skip_auto_headers=_AUTO_HEADERS,
                     allow_redirects=False,
-                    proxy=_proxy_of(upstream),
+                    # The proxy of the environment sees the name of the upstream only.
+                    proxy=http_proxy(upstream.origin) if upstream.scheme == "https" else None,
                     trace_request_ctx=attempt,
                 )
-            except (aiohttp.ClientError, OSError, ValueError) as error:
+            except (aiohttp.ClientError, InputError, OSError, ValueError) as error:
+                is_cut = isinstance(error, (aiohttp.ServerDisconnectedError, ConnectionError))
                 is_stale = attempt.is_reused and loop.time() - sent_at < _CLOSED_WITHIN_S
-                if is_stale and _is_disconnection(error) and (body is None or body.kept.is_whole):
-                    # The writer of the last attempt leaves the content.
+                if is_cut and is_stale and (body is None or body.captured.is_whole):
+                    # The writer of the last attempt stops reading the body.
                     await asyncio.sleep(0)
                     continue
                 raise UpstreamError(_reason(error)) from error
@@ -150,12 +153,12 @@ def _new_session(*, has_tls: bool) -> aiohttp.ClientSession:
     trace = aiohttp.TraceConfig()
     trace.on_connection_reuseconn.append(_note_reuse)
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(
+        connector=ReplyConnector(
             limit=0,
             keepalive_timeout=_KEEP_ALIVE_S,
             ssl=ssl.create_default_context() if has_tls else True,
         ),
-        # What a server sets in one program's call goes into no other program's.
+        # A cookie set in one program's call must not be sent with another program's.
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         max_line_size=_LONGEST_LINE,
@@ -174,22 +177,6 @@ async def _note_reuse(
     context.trace_request_ctx.is_reused = True
 
 
-def _proxy_of(upstream: Upstream) -> str | None:
-    """Returns the proxy that the environment names, which sees the upstream's name only."""
-    proxy = proxy_for(upstream.origin) if upstream.scheme == "https" else None
-    if proxy is None:
-        return None
-    url = proxy if "://" in proxy else f"http://{proxy}"
-    parts = urlsplit(url)
-    if parts.scheme != "http":
-        raise OSError(f"the proxy {parts.hostname} of the environment is not an HTTP proxy")
-    return url
-
-
-def _is_disconnection(error: Exception) -> bool:
-    return isinstance(error, (aiohttp.ServerDisconnectedError, ConnectionError))
-
-
 def _reason(error: Exception) -> str:
     """Returns why there is no reply, without the URL: it may hold a key, or the proxy's login."""
     if isinstance(error, TimeoutError):
@@ -198,13 +185,13 @@ def _reason(error: Exception) -> str:
         return f"the proxy of the environment refused the connection: {error.message}"
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "it closed the connection"
-    if isinstance(error, (aiohttp.InvalidURL, aiohttp.ClientPayloadError)):
-        return (
-            "it broke its reply off"
-            if isinstance(error, aiohttp.ClientPayloadError)
-            else "the path is not a URL"
-        )
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "it broke its reply off"
+    if isinstance(error, aiohttp.InvalidURL):
+        return "the path is not a URL"
+    if isinstance(error, InputError):
+        return error.problem
     if isinstance(error, aiohttp.ClientResponseError):
-        # Behind the colon is what the upstream sent.
+        # The colon is followed by bytes that the upstream sent.
         return f"its reply is not HTTP/1.1: {error.message.partition(':')[0]}"
     return str(error)

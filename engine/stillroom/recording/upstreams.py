@@ -1,12 +1,15 @@
 """The endpoints behind the proxy: their addresses, and what a client sets to reach each of them."""
 
+import ipaddress
 import re
+import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult
 
 from stillroom.errors import InputError
-from stillroom.teachers.providers import PROVIDERS
+from stillroom.teachers.providers import PROVIDERS, provider_at, url_parts
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _RESERVED = ("token",)
@@ -18,7 +21,7 @@ class Upstream:
     """One endpoint. Its host is the only one that requests to it can reach."""
 
     name: str
-    """What stands before the path where there are several, and for a known provider its name."""
+    """The first part of its paths if there are several upstreams; a known provider's own name."""
     scheme: str
     host: str
     port: int
@@ -29,13 +32,9 @@ class Upstream:
     @property
     def origin(self) -> str:
         """The scheme, host and port, without the port that the scheme implies."""
-        return f"{self.scheme}://{self.host_header}"
-
-    @property
-    def host_header(self) -> str:
-        """The value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+        port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
+        return f"{self.scheme}://{host}{port}"
 
 
 def upstreams_of(given: Sequence[str]) -> tuple[Upstream, ...]:
@@ -43,15 +42,43 @@ def upstreams_of(given: Sequence[str]) -> tuple[Upstream, ...]:
 
     Raises InputError for one that is no endpoint, and where two have the same name.
     """
-    found = tuple(_upstream(text, is_alone=len(given) == 1) for text in given)
-    names = [upstream.name for upstream in found]
+    upstreams = tuple(_upstream(text, is_alone=len(given) == 1) for text in given)
+    names = [upstream.name for upstream in upstreams]
     for name in names:
         if names.count(name) > 1:
             raise InputError(
                 f"two upstreams are called {name!r}, so a path cannot tell them apart",
                 "give one of them another name: --upstream NAME=URL",
             )
-    return found
+    return upstreams
+
+
+def check_no_loop(upstreams: Sequence[Upstream], listener: socket.socket) -> None:
+    """Raises InputError for an upstream that is the proxy itself, listening at this socket."""
+    own_host, port, *_ = listener.getsockname()
+    for upstream in upstreams:
+        if upstream.port == port and _leads_to(upstream.host, own_host):
+            raise InputError(
+                f"the upstream {upstream.origin} is this proxy itself",
+                "give the endpoint's own address, or another port with --port",
+            )
+
+
+def _leads_to(host: str, own_host: str) -> bool:
+    """Returns whether a host is the address at which a socket listens, or one of all of them."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    for family, kind, _, _, address in found:
+        if address[0] == own_host:
+            return True
+        # A socket that listens at all addresses is reached at each address of this machine.
+        if ipaddress.ip_address(own_host).is_unspecified:
+            with socket.socket(family, kind) as probe, suppress(OSError):
+                probe.bind(address)
+                return True
+    return False
 
 
 def _upstream(text: str, *, is_alone: bool) -> Upstream:
@@ -60,8 +87,9 @@ def _upstream(text: str, *, is_alone: bool) -> Upstream:
         name, url = "", text
     if url in PROVIDERS and PROVIDERS[url].base_url:
         name, url = name or url, PROVIDERS[url].base_url
-    scheme, host, port, path = _address(url)
-    provider = _provider_at(host) if scheme == "https" else None
+    parts = _address(url)
+    scheme, host = parts.scheme, parts.hostname or ""
+    provider = provider_at(host) if scheme == "https" else None
     name = name or provider or ("upstream" if is_alone else "")
     if not name:
         raise InputError(
@@ -70,46 +98,30 @@ def _upstream(text: str, *, is_alone: bool) -> Upstream:
         )
     if name in _RESERVED:
         raise InputError(f"an upstream cannot be called {name!r}", "give it another name")
-    return Upstream(name, scheme, host, port, path, provider)
+    path = parts.path.rstrip("/") or "/v1"
+    return Upstream(name, scheme, host, parts.port or _PORTS[scheme], path, provider)
 
 
-def _address(url: str) -> tuple[str, str, int, str]:
-    fix = (
-        f"give one of {', '.join(sorted(_named_providers()))}, or an address such as "
-        "https://api.openai.com/v1 or NAME=http://127.0.0.1:8000/v1"
-    )
-    if url.isascii() and url.isprintable() and " " not in url:
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise InputError(f"the upstream {url!r} is no address: {error}", fix) from error
-        if "@" in parts.netloc:
-            raise InputError(
-                "the upstream's address holds a login, which would be shown and recorded",
-                "take it out; the proxy passes on the keys that clients send",
-            )
-        if parts.query or parts.fragment:
-            raise InputError(
-                "the upstream's address has a query, and queries come from the clients",
-                "take away the question mark and what follows it",
-            )
-        if parts.scheme in _PORTS and parts.hostname and port != 0:
-            path = parts.path.rstrip("/")
-            return parts.scheme, parts.hostname, port or _PORTS[parts.scheme], path or "/v1"
-    raise InputError(f"the upstream {url!r} is neither a known provider nor an address", fix)
-
-
-def _named_providers() -> list[str]:
-    return [name for name, provider in PROVIDERS.items() if provider.base_url]
-
-
-def _provider_at(host: str) -> str | None:
-    """Returns the provider whose own host this is."""
-    for name, provider in PROVIDERS.items():
-        if not provider.is_local and urlsplit(provider.base_url).hostname == host:
-            return name
-    return None
+def _address(url: str) -> SplitResult:
+    parts = url_parts(url)
+    if parts is None:
+        named = ", ".join(sorted(name for name, one in PROVIDERS.items() if one.base_url))
+        raise InputError(
+            f"the upstream {url!r} is neither a known provider nor an address",
+            f"give one of {named}, or an address such as https://api.openai.com/v1 or "
+            "NAME=http://127.0.0.1:8000/v1",
+        )
+    if "@" in parts.netloc:
+        raise InputError(
+            "the upstream's address holds a login, which would be shown and recorded",
+            "take it out; the proxy passes on the keys that clients send",
+        )
+    if parts.query or parts.fragment:
+        raise InputError(
+            "the upstream's address has a query, and queries come from the clients",
+            "remove the question mark and what follows it",
+        )
+    return parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import subprocess
-import tempfile
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, Protocol, TypeVar, cast
@@ -26,12 +26,45 @@ from stillroom.remote.host import (
 # whatever the login shell is (fish and csh quote in other ways), and no list of processes shows it.
 # `read` takes no byte after the line; the rest is the command's own input.
 SHELL_LINE = "exec sh -c 'IFS= read -r line && eval \"$line\"'"
-_SCRIPT_END = "--stillroom-script-end--"
+_SCRIPT_END_MARK = "--stillroom-script-end--"
+_SCRIPT_END = re.compile(_SCRIPT_END_MARK + r"(\d{1,3})", re.ASCII)
+_MAX_SCRIPT_BYTES = 8 << 20
+"""What a script may print altogether; a long installation prints some 100 kB."""
 _MAX_STDERR_BYTES = 1 << 14
 _END_WAIT_S = 10.0
 _CLOSE_WAIT_S = 2.0
 
 _Message = TypeVar("_Message")
+
+
+class PipedProcess(subprocess.Popen[bytes]):
+    """A process over three pipes; only the end of its standard error is kept."""
+
+    def __init__(
+        self, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(
+            list(arguments),
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._printed_errors = b""
+        self._reader = threading.Thread(target=self._read_errors, daemon=True)
+        self._reader.start()
+
+    def last_errors(self) -> str:
+        """Returns the end of what it has printed to its standard error."""
+        self._reader.join(_END_WAIT_S / 10)
+        return self._printed_errors.decode("utf-8", errors="replace").strip()
+
+    def _read_errors(self) -> None:
+        # A machine may print without end, so that neither a file nor all of it is kept.
+        with cast("IO[bytes]", self.stderr) as stream:
+            while data := os.read(stream.fileno(), _MAX_STDERR_BYTES):
+                self._printed_errors = (self._printed_errors + data)[-_MAX_STDERR_BYTES:]
 
 
 class Channel(Protocol):
@@ -42,10 +75,10 @@ class Channel(Protocol):
         """What errors call the machine."""
         ...
 
-    def open(self) -> subprocess.Popen[bytes]:
-        """Starts a shell on the machine that reads one line and runs it, over three pipes.
+    def open(self) -> PipedProcess:
+        """Starts a shell on the machine that reads one line and runs it.
 
-        Its standard error goes to a file. Raises UnreachableError or MachineError.
+        Raises UnreachableError or MachineError.
         """
         ...
 
@@ -72,9 +105,9 @@ class LocalChannel:
         """What errors call the machine."""
         return "this machine"
 
-    def open(self) -> subprocess.Popen[bytes]:
+    def open(self) -> PipedProcess:
         """Starts a shell that reads one line and runs it."""
-        return start_process(["sh", "-c", SHELL_LINE], self._environment)
+        return PipedProcess(["sh", "-c", SHELL_LINE], self._environment)
 
     def explain(self, exit_code: int | None, printed: str) -> EngineError | None:
         """Returns None: there is no connection that could be lost."""
@@ -87,7 +120,7 @@ class LocalChannel:
 class _RemoteProcess:
     """A shell line that runs on a machine, with its pipes."""
 
-    def __init__(self, channel: Channel, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, channel: Channel, process: PipedProcess) -> None:
         self._channel, self._process = channel, process
         self._source = cast("IO[bytes]", process.stdout)
         self._sink = cast("IO[bytes]", process.stdin)
@@ -105,9 +138,14 @@ class _RemoteProcess:
 
     def _printed(self) -> str:
         """Returns the command's standard error, once it has ended: its last lines come with it."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_WAIT_S)
-        return read_errors(self._process)
+        try:
+            self._process.wait(_CLOSE_WAIT_S)
+        except subprocess.TimeoutExpired:
+            # One that prints without end only ends once nobody reads it.
+            _close_pipes(self._process)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_WAIT_S)
+        return self._process.last_errors()
 
     def _lost(self, broken: BrokenStreamError) -> EngineError:
         printed = self._printed()
@@ -179,18 +217,21 @@ class RemoteScript(_RemoteProcess):
 
         Raises UnreachableError if the connection is lost.
         """
-        for line in self._source:
+        num_left = _MAX_SCRIPT_BYTES
+        while line := self._source.readline(num_left):
+            num_left -= len(line)
+            if num_left <= 0:
+                limit = f"{_MAX_SCRIPT_BYTES >> 20} MB"
+                raise self._failed(f"it printed more than {limit}, where a few lines are expected")
             text = line.decode("utf-8", errors="replace").rstrip("\n")
-            if text.startswith(_SCRIPT_END):
-                code = int(text.removeprefix(_SCRIPT_END))
-                if code:
-                    raise self._failed(code)
+            if ended := _SCRIPT_END.fullmatch(text):
+                if code := int(ended[1]):
+                    raise self._failed(self._printed() or f"it ended with exit code {code}")
                 return
             yield text
-        raise self._lost(BrokenStreamError("it ended early"))
+        raise self._lost(BrokenStreamError("the script's output ended early"))
 
-    def _failed(self, code: int) -> EngineError:
-        printed = self._printed() or f"it ended with exit code {code}"
+    def _failed(self, printed: str) -> EngineError:
         return script_error(self._channel.name, printed)
 
 
@@ -201,12 +242,12 @@ def script_error(name: str, printed: str) -> MachineError:
         return MachineError(f"the disk of {name} is full: {printed[-500:]}", FREE_DISK)
     if _NO_RIGHT.search(printed):
         return MachineError(problem, OTHER_FOLDER)
-    return MachineError(problem, "fix what it names on the machine, then start again")
+    return MachineError(problem, "fix this on the machine, then start again")
 
 
 _NO_ROOM = re.compile("No space left|Disk quota|File too large|File size limit")
 _NO_RIGHT = re.compile("cannot create directory|denied|not permitted|Read-only file system")
-_TRY_AGAIN = "it is tried again; if it stays so, look at the machine with check_setup"
+_TRY_AGAIN = "it is retried; if it stays so, look at the machine with check_setup"
 
 
 @contextmanager
@@ -226,7 +267,7 @@ def run_script(channel: Channel, script: str) -> Generator[RemoteScript]:
     """Runs a script (POSIX sh) that needs no agent, for the length of the block."""
     # In other languages its errors would not be understood.
     begin = f"export LC_ALL=C\necho {MARK.decode().strip()}"
-    text = f"{begin}\n({script}\n)\nprintf '\\n{_SCRIPT_END}%s\\n' $?\n"
+    text = f"{begin}\n({script}\n)\nprintf '\\n{_SCRIPT_END_MARK}%s\\n' $?\n"
     process = channel.open()
     try:
         running = RemoteScript(channel, process)
@@ -257,39 +298,17 @@ def _word(word: str) -> str:
     return shlex.quote(word)
 
 
-def start_process(
-    arguments: Sequence[str], environment: Mapping[str, str] | None = None
-) -> subprocess.Popen[bytes]:
-    """Starts a process whose input and output are pipes, and whose errors go to a file."""
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            list(arguments),
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            start_new_session=True,
-        )
-        process.stderr = os.fdopen(os.dup(errors.fileno()), "rb")
-    return process
-
-
-def read_errors(process: subprocess.Popen[bytes]) -> str:
-    """Returns the end of what a process of `start_process` has printed to its standard error."""
-    stream = cast("IO[bytes]", process.stderr)
-    size = os.fstat(stream.fileno()).st_size
-    data = os.pread(stream.fileno(), _MAX_STDERR_BYTES, max(0, size - _MAX_STDERR_BYTES))
-    return data.decode("utf-8", errors="replace").strip()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Closes a process's input, which ends the remote command, and waits for its end."""
+def _close_pipes(process: PipedProcess) -> None:
     for stream in (process.stdin, process.stdout):
         with suppress(OSError):
             cast("IO[bytes]", stream).close()
+
+
+def _end(process: PipedProcess) -> None:
+    """Closes a process's input, which ends the remote command, and waits for its end."""
+    _close_pipes(process)
     for end in (lambda: None, process.terminate, process.kill):
         end()
         with suppress(subprocess.TimeoutExpired):
             process.wait(_CLOSE_WAIT_S)
             break
-    cast("IO[bytes]", process.stderr).close()

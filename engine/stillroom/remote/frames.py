@@ -5,7 +5,7 @@ the first message is passed over; a stream that ends without the end's own frame
 """
 
 import zlib
-from typing import IO, Any, Literal, TypeVar
+from typing import IO, Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -22,7 +22,7 @@ _Message = TypeVar("_Message")
 
 
 class BrokenStreamError(Exception):
-    """The stream ended or held something that is no message; the connection has to be made anew."""
+    """The stream ended, or had data that is not a message; the client has to connect again."""
 
     def __init__(self, reason: str, *, output: str = "") -> None:
         super().__init__(reason)
@@ -33,14 +33,14 @@ class BrokenStreamError(Exception):
 class RemoteError(msgspec.Struct, frozen=True, kw_only=True):
     """An error of the agent."""
 
-    problem: str
-    fix: str
+    problem: Annotated[str, msgspec.Meta(max_length=20_000)]
+    fix: Annotated[str, msgspec.Meta(max_length=20_000)]
     is_gone: bool = False
     """Whether it is a `MachineGoneError`."""
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    length: int
+    length: Annotated[int, msgspec.Meta(ge=0, le=_MAX_MESSAGE_BYTES)]
     holds: Literal["message", "error", "end"] = "message"
     is_packed: bool = False
     """Whether the message is compressed, together with the packed ones before it."""
@@ -95,13 +95,11 @@ class Frames:
         line = self._read_line()
         try:
             header = msgspec.json.decode(line, type=_Header)
-        except msgspec.MsgspecError as error:
-            raise BrokenStreamError(_shown(line)) from error
-        if header.length > _MAX_MESSAGE_BYTES:
-            raise BrokenStreamError(f"a message of {header.length} bytes")
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise BrokenStreamError(f"{_shown(line)} ({error})") from error
         body = self._read(header.length)
         if len(body) < header.length:
-            raise BrokenStreamError("it ended inside a message")
+            raise BrokenStreamError("the stream ended inside a message")
         if header.is_packed:
             body = self._unpacked(body)
         if header.holds == "end":
@@ -122,7 +120,8 @@ class Frames:
             if header.holds == "message":
                 return msgspec.msgpack.decode(body, type=kind)
             error = msgspec.msgpack.decode(body, type=RemoteError)
-        except msgspec.MsgspecError as broken:
+        # ValueError: no UTF-8; RecursionError: nested deeper than any message of ours.
+        except (msgspec.MsgspecError, ValueError, RecursionError) as broken:
             raise BrokenStreamError(f"a message of another kind: {broken}") from broken
         raise (MachineGoneError if error.is_gone else EngineError)(error.problem, error.fix)
 
@@ -132,7 +131,7 @@ class Frames:
         except (OSError, ValueError) as error:
             raise BrokenStreamError(str(error)) from error
         if not line.endswith(b"\n"):
-            raise BrokenStreamError(_shown(line) if line else "it ended")
+            raise BrokenStreamError(_shown(line) if line else "the stream ended")
         return line
 
     def _read(self, size: int) -> bytes:

@@ -30,7 +30,7 @@ class HashCache:
         self._path, self._settled_after_s = path, settled_after_s
         self._known: dict[str, _Known] = {}
         self._has_news = False
-        # One that cannot be read is made anew.
+        # A cache that cannot be read is built again.
         with suppress(OSError, DataError):
             self._known = read_json(path, dict[str, _Known])
 
@@ -51,7 +51,7 @@ class HashCache:
         return known.sha256
 
     def save(self) -> None:
-        """Writes the hashes, unless they cannot be written: they are then made anew."""
+        """Writes the hashes, unless they cannot be written: they are then computed again."""
         if self._has_news:
             kept = dict(list(self._known.items())[-_MOST_KNOWN:])
             with suppress(OSError, EngineError):

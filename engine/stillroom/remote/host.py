@@ -1,4 +1,4 @@
-"""What any place that runs work for us can do; `ssh/host.py` and `rented/` keep the promise."""
+"""What any machine that does runs can do; `ssh/host.py` and `providers/` implement it."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Protocol
@@ -27,7 +27,8 @@ class MachineGoneError(EngineError):
     """The machine no longer exists (a spot machine was taken back, a job was ended from outside),
     or it no longer has the folder of a run that was started on it.
 
-    A run that had started is lost but for what was downloaded; one that had not may start anew.
+    Of a run that had started, only the downloaded files are left; one that had not may be started
+    again.
     """
 
 
@@ -62,7 +63,8 @@ class RunHost(Protocol):
     def prepare(self, spec: JobSpec, say: Callable[[str], None]) -> None:
         """Puts this code and the run's packages on it, in environments that are made once.
 
-        `say` is given a short text for each thing that takes long.
+        `say` is given a short text for each thing that takes long, and an empty one from time to
+        time while it lasts.
         """
         ...
 

@@ -30,8 +30,8 @@ def open_host(machine: Machine, *, run: Path | None = None) -> RunHost:
             return open_job(machine, run)
         case RayCluster():
             raise InputError(
-                f"{machine.name} is a Ray cluster, which is reached by its runs alone",
-                "look at it with `ray status`",
+                f"{machine.name} is a Ray cluster, and only its runs connect to it",
+                "inspect the cluster with `ray status`",
             )
         case _:
             raise InputError(

@@ -40,7 +40,7 @@ class KnownMachine(msgspec.Struct, frozen=True, kw_only=True):
     """What its provider charges for an hour, in US dollars; None if that is not known."""
 
 
-def ask_machine(workspace: Workspace, machine: Machine, host: RunHost) -> MachineFacts:
+def probe_machine(workspace: Workspace, machine: Machine, host: RunHost) -> MachineFacts:
     """Probes a machine, or the provider of one that is not up, and keeps the answer.
 
     Raises an EngineError if there is none.
@@ -72,7 +72,7 @@ def remember(
 
 
 def recall(workspace: Workspace, machine: Machine) -> KnownMachine | None:
-    """Returns what a machine answered last; None if it never did, or was another one by then."""
+    """Returns what a machine answered last; None if it never did, or its entry has changed."""
     try:
         known = read_json(_file(workspace, machine), KnownMachine)
     except (OSError, DataError):
@@ -85,8 +85,7 @@ def _file(workspace: Workspace, machine: Machine) -> Path:
 
 
 def _address(machine: Machine) -> str:
-    parts = (machine.ssh, machine.skypilot, machine.hf_jobs, machine.ray, machine.python)
-    return content_hash(msgspec.to_builtins(parts))
+    return content_hash(msgspec.to_builtins((*machine.kinds, machine.python)))
 
 
 def remote_runs(workspace: Workspace) -> Iterator[tuple[RunFolder, JobSpec, RemoteView | None]]:
@@ -120,7 +119,12 @@ def hardware_of(
     if known is None:
         gpus = machine.access.requested_gpus
         return Hardware(
-            machine.name, gpus=gpus, is_known=bool(gpus), price_per_hour=price, measured=measured
+            machine.name,
+            gpus=gpus,
+            is_known=bool(gpus),
+            price_per_hour=price,
+            is_installed=False,
+            measured=measured,
         )
     facts = known.facts
     return Hardware(
@@ -131,6 +135,8 @@ def hardware_of(
         memory_gb=facts.memory_gb,
         free_disk_gb=facts.free_disk_gb,
         price_per_hour=price,
+        # A cluster's disk and a job's go with them.
+        is_installed=facts.stillroom_version is not None and not machine.access.is_provisioned,
         measured=measured,
     )
 
@@ -147,12 +153,12 @@ def _earlier_price(workspace: Workspace, machine: Machine) -> float | None:
     if not machine.access.is_provisioned:
         return None
     found = [
-        (view.last_contact or "", view.machine_usd / view.seconds_there * _HOUR_S)
+        (view.last_contact or "", view.machine_usd / view.seconds_used * _HOUR_S)
         for _, spec, view in remote_runs(workspace)
         if _address(spec.machine) == _address(machine)
         and view is not None
         and view.machine_usd
-        and view.seconds_there
+        and view.seconds_used
     ]
     return max(found)[1] if found else None
 
@@ -160,7 +166,7 @@ def _earlier_price(workspace: Workspace, machine: Machine) -> float | None:
 def _measured(workspace: Workspace, machine: Machine, config: TrainConfig) -> EarlierRate | None:
     """Returns the rate of the last run of the same training on a machine; None if there is none.
 
-    One that broke off may have measured its slow first steps: it counts only if none succeeded.
+    A failed run may have measured its slow first steps: it counts only if none succeeded.
     """
     wanted = _settings(config.model_dump(mode="json"))
     found = list[tuple[bool, str, EarlierRate]]()

@@ -1,7 +1,7 @@
 """The kinds of machines on which runs can be done, each as remote.json keeps it.
 
-A new kind is a struct here and a field of `Machine`; its section of machines.yml is in
-`machines.py`, and `hosts.py` opens and releases it.
+A new kind is a struct here, a field of `Machine` and an element of its `kinds`; its section of
+machines.yml is in `machines.py`, and `hosts.py` opens and releases it.
 """
 
 import re
@@ -165,7 +165,7 @@ class RayCluster(Access, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of machines.yml, as remote.json keeps it: exactly one of the four kinds is set."""
+    """An entry of machines.yml, as remote.json keeps it: exactly one kind is set."""
 
     name: str
     file: str = ""
@@ -176,6 +176,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     ray: RayCluster | None = None
     price_per_hour: float | None = None
     """US dollars for an hour of the machine; None if it is not known."""
+    budget_usd: float | None = None
+    """The most that all runs of a workspace on it may cost together; None for no limit."""
     folder: str = "~/.stillroom-remote"
     """The folder on that machine that holds everything of Stillroom's."""
     python: str | None = None
@@ -188,6 +190,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def access(self) -> Access:
-        """How the machine is reached: the one of the four kinds that is set."""
-        kinds = (self.ssh, self.skypilot, self.hf_jobs, self.ray)
-        return next((each for each in kinds if each is not None), Access())
+        """How the machine is reached: the one of its kinds that is set."""
+        return next((kind for kind in self.kinds if kind is not None), Access())
+
+    @property
+    def kinds(self) -> tuple[Access | None, ...]:
+        """The section of each kind, of which one is set."""
+        return self.ssh, self.skypilot, self.hf_jobs, self.ray

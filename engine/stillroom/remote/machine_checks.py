@@ -3,21 +3,21 @@
 from collections.abc import Callable, Iterator
 
 from stillroom import __version__
-from stillroom.errors import EngineError
+from stillroom.errors import EngineError, MissingExtraError
 from stillroom.models.resolve import locate_model
 from stillroom.projects.setup import Check, CheckSetup, SetupReport
 from stillroom.remote.host import RunHost, UnreachableError
 from stillroom.remote.hosts import open_host
 from stillroom.remote.machine import Machine
-from stillroom.remote.machine_list import ask_all
+from stillroom.remote.machine_list import probe_all
 from stillroom.remote.machines import check_keys_may_go, find_machine
 from stillroom.remote.records import MachineFacts
+from stillroom.remote.ssh.probe import MIN_PYTHON
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import IN_PROCESS, endpoint_for
 
 _LOW_DISK_GB = 20.0
 """torch and what it needs take some 8 GB; models and checkpoints come on top."""
-_LEAST_PYTHON = (3, 11)
 _CLOCK_S = 60.0
 _UV = "curl -LsSf https://astral.sh/uv/install.sh | sh"
 
@@ -36,7 +36,7 @@ def check_machine(
     machine = find_machine(workspace, where)
     checks = [_machine_check(machine)]
     if machine.access.can_be_probed:
-        answer = ask_all(workspace, [machine], opened)[machine.name]
+        answer = probe_all(workspace, [machine], opened)[machine.name]
         if isinstance(answer, MachineFacts):
             checks += _facts_checks(machine, answer)
         else:
@@ -48,16 +48,16 @@ def check_machine(
     return SetupReport(ready=all(check.status != "missing" for check in checks), checks=checks)
 
 
-def _ok(name: str, detail: str) -> Check:
-    return Check(name=name, status="ok", detail=detail)
+def _ok(name: str, detail: str, *, says: str | None = None) -> Check:
+    return Check(name=name, status="ok", detail=detail, machine_says=says)
 
 
-def _note(name: str, detail: str, fix: str | None = None) -> Check:
-    return Check(name=name, status="note", detail=detail, fix=fix)
+def _note(name: str, detail: str, fix: str | None = None, *, says: str | None = None) -> Check:
+    return Check(name=name, status="note", detail=detail, fix=fix, machine_says=says)
 
 
-def _missing(name: str, detail: str, fix: str) -> Check:
-    return Check(name=name, status="missing", detail=detail, fix=fix)
+def _missing(name: str, detail: str, fix: str, *, says: str | None = None) -> Check:
+    return Check(name=name, status="missing", detail=detail, fix=fix, machine_says=says)
 
 
 def _machine_check(machine: Machine) -> Check:
@@ -66,19 +66,22 @@ def _machine_check(machine: Machine) -> Check:
         return _ok("machine", f"{detail}; ${machine.price_per_hour:g} an hour")
     if machine.access.is_provisioned:
         return _ok("machine", f"{detail}; its provider says the price")
-    fix = "give price_per_hour there if it costs by the hour: budgets then hold"
+    fix = "give price_per_hour in that file if it costs by the hour: budgets then hold"
     return _note("machine", f"{detail}; its price is not known", fix)
 
 
 def _connection_error(machine: Machine, error: EngineError) -> Check:
     if machine.access.is_provisioned and isinstance(error, UnreachableError):
         fix = "nothing: a run provisions it, and it is released afterwards"
-        return _note("connection", f"it is not up: {error.problem}", fix)
-    return _missing("connection", error.problem, error.fix)
+        return _note("connection", "it is not up", fix, says=error.problem)
+    if isinstance(error, MissingExtraError):
+        return _missing("connection", error.problem, error.fix)
+    # What ssh or the machine printed is part of the problem.
+    return _missing("connection", "no connection to it", error.fix, says=error.problem)
 
 
 def _facts_checks(machine: Machine, facts: MachineFacts) -> Iterator[Check]:
-    yield _ok("connection", f"it answers: {facts.system}")
+    yield _ok("connection", "it answers", says=facts.system)
     yield _gpu_check(facts)
     if facts.python is None and machine.access.is_provisioned:
         return  # It is not up: its provider decides what it will have.
@@ -92,17 +95,17 @@ def _facts_checks(machine: Machine, facts: MachineFacts) -> Iterator[Check]:
 
 def _python_check(machine: Machine, facts: MachineFacts) -> Check:
     if facts.python is not None and _is_new_enough(facts.python_version):
-        return _ok("python", f"{facts.python} ({facts.python_version})")
-    needed = ".".join(map(str, _LEAST_PYTHON))
+        return _ok("python", f"Python {facts.python_version}", says=facts.python)
+    needed = ".".join(map(str, MIN_PYTHON))
     if machine.python is not None:
         return _missing(
             "python",
-            f"`python: {machine.python}` does not run there as Python {needed} or newer"
+            f"`python: {machine.python}` does not run on it as Python {needed} or newer"
             + (f": it is {facts.python_version}" if facts.python else ""),
             f"give the path of one that does in {machine.file}, or leave `python:` out: then "
             "stillroom looks for one itself",
         )
-    found = f"{facts.python_version} at {facts.python}" if facts.python else "none"
+    found = facts.python_version or "none"
     if facts.has_uv:
         return _ok(
             "python", f"found: {found}; uv installs one of {needed} or newer at the first start"
@@ -117,16 +120,16 @@ def _python_check(machine: Machine, facts: MachineFacts) -> Check:
 
 def _is_new_enough(version: str | None) -> bool:
     parts = (version or "0.0").split(".")[:2]
-    return all(part.isdecimal() for part in parts) and tuple(map(int, parts)) >= _LEAST_PYTHON
+    return all(part.isdecimal() for part in parts) and tuple(map(int, parts)) >= MIN_PYTHON
 
 
 def _disk_check(machine: Machine, facts: MachineFacts) -> Check:
     if facts.blocked_folder is not None:
         return _missing(
             "disk",
-            f"{machine.folder} cannot be made: {facts.blocked_folder} is no folder that may be "
-            "written to",
+            f"{machine.folder} cannot be made: a folder above it may not be written to",
             f"name a folder with `folder:` in {machine.file} that its user may write to",
+            says=facts.blocked_folder,
         )
     if facts.free_disk_gb is None:
         return _note("disk", "its free space could not be found out")
@@ -144,22 +147,25 @@ def _disk_check(machine: Machine, facts: MachineFacts) -> Check:
 def _gpu_check(facts: MachineFacts) -> Check:
     if facts.gpus:
         driver = f"; driver {facts.driver}" if facts.driver else ""
-        return _ok("gpu", "; ".join(facts.gpus) + driver)
+        number = f"{len(facts.gpus)} GPUs" if len(facts.gpus) > 1 else "one GPU"
+        sizes = sorted({f"{size:g} GB" for size in facts.gpu_memory_gb})
+        detail = f"{number}, {' and '.join(sizes)} each" if sizes else number
+        return _ok("gpu", detail, says="; ".join(facts.gpus) + driver)
     memory = f", {facts.memory_gb:.0f} GB" if facts.memory_gb is not None else ""
     return _note(
         "gpu",
         f"none found; {facts.num_processors or '?'} processors{memory}",
-        "if it has one, its driver is not installed: `nvidia-smi` there must list it",
+        "if it has one, its driver is not installed: `nvidia-smi` on it must list it",
     )
 
 
 def _code_check(facts: MachineFacts) -> Check:
-    start = f"; a process starts there in {facts.start_s:.1f} s" if facts.start_s else ""
+    start = f"; a process starts on it in {facts.start_s:.1f} s" if facts.start_s else ""
     if facts.has_same_code:
         return _ok("stillroom", f"this very {__version__}{start}")
     if facts.stillroom_version is not None:
-        installed = f"{facts.stillroom_version} is installed"
-        return _ok("stillroom", f"{installed}; the next start sends this {__version__}{start}")
+        detail = f"another version is installed; the next start sends this {__version__}{start}"
+        return _ok("stillroom", detail, says=facts.stillroom_version)
     return _note(
         "stillroom",
         "not installed yet: the first start sends it and installs torch and the rest, which takes "
@@ -189,5 +195,5 @@ def _model_check(workspace: Workspace, model: str) -> Check:
         location = locate_model(workspace, model)
     except EngineError as error:
         return _missing("model", error.problem, error.fix)
-    way = "sent there, once" if location.is_local else "downloaded there from the hub"
+    way = "sent to it, once" if location.is_local else "downloaded on it from the hub"
     return _ok("model", f"{model}: {way}")

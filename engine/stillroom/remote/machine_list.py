@@ -12,7 +12,7 @@ from pydantic import Field
 from stillroom.errors import EngineError
 from stillroom.remote.host import RunHost
 from stillroom.remote.hosts import open_host
-from stillroom.remote.known_machines import ask_machine, hardware_of, recall, remote_runs
+from stillroom.remote.known_machines import hardware_of, probe_machine, recall, remote_runs
 from stillroom.remote.machine import Machine
 from stillroom.remote.machines import all_machines
 from stillroom.remote.providers.clean_up import start_clean_up, wake_followers
@@ -23,18 +23,21 @@ from stillroom.settings import Workspace
 from stillroom.types import OthersText
 from stillroom.validation import StrictModel
 
-ASK_S = 25.0
+PROBE_S = 25.0
 """How long the answers of probed machines are waited for; agent hosts end a call after 60 s."""
 
 MachineState = Literal["in_use", "answers", "unreachable", "up", "down", "not_asked"]
 """`up`: it was provisioned and no run needs it, so it is being released; `down`: it costs nothing
-and is provisioned for a run; `not_asked`: no run of ours is on it, and nobody has probed it."""
+and is provisioned for a run; `not_asked`: no run of this workspace is on it, and this call did not
+probe it."""
 
 
 class ListMachines(StrictModel):
-    """Ask which machines there are, beside this one."""
+    """List the machines that runs may name."""
 
-    check: Annotated[bool, Field(description="Ask each now; else what is known is told")] = False
+    check: Annotated[bool, Field(description="Probe each now; otherwise only what is known")] = (
+        False
+    )
 
 
 class MachineRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +58,7 @@ class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     """How it is reached, or what is requested from its provider."""
     state: MachineState
-    computes: str
+    computes: OthersText
     """Its GPUs or processors, as it answered last."""
     gpu_memory_gb: list[float]
     free_disk_gb: float | None
@@ -182,7 +185,7 @@ def list_machines(
         wake_followers(entry)
         listed.setdefault(entry.machine.name, _Listed(entry.machine)).provisioned.append(entry)
     if request.check:
-        for name, answer in ask_all(workspace, machines, opened).items():
+        for name, answer in probe_all(workspace, machines, opened).items():
             listed[name].answer = answer
     for folder, spec, view in remote_runs(workspace):
         if spec.machine.name in listed:
@@ -194,12 +197,12 @@ def list_machines(
     return MachineList(machines=summaries, usd_per_hour_now=total)
 
 
-def ask_all(
+def probe_all(
     workspace: Workspace,
     machines: Sequence[Machine],
     opened: Callable[[Machine], RunHost],
     *,
-    most_s: float = ASK_S,
+    most_s: float = PROBE_S,
 ) -> Mapping[str, MachineFacts | EngineError]:
     """Returns what each machine answers by its name, or why it does not, within a time.
 
@@ -209,7 +212,7 @@ def ask_all(
 
     def ask(machine: Machine) -> None:
         try:
-            answers[machine.name] = ask_machine(workspace, machine, opened(machine))
+            answers[machine.name] = probe_machine(workspace, machine, opened(machine))
         except EngineError as error:
             answers[machine.name] = error
 

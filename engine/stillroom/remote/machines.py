@@ -93,6 +93,7 @@ class _Entry(StrictModel):
     hf_jobs: _HfJobs | None = None
     ray: _Ray | None = None
     price_per_hour: Annotated[float, Field(ge=0)] | None = None
+    budget_usd: Annotated[float, Field(gt=0)] | None = None
     folder: _Line = "~/.stillroom-remote"
     python: _Line | None = None
     max_hours: Annotated[float, Field(gt=0, le=24 * 365)] = 24.0
@@ -139,6 +140,14 @@ class _Entry(StrictModel):
         return entry
 
     @model_validator(mode="after")
+    def _has_a_price(self) -> "_Entry":
+        if self.budget_usd is not None and self.price_per_hour is None and self.ssh is not None:
+            raise ValueError("budget_usd counts what the machine costs: give price_per_hour too")
+        if self.budget_usd is not None and self.ray is not None:
+            raise ValueError("budget_usd: a Ray cluster is not billed by stillroom")
+        return self
+
+    @model_validator(mode="after")
     def _keeps_no_cluster(self) -> "_Entry":
         if self.keep_remote and self.skypilot is not None:
             raise ValueError("keep_remote: a cluster is deleted after its last run, disk and all")
@@ -160,7 +169,7 @@ def find_machine(workspace: Workspace, name: str) -> Machine:
         return machines[name]
     if name.lower() in _HERE:
         raise InputError(
-            f"where: {name!r} is no machine of machines.yml", "leave `where` out to run here"
+            f"where: {name!r} is not a machine in machines.yml", "leave `where` out to run here"
         )
     known = ", ".join(machines) or "none yet"
     entry = (
@@ -280,8 +289,8 @@ def _check_keys(path: Path, node: yaml.Node) -> None:
         line = key.start_mark.line + 1
         if lines.setdefault(key.value if isinstance(key.value, str) else "", line) != line:
             raise ConfigError(
-                f"{path}:{line}: {key.value!r} stands in line {lines[key.value]} too",
-                "leave one of them",
+                f"{path}:{line}: {key.value!r} is already in line {lines[key.value]}",
+                "remove one of them",
             )
         _check_keys(path, value)
 

@@ -7,7 +7,7 @@ from stillroom.jobs import child_work
 from stillroom.remote.bundle.refusals import refuse_config
 from stillroom.remote.host import RunHost
 from stillroom.remote.hosts import open_host
-from stillroom.remote.known_machines import ask_machine, hardware_of
+from stillroom.remote.known_machines import hardware_of, probe_machine
 from stillroom.remote.machine import Machine
 from stillroom.remote.machines import all_machines, find_machine
 from stillroom.settings import Workspace
@@ -49,7 +49,7 @@ def _probe(workspace: Workspace, machine: Machine, opened: Callable[[Machine], R
     """Keeps what a machine answers. Raises an EngineError if it does not, or cannot be probed."""
     if not machine.access.can_be_probed:
         raise InputError(
-            f"{machine.name} is a Ray cluster, of whose GPUs nothing is known here",
+            f"{machine.name} is a Ray cluster, whose GPUs stillroom cannot query",
             "plan without where for the memory; `ray status` shows the cluster's GPUs",
         )
-    ask_machine(workspace, machine, opened(machine))
+    probe_machine(workspace, machine, opened(machine))

@@ -5,7 +5,7 @@ it. The one on the machine belongs to an ordinary worker in a workspace made for
 follower (`remote/follower/`), a local process, is the only one that writes the local folder.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -15,6 +15,15 @@ RUN_FILE = "run:"
 """How the source of a sent file begins that is in the run's own folder."""
 PACKAGE = "package:"
 """How a place begins that is inside Stillroom's own package, which the machine has already."""
+
+
+_Path = Annotated[str, msgspec.Meta(max_length=4096)]
+_Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+"""What another machine sends is within bounds, or it is no message: a machine may be anybody's."""
+
+MissingBlobs = Annotated[dict[str, int], msgspec.Meta(max_length=1_000_000)]
+"""The reply of `have`."""
 
 
 class SentFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +97,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     files: list[PlacedFile]
     home_paths: list[PathMapping]
     home_root: str
-    """The local workspace, for which `workspace/` stands on the machine."""
+    """The local workspace; its counterpart on the machine is `workspace/`."""
     request: bytes
     """The local request.json; the agent writes its own workspace and inputs into it."""
     copies: dict[str, bytes] = {}
@@ -151,27 +160,27 @@ class CancelRequest(msgspec.Struct, frozen=True, array_like=True):
 class RemoteFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of a run on a machine that is finished and may be downloaded."""
 
-    path: str
+    path: _Path
     """Relative to the workspace on the machine, and so to the local one."""
-    sha256: str
-    num_bytes: int
+    sha256: _Sha256
+    num_bytes: _Size
 
 
 class AppendedLines(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
-    """Whole new lines of a file that the run appends to; `offset` 0 begins the file anew."""
+    """Whole new lines of a file that the run appends to; `offset` 0 replaces the file."""
 
-    path: str
-    offset: int
+    path: _Path
+    offset: _Size
     data: bytes
 
 
 class RemoteState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """The run's state, as `read_run` sees it on the machine: the truth about its process."""
 
-    run_json: bytes
+    run_json: Annotated[bytes, msgspec.Meta(max_length=8 << 20)]
     elapsed_s: float
     """Seconds since the start, by the machine's monotonic clock."""
-    root: str
+    root: _Path
     """The machine's absolute path of the folder with `workspace/` and `outside/`, which texts may
     name."""
     clock: float
@@ -184,7 +193,7 @@ class RemoteFiles(msgspec.Struct, frozen=True, kw_only=True, tag="files"):
     `is_last`: the run has ended, and these are all there will be.
     """
 
-    files: list[RemoteFile]
+    files: Annotated[list[RemoteFile], msgspec.Meta(max_length=200_000)]
     is_last: bool
 
 
@@ -239,7 +248,7 @@ class RemoteView(msgspec.Struct, frozen=True, kw_only=True):
     """Why it cannot be reached at the moment, and what to do; None if it can."""
     machine_usd: float | None = None
     """What the machine has cost so far; None without a price."""
-    seconds_there: float = 0.0
+    seconds_used: float = msgspec.field(name="seconds_there", default=0.0)
     """How long the machine has been used, by its own monotonic clock where it is known."""
     has_started: bool = False
     """Whether the launch was requested: from then on only the machine knows how the run stands."""

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from stillroom.curate.review import Sampled, sections_of_review
 from stillroom.data.chat.views import Section
@@ -13,10 +14,11 @@ from stillroom.data.statistics import DatasetStatistics
 from stillroom.data.token_counts import TokenCounts
 from stillroom.data.validate import ValidationReport
 from stillroom.files import content_hash
-from stillroom.report.conversation import ShownConversation, chat_messages, conversation
+from stillroom.report.conversation import ShownConversation, conversation
 from stillroom.report.drawing import HEIGHT, WIDTH, BarChart, bar_chart, distribution_chart
 from stillroom.report.environment import render_page, write_page
 from stillroom.report.wording import Figure, count, number, percent, plural
+from stillroom.types import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def write_rows_page(path: Path, inspection: Inspection, request: InspectExamples
 def talks(sections: Sequence[Section]) -> list[Talk]:
     """Returns whole conversations, in which long texts can be unfolded."""
     return [
-        Talk(section.title, conversation(chat_messages(section.messages), is_whole=True))
+        Talk(section.title, conversation(cast("list[Message]", section.messages), is_whole=True))
         for section in sections
     ]
 
@@ -163,7 +165,7 @@ def write_review_page(sampled: Sampled) -> None:
         talks=talks,
         total=len(rows),
         read=sampled.result.read,
-        # What was judged is kept in the browser under this name until it is downloaded.
+        # The browser stores verdicts under this key until they are downloaded.
         key=content_hash([[row.id, row.where] for row in rows]),
         file=json.dumps(sampled.page.with_suffix(".verdicts.jsonl").name)[1:-1],
     )

@@ -280,7 +280,7 @@ def bar_chart(
         DrawnBar(
             x=round(index * step + step * 0.06, 1),
             width=round(step * 0.88, 1),
-            # What is there can be seen.
+            # A bar that is not empty is at least 4 pixels high, so that it can be seen.
             height=round(max(HEIGHT * bar.count / tallest, 4 if bar.count else 0), 1),
             text=f"{_range(bar)}: {percent(bar.count / kept)} of the rows",
         )

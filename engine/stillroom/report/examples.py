@@ -13,10 +13,11 @@ import msgspec
 from stillroom.evaluate.files import Evaluation, TaskScore
 from stillroom.evaluate.scores import NO_GROUP
 from stillroom.lines import read_lines
-from stillroom.report.conversation import ChatMessage, ShownConversation, conversation, num_given
+from stillroom.report.conversation import ShownConversation, conversation, num_given
 from stillroom.report.folders import FolderReader
 from stillroom.report.lineup import EvaluationEntry, Lineup, shared_tasks
 from stillroom.report.wording import count, cut, number, plural
+from stillroom.types import Message
 
 Change = Literal["fixed", "broken", "unsolved"]
 
@@ -76,7 +77,7 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Rollout(msgspec.Struct, frozen=True, kw_only=True):
-    messages: list[ChatMessage]
+    messages: list[Message]
     metadata: dict[str, Any] = {}
     reward: float | None = None
     success: bool | None = None

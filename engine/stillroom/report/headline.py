@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from stillroom.evaluate.compare import Comparison, compare
+from stillroom.evaluate.decision import gap_closed
 from stillroom.evaluate.intervals import Estimate
 from stillroom.report.lineup import MIN_SHARED, EvaluationEntry, Lineup, shared_tasks
 from stillroom.report.wording import (
@@ -142,7 +142,7 @@ def _figures(
             f"{_within(difference)}, paired over {tasks}",
         ),
     ]
-    gap = _gap_closed(before, best, lineup.teacher)
+    gap = _gap_closed(before, best, lineup.teacher, comparison)
     if gap is not None:
         figures.append(gap)
     kl = _kl_change(before, best)
@@ -150,26 +150,22 @@ def _figures(
 
 
 def _gap_closed(
-    before: EvaluationEntry, best: EvaluationEntry, teacher: EvaluationEntry | None
+    before: EvaluationEntry,
+    best: EvaluationEntry,
+    teacher: EvaluationEntry | None,
+    comparison: Comparison,
 ) -> Figure | None:
     """Returns the closed share of the gap to the teacher, if the teacher is clearly ahead."""
     if teacher is None or best is teacher:
         return None
-    by_task = [
-        {task.task_id: task.success for task in entry.evaluation.tasks}
-        for entry in (before, best, teacher)
-    ]
-    shared = set.intersection(*(set(scores) for scores in by_task))
-    if (
-        len(shared) < MIN_SHARED
-        or not compare(before.evaluation, teacher.evaluation).is_significant
-    ):
+    if shared_tasks(before.evaluation, teacher.evaluation) < MIN_SHARED:
         return None
-    start, reached, goal = (fmean(scores[task] for task in shared) for scores in by_task)
-    if goal <= start:
+    lead = compare(before.evaluation, teacher.evaluation)
+    share = gap_closed(comparison, best.evaluation, teacher.evaluation)
+    if share is None or not lead.is_significant or lead.difference.value <= 0:
         return None
-    share = percent((reached - start) / (goal - start))
-    return Figure("Gap to the teacher closed", share, f"{teacher.label} answers {percent(goal)}")
+    answers = f"{teacher.label} answers {percent(lead.candidate_accuracy)}"
+    return Figure("Gap to the teacher closed", percent(share), answers)
 
 
 def _kl_change(before: EvaluationEntry, best: EvaluationEntry) -> Figure | None:

@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
@@ -12,7 +11,13 @@ from stillroom.data.formats import Task
 from stillroom.errors import DataError, missing_extra
 from stillroom.models.resolve import ModelLocation
 from stillroom.rollout.episode.collect import RolloutContext
-from stillroom.rollout.episode.loop import Policy, PolicyConversation, cut_at_characters, tool_task
+from stillroom.rollout.episode.loop import (
+    Policy,
+    PolicyConversation,
+    TurnRules,
+    cut_at_characters,
+    tool_task,
+)
 from stillroom.rollout.forecast import FRAME_TOKENS, TEMPLATE_TOKENS
 from stillroom.rollout.plan import RolloutPlan, ToolsPlan
 from stillroom.rollout.refine_plan import CriticPlan, FailedRollouts
@@ -20,6 +25,7 @@ from stillroom.rollout.refining import Critic, RefiningPolicy
 from stillroom.rollout.rewards.judge_plan import open_judge
 from stillroom.rollout.rewards.matchers import AnswerMatch
 from stillroom.rollout.rewards.rewards import Rewarder
+from stillroom.serving.model_server import fitted_sampling
 from stillroom.teachers.budget import Budget, Cost
 from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
 from stillroom.teachers.limits.limit_types import LimitSettings, LimitUnit
@@ -39,9 +45,6 @@ from stillroom.types import (
     TokenTrace,
     ToolSchema,
 )
-
-if TYPE_CHECKING:
-    from stillroom.policy.hf import HFPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +130,21 @@ async def open_rollout_context(
         budget = spending.budget if spending else None
         rewarder = await open_rewarder(stack, plan, tasks, opened.pool, budget=budget)
         notes = [*opened.notes]
-        policy = await _open_policy(stack, plan, sampling, spending, notes)
+        if isinstance(plan.policy, Endpoint):
+            key = plan.workspace.read_key(plan.policy.api_key_env)
+            sampling, note = await fitted_sampling(plan.policy, options.model, sampling, key=key)
+            notes += [note] if note is not None else []
+        models = _Models(stack, plan, spending, notes)
+        policy = await models.policy(sampling)
         width, figures = _limits_of(policy)
-        refiner = await _open_refiner(stack, plan, policy, failed, spending, notes)
+        refiner = await models.refiner(policy, failed)
         max_characters = options.max_tool_response
         yield RolloutContext(
             refiner or policy,
             TeacherRecord(provider=options.provider, model=options.model, settings=sampling),
             opened.tools,
             rewarder,
-            options.max_turns,
-            options.nudge_to_send,
+            TurnRules.of(options),
             cut_reply=cut_at_characters(max_characters) if max_characters is not None else None,
             timeout_s=options.rollout_timeout,
             notes=notes,
@@ -200,117 +207,86 @@ def _limits_of(policy: Policy) -> tuple[Callable[[], int], Callable[[], dict[str
     return lambda: limiter.window + limiter.window // 4, figures
 
 
-async def _open_policy(
-    stack: AsyncExitStack,
-    plan: RolloutPlan,
-    sampling: SamplingSettings,
-    spending: Spending | None,
-    notes: list[str],
-) -> Policy:
-    """Opens the policy: the client of an endpoint, or a model loaded into this process."""
-    if isinstance(plan.policy, Endpoint):
-        teacher = _teacher(plan, plan.policy, sampling, spending)
-        return await stack.enter_async_context(teacher)
-    policy = await _load_policy(plan, plan.policy, sampling, notes)
-    return _metered(await stack.enter_async_context(policy), spending, sampling)
+@dataclass(frozen=True, slots=True)
+class _Models:
+    """Opens the models of a run: clients of endpoints, or models loaded into this process."""
 
+    stack: AsyncExitStack
+    plan: RolloutPlan
+    spending: Spending | None
+    """The run's budget and the price of the policy's tokens."""
+    notes: list[str]
+    """Notes for the user, e.g. that a model can only be sampled in a slower way."""
 
-async def _open_refiner(
-    stack: AsyncExitStack,
-    plan: RolloutPlan,
-    teacher: Policy,
-    failed: FailedRollouts | None,
-    spending: Spending | None,
-    notes: list[str],
-) -> RefiningPolicy | None:
-    """Opens the student and the critic of a refinement; all their calls count against the budget.
-
-    None if the rollouts begin at the prompts.
-    """
-    refine = plan.refine
-    if refine is None or failed is None or not refine.options.begins_inside:
-        return None
-    student = None
-    if refine.student is not None and refine.record is not None:
-        sampling = refine.record.settings
-        policy = await _load_policy(plan, refine.student, sampling, notes)
-        student = _metered(await stack.enter_async_context(policy), spending, sampling)
-    critic = None
-    if refine.options.takeover == "critic":
-        policy = teacher
-        if refine.critic is not None:
-            policy = await _open_critic(stack, plan, refine.critic, spending, notes)
-        critic = Critic(policy)
-    return RefiningPolicy(teacher, failed, refine.options, student=student, critic=critic)
-
-
-async def _open_critic(
-    stack: AsyncExitStack,
-    plan: RolloutPlan,
-    critic: CriticPlan,
-    spending: Spending | None,
-    notes: list[str],
-) -> Policy:
-    sampling = SamplingSettings(temperature=0.0, max_tokens=critic.file.max_tokens)
-    if isinstance(critic.policy, ModelLocation):
-        policy = await _load_policy(plan, critic.policy, sampling, notes)
-        return _metered(await stack.enter_async_context(policy), spending, sampling)
-    teacher = OpenAITeacher(
-        critic.policy,
-        critic.file.model,
-        sampling,
-        key=plan.workspace.read_key(critic.policy.api_key_env),
-        calls=CallSettings(timeout_s=plan.options.request_timeout),
-        spending=Spending(critic.price, spending.budget if spending else Budget()),
-    )
-    return await stack.enter_async_context(teacher)
-
-
-def _metered(policy: Policy, spending: Spending | None, sampling: SamplingSettings) -> Policy:
-    return MeteredPolicy(policy, spending.budget, sampling.max_tokens) if spending else policy
-
-
-def _teacher(
-    plan: RolloutPlan,
-    endpoint: Endpoint,
-    sampling: SamplingSettings,
-    spending: Spending | None,
-) -> OpenAITeacher:
-    options = plan.options
-    return OpenAITeacher(
-        endpoint,
-        options.model,
-        sampling,
-        key=plan.workspace.read_key(endpoint.api_key_env),
-        calls=CallSettings(
+    async def policy(self, sampling: SamplingSettings) -> Policy:
+        """Opens the model that answers."""
+        options, location = self.plan.options, self.plan.policy
+        if isinstance(location, ModelLocation):
+            return await self._local(location, sampling)
+        calls = CallSettings(
             timeout_s=options.request_timeout,
             limits=LimitSettings(start=options.concurrency, most=options.most_at_once),
             returns_thinking=options.include_thinking,
-        ),
-        spending=spending,
-    )
+        )
+        return await self._remote(location, options.model, sampling, calls, self.spending)
 
+    async def refiner(
+        self, teacher: Policy, failed: FailedRollouts | None
+    ) -> RefiningPolicy | None:
+        """Opens the student and the critic of a refinement, whose calls count against the budget.
 
-async def _load_policy(
-    plan: RolloutPlan, location: ModelLocation, sampling: SamplingSettings, notes: list[str]
-) -> "HFPolicy":
-    """Loads the model into this process and returns the policy that samples from it.
+        None if the rollouts begin at the prompts.
+        """
+        refine = self.plan.refine
+        if refine is None or failed is None or not refine.options.begins_inside:
+            return None
+        student = critic = None
+        if refine.student is not None and refine.record is not None:
+            student = await self._local(refine.student, refine.record.settings)
+        if refine.options.takeover == "critic":
+            critic = Critic(await self._critic(refine.critic) if refine.critic else teacher)
+        return RefiningPolicy(teacher, failed, refine.options, student=student, critic=critic)
 
-    It adds to the notes for the user if the model can only be sampled in a slower way.
-    """
-    options = plan.options
-    # Imported here because the server process checks requests with this package, without torch.
-    try:
-        from stillroom.models.lm_head import OutputHead
-        from stillroom.models.load import load_model
-        from stillroom.policy.check import check_decoding
-        from stillroom.policy.hf import HFPolicy
-    except ModuleNotFoundError as error:
-        raise missing_extra("train", f"running {options.model!r} in-process") from error
-    loaded = await anyio.to_thread.run_sync(load_model, plan.workspace, location)
-    OutputHead(loaded.model).check()
-    notes += check_decoding(loaded)
-    return HFPolicy(loaded, sampling, max_rows=options.concurrency)
+    async def _critic(self, critic: CriticPlan) -> Policy:
+        sampling = SamplingSettings(temperature=0.0, max_tokens=critic.file.max_tokens)
+        if isinstance(critic.policy, ModelLocation):
+            return await self._local(critic.policy, sampling)
+        calls = CallSettings(timeout_s=self.plan.options.request_timeout)
+        budget = self.spending.budget if self.spending else Budget()
+        spending = Spending(critic.price, budget)
+        return await self._remote(critic.policy, critic.file.model, sampling, calls, spending)
+
+    async def _remote(
+        self,
+        endpoint: Endpoint,
+        model: str,
+        sampling: SamplingSettings,
+        calls: CallSettings,
+        spending: Spending | None,
+    ) -> OpenAITeacher:
+        key = self.plan.workspace.read_key(endpoint.api_key_env)
+        teacher = OpenAITeacher(endpoint, model, sampling, key=key, calls=calls, spending=spending)
+        return await self.stack.enter_async_context(teacher)
+
+    async def _local(self, location: ModelLocation, sampling: SamplingSettings) -> Policy:
+        """Loads a model into this process."""
+        options = self.plan.options
+        # Imported here because the server process checks requests with this package, without torch.
+        try:
+            from stillroom.models.lm_head import OutputHead
+            from stillroom.models.load import load_model
+            from stillroom.policy.check import check_decoding
+            from stillroom.policy.hf import HFPolicy
+        except ModuleNotFoundError as error:
+            raise missing_extra("train", f"running {options.model!r} in-process") from error
+        loaded = await anyio.to_thread.run_sync(load_model, self.plan.workspace, location)
+        OutputHead(loaded.model).check()
+        self.notes.extend(check_decoding(loaded))
+        policy = HFPolicy(loaded, sampling, max_rows=options.concurrency)
+        opened = await self.stack.enter_async_context(policy)
+        if self.spending is None:
+            return opened
+        return MeteredPolicy(opened, self.spending.budget, sampling.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +384,13 @@ class _ToolSources:
                 name = self._plan.workspace.shown(self._plan.tools_file.path)
                 sources[name] = pool
             for server in self._servers_outside():
-                tools = await stack.enter_async_context(self._mcp_tools(server))
+                tools = await stack.enter_async_context(
+                    MCPTools(
+                        self._plan.workspace.command(server),
+                        tool_timeout_s=self._options.tool_timeout,
+                        folder=self._plan.workspace.root,
+                    )
+                )
                 sources[tools.name] = tools
             browser = await self._open_browser(stack)
             if browser is not None and self._options.browse:
@@ -436,13 +418,6 @@ class _ToolSources:
             for one in sorted(inside)
         ]
         return [one for one in servers if one not in inside]
-
-    def _mcp_tools(self, server: str) -> MCPTools:
-        return MCPTools(
-            self._plan.workspace.command(server),
-            tool_timeout_s=self._options.tool_timeout,
-            folder=self._plan.workspace.root,
-        )
 
     async def _open_browser(self, stack: AsyncExitStack) -> BrowseTools | None:
         is_fallback = any(task.docker == PLAYWRIGHT for task in self._tasks)

@@ -1,13 +1,16 @@
 """A dry run, which reads the files and starts the tools like a real run but calls no model."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import msgspec
 
 from stillroom.data.formats import Task
+from stillroom.data.row_files import read_row_lines
 from stillroom.data.task_file import TaskFile
+from stillroom.lineage import read_manifest
 from stillroom.rollout.context import ToolsAndRewards, open_rewarder, open_tools_and_rewards
 from stillroom.rollout.episode.collect import RolloutSpec, RolloutSpecs
 from stillroom.rollout.episode.loop import offered_tools
@@ -35,6 +38,8 @@ from stillroom.teachers.pricing import Price
 from stillroom.types import CallTotals, Message
 
 _NONCE = "0" * 16
+_MAX_LOGGED_ROWS = 2000
+_LOGGED_ROW = msgspec.json.Decoder(FinishedRow)
 _SHORTEST_ANSWER = "-"
 """The answer that the low bound assumes. For an empty answer a judge would get "(no answer)", which
 is longer."""
@@ -66,8 +71,11 @@ async def dry_run(
             plain if refined is None else _refining(plain, spec, request, refined[spec.key], known)
         )
 
-    counts = RequestedRollouts(len(specs), request.output)
-    done = _Done(known, list(finished.rows()))
+    seen, seen_in = list(finished.rows()), request.output
+    if not seen:
+        seen, seen_in = _logged_rows(plan.rollouts)
+    counts = RequestedRollouts(len(specs), seen_in)
+    done = _Done(known, seen)
     return await _forecast(plan.rollouts, plan.price, tasks, todo, counts, done, load)
 
 
@@ -76,12 +84,34 @@ async def forecast_rollouts(
 ) -> Forecast:
     """Returns a forecast of rollouts of which none is done yet; calls no model, writes no file."""
     tasks = [spec.task for spec in specs]
-    return await _forecast(plan, price, tasks, specs, RequestedRollouts(len(specs), output))
+    seen, seen_in = _logged_rows(plan)
+    counts = RequestedRollouts(len(specs), seen_in or output)
+    return await _forecast(plan, price, tasks, specs, counts, _Done(rows=seen))
+
+
+def _logged_rows(plan: RolloutPlan) -> tuple[list[FinishedRow], str]:
+    """Returns rows of the log that the prompts were imported from, and the name of their file.
+
+    They are some of the rollouts that the import wrote with the prompts, those whose tokens the log
+    has; none if the prompts were not imported.
+    """
+    manifest = read_manifest(plan.prompts_file)
+    output = manifest.request.get("output") if manifest is not None else None
+    if manifest is None or manifest.operation != "import_rollouts" or not isinstance(output, str):
+        return [], output or ""
+    rows: list[FinishedRow] = []
+    file = plan.workspace.path(output)
+    for line in islice(read_row_lines(file), _MAX_LOGGED_ROWS) if file.is_file() else ():
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            row = _LOGGED_ROW.decode(line.data)
+            if row.usage.completion_tokens and row.turns:
+                rows.append(row)
+    return rows, output
 
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """The rollouts and turns that an output already has."""
+    """The turns that an output already has, and rows from which the expected numbers follow."""
 
     known: Mapping[RolloutKey, KnownSteps] = field(default_factory=dict[RolloutKey, KnownSteps])
     rows: Sequence[FinishedRow] = ()

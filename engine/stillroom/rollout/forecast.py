@@ -66,7 +66,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: ForecastRange | None
     """The cost in USD of model, judge and critic together; None if a price is unknown."""
     based_on: str
-    """The source of the expected numbers: rows of the output, or the lengths of the prompts."""
+    """The source of the expected numbers: rows of the output or of the log that the prompts were
+    imported from, or the lengths of the prompts."""
     assumes: list[str]
     """The assumptions under which low and high hold."""
     terms: str | None = None
@@ -158,7 +159,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class RequestedRollouts:
-    """The number of requested rollouts, and the output file that may have rows of some of them."""
+    """The number of requested rollouts, and the file of the rows that the forecast is based on."""
 
     requested: int
     output: str
@@ -173,9 +174,10 @@ def forecast(
 ) -> Forecast:
     """Returns the calls, tokens and cost of the rollouts that are still to do.
 
-    `finished` are the output's rows, from which the expected numbers follow; without rows, a call
-    is expected to write half of its token limit. Without tools and nudge a rollout is one call, so
-    the number of calls is exact. The lowest and highest numbers hold under the result's `assumes`.
+    `finished` are rows of the output, or of the log that the prompts are from, from which the
+    expected numbers follow; without rows, a call is expected to write half of its token limit.
+    Without tools and nudge a rollout is one call, so the number of calls is exact. The lowest and
+    highest numbers hold under the result's `assumes`.
     """
     turns = _expected_turns(finished, rules)
     completion = _expected_completion(finished, rules.max_tokens, turns)
@@ -208,7 +210,9 @@ def forecast(
         critic=critic,
         cost_usd=cost,
         based_on=(
-            f"{len(finished)} rows of {counts.output}" if finished else "the lengths of the prompts"
+            f"{len(finished)} rows of {counts.output}"
+            if finished
+            else "the lengths of the prompts, and half of max_tokens for each call"
         ),
         assumes=_assumptions(rules),
     )

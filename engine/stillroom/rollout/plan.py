@@ -91,17 +91,19 @@ class RolloutPlan(ToolsPlan):
         return [one.api_key_env for one in endpoints if isinstance(one, Endpoint)]
 
     @property
-    def inputs(self) -> list[Path]:
-        """The files and the model's folder that the rollouts depend on."""
+    def files(self) -> list[Path]:
+        """The files that the rollouts depend on, the prompts first."""
+        context = [self.context_file] if self.context_file is not None else []
         judge = self.judge.inputs if self.judge is not None else []
-        model = self.policy.inputs if isinstance(self.policy, ModelLocation) else []
         refine = self.refine.inputs if self.refine is not None else []
-        return [self.prompts_file, *self.texts, *self.code_files, *judge, *model, *refine]
+        return [self.prompts_file, *context, *self.code_files, *judge, *refine]
 
     @property
-    def texts(self) -> list[Path]:
-        """The file that the model reads before each conversation, if there is one."""
-        return [self.context_file] if self.context_file is not None else []
+    def inputs(self) -> list[Path]:
+        """These files, and the folders of the models in this process."""
+        models = [self.policy, self.refine.student if self.refine else None]
+        locations = [one for one in models if isinstance(one, ModelLocation)]
+        return [*self.files, *(path for one in locations for path in one.inputs)]
 
     def load_tasks(self) -> list[Task]:
         """Returns the tasks of the prompts file that the options `n` and `entries` choose.

@@ -58,10 +58,8 @@ class RefinePlan:
 
     @property
     def inputs(self) -> list[Path]:
-        """The files and folders that the refined rollouts depend on."""
-        student = self.student.inputs if self.student is not None else []
-        critic = [self.critic.path] if self.critic is not None else []
-        return [*self.files, *critic, *student]
+        """The files that the refined rollouts depend on."""
+        return [*self.files, *([self.critic.path] if self.critic is not None else [])]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -132,7 +130,7 @@ class _StudentRow(msgspec.Struct, frozen=True):
             return _STUDENT_ROW.decode(data)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise DataError(
-                f"{path}:{number} is no rollout of generate_rollouts: {error}",
+                f"{path}:{number} is not a rollout of generate_rollouts: {error}",
                 "refine takes the rollouts that a student made with generate_rollouts",
             ) from error
 

@@ -153,11 +153,12 @@ class RefineOptions(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _has_its_old_name(cls, given: Any) -> Any:
-        """Takes `where` for takeover, as it was once called; now it names a machine."""
+        """Takes `where` of a refinement for takeover, its old name; else it names a machine."""
         if not isinstance(given, dict):
             return given
         fields = dict(cast("dict[str, Any]", given))
-        if fields.get("where") in get_args(Takeover) and "takeover" not in fields:
+        is_old = fields.get("refine") is not None and "takeover" not in fields
+        if is_old and fields.get("where") in get_args(Takeover):
             fields["takeover"] = fields.pop("where")
         return fields
 

@@ -52,26 +52,16 @@ async def origin_of(plan: RolloutPlan) -> RolloutOrigin:
 
 
 def _origin(plan: RolloutPlan) -> RolloutOrigin:
-    judge = plan.judge.inputs if plan.judge is not None else []
-    refine = plan.refine
-    student = (
-        [] if refine is None else [*refine.files, *([refine.critic.path] if refine.critic else [])]
-    )
-    distinct = dict.fromkeys([plan.prompts_file, *plan.texts, *plan.code_files, *judge, *student])
-    models = [_policy_record(plan)]
+    refine, policy = plan.refine, plan.policy
+    is_local = isinstance(policy, ModelLocation)
+    models = [identify(policy, role="policy") if is_local else plan.options.record("policy")]
     if plan.judge is not None:
         models.append(plan.judge.file.record("judge"))
     if refine is not None and refine.student is not None:
         models.append(identify(refine.student, role="student"))
     if refine is not None and refine.critic is not None:
         models.append(refine.critic.file.record("critic"))
-    return RolloutOrigin([record_file(file) for file in distinct], models)
-
-
-def _policy_record(plan: RolloutPlan) -> ModelRecord:
-    if isinstance(plan.policy, ModelLocation):
-        return identify(plan.policy, role="policy")
-    return plan.options.record("policy")
+    return RolloutOrigin([record_file(file) for file in dict.fromkeys(plan.files)], models)
 
 
 def with_answerers(models: Sequence[ModelRecord], rows: Iterable[FinishedRow]) -> list[ModelRecord]:

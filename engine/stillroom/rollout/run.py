@@ -8,6 +8,7 @@ from pathlib import Path
 
 import anyio
 
+from stillroom.data.chat.tool_calls import is_from_text
 from stillroom.errors import RunCancelledError, TeacherError
 from stillroom.files import AppendLog
 from stillroom.reporting import Reporter, cancel_when_asked
@@ -142,6 +143,7 @@ class _Run:
             whose="a row's judge",
         )
         self._store, self._tally, self._reporter = store, tally, reporter
+        self._has_calls_in_text = False
         self._progress, self._concurrency = progress, plan.request.concurrency
 
     async def collect(self, todo: RolloutSpecs, context: RolloutContext, folder: Path) -> None:
@@ -152,6 +154,7 @@ class _Run:
                 if isinstance(outcome, Trajectory):
                     self._store.finish(outcome)
                     self._note_answerers(outcome)
+                    self._note_calls_in_text(outcome)
                 else:
                     failures.append(failure_row(outcome))
                 self._tally.add(outcome)
@@ -174,6 +177,17 @@ class _Run:
         judged_by = rollout.judge.answered_by if rollout.judge is not None else ()
         for text in (*self._watch.news(rollout.answered_by), *self._judge_watch.news(judged_by)):
             self._reporter.note(text)
+
+    def _note_calls_in_text(self, rollout: Trajectory) -> None:
+        """Notes once that an endpoint leaves tool calls in the text of its turns."""
+        calls = (call for message in rollout.messages for call in message.get("tool_calls") or ())
+        if not self._has_calls_in_text and any(map(is_from_text, calls)):
+            self._has_calls_in_text = True
+            self._reporter.note(
+                f"{rollout.teacher.model!r}: its server left tool calls in the text, which were "
+                "read as calls; start it with a parser for them (vLLM: --enable-auto-tool-choice "
+                "--tool-call-parser NAME; SGLang: --tool-call-parser NAME; llama.cpp: --jinja)"
+            )
 
     def _stop_if_hopeless(self, outcome: Outcome) -> None:
         """Raises TeacherError once many rollouts have failed and none has ever succeeded."""

@@ -48,7 +48,7 @@ WITHOUT_SECRETS = PlainSerializer(_hidden)
 def hide_secrets(command: str) -> tuple[str, dict[str, str]]:
     """Returns a command line or URL with its secrets as marks, and the secret behind each mark.
 
-    What is an own value of the environment with a secret's name is hidden wherever it stands.
+    Values of environment variables with a secret's name are hidden anywhere in it.
     """
     secrets: dict[str, str] = {}
     for value in sorted(_found(command), key=len, reverse=True):
@@ -85,7 +85,7 @@ def secrets_in(commands: Iterable[str]) -> Redactor:
 
 
 def secrets_of_commands(secrets: Mapping[str, str]) -> dict[str, str]:
-    """Returns the secrets that stand behind marks in commands, without the keys of endpoints."""
+    """Returns the secrets of marks in commands, without the keys of endpoints."""
     return {mark: value for mark, value in secrets.items() if _MARK.fullmatch(mark)}
 
 
@@ -105,6 +105,6 @@ def _found(command: str) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=256)
 def _mark(value: str) -> str:
-    # A slow hash: the mark stands in files, and a short password must not be found by trying.
+    # A slow hash: marks are written to files, and a short password must not be guessable.
     digest = hashlib.scrypt(value.encode(), salt=b"stillroom", n=1 << 12, r=8, p=1, dklen=6)
     return f"{{secret:{digest.hex()}}}"

@@ -1,7 +1,8 @@
 """Which key may be sent to which host, and which variables the user's tools may read.
 
-A key belongs to its provider's own hosts. Every other pair of key and host must stand in the user's
-`keys.yml`, which is outside the workspace, where an agent does not write.
+A key belongs to its provider's own hosts. Every other pair of key and host must be in the user's
+`keys.yml`, which is outside the workspace, where an agent does not write; or, for a key in the
+project's `.env`, next to it.
 """
 
 import os
@@ -88,7 +89,8 @@ def check_host(
     shown = f"[{host}]" if ":" in host else host
     raise InputError(
         f"the key in {name} may not be sent to {host}: nothing says that it is made for this host",
-        f"if it may be, the user adds this line to {keys_file()}, outside the workspace: "
+        f"if it may be, the user writes {name}_HOST={shown} below the key in the project's .env, "
+        f"or adds this line to {keys_file()}, outside the workspace: "
         f"- {{key: {name}, host: {shown if ':' not in host else repr(host)}}}",
     )
 

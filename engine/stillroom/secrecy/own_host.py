@@ -1,4 +1,4 @@
-"""Tells by Host and Origin whether a request was meant for the server that it reached.
+"""Decides by Host and Origin whether a request was meant for the server that it reached.
 
 A page in the user's browser can send requests to any port of the machine, and with a name that it
 makes resolve to 127.0.0.1 it could read the answers too.
@@ -30,7 +30,7 @@ def is_own_host(named: str, own_address: str, allowed: Collection[str] = ()) -> 
 def is_own_page(origin: str, named: str) -> bool:
     """Returns whether an Origin header is that of a page of the server that `Host` names.
 
-    Pages of other ports of this machine are others' pages too, and may have its cookies.
+    Pages at other ports of this machine are foreign pages, too, and may have its cookies.
     """
     try:
         return urlsplit(origin).netloc.lower() == named.lower()

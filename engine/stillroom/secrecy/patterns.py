@@ -176,13 +176,16 @@ def _is_phone(number: str) -> bool:
     return 8 <= len(digits) <= 15 and len(set(digits)) > 2 and "55501" not in digits
 
 
+_ADDRESS = r"(?<![\w.+-])[A-Za-z0-9][\w.+-]{0,63}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}\b"
+
+
+def has_reserved_address(text: str) -> bool:
+    """Returns whether a text holds an email address in a domain reserved for examples."""
+    return not all(_is_mailbox(found[0]) for found in re.finditer(_ADDRESS, text))
+
+
 PERSONAL_DATA = (
-    _kind(
-        "email address",
-        "@",
-        r"(?<![\w.+-])[A-Za-z0-9][\w.+-]{0,63}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}\b",
-        _is_mailbox,
-    ),
+    _kind("email address", "@", _ADDRESS, _is_mailbox),
     _kind(
         "phone number",
         "+",
@@ -221,7 +224,7 @@ def kinds_in(text: str, kinds: tuple[SensitiveKind, ...]) -> list[str]:
 def without_kinds(
     text: str, kinds: tuple[SensitiveKind, ...], mark: Callable[[str, str], str]
 ) -> str:
-    """Returns a text in which what is of these kinds is replaced by a mark.
+    """Returns a text with a mark in place of all data of these kinds.
 
     `mark` is called with the kind's name and the text that is replaced.
     """

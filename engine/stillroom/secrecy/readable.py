@@ -45,7 +45,7 @@ def check_readable(path: Path) -> None:
     """Raises InputError for a file that no operation may read, before it is opened.
 
     These are pipes, sockets, devices and the kernel's own files, and files that hold keys by their
-    name, such as `.env`. A link is judged by its own name and by what it leads to.
+    name, such as `.env`. A link is judged by its own name and by its target.
     """
     reason = _refusal(path)
     if reason is not None:
@@ -65,7 +65,7 @@ def _refusal(path: Path) -> str | None:
     try:
         kind = stat.S_IFMT(real.stat().st_mode)
     except OSError:
-        return None  # whoever opens it reports that better
+        return None  # opening the file reports the error better
     return f"it is {_KINDS[kind]}, not a file" if kind in _KINDS else None
 
 
@@ -77,10 +77,9 @@ def _holds_keys(path: Path) -> bool:
 
 
 def unreadable(path: Path, error: Exception) -> str:
-    """Returns what is wrong with a YAML or JSON file, and in which line, without quoting the file.
+    """Returns the error in a YAML or JSON file, and its line, without quoting the file.
 
-    YAML's own texts quote the line that they are about, which may be anything if the file is not
-    what its reader took it for.
+    YAML's own messages quote the line, which may hold anything if the file is of another kind.
     """
     mark: Any = getattr(error, "problem_mark", None)
     where = f"{path}:{mark.line + 1}" if mark is not None else str(path)

@@ -1,4 +1,4 @@
-"""Takes keys out of text in every form in which a program may repeat them."""
+"""Removes keys from text in every form in which a program may repeat them."""
 
 import base64
 import functools
@@ -20,6 +20,10 @@ _MOST_SPELLED = 64
 _MOST_HELD = 1 << 14
 """The most bytes of a line that are held back; no key in any spelling is longer."""
 _BASE64_AROUND = rb"[A-Za-z0-9+/_\-]{0,4}"
+_BASE64_REST = rb"(?:[A-Za-z0-9+/_\-]|%%(?:25)*2[bBfF]|\\+/|\\+u002[bBfF]){0,%d}={0,2}"
+_LONG_KEY, _MOST_CUT = 16, 32
+"""Of a key with at least so many characters, a beginning is recognised, too: from which at most a
+quarter, and at most so many characters, were cut off."""
 
 
 class Redactor:
@@ -34,9 +38,10 @@ class Redactor:
         # The longest first: one key may be the beginning of another.
         self._secrets = sorted(found, key=len, reverse=True)
         plain = [secret.encode() for secret in self._secrets]
-        encoded = list(dict.fromkeys(form for key in plain for form in _base64_forms(key)))
-        needles = [*plain, *encoded]
-        # What holds another needle is found with it.
+        beginnings = [key[: _least_length(key)] for key in plain]
+        encoded = list(dict.fromkeys(form for key in beginnings for form in _base64_forms(key)))
+        needles = list(dict.fromkeys([*beginnings, *encoded]))
+        # A needle that contains another one is found by that one.
         self._needles = [
             one for one in needles if not any(other != one and other in one for other in needles)
         ]
@@ -70,7 +75,7 @@ class Redactor:
         return any(needle in data for needle in self._needles)
 
     def spans(self, data: bytes) -> list[tuple[int, int]]:
-        """Returns the start and end of each secret in bytes, for what must be replaced in parts."""
+        """Returns the start and end of each secret in bytes, to replace a secret in pieces."""
         if self._pattern is None or not self.is_in(data):
             return []
         return [found.span() for found in self._pattern.finditer(data)]
@@ -98,7 +103,7 @@ NO_SECRETS = Redactor(())
 
 
 class RedactedStream:
-    """Takes secrets out of what is written in pieces, also where one is cut in two.
+    """Removes secrets from output that is written in pieces, even if a piece ends inside one.
 
     The last line is held back until it is complete or long.
     """
@@ -109,21 +114,25 @@ class RedactedStream:
 
     def write(self, data: bytes) -> None:
         """Writes all lines that are complete by now."""
-        clean = self._redactor.data(self._held + data)
-        end = max(clean.rfind(b"\n") + 1, len(clean) - _MOST_HELD)
-        self._held = clean[end:]
+        data = self._held + data
+        end = data.rfind(b"\n") + 1
+        if len(data) - end > _MOST_HELD:
+            end = len(data) - _MOST_HELD
+            spans = self._redactor.spans(data)
+            end = next((start for start, stop in spans if start < end < stop), end)
+        self._held = data[end:]
         if end:
-            self._write(clean[:end])
+            self._write(self._redactor.data(data[:end]))
 
     def flush(self) -> None:
-        """Writes what was held back."""
+        """Writes the line that was held back."""
         if self._held:
-            self._write(self._held)
+            self._write(self._redactor.data(self._held))
         self._held = b""
 
 
 def _base64_forms(key: bytes) -> Iterator[bytes]:
-    """Yields what base64 makes of a key's whole groups of three bytes, at each of three offsets."""
+    """Yields the base64 of a key's complete groups of three bytes, at each of three offsets."""
     for skipped in range(3):
         whole = key[skipped : skipped + (len(key) - skipped) // 3 * 3]
         yield base64.b64encode(whole)
@@ -142,10 +151,24 @@ def _decoded(escape: re.Match[bytes]) -> bytes:
     return bytes([int(digits, 16)]) if digits else b"/"
 
 
+def _least_length(key: bytes) -> int:
+    """Returns how many bytes of a key, from its first, are recognised as the key."""
+    return len(key) - min(len(key) // 4, _MOST_CUT) if len(key) >= _LONG_KEY else len(key)
+
+
 def _any_of(plain: Sequence[bytes], encoded: Sequence[bytes]) -> re.Pattern[bytes]:
-    # What stands around a base64 form holds the rest of the key.
-    around = [_BASE64_AROUND + _escaped(form) + _BASE64_AROUND + rb"={0,2}" for form in encoded]
-    return re.compile(b"|".join([*map(_escaped, plain), *around]))
+    # The characters around a base64 form encode the rest of the key.
+    rest = _BASE64_REST % (4 + 2 * _MOST_CUT)
+    around = [_BASE64_AROUND + _escaped(form) + rest for form in encoded]
+    return re.compile(b"|".join([*map(_cut_or_whole, plain), *around]))
+
+
+def _cut_or_whole(key: bytes) -> bytes:
+    """Returns a pattern for a key or a recognised beginning of it, as much as there is."""
+    least, rest = _least_length(key), b""
+    for byte in reversed(key[least:]):
+        rest = b"(?:%b%b)?" % (_byte_pattern(byte), rest)
+    return _escaped(key[:least]) + rest
 
 
 def _escaped(needle: bytes) -> bytes:
@@ -170,7 +193,7 @@ _SECRET_NAME = re.compile(
     r"|(API|ACCESS|AUTH)[-_]?TOKENS)(?=[-_.]|\d|$)|(^|[-_])AUTH(ORIZATION)?$",
     re.IGNORECASE,
 )
-_NAMES_OF_NAMES = re.compile(r"(^|[-_.])(api_key_env|eos_token|pad_token|bos_token)$")
+_NAMES_OF_NAMES = re.compile(r"(^|[-_.])(api_key_env|eos_token|pad_token|bos_token)$|_(HOST|host)$")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 import anyio
 import msgspec
 
-from stillroom.errors import CallFailedError, FailureClass, TeacherError
+from stillroom.errors import CallFailedError, FailureClass, InputError, TeacherError
 from stillroom.secrecy.redaction import Redactor
 from stillroom.teachers.endpoint.attempts import (
     PATIENCE_S,
@@ -28,8 +28,11 @@ from stillroom.teachers.endpoint.http_channel import HttpReply, RedactedChannel
 from stillroom.teachers.limits.limit_types import LimitSettings
 from stillroom.teachers.limits.limiter import Limiter
 from stillroom.teachers.providers import Endpoint
+from stillroom.types import SamplingSettings
 
 _GET_TIMEOUT_S = 30.0
+DOWN_PATIENCE_S = 3600.0
+"""The most seconds that a call waits for a server that is down, as a run waits for a machine."""
 
 _T = TypeVar("_T")
 
@@ -64,8 +67,9 @@ class ServerSettings:
 class ModelServer:
     """Posts JSON to a server and reads its responses. Use it as an async context manager.
 
-    A call that fails (5xx, timeout, lost connection, unreadable body) is attempted at most
-    `MAX_ATTEMPTS` times. A refused key or an unknown path raises TeacherError and ends the run.
+    A call that fails (5xx, timeout, unreadable body) is attempted at most `MAX_ATTEMPTS` times. A
+    server that is down, which may be starting again, is waited for up to `DOWN_PATIENCE_S`. A
+    refused key or an unknown path raises TeacherError and ends the run.
     """
 
     def __init__(
@@ -116,7 +120,7 @@ class ModelServer:
             TeacherError: no call can succeed, because the key was refused or the path is unknown.
         """
         encoded = msgspec.json.encode(body)
-        attempts = Attempts()
+        attempts = Attempts(down_patience_s=DOWN_PATIENCE_S)
         while True:
             outcome = await self._attempt(path, encoded, read, tokens)
             if not isinstance(outcome, Retry):
@@ -145,6 +149,14 @@ class ModelServer:
                 "check base_url and the key that api_key_env names",
             )
         return self._redactor.data(response.content)
+
+    async def context_lengths(self) -> dict[str, int | None]:
+        """Returns the names of the served models with the tokens that each takes, if it says so.
+
+        Raises TeacherError or UnreadableAnswerError if the server does not list its models.
+        """
+        listed = decode_answer(await self.get("/v1/models"), _Models).data
+        return {model.id: model.max_model_len for model in listed}
 
     async def _attempt(
         self, path: str, body: bytes, read: Callable[[bytes], _T], tokens: float
@@ -187,8 +199,50 @@ class ModelServer:
         return min(max(retry.wait_s, least_wait_s(attempt)), PATIENCE_S)
 
 
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+async def fitted_sampling(
+    endpoint: Endpoint, model: str, sampling: SamplingSettings, *, key: str | None
+) -> tuple[SamplingSettings, str | None]:
+    """Returns settings whose `max_tokens` leave room in the context that a server states.
+
+    The default is lowered to half of the context, with a note that says so. Servers that state no
+    context, such as hosted providers, are left alone.
+
+    Raises InputError if another `max_tokens` leaves no room for a prompt.
+    """
+    if not endpoint.is_own_server:
+        return sampling, None
+    async with ModelServer(endpoint, key=key) as server:
+        try:
+            context = (await server.context_lengths()).get(model)
+        except (TeacherError, UnreadableAnswerError):
+            # The first call says what is wrong with the server.
+            return sampling, None
+    if context is None or sampling.max_tokens <= context // 2:
+        return sampling, None
+    where = f"{model} at {endpoint.base_url} takes {context} tokens"
+    if sampling.max_tokens != SamplingSettings().max_tokens:
+        if sampling.max_tokens < context:
+            return sampling, None
+        raise InputError(
+            f"{where}, and max_tokens {sampling.max_tokens} leaves no room for a prompt",
+            f"set max_tokens to {context // 2} or less, or serve it with a longer context "
+            "(vLLM: --max-model-len)",
+        )
+    note = f"{where}, so max_tokens is {context // 2} (set max_tokens for another limit)"
+    return msgspec.structs.replace(sampling, max_tokens=context // 2), note
+
+
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The ones vLLM's --max-lora-rank takes."""
+"""The values that vLLM's --max-lora-rank accepts."""
 
 
 def lora_rank(rank: int | None) -> int | None:

@@ -97,7 +97,7 @@ class RereadingServer:
 async def check_rereading(teacher: ServedTeacher, tokenizer: Any, name: str) -> RereadingServer:
     """Checks the server of a teacher that reads the student's text in tokens of its own.
 
-    tokenizer, name: the teacher's tokenizer in this process, and what config.yml calls it.
+    tokenizer, name: the teacher's tokenizer in this process, and its name in config.yml.
 
     Raises:
         ModelError: the server cuts texts or writes conversations otherwise than the tokenizer.
@@ -132,7 +132,7 @@ def _unanswered(teacher: ServedTeacher, error: Exception) -> TeacherError:
 
 @dataclass(frozen=True, slots=True)
 class _Wording:
-    """How errors and notes speak of the tokenizer that a server's is compared with."""
+    """The wording of errors and notes about the tokenizer that a server's is compared with."""
 
     names: str
     """The two that are compared."""
@@ -168,14 +168,13 @@ def _of_reader(teacher: ServedTeacher, name: str) -> _Wording:
 
 
 async def _check_model(teacher: ServedTeacher, max_context: int, num_own: int) -> int | None:
-    listed = decode_answer(await teacher.server.get("/v1/models"), _Models).data
-    found = {model.id: model.max_model_len for model in listed}
-    if teacher.model not in found:
+    served = await teacher.server.context_lengths()
+    if teacher.model not in served:
         raise TeacherError(
-            f"{teacher.server.root} serves no model {teacher.model!r}, but {', '.join(found)}",
+            f"{teacher.server.root} serves no model {teacher.model!r}, but {', '.join(served)}",
             "set teacher.path to one of these names",
         )
-    length = found[teacher.model]
+    length = served[teacher.model]
     # To score a prompt, vLLM must have room for the token after it.
     needed = max_context + num_own + (teacher.provider == "vllm")
     if length is not None and length < needed:
@@ -204,7 +203,7 @@ async def _check_tokens(teacher: ServedTeacher, tokenizer: Any, wording: _Wordin
         if wording.if_unknown is not None:
             return wording.if_unknown
         raise ModelError(
-            f"{server.root} cannot say how it cuts text into tokens ({_NOT_THERE})",
+            f"{server.root} cannot tokenize a text ({_NOT_THERE})",
             "set teacher.tokenizer to the folder or hub id that it serves",
         )
     if own_ids != server_ids:
@@ -284,15 +283,6 @@ def _parting(
     pairs = enumerate(zip(own_ids, server_ids, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), min(len(own_ids), len(server_ids)))
     return at, tokenizer.decode(own_ids[at : at + 8]), tokenizer.decode(server_ids[at : at + 8])
-
-
-class _Model(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
 
 
 class _Tokens(msgspec.Struct):

@@ -66,7 +66,7 @@ class Outstanding:
 
 @dataclass(slots=True)
 class Budget:
-    """The limits on all calls of a run together, and what has been spent and reserved of them.
+    """The limits on all calls of a run together, and the amounts spent and reserved so far.
 
     Each call goes through `reserve`, `send` and `settle` in this order; `give_back` frees the
     reservation of a call that is not sent after all.
@@ -83,7 +83,7 @@ class Budget:
     unconfirmed: Cost = NOTHING
     """The part of `spent` that may not have been billed.
 
-    It is the worst case of calls that broke off, and of responses that did not state their usage.
+    It is the worst case of interrupted calls, and of responses that did not state their usage.
     """
     other_usd: Callable[[], float] = lambda: 0.0
     """What else counts against the dollars, such as the machine that the run costs by the hour."""
@@ -187,7 +187,7 @@ class Budget:
     ) -> None:
         """Replaces a call's reservation by the amount that it cost.
 
-        `unconfirmed` is what it may have cost in addition. `was_sent` is False if `send` was not
+        `unconfirmed` is a possible additional cost. `was_sent` is False if `send` was not
         called for it.
         """
         if unconfirmed != NOTHING:
@@ -202,7 +202,7 @@ class Budget:
         self.give_back(worst)
 
     def settle_unconfirmed(self, worst: Cost) -> None:
-        """Counts the worst case as spent, for a call that broke off after it was sent."""
+        """Counts the worst case as spent, for a call that was interrupted after it was sent."""
         self.settle(worst, NOTHING, unconfirmed=worst)
 
     def _exceeded(self, worst: Cost) -> str | None:

@@ -1,4 +1,4 @@
-"""A model that a request, judge.yml or critic.yml names: where it answers, and what it costs."""
+"""A model that a request, judge.yml or critic.yml names: its endpoint or files, and its price."""
 
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
@@ -48,6 +48,12 @@ class ModelChoice(StrictModel):
         choice = handler({**fields, "provider": provider})
         choice.model_fields_set.discard("provider")
         return choice
+
+    @property
+    def is_provider_inferred(self) -> bool:
+        """Whether the provider follows from the model's name."""
+        is_given = "provider" in self.model_fields_set or self.base_url is not None
+        return not is_given and provider_of(self.model) is not None
 
     @property
     def is_in_process(self) -> bool:

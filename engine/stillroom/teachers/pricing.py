@@ -128,7 +128,7 @@ def known_price(workspace: Workspace, model: str) -> Price:
 
 
 def machine_usd_per_hour(workspace: Workspace) -> float | None:
-    """Returns what an hour of this machine costs, as prices.yml says; None if it does not.
+    """Returns the hourly price of this machine from prices.yml; None if it has none.
 
     Raises InputError if prices.yml exists and is malformed.
     """
@@ -235,7 +235,7 @@ def _prices(data: bytes) -> tuple[dict[str, Price], int]:
         entries = [cast("dict[str, Any]", entry) for entry in listed]
     except (msgspec.DecodeError, TypeError, KeyError, RecursionError) as error:
         raise TeacherError(
-            f"the list of prices has another form than before: {error}",
+            f"the price list has an unexpected format: {error}",
             "write the price that you need into prices.yml",
         ) from error
     models, num_without = dict[str, Price](), 0
@@ -246,7 +246,7 @@ def _prices(data: bytes) -> tuple[dict[str, Price], int]:
             continue
         name = str(entry["id"])
         models[name] = price
-        # At OpenRouter these makers' models cost what they cost at the maker itself.
+        # At OpenRouter the models of these makers have their makers' own prices.
         if name.partition("/")[0] in _MAKERS and ":" not in name:
             models.setdefault(plain_name(name), price)
     return models, num_without

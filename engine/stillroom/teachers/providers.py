@@ -7,6 +7,7 @@ from typing import Any, Literal
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from stillroom.errors import InputError
+from stillroom.home_paths import is_away
 from stillroom.secrecy.keys import check_host
 from stillroom.settings import Workspace
 from stillroom.types import SamplingSettings
@@ -146,6 +147,11 @@ class Endpoint:
         """The URL to which chat requests are posted."""
         return f"{self.base_url}{_CHAT}" + (f"?{self.query}" if self.query else "")
 
+    @property
+    def is_own_server(self) -> bool:
+        """Whether it may be a server such as vLLM that says how long a context it takes."""
+        return self.provider.is_local or (self.provider == ANY_ENDPOINT and not self.query)
+
     def key_headers(self, key: str | None) -> dict[str, str]:
         """Returns the HTTP header that carries the key; nothing without a key."""
         if key is None:
@@ -165,6 +171,38 @@ def provider_of(model: str) -> EndpointProvider | None:
     return None
 
 
+def provider_at(host: str) -> EndpointProvider | None:
+    """Returns the provider whose own host this is; None for any other host."""
+    for provider in PROVIDERS.values():
+        if not provider.is_local and urlsplit(provider.base_url).hostname == host:
+            return provider.name
+    return None
+
+
+def served_by(named: str | None, address: str | None) -> str | None:
+    """Returns who served a call that was logged with the name of a provider and an address.
+
+    Loggers name the API that was spoken: another host that speaks a provider's API is named itself.
+    """
+    try:
+        host = (
+            urlsplit(address if "//" in address else f"//{address}").hostname if address else None
+        )
+    except ValueError:
+        return named
+    if host is None:
+        return named
+    if _AZURE_HOST.search(host):
+        return "azure"
+    own = PROVIDERS[named].base_url if named is not None and named in PROVIDERS else None
+    is_elsewhere = own is not None and _domain(urlsplit(own).hostname or "") != _domain(host)
+    return provider_at(host) or (host if is_elsewhere else named)
+
+
+def _domain(host: str) -> str:
+    return ".".join(host.split(".")[-2:])
+
+
 def endpoint_for(
     workspace: Workspace,
     provider: ProviderName,
@@ -178,7 +216,7 @@ def endpoint_for(
     Another `base_url` (vLLM, SGLang, Ollama, a gateway) is sent no key unless `api_key_env` names
     one, because the provider's key must reach only the provider's own address. An address at Azure
     is sent Azure's key. Which other keys an address may be sent is in the user's keys.yml. Without
-    `needs_key` nothing will be sent, so the key need not be set.
+    `needs_key` nothing will be sent, so the key need not be set, nor be allowed at the address.
 
     Raises InputError if the address cannot be used, if the key may not be sent there, or if it is
     missing or malformed.
@@ -200,16 +238,20 @@ def endpoint_for(
         query=parts.query,
     )
     name = endpoint.api_key_env
-    if name is not None:
+    if name is not None and needs_key:
         _check_host(workspace, name, parts)
-        if needs_key or workspace.read_key(name) is not None:
-            _check_key(workspace, provider, name)
+    if name is not None and (needs_key or workspace.read_key(name) is not None):
+        _check_key(workspace, provider, name)
     return endpoint
 
 
 def _check_host(workspace: Workspace, name: str, parts: SplitResult) -> None:
     """Raises InputError if the key in variable `name` may not be sent to an address."""
     host = parts.hostname or ""
+    # On another machine, a key that was handed over was checked where the run was started.
+    is_checked = is_away() and name in workspace.secrets
+    if is_checked or not {host, f"{host}:{parts.port}"}.isdisjoint(workspace.key_hosts(name)):
+        return
     own = [
         provider.api_key_env
         for provider in PROVIDERS.values()
@@ -228,33 +270,36 @@ def terms_of(provider: ProviderName, base_url: str | None) -> str | None:
 def _address(url: str) -> SplitResult:
     """Returns the parts of a base URL, or raises InputError if no request could be sent to it."""
     fix = "give e.g. http://127.0.0.1:8000/v1, without a query"
-    # A line break or space in the URL would corrupt the first line of the HTTP request.
-    if url.isascii() and url.isprintable() and " " not in url:
-        parts = _split(url)
-        if parts is not None and "@" in parts.netloc:
-            # It would be in the request, in reports and in manifests.
-            host = parts.netloc.rpartition("@")[2]
-            raise InputError(
-                f"base_url for {host} holds a login, and it would be recorded with the run",
-                "take it out, and name the variable with the key as api_key_env",
-            )
-        if parts is not None and parts.scheme in ("http", "https") and not parts.fragment:
-            more = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} - {_VERSION}
-            if not more:
-                return parts
-            # Such a parameter may be a key, and reports record the address with its query.
-            fix = f"take {min(more)!r} out of the query, and name a key with api_key_env"
+    parts = url_parts(url)
+    if parts is not None and "@" in parts.netloc:
+        # It would be in the request, in reports and in manifests.
+        host = parts.netloc.rpartition("@")[2]
+        raise InputError(
+            f"base_url for {host} holds a login, and it would be recorded with the run",
+            "take it out, and name the variable with the key as api_key_env",
+        )
+    if parts is not None and not parts.fragment:
+        more = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} - {_VERSION}
+        if not more:
+            return parts
+        # Such a parameter may be a key, and reports record the address with its query.
+        fix = f"take {min(more)!r} out of the query, and name a key with api_key_env"
     raise InputError(
         f"base_url {url!r} is not an http(s) address to which {_CHAT} can be added", fix
     )
 
 
-def _split(url: str) -> SplitResult | None:
+def url_parts(url: str) -> SplitResult | None:
+    """Returns the parts of an http(s) URL; None if a request cannot be sent to it."""
+    # A line break or space in the URL would corrupt the first line of the HTTP request.
+    if not (url.isascii() and url.isprintable()) or " " in url:
+        return None
     try:
         parts = urlsplit(url)
-        return parts if parts.hostname and parts.port != 0 else None
+        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         return None
+    return parts if is_address else None
 
 
 def _check_azure(parts: SplitResult) -> None:
@@ -264,7 +309,7 @@ def _check_azure(parts: SplitResult) -> None:
         return
     host = f"{parts.scheme}://{parts.netloc}"
     raise InputError(
-        f"base_url {parts.geturl()!r} names no chat at Azure",
+        f"base_url {parts.geturl()!r} is not the address of an Azure chat deployment",
         f"give {host}/openai/v1 and the deployment's name as the model, or "
         f"{host}/openai/deployments/NAME?{_VERSION}=2024-10-21",
     )

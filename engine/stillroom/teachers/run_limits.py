@@ -32,14 +32,14 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     budget_usd: float | None = None
     """The most that machine and teacher may cost together; None for no limit."""
     price_per_hour: float | None = None
-    """US dollars for an hour of the machine; None if it is not known."""
+    """The hourly price of the machine in US dollars; None if it is unknown."""
     spent_usd: float = 0.0
-    """What the machine had cost before the start."""
+    """The cost of the machine before the start, in US dollars."""
     reserve_s: float = 0.0
-    """The seconds of the machine that are kept back for the last checkpoint and bringing back."""
+    """The seconds of machine time reserved for the last checkpoint and for copying back."""
 
     def machine_usd(self, clock: float, *, with_reserve: bool = False) -> float:
-        """Returns what the machine has cost by now; with the reserve, once the run has stopped."""
+        """Returns the machine's cost so far; with the reserve, its cost after the run stopped."""
         used_s = max(0.0, clock - self.started) + (self.reserve_s if with_reserve else 0.0)
         return self.spent_usd + (self.price_per_hour or 0.0) * used_s / _HOUR_S
 
@@ -65,7 +65,7 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
         used_s = clock - self.started
         if self.hours is not None and used_s >= self.hours * _HOUR_S + _KILLED_AFTER_S:
             return True
-        # Half of the reserve is for bringing back what the run has written.
+        # Half of the reserve is for copying the outputs back.
         half = self.machine_usd(clock) + (self.price_per_hour or 0.0) * self.reserve_s / 2 / _HOUR_S
         return self.budget_usd is not None and half + teacher_usd >= self.budget_usd
 
@@ -81,9 +81,9 @@ def read_limits(folder: Path) -> RunLimits | None:
 
 
 def usd_per_hour_of(workspace: Workspace, folder: Path) -> float | None:
-    """Returns what an hour of the machine costs that does this run; None if that is not known.
+    """Returns the hourly price of the machine that does this run; None if it is unknown.
 
-    What prices.yml says of a machine is about the user's own.
+    The machine in prices.yml is the user's own.
     """
     if not is_away():
         return machine_usd_per_hour(workspace)
@@ -92,10 +92,9 @@ def usd_per_hour_of(workspace: Workspace, folder: Path) -> float | None:
 
 
 def machine_share(folder: Path, clock: Callable[[], float] = time.monotonic) -> Callable[[], float]:
-    """Returns a function for the part of a budget that the run's machine takes, which grows with
-    time.
+    """Returns a function that returns the machine's share of a run's budget, which grows with time.
 
-    A teacher's calls get only the rest. It is nothing for a run without a priced machine.
+    A teacher's calls get the rest. The share is 0 for a run without a priced machine.
     """
     limits = read_limits(folder)
     if limits is None or limits.price_per_hour is None:

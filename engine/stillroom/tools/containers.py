@@ -81,7 +81,7 @@ class DockerEngine:
         except DockerError as error:
             raise InputError(
                 f"{file} could not be built: {error}",
-                f"run `{self.executable} build -f {file} {folder}` and mend what it reports",
+                f"run `{self.executable} build -f {file} {folder}` and fix what it reports",
             ) from error
         return image
 

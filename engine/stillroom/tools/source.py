@@ -81,10 +81,10 @@ def error_result(text: str) -> ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class RedactedTools(ToolSource):
-    """Tools in whose schemas and results the secrets of the run do not stand.
+    """Tools whose schemas and results are shown without the secrets of the run.
 
-    A tool may read a key from a file, or repeat what its command line holds. The model's context,
-    the journal and the rows get the text without it.
+    A tool may read a key from a file, or repeat one of its command line. The model's context, the
+    journal and the rows get the text without it.
     """
 
     source: ToolSource

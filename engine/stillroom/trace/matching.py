@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,8 +15,10 @@ from stillroom.data.checks import Problem
 from stillroom.data.formats import task_from_row
 from stillroom.data.instruction import Instruction
 from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines
-from stillroom.data.row_names import MAX_CANDIDATES, RowNames, ambiguous, is_named
+from stillroom.data.row_names import MAX_CANDIDATES, RowNames, ambiguous, is_named, row_hash
+from stillroom.data.words import final_answer
 from stillroom.errors import DataError, EngineError
+from stillroom.files import content_hash
 from stillroom.lineage import Manifest
 from stillroom.lines import Line
 from stillroom.rollout.plan import with_system
@@ -36,6 +39,7 @@ class Ids(msgspec.Struct, frozen=True):
     task_id: Any = None
     chosen_id: Any = None
     rejected_id: Any = None
+    rewritten_from: Any = None
 
     def has(self, wanted: str) -> bool:
         """Returns whether this is one of the row's ids; a task id does not count."""
@@ -51,6 +55,7 @@ class _Pair(msgspec.Struct, frozen=True):
 _IDS = msgspec.json.Decoder(Ids)
 _PAIR = msgspec.json.Decoder(_Pair)
 Match = tuple[Path, Line]
+Keys = Iterable[str | None]
 
 
 def ids_of(data: bytes) -> Ids:
@@ -117,59 +122,123 @@ def rows_instruction(manifest: Manifest | None) -> Instruction:
     return Instruction(system if isinstance(system, str) else None)
 
 
-def converted_from(file: Path, row: bytes, instruction: Instruction) -> Iterator[Match]:
-    """Yields the rollouts in a file that convert to exactly these bytes with an instruction."""
-    wanted = ids_of(row).rollout_id
-    for rollout in read_curated_rows(file, with_parts=True):
-        facts, parts = rollout.facts, rollout.parts
-        if facts is None or parts is None or (facts.id or None) != wanted:
-            continue
-        if b"".join(supervised_row(facts, parts, instruction)) == row:
-            yield file, rollout.line
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How the rows of a file name the rows of its inputs that they were made from, by keys."""
+
+    what: str
+    """What an input row is to a row of the file, such as prompt."""
+    of_output: Callable[[Line], Keys]
+    """The keys of the input rows behind a row of the file."""
+    of_input: Callable[[CuratedRow, str], Keys]
+    """The keys of an input row, given with its name."""
+    is_same: Callable[[Line, CuratedRow], bool] = lambda _line, _row: True
+    """Whether an input row with a key is the one, where old files have keys that several share."""
+
+    def sources(self, file: Path, line: Line) -> Iterator[Match]:
+        """Yields the rows of an input that a row of the file was made from."""
+        wanted = {*self.of_output(line)} - {None}
+        for row, name in named_rows(file):
+            if not wanted.isdisjoint(self.of_input(row, name)) and self.is_same(line, row):
+                yield file, row.line
+
+    def results(self, file: Path, row: CuratedRow, name: str) -> Iterator[Line]:
+        """Yields the rows of the file that were made from an input row."""
+        keys = {*self.of_input(row, name)} - {None}
+        for line in read_row_lines(file):
+            if not keys.isdisjoint(self.of_output(line)):
+                yield line
 
 
-def copied_from(file: Path, row: bytes) -> Iterator[Match]:
-    """Yields the rows in a file that have exactly these bytes."""
-    for line in read_row_lines(file):
-        if line.data == row:
-            yield file, line
-
-
-def scored_from(file: Path, row: bytes) -> Iterator[Match]:
-    """Yields the rows in a file with the same id and messages; their rewards may differ."""
-    ids, messages = ids_of(row).id, messages_of(row)
-    for line in read_row_lines(file):
-        if ids_of(line.data).id == ids and messages_of(line.data) == messages:
-            yield file, line
-
-
-def paired_from(file: Path, row: bytes, side: str, instruction: Instruction) -> Iterator[Match]:
-    """Yields the rollouts of a pair's task that begin with the messages of one side of the pair.
-
-    `side` is chosen or rejected. If the pair gives the rollout's name, or in older files its id,
-    that must match as well.
-    """
-    ids, pair = ids_of(row), _PAIR.decode(row)
-    wanted = ids.chosen_id if side == "chosen" else ids.rejected_id
-    said = pair.prompt + (pair.chosen if side == "chosen" else pair.rejected)
+def named_rows(file: Path) -> Iterator[tuple[CuratedRow, str]]:
+    """Yields the rows of a file with their names."""
     names = RowNames()
-    for rollout in read_curated_rows(file):
-        name = names.name(file, rollout.line.view)
-        is_it = name == wanted or _may_be(rollout, wanted, ids.task_id)
-        messages = cast("list[Message]", rollout.messages)
-        if is_it and instruction.put_before(messages)[: len(said)] == said:
-            yield file, rollout.line
+    for row in read_curated_rows(file, with_parts=True):
+        yield row, names.name(file, row.line.view)
 
 
-def asked_by(file: Path, task_id: str, manifest: Manifest) -> Iterator[Match]:
-    """Yields the prompts in a file whose task has this id.
+def links_of(origin: Origin) -> list[Link]:
+    """Returns how the rows of a file lead to those of its inputs; nothing if it was given."""
+    manifest = origin.manifest
+    match manifest.operation if manifest is not None else None:
+        case "filter_dataset":
+            return [Link("row", _hash_of, lambda _row, name: (name.partition("#")[0],))]
+        case "convert_rollouts":
+            own = rows_instruction(manifest)
+            if manifest is not None and manifest.request.get("rewrite"):
+                return [Link("rollout", _rewritten, lambda row, _name: _to_rewrite(row, own))]
+            return [Link("rollout", _hash_of, lambda row, _name: _converted_hash(row, own))]
+        case "score_rollouts":
+            return [Link("rollout", _scored_key, lambda row, _name: _scored_key(row.line))]
+        case "make_dpo_pairs":
+            own = rows_instruction(manifest)
+            return [_pair_link(side, own) for side in ("chosen", "rejected")]
+        case "generate_rollouts" | "evaluate_model":
+            is_txt, system = origin.path.suffix == ".txt", system_in_ids(manifest)
+            return [
+                Link(
+                    "prompt",
+                    lambda line: (_text(ids_of(line.data).task_id),),
+                    lambda row, _name: (
+                        prompt_task_id(
+                            row.line, system, is_text=is_txt or row.path.suffix == ".txt"
+                        ),
+                    ),
+                )
+            ]
+        case _:
+            return []
 
-    The id covers the system prompt that the request of the manifest adds to each prompt.
-    """
-    system, is_text = system_in_ids(manifest), file.suffix == ".txt"
-    for line in read_row_lines(file):
-        if prompt_task_id(line, system, is_text=is_text) == task_id:
-            yield file, line
+
+def _hash_of(line: Line) -> Keys:
+    return (row_hash(line.view),)
+
+
+def _converted_hash(row: CuratedRow, instruction: Instruction) -> Keys:
+    if row.facts is None or row.parts is None:
+        return ()
+    return (row_hash(b"".join(supervised_row(row.facts, row.parts, instruction))),)
+
+
+def _rewritten(line: Line) -> Keys:
+    """Returns a key of a row with a rewritten answer: all but that, and the hash of the first."""
+    ids, messages = ids_of(line.data), messages_of(line.data)
+    return (content_hash([ids.rollout_id, messages[:-1], ids.rewritten_from]),)
+
+
+def _to_rewrite(row: CuratedRow, instruction: Instruction) -> Keys:
+    """Returns the key that a rollout's row has once its answer is rewritten."""
+    if row.facts is None:
+        return ()
+    messages = instruction.put_before(cast("list[Message]", row.messages))
+    original = content_hash(final_answer(row.messages))
+    return (content_hash([row.facts.id or None, messages[:-1], original]),)
+
+
+def _scored_key(line: Line) -> Keys:
+    """Returns a key of a rollout that stays when it is scored again."""
+    return (content_hash([ids_of(line.data).id, messages_of(line.data)]),)
+
+
+def _pair_link(side: str, instruction: Instruction) -> Link:
+    """Returns how pairs name the rollouts of one side, chosen or rejected."""
+
+    def begins_as(line: Line, row: CuratedRow) -> bool:
+        pair = _PAIR.decode(line.data)
+        wanted = pair.prompt + (pair.chosen if side == "chosen" else pair.rejected)
+        messages = instruction.put_before(cast("list[Message]", row.messages))
+        return messages[: len(wanted)] == wanted
+
+    return Link(
+        f"{side} rollout",
+        lambda line: (_text(getattr(ids_of(line.data), f"{side}_id")),),
+        lambda row, name: (name, row.id),
+        begins_as,
+    )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def system_in_ids(manifest: Manifest | None) -> str | None:
@@ -200,13 +269,8 @@ def _task_id(row: dict[str, Any], system: str | None) -> str | None:
         return None  # it is no prompt
 
 
-def _may_be(rollout: CuratedRow, wanted: Any, task_id: Any) -> bool:
-    facts = rollout.facts
-    return facts is not None and facts.task_id == task_id and wanted in (None, facts.id)
-
-
 def messages_of(data: bytes) -> Any:
-    """Returns the messages of a rollout of ours or of rnow; the data itself if there are none."""
+    """Returns the messages of a rollout in our layout or rnow's; the data if there are none."""
     try:
         row = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -176,8 +176,8 @@ class Origins:
             if note is None and record.location != record.name:
                 note = f"served by {record.location}"
             if answered := [answering.model for answering in record.answered_by]:
-                said = f"answered by {', '.join(answered)}"
-                note = said if note is None else f"{note}, {said}"
+                models = f"answered by {', '.join(answered)}"
+                note = models if note is None else f"{note}, {models}"
             content = FileRecord(path=record.name, sha256="", num_bytes=0)
             return Origin(content, folder, state, None, note, record.role, record.name)
         content = FileRecord(path=record.location, sha256=record.sha256, num_bytes=0)
@@ -190,7 +190,7 @@ class Origins:
 def move_between(before: Path, now: Path) -> Move:
     """Returns the move of a project in which one file moved from `before` to `now`.
 
-    What the two paths have in common at their ends is taken as the place within the project.
+    The common end of the two paths is taken as the path within the project.
     """
     old, new = before.parts, now.parts
     shared = 0

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field
 
-from stillroom.types import OthersText
+from stillroom.types import OthersText, OwnText
 from stillroom.validation import StrictModel
 
 
@@ -56,7 +56,7 @@ class LineageNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The options of a filter, conversion or pairing, without files and those left unset."""
     versions: list[str] = []
     """The tagged versions (path@tag) that keep this content."""
-    note: str | None = None
+    note: OthersText | None = None
     inputs: list["LineageNode"] = []
     more_inputs: dict[str, int] = {}
     """The number of inputs that are not shown, by state."""
@@ -65,7 +65,7 @@ class LineageNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class RowStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step in the history of a row, at one file; the steps run from the latest back."""
 
-    what: str
+    what: OwnText
     """What the row is: row, rollout, chosen rollout, rejected rollout or prompt."""
     at: str
     """The place as `file:line`; only the file if the row is not in it."""
@@ -75,7 +75,7 @@ class RowStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The name of the row in that file; None for a row that is not in it."""
     id: OthersText | None = None
     """The id that the row gives itself; other rows may have the same."""
-    decision: str | None = None
+    decision: OwnText | None = None
     """What was done with the row at this step, in words; None if there is nothing to say."""
     reasons: list[OthersText] = []
     """The reasons for which the row was dropped or left out."""
@@ -86,15 +86,15 @@ class RowStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):
-    """The lineage of a file or model, and the history of one row if it was asked for."""
+    """The lineage of a file or model, and the history of one row if one was given."""
 
     root: LineageNode
     row: list[RowStep]
     tagged: str | None
-    """The name of the version (path@tag) that keeps the file now; None if none was asked for."""
+    """The name of the version (path@tag) that keeps the file now; None if none was requested."""
     sources: str | None = None
-    """The path of the file with all rows behind it; None if none was asked for."""
+    """The path of the file with all rows behind it; None if none was requested."""
     num_sources: int = 0
     """The number of rows in that file."""
-    problems: list[str]
+    problems: list[OthersText]
     """The files and models in the lineage that have changed or are missing, one per text."""

@@ -1,38 +1,32 @@
 """Follows a row back to its rollout and prompt, or finds where and why it was left out."""
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from stillroom.curate.convert import reason_to_leave_out, supervised_row
-from stillroom.curate.facts import RolloutParts, RowFacts
+from stillroom.curate.convert import reason_to_leave_out
 from stillroom.curate.filter.request import DroppedRow
 from stillroom.curate.rows import read_curated_rows
 from stillroom.data.row_files import read_row_lines
 from stillroom.data.row_names import MAX_CANDIDATES, ambiguous, is_named
 from stillroom.errors import InputError
 from stillroom.importing.records import Place, imported_from
-from stillroom.lineage import Manifest
 from stillroom.lines import Line
 from stillroom.settings import Workspace
 from stillroom.trace.matching import (
     FoundRows,
+    Link,
     Match,
     alike,
-    asked_by,
-    converted_from,
-    copied_from,
     ids_of,
     imported_again,
+    links_of,
     logs_among,
     name_at,
-    paired_from,
+    named_rows,
     row_at,
-    rows_instruction,
-    scored_from,
 )
 from stillroom.trace.origins import Origin, Origins
 from stillroom.trace.request import RowStep, State
@@ -41,7 +35,6 @@ _CODE = (".py", ".yml", ".yaml")
 _EARLIER = frozenset(("checkpoint", "student"))
 """The roles of models whose rows are behind a model too: what was exported, and what a training
 started from."""
-"""The role in which the manifest of an export names the checkpoint."""
 _UNSURE = "the file has changed since it was used: this may not be the row that was used"
 IMPORTING = "import_rollouts"
 _MAX_CALLS = 20
@@ -134,8 +127,8 @@ class RowTrace:
         )
         if operation == IMPORTING:
             yield from self._imported(origin, line)
-        for side, find in _ways_back(origin, line):
-            yield from self._before(origin, side, find)
+        for link in links_of(origin):
+            yield from self._before(origin, line, link)
 
     def _imported(self, origin: Origin, line: Line) -> Iterator[RowStep]:
         """Yields the source rows of an imported one: its own, and those of its earlier calls.
@@ -163,9 +156,10 @@ class RowTrace:
             decision=None if source is not None else "the file is no input on record",
         )
 
-    def _before(
-        self, origin: Origin, what: str, find: Callable[[Path], Iterator[Match]]
-    ) -> Iterator[RowStep]:
+    def _before(self, origin: Origin, row: Line, link: Link) -> Iterator[RowStep]:
+        def find(file: Path) -> Iterator[Match]:
+            return link.sources(file, row)
+
         inputs = self._data_inputs(origin)
         by_path = {source.path: source for source in inputs if source.path.is_file()}
         matches = alike(list(by_path), find)
@@ -173,7 +167,7 @@ class RowTrace:
             (path, line), *others = matches
             source = by_path[path]
             also_at = [self._at(by_path[p], other.number) for p, other in others]
-            yield from self._steps(source, line, also_at, what=what)
+            yield from self._steps(source, line, also_at, what=link.what)
             return
         steps = self._before_import(origin, list(by_path), find)
         if steps:
@@ -182,7 +176,10 @@ class RowTrace:
         for source in inputs:
             problem = "is missing" if source.state is State.MISSING else "does not hold it any more"
             yield RowStep(
-                what=what, at=self._at(source), state=source.state, decision=f"the file {problem}"
+                what=link.what,
+                at=self._at(source),
+                state=source.state,
+                decision=f"the file {problem}",
             )
 
     def _before_import(
@@ -214,14 +211,16 @@ class RowTrace:
 
     def _after(self, origin: Origin, source: Origin, line: Line) -> Line | _Lost:
         """Returns the row of a file that a row of its input became, or how that was lost."""
-        name = name_at(source.path, line.number)
+        row, name = next(
+            (row, name) for row, name in named_rows(source.path) if row.line.number == line.number
+        )
         dropped = self._dropped(origin, name, source, line)
         if dropped is not None:
             return dropped
         operation = origin.manifest.operation if origin.manifest else ""
-        made = _made_of(origin.manifest, origin.path, source.path, line)
-        if made is not None:
-            return made
+        for link in links_of(origin):
+            if (made := next(link.results(origin.path, row, name), None)) is not None:
+                return made
         reason = _why_left_out(operation, source.path, line)
         step = RowStep(
             what="row",
@@ -306,67 +305,8 @@ def rows_behind(origins: Origins, origin: Origin) -> list[Origin]:
     return list({(file.path, file.record.sha256): file for file in found}.values())
 
 
-def _ways_back(origin: Origin, line: Line) -> list[tuple[str, Callable[[Path], Iterator[Match]]]]:
-    """Returns the searches for the rows that a row was made from, each with what they are.
-
-    A search takes the path of an input and yields the rows in it that match.
-    """
-    row, manifest = line.data, origin.manifest
-    if manifest is None:
-        return []
-    own = rows_instruction(manifest)
-    match manifest.operation:
-        case "convert_rollouts":
-            return [("rollout", functools.partial(converted_from, row=row, instruction=own))]
-        case "filter_dataset":
-            return [("row", functools.partial(copied_from, row=row))]
-        case "score_rollouts":
-            return [("rollout", functools.partial(scored_from, row=row))]
-        case "make_dpo_pairs":
-            return [
-                (
-                    f"{side} rollout",
-                    functools.partial(paired_from, row=row, side=side, instruction=own),
-                )
-                for side in ("chosen", "rejected")
-            ]
-        case "generate_rollouts" | "evaluate_model":
-            task_id = str(ids_of(row).task_id)
-            return [("prompt", functools.partial(asked_by, task_id=task_id, manifest=manifest))]
-        case _:
-            return []
-
-
 def _is_note_of(note: DroppedRow, wanted: str) -> bool:
     return note.id == wanted or (note.row is not None and is_named(note.row, wanted))
-
-
-def _made_of(manifest: Manifest | None, file: Path, source: Path, line: Line) -> Line | None:
-    """Returns the row of a file that an operation made of a row of its input; None if none."""
-    operation = manifest.operation if manifest is not None else None
-    if operation == "filter_dataset":
-        return _first(copied_from(file, line.data))
-    if operation == "score_rollouts":
-        return _first(scored_from(file, line.data))
-    if operation == "make_dpo_pairs":
-        name = name_at(source, line.number)
-        return next(iter(FoundRows(file, name).lines), None) if name else None
-    if operation == "convert_rollouts":
-        for rollout in read_curated_rows(source, with_parts=True):
-            if rollout.line.number == line.number:
-                facts, parts = rollout.facts, rollout.parts
-                if facts is None or parts is None:
-                    return None
-                return _first(copied_from(file, _converted(facts, parts, manifest)))
-    return None
-
-
-def _converted(facts: RowFacts, parts: RolloutParts, manifest: Manifest | None) -> bytes:
-    return b"".join(supervised_row(facts, parts, rows_instruction(manifest)))
-
-
-def _first(matches: Iterator[Match]) -> Line | None:
-    return next((line for _, line in matches), None)
 
 
 def _why_left_out(operation: str, file: Path, line: Line) -> str | None:

@@ -1,26 +1,36 @@
-"""A training run: checks the plan, then trains in this process or starts several that train.
+"""A training run: checks the plan, then trains in this process or starts several that train."""
 
-Metrics also go to TensorBoard, Weights & Biases and trackio; a tracker that fails is dropped with a
-note, so that it cannot end a run.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
-from stillroom.errors import missing_extra
+from stillroom.data.formats import load_datasets, load_dpo_rows
 from stillroom.files import write_json
+from stillroom.lineage import ModelRecord, Recording
+from stillroom.models.resolve import identify, locate_model
 from stillroom.reporting import Reporter
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
-from stillroom.train.config.request import StartTraining, plan_request
+from stillroom.train.config.distill_sections import served_teacher
+from stillroom.train.config.request import StartTraining, TrainingPlan, plan_request
+from stillroom.train.config.resume import RunInputs, check_unchanged, find_resume_point
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.distributed.launch import launch_training
-from stillroom.train.in_process import train_in_process
-from stillroom.train.loop.session import TrainResult
+from stillroom.train.loop.checkpoints import RunSources
+from stillroom.train.loop.evaluations import TrainingEvaluations, read_prompts
+from stillroom.train.loop.session import Session, TrainResult
+from stillroom.train.loop.trackers import TrackedReporter, open_trackers
+from stillroom.train.methods.dpo import train_dpo
+from stillroom.train.methods.sft import PrepareTargets, train_sft
+from stillroom.train.on_policy.loop import distill
+from stillroom.train.soft_targets.targets import prepare_targets
+from stillroom.train.student.collective import ALONE, Collective
+from stillroom.train.student.model import load_student, router_notes
 
 
 def train(
@@ -39,116 +49,125 @@ def train(
     return msgspec.structs.replace(result, checkpoint=shown)
 
 
-_Log = Callable[[int, Mapping[str, float]], None]
+def train_in_process(
+    workspace: Workspace,
+    request: StartTraining,
+    plan: TrainingPlan,
+    *,
+    folder: Path,
+    reporter: Reporter,
+    peers: Collective = ALONE,
+) -> TrainResult:
+    """Trains in this process, alone or as one of `peers`, which must all make the same call.
 
-
-@dataclass(frozen=True, slots=True)
-class Tracker:
-    """A service or folder that metrics are sent to."""
-
-    name: str
-    log: _Log
-    close: Callable[[], object]
-
-
-def open_trackers(config: TrainConfig, run: Path) -> list[Tracker]:
-    """Returns the trackers that config.yml names; their files go into the run's folder.
-
-    Raises MissingExtraError if a tracker isn't installed.
+    Only the first process writes checkpoints and reports.
     """
-    trainer, trackers = config.trainer, list[Tracker]()
-    settings = config.model_dump(mode="json")
-    try:
-        if trainer.tensorboard:
-            trackers.append(_tensorboard(run))
-        if trainer.wandb_project is not None:
-            name = trainer.wandb_name or run.name
-            trackers.append(_wandb(trainer.wandb_project, name, run, settings))
-        if trainer.trackio_project is not None:
-            trackers.append(_trackio(trainer.trackio_project, run, settings))
-    except ModuleNotFoundError as error:
-        raise missing_extra("track", "tracking a run") from error
-    return trackers
+    started = time.monotonic()
+    config = plan.config
+    point = find_resume_point(workspace, request.resume) if request.resume else None
+    rows = [*plan.train_files, *plan.rows_files]
+    files = [plan.config_file, *rows, *plan.context_files, *plan.code_files]
+    # The files are hashed while they are read, and must be as they were at the start.
+    with Recording(files, copies={plan.config_file: plan.config_source}) as recording:
+        prompts = read_prompts(plan)
+        models = _model_records(workspace, config)
+        train = _method(workspace, plan, models)
+        inputs = _run_inputs(plan, recording, models)
+        if point is not None:
+            check_unchanged(point.state.inputs, inputs, run_id=point.run_id)
+        student = load_student(
+            workspace,
+            config.model,
+            seed=config.trainer.seed,
+            peers=peers,
+            resumed=point.checkpoint if point is not None else None,
+        )
+        RunFolder(folder).check_inputs()
+        router = router_notes(student.loaded.model.config)
+        notes = [*plan.notes, *student.head.notes, *router]
+        for note in notes if peers.is_first else []:
+            reporter.note(note)
+        if peers.rank:
+            # Each process must draw its own dropout.
+            torch.manual_seed(config.trainer.seed + peers.rank)
+        evaluations = TrainingEvaluations(workspace, plan, student, reporter, prompts)
+        evaluations.check()
+        session = Session(
+            config,
+            student,
+            folder,
+            reporter,
+            started,
+            sources=RunSources(recording, models, request.model_dump(mode="json")),
+            resumed=point,
+            inputs=inputs,
+            evaluations=evaluations,
+        )
+        return train(session)
 
 
-def _tensorboard(run: Path) -> Tracker:
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer: Any = SummaryWriter(str(run / "tensorboard"))
-
-    def log(step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            writer.add_scalar(name, value, step)
-
-    return Tracker("TensorBoard", log, writer.close)
-
-
-def _wandb(project: str, name: str, run: Path, settings: dict[str, Any]) -> Tracker:
-    import wandb
-
-    library: Any = wandb
-    # Without a key W&B would ask for one at the terminal and wait forever.
-    mode = None if library.api.api_key else "offline"
-    session = library.init(
-        project=project, name=name, id=run.name, dir=str(run), config=settings, mode=mode
-    )
-
-    def log(step: int, values: Mapping[str, float]) -> None:
-        session.log(dict(values), step=step)
-
-    return Tracker("W&B", log, session.finish)
-
-
-def _trackio(project: str, run: Path, settings: dict[str, Any]) -> Tracker:
-    import trackio
-
-    library: Any = trackio
-    session = library.init(project=project, name=run.name, config=settings, embed=False)
-
-    def log(step: int, values: Mapping[str, float]) -> None:
-        session.log(dict(values), step=step)
-
-    return Tracker("trackio", log, session.finish)
+def _method(
+    workspace: Workspace, plan: TrainingPlan, models: list[ModelRecord]
+) -> Callable[[Session[Any]], TrainResult]:
+    """Reads the rows, before any model is loaded, and returns the method that trains on them."""
+    prepare = _prepare_targets(workspace, plan, models)
+    match plan.config.dataset_type:
+        case "sft":
+            sft_rows = plan.load_rows(plan.train_file)
+            return lambda session: train_sft(
+                session,
+                sft_rows,
+                max_length=_max_length(session),
+                prepare=prepare,
+                teacher=plan.rows_instruction,
+            )
+        case "dpo":
+            dpo_rows = load_dpo_rows(plan.train_file)
+            return lambda session: train_dpo(session, dpo_rows, max_length=_max_length(session))
+        case "distill":
+            tasks = load_datasets(plan.train_files)
+            cold_rows = plan.load_rows(plan.cold_start_file) if plan.cold_start_file else []
+            added = plan.load_rows(plan.added_rows_file) if plan.added_rows_file else []
+            return lambda session: distill(
+                workspace, session, plan, tasks, cold_rows, added, prepare
+            )
 
 
-@dataclass(slots=True)
-class TrackedReporter:
-    """A reporter that passes all reports to the run's own reporter, and metrics to trackers too."""
+def _prepare_targets(
+    workspace: Workspace, plan: TrainingPlan, models: list[ModelRecord]
+) -> PrepareTargets | None:
+    """Returns the function that has the teacher read supervised rows, if it is to."""
+    if plan.config.soft_targets is None:
+        return None
+    teacher = next(model for model in models if model.role == "teacher")
+    rows_file = plan.cold_start_file or plan.train_file
+    return partial(prepare_targets, workspace, plan.config, teacher, rows_file)
 
-    reporter: Reporter
-    trackers: list[Tracker] = field(default_factory=list[Tracker])
 
-    def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
-        """Reports the progress of the current phase."""
-        self.reporter.progress(done, total, unit=unit, phase=phase)
+def _max_length(session: Session[TrainConfig]) -> int:
+    return session.config.model.row_length(session.student.loaded.max_context)
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Records the metrics of a step, then sends them to the trackers."""
-        self.reporter.metrics(step, values)
-        for tracker in list(self.trackers):
-            self._try(tracker, lambda tracker=tracker: tracker.log(step, values))
 
-    def note(self, text: str) -> None:
-        """Records a note."""
-        self.reporter.note(text)
+def _run_inputs(plan: TrainingPlan, recording: Recording, models: list[ModelRecord]) -> RunInputs:
+    """Returns the inputs of the run; config.yml counts by its values, not by its bytes."""
+    modules: dict[str, str] = {}
+    paths = {plan.config_file}
+    for file in filter(None, (plan.tools_file, plan.rewards_file)):
+        modules |= file.modules_sha256 or {}
+        paths |= set(file.paths[1:])
+    files = [record for record in recording.records() if record.file not in paths]
+    config = plan.config.model_dump(mode="json")
+    return RunInputs(config=config, files=files, models=models, modules=modules)
 
-    def alarms(self, current: Sequence[str]) -> None:
-        """Reports the alarms that hold now; they replace those of the step before."""
-        self.reporter.alarms(current)
 
-    def is_cancelled(self) -> bool:
-        """Returns whether the run has been cancelled."""
-        return self.reporter.is_cancelled()
-
-    def close(self) -> None:
-        """Closes the trackers, which then finish their files."""
-        for tracker in list(self.trackers):
-            self._try(tracker, tracker.close)
-
-    def _try(self, tracker: Tracker, act: Callable[[], object]) -> None:
-        try:
-            act()
-        # Whatever a tracker raises is reported, and the run continues without that tracker.
-        except Exception as error:
-            self.trackers.remove(tracker)
-            self.reporter.note(f"{tracker.name} is not used any more: {error}")
+def _model_records(workspace: Workspace, config: TrainConfig) -> list[ModelRecord]:
+    """Returns the identity of the student and of each teacher, as they are now."""
+    records = [identify(locate_model(workspace, config.model.path), role="student")]
+    for index, teacher in enumerate(dict.fromkeys(config.teachers)):
+        role = "teacher" if index == 0 else f"teacher {index + 1}"
+        if teacher.section.is_served:
+            base_url = served_teacher(workspace, teacher).server.endpoint.base_url
+            records.append(ModelRecord(role=role, name=teacher.path, location=base_url))
+        else:
+            records.append(identify(locate_model(workspace, teacher.path), role=role))
+    return records

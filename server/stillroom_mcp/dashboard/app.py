@@ -166,7 +166,7 @@ class _Pages:
         return self._page("run.html.j2", current="runs", view=view, others=same)
 
     def run_live(self, request: Request) -> Response:
-        """Returns what changes on a run's page while it goes on, but for the curves."""
+        """Returns what changes on a run's page while it works, except the curves."""
         return self._page("run_live.html.j2", view=self._view(request))
 
     def run_metrics(self, request: Request) -> Response:
@@ -280,5 +280,5 @@ def _whole_number(request: Request, name: str, *, default: int = 0) -> int:
     if not text:
         return default
     if not text.isdecimal() or len(text) > 18:
-        raise InputError(f"{name}={text[:40]!r} is no number", "follow the links of the page")
+        raise InputError(f"{name}={text[:40]!r} is not a number", "follow the links of the page")
     return int(text)

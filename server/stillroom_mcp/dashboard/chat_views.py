@@ -1,6 +1,6 @@
 """The dashboard's views inside a chat: a run's curves and rows, as MCP Apps of the tools' results.
 
-Hosts that render MCP Apps show them beside the answer of a tool; all others show the answer alone.
+Hosts that render MCP Apps show them next to a tool's answer; all others show the answer alone.
 A view gets the answer from its host, and asks it for more through the tools that the server has.
 """
 

@@ -1,4 +1,4 @@
-"""What a run's page shows while the run goes on: figures, progress, and the metrics so far."""
+"""What a run's page shows while the run works: figures, progress, and the metrics so far."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -104,7 +104,7 @@ def spending(run: Run, request: Mapping[str, Any]) -> Spending | None:
 
 
 def figures(run: Run, request: Mapping[str, Any]) -> list[Figure]:
-    """Returns the large figures of a run as it stands now."""
+    """Returns the large figures of a run as it is now."""
     state = run.state
     return [*_time_figures(state), *_metric_figures(state), *_money_figures(run, request)]
 

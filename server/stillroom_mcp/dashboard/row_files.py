@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from stillroom.data.row_files import MAX_ROW_BYTES
 from stillroom.errors import InputError
 from stillroom.lines import BOM
 from stillroom.secrecy.readable import check_readable
@@ -16,7 +15,10 @@ from stillroom.settings import Workspace
 
 SUFFIXES = (".jsonl", ".txt")
 _BLOCK = 1 << 20
+_HEAD_BYTES = 2000
 _MOST_FILES = 16
+MAX_SHOWN_BYTES = 8 << 20
+"""Of a longer line only so many bytes are read, since a browser could not show the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class RowAt:
     number: int
     offset: int
     data: bytes
+    is_cut: bool = False
+    """Whether the line is longer than what is shown of it."""
 
 
 @dataclass(slots=True)
@@ -57,7 +61,7 @@ class _Index:
             self.identity, self.modified = identity, stat.st_mtime_ns
             self.lines = self.lines or [0]
             start = (len(self.lines) - 1) * _BLOCK
-            # What was added since is counted the next time.
+            # Lines that were appended after the stat are counted by the next call.
             while block := os.pread(stream.fileno(), min(_BLOCK, stat.st_size - start), start):
                 self.lines.append(self.lines[-1] + block.count(b"\n"))
                 start += len(block)
@@ -88,7 +92,7 @@ class RowFiles:
             raise InputError(f"{name!r} is outside the workspace", fix)
         check_readable(path)
         if path.suffix not in SUFFIXES or not path.is_file():
-            raise InputError(f"{name!r} is no file of rows", fix)
+            raise InputError(f"{name!r} is not a file of rows", fix)
         return path
 
     def count(self, path: Path) -> int:
@@ -113,13 +117,22 @@ class RowFiles:
         return rows
 
     def read_at(self, path: Path, offset: int) -> bytes:
-        """Returns the line that begins at a byte. Raises InputError if none begins there."""
+        """Returns the line that begins at a byte.
+
+        Raises InputError if none begins there, or with the head of one that is too long to show.
+        """
         with path.open("rb") as stream:
             if offset > 0:
                 stream.seek(offset - 1)
             if offset < 0 or (offset > 0 and stream.read(1) != b"\n"):
                 raise InputError(f"no row begins at byte {offset}", "load the page of rows again")
-            return _cleaned(stream.readline(MAX_ROW_BYTES))
+            line = stream.readline(MAX_SHOWN_BYTES)
+        if _is_cut(line):
+            raise InputError(
+                f"this row is longer than {MAX_SHOWN_BYTES >> 20} MB; it begins: {head_of(line)}",
+                "look at it with a program that reads files in pieces, as `head -c` does",
+            )
+        return _cleaned(line)
 
     def _indexed(self, path: Path) -> _Index:
         index = self._indexes.setdefault(path, _Index())
@@ -141,15 +154,22 @@ def _lines_from(path: Path, start: int, num_before: int) -> Iterator[RowAt]:
             number += 1
         while True:
             offset = stream.tell()
-            line = stream.readline(MAX_ROW_BYTES)
+            line = rest = stream.readline(MAX_SHOWN_BYTES)
             if not line:
                 return
-            while len(line) == MAX_ROW_BYTES and not line.endswith(b"\n"):
-                rest = stream.readline(MAX_ROW_BYTES)
-                if not rest or rest.endswith(b"\n"):
-                    break
+            while _is_cut(rest):
+                rest = stream.readline(MAX_SHOWN_BYTES)
             number += 1
-            yield RowAt(number, offset, _cleaned(line))
+            yield RowAt(number, offset, _cleaned(line), _is_cut(line))
+
+
+def head_of(line: bytes) -> str:
+    """Returns the beginning of a line that is too long to show."""
+    return line[:_HEAD_BYTES].decode("utf-8", errors="replace") + "…"
+
+
+def _is_cut(line: bytes) -> bool:
+    return len(line) == MAX_SHOWN_BYTES and not line.endswith(b"\n")
 
 
 def _cleaned(line: bytes) -> bytes:

@@ -16,7 +16,7 @@ from stillroom.errors import DataError, ModelError
 from stillroom.report.data_pages import CategoryShare, category_shares, dataset_charts
 from stillroom.report.drawing import BarChart
 from stillroom.report.wording import Figure, count, number, plural, span
-from stillroom_mcp.dashboard.row_files import RowAt, RowFiles
+from stillroom_mcp.dashboard.row_files import MAX_SHOWN_BYTES, RowAt, RowFiles, head_of
 
 PAGE_ROWS = 50
 _MOST_SEARCHED = 48 << 20
@@ -113,6 +113,9 @@ def decoded(data: bytes, suffix: str) -> tuple[RowFormat, dict[str, Any]] | str:
 
 def summary(line: RowAt, suffix: str) -> RowSummary:
     """Returns what a line of a file is, for a list."""
+    if line.is_cut:
+        title = f"longer than {MAX_SHOWN_BYTES >> 20} MB: {head_of(line.data)[:_LONGEST_TITLE]}…"
+        return RowSummary(line.number, line.offset, "unknown", title, "", [])
     found = decoded(line.data, suffix)
     if isinstance(found, str):
         return RowSummary(line.number, line.offset, "unknown", found, "", [])
@@ -249,7 +252,7 @@ def _read_sample(files: RowFiles, path: Path) -> Sample:
     for start in starts:
         for line in files.read(path, start, total if is_whole else _STRETCH):
             sampled += 1
-            found = decoded(line.data, path.suffix)
+            found = "too long" if line.is_cut else decoded(line.data, path.suffix)
             if isinstance(found, str) or (row_format not in (None, found[0])):
                 continue
             row_format, row = found

@@ -23,7 +23,7 @@ def serve_dashboard(workspace: Workspace, *, port: int, is_opened: bool) -> None
     listening = listen(port)
     url = f"http://{_HOST}:{listening.getsockname()[1]}/?token={token}"
     sys.stdout.write(f"dashboard of {workspace.root}, read-only, for this machine alone:\n{url}\n")
-    sys.stdout.write("stop it with Ctrl-C; runs go on without it\n")
+    sys.stdout.write("stop it with Ctrl-C; runs continue without it\n")
     sys.stdout.flush()
     if is_opened:
         webbrowser.open(url)

@@ -49,7 +49,7 @@ class RunView:
     run: Run
     outcome: str
     where: RunElsewhere | None
-    """How it stands on the machine that does it; None if that is this one."""
+    """The view of a run on another machine; None if it runs on this one."""
     name: str | None
     figures: Sequence[Figure]
     share: float | None
@@ -84,7 +84,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """Two runs beside one another."""
+    """Two runs side by side."""
 
     one: RunView
     other: RunView
@@ -127,10 +127,10 @@ def _card(row: RunRow) -> RunCard:
 def machines(workspace: Workspace) -> api.MachineList | None:
     """Returns the machines on which runs are done, without asking one; None where there are none.
 
-    What is wrong with machines.yml is told to whoever names a machine.
+    Faults of machines.yml are reported to a call that names a machine.
     """
     with suppress(EngineError):
-        # The dashboard changes nothing, so it puts nothing down either.
+        # The dashboard changes nothing, so it releases no machine either.
         found = api.list_machines(workspace, api.ListMachines(), release=lambda _log: None)
         return found if found.machines else None
     return None
@@ -189,7 +189,7 @@ def evaluations(workspace: Workspace) -> tuple[Scoreboard, Lineup]:
 
 
 def side_by_side(workspace: Workspace, one: str, other: str) -> SideBySide:
-    """Returns two runs beside one another: settings, curves, and what their evaluations say.
+    """Returns two runs side by side: settings, curves, and what their evaluations say.
 
     Raises RunError if there is no run of an id.
     """

@@ -130,7 +130,7 @@ async def _teacher_rollouts(stages: Stages) -> None:
         2,
         "Teacher rollouts",
         f"The teacher answers {settings.num_rollouts} prompts, calling tools. Every call is kept "
-        "in a journal, so a killed run goes on where it stood. Beside the stages, one after "
+        "in a journal, so a killed run resumes where it stopped. Next to the stages, one after "
         "another, all models are evaluated on prompts that nothing trains on.",
     )
     run = await guide.run(
@@ -174,7 +174,7 @@ async def _curate(stages: Stages) -> None:
     await guide.call("convert_rollouts", input=GOOD_ROLLOUTS, output="sft.jsonl")
     stages.rows_ready.set()
     shown = await guide.call("inspect_examples", path="sft.jsonl", model="demo/student", n=1)
-    guide.say("    the first row as the trainer sees it; only what stands in ⟦ ⟧ is trained:")
+    guide.say("    the first row as the trainer sees it; only text in ⟦ ⟧ is trained:")
     for line in shown["examples"][0]["text"].splitlines():
         guide.say(f"      {line}")
 

@@ -137,7 +137,7 @@ def _interval(estimate: dict[str, Any]) -> str:
 
 def seconds_table(seconds: dict[str, float], total: float) -> Table:
     """Returns a table of the stages' durations and the total, in seconds."""
-    table = Table(title="Seconds per stage (evaluations run beside them)")
+    table = Table(title="Seconds per stage (evaluations run at the same time)")
     table.add_column("stage")
     table.add_column("s", justify="right")
     for stage, spent in seconds.items():

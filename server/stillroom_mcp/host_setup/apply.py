@@ -10,21 +10,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
+from typing import Any
 
 import msgspec
 
 from stillroom.errors import InputError
 from stillroom.files import read_json, replacing, write_json
 from stillroom.settings import open_workspace
-from stillroom_mcp.host_setup.config_text import parse_json, parse_toml
 from stillroom_mcp.host_setup.hosts import HOSTS, SERVE, SERVER_NAME, Host
+from stillroom_mcp.host_setup.skills import SkillFolder
 from stillroom_mcp.http.listening import default_token_file
 
 _LARGEST = 8 << 20
 
 
 class _Edit(msgspec.Struct, frozen=True):
-    """One change of a text: what stood at a place, and what stands there now."""
+    """One change of a text: the old and the new text at a position."""
 
     at: int
     removed: str
@@ -41,6 +42,8 @@ class _Record(msgspec.Struct, frozen=True):
     edits: list[_Edit]
     sha256: str
     """Of the file's bytes as setup left them."""
+    entry: dict[str, Any] | None = None
+    """The entry that setup added; None if there was one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--print", action="store_true", help="only print the file's text and place; change nothing"
     )
+    parser.add_argument("--no-skills", action="store_true", help="only the server")
     parser.add_argument("--undo", action="store_true", help="take back what setup did to the file")
     parser.add_argument(
         "--yes", action="store_true", help="write without asking; needed where nobody can answer"
@@ -85,9 +89,13 @@ def run(options: argparse.Namespace) -> int:
         return 0
     is_agreed = _agreement(is_given=options.yes)
     file = _read(path)
+    skills = None
+    if host.skills_folder is not None and not options.no_skills:
+        root = Path.home() if options.user else project
+        skills = SkillFolder((root / host.skills_folder).resolve(), host.name)
     if options.undo:
-        return _undo(host, file, is_agreed)
-    return _set_up(host, file, is_agreed)
+        return _undo(host, file, skills, is_agreed)
+    return _set_up(host, file, skills, is_agreed)
 
 
 def start_command() -> Sequence[str]:
@@ -110,7 +118,7 @@ def _place(host: Host, project: Path, *, is_user: bool) -> Path:
             f"{host.title} keeps its own state in the file for all projects, and rewrites it while "
             "it runs",
             f"let it do so: `claude mcp add --scope user {SERVER_NAME} -- {' '.join(SERVE)}`, or "
-            "leave --user away to write the project's .mcp.json",
+            "leave out --user to write the project's .mcp.json",
         )
     if is_user and host.user_file is not None:
         path = host.user_file()
@@ -124,6 +132,10 @@ def _place(host: Host, project: Path, *, is_user: bool) -> Path:
 
 def _read(path: Path) -> _File:
     try:
+        if path.exists() and not path.is_file():
+            raise InputError(
+                f"{path} is no regular file", "put a file there; nothing was read or changed"
+            )
         with path.open("rb") as stream:
             data = stream.read(_LARGEST + 1)
         if len(data) > _LARGEST:
@@ -141,7 +153,9 @@ def _read(path: Path) -> _File:
         ) from error
 
 
-def _set_up(host: Host, file: _File, is_agreed: Callable[[], bool]) -> int:
+def _set_up(
+    host: Host, file: _File, skills: SkillFolder | None, is_agreed: Callable[[], bool]
+) -> int:
     before = file.text or ""
     try:
         after = host.with_entry(before, start_command())
@@ -151,13 +165,29 @@ def _set_up(host: Host, file: _File, is_agreed: Callable[[], bool]) -> int:
             f"mend it, or add by hand what `stillroom setup {host.name} --print` shows; nothing "
             "was changed",
         ) from error
-    if after == before:
+    new_skills = skills.outdated() if skills else {}
+    if after == before and not new_skills:
         _say(f"{file.path} has the entry already; nothing to do\nnext: {host.afterwards}")
         return 0
     edit = _difference(before, after)
-    _show(file.path, edit, is_new=file.text is None)
+    if after != before:
+        _show(file.path, edit, is_new=file.text is None)
+    if skills and new_skills:
+        names = sorted({name.partition("/")[0] for name in new_skills})
+        _say(f"{skills.path}: the skills {', '.join(names)}")
     if not is_agreed():
         return 1
+    if skills and new_skills:
+        skills.write(new_skills)
+    if after != before:
+        _enter(host, file, after, edit)
+    _say(f"written: {file.path}\nnext: {host.afterwards}")
+    _say("to take it back: the same command with --undo")
+    return 0
+
+
+def _enter(host: Host, file: _File, after: str, edit: _Edit) -> None:
+    """Writes the host's file with the entry, and before it how that is taken back."""
     new_folders = [str(p) for p in (file.path.parent, *file.path.parent.parents) if not p.exists()]
     earlier = _record(file)
     record = _Record(
@@ -166,39 +196,54 @@ def _set_up(host: Host, file: _File, is_agreed: Callable[[], bool]) -> int:
         new_folders=earlier.new_folders if earlier else new_folders,
         edits=[*(earlier.edits if earlier else ()), edit],
         sha256=_sha256(after),
+        entry=None if host.entry_in(file.text or "") is not None else host.entry_in(after),
     )
     file.path.parent.mkdir(parents=True, exist_ok=True)
     # Kept before the file is changed, so that there is no change that cannot be taken back.
     file.record_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_json(file.record_path, record)
     _write(file, after)
-    _say(f"written: {file.path}\nnext: {host.afterwards}")
-    _say("to take it back: the same command with --undo")
-    return 0
 
 
-def _undo(host: Host, file: _File, is_agreed: Callable[[], bool]) -> int:
+def _undo(
+    host: Host, file: _File, skills: SkillFolder | None, is_agreed: Callable[[], bool]
+) -> int:
     record = _record(file)
-    if record is None:
+    has_skills = skills is not None and skills.is_recorded
+    if record is None and not has_skills:
         raise InputError(
             f"setup has changed nothing in {file.path}",
             f"if an entry {SERVER_NAME!r} is there, delete it by hand; --user and --workspace say "
             "which file is meant",
         )
-    if file.text is None:
-        file.record_path.unlink()
-        _say(f"{file.path} is gone already; nothing to do")
-        return 0
-    before = _taken_back(host, file.text, record)
-    if before is None:
-        raise InputError(
-            f"{file.path} was changed since, in the entry of {SERVER_NAME} or beside it",
-            f"delete the entry {SERVER_NAME!r} in it by hand; nothing was changed",
-        )
-    is_removed = record.is_new and not before
-    _show(file.path, _difference(file.text, before), is_new=False)
+    before = None
+    if record is not None and file.text is not None:
+        before = _taken_back(host, file.text, record)
+        if before is None:
+            raise InputError(
+                f"the entry of {SERVER_NAME} in {file.path} was changed since",
+                f"delete the entry {SERVER_NAME!r} in it by hand; nothing was changed",
+            )
+        _show(file.path, _difference(file.text, before), is_new=False)
+    if skills and has_skills:
+        _say(f"- the skills in {skills.path} that setup wrote")
     if not is_agreed():
         return 1
+    if skills and has_skills:
+        skills.remove()
+    if record is None:
+        return 0
+    if before is None:
+        file.record_path.unlink()
+        _say(f"{file.path} is gone already")
+        return 0
+    _take_back(file, record, before)
+    return 0
+
+
+def _take_back(file: _File, record: _Record, before: str) -> None:
+    """Writes the file as it was before setup, or deletes it if it holds nothing else."""
+    is_removed = record.is_new and not before
     if is_removed:
         _check_unchanged(file)
         file.path.unlink()
@@ -210,25 +255,26 @@ def _undo(host: Host, file: _File, is_agreed: Callable[[], bool]) -> int:
         _write(file, before)
     file.record_path.unlink()
     _say(f"{'removed' if is_removed else 'restored'}: {file.path}")
-    return 0
 
 
 def _taken_back(host: Host, text: str, record: _Record) -> str | None:
-    """Returns the text without setup's changes; None if they cannot be told from others' changes.
+    """Returns the text without setup's changes; None if its entry was changed since.
 
-    What was changed elsewhere in the file since is kept.
+    All else that was changed in the file since is kept.
     """
-    is_exact = _sha256(text) == record.sha256
-    for edit in reversed(record.edits):
-        at = edit.at if is_exact else text.find(edit.inserted)
-        end = at + len(edit.inserted)
-        if not edit.inserted or text[at:end] != edit.inserted or at < 0:
-            return None
-        text = text[:at] + edit.removed + text[end:]
-    if is_exact:
+    if _sha256(text) == record.sha256:
+        for edit in reversed(record.edits):
+            end = edit.at + len(edit.inserted)
+            text = text[: edit.at] + edit.removed + text[end:]
         return text
     try:
-        (parse_toml if host.syntax == "toml" else parse_json)(text)
+        if record.entry is not None and host.entry_in(text) == record.entry:
+            return host.without_entry(text)
+        for edit in reversed(record.edits):
+            if not edit.inserted or edit.inserted not in text:
+                return None
+            text = text.replace(edit.inserted, edit.removed, 1)
+        host.entry_in(text)
     except ValueError:
         return None
     return text

@@ -22,12 +22,14 @@ _REST_OF_LINE = re.compile(
 
 @dataclass(slots=True)
 class _Value:
-    """A value and where it stands; of an object also its members' values by their keys."""
+    """A value and its position in the text; an object also has its members by their keys."""
 
     value: Any
     start: int
     end: int
     members: dict[str, "_Value"] | None = None
+    key_start: int = 0
+    """The position of its key in the object that holds it."""
 
 
 @dataclass(slots=True)
@@ -41,7 +43,7 @@ class _Reader:
         while position < len(self.text):
             token = _TOKEN.match(self.text, position)
             if token is None:
-                raise self.fault(position, "this is no JSON")
+                raise self.fault(position, "this is not JSON")
             if token.lastgroup != "blank":
                 self.tokens.append(token)
             position = token.end()
@@ -79,7 +81,7 @@ class _Reader:
         try:
             return json.loads(token.group())
         except ValueError:
-            raise self.fault(token.start(), "this is no JSON value") from None
+            raise self.fault(token.start(), "this is not a JSON value") from None
 
     def object(self, start: int) -> _Value:
         members: dict[str, _Value] = {}
@@ -92,6 +94,7 @@ class _Reader:
                 raise self.fault(key.start(), f"the key {name!r} is here twice")
             self.next(":")
             members[name] = self.value()
+            members[name].key_start = key.start()
             if not self.is_at("}"):
                 self.next(",")
         values = {name: member.value for name, member in members.items()}
@@ -143,6 +146,29 @@ def json_with_entry(text: str, path: Sequence[str], entry: dict[str, Any]) -> st
     )
 
 
+def json_without_entry(text: str, path: Sequence[str]) -> str:
+    """Returns the text without the member at the keys of `path`. Raises ValueError if it cannot."""
+    expected = parse_json(text)
+    at, parent = _read(text), expected
+    for key in path[:-1]:
+        at, parent = (at.members or {})[key], parent[key]
+    members = at.members or {}
+    entry = members[path[-1]]
+    earlier = [member.end for member in members.values() if member.end < entry.key_start]
+    comma = re.compile(r"[ \t]*,").match(text, entry.end)
+    end = comma.end() if comma else entry.end
+    # The line break and the blanks before it go with it.
+    before = re.sub(r"(?:\r?\n)?[ \t]*\Z", "", text[: entry.key_start], count=1)
+    if comma is None and earlier:
+        between = before[earlier[-1] :]
+        before = before[: earlier[-1]] + between.replace(",", "", 1)
+    changed = before + text[end:]
+    del parent[path[-1]]
+    if parse_json(changed) != expected:
+        raise ValueError("the entry cannot be told from what surrounds it")
+    return changed
+
+
 def merged_entry(present: Any, entry: dict[str, Any]) -> dict[str, Any]:
     """Returns the entry with what the user has added to the present one, if that is of its kind."""
     if not isinstance(present, dict) or any("url" in str(key).lower() for key in present):
@@ -167,7 +193,7 @@ def _with_member(text: str, at: _Value, key: str, value: Any, newline: str) -> s
         ending = newline + outer
         return f"{text[: at.start + 1]}{inside}{newline}{inner}{member}{ending}{text[at.end - 1 :]}"
     end = members[-1].end
-    # A comment behind the last member stays beside it, a comma at the end stays at the end.
+    # A comment after the last member stays with it, a trailing comma stays last.
     rest = _REST_OF_LINE.match(text, end)
     comma, note = (rest["comma"] or "", rest["note"] or "") if rest else ("", "")
     end_of_rest = end + len(comma) + len(note)
@@ -194,7 +220,7 @@ def _unit(text: str) -> str:
 
 
 def _indent_at(text: str, position: int) -> str:
-    """Returns the blanks at the beginning of the line in which a position stands."""
+    """Returns the blanks at the beginning of the line that a position is in."""
     line = text[text.rfind("\n", 0, position) + 1 : position]
     return line[: len(line) - len(line.lstrip(" \t"))]
 
@@ -243,6 +269,26 @@ def toml_with_entry(text: str, path: Sequence[str], entry: dict[str, Any]) -> st
         is_right, changed = False, text
     if not is_right:
         raise ValueError(f"it holds {name} in another form than plain values under [{name}]")
+    return changed
+
+
+def toml_without_entry(text: str, path: Sequence[str]) -> str:
+    """Returns the text without the table of that name. Raises ValueError if it cannot."""
+    expected = parse_toml(text)
+    outer = expected
+    for key in path[:-1]:
+        outer = outer[key]
+    del outer[path[-1]]
+    if len(path) > 1 and not outer:
+        del expected[path[0]]
+    name = re.escape(".".join(path))
+    header = re.search(rf"^[ \t]*\[{name}\][^\n]*(?:\n|\Z)", text, re.MULTILINE)
+    if header is None:
+        raise ValueError("the entry has no header of its own")
+    following = _HEADER.search(text, header.end())
+    changed = text[: header.start()] + (text[following.start() :] if following else "")
+    if parse_toml(changed) != expected:
+        raise ValueError("the entry cannot be told from what surrounds it")
     return changed
 
 

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stillroom_mcp.host_setup.config_text import json_with_entry, toml_with_entry
+from stillroom_mcp.host_setup.config_text import (
+    json_with_entry,
+    json_without_entry,
+    parse_json,
+    parse_toml,
+    toml_with_entry,
+    toml_without_entry,
+)
 
 SERVER_NAME = "stillroom"
 SERVE = ("stillroom", "serve")
@@ -36,6 +43,8 @@ class Host:
     syntax: Literal["json", "toml"] = "json"
     other_project_files: tuple[str, ...] = ()
     """Other names that the host reads too; one that is there is changed in place of a new file."""
+    skills_folder: str | None = ".agents/skills"
+    """Where it looks for skills, in the project and in the home folder; None if it has none."""
 
     def with_entry(self, text: str, command: Sequence[str]) -> str:
         """Returns the text of the host's file with the entry added, or brought up to date.
@@ -45,6 +54,21 @@ class Host:
         """
         edit = toml_with_entry if self.syntax == "toml" else json_with_entry
         return edit(text, (*self.section, SERVER_NAME), self.entry(command))
+
+    def entry_in(self, text: str) -> Any:
+        """Returns the entry in the text of the host's file; None if there is none.
+
+        Raises ValueError if the text cannot be read.
+        """
+        found = parse_toml(text) if self.syntax == "toml" else parse_json(text or "{}")
+        for key in (*self.section, SERVER_NAME):
+            found = found.get(key) if isinstance(found, dict) else None
+        return found
+
+    def without_entry(self, text: str) -> str:
+        """Returns the text of the host's file without the entry. Raises ValueError if it cannot."""
+        edit = toml_without_entry if self.syntax == "toml" else json_without_entry
+        return edit(text, (*self.section, SERVER_NAME))
 
     def snippet(self, command: Sequence[str] = SERVE) -> str:
         """Returns what the host's file holds if stillroom is its only server."""
@@ -104,6 +128,7 @@ HOSTS = (
         section=("mcpServers",),
         entry=_plain,
         afterwards="start `claude` in this folder and approve the server; `/mcp` shows it",
+        skills_folder=".claude/skills",
     ),
     Host(
         name="cursor",
@@ -160,5 +185,6 @@ HOSTS = (
         section=("context_servers",),
         entry=_plain,
         afterwards="open the agent panel's settings: the server's dot is green",
+        skills_folder=None,
     ),
 )

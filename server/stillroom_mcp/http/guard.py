@@ -30,9 +30,9 @@ class Guard:
     """ASGI middleware that lets a request through if it names this server and shows its token.
 
     The token stands in the header `Authorization: Bearer …`. With `is_for_browsers` a page can be
-    opened with `?token=…` too: that sets a cookie, which then stands for the token, and leads to
+    opened with `?token=…` too: that sets a cookie, which then replaces the token, and leads to
     the same address without it. Without a token (None) everybody on this machine may call.
-    `hosts` are names of this server beside localhost and the addresses it listens on.
+    `hosts` are names of this server in addition to localhost and the addresses it listens on.
     """
 
     def __init__(

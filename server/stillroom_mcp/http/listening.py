@@ -22,7 +22,7 @@ from stillroom.errors import EngineError, InputError
 
 @dataclass(frozen=True, slots=True)
 class ServerToken:
-    """The token of a server, and where it stands."""
+    """The token of a server, and where it is kept."""
 
     value: str
     place: str
@@ -48,7 +48,7 @@ def bound_socket(family: socket.AddressFamily, address: Any) -> socket.socket:
 
 
 def listening_socket(host: str, port: int, token: ServerToken) -> socket.socket:
-    """Returns a socket that listens at an address; port 0 stands for any that is free.
+    """Returns a socket that listens at an address; port 0 means any free one.
 
     Raises InputError if the address is taken, is none of this machine, or can be reached from
     others although the user gave no token.
@@ -57,14 +57,15 @@ def listening_socket(host: str, port: int, token: ServerToken) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise InputError(
-            f"--host {host!r} is no address of this machine: {error}", "leave it away for 127.0.0.1"
+            f"--host {host!r} is not an address of this machine: {error}",
+            "leave it out for 127.0.0.1",
         ) from error
     family, _, _, _, address = found[0]
     if token.is_made and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
         raise InputError(
             f"--host {host!r} can be reached from other machines, and no token was given",
             "give one: `(umask 077; openssl rand -hex 32 > TOKEN_FILE)`, then --token-file "
-            f"TOKEN_FILE (or ${TOKEN_VARIABLE}); or leave --host away and use a tunnel "
+            f"TOKEN_FILE (or ${TOKEN_VARIABLE}); or leave out --host and use a tunnel "
             f"(ssh -L {port}:127.0.0.1:{port})",
         )
     try:
@@ -103,8 +104,8 @@ def server_token(file: str | None) -> ServerToken:
         if not path.exists():
             raise InputError(
                 f"the token file {str(path)!r} does not exist",
-                f"write one: `(umask 077; openssl rand -hex 32 > {path})`, or leave --token-file "
-                "away and stillroom makes one",
+                f"write one: `(umask 077; openssl rand -hex 32 > {path})`, or leave out "
+                "--token-file and stillroom makes one",
             )
         return ServerToken(_read(path), str(path), is_made=False)
     if given := os.environ.get(TOKEN_VARIABLE, "").strip():
@@ -145,8 +146,8 @@ def _read(path: Path) -> str:
 def _checked(token: str, place: str) -> str:
     if len(token) < _SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
         raise InputError(
-            f"the token in {place} is no token: it takes {_SHORTEST} characters or more of ASCII, "
-            "without blanks",
+            f"the token in {place} is not valid: it must have at least {_SHORTEST} ASCII "
+            "characters and no blanks",
             "write a random one, for example with `openssl rand -hex 32`",
         )
     return token
@@ -155,24 +156,60 @@ def _checked(token: str, place: str) -> str:
 STOP_S = 5
 
 
+REQUEST_S = 30.0
+
+
 def run_app(app: "ASGIApp", listener: socket.socket, *, stop_s: int = STOP_S) -> None:
     """Serves an application at a socket until SIGINT or SIGTERM."""
     anyio.run(http_server(app, stop_s=stop_s).serve, [listener])
 
 
-def http_server(app: "ASGIApp", *, stop_s: int = STOP_S) -> "uvicorn.Server":
+def http_server(
+    app: "ASGIApp", *, stop_s: int = STOP_S, request_s: float = REQUEST_S
+) -> "uvicorn.Server":
     """Returns the HTTP server of an application.
 
-    When it stops, requests that are being answered have `stop_s` seconds to end.
+    When it stops, requests that are being answered have `stop_s` seconds to end. A connection is
+    closed if its first request, or any that has begun, is not whole after `request_s` seconds.
     """
     # Imported here, since `stillroom record` and `stillroom setup` do without it.
+    import h11
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class PromptProtocol(H11Protocol):
+        """HTTP/1.1 with a deadline for each request; uvicorn has one only between two."""
+
+        _deadline: Any = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._wait_for_request()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._wait_for_request()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            self._stop_waiting()
+
+        def _wait_for_request(self) -> None:
+            if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+                self._stop_waiting()
+            elif self._deadline is None:
+                self._deadline = self.loop.call_later(request_s, self.transport.close)
+
+        def _stop_waiting(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
 
     config = uvicorn.Config(
         app,
         lifespan="on",
         # The faster parser leaves blanks at the end of a header's value, where HTTP has none.
-        http="h11",
+        http=PromptProtocol,
         ws="none",
         log_level="warning",
         # Addresses in it would hold the token.

@@ -14,7 +14,7 @@ from stillroom.recording.proxy import MOST_KEPT, RecordingProxy
 from stillroom.recording.replay import Replay
 from stillroom.recording.serving import run_until_stopped
 from stillroom.recording.tape import Tape
-from stillroom.recording.upstreams import Upstream, client_settings, upstreams_of
+from stillroom.recording.upstreams import Upstream, check_no_loop, client_settings, upstreams_of
 from stillroom.settings import Workspace, open_workspace
 from stillroom_mcp.http.listening import (
     TOKEN_VARIABLE,
@@ -34,7 +34,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--upstream", nargs="+", action="extend", default=[], metavar="WHERE",
         help="where calls go: openai, anthropic, openrouter, google, vllm, sglang, ollama, a URL, "
-        "or NAME=URL; several are told apart by /NAME before the path",
+        "or NAME=URL; with several, /NAME before the path chooses one",
     )  # fmt: skip
     parser.add_argument(
         "--output", default="traces", help="folder of the journal (default: traces)"
@@ -45,7 +45,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--max-body-mb", type=int, default=MOST_KEPT >> 20, metavar="N",
-        help="the most that is recorded of a request or reply; all of it is passed on "
+        help="the most that is recorded of a request or reply; all of it is forwarded "
         f"(default: {MOST_KEPT >> 20})",
     )  # fmt: skip
     parser.add_argument(
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     """Records, or replays, until the process gets SIGINT or SIGTERM."""
     workspace = open_workspace(options.workspace)
     if options.max_body_mb < 1:
-        raise InputError("--max-body-mb is less than 1", "give 1 or more, or leave it away")
+        raise InputError("--max-body-mb is less than 1", "give 1 or more, or leave it out")
     token = _token(options.token_file)
     admission = Admission(token.value or None, frozenset(map(str.lower, options.allow_host)))
     if options.replay:
@@ -91,6 +91,7 @@ def _record(
     folder = workspace.writable(options.output, label="output")
     secrets = [*workspace.redactor().secrets, *([token.value] if token.value else [])]
     with listening_socket(options.host, options.port, token) as listener:
+        check_no_loop(upstreams, listener)
         journal = CallJournal(folder)
         try:
             _announce(address_of(listener), upstreams, workspace.shown(folder), token)
@@ -111,7 +112,7 @@ def _replay(
     if options.upstream:
         raise InputError(
             "--replay calls no upstream, and --upstream was given too",
-            "leave one of the two away",
+            "leave out one of the two",
         )
     tape = Tape([workspace.existing(name, label="replay") for name in options.replay])
     with listening_socket(options.host, options.port, token) as listener:
@@ -119,7 +120,7 @@ def _replay(
         shown = f"{address}/token/TOKEN" if token.value else address
         left_out = f" ({tape.num_left_out} others cannot be)" if tape.num_left_out else ""
         sys.stderr.write(
-            f"{tape.num_calls} recorded calls are answered again{left_out}, and none goes on\n"
+            f"{tape.num_calls} recorded calls are answered again{left_out}, and none is passed on\n"
             f"  OpenAI clients: base_url={shown}/v1 (OPENAI_BASE_URL)\n"
             f"  Anthropic clients: base_url={shown} (ANTHROPIC_BASE_URL)\n"
             f"{_token_line(token)}stop with Ctrl-C\n"

@@ -1,1 +1,1 @@
-"""What a host can read, choose and complete beside tools: resources, prompts, completions."""
+"""What the server offers besides tools: resources, prompts, completions."""

@@ -42,6 +42,12 @@ def add_resources(server: MCPServer, workspace: Workspace) -> None:
         return json.dumps(structured_result(workspace, read), ensure_ascii=False)
 
     def dataset(path: str) -> str:
+        # The template refuses paths that lead out by themselves; a link may do so too.
+        if not workspace.path(path).resolve().is_relative_to(workspace.root.resolve()):
+            raise ResourceNotFoundError(
+                f"{path!r} leads out of the workspace\nfix: name a file inside it, or call "
+                "inspect_examples, which reads what the user names"
+            )
         return _answer(workspace, "inspect_examples", api.InspectExamples(path=path, n=_ROWS))
 
     def skill(name: str, file: str) -> str:

@@ -40,7 +40,7 @@ class SkillText:
 
 def skill_texts() -> list[SkillText]:
     """Returns the files of all skills, sorted; none if they were not installed."""
-    # In a checkout they lie beside the packages, for hosts that read them as files.
+    # In a checkout they are next to the packages, for hosts that read them as files.
     folders = (_PACKAGE / "skills", _PACKAGE.parent.parent / "skills")
     folder = next((each for each in folders if each.is_dir()), None)
     if folder is None:
@@ -60,7 +60,7 @@ def skill_text(skill: str, file: str = _MAIN) -> SkillText | None:
 
 def page_files() -> dict[str, Path]:
     """Returns the files of all pages by name, such as `traces`; none if they were not installed."""
-    # In a checkout they lie beside the packages, for those who read them as files.
+    # In a checkout they are next to the packages, for those who read them as files.
     folders = (_PACKAGE / "docs", _PACKAGE.parent.parent / "docs")
     folder = next((each for each in folders if each.is_dir()), None)
     if folder is None:

@@ -98,7 +98,7 @@ class RunUpdates:
     def _watching(self, uris: Iterable[Any]) -> Generator[None]:
         runs = [uri for uri in uris if isinstance(uri, str) and uri.startswith(_SCHEME)]
         for uri in runs:
-            # What is there by now is no change.
+            # The state at the time of subscribing is not a change.
             if not self._watched[uri]:
                 self._seen[uri] = self._state_of(uri)
             self._watched[uri] += 1

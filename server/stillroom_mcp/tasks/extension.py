@@ -27,7 +27,7 @@ RequestContext = ServerRequestContext[Any, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A call that goes on after its answer."""
+    """A call that continues after its answer."""
 
     task_id: str
     status: Literal["working", "input_required", "completed", "failed", "cancelled"]

@@ -1,5 +1,6 @@
 """What generate_rollouts takes from the folder of its prompts."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ from stillroom import api
 from stillroom.api.prompts_folder import complete_evaluation, complete_rollouts
 from stillroom.errors import InputError
 from stillroom.files import write_json
+from stillroom.importing.request import ImportRollouts
+from stillroom.importing.run import import_rollouts
+from stillroom.projects.create import CreateProject, create_project
 from stillroom.rollout.journal.journal import journal_folder
 from stillroom.rollout.plan import output_settings, plan_generation
 from stillroom.rollout.rewards.judge_plan import JudgeFile
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import provider_of
+from stillroom_mcp.next_steps import after_import_rollouts
 
 CONFIG = """
 dataset_type: distill
@@ -110,6 +115,29 @@ def test_an_evaluation_uses_the_tools_and_rewards_beside_its_prompts(workspace: 
         "tools.py next to the prompts is used (tools: none leaves it out)",
         "rewards.py next to the prompts is used (rewards: none leaves it out)",
     ]
+
+
+def test_the_step_that_an_import_prints_uses_the_tools_and_rewards_of_the_project(
+    tmp_path: Path,
+) -> None:
+    workspace = Workspace(tmp_path)
+    create_project(workspace, CreateProject(template="traces"))
+    (tmp_path / "rewards.py").write_text("", encoding="utf-8")
+    request = ImportRollouts(
+        input="traces", output="rollouts/app.jsonl", split_heldout=0.25, prompts=True
+    )
+    step = after_import_rollouts(request, import_rollouts(workspace, request))
+    [data] = re.findall(r"evaluate_model\(data=(\S+?)\)", step)
+
+    found = complete_evaluation(workspace, api.EvaluateModel(data=data, model="gpt-5.2"))
+
+    assert (found.request.tools, found.request.rewards) == ("tools.py", "rewards.py")
+    assert "tools.py of the prompts' project is used (tools: none leaves it out)" in found.notes
+    rollouts = api.GenerateRollouts(input=data, model="demo/teacher")
+    assert complete_rollouts(workspace, rollouts).request.tools == "tools.py"
+    # A folder with a config.yml is a project of its own.
+    (tmp_path / "rollouts/config.yml").write_text("dataset_type: sft\n", encoding="utf-8")
+    assert complete_rollouts(workspace, rollouts).request.tools == "none"
 
 
 def test_an_evaluation_leaves_out_what_it_is_given_otherwise(workspace: Workspace) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from fakes.folders import names_in
 from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW, write_rnow
 from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines, row_with
 from fakes.rollout_rows import (
@@ -18,12 +18,15 @@ from fakes.rollout_rows import (
     user,
     write_lines,
 )
+from stillroom import api
 from stillroom.curate.convert import ConvertResult, ConvertRollouts, convert_rollouts
 from stillroom.data.formats import load_sft_rows
-from stillroom.errors import DataError, InputError
+from stillroom.errors import DataError, EngineError, InputError
 from stillroom.files import content_hash, file_sha256
 from stillroom.lineage import read_manifest
 from stillroom.settings import Workspace
+from stillroom.trace.request import ShowLineage
+from stillroom.trace.show import show_lineage
 
 OPEN = [user("a"), assistant(None, tool_call())]
 
@@ -87,13 +90,6 @@ def test_successes_become_rows_that_can_be_trained_on(tmp_path: Path) -> None:
     assert rows[0]["metadata"] == {"task_type": "x"}
     assert [row["reward"] for row in rows] == [1.0, None]
     assert len(load_sft_rows(tmp_path / "train.jsonl")) == 2
-
-
-def test_failed_rollouts_are_kept_where_that_is_asked(tmp_path: Path) -> None:
-    rows = [rollout_row(success=False), rollout_row(messages=OPEN, success=False)]
-    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
-
-    assert convert(tmp_path, include_failed=True).converted == 2
 
 
 def test_what_is_taken_over_is_taken_byte_for_byte(tmp_path: Path) -> None:
@@ -160,25 +156,6 @@ def test_rollouts_are_never_replaced_by_what_is_made_of_them(
     assert path.read_bytes() == before
 
 
-def test_an_output_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
-    write_lines(tmp_path / "train.jsonl", [b"old"])
-    good = encoded(rollout_row(metadata={"text": "x" * 100_000}))
-    path = write_lines(tmp_path / "rollouts.jsonl", [good] * 50)
-
-    # The second file of the folder turns out to be unreadable after the first was converted.
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "a.jsonl").symlink_to(path)
-    (folder / "b.jsonl").symlink_to("/proc/self/mem")
-    with pytest.raises(InputError, match="cannot be read"):
-        convert(tmp_path, "folder", overwrite=True)
-    assert (tmp_path / "train.jsonl").read_bytes() == b"old\n"
-    assert names_in(tmp_path) == ["folder", "rollouts.jsonl", "train.jsonl"]
-
-    assert convert(tmp_path, overwrite=True).converted == 50
-    assert len(read_rows(tmp_path / "train.jsonl")) == 50
-
-
 def test_nothing_to_convert_is_an_error_that_says_why_and_keeps_the_old_rows(
     tmp_path: Path,
 ) -> None:
@@ -196,6 +173,20 @@ def test_nothing_to_convert_is_an_error_that_says_why_and_keeps_the_old_rows(
     write_lines(tmp_path / "rollouts.jsonl", [])
     with pytest.raises(DataError, match="none of the 0 rows"):
         convert(tmp_path, overwrite=True)
+
+
+def test_rows_of_an_unknown_layout_are_refused_with_a_row_that_would_be_read(
+    tmp_path: Path,
+) -> None:
+    write_lines(tmp_path / "rollouts.jsonl", [b'{"q": "2 + 2?", "a": "4"}'])
+
+    with pytest.raises(DataError) as caught:
+        convert(tmp_path)
+
+    assert "import_rollouts" in caught.value.fix
+    shown = caught.value.fix[caught.value.fix.index('{"messages"') :]
+    write_lines(tmp_path / "rollouts.jsonl", [shown.encode()])
+    assert convert(tmp_path).converted == 1
 
 
 def test_rollouts_of_another_run_are_not_replaced_either(tmp_path: Path) -> None:
@@ -220,26 +211,6 @@ def test_a_file_that_a_rollout_run_only_touched_can_be_written(tmp_path: Path) -
         assert convert(tmp_path, output=output, overwrite=True).converted == 1
 
 
-@pytest.mark.parametrize(
-    ("source", "output", "text"),
-    [
-        ("none.jsonl", "train.jsonl", "does not exist"),
-        ("rollouts.jsonl", "../train.jsonl", "outside the workspace"),
-        ("rollouts.jsonl", "folder", "is a folder"),
-        ("folder", "train.jsonl", r"no \.jsonl"),
-    ],
-)
-def test_a_conversion_that_cannot_be_done_is_refused(
-    tmp_path: Path, source: str, output: str, text: str
-) -> None:
-    (tmp_path / "folder").mkdir()
-    write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout_row())])
-
-    with pytest.raises((DataError, InputError), match=text):
-        convert(tmp_path, source, output=output)
-    assert names_in(tmp_path) == ["folder", "rollouts.jsonl"]
-
-
 def test_whatever_is_converted_can_be_loaded_again(tmp_path: Path) -> None:
     lines = [encoded(rollout_row())]
     lines += [row_with(b"metadata", b'{"a":' + deep(depth) + b"}") for depth in (800, 10_000)]
@@ -260,7 +231,7 @@ def is_success(row: dict[str, Any]) -> bool:
     return row["stop_reason"] == "answered" and "tool_calls" not in row["messages"][-1]
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(st.lists(rollout_lines() | st.sampled_from(BAD_LINES), max_size=8), st.booleans())
 def test_the_counts_add_up_and_good_rows_are_never_lost(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], include_failed: bool
@@ -301,6 +272,16 @@ def test_rollouts_of_other_systems_become_rows_too(tmp_path: Path) -> None:
     assert roles == ["system", "user", "assistant", "tool", "tool", "assistant"]
     assert gym["tools"][0]["function"]["name"] == "price"
     assert len(load_sft_rows(tmp_path / "train.jsonl")) == 2
+
+
+def test_a_rollout_of_rnow_that_did_not_complete_is_converted_with_the_failed_ones(
+    tmp_path: Path,
+) -> None:
+    row = {key: value for key, value in RNOW_ROW.items() if key != "success"}
+    write_rnow(tmp_path / "rollouts", {**row, "completed": False})
+    with pytest.raises(DataError, match="1 no success"):
+        convert(tmp_path, "rollouts")
+    assert convert(tmp_path, "rollouts", include_failed=True).converted == 1
 
 
 def write_run(folder: Path, run_id: str, request: dict, result: dict | None = None) -> None:
@@ -359,19 +340,6 @@ def test_many_files_are_counted_in_one_after_the_first_twenty(tmp_path: Path) ->
     assert len(result.sources) == 21
     assert (result.sources[-1].source, result.sources[-1].converted) == ("10 more files", 10)
     assert sum(source.read for source in result.sources) == result.read == 30
-
-
-def test_an_output_of_many_blocks_is_whole_and_has_its_hash(tmp_path: Path) -> None:
-    rows = [rollout_row(sample=n, metadata={"text": "x" * 90_000}) for n in range(60)]
-    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
-
-    assert convert(tmp_path).converted == 60
-
-    assert [row["rollout_id"] for row in read_rows(tmp_path / "train.jsonl")] == [
-        row["id"] for row in rows
-    ]
-    manifest = json.loads((tmp_path / "train.jsonl.manifest.json").read_bytes())
-    assert manifest["output"]["sha256"] == file_sha256(tmp_path / "train.jsonl")
 
 
 def test_the_model_that_answered_in_nemo_gym_is_on_record(tmp_path: Path) -> None:
@@ -483,3 +451,58 @@ def test_rows_are_written_without_what_the_teacher_was_given_and_say_so(
     manifest = read_manifest(tmp_path / "train.jsonl")
     assert manifest is not None
     assert manifest.request["system"] == system
+
+
+REWRITE = '''
+import json
+from stillroom.tools import ToolArgs, tool
+
+@tool
+def rewrite(answer: str, args: ToolArgs) -> str:
+    """Says a JSON answer as a line."""
+    fields = json.loads(answer)
+    return ", ".join(map(str, fields.values())) + args.metadata.get("end", "")
+'''
+
+
+def test_answers_are_rewritten_by_a_function_of_the_users_and_lead_back_to_their_rollouts(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "rewrite.py").write_text(REWRITE, encoding="utf-8")
+    answers = ['{"topic": "billing", "priority": "high"}', "no JSON", "{}"]
+    rows = [
+        rollout_row(task_id=f"t{n}", messages=[user("x"), assistant(said)], metadata={"end": ""})
+        for n, said in enumerate(answers)
+    ]
+    rows.append(rollout_row(task_id="t9", messages=OPEN))
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
+    request = ConvertRollouts(
+        input="rollouts.jsonl", output="train.jsonl", rewrite="rewrite.py", include_failed=True
+    )
+
+    result = api.convert_rollouts(Workspace(tmp_path), request)
+
+    assert result.left_out == {
+        "rewrite failed": 1, "rewrite returned nothing": 1, "no answer to rewrite": 1,
+    }  # fmt: skip
+    assert result.problems[0].startswith(f"{tmp_path}/rollouts.jsonl:2: ")
+    [row] = read_rows(tmp_path / "train.jsonl")
+    assert row["messages"] == [user("x"), assistant("billing, high")]
+    assert row["rewritten_from"] == content_hash(answers[0])
+    manifest = read_manifest(tmp_path / "train.jsonl")
+    assert manifest is not None
+    names = [Path(record.path).name for record in manifest.inputs]
+    assert names == ["rollouts.jsonl", "rewrite.py"]
+    lineage = show_lineage(Workspace(tmp_path), ShowLineage(path="train.jsonl", row=1))
+    assert lineage.row[1].at == "rollouts.jsonl:1"
+
+
+def test_a_file_without_the_function_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rewrite.py").write_text("def rewrite(answer): ...", encoding="utf-8")
+    write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout_row())])
+
+    with pytest.raises(EngineError, match="rewrite"):
+        convert(tmp_path, rewrite="rewrite.py")
+    assert not (tmp_path / "train.jsonl").exists()
+    with pytest.raises(ValidationError, match="leave ray_address out"):
+        ConvertRollouts(input="a", output="b", rewrite="c", ray_address="local")

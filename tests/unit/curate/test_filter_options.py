@@ -203,13 +203,6 @@ def test_near_duplicates_leave_out_tool_results_and_keep_the_best(tmp_path: Path
     assert first["like"] == f"{tmp_path}/rollouts.jsonl:2"
 
 
-def test_of_rows_that_are_the_same_near_keeps_the_best_and_exact_the_first(tmp_path: Path) -> None:
-    rows = [rollout_row(task_id=str(reward), reward=reward) for reward in (0.5, 1.0, 0.75)]
-
-    assert kept_of(tmp_path, rows, dedupe="near") == ["1.0"]
-    assert kept_of(tmp_path, rows, dedupe="exact") == ["1.0"]
-
-
 def test_near_duplicates_of_other_systems_rows_are_found(tmp_path: Path) -> None:
     again = {**RNOW_ROW, "id": "again"}
     again["conversation"] = [
@@ -297,21 +290,69 @@ def test_the_verdicts_of_a_review_are_followed(tmp_path: Path) -> None:
     assert result.problems == ["1 of 4 verdicts name no row of the input"]
 
 
-def test_distributions_before_and_after_are_told(tmp_path: Path) -> None:
+def test_distributions_before_and_after_say_of_how_many_rows_they_are(tmp_path: Path) -> None:
     rows = [rollout_row(task_id=str(number), reward=number / 10) for number in range(11)]
+    rows += [rollout_row(task_id="unjudged", reward=None, success=None, messages=TALK)]
     write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
 
     result = filtered(tmp_path, min_reward=0.5)
 
-    before, after = result.before.reward, result.after.reward
-    assert before is not None
-    assert after is not None
-    assert (before.low, before.median, before.high) == (0.0, pytest.approx(0.5, rel=0.005), 1.0)
-    assert (after.low, after.high, after.mean) == (0.5, 1.0, pytest.approx(0.75))
-    assert result.before.turns is not None
-    assert result.before.turns.median == 1
-    assert result.before.characters is not None
-    assert result.before.tokens is None
+    before, after = result.before, result.after
+    assert before.reward is not None
+    assert after.reward is not None
+    assert (before.rows_with_reward, after.rows_with_reward, result.read) == (11, 6, 12)
+    assert (before.reward.low, before.reward.high) == (0.0, 1.0)
+    assert before.reward.median == pytest.approx(0.5, rel=0.005)
+    assert (after.reward.low, after.reward.mean) == (0.5, pytest.approx(0.75))
+    assert before.turns is not None
+    assert (before.turns.median, before.turns.high) == (1, 2)
+    assert before.tokens is None
+    said = sum(len(message["content"] or "") for message in TALK)
+    [call] = TALK[1]["tool_calls"]
+    assert before.characters is not None
+    assert before.characters.low == said + sum(map(len, call["function"].values()))
+
+
+def test_a_row_counts_for_each_filter_that_it_fails(tmp_path: Path) -> None:
+    rows = [rollout_row(task_id="a", reward=0.0), rollout_row(task_id="b", success=False)]
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
+
+    result = filtered(tmp_path, min_reward=0.5, min_turns=2, success=True)
+
+    assert result.dropped == {"reward below 0.5": 1, "no success": 1}
+    assert result.failed_filters == {"reward below 0.5": 1, "no success": 1, "under 2 turns": 2}
+
+
+def test_kept_addresses_of_reserved_domains_are_counted(tmp_path: Path) -> None:
+    def about(task_id: str, address: str) -> dict:
+        return rollout_row(task_id=task_id, messages=[user(f"I am {address}"), assistant("Hi")])
+
+    rows = [about("spared", "max@shop-mail.example"), about("real", "max@shop-mail.com")]
+
+    assert kept_of(tmp_path, rows, drop_pii=True) == ["spared"]
+    assert (
+        filtered(tmp_path, drop_pii=True)
+        .warnings[0]
+        .startswith("1 kept rows hold email addresses in domains that are reserved for examples")
+    )
+    assert not any("addresses" in warning for warning in filtered(tmp_path).warnings)
+
+
+def test_at_most_n_rows_are_drawn_from_those_that_pass(tmp_path: Path) -> None:
+    rows = [rollout_row(task_id=str(number), reward=number % 2) for number in range(40)]
+
+    drawn = kept_of(tmp_path, rows, n=5, min_reward=1)
+
+    assert len(drawn) == 5
+    assert all(int(task) % 2 for task in drawn)
+    assert drawn == sorted(drawn, key=int)
+    assert kept_of(tmp_path, rows, n=5, min_reward=1) == drawn
+    assert kept_of(tmp_path, rows, n=5, min_reward=1, seed=1) != drawn
+    assert filtered(tmp_path, n=5, min_reward=1).dropped == {
+        "reward below 1": 20,
+        "not among the 5 drawn": 15,
+    }
+    assert len(kept_of(tmp_path, rows, n=99, dedupe="exact", max_per_category=30)) == 1
 
 
 def test_of_very_many_categories_the_largest_are_told(tmp_path: Path) -> None:
@@ -346,9 +387,10 @@ def test_an_input_that_grows_between_two_readings_is_refused(tmp_path: Path) -> 
     [
         ({"max_tokens": 5}, "max_tokens needs model"),
         ({"reviewed_only": True}, "reviewed_only needs verdicts"),
-        ({"contains": "("}, "is no regular expression"),
+        ({"contains": "("}, "is not a valid regular expression"),
         ({"dedupe": "fuzzy"}, "'exact' or 'near'"),
         ({"min_success_rate": 1.5}, "less than or equal to 1"),
+        ({"min_rewrad": 1}, "Extra inputs"),
     ],
 )
 def test_a_request_that_lacks_something_says_what(options: dict, message: str) -> None:

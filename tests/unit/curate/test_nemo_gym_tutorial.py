@@ -13,7 +13,6 @@ from stillroom.curate.convert import ConvertRollouts, convert_rollouts
 from stillroom.curate.filter.request import FilterDataset, FilterResult
 from stillroom.curate.filter.run import filter_dataset
 from stillroom.curate.pairs import MakeDpoPairs, make_dpo_pairs
-from stillroom.curate.review import SampleForReview, sample_for_review
 from stillroom.data.formats import load_dpo_rows, load_sft_rows
 from stillroom.errors import DataError
 from stillroom.settings import Workspace
@@ -76,11 +75,7 @@ def test_the_filter_keeps_what_the_tutorials_does(
     assert 0 < len(expected) == result.kept < len(rows)
     assert "NeMo Gym's tutorial counts a row's output items" in result.warnings[0]
     assert "(120 rows are" in result.warnings[0]
-
-
-def test_the_difference_in_turns_is_not_said_where_none_are_counted(
-    tmp_path: Path, rows: list[dict[str, Any]]
-) -> None:
+    # No option counts turns here.
     assert not any("items" in text for text in filtered(tmp_path, min_reward=0.7).warnings)
 
 
@@ -94,21 +89,6 @@ def test_rows_without_success_are_judged_by_their_reward_and_counted(
     # The tutorial's filter would keep none of them.
     assert result.kept == sum(row["reward"] >= 0.5 for row in rows)
     assert result.success_derived == len(rows)
-
-
-def test_the_sample_has_as_many_rows_of_each_reward(
-    tmp_path: Path, rows: list[dict[str, Any]]
-) -> None:
-    sample_for_review(
-        Workspace(tmp_path), SampleForReview(input="raw.jsonl", output="review.jsonl")
-    )
-
-    found = [row["reward"] for row in read_rows(tmp_path / "review.jsonl")]
-    bands = [
-        sum(low <= reward < high for reward in found)
-        for low, high in ((0, 0.5), (0.5, 0.8), (0.8, 2))
-    ]
-    assert bands == [10, 20, 20]
 
 
 def test_an_sft_row_has_the_prompt_too(tmp_path: Path, rows: list[dict[str, Any]]) -> None:

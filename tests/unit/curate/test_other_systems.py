@@ -1,4 +1,4 @@
-"""What import_rollouts reads can be converted, filtered, paired and validated as it is."""
+"""What import_rollouts reads can be converted, filtered, paired, shown and reviewed as it is."""
 
 import json
 import shutil
@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from fakes.rollout_rows import read_rows
-from stillroom.api.curation import validate_dataset
+from fakes.rollout_rows import read_rows, write_rows
+from stillroom.api.curation import inspect_examples, sample_for_review, validate_dataset
 from stillroom.curate.convert import ConvertRollouts, convert_rollouts
 from stillroom.curate.filter.request import DroppedRow, FilterDataset
 from stillroom.curate.filter.run import filter_dataset
 from stillroom.curate.pairs import MakeDpoPairs, make_dpo_pairs
+from stillroom.curate.review import SampleForReview
 from stillroom.data.formats import load_sft_rows
+from stillroom.data.inspect import InspectExamples
 from stillroom.data.validate import ValidateDataset
 from stillroom.errors import DataError, InputError
 from stillroom.files import file_sha256
@@ -29,7 +31,7 @@ WITHOUT_CONVERSATION = ("claude_code_output", "codex_exec")
 FORMATS = sorted(
     folder.name
     for folder in TRACES.iterdir()
-    if folder.name not in (*IN_PLACE, *WITHOUT_CONVERSATION)
+    if folder.name not in (*IN_PLACE, "stillroom", *WITHOUT_CONVERSATION)
 )
 
 
@@ -140,6 +142,56 @@ def test_a_log_is_validated_as_rollouts(tmp_path: Path, name: str) -> None:
     assert (report.good, report.bad) == (imported.kept, imported.refused)
     assert report.layouts == {name: count.kept for name, count in imported.formats.items()}
     assert len(report.problems) == imported.refused
+
+
+def test_rows_of_a_log_are_shown_with_their_places_in_it(tmp_path: Path) -> None:
+    workspace = workspace_with(tmp_path, "sharegpt")
+    imported = import_rollouts(workspace, ImportRollouts(input="logs", output="imported.jsonl"))
+    sources = [row["origin"]["source"] for row in read_rows(tmp_path / "imported.jsonl")]
+
+    page = inspect_examples(workspace, InspectExamples(path="logs", start=1, n=1))
+
+    [example] = page.examples
+    assert (page.total_count, example.format) == (imported.kept, "rollouts")
+    assert f"logs/{example.where}" == sources[1].partition("#")[0]
+    assert example.text.splitlines()[0].startswith(("system: ", "user: "))
+
+
+def test_a_verdict_on_a_row_of_a_log_drops_that_row(tmp_path: Path) -> None:
+    workspace = workspace_with(tmp_path, "sharegpt")
+    sampled = sample_for_review(workspace, SampleForReview(input="logs", output="review.jsonl"))
+    rows = read_rows(tmp_path / "review.jsonl")
+    write_rows(tmp_path / "judged.jsonl", [{**rows[0], "verdict": "drop"}])
+
+    request = FilterDataset(input="logs", output="kept.jsonl", verdicts="judged.jsonl")
+    result = filter_dataset(workspace, request)
+
+    assert sampled.read == result.read
+    assert result.dropped["dropped in review"] == 1
+    dropped = [
+        row for row in read_rows(tmp_path / "kept.jsonl.dropped") if row["row"] == rows[0]["id"]
+    ]
+    assert [f"{workspace.shown(Path(row['file']))}:{row['line']}" for row in dropped] == [
+        rows[0]["where"]
+    ]
+
+
+def test_prompts_of_a_log_are_kept_out_of_the_rows(tmp_path: Path) -> None:
+    workspace = workspace_with(tmp_path, "sharegpt")
+    import_rollouts(workspace, ImportRollouts(input="logs", output="imported.jsonl"))
+    rows = read_rows(tmp_path / "imported.jsonl")
+    other = [{"role": "user", "content": "Anything else?"}, {"role": "assistant", "content": "No"}]
+    write_rows(tmp_path / "rows.jsonl", [rows[0], {**rows[0], "messages": other}])
+
+    request = FilterDataset(input="rows.jsonl", output="kept.jsonl", decontaminate=("logs",))
+    assert filter_dataset(workspace, request).kept == 1
+
+    [dropped] = read_rows(tmp_path / "kept.jsonl.dropped")
+    place = rows[0]["origin"]["source"].partition("#")[0]
+    assert workspace.shown(Path(dropped["like"].rpartition(":")[0])) == place.rpartition(":")[0]
+    inputs = [Path(one.path).parent.name for one in manifest_of(tmp_path, "kept.jsonl").inputs]
+    assert inputs[1:] == ["logs"] * (len(inputs) - 1)
+    assert inputs[1:]
 
 
 def test_prompts_of_messages_are_validated_as_prompts(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fakes.rollout_rows import (
 )
 from stillroom.curate.pairs import MakeDpoPairs, PairsResult, make_dpo_pairs
 from stillroom.data.formats import load_dpo_rows
-from stillroom.data.row_names import RowNames, row_hash
+from stillroom.data.row_names import RowNames
 from stillroom.errors import DataError, InputError
 from stillroom.lineage import read_manifest
 from stillroom.settings import Workspace
@@ -80,12 +80,6 @@ def test_rollouts_are_paired_as_the_strategy_says(
     assert sorted(found) == sorted(pairs)
     differences = [row["quality_difference"] for row in read_rows(tmp_path / "pairs.jsonl")]
     assert differences == sorted(differences, reverse=True)
-
-
-def test_every_task_has_its_own_pairs_and_no_other(tmp_path: Path) -> None:
-    rows = [*answers(1, 0, task_id="a"), *answers(0, 1, task_id="b"), *answers(1, task_id="c")]
-
-    assert texts_of(tmp_path, rows, strategy="all") == ["a0>a1", "b1>b0"]
 
 
 def test_rollouts_that_say_no_task_are_of_one_where_their_prompts_are_equal(
@@ -189,14 +183,18 @@ def test_weights_are_kept_and_are_no_difference_between_conversations(tmp_path: 
     assert result.skipped == {"pair with a side whose turns all have weight 0": 1}
 
 
-def test_conversations_that_part_at_a_tools_reply_teach_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "rejected",
+    [[*shared()[:2], tool_reply("8", "x"), assistant("8")], shared(assistant("7"))],
+    ids=["part at a tool's reply", "one begins the other"],
+)
+def test_conversations_that_differ_in_no_answer_make_no_pair(
+    tmp_path: Path, rejected: list[dict]
+) -> None:
+    chosen = shared(assistant("7"), user("more?"), assistant("no"))
     rows = [
-        rollout_row(task_id="t", messages=shared(assistant("7")), reward=1),
-        rollout_row(
-            task_id="t",
-            messages=[*shared()[:2], tool_reply("8", "x"), assistant("8")],
-            reward=0,
-        ),
+        rollout_row(task_id="t", messages=chosen, reward=1),
+        rollout_row(task_id="t", messages=rejected, reward=0),
         *answers(1, 0, task_id="u"),
     ]
 
@@ -204,22 +202,12 @@ def test_conversations_that_part_at_a_tools_reply_teach_nothing(tmp_path: Path) 
     assert pairs_of(tmp_path).skipped == {"pair that parts at a tool's reply": 1}
 
 
-def test_one_conversation_that_is_the_beginning_of_the_other_makes_no_pair(tmp_path: Path) -> None:
-    long = shared(assistant("7"), user("more?"), assistant("no"))
-    rows = [
-        rollout_row(task_id="t", messages=long, reward=1),
-        rollout_row(task_id="t", messages=long[:4], reward=0),
-        *answers(1, 0, task_id="u"),
-    ]
-
-    assert texts_of(tmp_path, rows) == ["u0>u1"]
-
-
 def test_the_chosen_and_the_rejected_may_come_from_different_files(tmp_path: Path) -> None:
     teacher, student = answers(1.0, 0.5), answers(0.25, 0.75)
     for row in student:
         row["messages"][1] = assistant(f"s{row['sample']}")
     write_lines(tmp_path / "teacher.jsonl", map(encoded, [*teacher, *answers(1, task_id="only")]))
+    student += answers(0, task_id="other")
     write_lines(tmp_path / "student.jsonl", map(encoded, student))
     sources = {"chosen_from": "teacher.jsonl", "rejected_from": "student.jsonl"}
 
@@ -231,7 +219,11 @@ def test_the_chosen_and_the_rejected_may_come_from_different_files(tmp_path: Pat
         ("t0", "s1"),
         ("t1", "s0"),
     ]
-    assert (result.read, result.tasks, result.tasks_with_pairs, result.pairs) == (5, 2, 1, 3)
+    assert (result.read, result.tasks, result.tasks_with_pairs, result.pairs) == (6, 2, 1, 3)
+    assert result.skipped == {
+        "task on the chosen side only": 1,
+        "task on the rejected side only": 1,
+    }
     manifest = json.loads((tmp_path / "pairs.jsonl.manifest.json").read_bytes())
     assert [Path(f["path"]).name for f in manifest["inputs"]] == ["teacher.jsonl", "student.jsonl"]
 
@@ -305,7 +297,7 @@ def test_without_a_pair_the_old_file_stays_and_the_error_says_why(tmp_path: Path
 
 
 def test_nesting_at_the_limit_is_paired_or_counted_but_never_fatal(tmp_path: Path) -> None:
-    for depth in (*range(900, 1000), 10_000):
+    for depth in (*range(900, 1000, 3), 10_000):
         rows = [encoded(row)[:-1] for row in answers(1, 0, task_id="deep")]
         odd = [
             row.replace(b'"role":"user"', b'"role":"user","x":' + deep(depth)) + b"}"
@@ -319,7 +311,7 @@ def test_nesting_at_the_limit_is_paired_or_counted_but_never_fatal(tmp_path: Pat
         assert 1 <= result.pairs == len(load_dpo_rows(tmp_path / "pairs.jsonl"))
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(rollout_lines() | st.sampled_from(BAD_LINES), max_size=10),
     st.sampled_from(["best_worst", "all", "adjacent"]),
@@ -408,55 +400,6 @@ def test_rollouts_of_other_systems_are_paired_by_their_tasks(tmp_path: Path) -> 
     assert (rnow.chosen, rnow.rejected) == ([RNOW_ROW["conversation"][2]], [worse_talk[2]])
 
 
-def expected_pairs(rewards: list[float], strategy: str, least: float) -> list[tuple[int, int]]:
-    """The pairs of one task's rollouts, worked out one by one."""
-    if strategy == "best_worst":
-        both = [(rewards.index(max(rewards)), rewards.index(min(rewards)))]
-    elif strategy == "adjacent":
-        ranked = sorted(range(len(rewards)), key=lambda index: -rewards[index])
-        both = list(itertools.pairwise(ranked))
-    else:
-        both = list(itertools.product(range(len(rewards)), repeat=2))
-    return [(one, other) for one, other in both if rewards[one] - rewards[other] >= least]
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.lists(st.sampled_from([0, 0.25, 0.5, 1]) | st.none(), max_size=5), max_size=4),
-    st.sampled_from(["best_worst", "all", "adjacent"]),
-    st.sampled_from([0.25, 0.3, 1]),
-)
-def test_every_rollout_and_every_task_is_paired_or_counted(
-    tmp_path_factory: pytest.TempPathFactory,
-    tasks: list[list[float | None]],
-    strategy: str,
-    least: float,
-) -> None:
-    folder = tmp_path_factory.mktemp("pairs")
-    rows = [row for name, some in enumerate(tasks) for row in answers(*some, task_id=f"t{name}_")]
-    write_lines(folder / "rollouts.jsonl", map(encoded, rows))
-    known = [[reward for reward in some if reward is not None] for some in tasks]
-    known = [rewards for rewards in known if rewards]
-    expected = [expected_pairs(rewards, strategy, least) for rewards in known]
-
-    try:
-        result = pairs_of(folder, strategy=strategy, min_difference=least)
-    except DataError:
-        assert not any(expected)
-        return
-
-    assert result.pairs == sum(map(len, expected))
-    assert result.tasks == len(known)
-    assert result.tasks_with_pairs == sum(map(bool, expected))
-    without = {"task with a single rollout", "task whose rewards differ too little"}
-    counted = sum(count for reason, count in result.skipped.items() if reason in without)
-    assert counted == result.tasks - result.tasks_with_pairs
-    assert result.read == len(rows)
-    assert result.skipped.get("rollout without a reward", 0) == sum(
-        some.count(None) for some in tasks
-    )
-
-
 def test_two_hundred_rollouts_of_a_task_are_paired_from_the_largest_difference_down(
     tmp_path: Path,
 ) -> None:
@@ -469,57 +412,6 @@ def test_two_hundred_rollouts_of_a_task_are_paired_from_the_largest_difference_d
     differences = [row["quality_difference"] for row in read_rows(tmp_path / "pairs.jsonl")]
     every = [(one - other) / 256 for one in range(200) for other in range(one)]
     assert differences == sorted(every, reverse=True)[:500]
-
-
-def test_pairs_say_which_rollouts_they_are_made_of(tmp_path: Path) -> None:
-    rows = answers(1, 0)
-    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
-
-    pairs_of(tmp_path)
-
-    [pair] = read_rows(tmp_path / "pairs.jsonl")
-    lines = (tmp_path / "rollouts.jsonl").read_bytes().splitlines()
-    assert [pair["chosen_id"], pair["rejected_id"]] == [f"{row_hash(line)}#1" for line in lines]
-
-
-def test_the_two_rollouts_of_a_pair_have_different_names_where_their_ids_are_equal(
-    tmp_path: Path,
-) -> None:
-    rows = [{**row, "id": "None-None"} for row in answers(1, 0)]
-    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
-
-    pairs_of(tmp_path)
-
-    [pair] = read_rows(tmp_path / "pairs.jsonl")
-    assert pair["chosen_id"] != pair["rejected_id"]
-
-
-def test_documents_of_many_lines_become_pairs_of_one(tmp_path: Path) -> None:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    for name, row in zip("ab", answers(1, 0), strict=True):
-        path = tmp_path / "rollouts" / f"{name}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({**row, "tools": tools}, indent=2), encoding="utf-8")
-
-    assert pairs_of(tmp_path, input="rollouts").pairs == 1
-
-    [pair] = load_dpo_rows(tmp_path / "pairs.jsonl")
-    assert pair.tools == tools
-
-
-def test_tasks_of_one_side_are_counted(tmp_path: Path) -> None:
-    write_lines(tmp_path / "teacher.jsonl", map(encoded, answers(1) + answers(1, task_id="a")))
-    student = [*answers(0, task_id="b"), *answers(0)]
-    student[1]["messages"][1] = assistant("other")
-    write_lines(tmp_path / "student.jsonl", map(encoded, student))
-
-    result = pairs_of(tmp_path, chosen_from="teacher.jsonl", rejected_from="student.jsonl")
-
-    assert (result.read, result.pairs) == (4, 1)
-    assert result.skipped == {
-        "task on the chosen side only": 1,
-        "task on the rejected side only": 1,
-    }
 
 
 def test_a_pair_of_rollouts_that_are_in_the_file_several_times_says_which_of_them_it_is_made_of(

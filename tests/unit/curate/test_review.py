@@ -103,25 +103,6 @@ def test_rows_of_supervision_and_preference_are_drawn_without_rewards(tmp_path: 
     assert "messages" not in pair
 
 
-def test_verdicts_find_their_rows_again(tmp_path: Path) -> None:
-    sft = [{"messages": [user(str(n)), assistant("b")]} for n in range(4)]
-    gone = write_rows(tmp_path / "rows.jsonl", [*rollouts(4), *sft])
-    sample(tmp_path)
-    verdicts = [
-        {**row, "verdict": "drop" if row["where"].endswith((":2", ":6")) else "keep"}
-        for row in read_rows(tmp_path / "review.jsonl")
-    ]
-    write_rows(tmp_path / "judged.jsonl", verdicts)
-
-    request = api.FilterDataset(input="rows.jsonl", output="kept.jsonl", verdicts="judged.jsonl")
-    result = api.filter_dataset(Workspace(tmp_path), request)
-
-    assert (result.read, result.kept) == (8, 6)
-    lines = gone.read_bytes().splitlines()
-    kept = (tmp_path / "kept.jsonl").read_bytes().splitlines()
-    assert kept == [line for n, line in enumerate(lines, start=1) if n not in (2, 6)]
-
-
 def test_a_review_that_was_begun_is_never_replaced(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", rollouts(5))
     sample(tmp_path)
@@ -253,37 +234,19 @@ def test_equal_rows_of_two_files_are_told_apart_by_the_sampled_file(tmp_path: Pa
     assert (Path(dropped["file"]).name, dropped["line"]) == ("b.jsonl", 2)
 
 
-def test_each_verdict_is_read_with_its_place_and_null_is_none(tmp_path: Path) -> None:
-    path = write_lines(
-        tmp_path / "reviewed.jsonl",
-        [
-            b'{"id": "a", "verdict": "keep", "notes": "good"}',
-            b'{"id": "b", "verdict": null}',
-            b'{"id": "c", "where": "rows.jsonl:1", "verdict": "drop"}',
-        ],
-    )
-
-    given = [(verdict.id, verdict.verdict, verdict.where) for verdict in read_verdicts(path)]
-    assert given == [("a", "keep", None), ("c", "drop", "rows.jsonl:1")]
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         (b'{"id": "a", "verdict": "kep"}', r"reviewed\.jsonl:2: verdict 'kep' is unknown"),
-        (b'{"verdict": "keep"}', r"reviewed\.jsonl:2: is no reviewed row"),
-        (b"{", r"reviewed\.jsonl:2: is no reviewed row"),
+        (b'{"verdict": "keep"}', r"reviewed\.jsonl:2: not a reviewed row"),
+        (b"{", r"reviewed\.jsonl:2: not a reviewed row"),
+        (b'{"id": "a", "verdict": null}', "holds no verdict"),
     ],
 )
-def test_a_verdict_that_says_nothing_is_refused(tmp_path: Path, line: bytes, message: str) -> None:
-    path = write_lines(tmp_path / "reviewed.jsonl", [b'{"id": "a", "verdict": "keep"}', line])
+def test_a_review_without_readable_verdicts_is_refused(
+    tmp_path: Path, line: bytes, message: str
+) -> None:
+    path = write_lines(tmp_path / "reviewed.jsonl", [b'{"id": "a", "verdict": null}', line])
 
     with pytest.raises(DataError, match=message):
-        read_verdicts(path)
-
-
-def test_a_review_that_nobody_did_is_refused(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "reviewed.jsonl", [b'{"id": "a", "verdict": null}'])
-
-    with pytest.raises(DataError, match="holds no verdict"):
         read_verdicts(path)

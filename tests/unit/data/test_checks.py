@@ -3,7 +3,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from fakes.mangling import mangled
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user
@@ -92,18 +92,6 @@ def test_every_problem_of_a_conversation_is_told() -> None:
     ]
 
 
-def test_a_reply_may_answer_any_earlier_call() -> None:
-    calls = assistant(None, tool_call(call_id="a"), tool_call(call_id="b"))
-
-    assert list(message_problems([calls, tool_reply("2", "b"), tool_reply("1", "a")])) == []
-    assert fields(message_problems([tool_reply("1", "a"), calls])) == ["messages[0].tool_call_id"]
-
-
-@pytest.mark.parametrize("tools", [None, [], [SCHEMA, SCHEMA]])
-def test_tool_schemas_may_be_there_or_not(tools: Any) -> None:
-    assert list(tool_schema_problems(tools)) == []
-
-
 @pytest.mark.parametrize(
     ("tools", "field"),
     [("price", "tools"), ([SCHEMA, "price"], "tools[1]"), ([{"name": "price"}], "tools[0]")],
@@ -157,7 +145,6 @@ def test_a_line_that_is_no_json_object_is_a_problem(line: bytes) -> None:
 
 
 @pytest.mark.parametrize("row_format", list(CHECKS))
-@settings(deadline=None)
 @given(mangled(ROWS))
 def test_no_row_of_any_shape_makes_a_check_fail(row_format: Any, row: dict[str, Any]) -> None:
     decoded = decode_row(msgspec.json.encode(row))

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from fakes.mangling import mangled
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_rows
@@ -205,21 +205,15 @@ def test_a_folder_is_no_data_file(tmp_path: Path) -> None:
 
 
 def test_reading_stops_at_the_first_bad_row_and_says_where(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "train.jsonl", [SFT, {}, {"messages": 5, "metadata": 5}])
+    path = write_rows(tmp_path / "train.jsonl", [SFT, {"messages": 5, "metadata": 5}, {}])
 
     rows = read_rows(path, RowFormat.SFT)
     assert next(rows) == SFT
     with pytest.raises(DataError) as caught:
         next(rows)
     assert caught.value.problem.startswith(f"{path}:2: messages must be a non-empty list")
+    assert caught.value.problem.endswith("(and 1 more on this line)")
     assert f"stillroom validate-dataset {path}" in caught.value.fix
-
-
-def test_more_problems_of_the_same_line_are_counted(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "train.jsonl", [{"messages": 5, "metadata": 5}])
-
-    with pytest.raises(DataError, match=r":1: messages .*\(and 1 more on this line\)"):
-        load_sft_rows(path)
 
 
 def test_training_rows_are_loaded_as_they_stand(tmp_path: Path) -> None:
@@ -251,7 +245,6 @@ def test_a_rollout_is_read_as_it_was_written() -> None:
     assert written == row
 
 
-@settings(deadline=None)
 @given(mangled([SFT, DPO, *PROMPTS]))
 def test_a_row_is_either_loaded_or_refused(
     tmp_path_factory: pytest.TempPathFactory, row: dict[str, Any]

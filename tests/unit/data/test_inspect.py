@@ -3,7 +3,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW, write_rnow
 from fakes.mangling import mangled
@@ -158,7 +158,6 @@ def test_a_long_text_is_cut(tmp_path: Path) -> None:
     assert len(example.text) < 4100
 
 
-@settings(deadline=None)
 @given(mangled([SFT, DPO, {"prompt": "a"}, rollout_row()]))
 def test_any_row_can_be_looked_at(
     tmp_path_factory: pytest.TempPathFactory, row: dict[str, Any]

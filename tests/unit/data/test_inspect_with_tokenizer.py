@@ -49,16 +49,6 @@ def test_turns_of_weight_0_stand_outside_the_brackets_and_are_not_counted(tmp_pa
     assert 0 < example.num_trained_tokens < whole.num_trained_tokens
 
 
-def test_the_counts_are_those_of_the_shown_tokens(tmp_path):
-    row = {"messages": [user("a"), answer("b")]}
-
-    example = inspect(tmp_path, row).examples[0]
-
-    shown = example.text.replace("⟦", "").replace("⟧", "")
-    assert example.num_tokens == len(TOKENIZER.encode(shown, add_special_tokens=False))
-    assert example.num_trained_tokens == 2
-
-
 def test_both_answers_of_a_preference_are_shown_and_only_they_are_trained(tmp_path):
     row = {
         "prompt": [user("a"), answer("b"), user("c")],
@@ -71,13 +61,6 @@ def test_both_answers_of_a_preference_are_shown_and_only_they_are_trained(tmp_pa
     assert "⟦good<|im_end|>⟧" in text
     assert "⟦bad<|im_end|>⟧" in text
     assert text.count("⟦") == 2
-
-
-def test_a_prompt_without_an_answer_is_shown_as_text(tmp_path):
-    example = inspect(tmp_path, {"prompt": "What does it cost?"}).examples[0]
-
-    assert example.text == "user: What does it cost?"
-    assert example.num_tokens is None
 
 
 @pytest.mark.parametrize("tokenizer", [TOKENIZER, None], ids=["with model", "without"])

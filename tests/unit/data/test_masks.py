@@ -13,7 +13,7 @@ import pytest
 
 from fakes.conversations import CHAIR, LAMP, answer, calls, reply, system, user
 from fakes.mask_families import GLM_BARE, MASK_FAMILIES, MaskFamily, mask_tokenizer
-from fakes.masks import ENDS, SEES, TOKENIZERS, stretches
+from fakes.masks import SEES, TOKENIZERS, stretches
 from stillroom.data.chat.render import ChatRenderer, RenderedConversation
 from stillroom.data.chat.views import sequence_view
 from stillroom.data.inspect import mask_text
@@ -139,18 +139,6 @@ def test_each_turn_is_trained_once_after_what_the_model_sees_when_it_writes_it(
     assert sorted(trained) == turns
 
 
-@pytest.mark.parametrize(("name", "scenario"), CASES)
-def test_turns_end_with_their_token_and_hold_no_word_of_others(name: str, scenario: str) -> None:
-    for one in rendered(name, scenario):
-        assert len(one.ids) == len(one.trained)
-        assert TOKENIZERS[name].decode(one.ids, skip_special_tokens=False) == one.text
-        for _, ids, turn in stretches(one, name):
-            assert TOKENIZERS[name].convert_ids_to_tokens(ids[-1]) in ENDS.get(name, {"<|im_end|>"})
-            assert not any(word in turn for word in NEVER_TRAINED)
-            if scenario.startswith("thinking"):
-                assert "Thought" in turn
-
-
 def test_what_a_family_cannot_say_is_refused_with_a_reason() -> None:
     for name, family in MASK_FAMILIES.items():
         silent = ChatRenderer(TOKENIZERS[name])
@@ -180,7 +168,7 @@ def test_a_family_that_drops_thinking_takes_a_sequence_for_every_question() -> N
 def test_a_pair_whose_answer_is_not_one_sequence_is_refused() -> None:
     messages, tools = scenarios(MASK_FAMILIES["qwen"])["thinking-tools"]
     renderer = ChatRenderer(TOKENIZERS["qwen"], include_thinking=True)
-    with pytest.raises(ModelError, match="otherwise once the conversation goes on"):
+    with pytest.raises(ModelError, match="differently once the conversation continues"):
         renderer.conversation(messages, tools)
     given = renderer.conversation(messages, tools, num_given_turns=3)
     assert "Thought 4." in stretches(given, "qwen")[0][2]

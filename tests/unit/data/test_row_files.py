@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.mangling import JSON
@@ -49,7 +49,6 @@ def test_lines_are_rows_whatever_the_file_is_called(tmp_path: Path) -> None:
     assert again == [line.data for line in lines]
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(st.text(max_size=5), JSON | st.text(max_size=8), min_size=1, max_size=4),
     st.sampled_from([1, 4, "\t"]),

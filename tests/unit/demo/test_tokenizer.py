@@ -65,19 +65,6 @@ def test_a_conversation_renders_as_chatml_with_hermes_tool_calls(tokenizer):
     )
 
 
-def test_rendering_turn_by_turn_gives_the_same_text_and_tokens(tokenizer, conversations):
-    for messages in [*conversations, two_calls_in_one_turn()]:
-        whole = render(tokenizer, messages)
-        whole_ids = tokenizer.encode(whole)
-        for end in range(2, len(messages)):
-            is_model_next = messages[end]["role"] == "assistant"
-            part = render(tokenizer, messages[:end], add_generation_prompt=is_model_next)
-            part_ids = tokenizer.encode(part)
-
-            assert whole.startswith(part)
-            assert whole_ids[: len(part_ids)] == part_ids
-
-
 def test_arguments_render_the_same_as_text_and_as_an_object(tokenizer):
     messages = two_calls_in_one_turn()
     with_objects = json.loads(json.dumps(messages))
@@ -85,26 +72,6 @@ def test_arguments_render_the_same_as_text_and_as_an_object(tokenizer):
         call["function"]["arguments"] = json.loads(call["function"]["arguments"])
 
     assert render(tokenizer, with_objects) == render(tokenizer, messages)
-
-
-def test_non_ascii_arguments_render_the_same_as_text_and_as_an_object(tokenizer):
-    arguments = {"item": "crème <brûlée> & 'tea'", "deep": {"n": [1, 2.5, None, True]}}
-    texts = [
-        render(
-            tokenizer,
-            [
-                {"role": "user", "content": "?"},
-                {
-                    "role": "assistant",
-                    "content": "",
-                    "tool_calls": [{"function": {"name": "price", "arguments": given}}],
-                },
-            ],
-        )
-        for given in (arguments, json.dumps(arguments))
-    ]
-
-    assert texts[0] == texts[1]
 
 
 def test_the_mask_covers_the_assistant_text_and_its_turn_ends(tokenizer, conversations):
@@ -132,12 +99,6 @@ def test_a_conversation_may_lack_system_prompt_tools_and_content(tokenizer):
 )
 def test_any_text_survives_the_tokenizer(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_conversations_survive_the_tokenizer(tokenizer, conversations):
-    for messages in conversations:
-        text = render(tokenizer, messages)
-        assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @pytest.mark.parametrize("item", ITEMS)

@@ -58,16 +58,6 @@ def test_only_shared_tasks_count() -> None:
     assert (result.baseline_accuracy, result.candidate_accuracy) == (1 / 3, 2 / 3)
 
 
-def test_the_order_of_the_tasks_does_not_matter() -> None:
-    scores = {f"t{index}": float(index % 3 == 0) for index in range(12)}
-    turned = dict(reversed(scores.items()))
-
-    result = compare(evaluation("base", scores), evaluation("new", turned))
-
-    assert result.difference.value == result.tasks_won == result.tasks_lost == 0
-    assert not result.is_significant
-
-
 @pytest.mark.parametrize("after", [{"c": 1.0}, {}])
 def test_fewer_than_two_shared_tasks_are_no_comparison(after: dict[str, float]) -> None:
     before = evaluation("base", {"a": 0, "b": 0, "c": 1})
@@ -95,20 +85,6 @@ def test_a_handful_of_tasks_shows_nothing_however_alike_they_come_out(num_tasks:
 
     assert result.p_value >= 0.0625
     assert not result.is_significant
-
-
-def test_six_tasks_won_of_six_are_enough() -> None:
-    result = compared([0.0] * 6, [1.0] * 6)
-
-    assert result.p_value == 0.03125
-    assert result.is_significant
-
-
-def test_means_over_several_samples_are_compared_too() -> None:
-    result = compared([0.25, 0.5, 0.75], [0.5, 0.5, 0.5])
-
-    assert (result.tasks_won, result.tasks_lost) == (1, 1)
-    assert result.difference.value == 0
 
 
 def test_groups_of_more_than_one_task_are_compared_by_themselves() -> None:

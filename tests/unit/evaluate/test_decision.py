@@ -3,15 +3,17 @@
 import msgspec
 import pytest
 
+from fakes.rollout_rows import rollout_row
 from fakes.run_folders import evaluation_result, write_run
 from stillroom.evaluate.compare import compare
 from stillroom.evaluate.costs import break_even, compare_costs, spent_on_runs
 from stillroom.evaluate.decision import decide, gap_closed
 from stillroom.evaluate.files import Evaluation, GuardScore, TaskCost, TaskScore
 from stillroom.evaluate.intervals import share_estimate
-from stillroom.evaluate.scores import guard_result
+from stillroom.evaluate.scores import cut_answers, guard_result
 from stillroom.files import write_json
 from stillroom.settings import Workspace
+from stillroom.types import Trajectory
 
 
 def evaluation(name: str, right: int, of: int = 100, **fields: object) -> Evaluation:
@@ -144,3 +146,38 @@ def test_what_was_spent_is_that_of_all_runs_and_of_the_machines_priced_time(tmp_
     assert "costs no less" in compare_costs(workspace, dear, teacher).note  # type: ignore[union-attr]
     old = msgspec.structs.replace(student, per_task=None)
     assert compare_costs(workspace, old, teacher) is None
+
+
+def test_a_students_training_in_another_workspace_is_part_of_what_it_has_cost(tmp_path) -> None:
+    workspace, other = Workspace(tmp_path / "here"), Workspace(tmp_path / "there")
+    for each, name in ((workspace, "rollouts-a"), (other, "rollouts-b")):
+        folder = write_run(each.runs, name, result={"cost_usd": 3.0})
+        document = {"kind": "rollouts", "workspace": str(each.root), "request": {"provider": "x"}}
+        write_json(folder / "request.json", document)
+    model = str(other.runs / "sft-1" / "checkpoints" / "final")
+    student = evaluation("sft", 80, model=model, per_task=cost(0.005)).result
+    teacher = evaluation("t", 90, model="t", per_task=cost(0.01)).result
+
+    costs = compare_costs(workspace, student, teacher)
+
+    assert costs is not None
+    assert (costs.spent_usd, costs.break_even_tasks) == (6.0, 1200)
+    assert "the workspace that the student was trained in" in costs.note
+
+
+def test_cut_answers_are_told_by_what_cut_them() -> None:
+    def rollout(stop_reason: str, tokens: int) -> Trajectory:
+        usage = {"prompt_tokens": 9, "completion_tokens": tokens}
+        row = rollout_row(stop_reason=stop_reason, truncated=stop_reason != "answered", usage=usage)
+        return msgspec.convert(row, Trajectory)
+
+    rollouts = [
+        rollout("answered", 100), rollout("max_tokens", 100), rollout("max_tokens", 40),
+        rollout("context_window", 40), rollout("content_filter", 1),
+    ]  # fmt: skip
+
+    assert cut_answers(rollouts, 100) == {
+        "max_tokens": 1,
+        "context_window": 2,
+        "content_filter": 1,
+    }

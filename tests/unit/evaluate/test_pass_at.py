@@ -34,13 +34,6 @@ def test_a_task_is_passed_if_one_of_its_samples_is_right():
     assert found.low < 2 / 3 < found.high
 
 
-def test_more_samples_than_k_are_all_used():
-    found = passing_tasks(answers(a="ynnn", b="yynn"), 1)
-
-    assert found is not None
-    assert found.value == pytest.approx((0.25 + 0.5) / 2)
-
-
 def test_tasks_whose_rollouts_failed_count_neither_as_right_nor_as_wrong():
     found = passing_tasks(answers(a="ny", b="n"), 2)
 

@@ -14,8 +14,7 @@ from stillroom.models.reread.pair_check import open_pair
 from stillroom.models.resolve import locate_model
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
-from stillroom.train.on_policy.policy_update import accumulate_gradient
-from stillroom.train.on_policy.token_losses import UpdateStats
+from stillroom.train.on_policy.policy_update import UpdateStats, accumulate_gradient
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.types import Trajectory
 

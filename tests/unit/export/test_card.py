@@ -161,17 +161,33 @@ def test_the_licence_is_what_the_header_of_the_card_says(card, licence):
     assert read_licence(card) == licence
 
 
-def test_the_licence_comes_from_the_bases_own_folder(tmp_path):
+def test_the_licence_comes_from_the_bases_own_files_or_from_the_user(tmp_path):
     base = ModelLocation("mine", str(tmp_path), is_local=True)
     assert licence_of(base) is None
     assert licence_of(None) is None
+    assert licence_of(BASE) is None  # never fetched from the hub
+    assert licence_of(ModelLocation("demo/student", "/", is_local=True)) == Licence("apache-2.0")
+    stated = licence_of(base, "mit")
+    assert stated == Licence("mit", source="whoever exported it")
+    assert "Base model: mit, as whoever exported it says." in render_card(facts(licence=stated))
+
+    text = "                 Apache License\n           Version 2.0, January 2004\n"
+    (tmp_path / "LICENSE").write_text(text, encoding="utf-8")
+    source = "LICENSE in its folder"
+    assert licence_of(base, "mit") == Licence("apache-2.0", link="LICENSE", source=source)
+    (tmp_path / "LICENSE").write_text("Terms of Mine", encoding="utf-8")
+    assert licence_of(base) == Licence("other", link="LICENSE", source=source)
     text = "---\nlicense: gemma\n---\n# Mine"
     (tmp_path / "README.md").write_text(text, encoding="utf-8")
-    assert licence_of(base) == Licence("gemma")
+    assert licence_of(base, "mit") == Licence("gemma")
 
 
-def test_a_hub_model_that_was_never_fetched_has_no_known_licence():
-    assert licence_of(BASE) is None
+def test_rows_that_say_what_their_teacher_read_are_synthetic():
+    rows = Counter({"": 9})
+    removed = Counter({RemovedSystem("0" * 16, "Add a fee."): 9})
+    trained = TrainedConversation(9, rows, Counter({b"[]": 9}), removed)
+    stage = TrainingStage("sft", "sft-1", 1, BASE.name, conversation=trained)
+    assert "synthetic-data" in header_of(render_card(facts(stages=(stage,))))["tags"]
 
 
 SYSTEM = 'You are "Bo" of the shop.\n```\nAnswer briefly.'

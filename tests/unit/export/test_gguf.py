@@ -13,6 +13,7 @@ from fakes.llama_cpp import (
     NO_MEMORY,
     NO_VOCABULARY,
     OWN_TOKENIZER,
+    WRITES_F16,
     WRITES_NOTHING,
     WRITES_OTHER,
     read_gguf,
@@ -72,6 +73,18 @@ def test_the_converter_makes_a_gguf_file_of_the_merged_model(
     assert log == "converted\n"
 
 
+def test_the_result_names_the_format_of_the_file_and_the_file_its_model(workspace, tmp_path):
+    checkout = write_checkout(tmp_path / "llama.cpp", WRITES_F16)
+
+    result = export(workspace, "clerk-1", llama_cpp=str(checkout))
+
+    assert result.precision == "fp16"
+    file = workspace.root / "clerk-1" / "clerk-1.gguf"
+    assert b"clerk-1" in file.read_bytes()
+    card = (file.parent / "README.md").read_text("utf-8")
+    assert "| number format | fp16 |" in card
+
+
 @pytest.mark.parametrize(
     ("body", "problem", "fix"),
     [
@@ -123,20 +136,20 @@ def test_the_converter_is_found_where_the_user_has_it(tmp_path, monkeypatch):
     workspace = Workspace(tmp_path)
     checkout = write_checkout(tmp_path / "llama.cpp")
     script = str(checkout / "convert_hf_to_gguf.py")
-    assert find_converter(workspace, "llama.cpp").command == [sys.executable, script]
-    assert find_converter(workspace, script).command == [sys.executable, script]
+    assert find_converter(workspace, "llama.cpp") == [sys.executable, script]
+    assert find_converter(workspace, script) == [sys.executable, script]
 
     installed = write_checkout(tmp_path / "bin") / "convert_hf_to_gguf.py"
     installed.chmod(installed.stat().st_mode | stat.S_IXUSR)
-    assert find_converter(workspace, None).command == [str(installed)]
+    assert find_converter(workspace, None) == [str(installed)]
 
     monkeypatch.setenv("LLAMA_CPP", str(checkout))
-    assert find_converter(workspace, None).command == [sys.executable, script]
+    assert find_converter(workspace, None) == [sys.executable, script]
 
     own = checkout / ".venv" / "bin" / "python"
     own.parent.mkdir(parents=True)
     own.touch()
-    assert find_converter(workspace, None).command == [str(own), script]
+    assert find_converter(workspace, None) == [str(own), script]
 
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path):

@@ -5,16 +5,15 @@ import pytest
 
 from fakes.exports import trained
 from fakes.lineages import Lineages
-from fakes.rollout_rows import write_rows
-from fakes.run_folders import write_run
+from fakes.rollout_rows import rollout_row, write_rows
 from fakes.training import make_project
 from stillroom.data.instruction import RemovedSystem
 from stillroom.export.conversation import trained_conversation
-from stillroom.export.history import read_history
-from stillroom.export.provenance import Licence, data_steps, licence_of, public_name
+from stillroom.export.history import History, TrainingStage, read_history
+from stillroom.export.provenance import answering_models, data_steps, public_name
 from stillroom.files import write_json
-from stillroom.lineage import now, record_file, write_manifest
-from stillroom.models.resolve import RECORD, CheckpointRecord, ModelLocation, locate_model
+from stillroom.lineage import ModelRecord, now, record_file, write_manifest
+from stillroom.models.resolve import RECORD, CheckpointRecord, locate_model
 from stillroom.settings import Workspace
 from stillroom.versions import tag_file
 
@@ -50,6 +49,42 @@ def test_the_rows_lead_back_to_the_teacher_that_wrote_them(project):
     assert [step.teacher for step in steps] == [None, None, "openrouter/maker/large"]
     assert steps[2].provider == "openrouter"
     assert steps[1].counts == {"read": 8, "kept": 4}
+
+
+def test_a_model_whose_rows_were_filtered_out_is_no_teacher(project):
+    root, teacher = project.root, {"provider": "litellm", "settings": {}}
+    rows = [
+        rollout_row(task_id=f"{n}", teacher=teacher | {"model": "ab"[n % 2]}, reward=n % 2)
+        for n in range(8)
+    ]
+    models = [ModelRecord(role="policy", name=name, location="litellm") for name in "ab"]
+    write_rows(root / "log.jsonl", rows)
+    write_rows(root / "rollouts.jsonl", rows)
+    write_manifest(
+        root / "rollouts.jsonl",
+        operation="import_rollouts",
+        inputs=[root / "log.jsonl", *models],
+        request={},
+        counts={"kept": 8},
+    )
+    project.filter(min_reward=1)
+    project.convert()
+    used = record_file(root / "sft.jsonl")
+
+    def teachers(answered_by):
+        data = tuple(data_steps(project.workspace, used))
+        stage = TrainingStage("sft", "sft-1", 1, "base", data=data, answered_by=answered_by)
+        return History(None, "base", (stage,), ()).teachers
+
+    ids = trained_conversation(project.workspace, used).rollout_ids
+    assert ids == {"1-0", "3-0", "5-0", "7-0"}
+    answered_by = answering_models(project.workspace, used, ids)
+    assert answered_by == {"b"}
+    assert teachers(answered_by) == ["b"]
+    # What is no longer there says nothing; then all who may have answered are named.
+    (root / "good.jsonl").unlink()
+    assert answering_models(project.workspace, used, ids) is None
+    assert teachers(None) == ["a", "b"]
 
 
 def test_rollouts_that_were_added_to_since_still_have_their_teacher(project):
@@ -154,20 +189,6 @@ def test_checkpoints_that_name_each_other_end(tmp_path):
         write_json(tmp_path / name / RECORD, record)
     history = read_history(workspace, locate_model(workspace, "a"), None)
     assert [stage.run_id for stage in history.stages] == ["run-b", "run-a"]
-
-
-def test_without_runs_there_are_no_evaluations(tmp_path):
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "config.json").write_text("{}", encoding="utf-8")
-    workspace = Workspace(tmp_path)
-    write_run(tmp_path / "runs", "evaluate-failed", status="failed")
-    history = read_history(workspace, locate_model(workspace, "m"), None)
-    assert (history.stages, history.evaluations, history.base_name) == ((), (), "m")
-
-
-def test_the_demos_models_have_the_licence_of_the_package():
-    base = ModelLocation("demo/student", "/nowhere", is_local=True)
-    assert licence_of(base) == Licence("apache-2.0")
 
 
 def test_what_a_teacher_read_and_its_student_did_not_is_on_record(tmp_path, tiny_models):

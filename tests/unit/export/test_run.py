@@ -8,7 +8,7 @@ import pytest
 import yaml
 from transformers import AutoModelForCausalLM
 
-from fakes.exports import QUESTIONS, trained
+from fakes.exports import trained
 from fakes.folders import names_in
 from fakes.reporters import KeptReporter
 from fakes.run_folders import answer, write_evaluation
@@ -89,7 +89,7 @@ def test_what_is_not_on_record_is_said_and_not_invented(project):
     assert "| teacher | not on record |" in card
     assert "How train.jsonl came to be is not on record." in card
     assert "is not on record: look it up before" in card
-    assert result.warnings[0].endswith("is not on record: look it up before publishing")
+    assert "is not on record: look it up before publishing" in result.warnings[0]
     assert result.warnings[1] == NO_EVALUATION
 
 
@@ -126,8 +126,8 @@ def test_the_card_says_what_a_task_costs_and_what_else_was_measured(project):
     card = (project.root / "out" / "README.md").read_text("utf-8")
     assert (
         "Run evaluate-a also measured: at temperature 1: 90.0% [59.6%, 98.2%]; guard set: 90.0% "
-        "[59.6%, 98.2%] right, needless tool calls at 0.0% [0.0%, 27.8%]; a task: 2 s, $0.001, "
-        "300 tokens."
+        "[59.6%, 98.2%] right, needless tool calls at 0.0% [0.0%, 27.8%]; a task: 0.5 s (2 s "
+        "from prompt to answer), $0.001, 300 tokens."
     ) in card
 
 
@@ -147,7 +147,9 @@ def test_the_costs_of_a_model_stand_beside_those_of_its_teacher_on_the_same_prom
     (stage,) = history.stages
     taught = replace(history, stages=(replace(stage, teacher="big"),))
     sentence = costs_beside_teacher(project, taught)
-    assert sentence.startswith("A task takes run-1 2 s and $0.01, big 2 s and $0.02; ")
+    assert sentence.startswith(
+        "A task takes run-1 0.5 s (2 s from prompt to answer) and $0.01, big 0.5 s (2 s "
+    )
 
 
 def test_an_evaluation_of_a_former_export_counts_for_the_checkpoint(project):
@@ -181,7 +183,7 @@ def test_an_adapter_names_its_base_and_how_to_serve_it(project, made):
     assert result.read_back is None
     assert result.serve == (
         f"vllm serve {base} --enable-lora --max-lora-rank 8 --lora-modules out=out "
-        "--enable-auto-tool-choice --tool-call-parser hermes"
+        "--dtype float32 --enable-auto-tool-choice --tool-call-parser hermes"
     )
     assert f"the adapter finds its base at {base}: format merged goes anywhere" in result.warnings
     card = (project.root / "out" / "README.md").read_text("utf-8")
@@ -251,16 +253,6 @@ def test_a_cut_checkpoint_is_refused_before_anything_is_loaded(project):
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(InputError, match="is incomplete"):
         export(project, format="adapter")
-
-
-def test_a_checkpoint_from_elsewhere_is_exported_without_a_history(project, made):
-    shutil.copytree(made.checkpoint(), project.root / "theirs")
-    (project.root / "theirs" / "stillroom.json").unlink()
-    result = export(project, model="theirs")
-    manifest = json.loads((project.root / "out" / "export.json").read_text("utf-8"))
-    assert manifest["run_id"] is None
-    assert result.teachers == []
-    assert len(QUESTIONS) == 100
 
 
 def test_a_full_disk_leaves_the_former_export_and_says_what_to_do(project):

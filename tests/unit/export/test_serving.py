@@ -2,8 +2,6 @@ import json
 import shlex
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fakes.mask_families import MASK_FAMILIES, mask_tokenizer
 from stillroom.export.serving import (
@@ -16,7 +14,6 @@ from stillroom.export.serving import (
     tool_parser,
 )
 from stillroom.export.weights import find_tool_parser
-from stillroom.serving.model_server import lora_rank
 
 PARSERS = {
     "chatml": "hermes",
@@ -64,11 +61,6 @@ def test_an_example_of_calls_in_the_system_prompt_is_no_call():
     assert tool_parser("no call at all") is None
 
 
-@given(st.text())
-def test_any_text_has_a_parser_or_none(text):
-    tool_parser(text)
-
-
 def served(**fields):
     known = {"path": "./out", "name": "out", "precision": "bf16", "max_length": 4096,
              "tool_parser": "hermes"}  # fmt: skip
@@ -96,13 +88,6 @@ def test_an_adapter_is_served_on_its_base_with_room_for_its_rank():
 def test_a_path_with_blanks_is_quoted():
     command = serve_command(served(path="./my model; rm x"))
     assert shlex.split(command or "")[2] == "./my model; rm x"
-
-
-@given(st.integers(1, 1024))
-def test_the_rank_holds_the_adapter(rank):
-    chosen = lora_rank(rank)
-    assert (chosen is None) == (rank > 512)
-    assert chosen is None or chosen >= rank
 
 
 @pytest.mark.parametrize("kind", ["merged", "adapter", "gguf"])

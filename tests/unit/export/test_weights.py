@@ -77,20 +77,6 @@ def adapter(tmp_path_factory, tiny_models):
     return trained(root, tiny_models.folder("qwen3"), rank=4)
 
 
-def test_full_weights_are_written_as_they_are(tmp_path, tiny_models):
-    project = trained(tmp_path, tiny_models.folder("llama"), rank=0)
-
-    written = merge(project, tmp_path / "out")
-
-    ours = load_file(tmp_path / "out" / "model.safetensors")
-    reference = load_file(project.checkpoint() / "model.safetensors")
-    assert ours.keys() == reference.keys()
-    assert all(torch.equal(ours[name], reference[name]) for name in reference)
-    assert written.precision == "fp32"
-    assert written.parameters == sum(tensor.numel() for tensor in reference.values())
-    assert written.max_context == 512
-
-
 @pytest.mark.parametrize("numbers", list(NUMBERS))
 def test_the_number_format_asked_for_is_written_with_one_rounding(tmp_path, adapter, numbers):
     merge(adapter, tmp_path / "exact")
@@ -101,18 +87,6 @@ def test_the_number_format_asked_for_is_written_with_one_rounding(tmp_path, adap
     assert all(
         torch.equal(ours[name], tensor.to(NUMBERS[numbers])) for name, tensor in exact.items()
     )
-
-
-def test_an_adapter_merges_into_a_bf16_base_in_fp32_when_asked(tmp_path, tiny_models):
-    start = in_numbers(tiny_models, "tied", torch.bfloat16, tmp_path / "base")
-    project = trained(tmp_path, start, rank=4)
-
-    merge(project, tmp_path / "out", precision="fp32")
-
-    weights = load_file(tmp_path / "out" / "model.safetensors")
-    changed = weights["model.layers.0.self_attn.q_proj.weight"]
-    assert changed.dtype == torch.float32
-    assert not torch.equal(changed, changed.bfloat16().float())
 
 
 def test_the_folder_holds_what_loading_and_serving_need(tmp_path, adapter):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from fakes.llama_cpp import read_gguf, write_checkout
-from fakes.multimodal import FAMILIES, IMAGE, picture, save_multimodal
+from fakes.multimodal import FAMILIES, picture, save_multimodal
 from fakes.reporters import KeptReporter
 from stillroom.errors import InputError, ModelError
 from stillroom.export.request import ExportModel
@@ -95,22 +95,6 @@ def test_a_text_part_goes_back_into_its_multimodal_model(tmp_path, name):
         assert torch.equal(features(whole, name), features(original, name))
 
 
-def test_pictures_are_seen_through_the_trained_text_part(tmp_path):
-    base = save_multimodal(tmp_path, "gemma3")
-    learnt(base, tmp_path / "checkpoint")
-    export(tmp_path)
-
-    ids = torch.tensor([[30, 31, *[IMAGE] * 4, 32, 33]])
-    inputs = {**picture("gemma3"), "token_type_ids": (ids == IMAGE).long()}
-    before, after = (
-        logits(AutoModelForImageTextToText.from_pretrained(folder).eval(), ids, **inputs)
-        for folder in (base, tmp_path / "out")
-    )
-
-    assert after.isfinite().all()
-    assert not torch.allclose(before, after, atol=1e-3)
-
-
 def test_shards_stay_as_the_original_has_them(tmp_path):
     base = save_multimodal(tmp_path, "qwen3_vl")
     whole = AutoModelForImageTextToText.from_pretrained(base)
@@ -128,20 +112,6 @@ def test_shards_stay_as_the_original_has_them(tmp_path):
     assert before["weight_map"] == after["weight_map"]
     again = AutoModelForImageTextToText.from_pretrained(tmp_path / "out").eval()
     assert torch.equal(logits(again), logits(part))
-
-
-def test_a_number_format_is_that_of_the_text_part_alone(tmp_path):
-    base = save_multimodal(tmp_path, "gemma3")
-    learnt(base, tmp_path / "checkpoint")
-
-    result = export(tmp_path, precision="bf16")
-
-    weights = load_file(tmp_path / "out" / "model.safetensors")
-    kinds = {text_name(n) != n or n.startswith("lm_head"): t.dtype for n, t in weights.items()}
-    assert kinds == {True: torch.bfloat16, False: torch.float32}
-    assert json.loads((tmp_path / "out" / "config.json").read_bytes())["dtype"] == "bfloat16"
-    assert result.precision == "bf16"
-    assert result.read_back.kl < 1e-1
 
 
 def test_weights_that_were_not_trained_keep_their_bytes_also_in_another_format(tmp_path):
@@ -245,7 +215,7 @@ def test_a_multimodal_model_that_has_changed_is_refused(tmp_path):
     learnt(base, tmp_path / "checkpoint")
     (base / "preprocessor_config.json").write_text("{}", encoding="utf-8")
 
-    with pytest.raises(ModelError, match="is not as it was when") as caught:
+    with pytest.raises(ModelError, match="has changed since") as caught:
         export(tmp_path)
     assert "format text" in caught.value.fix
 
@@ -264,15 +234,3 @@ def test_the_card_and_the_lineage_name_the_multimodal_model(tmp_path):
     assert result.other_parts.endswith("those of mistral3-chatml-0")
     lineage = show_lineage(Workspace(tmp_path), ShowLineage(path="out"))
     assert lineage.problems == []
-
-
-def test_an_export_can_be_exported_again(tmp_path):
-    base = save_multimodal(tmp_path, "gemma3")
-    part = learnt(base, tmp_path / "checkpoint")
-    export(tmp_path)
-
-    export(tmp_path, model="out", output="again", precision="bf16")
-
-    again = load_model(None, local(tmp_path / "again")).model
-    assert (logits(again) - logits(part)).abs().mean() < 0.05
-    assert AutoModelForImageTextToText.from_pretrained(tmp_path / "again").dtype == torch.bfloat16

@@ -2,6 +2,7 @@ import gzip
 import json
 import random
 
+import msgspec
 import pytest
 from pydantic import ValidationError
 
@@ -42,8 +43,8 @@ def result(text, call_id="c1"):
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
-def call(history, reply, *, model="m-1", request=None, **envelope):
-    usage = {"prompt_tokens": 10, "completion_tokens": 2}
+def call(history, reply, *, model="m-1", request=None, usage=None, **envelope):
+    usage = {"prompt_tokens": 10, "completion_tokens": 2} | (usage or {})
     choices = [{"index": 0, "message": reply, "finish_reason": "stop"}]
     response = {"model": model, "choices": choices, "usage": usage}
     return {"request": {"messages": history, **(request or {})}, "response": response, **envelope}
@@ -101,6 +102,33 @@ def test_calls_become_a_conversation_with_all_that_is_known_of_them(tmp_path):
     assert [i.path for i in manifest.inputs] == [str(tmp_path / "calls.jsonl")]
 
 
+def test_a_call_that_two_systems_logged_counts_once_and_names_who_served_it(tmp_path):
+    usage = {"prompt_tokens": 60, "completion_tokens": 2}
+    langfuse = {"id": "o1", "traceId": "t1", "type": "GENERATION", "model": "shop-large",
+                "startTime": "2026-03-01T10:00:00Z", "input": [user("Hi")],
+                "output": answer("Hello"),
+                "usageDetails": {"input": 60, "output": 2}, "totalCost": 0.5}  # fmt: skip
+    reply = call([user("Hi")], answer("Hello"))["response"] | {"model": "shop-large"}
+    litellm = {"id": "r1", "call_type": "acompletion", "custom_llm_provider": "openai",
+               "api_base": "https://llm.example.com/v1", "model": "shop-large",
+               "messages": [user("Hi")], "response": reply | {"usage": usage},
+               "response_cost": 0.5}  # fmt: skip
+    write(tmp_path, [langfuse, langfuse], "langfuse.jsonl")
+    write(tmp_path, [litellm], "litellm.jsonl")
+    request = ImportRollouts(input=("litellm.jsonl", "langfuse.jsonl"), output="out.jsonl")
+    made = import_rollouts(Workspace(tmp_path), request)
+    assert (made.read, made.kept, made.merged, made.models) == (3, 1, 2, {"shop-large": 1})
+    assert not any("terms" in note for note in made.notes)
+    [row] = rows_of(tmp_path)
+    assert (row["usage"], row["cost_usd"]) == (usage, 0.5)
+    assert (row["teacher"]["provider"], row["origin"]["calls"]) == ("llm.example.com", 1)
+    (model,) = read_manifest(tmp_path / "out.jsonl").models
+    assert (model.location, model.terms) == ("llm.example.com", None)
+    import_rollouts(Workspace(tmp_path), ImportRollouts(input="langfuse.jsonl", output="out.jsonl"))
+    assert rows_of(tmp_path)[0]["teacher"]["provider"] == "unknown"
+    assert read_manifest(tmp_path / "out.jsonl").models[0].location == "shop-large"
+
+
 def test_turns_that_no_call_answered_are_not_trained(tmp_path):
     example = [user("2+2"), answer("4")]
     rows = [call([*example, user("3+3")], answer("6"))]
@@ -136,14 +164,31 @@ def test_every_row_is_kept_merged_or_refused_with_its_place_and_reason(tmp_path)
         call([result("lost")], answer("Hm")),
         call([{"role": "wizard", "content": "?"}], answer("Hm")),
         "[" * 2000 + "]" * 2000,
+        call([user("Hi")], answer("Hm"), usage={"prompt_tokens": 10**30}),
+        call([user("Bye")], answer("Bye")),
     ]
     made = imported(tmp_path, rows)
-    assert (made.read, made.kept, made.merged, made.refused) == (8, 1, 1, 6)
+    assert (made.read, made.kept, made.merged, made.refused) == (10, 2, 1, 7)
     refused = rows_of(tmp_path, "out.jsonl.refused")
-    assert [row["source"] for row in refused] == [f"calls.jsonl:{n}" for n in range(3, 9)]
-    assert sum(made.refused_by_reason.values()) == 6
+    assert [row["source"] for row in refused] == [f"calls.jsonl:{n}" for n in range(3, 10)]
+    assert sum(made.refused_by_reason.values()) == 7
     assert all(row["reason"] for row in refused)
     assert "overloaded" in refused[2]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "reasons"),
+    [
+        ([{"messages": [answer("b")]}], {"no message before the reply": 1}),
+        ([{"messages": [answer("a"), answer("b")]}], {"no message before the reply": 1}),
+        ([{"messages": [user("a")]}], {"no assistant message": 1}),
+        ([{"messages": [user("a"), answer("b", weight=7)]}], {"unsound message": 1}),
+    ],
+)
+def test_rows_that_cannot_be_rollouts_do_not_stop_an_import(tmp_path, rows, reasons):
+    good = {"messages": [user("Hi"), answer("Hello")]}
+    made = imported(tmp_path, [good, *rows, good], prompts=True)
+    assert (made.kept, made.refused_by_reason) == (2, reasons)
 
 
 def test_secrets_and_personal_data_become_numbered_marks(tmp_path):
@@ -166,19 +211,45 @@ def test_secrets_and_personal_data_become_numbered_marks(tmp_path):
     assert set(made.removed) == {"OpenAI key", "email address", "private key"}
 
 
+def test_keys_are_taken_out_of_names_and_ids_and_calls_still_find_their_results(tmp_path):
+    schema = {"type": "object", "properties": {KEY: {"type": "string"}}, "required": [KEY]}
+    tool = {"type": "function", "function": {"name": f"look.{KEY}", "parameters": schema}}
+    reply = asks_for(f"look.{KEY}", f"call {KEY}", **{KEY: "x"})
+    history = [{"role": "user", "content": "Hi", "name": KEY}]
+    known = {"model": f"ft:{KEY}", "id": KEY, "session_id": KEY, "metadata": {KEY: {KEY: 1}}}
+    rows = [
+        call(history, reply, request={"tools": [tool]}, **known),
+        call(
+            [*history, reply, result("12", f"call {KEY}")], answer("12"), scores={KEY: 1}, **known
+        ),
+        call([user("Bye")], asks_for(f"find.{KEY}", f"call {KEY}", **{KEY: 1}), **known),
+        call([user("Hi")], answer(None), session_id=KEY),
+        {"request": {"messages": [user("A")]}, "response": {"error": {"message": KEY}}},
+    ]
+    made = imported(tmp_path, rows, prompts=True, infer_tools=True)
+    written = b"".join(path.read_bytes() for path in tmp_path.glob("out*"))
+    assert KEY.encode() not in written + msgspec.json.encode(made)
+    row, inferred = rows_of(tmp_path)[:2]
+    (called,) = row["messages"][1]["tool_calls"]
+    assert called["id"] == row["messages"][2]["tool_call_id"] == "call [OpenAI key 1 removed]"
+    (tool,) = row["tools"]
+    assert tool["function"]["name"] == called["function"]["name"]
+    assert tool["function"]["parameters"]["required"] == [
+        *tool["function"]["parameters"]["properties"]
+    ]
+    assert inferred["tools"][0]["function"]["name"].startswith("find.[OpenAI key")
+    names = {m.name for m in read_manifest(tmp_path / "out.jsonl").models}
+    assert names == {"ft:[OpenAI key 1 removed]", "m-1"}
+    imported(tmp_path, rows, keep_secrets=True, keep_personal=True)
+    assert KEY.encode() in (tmp_path / "out.jsonl.manifest.json").read_bytes()
+
+
 def test_secrets_are_kept_only_when_that_is_said(tmp_path):
     rows = [call([user(f"{KEY} {MAIL}")], answer("ok"))]
     assert set(imported(tmp_path, rows, keep_secrets=True).removed) == {"email address"}
     assert KEY in rows_of(tmp_path)[0]["messages"][0]["content"]
     assert set(imported(tmp_path, rows, keep_personal=True).removed) == {"OpenAI key"}
     assert MAIL in rows_of(tmp_path)[0]["messages"][0]["content"]
-
-
-def test_keys_of_this_machine_are_taken_out_too(tmp_path, monkeypatch):
-    monkeypatch.setenv("SHOP_API_KEY", "correct-horse-battery")
-    made = imported(tmp_path, [call([user("use correct-horse-battery")], answer("ok"))])
-    assert made.removed == {"key of this machine": 1}
-    assert rows_of(tmp_path)[0]["messages"][0]["content"] == "use [key]"
 
 
 def test_scores_become_the_reward_only_if_all_named_ones_are_there(tmp_path):
@@ -198,18 +269,6 @@ def test_scores_become_the_reward_only_if_all_named_ones_are_there(tmp_path):
     made = imported(tmp_path, rows)
     assert made.rewarded == 0
     assert any("reward_from" in note for note in made.notes)
-
-
-def test_of_scores_that_sources_name_differently_the_one_that_is_there_is_the_reward(tmp_path):
-    rows = [
-        call([user("A")], answer("a"), scores={"user-feedback": 1, "tokens": 900}),
-        call([user("B")], answer("b"), scores={"thumbs": 0}),
-        call([user("C")], answer("c"), scores={"tokens": 12}),
-    ]
-    made = imported(tmp_path, rows, reward_from=("user-feedback|thumbs",))
-    assert [row["reward"] for row in rows_of(tmp_path)] == [1, 0, None]
-    # Scores that are no reward say nothing of its range.
-    assert not any("go up to" in note for note in made.notes)
 
 
 @pytest.mark.parametrize("name", ["reward", "preferred"])
@@ -259,32 +318,6 @@ def test_tools_are_inferred_only_when_asked_for_and_marked(tmp_path):
     first["request"]["tools"] = [schema]
     assert imported(tmp_path, rows, infer_tools=True).losses == {}
     assert rows_of(tmp_path)[0]["tools"] == [schema]
-
-
-def test_images_are_left_out_and_said(tmp_path):
-    parts = [{"type": "text", "text": "See"}, {"type": "image_url", "image_url": {"url": "data:"}}]
-    made = imported(tmp_path, [call([{"role": "user", "content": parts}], answer("A cat"))])
-    assert made.losses == {"images left out": 1}
-    assert any("images" in note for note in made.notes)
-    assert rows_of(tmp_path)[0]["messages"][0]["content"] == "See"
-
-
-def test_prompts_are_written_once_each_with_the_answer_that_was_right(tmp_path):
-    rows = [
-        *conversation("lamp"),
-        call([user("Sum?")], answer("4"), scores={"ok": 0}),
-        call([user("Sum?")], answer("5"), scores={"ok": 1}),
-    ]
-    made = imported(tmp_path, rows, prompts=True, reward_from=("ok",))
-    prompts = rows_of(tmp_path, made.prompts)
-    assert [p["messages"] for p in prompts] == [[user("lamp")], [user("Sum?")]]
-    assert prompts[0]["metadata"]["expected_answer"] == "There are 3 of lamp."
-    assert prompts[1]["metadata"]["expected_answer"] == "5"
-    tasks = [row["task_id"] for row in rows_of(tmp_path)]
-    assert len(set(tasks)) == 2
-    assert [row["sample"] for row in rows_of(tmp_path)] == [0, 0, 1]
-    report = validate_dataset(Workspace(tmp_path), ValidateDataset(path=made.prompts)).report
-    assert (report.format, report.bad) == ("prompts", 0)
 
 
 def test_imported_rollouts_are_validated_filtered_and_converted(tmp_path):
@@ -442,19 +475,6 @@ def test_faulty_requests_are_refused_with_a_fix(tmp_path):
     assert imported(tmp_path, conversation("lamp"), overwrite=True).kept == 1
 
 
-def test_a_session_that_is_still_written_is_recorded_as_it_was_read(tmp_path):
-    from stillroom.lineage import Recording
-
-    path = tmp_path / write(tmp_path, conversation("lamp"))
-    with Recording([path], may_grow=True) as recording:
-        recording.records  # noqa: B018
-        with path.open("a", encoding="utf-8") as stream:
-            stream.write("{}\n")
-        [record] = recording.records()
-    assert recording.grown == [path]
-    assert record.num_bytes == path.stat().st_size
-
-
 def test_the_operation_imports_small_logs_at_once_in_a_child(tmp_path, monkeypatch):
     monkeypatch.setenv("SHOP_API_KEY", "correct-horse-battery")
     operation = api.operation_named("import_rollouts")
@@ -462,8 +482,10 @@ def test_the_operation_imports_small_logs_at_once_in_a_child(tmp_path, monkeypat
     request = ImportRollouts(input="*.jsonl", output="out.jsonl")
     made = api.carry_out(Workspace(tmp_path), operation, request)
     assert isinstance(made, api.ImportResult)
-    assert made.kept == 1
-    assert b"correct-horse" not in (tmp_path / "out.jsonl").read_bytes()
+    assert (made.kept, set(made.removed)) == (1, {"key of this machine"})
+    written = (tmp_path / "out.jsonl").read_bytes()
+    assert b"correct-horse" not in written
+    assert b"There are 3 of [key]" in written
 
 
 def test_the_answer_fences_what_others_wrote_and_keeps_its_counts(tmp_path):
@@ -472,27 +494,15 @@ def test_the_answer_fences_what_others_wrote_and_keeps_its_counts(tmp_path):
     made = imported(tmp_path, rows)
     shown = fenced_answer(made)
     assert list(shown["models"].values()) == [1]
-    assert "\n" not in next(iter(shown["models"])) + next(iter(shown["scores"]))
+    assert all(key.startswith("----- text") for key in (*shown["models"], *shown["scores"]))
     assert all("\n" not in note and len(note) < 200 for note in shown["notes"])
     assert "about_marks" in shown
-
-
-def test_who_answered_reaches_the_card_of_a_model_trained_on_it(tmp_path):
-    imported(tmp_path, [call([user("A")], answer("a"), model="gpt-4o-2024")])
-    workspace = Workspace(tmp_path)
-    convert_rollouts(workspace, ConvertRollouts(input="out.jsonl", output="sft.jsonl"))
-    steps = list(data_steps(workspace, record_file(tmp_path / "sft.jsonl")))
-    assert [step.operation for step in steps] == ["convert_rollouts", "import_rollouts"]
-    assert steps[1].teacher == "gpt-4o-2024"
-    assert [each.model for each in steps[1].answered_by] == ["gpt-4o-2024"]
-    manifest = read_manifest(tmp_path / "out.jsonl")
-    assert manifest.models[0].terms == "https://openai.com/policies"
 
 
 def test_a_card_names_each_model_of_a_log_and_no_file_that_rows_were_only_compared_with(tmp_path):
     rows = [
         call([user(text)], answer("a"), model=model)
-        for text, model in zip("ABC", "llm", strict=True)
+        for text, model in zip("ABCD", ("l", "l", "m", "gpt-4o-2024"), strict=True)
     ]
     imported(tmp_path, rows)
     workspace = Workspace(tmp_path)
@@ -504,9 +514,11 @@ def test_a_card_names_each_model_of_a_log_and_no_file_that_rows_were_only_compar
     filter_dataset(workspace, request)
     steps = list(data_steps(workspace, record_file(tmp_path / "good.jsonl")))
     assert [step.output for step in steps] == ["good.jsonl", "out.jsonl"]
-    assert steps[1].authors == ("l", "m")
+    assert steps[1].authors == ("l", "m", "gpt-4o-2024")
     stage = TrainingStage("sft", "sft-1", 1, "base", data=tuple(steps))
-    assert History(None, "base", (stage,), ()).teachers == ["l", "m"]
+    assert History(None, "base", (stage,), ()).teachers == ["l", "m", "gpt-4o-2024"]
+    terms = {m.name: m.terms for m in read_manifest(tmp_path / "out.jsonl").models}
+    assert terms["gpt-4o-2024"] == "https://openai.com/policies"
 
 
 @pytest.mark.parametrize(
@@ -529,3 +541,30 @@ def test_a_log_that_ends_with_a_tool_call_has_no_answer(tmp_path):
     imported(tmp_path, [call([user("A")], asks_for("look"))], prompts=True)
     assert rows_of(tmp_path)[0]["stop_reason"] == "max_turns"
     assert "expected_answer" not in rows_of(tmp_path, "out.prompts.jsonl")[0]["metadata"]
+
+
+def test_rollouts_of_ours_are_split_and_keep_what_is_known_of_them(tmp_path):
+    rows = [call([user(sentence(random.Random(n)))], answer("a"), cost_usd=0.5) for n in range(10)]
+    imported(tmp_path, rows, reward_from=("ok",))
+    first = rows_of(tmp_path)
+    request = ImportRollouts(
+        input="out.jsonl", output="again.jsonl", prompts=True, split_heldout=0.2
+    )
+    made = import_rollouts(Workspace(tmp_path), request)
+    assert (made.kept, made.heldout.rollouts, list(made.formats)) == (10, 2, ["stillroom"])
+    again = rows_of(tmp_path, "again.jsonl") + rows_of(tmp_path, "again.heldout.jsonl")
+    kept = (
+        "messages",
+        "tools",
+        "metadata",
+        "reward",
+        "stop_reason",
+        "usage",
+        "cost_usd",
+        "teacher",
+    )
+    by_id = {row["origin"]["id"]: row for row in again}
+    assert [[by_id[row["id"]][name] for name in kept] for row in first] == [
+        [row[name] for name in kept] for row in first
+    ]
+    assert len(rows_of(tmp_path, made.prompts)) == 8

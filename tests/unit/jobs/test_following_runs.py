@@ -14,10 +14,10 @@ from stillroom.errors import ConfigError, EngineError
 from stillroom.jobs.supervise import start_run
 from stillroom.run_folder import NewRun, StartAfter, create_run, find_run, given_config
 from stillroom.secrecy.environments import run_environment
+from stillroom.train.config.request import requests_per_model
 from stillroom.train.planning.forecast import (
     TrainingForecast,
     combined_forecast,
-    requests_per_model,
 )
 from stillroom.types import RunKind, RunStatus
 

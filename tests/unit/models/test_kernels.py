@@ -111,19 +111,6 @@ def test_copies_of_a_shared_prefix_are_not_kept_for_the_backward_pass(monkeypatc
     assert len(copies) == (4 if spans is SHARED else 0)
 
 
-def test_one_pack_serves_models_of_two_number_formats():
-    pack = Pack(SHARED)
-    for dtype in (torch.bfloat16, torch.float32):
-        assert attend(pack, *heads(21, dtype), window=3).dtype == dtype
-
-
-def test_dropout_is_left_to_torchs_own_attention(monkeypatch):
-    monkeypatch.setattr(kernels, "_varlen_attention", lambda: None)
-    inputs = heads(15, torch.bfloat16)
-
-    assert attend(Pack(ALONE, "varlen"), *inputs, dropout=0.5).shape == (1, 15, 4, 8)
-
-
 def test_numbers_under_autocast_are_cast_as_torchs_own_attention_casts_them():
     query, key, value = heads(15, torch.float32)
 

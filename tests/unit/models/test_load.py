@@ -49,14 +49,6 @@ def logits(model):
         return model(torch.arange(5)[None]).logits
 
 
-def test_a_model_is_loaded_in_fp32_on_cpu_and_ready_to_run(tiny_models):
-    loaded = tiny_models.load("llama", "chatml")
-
-    assert loaded.model.dtype == torch.float32
-    assert not loaded.model.training
-    assert loaded.max_context == 512
-
-
 def test_a_tokenizer_with_tokens_that_the_model_has_none_for_is_refused(tiny_models, copied):
     tokenizer = build_tokenizer("chatml")
     tokenizer.add_tokens(["<new>"])
@@ -72,12 +64,6 @@ def test_a_tokenizer_with_tokens_that_the_model_has_none_for_is_refused(tiny_mod
     with pytest.raises(ModelError, match=r"its chat template needs token 352") as caught:
         load_model(tiny_models.workspace, local(copied))
     assert "model.resize_token_embeddings(353)" in caught.value.fix
-
-
-def test_a_model_can_be_loaded_in_bf16(tiny_models):
-    model = load_weights(tiny_models.location("llama", "chatml"), precision="bf16")
-
-    assert model.dtype == torch.bfloat16
 
 
 def test_a_turn_ends_with_the_models_own_ends_and_with_its_templates(tiny_models):
@@ -183,14 +169,6 @@ def test_weights_of_another_size_are_refused(copied):
 
     with pytest.raises(ModelError, match="cannot load the model"):
         load_weights(local(copied))
-
-
-def test_a_hub_model_that_cannot_be_reached_says_what_to_check():
-    hub = ModelLocation("nobody/nothing", "nobody/nothing", is_local=False)
-
-    with pytest.raises(ModelError, match="cannot load the tokenizer of 'nobody/nothing'") as caught:
-        load_tokenizer(hub)
-    assert "HF_TOKEN" in caught.value.fix
 
 
 def test_dynamic_rope_stretches_the_context():

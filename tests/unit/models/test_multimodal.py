@@ -14,7 +14,7 @@ from stillroom.errors import ModelError
 from stillroom.models.load import load_model, load_tokenizer, read_weights
 from stillroom.models.multimodal import language_config, text_name, whole_config
 from stillroom.models.resolve import ModelLocation
-from stillroom.train.planning.dry_forward import empty_model
+from stillroom.train.planning.unloaded_models import empty_model
 
 
 def local(folder):

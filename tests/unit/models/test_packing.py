@@ -113,16 +113,6 @@ def test_a_model_that_does_not_hand_the_pack_on_is_left_to_padded_rows():
     assert model.config._attn_implementation == "sdpa"
 
 
-@torch.no_grad()
-def test_short_number_formats_pack_too():
-    model = model_of("qwen3").to(torch.bfloat16)
-
-    head = OutputHead(model)
-    choose_passes(head)
-
-    assert head.can_pack
-
-
 def test_saving_a_model_that_packs_says_nothing_of_it(tmp_path):
     model = model_of("qwen3")
     choose_passes(OutputHead(model))

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from fakes.decoding import random_prompts
 from fakes.tiny_models import ARCHITECTURES, build_model, build_tokenizer
@@ -15,7 +14,6 @@ from stillroom.models.placement import (
     best_device,
     check_options,
     dtype_for,
-    input_device,
     recompute_layers,
 )
 from stillroom.models.probe import choose_passes
@@ -61,10 +59,6 @@ def test_a_spread_teacher_scores_as_a_whole_one(tiny_models, spread_over_disk, a
     reported = spread.score_tokens(sequences())
     for ours, reference in zip(reported, whole.score_tokens(sequences()), strict=True):
         torch.testing.assert_close(ours, reference, atol=1e-5, rtol=0)
-
-
-def test_a_model_in_one_place_takes_its_inputs_there(tiny_models):
-    assert input_device(tiny_models.load("llama", "chatml").model) == torch.device("cpu")
 
 
 def test_an_adapter_is_not_spread(tmp_path):
@@ -169,8 +163,3 @@ def test_gradients_stay_and_less_is_kept(architecture, is_training):
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
         assert torch.equal(gradient, expected[name])
-
-
-def test_a_model_without_such_layers_is_refused():
-    with pytest.raises(ModelError, match="Linear has no layers"):
-        recompute_layers(nn.Linear(2, 2))

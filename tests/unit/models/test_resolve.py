@@ -1,6 +1,6 @@
 import pytest
 
-from stillroom.errors import InputError, ModelError
+from stillroom.errors import ModelError
 from stillroom.models.resolve import locate_model
 from stillroom.settings import Workspace
 
@@ -29,12 +29,6 @@ def test_a_folder_in_the_workspace_is_that_model(tmp_path):
     assert found.folder == folder.resolve()
     assert found.is_local
     assert not found.is_adapter
-
-
-def test_a_folder_with_adapter_config_is_an_adapter(tmp_path):
-    model_folder(tmp_path / "lora", "adapter_config.json")
-
-    assert locate_model(Workspace(tmp_path), "lora").is_adapter
 
 
 @pytest.mark.parametrize("name", ["run-1", "runs/run-1"])
@@ -81,13 +75,8 @@ def test_a_folder_without_a_model_is_refused_by_its_path(tmp_path):
         locate_model(Workspace(tmp_path), "data")
 
 
-def test_a_nul_character_is_refused(tmp_path):
-    with pytest.raises(InputError, match="null byte"):
-        locate_model(Workspace(tmp_path), "a\0b")
-
-
 def test_a_models_id_at_a_hosted_service_is_told_apart_from_a_hub_id(tmp_path):
-    with pytest.raises(ModelError, match="at a hosted service") as caught:
+    with pytest.raises(ModelError, match="a model id of a hosted service") as caught:
         locate_model(Workspace(tmp_path), "acfa2862-23a9-4e65-ab68-b9b2698b0e75")
 
-    assert "download its weights" in caught.value.fix
+    assert "download the weights" in caught.value.fix

@@ -87,17 +87,6 @@ def test_lengths_of_one_class_share_a_pass():
     assert PassRules("alone").groups(lengths) == [[0], [1], [2], [3], [4]]
 
 
-def test_a_pass_with_dynamic_frequencies_forgets_longer_ones():
-    model = build_family("llama-dynamic")
-    ids = torch.arange(3, 33)[None]
-    OutputHead(model)
-    with torch.no_grad():
-        fresh = model(ids).logits
-        model(torch.arange(3, 63)[None])
-
-        assert torch.equal(model(ids).logits, fresh)
-
-
 def test_rows_at_different_places_scale_their_queries_by_their_own():
     """Llama 4 has layers without RoPE, whose queries grow with the position."""
     tokenizer = build_tokenizer()

@@ -2,10 +2,15 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
-from stillroom.models.divergence import differentiable, jensen_shannon, reverse_kl
-from stillroom.models.soft_targets import at_temperature, top_k_forward_kl, top_tokens
+from stillroom.models.divergence import (
+    at_temperature,
+    differentiable,
+    jensen_shannon,
+    reverse_kl,
+    top_k_forward_kl,
+    top_tokens,
+)
 
 forward_kl = partial(jensen_shannon, beta=0.0)
 
@@ -79,34 +84,6 @@ def test_the_likeliest_tokens_and_the_rest_are_compared_as_defined(k, temperatur
     ours = of_top(student, teacher, temperature, k)
 
     same_with_gradient(ours, naive_top(student, teacher, temperature, k), student)
-
-
-def test_the_whole_vocabulary_as_likeliest_tokens_is_the_full_divergence():
-    student, teacher = drawn(seed=2)
-
-    same_with_gradient(of_top(student, teacher, 4.0, 30), whole(student, teacher, 4.0), student)
-
-
-def test_at_temperature_one_the_loss_differs_from_cross_entropy_by_a_constant_only():
-    student, teacher = drawn(seed=3)
-    targets = torch.softmax(teacher, -1)
-
-    own = torch.autograd.grad(whole(student, teacher, 1.0).sum(), student)[0]
-    entropies = nn.functional.cross_entropy(student, targets, reduction="sum")
-
-    torch.testing.assert_close(own, torch.autograd.grad(entropies, student)[0])
-
-
-def test_a_teacher_that_is_the_student_gives_no_signal():
-    student, _ = drawn(seed=4)
-    for loss in (
-        whole(student, student.detach(), 4.0),
-        of_top(student, student.detach(), 4.0, 7),
-        of_top(student, student.detach(), 4.0, 30),
-    ):
-        assert loss.abs().max() < 1e-12
-        [gradient] = torch.autograd.grad(loss.sum(), student)
-        assert gradient.abs().max() < 1e-12
 
 
 def test_tokens_of_probability_zero_cost_nothing_and_stay_finite():

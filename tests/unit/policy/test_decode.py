@@ -1,11 +1,8 @@
-import random
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from fakes.decoding import (
-    GREEDY,
     SAMPLED,
     assert_logprobs,
     decode_all,
@@ -116,32 +113,6 @@ def test_long_conversations_outgrow_the_cache_and_stay_exact(tiny_models, archit
     assert found == [generated(loaded, prompt, max_tokens=40) for prompt in prompts]
 
 
-@pytest.mark.parametrize("max_rows", [1, 2, 6])
-def test_what_a_conversation_becomes_does_not_depend_on_its_neighbours(gemma, max_rows):
-    prompts = random_prompts(RAGGED, seed=6)
-
-    together = decode_all(
-        gemma,
-        [sequence_of(p, SAMPLED, seed=i) for i, p in enumerate(prompts)],
-        max_rows=max_rows,
-    )
-
-    alone = [
-        decode_all(gemma, [sequence_of(p, SAMPLED, seed=i)], max_rows=1)[0]
-        for i, p in enumerate(prompts)
-    ]
-    assert together == alone
-    assert len({len(ids) - len(p) for ids, p in zip(alone, prompts, strict=True)}) > 2
-
-
-def test_other_seeds_give_other_rollouts(gemma):
-    prompt = random_prompts((10,))[0]
-
-    found = decode_all(gemma, [sequence_of(prompt, SAMPLED, seed=seed) for seed in range(4)])
-
-    assert len({tuple(ids) for ids in found}) == 4
-
-
 def test_a_restored_turn_goes_on_as_the_unbroken_one(gemma):
     prompt, reply = random_prompts((12, 6), seed=7)
     unbroken = sequence_of(prompt, SAMPLED, seed=3)
@@ -168,16 +139,6 @@ def test_a_restored_turn_goes_on_as_the_unbroken_one(gemma):
     assert restored.logprobs == pytest.approx(unbroken.logprobs, abs=1e-5)
 
 
-def test_a_turn_ends_with_a_stop_token(gemma):
-    sequence = sequence_of(random_prompts((10,))[0], SamplingSettings(temperature=1.0), seed=1)
-
-    decode_all(gemma, [sequence])
-
-    assert sequence.finish_reason == "stop"
-    assert sequence.ids[-1] in gemma.stop_ids
-    assert not set(sequence.ids[10:-1]) & gemma.stop_ids
-
-
 def without_stops(loaded):
     return LoadedModel(loaded.location, loaded.model, loaded.tokenizer, frozenset())
 
@@ -191,25 +152,6 @@ def test_a_turn_ends_after_its_most_tokens(gemma, max_tokens):
 
     assert sequence.finish_reason == "length"
     assert len(sequence.ids) == 10 + max_tokens
-
-
-def test_the_limit_counts_the_tokens_of_one_turn(gemma):
-    loaded = without_stops(gemma)
-    settings = SamplingSettings(temperature=1.0, max_tokens=5)
-    sequence = sequence_of(random_prompts((10,))[0], settings)
-    engine = engine_for(loaded)
-    turns: list[int] = []
-
-    def again(ended: DecodedSequence) -> None:
-        turns.append(len(ended.ids))
-        if len(turns) < 3:
-            ended.give([1, 2])
-            engine.ask(ended)
-
-    engine.ask(sequence)
-    run_to_end(engine, again)
-
-    assert turns == [15, 22, 29]
 
 
 def test_a_conversation_never_grows_beyond_its_context(gemma):
@@ -318,33 +260,3 @@ def test_a_model_whose_numbers_overflow_is_an_error(tiny_models):
 
     with pytest.raises(ModelError, match="not finite"):
         decode_all(loaded, [sequence_of([1, 2, 3])])
-
-
-def test_greedy_and_sampled_rows_run_side_by_side(gemma):
-    prompts = random_prompts((6, 6), seed=12)
-
-    found = decode_all(gemma, [sequence_of(prompts[0], GREEDY), sequence_of(prompts[1], SAMPLED)])
-
-    assert found[0] == generated(gemma, prompts[0])
-    assert found[1] == decode_all(gemma, [sequence_of(prompts[1], SAMPLED)])[0]
-
-
-def test_eager_attention_gives_the_same_tokens(tiny_models):
-    loaded = tiny_models.load("gemma3", "chatml")
-    prompts = random_prompts(RAGGED)
-    wanted = [generated(loaded, prompt) for prompt in prompts]
-
-    loaded.model.set_attn_implementation("eager")
-
-    assert decode_all(loaded, [sequence_of(prompt) for prompt in prompts], max_rows=3) == wanted
-
-
-def test_draws_are_taken_one_for_each_sampled_token(gemma):
-    sequence = sequence_of(random_prompts((9,))[0], SAMPLED, seed=5)
-
-    decode_all(gemma, [sequence])
-
-    fresh = random.Random(5)
-    for _ in range(sum(sequence.sampled)):
-        fresh.random()
-    assert sequence.draws.random() == fresh.random()

@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from fakes.decoding import (
-    SAMPLED,
     assert_logprobs,
-    decode_all,
     engine_for,
     play_replies,
     random_prompts,
@@ -107,17 +105,6 @@ def test_a_row_that_waits_for_its_tool_keeps_its_states_in_a_recorded_step(tape)
 
     for sequence in sequences:
         assert_logprobs(loaded, sequence, tolerance=1e-3)
-
-
-def test_steps_are_recorded_anew_when_the_cache_has_moved(tape):
-    loaded = family("qwen3")
-    sequence = sequence_of(random_prompts((250,))[0], SAMPLED)
-
-    decode_all(loaded, [sequence], max_rows=1)
-
-    # Up to 256 attended tokens and beyond.
-    assert tape.num_recorded == 2
-    assert_logprobs(loaded, sequence, tolerance=1e-3)
 
 
 def test_a_model_that_looks_at_its_numbers_is_sampled_without_graphs_and_a_note_says_so(tape):

@@ -38,37 +38,6 @@ def test_each_row_is_written_at_its_own_position_of_its_own_slot():
     assert torch.equal(values[:, :, :2], -keys[:, :, :2])
 
 
-def test_growing_keeps_what_was_written():
-    layer = SlotLayer(2)
-    layer.plan = plan([0, 1], [0, 0], num_new=5, num_attended=5)
-    first = states(2, 5)
-    layer.update(first, first)
-    for start in (127, 128, 400):
-        layer.plan = plan([1], [start], num_new=1, num_attended=start + 1)
-        layer.update(states(1, 1), states(1, 1))
-
-    layer.plan = plan([0, 1], [5, 5], num_new=1, num_attended=6)
-    keys, _ = layer.update(states(2, 1), states(2, 1))
-
-    assert torch.equal(keys[:, :, :5], first)
-
-
-def test_a_copied_slot_holds_the_other_ones_tokens_in_every_layer():
-    cache = SlotCache([SlotLayer(3), SlotLayer(3)])
-    cache.begin_pass(plan([0, 1, 2], [0, 0, 0], num_new=2, num_attended=2))
-    written = states(3, 2)
-    for index in range(2):
-        cache.update(written, -written, index)
-
-    cache.copy_tokens(2, [0], 2)
-
-    cache.begin_pass(plan([0], [2], num_new=1, num_attended=3))
-    for index in range(2):
-        keys, values = cache.update(states(1, 1), states(1, 1), index)
-        assert torch.equal(keys[0, :, :2], written[2])
-        assert torch.equal(values[0, :, :2], -written[2])
-
-
 def test_a_slot_that_is_full_is_copied_too():
     cache = SlotCache([SlotLayer(2)])
     cache.begin_pass(plan([0, 1], [0, 0], num_new=128, num_attended=128))

@@ -8,8 +8,6 @@ from fakes.decoding import (
     assert_logprobs,
     decode_all,
     engine_for,
-    generated,
-    play_replies,
     random_prompts,
     run_to_end,
     sequence_of,
@@ -43,20 +41,6 @@ def lengths_of(loaded: LoadedModel) -> list[int]:
     """Lengths on both sides of the last boundary, and the shortest."""
     edge = max(FAMILIES[loaded.location.name].boundaries)
     return [edge - 1, 1, edge + 2, 2 * edge + 3]
-
-
-@pytest.mark.parametrize("loaded", ["qwen3.5", "lfm2", "bamba"], indirect=True)
-def test_greedy_turns_around_a_reply_are_those_of_transformers(loaded):
-    prompts = random_prompts(lengths_of(loaded), seed=1)
-    replies = random_prompts((2, 40, 17, 1), seed=2)
-    sequences = [sequence_of(prompt, GREEDY) for prompt in prompts]
-    engine = engine_for(loaded, max_rows=3)
-
-    play_replies(engine, sequences, replies)
-
-    for sequence, prompt, reply in zip(sequences, prompts, replies, strict=True):
-        once = generated(loaded, prompt, max_tokens=6)
-        assert sequence.ids == generated(loaded, [*once, *reply], max_tokens=6)
 
 
 def test_log_probabilities_are_those_of_one_forward_pass_over_the_whole(loaded):

@@ -106,27 +106,3 @@ def test_rollouts_that_go_on_after_a_kill_share_what_they_have_in_common(qwen):
     run_to_end(engine)
 
     assert engine.tokens_run == num_distinct(given) + num_answered(restored, given)
-
-
-def test_a_sequence_that_left_before_it_ran_leaves_nothing_to_take_over(qwen):
-    prompt = random_prompts((30,))[0]
-    first, second = sequence_of(prompt), sequence_of(prompt)
-    engine = engine_for(qwen, max_rows=1)
-    engine.ask(first)
-    engine.release(first)
-    engine.ask(second)
-
-    run_to_end(engine)
-
-    assert second.ids == generated(qwen, prompt)
-    assert engine.tokens_shared == 0
-
-
-def test_too_few_tokens_in_common_are_run_again(qwen):
-    prompts = [[*range(8), 50], [*range(8), 51]]
-    engine = engine_for(qwen)
-    ask_all(engine, [sequence_of(prompt) for prompt in prompts])
-
-    run_to_end(engine)
-
-    assert engine.tokens_shared == 0

@@ -46,12 +46,3 @@ def test_a_row_that_is_run_along_keeps_its_state():
     run(layer, plan([0, 1, 2], fillers=[1]), [7.0, 8.0, 9.0], in_place=True)
 
     assert run(layer, plan([0, 1, 2]), [0.0, 0.0, 0.0]) == [7.0, 2.0, 9.0]
-
-
-def test_a_copied_slot_has_the_other_ones_state():
-    layer = StateLayer(3, 1)
-    run(layer, plan([0, 1, 2], is_first=True), [1.0, 2.0, 3.0])
-
-    layer.copy_tokens(2, torch.tensor([0, 1]), 5)
-
-    assert run(layer, plan([0, 1, 2]), [0.0, 0.0, 0.0]) == [3.0, 3.0, 3.0]

@@ -53,7 +53,8 @@ def test_only_those_who_name_the_proxy_and_are_no_other_page_are_let_in(
 )
 def test_a_token_is_asked_for_and_goes_no_further(tmp_path, endpoint, path, headers, status):
     with recording(tmp_path, endpoint.url, token=TOKEN) as url:
-        reply = request(url, "POST", path, b"{}", *headers)
+        # A refusal is read by a client that is still sending, too.
+        reply = request(url, "POST", path, b"{}" if status == 200 else bytes(3 << 20), *headers)
         calls = calls_in(tmp_path)
     assert reply.status == status
     for sent in endpoint.requests:
@@ -70,8 +71,8 @@ TWO_LENGTHS = b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
 @pytest.mark.parametrize(
     ("sent", "status", "said"),
     [
-        (b"GET http://example.com/ HTTP/1.1\r\n" + HOST + b"\r\n", 400, b"no open proxy"),
-        (b"CONNECT a:443 HTTP/1.1\r\n" + HOST + b"\r\n", 400, b"no open proxy"),
+        (b"GET http://example.com/ HTTP/1.1\r\n" + HOST + b"\r\n", 400, b"not an open proxy"),
+        (b"CONNECT a:443 HTTP/1.1\r\n" + HOST + b"\r\n", 400, b"not an open proxy"),
         (b"nonsense\r\n\r\n", 400, b"Invalid method"),
         (b"GET / HTTP/1.1\r\n" + HOST + UPGRADE, 501, b"WebSockets"),
         (b"POST / HTTP/1.1\r\n" + HOST + TWO_LENGTHS, 400, b"can't be present with"),
@@ -85,11 +86,6 @@ def test_what_is_no_plain_request_is_refused(tmp_path, endpoint, sent, status, s
     assert reply.status == status
     assert said in reply.body
     assert endpoint.requests == []
-
-
-def test_a_refusal_is_read_also_by_a_client_that_is_still_sending(tmp_path, endpoint):
-    with recording(tmp_path, endpoint.url, token=TOKEN) as url:
-        assert request(url, "POST", CHAT, bytes(3 << 20)).status == 401
 
 
 def test_requests_that_are_sent_ahead_are_answered_in_their_order(tmp_path, endpoint):

@@ -3,6 +3,7 @@
 import os
 import shutil
 import threading
+from queue import SimpleQueue
 
 import pytest
 
@@ -12,52 +13,42 @@ from stillroom.errors import InputError
 from stillroom.recording.journal import CallJournal, journals_in
 
 
-class Waiting:
-    """Lets a test wait for the outcomes of calls."""
-
-    def __init__(self) -> None:
-        self.outcomes, self._came = [], threading.Semaphore(0)
-
-    def done(self, outcome) -> None:
-        self.outcomes.append(outcome)
-        self._came.release()
-
-    def wait_for(self, num: int) -> None:
-        for _ in range(num):
-            assert self._came.acquire(timeout=10)
+def written(journal, *lines):
+    """Appends lines one by one, and returns the outcome of each."""
+    outcomes = SimpleQueue()
+    return [journal.append(line, outcomes.put) or outcomes.get(timeout=10) for line in lines]
 
 
-def test_calls_that_wait_together_share_one_sync(tmp_path, monkeypatch):
-    syncs, first_began, go_on = [], threading.Event(), threading.Event()
+@pytest.fixture
+def held_sync(monkeypatch):
+    """Holds each sync of a journal back until the second event is set; the first says it began."""
+    syncs, began, go_on = [], threading.Event(), threading.Event()
 
     def sync(handle: int) -> None:
         syncs.append(os.fstat(handle).st_size)
-        first_began.set()
-        go_on.wait(10)
-
-    monkeypatch.setattr("stillroom.recording.journal._sync", sync)
-    journal, waiting = CallJournal(tmp_path), Waiting()
-    journal.append(b"0\n", waiting.done)
-    assert first_began.wait(10)
-    for number in range(1, 100):
-        journal.append(b"%d\n" % number, waiting.done)
-    assert waiting.outcomes == []
-    go_on.set()
-    waiting.wait_for(100)
-    journal.close()
-    assert len(syncs) == 2
-    assert waiting.outcomes == [None] * 100
-    assert journal.path.read_bytes().split() == [b"%d" % n for n in range(100)]
-
-
-def test_no_client_sees_the_end_of_a_reply_before_the_call_is_synced(tmp_path, monkeypatch):
-    began, go_on = threading.Event(), threading.Event()
-
-    def sync(_: int) -> None:
         began.set()
         go_on.wait(10)
 
     monkeypatch.setattr("stillroom.recording.journal._sync", sync)
+    return syncs, began, go_on
+
+
+def test_calls_that_wait_together_share_one_sync(tmp_path, held_sync):
+    syncs, began, go_on = held_sync
+    journal, outcomes = CallJournal(tmp_path), []
+    for number in range(100):
+        journal.append(b"%d\n" % number, outcomes.append)
+        assert began.wait(10)
+    assert outcomes == []
+    go_on.set()
+    journal.close()
+    assert len(syncs) == 2
+    assert outcomes == [None] * 100
+    assert journal.path.read_bytes().split() == [b"%d" % n for n in range(100)]
+
+
+def test_no_client_sees_the_end_of_a_reply_before_the_call_is_synced(tmp_path, held_sync):
+    _, began, go_on = held_sync
     with (
         RawEndpoint(lambda _: json_reply(b'"whole"')) as endpoint,
         recording(tmp_path, endpoint.url) as url,
@@ -75,20 +66,17 @@ def test_no_client_sees_the_end_of_a_reply_before_the_call_is_synced(tmp_path, m
 
 def test_a_torn_last_line_is_cut_off_at_the_next_start(tmp_path):
     (tmp_path / "calls-0001.jsonl").write_bytes(b"a\nb\nc")
-    journal, waiting = CallJournal(tmp_path), Waiting()
+    journal = CallJournal(tmp_path)
     assert journal.num_cut == 1
-    journal.append(b"d\n", waiting.done)
-    waiting.wait_for(1)
+    written(journal, b"d\n")
     journal.close()
     assert journal.path.read_bytes() == b"a\nb\nd\n"
     assert journal.path.stat().st_mode & 0o077 == 0
 
 
 def test_a_full_journal_is_followed_by_the_next(tmp_path):
-    journal, waiting = CallJournal(tmp_path, full_at=10), Waiting()
-    for number in range(5):
-        journal.append(b"%d-----\n" % number, waiting.done)
-        waiting.wait_for(1)
+    journal = CallJournal(tmp_path, full_at=10)
+    written(journal, *[b"%d-----\n" % number for number in range(5)])
     journal.close()
     assert [path.name for path in journals_in(tmp_path)] == [
         "calls-0001.jsonl", "calls-0002.jsonl", "calls-0003.jsonl",
@@ -166,33 +154,26 @@ def test_on_a_full_disk_replies_break_off_and_no_further_call_is_paid_for(
 
 
 def test_a_journal_that_was_deleted_is_begun_anew(tmp_path):
-    journal, waiting = CallJournal(tmp_path / "traces"), Waiting()
-    journal.append(b"1\n", waiting.done)
-    waiting.wait_for(1)
+    journal = CallJournal(tmp_path / "traces")
+    assert written(journal, b"1\n") == [None]
     shutil.rmtree(tmp_path / "traces")
-    journal.append(b"2\n", waiting.done)
-    waiting.wait_for(1)
+    assert written(journal, b"2\n") == [None]
     journal.close()
-    assert waiting.outcomes == [None, None]
     assert journal.path.read_bytes() == b"2\n"
 
 
 def test_a_next_journal_that_cannot_be_opened_costs_no_file_that_is_open(tmp_path, monkeypatch):
-    journal, waiting = CallJournal(tmp_path, full_at=1), Waiting()
-    journal.append(b"1\n", waiting.done)
-    waiting.wait_for(1)
+    journal = CallJournal(tmp_path, full_at=1)
+    assert written(journal, b"1\n") == [None]
 
     def fail(*_):
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patch:
         patch.setattr("stillroom.recording.journal.open_real", fail)
-        journal.append(b"2\n", waiting.done)
-        waiting.wait_for(1)
+        assert written(journal, b"2\n") != [None]
         assert not journal.can_write()
     assert journal.can_write()
-    journal.append(b"3\n", waiting.done)
-    waiting.wait_for(1)
+    assert written(journal, b"3\n") == [None]
     journal.close()
-    assert [outcome is None for outcome in waiting.outcomes] == [True, False, True]
     assert b"".join(path.read_bytes() for path in journals_in(tmp_path)) == b"1\n3\n"

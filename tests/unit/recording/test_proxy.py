@@ -15,8 +15,18 @@ import pytest
 from backports import zstd
 
 from fakes.raw_endpoint import CHUNK_END, STREAM_HEAD, RawEndpoint, chunk, json_reply, stream_reply
-from fakes.recording import CHAT, RawClient, SlowJournal, calls_in, recording, request, wait_until
+from fakes.recording import (
+    CHAT,
+    RawClient,
+    SlowJournal,
+    calls_in,
+    exchange,
+    recording,
+    request,
+    wait_until,
+)
 from stillroom.recording import encodings
+from stillroom.recording.journal import CallJournal
 from stillroom.recording.records import kind_of
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hé"}]}).encode()
@@ -30,23 +40,16 @@ EVENTS = (
 
 
 def test_a_call_passes_through_unchanged_and_is_recorded(tmp_path):
-    with (
-        RawEndpoint(lambda _: json_reply(REPLY, b"x-request-id: r1")) as endpoint,
-        recording(tmp_path, endpoint.url) as url,
-    ):
-        reply = request(url, "POST", CHAT, BODY, "X-App: 1", "Content-Type: application/json")
-        calls = calls_in(tmp_path)
+    answer = json_reply(REPLY, b"x-request-id: r1")
+    done = exchange(tmp_path, answer, BODY, "X-App: 1", "Content-Type: application/json")
 
-    assert (reply.status, reply.body) == (200, REPLY)
-    assert reply.headers["x-request-id"] == "r1"
-    assert endpoint.requests[0].body == BODY
-    assert endpoint.requests[0].first_line == f"POST {CHAT} HTTP/1.1"
-    assert endpoint.requests[0].headers["x-app"] == "1"
-    assert endpoint.requests[0].headers["host"] == endpoint.url.removeprefix("http://")
-    (call,) = calls
+    assert (done.reply.status, done.reply.body) == (200, REPLY)
+    assert done.reply.headers["x-request-id"] == "r1"
+    (sent,), call = done.requests, done.call
+    assert (sent.first_line, sent.body) == (f"POST {CHAT} HTTP/1.1", BODY)
+    assert (sent.headers["x-app"], sent.headers["host"]) == ("1", call.upstream[7:])
     assert (call.kind, call.end, call.path) == ("chat", "whole", CHAT)
-    assert call.request.content.data == BODY
-    assert call.reply.content.data == REPLY
+    assert (call.request.content.data, call.reply.content.data) == (BODY, REPLY)
     assert call.reply.status == 200
 
 
@@ -87,14 +90,10 @@ def test_what_follows_the_head_at_once_or_in_chunks_reaches_the_upstream(tmp_pat
         assert client.read().body == big
 
 
-def gzipped(data: bytes) -> bytes:
-    return gzip.compress(data)
-
-
 @pytest.mark.parametrize(
     ("name", "encode"),
     [
-        ("gzip", gzipped),
+        ("gzip", gzip.compress),
         ("deflate", zlib.compress),
         ("br", brotli.compress),
         ("zstd", zstd.compress),
@@ -116,19 +115,16 @@ def test_an_encoded_reply_passes_as_it_is_and_is_recorded_in_plain(
         pieces = [chunk(data[i : i + 7]) for i in range(0, len(data), 7)]
         return [start, *pieces, CHUNK_END]
 
-    with RawEndpoint(script) as endpoint, recording(tmp_path, endpoint.url) as url:
-        reply = request(url, "POST", CHAT, BODY, "Accept-Encoding: gzip, deflate, br, zstd")
-        (call,) = calls_in(tmp_path)
+    done = exchange(tmp_path, script, BODY, "Accept-Encoding: gzip, deflate, br, zstd")
 
-    assert reply.body == data
-    assert reply.headers["content-encoding"] == name
-    assert endpoint.requests[0].headers["accept-encoding"] == "gzip, deflate, br, zstd"
-    assert call.reply.content.data == plain
-    assert "content-encoding" not in dict(call.reply.headers)
+    assert (done.reply.body, done.reply.headers["content-encoding"]) == (data, name)
+    assert done.requests[0].headers["accept-encoding"] == "gzip, deflate, br, zstd"
+    assert done.call.reply.content.data == plain
+    assert "content-encoding" not in dict(done.call.reply.headers)
 
 
 def test_an_encoding_whose_library_is_missing_is_not_asked_for(tmp_path, monkeypatch):
-    monkeypatch.delitem(encodings._STEPS, "br")
+    monkeypatch.delitem(encodings._DECOMPRESSORS, "br")
     with (
         RawEndpoint(lambda _: json_reply(b"{}")) as endpoint,
         recording(tmp_path, endpoint.url) as url,
@@ -141,15 +137,11 @@ def test_an_encoding_whose_library_is_missing_is_not_asked_for(tmp_path, monkeyp
 
 
 def test_a_reply_in_an_unknown_encoding_is_marked_and_holds_nothing(tmp_path):
-    with (
-        RawEndpoint(lambda _: json_reply(b"?", b"content-encoding: rot13")) as endpoint,
-        recording(tmp_path, endpoint.url) as url,
-    ):
-        assert request(url, "POST", CHAT, BODY, "Accept-Encoding: gzip, rot13").body == b"?"
-        (call,) = calls_in(tmp_path)
-    assert call.reply.content.data == b""
-    assert "rot13" in call.reply.content.cut
-    assert endpoint.requests[0].headers["accept-encoding"] == "gzip"
+    answer = json_reply(b"?", b"content-encoding: rot13")
+    done = exchange(tmp_path, answer, BODY, "Accept-Encoding: gzip, rot13")
+    assert (done.reply.body, done.call.reply.content.data) == (b"?", b"")
+    assert "rot13" in done.call.reply.content.cut
+    assert done.requests[0].headers["accept-encoding"] == "gzip"
 
 
 @pytest.mark.parametrize(
@@ -163,17 +155,12 @@ def test_a_reply_in_an_unknown_encoding_is_marked_and_holds_nothing(tmp_path):
 )
 def test_errors_and_redirects_pass_with_their_headers(tmp_path, status, header):
     body = b'\xff\xfe{"error":'
-    with (
-        RawEndpoint(lambda _: json_reply(body, header, status=status)) as endpoint,
-        recording(tmp_path, endpoint.url) as url,
-    ):
-        reply = request(url, "POST", CHAT, BODY)
-        (call,) = calls_in(tmp_path)
-    assert reply.head.startswith(b"HTTP/1.1 " + status)
-    assert reply.body == call.reply.content.data == body
+    done = exchange(tmp_path, json_reply(body, header, status=status), BODY)
+    assert done.reply.head.startswith(b"HTTP/1.1 " + status)
+    assert done.reply.body == done.call.reply.content.data == body
     name, _, value = header.decode().partition(": ")
-    assert reply.headers[name] == value == dict(call.reply.headers)[name]
-    assert len(endpoint.requests) == 1
+    assert done.reply.headers[name] == value == dict(done.call.reply.headers)[name]
+    assert len(done.requests) == 1
 
 
 def test_other_requests_pass_through_and_are_not_recorded(tmp_path):
@@ -203,53 +190,38 @@ def test_other_requests_pass_through_and_are_not_recorded(tmp_path):
 def test_headers_of_one_connection_and_those_for_the_proxy_go_no_further(tmp_path):
     hops = (b"Connection: keep-alive, X-Hop", b"X-Hop: 1", b"Keep-Alive: 5")
     answer = json_reply(REPLY, *hops, b"X-Empty:", b"X-On: 1")
-    with (
-        RawEndpoint(lambda _: answer) as endpoint,
-        recording(tmp_path, endpoint.url) as url,
-    ):
-        reply = request(
-            url, "POST", CHAT, BODY, "Connection: keep-alive, X-Own", "X-Own: 1", "TE: trailers",
-            "X-Stillroom-Session: chat-7", "Proxy-Authorization: Basic abcdefghi", "X-Two: 1",
-            "X-Two: 2", "X-Empty:", f"X-Last: {'é'.encode().decode('latin-1')}",
-        )  # fmt: skip
-        (call,) = calls_in(tmp_path)
-    sent = endpoint.requests[0]
+    done = exchange(
+        tmp_path, answer, BODY, "Connection: keep-alive, X-Own", "X-Own: 1", "TE: trailers",
+        "X-Stillroom-Session: chat-7", "Proxy-Authorization: Basic abcdefghi", "X-Two: 1",
+        "X-Two: 2", "X-Empty:", f"X-Last: {'é'.encode().decode('latin-1')}",
+    )  # fmt: skip
+    (sent,), reply = done.requests, done.reply
     assert sent.headers.keys() == {"host", "x-two", "x-empty", "x-last", "content-length"}
     assert sent.head.count(b"X-Two") == 2
     assert (sent.headers["x-empty"], sent.headers["x-last"]) == ("", "é".encode().decode("latin-1"))
     assert reply.headers["x-on"] == "1"
-    assert "x-hop" not in reply.headers
-    assert "keep-alive" not in reply.headers
-    assert call.session == "chat-7"
+    assert reply.headers.keys().isdisjoint({"x-hop", "keep-alive"})
+    assert done.call.session == "chat-7"
 
 
-def test_a_stream_that_the_upstream_breaks_off_is_recorded_as_broken(tmp_path):
-    with (
-        RawEndpoint(lambda _: [STREAM_HEAD, chunk(EVENTS[0]), 0.01, None]) as endpoint,
-        recording(tmp_path, endpoint.url) as url,
-    ):
-        reply = request(url, "POST", CHAT, BODY)
-        (call,) = calls_in(tmp_path)
-    assert not reply.is_whole
-    assert reply.body == call.reply.content.data == EVENTS[0]
-    assert call.end == "upstream_left"
+JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n"
 
 
-def test_a_body_without_a_length_ends_with_its_connection(tmp_path):
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n"
-    with (
-        RawEndpoint(lambda _: [head, REPLY, None]) as endpoint,
-        recording(tmp_path, endpoint.url) as url,
-    ):
-        reply = request(url, "POST", CHAT, BODY)
-        (call,) = calls_in(tmp_path)
-    assert reply.is_whole
-    assert reply.body == REPLY
-    assert call.end == "whole"
+@pytest.mark.parametrize(
+    ("script", "body", "is_whole", "end"),
+    [
+        ([STREAM_HEAD, chunk(EVENTS[0]), 0.01, None], EVENTS[0], False, "upstream_left"),
+        # A body without a length ends with its connection.
+        ([JSON_HEAD, REPLY, None], REPLY, True, "whole"),
+    ],
+)
+def test_a_closed_connection_ends_or_breaks_off_a_reply(tmp_path, script, body, is_whole, end):
+    done = exchange(tmp_path, script, BODY)
+    assert (done.reply.is_whole, done.call.end) == (is_whole, end)
+    assert done.reply.body == done.call.reply.content.data == body
 
 
 def test_a_reset_is_no_end_of_a_body_without_a_length(tmp_path):
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n"
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         recording(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}") as url,
@@ -259,7 +231,7 @@ def test_a_reset_is_no_end_of_a_body_without_a_length(tmp_path):
         listener.settimeout(10)
         with listener.accept()[0] as upstream:
             upstream.recv(1 << 16)
-            upstream.sendall(head + REPLY)
+            upstream.sendall(JSON_HEAD + REPLY)
             assert client.read_head()
             upstream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         wait_until(lambda: calls_in(tmp_path))
@@ -283,7 +255,9 @@ def test_a_client_that_leaves_breaks_the_call_off_at_the_upstream_too(tmp_path):
     assert call.reply.content.data.startswith(EVENTS[0])
 
 
-def test_a_call_that_goes_on_when_the_proxy_stops_is_recorded_as_that(tmp_path):
+@pytest.mark.parametrize("journal_kind", [CallJournal, SlowJournal])
+def test_calls_that_are_open_when_the_proxy_stops_are_recorded_as_that(tmp_path, journal_kind):
+    """With the slow journal they are written after the proxy has stopped."""
     ended = threading.Event()
 
     def script(_):
@@ -291,112 +265,73 @@ def test_a_call_that_goes_on_when_the_proxy_stops_is_recorded_as_that(tmp_path):
         ended.wait(10)
 
     with RawEndpoint(script) as endpoint:
-        with recording(tmp_path, endpoint.url) as url:
-            client = RawClient(url)
-            client.send("POST", CHAT, BODY)
-            assert client.read_head()
-        with client:
-            assert not client.socket.recv(1 << 16).endswith(CHUNK_END)
-        ended.set()
-    (call,) = calls_in(tmp_path)
-    assert (call.end, call.reply.content.data) == ("proxy_stopped", EVENTS[0])
-
-
-def test_calls_that_the_journal_writes_after_the_proxy_has_stopped_are_all_recorded(tmp_path):
-    ended = threading.Event()
-
-    def script(_):
-        yield STREAM_HEAD + chunk(EVENTS[0])
-        ended.wait(10)
-
-    with RawEndpoint(script) as endpoint:
-        with recording(tmp_path, endpoint.url, journal_kind=SlowJournal) as url:
+        with recording(tmp_path, endpoint.url, journal_kind=journal_kind) as url:
             clients = [RawClient(url) for _ in range(2)]
             for client in clients:
                 client.send("POST", CHAT, BODY)
                 assert client.read_head()
         for client in clients:
-            client.socket.close()
+            with client:
+                assert not client.socket.recv(1 << 16).endswith(CHUNK_END)
         ended.set()
-    assert [call.end for call in calls_in(tmp_path)] == ["proxy_stopped"] * 2
+    recorded = [(call.end, call.reply.content.data) for call in calls_in(tmp_path)]
+    assert recorded == [("proxy_stopped", EVENTS[0])] * 2
 
 
-def test_a_request_goes_again_if_the_upstream_closed_the_connection_it_was_sent_on(tmp_path):
+@pytest.mark.parametrize(
+    ("second", "status", "num_sent"),
+    [
+        # It finds the connection closed, and is sent again on another one.
+        ([None], 200, 3),
+        # The upstream has worked on it.
+        ([0.1, None], 502, 2),
+    ],
+)
+def test_only_a_request_that_met_a_closed_connection_is_sent_again(
+    tmp_path, monkeypatch, second, status, num_sent
+):
+    monkeypatch.setattr("stillroom.recording.upstream_client._CLOSED_WITHIN_S", 0.05)
     num = count(1)
-
-    def script(_):
-        # The second request on a connection finds it closed.
-        return [None] if next(num) == 2 else json_reply(REPLY)
-
     with (
-        RawEndpoint(script) as endpoint,
+        RawEndpoint(lambda _: second if next(num) == 2 else json_reply(REPLY)) as endpoint,
         recording(tmp_path, endpoint.url) as url,
         RawClient(url) as client,
     ):
-        for _ in range(2):
+        for wanted in (200, status):
             client.send("POST", CHAT, BODY)
-            assert client.read().body == REPLY
-        assert [sent.body for sent in endpoint.requests] == [BODY] * 3
-        assert endpoint.num_connections == 2
-        assert [call.end for call in calls_in(tmp_path)] == ["whole"] * 2
-
-
-def test_a_request_that_the_upstream_has_worked_on_is_not_sent_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("stillroom.recording.upstream_client._CLOSED_WITHIN_S", 0.02)
-    num = count(1)
-
-    def script(_):
-        return [0.1, None] if next(num) == 2 else json_reply(REPLY)
-
-    with (
-        RawEndpoint(script) as endpoint,
-        recording(tmp_path, endpoint.url) as url,
-        RawClient(url) as client,
-    ):
-        client.send("POST", CHAT, BODY)
-        client.read()
-        client.send("POST", CHAT, BODY)
-        assert client.read().status == 502
-    assert len(endpoint.requests) == 2
+            assert client.read().status == wanted
+    assert [sent.body for sent in endpoint.requests] == [BODY] * num_sent
+    assert len(calls_in(tmp_path)) == 2
 
 
 def test_a_request_that_is_refused_on_a_new_connection_is_not_repeated(tmp_path):
-    with (
-        RawEndpoint(lambda _: [None]) as endpoint,
-        recording(tmp_path, endpoint.url) as url,
-    ):
-        reply = request(url, "POST", CHAT, BODY)
-        (call,) = calls_in(tmp_path)
-    assert (reply.status, len(endpoint.requests)) == (502, 1)
-    assert "closed the connection" in json.loads(reply.body)["error"]["message"]
-    assert (call.end, call.reply) == ("upstream_left", None)
+    done = exchange(tmp_path, [None], BODY)
+    assert (done.reply.status, len(done.requests)) == (502, 1)
+    assert "closed the connection" in json.loads(done.reply.body)["error"]["message"]
+    assert (done.call.end, done.call.reply) == ("upstream_left", None)
 
 
 def test_what_is_longer_than_the_limit_passes_whole_and_is_cut_in_the_record(tmp_path):
     body, answer = b"a" * 5000, b"b" * 70_000
-    with (
-        RawEndpoint(lambda _: json_reply(answer)) as endpoint,
-        recording(tmp_path, endpoint.url, most_kept=1 << 16) as url,
-    ):
-        assert request(url, "POST", CHAT, body).body == answer
-        (call,) = calls_in(tmp_path)
-    assert call.request.content.data == body
-    assert answer.startswith(call.reply.content.data)
-    assert "longer than 65536 bytes" in call.reply.content.cut
+    done = exchange(tmp_path, json_reply(answer), body, most_kept=1 << 16)
+    assert (done.reply.body, done.call.request.content.data) == (answer, body)
+    assert answer.startswith(done.call.reply.content.data)
+    assert "longer than 65536 bytes" in done.call.reply.content.cut
 
 
-def test_a_few_bytes_that_stand_for_very_many_are_cut_before_they_fill_the_memory(tmp_path):
-    data = gzip.compress(bytes(40 << 20))
-    with (
-        RawEndpoint(lambda _: json_reply(data, b"content-encoding: gzip")) as endpoint,
-        recording(tmp_path, endpoint.url, most_kept=1 << 20) as url,
-    ):
-        tracemalloc.start()
-        assert request(url, "POST", CHAT, BODY).body == data
-        _, most = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        (call,) = calls_in(tmp_path)
-    assert call.reply.content.cut
+@pytest.mark.parametrize(
+    ("name", "encode"),
+    [("gzip", gzip.compress), ("br", brotli.compress), ("zstd", zstd.compress)],
+)
+def test_a_few_bytes_that_decode_to_very_many_do_not_fill_the_memory(tmp_path, name, encode):
+    data = encode(bytes(40 << 20))
+    tracemalloc.start()
+    answer = json_reply(data, f"content-encoding: {name}".encode())
+    done = exchange(tmp_path, answer, BODY, most_kept=1 << 20)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert done.reply.body == data
+    assert done.call.reply.content.cut
     assert most < 24 << 20
 
 
@@ -438,10 +373,8 @@ def test_a_text_that_mentions_the_last_event_does_not_end_the_call(tmp_path):
     text = b'data: {"choices":[{"delta":{"content":"say\\ndata: [DONE]\\n"}}]}\n\n'
     steps = [STREAM_HEAD, chunk(text[:-20]), chunk(text[-20:]), 0.05]
     steps += [*map(chunk, EVENTS[1:]), CHUNK_END]
-    with RawEndpoint(lambda _: steps) as endpoint, recording(tmp_path, endpoint.url) as url:
-        body = request(url, "POST", CHAT, BODY).body
-        (call,) = calls_in(tmp_path)
-    assert body == call.reply.content.data == text + b"".join(EVENTS[1:])
+    done = exchange(tmp_path, steps, BODY)
+    assert done.reply.body == done.call.reply.content.data == text + b"".join(EVENTS[1:])
 
 
 def test_slow_readers_hold_the_stream_back_instead_of_filling_the_memory(tmp_path):
@@ -507,12 +440,10 @@ def test_which_requests_are_recorded(method, path, kind):
     ],
 )
 def test_an_upstream_that_speaks_no_http_is_named_in_the_error(tmp_path, sent, problem):
-    with RawEndpoint(lambda _: [sent, 0.05]) as endpoint, recording(tmp_path, endpoint.url) as url:
-        reply = request(url, "POST", CHAT, BODY)
-        (call,) = calls_in(tmp_path)
-    assert reply.status == 502
-    assert problem in reply.body
-    assert (call.end, call.reply) == ("upstream_left", None)
+    done = exchange(tmp_path, [sent, 0.05], BODY)
+    assert done.reply.status == 502
+    assert problem in done.reply.body
+    assert (done.call.end, done.call.reply) == ("upstream_left", None)
 
 
 def test_heads_that_announce_another_and_bytes_behind_a_reply_go_no_further(tmp_path):
@@ -530,6 +461,42 @@ def test_heads_that_announce_another_and_bytes_behind_a_reply_go_no_further(tmp_
             assert (reply.status, reply.body) == (200, REPLY)
             assert "link" not in reply.headers
     assert "expect" not in endpoint.requests[0].headers
+
+
+JUNK = b"\x00junk \r\n\r\n behind"
+EMPTY = b"HTTP/1.1 204 No Content\r\nx-id: 1\r\n\r\n"
+STREAM = STREAM_HEAD + b"".join(map(chunk, EVENTS)) + CHUNK_END
+
+
+@pytest.mark.parametrize(
+    ("sent", "body"),
+    [
+        # The announced length is too small.
+        (json_reply(REPLY).replace(b"%d" % len(REPLY), b"%d" % (len(REPLY) - 5)), REPLY[:-5]),
+        (json_reply(REPLY) + JUNK, REPLY),
+        (STREAM + JUNK, b"".join(EVENTS)),
+        (EMPTY + b"a body", b""),
+        (EMPTY + JUNK, b""),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_bytes_behind_the_end_of_a_reply_do_not_lose_it(tmp_path, sent, body, at_once):
+    """They come in the same read as the reply, or later."""
+    end = sent.index(b"\r\n\r\n") + 4
+    script = [sent] if at_once else [sent[: end - 2], 0.01, sent[end - 2 :]]
+    with (
+        RawEndpoint(lambda _: script) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+        RawClient(url) as client,
+    ):
+        for number in range(1, 3):
+            client.send("POST", CHAT, BODY)
+            reply = client.read(has_body=bool(body))
+            assert (reply.status, reply.body, reply.is_whole) == (204 - 4 * bool(body), body, True)
+            # A connection with stray bytes is not used again.
+            assert endpoint.num_connections == number
+        calls = calls_in(tmp_path)
+    assert [(call.end, call.reply.content.data) for call in calls] == [("whole", body)] * 2
 
 
 def test_a_content_after_head_is_not_read_as_the_next_reply(tmp_path):

@@ -32,11 +32,11 @@ def _read_in_blocks(data: bytes, cuts: list[int], redactor: Redactor) -> StreamT
     stream, places = StreamText(redactor), sorted(cut % (len(data) + 1) for cut in cuts)
     for start, end in zip([0, *places], [*places, len(data)], strict=True):
         stream.add(data[start:end])
-        stream.read_on()
+        stream.process_pending()
     return stream
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(
     said=texts,
     others=texts,
@@ -97,7 +97,7 @@ def test_little_is_left_to_read_at_the_end_of_a_long_stream():
     stream = StreamText(redactor)
     for number in range(5000):
         stream.add(_event("content", f" word {number}"))
-        stream.read_on()
+        stream.process_pending()
     redactor.num_read = 0
     encoded = stream.encoded()
     assert encoded is not None
@@ -110,6 +110,6 @@ def test_a_line_without_an_end_is_put_together_once():
     blocks = [b"x" * 1000] * 2000
     for block in blocks:
         stream.add(block)
-        stream.read_on()
-    assert stream._unread == blocks
+        stream.process_pending()
+    assert stream._pending == blocks
     assert stream.encoded() == b'"%b"' % b"".join(blocks)

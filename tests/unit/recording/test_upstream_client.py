@@ -8,7 +8,7 @@ from base64 import b64encode
 
 import pytest
 
-from fakes.raw_endpoint import RawEndpoint, json_reply, stream_reply
+from fakes.raw_endpoint import RawEndpoint, stream_reply
 from fakes.recording import CHAT, RawClient, calls_in, recording, request
 
 
@@ -27,10 +27,13 @@ def certificate(tmp_path_factory):
 
 
 @pytest.fixture
-def tls(certificate):
+def secure(certificate):
+    """An endpoint with this certificate, and its address by its name."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
-    return context
+    events = (b"data: 1\n\n", b"data: [DONE]\n\n")
+    with RawEndpoint(lambda _: stream_reply(*events), tls=context) as endpoint:
+        yield endpoint, endpoint.url.replace("http://127.0.0.1", "https://localhost")
 
 
 class Tunnel:
@@ -92,40 +95,39 @@ def no_proxies(monkeypatch):
     return monkeypatch
 
 
-def test_calls_go_over_tls_to_a_host_that_the_system_trusts(tmp_path, no_proxies, certificate, tls):
+STREAM = b"data: 1\n\ndata: [DONE]\n\n"
+
+
+def test_calls_go_over_tls_to_a_host_that_the_system_trusts(
+    tmp_path, no_proxies, certificate, secure
+):
     no_proxies.setenv("SSL_CERT_FILE", str(certificate[0]))
-    events = (b"data: 1\n\n", b"data: [DONE]\n\n")
-    with RawEndpoint(lambda _: stream_reply(*events), tls=tls) as endpoint:
-        upstream = endpoint.url.replace("http://127.0.0.1", "https://localhost")
-        with recording(tmp_path, upstream) as url, RawClient(url) as client:
-            for _ in range(2):
-                client.send("POST", CHAT, b"{}")
-                assert client.read().body == b"".join(events)
-            assert endpoint.num_connections == 1
+    endpoint, upstream = secure
+    with recording(tmp_path, upstream) as url, RawClient(url) as client:
+        for _ in range(2):
+            client.send("POST", CHAT, b"{}")
+            assert client.read().body == STREAM
+    assert endpoint.num_connections == 1
     assert [call.upstream for call in calls_in(tmp_path)] == [upstream] * 2
 
 
-def test_a_host_that_cannot_prove_its_name_gets_no_request(tmp_path, no_proxies, tls):
-    with RawEndpoint(lambda _: json_reply(b"{}"), tls=tls) as endpoint:
-        upstream = endpoint.url.replace("http://127.0.0.1", "https://localhost")
-        with recording(tmp_path, upstream) as url:
-            reply = request(url, "POST", CHAT, b"{}", "Authorization: Bearer sk-a-secret-key")
-        assert endpoint.requests == []
+def test_a_host_that_cannot_prove_its_name_gets_no_request(tmp_path, no_proxies, secure):
+    endpoint, upstream = secure
+    with recording(tmp_path, upstream) as url:
+        reply = request(url, "POST", CHAT, b"{}", "Authorization: Bearer sk-a-secret-key")
+    assert endpoint.requests == []
     assert reply.status == 502
     assert b"certificate verify failed" in reply.body.lower()
 
 
-def test_the_proxy_of_the_environment_opens_a_tunnel(tmp_path, no_proxies, certificate, tls):
+def test_the_proxy_of_the_environment_opens_a_tunnel(tmp_path, no_proxies, certificate, secure):
     no_proxies.setenv("SSL_CERT_FILE", str(certificate[0]))
-    with (
-        RawEndpoint(lambda _: json_reply(b"{}"), tls=tls) as endpoint,
-        Tunnel(b"HTTP/1.1 200 Connected\r\n\r\n") as tunnel,
-    ):
+    _, upstream = secure
+    with Tunnel(b"HTTP/1.1 200 Connected\r\n\r\n") as tunnel:
         no_proxies.setenv("HTTPS_PROXY", tunnel.url)
-        upstream = endpoint.url.replace("http://127.0.0.1", "https://localhost")
         with recording(tmp_path, upstream) as url:
             reply = request(url, "POST", CHAT, b"{}", "Authorization: Bearer sk-a-secret-key")
-    assert reply.body == b"{}"
+    assert reply.body == STREAM
     (head,) = tunnel.heads
     assert head.startswith(b"CONNECT localhost:")
     assert b"Proxy-Authorization: Basic " + b64encode(b"me:pa ss") in head

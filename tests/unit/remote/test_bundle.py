@@ -204,13 +204,13 @@ def test_equal_contents_are_sent_once(workspace):
     assert (len(contents.blobs), len(contents.files)) == (1, 3)
 
 
-def test_two_thousand_files_are_ordered_and_hashed(workspace):
+def test_a_folder_of_many_files_is_listed_and_hashed(workspace):
     folder = workspace.root / "many"
-    for index in range(2000):
+    for index in range(200):
         written(folder / f"{index % 20}/{index}.json", str(index))
     packed, run = packed_run(workspace, Needs(files=[folder]))
     contents = read_contents(run, packed.spec)
-    assert (len(contents.blobs), len(contents.files)) == (2000, 2000)
+    assert (len(contents.blobs), len(contents.files)) == (200, 200)
 
 
 def code(workspace: Workspace, text: str, **modules: str) -> Needs:

@@ -171,13 +171,20 @@ def test_a_host_that_nobody_knows():
     assert "`ssh no-such-host.invalid`" in error.fix
 
 
-def test_a_machine_that_is_down(ssh_user: SshUser):
-    ssh_user.set(f"Port {free_port()}")
+@pytest.mark.parametrize(
+    ("setting", "kind", "problem", "fix"),
+    [
+        ("Port {free}", UnreachableError, "refuses connections", "port"),
+        ("NoSuchSetting yes", MachineError, "nosuchsetting", "fix the file"),
+    ],
+)
+def test_a_setting_of_the_user_that_leads_nowhere(ssh_user, setting, kind, problem, fix):
+    ssh_user.set(setting.format(free=free_port()))
     error = failure(ssh_user.address)
 
-    assert isinstance(error, UnreachableError)
-    assert "refuses connections" in error.problem
-    assert "port" in error.fix
+    assert isinstance(error, kind)
+    assert problem in error.problem.lower()
+    assert fix in error.fix
 
 
 def test_a_key_that_the_machine_does_not_accept(ssh_user: SshUser, tmp_path: Path):
@@ -241,15 +248,6 @@ def test_a_machine_whose_key_has_changed(ssh_user: SshUser, sshd: Sshd, tmp_path
     assert f'-R "[127.0.0.1]:{sshd.port}"' in error.fix
     assert "never stillroom" in error.fix
     assert ssh_user.known_hosts.read_text() == old
-
-
-def test_a_mistake_in_the_users_settings(ssh_user: SshUser):
-    ssh_user.set("NoSuchSetting yes")
-    error = failure(ssh_user.address)
-
-    assert isinstance(error, MachineError)
-    assert "nosuchsetting" in error.problem.lower()
-    assert "fix the file" in error.fix
 
 
 def test_a_machine_that_answers_and_says_nothing(ssh_user: SshUser, monkeypatch):

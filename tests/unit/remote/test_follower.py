@@ -1,5 +1,6 @@
 """The course of a run elsewhere with a machine that a test scripts, step by step."""
 
+import itertools
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -9,11 +10,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from stillroom.errors import EngineError
 from stillroom.files import read_json
+from stillroom.remote.follower import local_run
 from stillroom.remote.follower.follower import Backoff, Follower
 from stillroom.remote.follower.local_run import read_record, write_record
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
-from stillroom.remote.machine import Machine, SkyPilotCluster, SshAddress
+from stillroom.remote.machine import (
+    Access,
+    HfJobsFlavor,
+    Machine,
+    SkyPilotCluster,
+    SshAddress,
+)
 from stillroom.remote.records import (
     Blob,
     JobSpec,
@@ -28,9 +37,13 @@ from stillroom.run_folder import VIEW_FILE, NewRun, RunFolder, RunState, create_
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
 
-SILENT = UnreachableError("box does not answer", "it is tried again")
+SILENT = UnreachableError("box does not answer", "it is retried")
 GONE = MachineGoneError("box was taken back", "take another")
 FULL = MachineError("its disk is full", "free some space there")
+
+SSH: dict[str, Access] = {"ssh": SshAddress(host="b")}
+SKY: dict[str, Access] = {"skypilot": SkyPilotCluster(resources={})}
+JOB: dict[str, Access] = {"hf_jobs": HfJobsFlavor(flavor="a10g-large")}
 
 
 @dataclass
@@ -108,13 +121,10 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def follow(
-    folder: RunFolder, host: ScriptedHost, *, is_rented: bool = False, **spec: object
+    folder: RunFolder, host: ScriptedHost, *, access: dict[str, Access] = SSH, **spec: object
 ) -> RunState:
     """Follows the run to its end, without waits."""
-    kind = (
-        {"skypilot": SkyPilotCluster(resources={})} if is_rented else {"ssh": SshAddress(host="b")}
-    )
-    machine = Machine(name="box", max_hours=2.0, **kind)
+    machine = Machine(name="box", max_hours=2.0, **access)
     wanted = JobSpec(machine=machine, files=[], home_paths=[], **spec)
     clock = iter(range(0, 10**9, 600))
     follower = Follower(
@@ -153,17 +163,20 @@ def test_a_step_that_could_not_reach_the_machine_is_taken_again(
     assert host.calls.count("provision") == (1 if step in ("follow", "remove") else 4)
 
 
-@pytest.mark.parametrize("step", ["provision", "prepare", "missing"])
-def test_what_waiting_does_not_mend_ends_a_run_that_has_not_begun(
-    folder: RunFolder, step: str
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [("provision", FULL), ("prepare", FULL), ("missing", FULL), ("start", GONE)],
+)
+def test_what_waiting_does_not_fix_ends_a_run_that_has_not_begun(
+    folder: RunFolder, step: str, error: EngineError
 ) -> None:
-    host = ScriptedHost({step: [FULL]})
+    host = ScriptedHost({step: [error]})
     state = follow(folder, host)
     assert state.status is RunStatus.FAILED
     assert state.error is not None
-    assert (state.error.problem, state.error.fix) == (FULL.problem, FULL.fix)
+    assert error.problem in state.error.problem
+    assert error.fix in state.error.fix
     assert host.calls[-2:] == ["release", "close"]
-    assert "start" not in host.calls
 
 
 @pytest.mark.parametrize("step", ["start", "follow"])
@@ -187,7 +200,7 @@ def test_a_machine_that_was_taken_back_leaves_the_run_to_go_on_elsewhere(
     checkpoint = folder.path / "checkpoints" / "step_000003"
     checkpoint.mkdir(parents=True)
     (checkpoint / "training_state.json").write_text("{}")
-    state = follow(folder, ScriptedHost({"follow": [GONE]}), is_rented=True)
+    state = follow(folder, ScriptedHost({"follow": [GONE]}), access=SKY)
     assert state.status is RunStatus.INTERRUPTED
     assert state.error is not None
     assert f"start_training(resume={folder.run_id}) resumes at step_000003" in state.error.fix
@@ -198,7 +211,7 @@ def test_a_machine_of_ours_is_put_down_although_nothing_can_be_removed_there(
     folder: RunFolder, error: Exception
 ) -> None:
     host = ScriptedHost({"remove": [error], "release": [SILENT]})
-    assert follow(folder, host, is_rented=True).status is RunStatus.SUCCEEDED
+    assert follow(folder, host, access=SKY).status is RunStatus.SUCCEEDED
     assert host.calls[-5:] == ["remove", "release", "remove", "release", "close"]
 
 
@@ -244,7 +257,7 @@ def test_a_run_that_somebody_deletes_here_is_ended_there(folder: RunFolder) -> N
     host = ScriptedHost({"cancel": [SILENT], "remove": [GONE]})
     host.on_call = lambda name: shutil.rmtree(folder.path) if name == "follow" else None
     with pytest.raises(FileNotFoundError):
-        follow(folder, host, is_rented=True)
+        follow(folder, host, access=SKY)
     assert host.calls[-5:] == ["cancel", "cancel", "remove", "release", "close"]
     assert not folder.path.exists()
 
@@ -289,3 +302,61 @@ def test_waits_between_tries_grow_and_end_after_a_connection_that_held() -> None
     backoff.held(3.0)
     assert backoff.next_s() == 4
     assert 0.5 <= Backoff().next_s() <= 1.0
+
+
+def test_a_budget_needs_a_price(folder: RunFolder) -> None:
+    host = ScriptedHost()
+    state = follow(folder, host, access=SKY, budget_usd=5.0)
+    assert state.error is not None
+    assert "names no price" in state.error.problem
+    assert "price_per_hour" in state.error.fix
+    assert host.calls == ["provision", "release", "close"]
+
+
+def test_a_job_costs_nothing_before_its_run_is_started(folder: RunFolder) -> None:
+    follow(folder, ScriptedHost({"start": [GONE]}, price=2.0), access=JOB)
+    assert read_record(folder).used_since is None
+    assert view(folder).machine_usd == 0
+
+
+def test_a_cluster_costs_from_the_moment_it_is_requested(folder: RunFolder) -> None:
+    seen: list[float | None] = []
+    host = ScriptedHost({"start": [GONE]})
+    # What it has cost by now is known to whoever follows the run next.
+    host.on_call = lambda _: seen.append(read_record(folder).used_since)
+    follow(folder, host, access=SKY)
+    assert host.calls[0] == "provision"
+    assert seen[0] is not None
+
+
+@pytest.mark.parametrize("step", ["provision", "prepare"])
+def test_the_meter_moves_while_a_machine_is_provisioned_and_installs(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    now, minutes = time.time, iter(range(1, 1000))
+    seen: list[float] = []
+
+    class Installing(ScriptedHost):
+        def prepare(self, spec: JobSpec, say: Callable[[str], None]) -> None:
+            for _ in range(3 * (step == "prepare")):
+                a_minute_passes()
+                say("")
+
+    def a_minute_passes() -> None:
+        seen.append(view(folder).machine_usd or 0.0)
+        passed_s = 60.0 * next(minutes)
+        monkeypatch.setattr(time, "time", lambda: now() + passed_s)
+
+    monkeypatch.setattr(local_run, "_WRITE_VIEW_EVERY_S", 0.0)
+    record = read_record(folder)
+    record.price_per_hour = 6.0
+    write_record(folder, record)
+    host = Installing({"provision": [SILENT] * 3 if step == "provision" else []}, price=6.0)
+    host.on_call = lambda name: (
+        a_minute_passes() if name == step == "provision" and host.calls != ["provision"] else None
+    )
+    follow(folder, host, access=SKY)
+    steps = [after - before for before, after in itertools.pairwise(seen)]
+    assert len(steps) >= 2
+    # Six dollars an hour are ten cents a minute.
+    assert steps == pytest.approx([0.1] * len(steps), abs=0.01)

@@ -98,21 +98,6 @@ def test_a_follower_that_is_killed_at_any_moment_is_followed_by_another(
     assert f"begin 0 {elsewhere.home}\nbegin 1 {elsewhere.home}\n" in run.log.read_text()
 
 
-def test_a_worker_that_is_killed_there_is_interrupted_here_with_its_work(
-    elsewhere: Elsewhere,
-) -> None:
-    run = elsewhere.start()
-    wait_until(lambda: elsewhere.rewarded(run) == ["0"])
-    elsewhere.worker_there(run).kill()
-    ended = elsewhere.ended(run)
-
-    assert ended.status == "interrupted"
-    assert ended.error is not None
-    assert "killed by SIGKILL" in ended.error.problem
-    assert (run.path / "checkpoints" / "step_000000" / "model.safetensors").exists()
-    wait_until(lambda: elsewhere.processes() == [])
-
-
 def test_a_run_is_cancelled_before_it_began_there(elsewhere: Elsewhere) -> None:
     elsewhere.cut()
     run = elsewhere.start()

@@ -146,7 +146,7 @@ class Life:
             start=variables[START_VARIABLE],
             secrets=msgspec.json.decode(asked["secrets"][SECRETS_VARIABLE]),
             pause=lambda seconds: None,
-            say_every_s=0.05,
+            post_every_s=0.05,
         )
 
     def spec(self) -> JobSpec:
@@ -354,19 +354,6 @@ def test_what_a_deleted_run_left_up_is_put_down_by_whoever_looks_next(life, mome
     assert not life.hub.costing
 
 
-def test_a_follower_killed_between_two_news_takes_up_where_it_was(life):
-    host = life.host()
-    life.until_started(host)
-    taken, seen = [], {}
-    for news in host.follow(life.run.name, {}):
-        taken.append(news)
-        if isinstance(news, AppendedLines):
-            seen[news.path] = news.offset + len(news.data)
-            break
-    rest = list(life.host().follow(life.run.name, seen))
-    assert growth([*taken, *rest]) == b"one\ntwo\n"
-
-
 def test_a_file_that_was_changed_here_is_told_from_its_start_once_more(life):
     host = life.host()
     life.until_started(host)
@@ -404,6 +391,15 @@ def test_a_file_that_begins_anew_between_two_followers_is_passed_on(life):
     all_news.close()
     side._post([AppendedLines(path=path, offset=0, data=b"new\n")])
     assert growth([next(life.host().follow(life.run.name, {path: 18}))]) == b"new\n"
+
+
+@pytest.mark.parametrize("data", [b"odd", b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff"])
+def test_what_is_no_batch_of_updates_is_refused(life, data):
+    host = life.host()
+    life.until_started(host)
+    life.hub.files[f"me/stillroom-runs/runs/{life.run.name}/news/00000001.bin"] = data
+    with pytest.raises(MachineError, match="is no batch of updates"):
+        list(host.follow(life.run.name, {}))
 
 
 def test_a_job_that_ends_without_a_word_is_gone(life):
@@ -485,8 +481,8 @@ def test_the_hub_may_be_away_while_a_job_runs(life):
         (refusal(401), MachineError, "hf auth login"),
         (refusal(402), MachineError, "billing"),
         (refusal(403), MachineError, "token"),
-        (refusal(429), UnreachableError, "tried again"),
-        (refusal(502), UnreachableError, "tried again"),
+        (refusal(429), UnreachableError, "retried"),
+        (refusal(502), UnreachableError, "retried"),
         (OSError("no network"), UnreachableError, "status.huggingface.co"),
     ],
 )
@@ -559,7 +555,7 @@ def test_the_installation_in_a_job_counts_as_time_of_the_machine(life, monkeypat
     (job,) = life.hub.jobs.values()
     job.stage = "RUNNING"
     side = life.job(job.asked)
-    side._begun -= 120
+    side._started_at -= 120
     assert side.do(lambda packages: life.inner)
     states = [each for each in host.follow(life.run.name, {}) if isinstance(each, RemoteState)]
     assert 122 <= states[-1].elapsed_s < 180

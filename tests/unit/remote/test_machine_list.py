@@ -1,17 +1,23 @@
-"""list_machines: what is told without asking, what is asked, and what still costs."""
+"""list_machines, and the process that releases what no run needs."""
 
+import shutil
 import threading
+from pathlib import Path
 
 import pytest
 
 from fakes.machines import GPU_BOX, ScriptedMachines, add_remote_run, name_machines
-from stillroom.errors import ConfigError
+from stillroom.errors import ConfigError, DataError
+from stillroom.files import write_json
 from stillroom.lineage import now
 from stillroom.remote.host import UnreachableError
-from stillroom.remote.machine_list import ListMachines, ask_all, list_machines
+from stillroom.remote.machine import HfJobsFlavor, Machine, SkyPilotCluster
+from stillroom.remote.machine_list import ListMachines, list_machines, probe_all
 from stillroom.remote.machines import find_machine
+from stillroom.remote.providers.clean_up import clean_up
 from stillroom.remote.providers.provision_log import ProvisionLog
 from stillroom.remote.records import MachineFacts, RemoteView
+from stillroom.run_folder import VIEW_FILE
 from stillroom.settings import Workspace
 
 TWO = """
@@ -134,7 +140,7 @@ def test_a_machine_that_never_answers_is_not_waited_for(tmp_path):
             return super().__call__(machine)
 
     workspace = Workspace(tmp_path)
-    answer = ask_all(workspace, [machine], Hanging({"gpu-box": GPU_BOX}), most_s=0.05)["gpu-box"]
+    answer = probe_all(workspace, [machine], Hanging({"gpu-box": GPU_BOX}), most_s=0.05)["gpu-box"]
     free.set()
 
     assert "did not answer within 0.05 s" in str(answer)
@@ -180,3 +186,90 @@ def test_what_a_provider_lists_of_a_machine_that_is_not_up_is_known(tmp_path, pr
     assert (hub.state, hub.computes, hub.usd_per_hour_now) == ("down", "4 x Nvidia A10G", 0.0)
     assert (hub.price_per_hour, hub.gpu_memory_gb) == (5.0, [24.0] * 4)
     assert listed(workspace, provision_log).machines[0].price_per_hour == 5.0
+
+
+SKY = Machine(name="sky", skypilot=SkyPilotCluster(resources={"accelerators": "H100:1"}))
+JOB = Machine(name="hf", hf_jobs=HfJobsFlavor(flavor="a10g-large"))
+
+
+def a_run(tmp_path: Path, name: str, *, phase: str = "running", workspace: str = "work") -> Path:
+    run = tmp_path / workspace / "runs" / name
+    run.mkdir(parents=True)
+    write_json(run / VIEW_FILE, RemoteView(where="sky", phase=phase))
+    return run
+
+
+def provision(provision_log: ProvisionLog, name: str, *runs: Path, machine: Machine = SKY) -> None:
+    with provision_log.holding(name) as held:
+        for run in runs:
+            held.add(machine, name, run)
+
+
+def cleaned(provision_log: ProvisionLog, *, failing: bool = False) -> tuple[list[str], list[str]]:
+    """Returns what was put down, and what is left."""
+    done = []
+
+    def release(entry, _log):
+        done.append(entry.name)
+        if failing:
+            raise UnreachableError("the cloud is away", "wait")
+
+    return done, clean_up(provision_log, release)
+
+
+def test_only_what_no_run_needs_is_put_down(tmp_path, provision_log):
+    provision(provision_log, "one", a_run(tmp_path, "sft-1", phase="over"))
+    provision(
+        provision_log, "two", a_run(tmp_path, "sft-2", phase="over"), a_run(tmp_path, "sft-3")
+    )
+    provision(provision_log, "three", a_run(tmp_path, "sft-4"), machine=JOB)
+    deleted = a_run(tmp_path, "sft-5")
+    provision(provision_log, "four", deleted, machine=JOB)
+    shutil.rmtree(deleted)
+    assert cleaned(provision_log) == (["one", "four"], [])
+
+
+def test_a_run_that_has_not_begun_keeps_its_machine(tmp_path, provision_log):
+    run = tmp_path / "work" / "runs" / "sft-1"
+    run.mkdir(parents=True)
+    provision(provision_log, "one", run)
+    assert cleaned(provision_log) == ([], [])
+
+
+def test_a_machine_is_named_as_long_as_it_could_not_be_put_down(tmp_path, provision_log, capsys):
+    provision(provision_log, "one", a_run(tmp_path, "sft-1", phase="over"))
+    assert cleaned(provision_log, failing=True) == (["one"], ["one"])
+    assert "the cloud is away" in capsys.readouterr().err
+    assert [entry.name for entry in provision_log.entries()] == ["one"]
+
+
+def test_a_run_in_a_workspace_that_is_away_keeps_its_machine(tmp_path, provision_log):
+    run = a_run(tmp_path, "sft-1", workspace="disk")
+    provision(provision_log, "one", run)
+    shutil.rmtree(tmp_path / "disk")
+    assert cleaned(provision_log) == ([], [])
+
+
+def test_a_damaged_entry_is_named_since_it_may_cost_money(tmp_path, provision_log):
+    provision(provision_log, "one", a_run(tmp_path, "sft-1"))
+    (tmp_path / "provision_log" / "one.json").write_text("{")
+    with pytest.raises(DataError, match=r"one\.json is damaged") as caught:
+        provision_log.entries()
+    assert "sky status" in caught.value.fix
+
+
+def test_each_entry_says_how_it_is_put_down_by_hand(tmp_path, provision_log):
+    provision(provision_log, "stillroom-sky-1", a_run(tmp_path, "sft-1"))
+    provision(provision_log, "stillroom-sft-2", a_run(tmp_path, "sft-2"), machine=JOB)
+    cluster, job = (provision_log.find(name) for name in ("stillroom-sky-1", "stillroom-sft-2"))
+    assert cluster.release_command == "sky down -y stillroom-sky-1"
+    assert "hf jobs ps" in job.release_command
+    with provision_log.holding(job.name) as held:
+        held.update(request_id="job7")
+    assert provision_log.find(job.name).release_command == "hf jobs cancel job7"
+
+
+def test_two_logs_never_share_the_name_of_a_cluster(tmp_path):
+    first, second = ProvisionLog(tmp_path / "a"), ProvisionLog(tmp_path / "b")
+    assert first.identity == ProvisionLog(tmp_path / "a").identity
+    assert first.identity != second.identity

@@ -1,17 +1,21 @@
-"""machines.yml is read strictly, and a fault is named with its file and line."""
+"""machines.yml is read strictly, and `where` takes the name of a Ray cluster too."""
 
 from pathlib import Path
 
 import pytest
 
+from stillroom.api.placement import placed
 from stillroom.errors import ConfigError, InputError
+from stillroom.evaluate.request import EvaluateModel
 from stillroom.remote.machines import (
     all_machines,
     check_keys_may_go,
     find_machine,
     users_machines_file,
 )
+from stillroom.rollout.request import GenerateRollouts
 from stillroom.settings import Workspace
+from stillroom.train.config.request import StartTraining
 
 
 @pytest.fixture
@@ -78,6 +82,8 @@ cluster: {ray: "ray://head:10001"}
         ("a:\n  price_per_hour: 2\n", 1, "exactly one of ssh"),
         ("a: {skypilot: {cpus: 4}, keep_remote: true}", 1, "is deleted after its last run"),
         ("a: {ssh: h, ray: 'ray://h:1'}", 1, "exactly one of ssh"),
+        ("a: {ssh: h, budget_usd: 5}", 1, "give price_per_hour too"),
+        ("a: {ray: 'ray://h:1', budget_usd: 5}", 1, "not billed"),
         ("a: {ssh: }", 1, "exactly one of ssh"),
         ("a:\n  ssh: '-oProxyCommand=sh'\n", 2, "cannot begin with `-`"),
         ("a:\n  ssh:\n    host: '-oProxyCommand=sh'\n", 3, "cannot begin with `-`"),
@@ -92,7 +98,7 @@ cluster: {ray: "ray://head:10001"}
         ("a: {ssh: h, folder: ../x}", 1, "absolute path"),
         ("a: {ssh: h, folder: '~'}", 1, "absolute path"),
         ("a: {ssh: h, python: -c}", 1, "interpreter"),
-        ("a: {ssh: h}\na: {ssh: g}\n", 2, "stands in line 1 too"),
+        ("a: {ssh: h}\na: {ssh: g}\n", 2, "is already in line 1"),
         ("a: {ssh: h}\nlocal: {ssh: g}\n", 2, "cannot name a machine"),
         ("a: {ssh: h}\n../b: {ssh: g}\n", 2, "cannot name a machine"),
         ("- a\n", 1, "names of machines"),
@@ -152,3 +158,64 @@ def test_the_users_file_does_not_count_as_own_within_the_workspace(workspace, mo
     write(workspace, "a: {ssh: me@h}\n")
     with pytest.raises(InputError, match="OPENAI_API_KEY"):
         check_keys_may_go(workspace, find_machine(workspace, "a"), ["OPENAI_API_KEY"])
+
+
+@pytest.fixture
+def cluster_workspace(tmp_path: Path) -> Workspace:
+    text = "cluster: {ray: {address: 'ray://head:10001', workers: 4}}\nplain: {ray: head:6379}\n"
+    (tmp_path / "machines.yml").write_text(text, encoding="utf-8")
+    return Workspace(tmp_path)
+
+
+def test_rollouts_go_over_the_cluster(cluster_workspace):
+    request = GenerateRollouts(model="m", input="prompts.txt", where="cluster", temperature=0.2)
+    given, machine = placed(cluster_workspace, request)
+    assert machine is None
+    assert (given.where, given.ray_address, given.ray_workers) == (None, "ray://head:10001", 4)
+    assert given.temperature == 0.2
+    assert given.model_fields_set >= {"input", "temperature", "ray_address"}
+
+
+def test_what_the_request_says_of_workers_counts(cluster_workspace):
+    request = GenerateRollouts(model="m", input="prompts.txt", where="cluster", ray_workers=9)
+    assert placed(cluster_workspace, request)[0].ray_workers == 9
+    plain = GenerateRollouts(model="m", input="prompts.txt", where="plain")
+    assert (
+        placed(cluster_workspace, plain)[0].ray_workers
+        == GenerateRollouts(model="m", input="p").ray_workers
+    )
+
+
+def test_training_is_launched_by_the_cluster(cluster_workspace):
+    request = StartTraining(where="cluster", overrides=("trainer.num_epochs=2",))
+    given, machine = placed(cluster_workspace, request)
+    assert machine is None
+    assert given.overrides == (
+        "trainer.num_epochs=2",
+        "launcher.kind=ray",
+        "launcher.address=ray://head:10001",
+        "launcher.num_processes=4",
+    )
+
+
+def test_a_number_of_processes_that_the_request_names_stays(cluster_workspace):
+    request = StartTraining(where="cluster", overrides=("launcher.num_processes=2",))
+    assert "launcher.num_processes=4" not in placed(cluster_workspace, request)[0].overrides
+    plain = placed(cluster_workspace, StartTraining(where="plain"))[0]
+    assert plain.overrides == ("launcher.kind=ray", "launcher.address=head:6379")
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (
+            GenerateRollouts(model="m", input="p", where="cluster", ray_address="auto"),
+            "both name a Ray",
+        ),
+        (StartTraining(where="cluster", budget_usd=5), "stillroom does not stop"),
+        (EvaluateModel(where="cluster", model="m", data="p"), "only generate_rollouts"),
+    ],
+)
+def test_what_a_cluster_cannot_do_is_refused(cluster_workspace, request_, text):
+    with pytest.raises(InputError, match=text):
+        placed(cluster_workspace, request_)

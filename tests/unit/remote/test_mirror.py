@@ -189,13 +189,17 @@ def brings(folder: RunFolder, source: Source, outputs: list[str]) -> Download:
     return Download(folder, root, outputs, read_record(folder), source.fetch)
 
 
+def take(folder: RunFolder, source: Source, *outputs: str, is_last: bool = True) -> Download:
+    """Downloads what a machine lists."""
+    back = brings(folder, source, list(outputs))
+    back.take(source.list(), is_last=is_last, is_stopped=lambda: False)
+    return back
+
+
 def bring(
     folder: RunFolder, files: dict[str, bytes], *, outputs: list[str], is_last: bool = True
 ) -> Download:
-    source = Source(files)
-    back = brings(folder, source, outputs)
-    back.take(source.list(), is_last=is_last, is_stopped=lambda: False)
-    return back
+    return take(folder, Source(files), *outputs, is_last=is_last)
 
 
 def checkpoint(name: str, weights: bytes) -> dict[str, bytes]:
@@ -210,10 +214,10 @@ def names(folder: RunFolder) -> list[str]:
 def test_a_checkpoint_is_here_whole_or_not_at_all(folder: RunFolder) -> None:
     source = Source(checkpoint("step_1", b"0123456789"), break_after=8)
     with pytest.raises(UnreachableError):
-        brings(folder, source, []).take(source.list(), is_last=False, is_stopped=lambda: False)
+        take(folder, source, is_last=False)
     assert list((folder.path / "checkpoints").glob("[!.]*")) == []
 
-    brings(folder, source, []).take(source.list(), is_last=False, is_stopped=lambda: False)
+    take(folder, source, is_last=False)
     assert names(folder) == ["step_1"]
     weights = f"runs/{RUN}/checkpoints/step_1/model.safetensors"
     # What had come before the break was not asked for again.
@@ -234,11 +238,11 @@ def test_a_checkpoint_that_is_gone_there_stays_until_a_newer_one_is_here(folder:
 def test_the_same_content_is_fetched_once(folder: RunFolder) -> None:
     files = {**checkpoint("final", b"weights!"), **checkpoint("step_1", b"weights!")}
     source = Source(files)
-    brings(folder, source, []).take(source.list(), is_last=True, is_stopped=lambda: False)
+    take(folder, source)
     assert source.sent == len(b"weights!") + len(b"{}")
     assert (folder.path / "checkpoints/step_1/model.safetensors").read_bytes() == b"weights!"
     again = Source(files)
-    brings(folder, again, []).take(again.list(), is_last=True, is_stopped=lambda: False)
+    take(folder, again)
     assert again.fetched == []
 
 
@@ -252,17 +256,13 @@ def test_a_file_that_came_damaged_is_fetched_again_and_never_put_in_place(
 
     num_damaged = 3
     source = Damaged({"out.jsonl": b"right"})
-    brings(folder, source, ["out.jsonl"]).take(
-        source.list(), is_last=True, is_stopped=lambda: False
-    )
+    take(folder, source, "out.jsonl")
     root = Path(folder.read_request().workspace)
     assert (root / "out.jsonl").read_bytes() == b"right"
     num_damaged = 99
     source = Damaged({"out.jsonl": b"newer"})
-    with pytest.raises(MachineError, match="another content than its machine says"):
-        brings(folder, source, ["out.jsonl"]).take(
-            source.list(), is_last=True, is_stopped=lambda: False
-        )
+    with pytest.raises(MachineError, match="did not have the hash that its machine reported"):
+        take(folder, source, "out.jsonl")
     assert (root / "out.jsonl").read_bytes() == b"right"
 
 
@@ -296,13 +296,9 @@ def test_an_exported_folder_is_put_in_place_whole_and_an_older_one_file_by_file(
     files = {"exports/a/model.gguf": b"0123456789", "exports/a/card.md": b"card"}
     source = Source(files, break_after=8)
     with pytest.raises(UnreachableError):
-        brings(folder, source, ["exports/a"]).take(
-            source.list(), is_last=True, is_stopped=lambda: False
-        )
+        take(folder, source, "exports/a")
     assert not (root / "exports/a").exists()
-    brings(folder, source, ["exports/a"]).take(
-        source.list(), is_last=True, is_stopped=lambda: False
-    )
+    take(folder, source, "exports/a")
     assert sorted(p.name for p in (root / "exports/a").iterdir()) == ["card.md", "model.gguf"]
 
     (root / "store").mkdir()
@@ -326,6 +322,27 @@ def test_a_journal_that_the_run_has_deleted_is_deleted_here(folder: RunFolder) -
     bring(folder, {"out.jsonl": b"{}\n"}, outputs=["out.jsonl"])
     assert not (root / ".out.jsonl/journal.jsonl").exists()
     assert (root / "out.jsonl").read_bytes() == b"{}\n"
+
+
+def test_a_machine_that_sends_more_bytes_than_it_said_is_cut_off(folder: RunFolder) -> None:
+    class Endless(Source):
+        def fetch(self, path: str, offset: int) -> Generator[bytes]:
+            while True:
+                self.sent += 1
+                yield b"more"
+
+    source = Endless({"out.jsonl": b"0123456789"})
+    with pytest.raises(MachineError, match="has more bytes than its machine said"):
+        take(folder, source, "out.jsonl")
+    assert source.sent == 3
+
+
+@pytest.mark.parametrize("text", [b"{}", b"[" * 200_000, b'{"result": ' + b"[" * 200_000])
+def test_a_state_that_cannot_be_read_changes_nothing_here(folder: RunFolder, text: bytes) -> None:
+    before = folder.read()
+    with pytest.raises(UnreachableError, match="box sent a state of the run that cannot be read"):
+        mirror_of(folder).take_state(there(before, run_json=text))
+    assert folder.read() == before
 
 
 def test_bringing_back_stops_in_the_middle_of_a_file(folder: RunFolder) -> None:

@@ -65,7 +65,7 @@ class Service:
             variables[RUN_VARIABLE],
             start=variables[START_VARIABLE],
             secrets=msgspec.json.decode(job.asked["secrets"][SECRETS_VARIABLE]),
-            say_every_s=0.1,
+            post_every_s=0.1,
         )
         machine = Machine(name="in the job", folder=str(self._there))
         channel = LocalChannel(environment=bare_environment())
@@ -82,15 +82,14 @@ def cluster_host(
     elsewhere: Elsewhere, cloud: ScriptedCloud, run: RunFolder, python: Path
 ) -> SkyPilotHost:
     """Returns the host of a cluster whose disk is the other machine's folder."""
-    there = Machine(name="sky", folder=str(elsewhere.there))
     channel = CutChannel(elsewhere.there / "cut")
     return SkyPilotHost(
-        SKY,
+        msgspec.structs.replace(SKY, folder=str(elsewhere.there)),
         run.path,
         calls=SkyCalls(cloud.package(), cli=lambda arguments: None),
         provision_log=ProvisionLog(elsewhere.root / "state"),
-        by_ssh=lambda _machine, _address: PreparedHost(there, channel, python=str(python)),
-        pause=lambda seconds: None,
+        by_ssh=lambda _name, _address: channel,
+        python=str(python),
     )
 
 

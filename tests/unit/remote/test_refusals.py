@@ -79,7 +79,7 @@ def generate(**options: Any) -> GenerateRollouts:
         (lambda: generate(ray_address="auto"), "ray_address and where: box"),
         (lambda: ExportModel(model="m", output="o", format="gguf", where="box"), "llama.cpp"),
         (lambda: StartTraining(where="free", budget_usd=1), "its price is not known"),
-        (lambda: StartTraining(budget_usd=1), "nothing bills a training here"),
+        (lambda: StartTraining(budget_usd=1), "training here costs nothing"),
         (
             lambda: StartTraining(where="box", budget_usd=0.003),
             r"pays for 5 s of box \(\$2 an hour",
@@ -113,7 +113,7 @@ def test_a_ray_cluster_becomes_an_option_of_the_request(workspace):
             ["launcher={kind: accelerate, num_machines: 2, main_address: 'a:1', num_processes: 2}"],
             "launcher.num_machines 2",
         ),
-        (["trainer.trackio_project=mine"], "would not come back"),
+        (["trainer.trackio_project=mine"], "would not be downloaded"),
     ],
 )
 def test_settings_that_mean_this_machine_are_refused(workspace, tiny_models, overrides, reported):
@@ -203,7 +203,7 @@ def test_an_export_elsewhere_goes_to_a_new_folder(workspace, tiny_models):
 def test_a_run_that_may_go_on_elsewhere_is_resumed_only_once_it_was_asked_to_stop(workspace):
     spec = packed(workspace, box(workspace), Needs)
     run = create_run(workspace, RunKind.SFT, {}, with_spec(NewRun(), spec))
-    with pytest.raises(RunError, match=r"has not ended on box.*would run twice"):
+    with pytest.raises(RunError, match=r"may still be running on box.*would run it twice"):
         check_not_running_elsewhere(workspace, run.run_id)
     run.ask_to_cancel()
     check_not_running_elsewhere(workspace, run.run_id)
@@ -245,7 +245,7 @@ def test_runs_whose_requests_name_one_another_in_a_circle_have_an_end(workspace)
 def test_a_training_whose_budget_is_spent_goes_on_only_with_another(workspace, spent_usd):
     over = RemoteView(where="box", phase="over", machine_usd=spent_usd)
     spent = add_remote_run(workspace, over, status=RunStatus.INTERRUPTED, budget_usd=1.0)
-    with pytest.raises(InputError, match=r"of the budget of \$1, .* too little"):
+    with pytest.raises(InputError, match=r"left of the budget of \$1 .* too little"):
         with_budget_left(workspace, StartTraining(resume=spent.run_id), box(workspace))
 
 
@@ -268,8 +268,43 @@ def test_a_teacher_on_this_machine_is_refused_before_its_key_is_looked_at(worksp
     request = GenerateRollouts(
         input="prompts.jsonl", model="t", base_url=url, api_key_env="SOME_KEY", where="box"
     )
-    with pytest.raises(InputError, match="is another machine than here"):
+    with pytest.raises(InputError, match="would be a different machine than here"):
         placed(workspace, request)
+
+
+def test_all_runs_on_a_machine_stay_within_its_own_budget(workspace):
+    own_machine("box: {ssh: me@gpu.test, price_per_hour: 2, budget_usd: 10}")
+    machine = box(workspace)
+    add_remote_run(
+        workspace,
+        RemoteView(where="box", phase="over", machine_usd=2.5),
+        machine=machine,
+        metrics={"cost_usd": 0.5},
+        budget_usd=9.0,
+    )
+    # One that is on it may still cost all of its budget; other machines have their own.
+    add_remote_run(
+        workspace,
+        RemoteView(where="box", phase="running", machine_usd=1.0),
+        machine=machine,
+        budget_usd=4.0,
+    )
+    add_remote_run(workspace, RemoteView(where="gpu-box", phase="over", machine_usd=50.0))
+
+    def budget(asked: float | None = None, num_runs: int = 1) -> tuple[float | None, str]:
+        job = packed(workspace, machine, Needs, budget_usd=asked, num_runs=num_runs)
+        assert job is not None
+        return job.spec.budget_usd, "".join(job.notes)
+
+    assert budget(2.0) == (2.0, "")
+    assert budget() == (3.0, "may cost $3.00: what the budget of $10 of box leaves")
+    assert budget(8.0)[0] == 3.0
+    assert budget(None, 3)[0] == pytest.approx(1.0)
+    add_remote_run(
+        workspace, RemoteView(where="box", phase="waiting"), machine=machine, budget_usd=3.0
+    )
+    with pytest.raises(InputError, match=r"have used or reserved \$10\.00"):
+        budget(1.0)
 
 
 def test_a_run_without_a_budget_says_what_it_may_cost(workspace):

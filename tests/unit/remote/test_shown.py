@@ -11,7 +11,7 @@ from fakes.machines import add_remote_run, followed, name_machines
 from stillroom import api
 from stillroom.evaluate.costs import spent_on_runs
 from stillroom.remote.records import RemoteView
-from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RunFailure, read_elsewhere
+from stillroom.run_folder import FOLLOWER_LOG, REMOTE_FILE, VIEW_FILE, RunFailure, read_elsewhere
 from stillroom.settings import Workspace
 from stillroom.types import RunStatus
 from stillroom_mcp.next_steps import after_cancel_run, after_run
@@ -97,6 +97,21 @@ def test_a_run_that_stopped_at_its_budget_goes_on_where_it_was(workspace) -> Non
     assert f"start_training(resume={folder.run_id}, where=gpu-box) resumes" in step
 
 
+def test_the_log_that_is_named_exists_before_the_machine_has_written_one(workspace) -> None:
+    folder = add_remote_run(workspace, RUNNING)
+    (folder.path / FOLLOWER_LOG).write_text("gpu-box: installing packages: torch\n")
+    with followed(folder):
+        run = api.get_run(workspace, api.GetRun(run_id=folder.run_id))
+        logs = api.get_run_logs(workspace, api.GetRunLogs(run_id=folder.run_id))
+
+    assert (workspace.root / run.log_path).is_file()
+    assert logs.lines == ["gpu-box: installing packages: torch"]
+    folder.log.write_text("begin\n")
+    with followed(folder):
+        again = api.get_run(workspace, api.GetRun(run_id=folder.run_id))
+    assert again.log_path.endswith("log.txt")
+
+
 def test_before_the_first_view_the_machine_is_known_all_the_same(workspace) -> None:
     folder = add_remote_run(workspace, None)
 
@@ -151,7 +166,7 @@ def test_the_pages_say_where_a_run_is_what_it_costs_and_why_it_is_not_seen(works
     assert "on gpu-box, seen" in page
     assert "$1.50 for gpu-box" in page
     assert "Not reached at the moment: no route to host" in other
-    assert "The run goes on there" in other
+    assert "The run continues there" in other
 
 
 def test_the_report_says_where_a_run_was_done_and_adds_its_machine_up(workspace) -> None:

@@ -102,6 +102,7 @@ def test_a_run_whose_machine_died_goes_on_elsewhere_bit_for_bit(
     assert elsewhere.report(run).error is None
     worker_of(elsewhere.there, first.run_id).send_signal(signal.SIGKILL)
     ended = elsewhere.wait_for(run, "interrupted", "failed")
+    assert "killed by SIGKILL" in ended.error.problem
     assert "resume" in ended.error.fix
 
     (elsewhere.gate / "closed").unlink()

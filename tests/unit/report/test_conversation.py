@@ -2,17 +2,11 @@
 
 from typing import Any
 
-import msgspec
-
-from stillroom.report.conversation import MAX_TEXT, ChatMessage, Part, conversation, num_given
-
-
-def messages(*given: dict[str, Any]) -> list[ChatMessage]:
-    return msgspec.convert(list(given), list[ChatMessage])
+from stillroom.report.conversation import MAX_TEXT, Part, conversation, num_given
 
 
 def parts(*given: dict[str, Any]) -> list[Part]:
-    return list(conversation(messages(*given)).head)
+    return list(conversation(given).head)
 
 
 def call(arguments: Any) -> dict[str, Any]:
@@ -52,7 +46,7 @@ def test_an_empty_answer_is_said_to_be_empty() -> None:
 
 def test_long_texts_and_long_conversations_are_cut_and_what_is_gone_is_counted() -> None:
     turn = {"role": "assistant", "content": "x" * (MAX_TEXT + 7)}
-    shown = conversation(messages(*[turn] * 40))
+    shown = conversation([turn] * 40)
     assert len(shown.head[0].text) == MAX_TEXT
     assert shown.head[0].num_hidden == 7
     assert len(shown.head) + shown.num_left_out + len(shown.tail) == 40
@@ -60,7 +54,7 @@ def test_long_texts_and_long_conversations_are_cut_and_what_is_gone_is_counted()
 
 
 def test_the_turns_of_the_model_are_told_from_those_it_was_given() -> None:
-    given = messages(
+    given = (
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "an example"},
         {"role": "user", "content": "b"},

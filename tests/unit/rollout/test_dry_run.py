@@ -2,25 +2,27 @@
 
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fakes.chat_endpoint import serve
 from fakes.metered_endpoint import JUDGE_HOST, MeteredEndpoint
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
+from fakes.rollout_runs import GIVEN, run_rollouts
 from fakes.user_files import write_tools
 from fakes.waiting import run_async
 from stillroom.errors import DataError, InputError
+from stillroom.evaluate.request import EvaluateModel
+from stillroom.evaluate.run import evaluate_model
+from stillroom.importing.request import ImportRollouts
+from stillroom.importing.run import import_rollouts
+from stillroom.projects.create import CreateProject, create_project
 from stillroom.rollout.forecast import Forecast, ForecastRange
-from stillroom.rollout.request import GenerateRollouts
-from stillroom.rollout.results import RolloutsResult
-from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 
 TOOLS = '''
@@ -52,27 +54,9 @@ def workspace_in(folder: Path, prompts: list[str], **judge: Any) -> Workspace:
 
 
 def run_of(workspace: Workspace, endpoint: MeteredEndpoint, **changes: Any) -> Any:
-    given = {
-        "input": "prompts.jsonl",
-        "output": "out.jsonl",
-        "model": "m",
-        "provider": "openai",
-        "base_url": "http://teacher.test/v1",
-        "judge": "judge.yml",
-        "concurrency": 2,
-    }
-
-    async def main() -> RolloutsResult | Forecast:
-        with anyio.fail_after(60):
-            async with serve(endpoint.handle):
-                return await generate_rollouts(
-                    workspace,
-                    GenerateRollouts(**{**given, **changes}),
-                    folder=workspace.runs / "run",
-                    reporter=KeptReporter(),
-                )
-
-    return run_async(main)
+    return run_rollouts(
+        workspace, endpoint.handle, **{"judge": "judge.yml", "concurrency": 2, **changes}
+    )
 
 
 def holds(bounds: ForecastRange | None, actual: float | None) -> bool:
@@ -135,7 +119,7 @@ JUDGES = st.fixed_dictionaries(
 
 
 @pytest.mark.thorough
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=20)
 @given(PROMPTS, ENDPOINTS, JUDGES, SETTINGS, st.none() | st.text(min_size=1, max_size=80))
 # An answer of one letter, shorter than what a judge is told of an empty one.
 @example(
@@ -163,7 +147,7 @@ def test_without_tools_a_run_takes_what_the_dry_run_told(
     assert reported.judge.calls.low == reported.todo
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=6)
 @given(PROMPTS, ENDPOINTS, JUDGES, SETTINGS, st.data())
 def test_with_tools_a_run_takes_what_the_dry_run_told(
     prompts: list[str],
@@ -291,6 +275,46 @@ def test_a_dry_run_finds_what_would_stop_the_run(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="names the tool 'prize'"):
         run_of(workspace, endpoint, dry_run=True, tools="tools.py")
+
+
+def test_prompts_of_a_log_are_expected_to_take_what_the_log_says(tmp_path: Path) -> None:
+    workspace = workspace_in(tmp_path, [])
+    create_project(workspace, CreateProject(path="app", template="traces"))
+    request = ImportRollouts(input="app/traces", output="rollouts/app.jsonl", prompts=True)
+    import_rollouts(workspace, request)
+    logged = [row["usage"] for row in read_rows(tmp_path / "rollouts/app.jsonl")]
+    endpoint = MeteredEndpoint(1, wordy=0.5, framing=0, eager=0)
+
+    reported = run_of(
+        workspace, endpoint, dry_run=True, judge="none", input="rollouts/app.prompts.jsonl"
+    )
+
+    request = EvaluateModel(
+        data="rollouts/app.prompts.jsonl", model="m", base_url=GIVEN["base_url"], dry_run=True
+    )
+    evaluated = run_async(
+        partial(evaluate_model, workspace, request, folder=tmp_path, reporter=KeptReporter())
+    )
+
+    each = {name: sum(usage[name] for usage in logged) / len(logged) for name in logged[0]}
+    usd = (2 * each["prompt_tokens"] + 10 * each["completion_tokens"]) / 1e6
+    for expected in (reported, evaluated):
+        assert expected.cost_usd.expected == pytest.approx(expected.todo * usd, rel=0.5)
+        assert expected.based_on == f"{len(logged)} rows of rollouts/app.jsonl"
+
+
+def test_a_dry_run_asks_for_no_consent_to_send_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = workspace_in(tmp_path, ["a"])
+    monkeypatch.setenv("ATLAS_KEY", "k")
+    endpoint = MeteredEndpoint(1, wordy=0.5, framing=0, eager=0)
+
+    reported = run_of(workspace, endpoint, dry_run=True, api_key_env="ATLAS_KEY")
+
+    assert isinstance(reported, Forecast)
+    with pytest.raises(InputError, match=r"ATLAS_KEY may not be sent to teacher\.test"):
+        run_of(workspace, endpoint, api_key_env="ATLAS_KEY")
 
 
 def test_a_dry_run_needs_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

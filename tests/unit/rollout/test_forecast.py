@@ -70,7 +70,7 @@ def test_without_tools_a_rollout_is_one_call() -> None:
     assert (seen.requested, seen.already_done, seen.todo) == (6, 0, 6)
     assert seen.calls == ForecastRange(6, 6, 6)
     assert seen.completion_tokens == ForecastRange(0, 300, 600)
-    assert seen.based_on == "the lengths of the prompts"
+    assert "half of max_tokens" in seen.based_on
 
 
 def test_with_tools_a_rollout_may_take_every_turn_it_has() -> None:
@@ -80,18 +80,6 @@ def test_with_tools_a_rollout_may_take_every_turn_it_has() -> None:
     assert seen.calls == ForecastRange(2, 8, 20)
     assert seen.completion_tokens.high == 2000
     assert short.calls == ForecastRange(2, 4, 4)
-
-
-def test_a_longer_prompt_and_more_turns_are_more_tokens_to_send() -> None:
-    short, long = (reported([text], has_tools=True) for text in ("a", "a" * 4000))
-    once = reported(["a" * 4000])
-
-    assert long.prompt_tokens.low - short.prompt_tokens.low == 3999 / 8
-    assert long.prompt_tokens.expected > short.prompt_tokens.expected
-    # English has about four bytes a token.
-    assert once.prompt_tokens.expected == pytest.approx(1000, rel=0.05)
-    assert once.prompt_tokens.high >= 4000
-    assert long.prompt_tokens.expected > 4 * once.prompt_tokens.expected
 
 
 def test_the_cost_is_that_of_the_tokens() -> None:
@@ -138,7 +126,7 @@ def rows_within(draw: st.DrawFn, *, max_turns: int, max_tokens: int) -> Row:
     return turns, draw(st.integers(0, 10_000)), draw(st.integers(0, turns * max_tokens))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data(), st.lists(st.text(min_size=1, max_size=60), min_size=1, max_size=8))
 def test_what_is_expected_lies_between_the_least_and_the_most(
     data: st.DataObject, prompts: list[str]
@@ -171,13 +159,6 @@ def test_rows_of_an_endpoint_that_ignores_max_tokens_keep_the_order() -> None:
     assert is_ordered(seen.completion_tokens)
 
 
-def test_with_a_nudge_every_turn_is_expected() -> None:
-    seen = reported(PROMPTS, nudge="Sure?", max_turns=6)
-
-    assert seen.calls == ForecastRange(2, 12, 12)
-    assert not any("tools' replies" in text for text in seen.assumes)
-
-
 def test_the_most_grows_with_what_the_tools_may_reply_and_says_how_much_that_is() -> None:
     two = {"has_tools": True, "max_turns": 2, "max_tokens": 100}
     none, short = (
@@ -189,17 +170,6 @@ def test_the_most_grows_with_what_the_tools_may_reply_and_says_how_much_that_is(
     assert 0 < assumed < ASSUMED_REPLY_TOKENS
     assert f"at most {ASSUMED_REPLY_TOKENS} tokens" in none.assumes[-1]
     assert f"at most {ASSUMED_REPLY_TOKENS - assumed:.0f} tokens" in short.assumes[-1]
-
-
-def test_turns_on_record_are_not_sampled_again() -> None:
-    loads = [RolloutLoad(100, 130, max_turns=3, num_known=known) for known in (0, 1, 3)]
-    rules = CallRules(3, 50, has_tools=True, max_tool_response=100, nudge=None)
-
-    seen = forecast(loads, [], rules, Prices(PRICE), RequestedRollouts(5, "out.jsonl"))
-
-    assert seen.calls == ForecastRange(1, 5, 5)
-    assert seen.prompt_tokens.low == 100 / 8
-    assert (seen.requested, seen.already_done, seen.todo) == (5, 2, 3)
 
 
 def test_a_judge_may_be_asked_three_times_and_counts_in_the_cost() -> None:

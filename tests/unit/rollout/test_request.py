@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -67,7 +67,6 @@ def test_entries_that_choose_nothing_that_is_there_are_refused(entries: str) -> 
         chosen(entries)
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="0123456789,- ", max_size=8))
 def test_entries_are_either_indices_of_the_file_or_refused(entries: str) -> None:
     try:

@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 
-from fakes.chat_endpoint import ScriptedTeacher, Served, serve
+from fakes.chat_endpoint import ScriptedTeacher, Served
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
-from fakes.waiting import run_async
+from fakes.rollout_runs import run_rollouts
 from stillroom.errors import InputError
 from stillroom.rollout.journal.journal import RolloutStore
 from stillroom.rollout.journal.records import FinishedRow
-from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.results import AnswererWatch, with_answerers
-from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import PROVIDERS
 from stillroom.types import Answerer
@@ -32,27 +30,10 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def run_of(workspace: Workspace, teacher: ScriptedTeacher, **changes: Any) -> Any:
-    given = {
-        "input": "prompts.jsonl",
-        "output": "out.jsonl",
-        "model": "m",
-        "provider": "openai",
-        "base_url": "http://teacher.test/v1",
-        "concurrency": 1,
-        "max_concurrency": 1,
-    }
     reporter = KeptReporter()
-
-    async def main() -> Any:
-        async with serve(teacher.handle):
-            return await generate_rollouts(
-                workspace,
-                GenerateRollouts(**{**given, **changes}),
-                folder=workspace.runs / "run",
-                reporter=reporter,
-            )
-
-    return run_async(main), reporter.notes
+    return run_rollouts(
+        workspace, teacher.handle, reporter, **{"max_concurrency": 1, **changes}
+    ), reporter.notes
 
 
 def by_prompt(served: Served) -> Mapping[str, Any]:

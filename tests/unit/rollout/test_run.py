@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 import shutil
 from collections import Counter
 from functools import partial
@@ -14,19 +13,16 @@ import anyio.lowlevel
 import httpx
 import pytest
 
-from fakes.chat_endpoint import NoAnswerError, ScriptedTeacher, Served, completion, refused, serve
-from fakes.mcp_servers import odd_server
+from fakes.chat_endpoint import NoAnswerError, ScriptedTeacher, Served, completion, refused
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
+from fakes.rollout_runs import PowerCutError, run_rollouts
 from fakes.user_files import write_tools
 from fakes.waiting import run_async
 from stillroom.errors import DataError, InputError, RunCancelledError, TeacherError
-from stillroom.rollout.forecast import Forecast
-from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.rescore.request import ScoreRollouts
 from stillroom.rollout.rescore.score import score_rollouts
 from stillroom.rollout.results import RolloutsResult
-from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 from stillroom.teachers.endpoint.aiohttp_channel import AiohttpChannel
 from stillroom.teachers.endpoint.http_channel import HttpReply
@@ -39,10 +35,6 @@ PROMPTS = [
 ]
 OUTPUT = Path("rollouts") / "out.jsonl"
 JOURNAL = Path("rollouts") / ".out.jsonl" / "journal.jsonl"
-
-
-class PowerCutError(OSError):
-    """Ends a run where it stands, as no failure of an endpoint does."""
 
 
 @pytest.fixture
@@ -87,34 +79,8 @@ class PowerCut:
         raise PowerCutError
 
 
-def run_of(
-    workspace: Workspace,
-    teacher: ScriptedTeacher,
-    *,
-    reporter: KeptReporter | None = None,
-    **changes: Any,
-) -> RolloutsResult:
-    given = {
-        "input": "prompts.jsonl",
-        "output": str(OUTPUT),
-        "model": "m",
-        "provider": "openai",
-        "base_url": "http://teacher.test/v1",
-        "concurrency": 1,
-        "seed": 7,
-    }
-    request = GenerateRollouts(**{**given, **changes})
-
-    async def main() -> RolloutsResult:
-        async with serve(teacher.handle):
-            return await generate_rollouts(
-                workspace,
-                request,
-                folder=workspace.runs / "run",
-                reporter=reporter or KeptReporter(),
-            )
-
-    return run_async(main)
+def run_of(workspace: Workspace, teacher: ScriptedTeacher, **changes: Any) -> RolloutsResult:
+    return run_rollouts(workspace, teacher.handle, **{"output": str(OUTPUT), "seed": 7, **changes})
 
 
 def rows_of(workspace: Workspace) -> list[dict[str, Any]]:
@@ -240,32 +206,6 @@ def test_after_an_abort_at_any_call_no_finished_call_is_made_again(
     assert reported == conversations(read_rows(tmp_path / "whole" / OUTPUT))
 
 
-@pytest.mark.parametrize("num_served", range(1, 3 * NUM_PROMPTS, 2))
-def test_a_nudged_run_that_was_cut_goes_on_as_the_unbroken_one(
-    workspace: Workspace, tmp_path: Path, num_served: int, received: list[HttpReply]
-) -> None:
-    nudged: Any = {"termination_policy": "max_turns", "max_turns": 3, "nudge": "Sure?"}
-    whole = ScriptedTeacher()
-    run_of(Workspace(shutil.copytree(workspace.root, tmp_path / "whole")), whole, **nudged)
-
-    first, second = PowerCut(received, num_served).teacher, ScriptedTeacher()
-    with pytest.RaisesGroup(PowerCutError, flatten_subgroups=True):
-        run_of(workspace, first, **nudged)
-    with pytest.raises(InputError, match="begun with other settings: nudge was 'Sure\\?'"):
-        run_of(workspace, second, max_turns=3)
-    run_of(workspace, second, **nudged)
-
-    assert sorted([*first.served, *second.served]) == sorted(whole.served)
-    reported = conversations(rows_of(workspace))
-    assert reported == conversations(read_rows(tmp_path / "whole" / OUTPUT))
-    for messages, _reward, _usage in reported.values():
-        # A call and its reply, an answer, the nudge, the last answer.
-        assert [message["role"] for message in messages] == [
-            *("user", "assistant", "tool", "assistant", "user", "assistant")
-        ]
-        assert messages[4]["content"] == "Sure?"
-
-
 @pytest.fixture
 def unfinished(workspace: Workspace, tmp_path: Path) -> Path:
     """A workspace whose run did all but the last rollout's last call, so its journal is there."""
@@ -336,14 +276,14 @@ def test_a_run_goes_on_from_a_journal_and_an_output_torn_anywhere(
     journal = (unfinished / JOURNAL).read_bytes()
     output = (unfinished / OUTPUT).read_bytes()
 
-    for length in range(0, len(journal), 23):
+    for length in range(0, len(journal), 67):
         whole = journal[:length].splitlines(keepends=True)
         num_turns = sum(
             line.endswith(b"\n") and json.loads(line)["type"] == "turn" for line in whole
         )
         teacher = resumed(unfinished, workspace, journal[:length], b"")
         assert len(teacher.served) == 2 * NUM_PROMPTS - num_turns
-    for length in range(0, len(output), 41):
+    for length in range(0, len(output), 131):
         # What the journal has is replayed, so a torn row costs no call.
         assert len(resumed(unfinished, workspace, journal, output[:length]).served) == 1
 
@@ -384,21 +324,6 @@ def test_a_failed_rollout_is_done_by_the_next_run(workspace: Workspace) -> None:
     assert {prompt for prompt, _, _ in teacher.served} == {"prompt 1"}
     assert (result.succeeded, result.already_done, result.failed) == (3, 2, 0)
     assert len(conversations(rows_of(workspace))) == 3
-
-
-def test_a_rollout_that_failed_late_goes_on_where_it_stood(workspace: Workspace) -> None:
-    async def refuse_late(served: Served) -> httpx.Response | None:
-        return refused(400) if served.turn == 2 else None
-
-    first = ScriptedTeacher(tool_turns=3, before=refuse_late)
-    result = run_of(workspace, first)
-    assert (result.failed, result.succeeded) == (3, 0)
-    assert (result.calls, result.mean_reward) == (6, None)
-
-    second = ScriptedTeacher(tool_turns=3)
-    run_of(workspace, second)
-
-    assert sorted(turn for _, _, turn in second.served) == [2, 2, 2, 3, 3, 3]
 
 
 def test_a_third_of_all_calls_failing_loses_nothing(workspace: Workspace) -> None:
@@ -456,6 +381,7 @@ def test_a_refused_key_or_model_ends_the_run_and_the_mended_one_starts_over(
         ({"system": "Be brief."}, "system was None, now 'Be brief.'"),
         ({"max_turns": 3}, "max_turns was 10, now 3"),
         ({"seed": 8}, "seed was 7, now 8"),
+        ({"termination_policy": "max_turns"}, "nudge was None"),
     ],
 )
 def test_changed_settings_are_refused_before_any_call(
@@ -539,21 +465,6 @@ def test_rewards_that_came_later_and_another_judge_are_told_apart_in_what_to_do(
     assert "score_rollouts" not in caught.value.fix
 
 
-def test_a_fault_met_by_one_conversation_does_not_end_the_others(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def stumble(channel: AiohttpChannel, body: bytes, **options: Any) -> HttpReply:
-        if b"prompt 1" in body:
-            raise KeyError("odd")
-        return await post(channel, body, **options)
-
-    post = AiohttpChannel.post
-    monkeypatch.setattr(AiohttpChannel, "post", stumble)
-    result = run_of(workspace, ScriptedTeacher())
-
-    assert (result.succeeded, result.failed_by_class, adds_up(result)) == (2, {"internal": 1}, True)
-
-
 @pytest.mark.parametrize("num_served", [0, 1, 4])
 def test_a_cancelled_run_keeps_what_it_has_and_can_go_on(
     workspace: Workspace, num_served: int
@@ -570,7 +481,7 @@ def test_a_cancelled_run_keeps_what_it_has_and_can_go_on(
     first = ScriptedTeacher(before=stop)
     reporter = KeptReporter(stop_when=has_come_to_a_stop)
     with pytest.raises(RunCancelledError) as stopped:
-        run_of(workspace, first, reporter=reporter)
+        run_of(workspace, first, reporter=reporter, max_concurrency=1)
     partial = stopped.value.result
     assert isinstance(partial, RolloutsResult)
     assert (partial.succeeded, adds_up(partial)) == (num_served // 2, True)
@@ -620,6 +531,38 @@ def test_tools_and_rewards_of_the_users_take_part(workspace: Workspace) -> None:
     assert good["tools"][0]["function"]["name"] == "price"
     assert (bad["reward"], bad["success"], bad["tool_errors"]) == (0.0, False, 1)
     assert bad["messages"][2]["content"] == "error: no such item"
+
+
+def test_calls_that_the_endpoint_leaves_in_the_text_are_calls_and_never_answers(
+    workspace: Workspace,
+) -> None:
+    texts = {
+        "prompt 0": '<tool_call>{"name": "price", "arguments": {"item": "lamp"}}</tool_call>',
+        "prompt 1": '<tool_call>{"name": "price", "arguments": {"item": "12</tool_call>',
+        "prompt 2": "<function=price>12</function>",
+    }
+
+    async def as_text(served: Served) -> httpx.Response | None:
+        is_first = served.turn == 0 or served.prompt == "prompt 2"
+        return completion(texts[served.prompt]) if is_first else None
+
+    write_tools(
+        workspace.root, '@tool\ndef price(item: str) -> str:\n    """Price."""\n    return "12"\n'
+    )
+    reporter = KeptReporter()
+    result = run_of(
+        workspace, ScriptedTeacher(before=as_text), reporter=reporter, tools="tools.py", max_turns=3
+    )
+
+    by_prompt = {row["messages"][0]["content"]: row for row in rows_of(workspace)}
+    good, mended, bad = (by_prompt[prompt] for prompt in texts)
+    assert (good["messages"][2]["content"], good["reward"]) == ("12", 1.0)
+    assert "not valid JSON" in mended["messages"][2]["content"]
+    assert (mended["stop_reason"], mended["tool_errors"], mended["reward"]) == ("answered", 1, 1.0)
+    assert (bad["stop_reason"], bad["success"]) == ("max_turns", False)
+    assert (result.succeeded, result.num_success) == (3, 2)
+    [note] = [note for note in reporter.notes if "left tool calls in the text" in note]
+    assert "--tool-call-parser" in note
 
 
 @pytest.mark.parametrize(
@@ -815,44 +758,6 @@ def test_a_price_that_is_higher_than_the_table_says_is_known_by_the_first_answer
     assert (result.stopped_by, result.cost_usd) == ("budget_usd", 6.0)
 
 
-def test_a_dry_run_calls_nothing_and_writes_no_row(workspace: Workspace) -> None:
-    write_price(workspace)
-    teacher = ScriptedTeacher()
-
-    reported = run_of(workspace, teacher, dry_run=True, samples_per_prompt=2)
-
-    assert isinstance(reported, Forecast)
-    assert (reported.dry_run, reported.requested, reported.already_done, reported.todo) == (
-        True,
-        6,
-        0,
-        6,
-    )
-    assert reported.cost_usd is not None
-    assert teacher.requested == 0
-    assert not (workspace.root / OUTPUT).exists() or rows_of(workspace) == []
-
-    run_of(workspace, ScriptedTeacher(), n=1, samples_per_prompt=2)
-    before = (workspace.root / OUTPUT).read_bytes()
-    reported = run_of(workspace, teacher, dry_run=True, samples_per_prompt=2)
-
-    assert isinstance(reported, Forecast)
-    assert (reported.already_done, reported.todo) == (2, 4)
-    assert teacher.requested == 0
-    assert (workspace.root / OUTPUT).read_bytes() == before
-
-
-def test_a_dry_run_keeps_what_an_unfinished_run_has_on_record(unfinished: Path) -> None:
-    journal = (unfinished / JOURNAL).read_bytes()
-
-    run_of(Workspace(unfinished), ScriptedTeacher(), dry_run=True)
-    assert (unfinished / JOURNAL).read_bytes() == journal
-
-    teacher = ScriptedTeacher()
-    run_of(Workspace(unfinished), teacher)
-    assert len(teacher.served) == 1
-
-
 def test_a_run_whose_rollouts_all_fail_is_given_up(workspace: Workspace) -> None:
     write_prompts(workspace, 25)
 
@@ -867,17 +772,6 @@ def test_a_run_whose_rollouts_all_fail_is_given_up(workspace: Workspace) -> None
     assert len(read_rows(workspace.runs / "run" / "failures.jsonl")) == 20
 
     assert run_of(workspace, ScriptedTeacher()).succeeded == 25
-
-
-def test_one_success_keeps_a_run_with_many_failures_going(workspace: Workspace) -> None:
-    write_prompts(workspace, 30)
-
-    async def refuse(served: Served) -> httpx.Response | None:
-        return None if served.prompt == "prompt 15" else refused(400)
-
-    result = run_of(workspace, ScriptedTeacher(before=refuse), max_concurrency=1)
-
-    assert (result.succeeded, result.failed, adds_up(result)) == (1, 29, True)
 
 
 def test_a_tools_reply_that_is_too_long_is_cut_and_says_so(workspace: Workspace) -> None:
@@ -938,17 +832,6 @@ def test_a_resumed_run_is_not_given_up_for_prompts_that_always_fail(workspace: W
 
     assert run_of(workspace, only("prompt 0"), max_concurrency=1).succeeded == 1
     assert run_of(workspace, only("prompt 44"), max_concurrency=1).succeeded == 2
-
-
-def test_a_dry_run_knows_of_tools_from_servers_and_writes_nothing(workspace: Workspace) -> None:
-    before = sorted(workspace.root.rglob("*"))
-    server = shlex.join(odd_server())
-    reported = run_of(workspace, ScriptedTeacher(), dry_run=True, mcp_servers=(server,))
-    assert reported.calls.high > NUM_PROMPTS
-    assert [path for path in sorted(workspace.root.rglob("*")) if path not in before] in (
-        [],
-        [workspace.root / "run"],
-    )
 
 
 @pytest.mark.parametrize("limit", [{"max_total_tokens": 100}, {"max_minutes": 1e-6}])

@@ -10,14 +10,12 @@ import anyio
 import httpx
 import pytest
 
-from fakes.chat_endpoint import ScriptedTeacher, completion, refused, serve
+from fakes.chat_endpoint import ScriptedTeacher, completion, refused
 from fakes.judges import judgement
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
-from fakes.waiting import run_async
-from stillroom.rollout.request import GenerateRollouts
+from fakes.rollout_runs import PowerCutError, run_rollouts
 from stillroom.rollout.results import RolloutsResult
-from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 from stillroom.types import Usage
 
@@ -27,10 +25,6 @@ OUTPUT = Path("rollouts") / "out.jsonl"
 JOURNAL = Path("rollouts") / ".out.jsonl" / "journal.jsonl"
 # A teacher's call takes 10 + 5 tokens, a judge's 100 + 7.
 TEACHER_USD, JUDGE_USD = 0.00007, 0.000807
-
-
-class PowerCutError(OSError):
-    """Ends a run where it stands."""
 
 
 class Served:
@@ -84,35 +78,9 @@ def workspace(tmp_path: Path) -> Workspace:
     return Workspace(root)
 
 
-def run_of(
-    workspace: Workspace,
-    endpoint: Served,
-    reporter: KeptReporter | None = None,
-    **changes: Any,
-) -> RolloutsResult:
-    given = {
-        "input": "prompts.jsonl",
-        "output": str(OUTPUT),
-        "model": "m",
-        "provider": "openai",
-        "base_url": "http://teacher.test/v1",
-        "judge": "judge.yml",
-        "concurrency": 1,
-        "max_concurrency": 1,
-        "seed": 7,
-    }
-
-    async def main() -> Any:
-        with anyio.fail_after(20):
-            async with serve(endpoint.handle):
-                return await generate_rollouts(
-                    workspace,
-                    GenerateRollouts(**{**given, **changes}),
-                    folder=workspace.runs / "run",
-                    reporter=reporter or KeptReporter(),
-                )
-
-    return run_async(main)
+def run_of(workspace: Workspace, endpoint: Served, *options: Any, **changes: Any) -> RolloutsResult:
+    given = {"output": str(OUTPUT), "judge": "judge.yml", "max_concurrency": 1, "seed": 7}
+    return run_rollouts(workspace, endpoint.handle, *options, **{**given, **changes})
 
 
 def rows_of(workspace: Workspace) -> list[dict[str, Any]]:

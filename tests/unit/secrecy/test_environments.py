@@ -49,6 +49,8 @@ def test_a_run_gets_no_secret_but_the_hubs_token(secrets: list[str]):
     environment = run_environment()
     assert [name for name in secrets if name in environment] == []
     assert [name for name in [*KEPT, "HF_TOKEN"] if name not in environment] == []
+    # On a busy machine torch's threads would else spend their time waiting for one another.
+    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
 
 
 @pytest.mark.parametrize("make", [tool_environment, bare_environment, container_environment])
@@ -69,12 +71,17 @@ def test_the_user_can_give_tools_a_variable(
 
 
 def test_what_starts_servers_of_tools_is_set_up_as_the_user_has_it(monkeypatch):
+    """Only the engine's own processes get a proxy's login."""
     monkeypatch.setenv("UV_CACHE_DIR", "/cache")
     monkeypatch.setenv("UV_INDEX_URL", "https://me:hunter2@index.test/simple")
     monkeypatch.setenv("NPM_CONFIG__AUTHTOKEN", "hunter2")
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:hunter2@proxy.test:3128")
+    monkeypatch.setenv("http_proxy", "http://proxy.test:3128")
     environment = tool_environment()
     assert environment["UV_CACHE_DIR"] == "/cache"
+    assert environment["http_proxy"] == "http://proxy.test:3128"
     assert "hunter2" not in str(environment)
+    assert "HTTPS_PROXY" in run_environment()
 
 
 def test_what_processes_of_one_run_share_goes_to_no_tool(monkeypatch: pytest.MonkeyPatch):
@@ -83,14 +90,6 @@ def test_what_processes_of_one_run_share_goes_to_no_tool(monkeypatch: pytest.Mon
     assert shared_secrets() == {"{secret:0123456789ab}": "hunter2"}
     for environment in (run_environment(), tool_environment(), bare_environment()):
         assert SHARED_SECRETS not in environment
-
-
-def test_a_proxy_with_a_login_is_for_our_own_processes_only(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HTTPS_PROXY", "http://me:hunter2@proxy.test:3128")
-    monkeypatch.setenv("http_proxy", "http://proxy.test:3128")
-    assert "HTTPS_PROXY" in run_environment()
-    assert "HTTPS_PROXY" not in tool_environment()
-    assert tool_environment()["http_proxy"] == "http://proxy.test:3128"
 
 
 def test_a_process_that_rents_machines_has_the_keys_of_clouds_and_no_others(monkeypatch):

@@ -90,6 +90,30 @@ def test_an_allowed_port_is_that_port_alone(
             endpoint(workspace, "MY_KEY", base_url)
 
 
+def test_a_key_in_env_goes_to_the_host_that_is_named_below_it(workspace: Workspace):
+    lines = "ATLAS_KEY=sk-canary-5f2d81c0\nATLAS_KEY_HOST=127.0.0.1:8000, gw.test\n"
+    (workspace.root / ".env").write_text(lines)
+    for base_url in ("http://127.0.0.1:8000/v1", "https://gw.test/v1", "https://gw.test:444/v1"):
+        assert endpoint(workspace, "ATLAS_KEY", base_url).api_key_env == "ATLAS_KEY"
+    for base_url in ("http://127.0.0.1:8001/v1", "https://evil.test/v1"):
+        with pytest.raises(InputError, match="may not be sent") as caught:
+            endpoint(workspace, "ATLAS_KEY", base_url)
+        assert "ATLAS_KEY_HOST=" in caught.value.fix
+    # The host is no secret, so it is not taken out of texts.
+    assert "127.0.0.1:8000" in workspace.redactor().text("at 127.0.0.1:8000, gw.test")
+
+
+def test_env_allows_no_key_that_it_does_not_hold(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+):
+    """An agent that writes .env could read no key of the environment by it."""
+    monkeypatch.setenv("MY_KEY", "sk-canary-5f2d81c0")
+    for line in ("", "MY_KEY=another\n", "MY_KEY=\n"):
+        (workspace.root / ".env").write_text(f"{line}MY_KEY_HOST=gw.test\n")
+        with pytest.raises(InputError, match="may not be sent"):
+            endpoint(workspace, "MY_KEY", "https://gw.test/v1")
+
+
 def test_a_list_of_allowed_keys_in_the_workspace_is_refused(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ):

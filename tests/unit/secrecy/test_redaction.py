@@ -15,7 +15,7 @@ keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, m
 around = st.text(max_size=30)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(key=keys, before=around, after=around)
 def test_a_key_is_taken_out_in_each_encoding(key: str, before: str, after: str):
     redactor = Redactor([key])
@@ -30,6 +30,8 @@ def test_a_key_is_taken_out_in_each_encoding(key: str, before: str, after: str):
         quote(base64.b64encode(inside).decode(), safe=""),
         json.dumps(base64.b64encode(inside).decode()).replace("/", r"\/"),
     ]
+    rest = f"{before}{after}"
+    assert redactor.text(rest) == rest or key in rest
     for text in forms:
         clean = redactor.text(text)
         assert key not in clean
@@ -38,13 +40,6 @@ def test_a_key_is_taken_out_in_each_encoding(key: str, before: str, after: str):
             assert base64.b64encode(whole).decode() not in clean
             assert base64.urlsafe_b64encode(whole).decode() not in clean
         assert quote(key, safe="") not in clean
-
-
-@settings(max_examples=200, deadline=None)
-@given(key=keys, text=st.text(max_size=200))
-def test_a_text_without_the_key_is_left_as_it_is(key: str, text: str):
-    clean = Redactor([key]).text(text)
-    assert clean == text or key in text
 
 
 def test_a_json_text_with_escapes_stays_json():
@@ -79,7 +74,7 @@ def test_a_key_that_is_printed_in_pieces_is_taken_out(size: int):
     assert clean.endswith(", the end")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(key=keys, before=around, after=around, form=st.integers(0, 3))
 def test_a_key_within_a_longer_one_is_found_alone_and_in_it(key, before, after, form):
     longer = f"Bearer {key} and more"

@@ -226,7 +226,7 @@ def test_a_token_that_could_be_guessed_is_refused(tmp_path: Path, text: str) -> 
     file = tmp_path / "mine"
     file.write_text(text, encoding="utf-8")
     file.chmod(0o600)
-    with pytest.raises(InputError, match="is no token: it takes 16 characters"):
+    with pytest.raises(InputError, match="is not valid: it must have at least 16 ASCII"):
         server_token(str(file))
 
 

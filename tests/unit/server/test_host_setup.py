@@ -1,7 +1,9 @@
 """`stillroom setup` enters the server in each host's file, destroys nothing, and takes it back."""
 
 import json
+import os
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +225,70 @@ def test_undo_refuses_where_its_own_entry_was_edited_and_where_it_did_nothing(
     assert path.read_text() == edited
 
 
+@EACH_HOST
+def test_undo_leaves_a_server_that_was_added_to_the_file_that_setup_made(
+    host: Host, project: Path
+) -> None:
+    setup(host.name, "--yes", project=project)
+    path = project / host.project_file
+    other = Host.with_entry(replace(host, entry=lambda _: {"command": "other"}), "", ())
+    other = other.replace("stillroom", "other")
+    if host.syntax == "toml":
+        path.write_text(path.read_text() + "\n" + other)
+    else:
+        text = path.read_text()
+        entry = '"other": {"command": "other"}'
+        place = text.rindex("}", 0, text.rindex("}", 0, text.rindex("}")))
+        path.write_text(text[: place + 1] + f",\n    {entry}" + text[place + 1 :])
+
+    assert setup(host.name, "--undo", "--yes", project=project) == 0
+    assert values_of(host, path.read_text()) == {host.section[0]: {"other": {"command": "other"}}}
+
+
+def test_a_pipe_in_place_of_the_file_is_refused_at_once(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(project / ".mcp.json")
+    assert setup("claude-code", "--yes", project=project) == 1
+    assert "is no regular file" in capsys.readouterr().err
+
+
+def skills_in(project: Path, host: Host) -> set[str]:
+    folder = project / (host.skills_folder or "nowhere")
+    return {path.parent.name for path in folder.glob("*/SKILL.md")}
+
+
+@EACH_HOST
+def test_the_skills_come_with_the_server_where_the_host_has_skills(
+    host: Host, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    all_skills = {path.parent.name for path in ROOT.glob("skills/*/SKILL.md")}
+    setup(host.name, "--yes", project=project)
+    assert skills_in(project, host) == (all_skills if host.skills_folder else set())
+    assert ("off-policy-distillation" in capsys.readouterr().out) == bool(host.skills_folder)
+
+
+def test_skills_that_hosts_share_go_with_the_last_of_them_and_changed_ones_stay(
+    project: Path,
+) -> None:
+    codex = next(host for host in HOSTS if host.name == "codex")
+    for name in ("codex", "cursor"):
+        setup(name, "--yes", project=project)
+    setup("cursor", "--undo", "--yes", project=project)
+    assert "import-traces" in skills_in(project, codex)
+    changed = project / ".agents/skills/import-traces/SKILL.md"
+    changed.write_text("mine")
+    setup("codex", "--yes", project=project)
+    assert changed.read_text() == "mine"
+    setup("codex", "--undo", "--yes", project=project)
+    assert skills_in(project, codex) == {"import-traces"}
+
+
+def test_the_server_alone_is_set_up_on_request(project: Path) -> None:
+    setup("cursor", "--no-skills", "--yes", project=project)
+    assert not (project / ".agents").exists()
+
+
 def test_a_linked_file_is_changed_where_it_is(project: Path, tmp_path: Path) -> None:
     real = tmp_path / "dotfiles.json"
     real.write_text("{}\n")
@@ -305,8 +371,8 @@ def test_whatever_the_file_holds_only_the_entry_is_added(
         ('{"s": []}', "no object"),
         ('{"s": {}, "s": {}}', "twice"),
         ('{"s": {} "t": 1}', "expected ,"),
-        ('{"s": nul}', "no JSON value"),
-        ('{"s": "a\nb"}', "no JSON"),
+        ('{"s": nul}', "not a JSON value"),
+        ('{"s": "a\nb"}', "not JSON"),
         ("{", "ends too early"),
         ("{} {}", "follows"),
         ("[" * 100_000, "nested"),

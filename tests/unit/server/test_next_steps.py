@@ -6,7 +6,7 @@ import pytest
 
 from stillroom import api
 from stillroom.settings import Workspace
-from stillroom_mcp.next_steps import after_import_rollouts
+from stillroom_mcp.next_steps import after_import_rollouts, in_a_shell
 
 ASKED = [{"role": "user", "content": "Two plus two?"}]
 RIGHT = [{"role": "assistant", "content": "4"}]
@@ -36,3 +36,25 @@ def test_an_import_of_judged_answers_says_how_to_keep_the_wrong_ones_out(
     request = api.ImportRollouts(input="rows.jsonl", output="out.jsonl")
     result = api.import_rollouts(Workspace(tmp_path), request)
     assert step in after_import_rollouts(request, result)
+
+
+@pytest.mark.parametrize(
+    ("step", "command"),
+    [
+        ("get_run(run_id=sft-a, wait_s=110)", "stillroom get-run sft-a --wait-s 110"),
+        (
+            "import_rollouts(input=traces, output=app.jsonl, split_heldout=0.25, prompts=true)",
+            "stillroom import-rollouts traces --output app.jsonl --split-heldout 0.25 --prompts",
+        ),
+        (
+            "compare_evaluations(baseline=<run id>, candidates=[a, b])",
+            "stillroom compare-evaluations <run id> --candidates a b",
+        ),
+        ("list_machines(check=true) asks them", "stillroom list-machines --check asks them"),
+        ("filter_dataset, then convert_rollouts", None),
+        ("give it a price_per_hour (budget_usd=5)", "give it a price_per_hour (budget_usd=5)"),
+    ],
+)
+def test_in_a_shell_a_step_is_a_command(step: str, command: str | None):
+    expected = command or "stillroom filter-dataset, then stillroom convert-rollouts"
+    assert in_a_shell(step) == expected

@@ -7,7 +7,14 @@ import pytest
 from stillroom.types import RunKind
 from stillroom_mcp.outcomes import first_remark
 
-ROLLOUTS = {"output": "r.jsonl", "succeeded": 100, "rewarded": 100, "num_success": 80}
+USAGE = {"prompt_tokens": 9, "completion_tokens": 5}
+ROLLOUTS = {
+    "output": "r.jsonl",
+    "succeeded": 100,
+    "rewarded": 100,
+    "num_success": 80,
+    "usage": USAGE,
+}
 ACCURACY = {"value": 0.7, "low": 0.6, "high": 0.8, "n": 100}
 
 
@@ -22,6 +29,11 @@ ACCURACY = {"value": 0.7, "low": 0.6, "high": 0.8, "n": 100}
         (RunKind.ROLLOUTS, {**ROLLOUTS, "truncated": 2}, ""),
         (RunKind.SCORE, {"num_success": 0}, "no row succeeds by the new rewards"),
         (RunKind.SCORE, {"num_success": 3}, ""),
+        (
+            RunKind.EVALUATE,
+            {"accuracy": ACCURACY, "teacher": "t", "teacher_kl": None},
+            "the KL to the teacher was not measured",
+        ),
         (RunKind.EVALUATE, {"accuracy": ACCURACY}, ""),
         (
             RunKind.EVALUATE,
@@ -29,7 +41,16 @@ ACCURACY = {"value": 0.7, "low": 0.6, "high": 0.8, "n": 100}
             "budget_usd was reached, 40 rollouts were not done",
         ),
         (RunKind.EVALUATE, {"accuracy": ACCURACY, "failed": 20}, "20 rollouts failed"),
-        (RunKind.EVALUATE, {"accuracy": ACCURACY, "truncated": 9}, "higher max_tokens"),
+        (
+            RunKind.EVALUATE,
+            {"accuracy": ACCURACY, "truncated": 9, "cut_by": {"max_tokens": 9}},
+            "higher max_tokens",
+        ),
+        (
+            RunKind.EVALUATE,
+            {"accuracy": ACCURACY, "truncated": 9, "cut_by": {"context_window": 9}},
+            "filled the context",
+        ),
         (RunKind.EVALUATE, {"accuracy": {**ACCURACY, "value": 0.0}}, "no task was solved"),
         (
             RunKind.EVALUATE,

@@ -119,6 +119,30 @@ def test_a_call_that_fails_is_made_again(loaded, provider, status):
     assert len(server.requested) == 3
 
 
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_server_that_starts_again_is_waited_for(loaded, status):
+    failures = iter([status] * (3 * MAX_ATTEMPTS))
+
+    def before(_path, _body):
+        failing = next(failures, None)
+        return (failing, {"error": "starting"}) if failing else None
+
+    with FakeModelServer(loaded, before=before) as server:
+        (reported,) = score(server, [trace()])
+
+    assert len(reported.logprobs) == 13
+
+
+def test_a_server_that_stays_away_is_given_up_after_an_hour(loaded):
+    with FakeModelServer(loaded) as server:
+        pass
+    with pytest.raises(CallFailedError, match="cannot connect") as caught:
+        score(server, [trace()])
+    assert caught.value.kind is FailureClass.CONNECTION
+    # Up to 32 s are between two of them.
+    assert 3600 / 32 < int(caught.value.message.split("(")[-1].split()[0]) < 250
+
+
 def moved(path, answer):
     answer["meta_info"]["input_token_logprobs"][3][1] += 1
     return answer

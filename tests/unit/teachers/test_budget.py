@@ -59,86 +59,56 @@ def test_the_worst_case_is_set_aside_before_a_call_is_sent() -> None:
     assert (budget.num_reserved, budget.unconfirmed) == (0, Cost())
 
 
-def test_a_call_waits_until_another_has_given_back_what_it_did_not_need() -> None:
-    order: list[str] = []
+def waiting_for(
+    waiting: list[int], reserved: list[int], settled: list[int], *, tokens: int = 100
+) -> list[list[str | int]]:
+    """After each settled call, what the calls that wait for it have come to by then.
 
-    async def wait_for_it(budget: Budget) -> None:
-        await budget.reserve(WORST)
-        order.append("second is sent")
+    That is what was spent when a call was sent, or the limit that refused it.
+    """
+    outcomes: list[str | int] = []
+    seen: list[list[str | int]] = []
+
+    async def wait_for_it(budget: Budget, worst: int) -> None:
+        try:
+            await budget.reserve(Cost(tokens=worst))
+            outcomes.append(budget.spent.tokens)
+        except BudgetSpentError as spent:
+            outcomes.append(spent.limit)
 
     async def use(budget: Budget) -> None:
-        await budget.reserve(WORST)
+        for worst in reserved:
+            await budget.reserve(Cost(tokens=worst))
         async with anyio.create_task_group() as group:
-            group.start_soon(wait_for_it, budget)
+            for worst in waiting:
+                group.start_soon(wait_for_it, budget, worst)
             await a_while()
-            order.append("first is settled")
-            budget.settle(WORST, Cost(tokens=10))
-
-    with_budget(Budget(tokens=100), use)
-
-    assert order == ["first is settled", "second is sent"]
-
-
-def test_a_call_waits_through_as_many_others_as_it_must() -> None:
-    sent: list[int] = []
-
-    async def wait_for_it(budget: Budget) -> None:
-        await budget.reserve(Cost(tokens=90))
-        sent.append(budget.spent.tokens)
-
-    async def use(budget: Budget) -> None:
-        for _ in range(3):
-            await budget.reserve(Cost(tokens=30))
-        async with anyio.create_task_group() as group:
-            group.start_soon(wait_for_it, budget)
-            for _ in range(3):
+            assert outcomes == []
+            for worst, actual in zip(reserved, settled, strict=True):
+                budget.settle(Cost(tokens=worst), Cost(tokens=actual))
                 await a_while()
-                assert sent == []
-                budget.settle(Cost(tokens=30), Cost(tokens=1))
+                seen.append([*outcomes])
 
-    with_budget(Budget(tokens=100), use)
-
-    assert sent == [3]
+    with_budget(Budget(tokens=tokens), use)
+    return seen
 
 
-def test_all_who_wait_are_sent_by_one_call_that_gives_back_enough() -> None:
-    sent: list[int] = []
-
-    async def wait_for_it(budget: Budget, number: int) -> None:
-        await budget.reserve(Cost(tokens=30))
-        sent.append(number)
-
-    async def use(budget: Budget) -> None:
-        await budget.reserve(Cost(tokens=90))
-        async with anyio.create_task_group() as group:
-            for number in range(3):
-                group.start_soon(wait_for_it, budget, number)
-                await a_while()
-            budget.settle(Cost(tokens=90), Cost())
-
-    with_budget(Budget(tokens=100), use)
-
-    assert sorted(sent) == [0, 1, 2]
-
-
-def test_a_call_that_waited_in_vain_is_refused() -> None:
-    met: list[str] = []
-
-    async def wait_for_it(budget: Budget) -> None:
-        with pytest.raises(BudgetSpentError) as caught:
-            await budget.reserve(WORST)
-        met.append(caught.value.limit)
-
-    async def use(budget: Budget) -> None:
-        await budget.reserve(WORST)
-        async with anyio.create_task_group() as group:
-            group.start_soon(wait_for_it, budget)
-            await a_while()
-            budget.settle(WORST, WORST)
-
-    with_budget(Budget(tokens=100), use)
-
-    assert met == ["max_total_tokens"]
+@pytest.mark.parametrize(
+    ("waiting", "reserved", "settled", "seen"),
+    [
+        ([60], [60], [10], [[10]]),
+        # As many others as it must.
+        ([90], [30, 30, 30], [1, 1, 1], [[], [], [3]]),
+        # One call that gives back enough lets all go.
+        ([30, 30, 30], [90], [0], [[0, 0, 0]]),
+        # A call that waited in vain is refused.
+        ([60], [60], [60], [["max_total_tokens"]]),
+    ],
+)
+def test_a_call_waits_until_others_have_given_back_enough(
+    waiting: list[int], reserved: list[int], settled: list[int], seen: list[list[str | int]]
+) -> None:
+    assert waiting_for(waiting, reserved, settled) == seen
 
 
 @pytest.mark.parametrize(
@@ -192,7 +162,7 @@ def test_a_call_that_broke_off_counts_in_full_and_is_told_apart() -> None:
 CALLS = st.tuples(st.integers(0, 40), st.floats(0, 1), st.booleans())
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(CALLS, min_size=1, max_size=150), st.integers(0, 400), st.integers(0, 2**32))
 def test_no_order_of_calls_spends_more_than_the_limit_or_waits_for_ever(
     calls: list[tuple[int, float, bool]], limit: int, seed: int
@@ -236,7 +206,7 @@ def test_no_order_of_calls_spends_more_than_the_limit_or_waits_for_ever(
 ORDERS = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=300)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(ORDERS, st.integers(0, 2**32), st.sampled_from([math.inf, 1000]))
 def test_what_is_out_is_never_more_than_was_told_before(
     calls: list[tuple[int, bool]], seed: int, limit: float

@@ -2,7 +2,7 @@ from datetime import date
 from typing import Any, Literal, Optional, Union
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -229,7 +229,6 @@ def test_arguments_that_do_not_fit_are_named_to_the_model(
     assert "pydantic" not in str(caught.value)
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(["count", "share", "is_new", "size", "other"]),
@@ -258,7 +257,6 @@ KINDS = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(KINDS)
 def test_a_type_is_checked_as_pydantic_checks_it(kind: Any) -> None:
     assert core_schema_of(kind) == TypeAdapter(kind).core_schema

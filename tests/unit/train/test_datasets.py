@@ -5,15 +5,12 @@ from collections import Counter
 import pytest
 
 from fakes.model_server import FakeModelServer
-from fakes.training import make_project, make_student
+from fakes.training import make_project
 from stillroom.data.formats import load_datasets
 from stillroom.errors import ConfigError
-from stillroom.models.load import load_model
-from stillroom.models.resolve import locate_model
 from stillroom.train.config.file import load_config
 from stillroom.train.config.request import PlanTraining, plan_request
 from stillroom.train.on_policy.student_rollouts import prompt_batches
-from stillroom.train.on_policy.teachers import load_teachers
 from stillroom.train.planning.plan import plan_training
 
 FILES = ["shop.jsonl", "maths.jsonl"]
@@ -79,16 +76,6 @@ def test_served_teachers_of_two_datasets_score_as_those_in_this_process(tmp_path
     ours, reference = there.reporter.measured[0], here.reporter.measured[0]
     for name in ("teacher_kl/dataset_0", "teacher_kl/dataset_1", "teacher_kl", "loss"):
         assert ours[name] == pytest.approx(reference[name], abs=1e-5)
-
-
-def test_a_teacher_of_several_datasets_is_loaded_once(tmp_path, tiny_models):
-    student = tiny_models.folder("llama", "chatml")
-    project = distill(tmp_path, student, {"path": [str(student), str(student)]})
-    config = load_config(tmp_path / "config.yml")
-
-    teachers = load_teachers(project.workspace, config, make_student(tiny_models, student))
-
-    assert teachers.local[0] is teachers.local[1]
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (6, 2), (12, 4), (5, 3)])
@@ -161,16 +148,3 @@ def test_a_teacher_in_four_bits_or_spread_teaches_nearly_the_same(tmp_path, tiny
     assert measured["small"] != measured["whole"]
     assert measured["small"] == pytest.approx(measured["whole"], rel=0.3)
     assert measured["spread"] == pytest.approx(measured["whole"], rel=1e-6)
-
-
-def test_an_adapter_on_a_teacher_of_four_bits_stays_beside_it(tmp_path, tiny_models):
-    student = tiny_models.folder("llama", "chatml")
-    project = distill(
-        tmp_path, student, {"path": str(student)}, model={"qlora_rank": 4}, trainer={"max_steps": 1}
-    )
-    project.train()
-    location = locate_model(project.workspace, "run-1")
-
-    loaded = load_model(project.workspace, location, quantization="nf4")
-
-    assert any("lora_A" in name for name, _ in loaded.model.named_parameters())

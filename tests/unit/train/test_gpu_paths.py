@@ -11,12 +11,10 @@ from stillroom.models.batches import TokenSequence
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.sections import DpoSection
-from stillroom.train.methods.dpo import accumulate_preference, add_reference
+from stillroom.train.methods.dpo import TokenPair, accumulate_preference, add_reference
 from stillroom.train.methods.sft import accumulate_nll
-from stillroom.train.on_policy.policy_update import accumulate_gradient
-from stillroom.train.on_policy.token_losses import UpdateStats
+from stillroom.train.on_policy.policy_update import UpdateStats, accumulate_gradient
 from stillroom.train.on_policy.training_sequences import TrainingSequence
-from stillroom.train.student.encode import TokenPair
 
 PROMPT, *ENDS = random_prompts((40, 9, 3, 25, 14))
 SEQUENCES = [

@@ -15,7 +15,7 @@ from fakes.training import make_project
 from stillroom.errors import ConfigError, DataError, ModelError, RunCancelledError
 from stillroom.lineage import read_manifest, record_file, record_folder
 from stillroom.models.load import load_model, load_weights
-from stillroom.models.resolve import CheckpointRecord, ModelLocation, locate_model
+from stillroom.models.resolve import ModelLocation, locate_model
 from stillroom.versions import tag_file
 
 SFT_ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(10)]
@@ -133,20 +133,6 @@ def test_an_adapters_checkpoint_is_an_ordinary_adapter_for_peft(tmp_path, tiny_m
     assert not torch.allclose(logits(plain), logits(tiny_models.load("llama").model), atol=1e-3)
 
 
-def test_a_checkpoint_says_where_it_comes_from(tmp_path, llama):
-    project = sft(tmp_path, llama, model={"qlora_rank": 4}, trainer={"save_step": 2})
-
-    project.train()
-
-    records = {
-        name: json.loads((project.checkpoint(name) / "stillroom.json").read_text(encoding="utf-8"))
-        for name in project.checkpoints()
-    }
-    common = {"run_id": "run-1", "method": "sft", "base_model": str(llama)}
-    assert records == {"step_000002": {**common, "step": 2}, "final": {**common, "step": 3}}
-    assert CheckpointRecord(**records["final"])
-
-
 def test_a_checkpoint_holds_the_hashes_of_what_it_was_trained_on(tmp_path, llama):
     project = sft(tmp_path, llama, trainer={"save_step": 2})
 
@@ -171,37 +157,6 @@ def test_a_tagged_version_of_the_rows_is_trained_on(tmp_path, llama):
     project.write(SFT_ROWS[:1])
 
     assert project.train().rows == 10
-
-
-def test_the_configuration_that_was_used_is_written_to_the_run(tmp_path, llama):
-    project = sft(tmp_path, llama)
-
-    project.train("run-1", "trainer.seed=7")
-
-    path = tmp_path / "runs" / "run-1" / "config.json"
-    written = json.loads(path.read_text(encoding="utf-8"))
-    assert written["trainer"]["seed"] == 7
-    assert written["trainer"]["schedule"] == "linear"
-
-
-def test_checkpoints_are_written_every_so_many_steps(tmp_path, llama):
-    project = sft(tmp_path, llama, data={"batch_size": 2}, trainer={"save_step": 2})
-
-    project.train()
-
-    # Ten rows, two at a time: step 5 is the last, and its checkpoint is the final one.
-    assert project.checkpoints() == ["final", "step_000002", "step_000004"]
-    first, final = (weights_of(project.checkpoint(n)) for n in ("step_000002", "final"))
-    assert not all(torch.equal(first[name], final[name]) for name in first)
-    assert len(project.reporter.notes) == 2
-
-
-def test_the_last_step_has_only_the_final_checkpoint(tmp_path, llama):
-    project = sft(tmp_path, llama, data={"batch_size": 5}, trainer={"save_step": 1})
-
-    project.train()
-
-    assert project.checkpoints() == ["final", "step_000001"]
 
 
 def test_a_cancelled_run_leaves_a_checkpoint_of_the_step_it_reached(tmp_path, llama):
@@ -242,19 +197,6 @@ def test_an_adapter_is_trained_on_and_stays_an_adapter_of_the_same_base(tmp_path
     path = project.checkpoint("final", "run-2") / "stillroom.json"
     assert json.loads(path.read_text(encoding="utf-8"))["base_model"] == str(llama)
     load_model(project.workspace, locate_model(project.workspace, "run-2"))
-
-
-def test_an_adapter_begun_on_a_run_of_ours_names_that_runs_checkpoint(tmp_path, llama):
-    project = sft(tmp_path, llama)
-    project.train("run-1")
-
-    project.train("run-2", "model.path=run-1", "model.qlora_rank=4")
-
-    loaded = load_model(project.workspace, locate_model(project.workspace, "run-2"))
-    base = AutoModelForCausalLM.from_pretrained(project.checkpoint("final", "run-1"))
-    plain = AutoPeftModelForCausalLM.from_pretrained(project.checkpoint("final", "run-2"))
-    assert torch.allclose(logits(loaded.model), logits(plain), atol=1e-4)
-    assert not torch.allclose(logits(base), logits(plain), atol=1e-4)
 
 
 def test_held_out_rows_are_measured_after_every_epoch_and_not_trained(tmp_path, llama):
@@ -302,14 +244,6 @@ def test_rows_that_are_too_long_are_counted(tmp_path, llama):
     assert result.skipped == {"longer than max_length": 1}
 
 
-def test_rows_longer_than_the_models_context_are_left_out_unasked(tmp_path, llama):
-    rows = [*SFT_ROWS, {"messages": [user("x" * 600), answer("b")]}]
-
-    result = sft(tmp_path, llama, rows, model={"max_length": 4000}).train()
-
-    assert result.skipped == {"longer than max_length": 1}
-
-
 def test_dpo_begins_at_ln_2_and_learns_the_preference(tmp_path, llama):
     project = dpo(tmp_path, llama, trainer={"num_epochs": 4, "learning_rate": 1e-2})
 
@@ -321,15 +255,6 @@ def test_dpo_begins_at_ln_2_and_learns_the_preference(tmp_path, llama):
     assert measured[-1]["loss"] < 0.3
     assert measured[-1]["pair_accuracy"] == 1.0
     assert (result.steps, result.rows, result.method) == (8, 6, "dpo")
-
-
-def test_ipo_begins_at_the_square_of_its_target(tmp_path, llama):
-    project = dpo(tmp_path, llama, dpo={"loss": "ipo", "beta": 0.1})
-
-    project.train()
-
-    # (0 - 1 / (2 × 0.1))², since reference and policy are means over the same tokens.
-    assert project.reporter.measured[0]["loss"] == pytest.approx(25.0, abs=1e-3)
 
 
 def test_dpo_from_an_adapter_takes_that_adapter_as_its_reference(tmp_path, llama):
@@ -369,13 +294,3 @@ def test_a_training_file_that_is_not_there_is_refused_with_where_it_was_looked_f
 
     with pytest.raises(ConfigError, match=r"'train\.jsonl' does not exist in"):
         project.train()
-
-
-def test_training_that_diverges_stops_with_what_to_change(tmp_path, llama):
-    project = sft(
-        tmp_path, llama, trainer={"learning_rate": 1e30, "max_grad_norm": 1e30, "num_epochs": 5}
-    )
-
-    with pytest.raises(Exception, match="diverged") as caught:
-        project.train()
-    assert "learning_rate" in caught.value.fix

@@ -1,14 +1,12 @@
 """Long rollouts go on under newer weights, are dropped once too old, and survive a kill."""
 
 import json
-import random
 
 import pytest
 import torch
 
 from fakes.decoding import full_logprobs
-from fakes.killed_runs import killed, measured, weights
-from fakes.reporters import KeptReporter
+from fakes.killed_runs import assert_resumes_exactly
 from fakes.students import PROMPTS, make_session, pairs, sample
 from fakes.tool_sources import DictTools
 from fakes.training import make_project
@@ -106,15 +104,6 @@ def test_what_takes_too_many_iterations_is_dropped_and_counted(tmp_path, tiny_mo
     assert all(carried.iteration == 1 for carried in sampled.carried)
 
 
-def test_the_last_iteration_leaves_nothing_behind(tmp_path, tiny_models, prompts):
-    folder = tiny_models.folder("llama", "chatml")
-    session = make_session(tiny_models, folder, tmp_path, **CHATML)
-
-    sampled = sample(session, prompts, 1)
-
-    assert (len(sampled.outcomes), sampled.carried, sampled.num_dropped) == (6, [], 0)
-
-
 def test_tools_with_a_state_have_a_straggler_begin_anew(tmp_path, tiny_models, prompts):
     folder = tiny_models.folder("llama", "clerk")
     session = make_session(tiny_models, folder, tmp_path, **CLERK)
@@ -151,7 +140,7 @@ def stale_project(root, tiny_models, family="clerk", **rollout):
     ("family", "rollout"),
     [
         # Without tools of another process: how long those take may decide what is in a batch.
-        ("clerk", {"max_tokens": 8, "termination_policy": "max_turns"}),
+        ("clerk", {"max_tokens": 8, "max_turns": 4, "termination_policy": "max_turns"}),
         ("chatml", {"max_tokens": 40}),
     ],
 )
@@ -159,31 +148,15 @@ def test_a_killed_run_goes_on_with_its_unfinished_rollouts_bit_for_bit(
     tmp_path, tiny_models, family, rollout
 ):
     project = stale_project(tmp_path, tiny_models, family, **rollout)
-    whole = project.train("whole")
-    unbroken = measured(project)
-    states = [read_state(project.checkpoint(f"step_{i:06d}", "whole")) for i in range(1, 9)]
-    halves = [s.step for s in states if any(each.turns or each.begun for each in s.carried)]
-    step = random.Random(family).choice(halves) + 1
+    project.config["trainer"]["num_epochs"] = 2
 
-    killed(project, "killed", step)
-    project.reporter = KeptReporter()
-    project.train("resumed", resume="killed")
+    whole, unbroken = assert_resumes_exactly(project, 4)
 
-    assert (whole.steps, len(unbroken)) == (9, 9)
-    assert max(metrics["staleness"] for metrics in unbroken) > 0
-    assert measured(project) == unbroken[step - 1 :]
-    ours, reference = weights(project, "resumed"), weights(project, "whole")
-    assert all(torch.equal(ours[name], reference[name]) for name in ours)
-
-
-def test_a_fresh_token_has_no_gap_and_an_old_one_may(tmp_path, tiny_models):
-    project = stale_project(tmp_path, tiny_models, "chatml", max_tokens=40)
-
-    project.train()
-
-    reported = project.reporter.measured
-    fresh = [metrics["logprob_gap"] for metrics in reported if metrics["staleness"] == 0]
-    stale = [metrics["logprob_gap"] for metrics in reported if metrics["staleness"] > 0]
-    assert all(gap < 1e-5 for gap in fresh)
-    assert fresh
-    assert max(stale) > 1e-4
+    assert whole.steps == 6
+    state = read_state(project.checkpoint("step_000003", "killed"))
+    assert any(each.turns or each.begun for each in state.carried)
+    fresh = [metrics["logprob_gap"] for metrics in unbroken if metrics["staleness"] == 0]
+    stale = [metrics["logprob_gap"] for metrics in unbroken if metrics["staleness"] > 0]
+    # A token of older weights need not have the probability that the newer ones give it.
+    assert max(fresh) < 1e-5
+    assert family == "clerk" or max(stale) > 1e-4

@@ -175,6 +175,12 @@ class PassedRows:
             surplus = Reason(f"over {limit} of its category")
             chosen = _chosen_by_category(remaining, limit, random.Random(self._request.seed))
             dropped |= {position: surplus for position, _ in remaining if position not in chosen}
+        if (most := self._request.n) is not None:
+            left = [position for position in self._positions if position not in dropped]
+            chance = random.Random(self._request.seed)
+            drawn = set(chance.sample(left, min(most, len(left))))
+            not_drawn = Reason(f"not among the {most} drawn")
+            dropped |= {position: not_drawn for position in left if position not in drawn}
         return dropped
 
 
@@ -195,6 +201,38 @@ def _chosen_by_category(
         elif (slot := chance.randrange(passed[category])) < limit:
             slots[slot] = position
     return {position for slots in chosen.values() for position in slots}
+
+
+class JudgedRows:
+    """The reasons to drop each row of an input, kept until the rows are read again."""
+
+    def __init__(self) -> None:
+        self.reasons: list[Reasons] = []
+        self._sizes, self._tokens = array("q"), array("q")
+
+    def add(self, row: CuratedRow, reasons: Reasons) -> None:
+        """Adds the next row with its reasons."""
+        self.reasons.append(reasons)
+        self._sizes.append(row.line.num_bytes)
+        self._tokens.append(-1 if row.num_tokens is None else row.num_tokens)
+
+    def read_again(self, rows: Iterable[CuratedRow]) -> Iterator[tuple[CuratedRow, Reasons]]:
+        """Yields each row with its reasons. Raises DataError if the rows are no longer the same."""
+        position, path = -1, None
+        for position, row in enumerate(rows):
+            path = row.path
+            if position >= len(self.reasons) or self._sizes[position] != row.line.num_bytes:
+                break
+            if self._tokens[position] >= 0:
+                row.num_tokens = self._tokens[position]
+            yield row, self.reasons[position]
+        else:
+            if position + 1 == len(self.reasons):
+                return
+        raise DataError(
+            f"the input {path or ''} changed while it was read",
+            "wait until nothing writes to it any more (get_run), then filter again",
+        )
 
 
 def judged_row(
@@ -219,36 +257,16 @@ def judged_rows(
     the input changes in between.
     """
     judge = RowJudge(request, known)
-    if request.dedupe is None and request.max_per_category is None:
+    if not request.compares_rows:
         for row in read():
             yield row, judge.reasons(row)
         return
-    reasons_of: list[Reasons] = []
-    sizes, tokens = array("q"), array("q")
-    passed, reader = PassedRows(request), TraitReader(request)
+    judged, passed, reader = JudgedRows(), PassedRows(request), TraitReader(request)
     for position, row in enumerate(read()):
         reasons, traits = judged_row(row, judge, reader)
-        reasons_of.append(reasons)
-        sizes.append(row.line.num_bytes)
-        tokens.append(-1 if row.num_tokens is None else row.num_tokens)
+        judged.add(row, reasons)
         if traits is not None:
             passed.add(position, traits)
     for position, reason in passed.dropped().items():
-        reasons_of[position] = (reason,)
-    position = -1
-    for position, row in enumerate(read()):
-        if position >= len(reasons_of) or sizes[position] != row.line.num_bytes:
-            raise changed_input(row.path)
-        if tokens[position] >= 0:
-            row.num_tokens = tokens[position]
-        yield row, reasons_of[position]
-    if position + 1 != len(reasons_of):
-        raise changed_input(None)
-
-
-def changed_input(path: Path | None) -> DataError:
-    """Returns the error to raise if the input changes while it is filtered."""
-    return DataError(
-        f"the input {path or ''} changed while it was read",
-        "wait until nothing writes to it any more (get_run), then filter again",
-    )
+        judged.reasons[position] = (reason,)
+    yield from judged.read_again(read())

@@ -16,7 +16,7 @@ import hashlib
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,12 +24,7 @@ from typing import Any, Literal, get_args
 from stillroom.data.checks import Problem
 from stillroom.data.formats import CHECKS, RowFormat, detect_format, task_from_row
 from stillroom.data.layouts.detect import as_rollout
-from stillroom.data.row_files import (
-    decode_line,
-    decode_text_line,
-    read_row_lines,
-    rollout_files,
-)
+from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines
 from stillroom.data.words import user_texts, words_of
 from stillroom.errors import DataError
 
@@ -84,21 +79,24 @@ class EvaluationPrompt:
     """The words without those that wrap most prompts of the file; empty if there are none."""
 
 
-def evaluation_prompts(path: Path) -> list[EvaluationPrompt]:
-    """Returns the prompts in a file or folder of any format: the user's messages of each row.
+def evaluation_prompts(
+    files: Iterable[Path], place: Callable[[Path, int], tuple[str, int]], name: str
+) -> list[EvaluationPrompt]:
+    """Returns the prompts in files of any format: the user's messages of each row.
 
-    Raises DataError for a row that has a problem, as skipping its prompt could let it be trained
-    on, and for a file without prompts.
+    `place` returns the file and the line that stand for a row in results. Raises DataError for a
+    row that has a problem, as skipping its prompt could let it be trained on, and if there are no
+    prompts, with the `name` of the files.
     """
     prompts: list[EvaluationPrompt] = []
-    for file in [path] if path.is_file() else rollout_files(path):
+    for file in files:
         decode = decode_text_line if file.suffix == ".txt" else decode_line
         for line in read_row_lines(file):
-            where = f"{file}:{line.number}"
+            where = "{}:{}".format(*place(file, line.number))
             text = "\n".join(user_texts(_messages(decode(line), where)))
             prompts.append(EvaluationPrompt(where, tuple(words_of(text))))
     if not prompts:
-        raise DataError(f"the evaluation file {path} holds no prompts", "give another one")
+        raise DataError(f"the evaluation file {name} holds no prompts", "give another one")
     return _with_cores(prompts)
 
 
@@ -400,9 +398,10 @@ def _words_and_runs(words: Sequence[str]) -> set[Run]:
 
 
 def _densest_window(words: list[str], runs: frozenset[Run] | set[Run], length: int) -> list[str]:
-    """Returns the part of a text that has the most of the given runs.
+    """Returns the part of a text with the most of the given runs.
 
-    It has up to `length` words from a run on, and up to a quarter of `length` before it.
+    It begins up to a quarter of `length` before a run, and ends up to `length` words after the
+    run's start.
     """
     starts = [start for start, run in enumerate(_runs(words)) if run in runs]
     best_start, best_count, end = 0, 0, 0

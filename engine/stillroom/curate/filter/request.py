@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from stillroom.curate.filter.contamination import ContaminationLevel
 from stillroom.data.distribution import Quantiles
 from stillroom.outputs import ReplacingRequest
+from stillroom.types import OthersText, OwnText
 
 ANY_TOOL = "any"
 
@@ -31,13 +32,13 @@ class FilterDataset(ReplacingRequest):
     )
     min_turns: Annotated[int | None, Field(ge=0, description="Assistant turns")] = None
     max_turns: Annotated[int | None, Field(ge=1)] = None
-    require_final_answer: Annotated[bool, Field(description="Must end with text")] = False
+    require_final_answer: Annotated[bool, Field(description="Ends with text")] = False
     require_tool_use: Annotated[str | None, Field(description="any, or a tool's name")] = None
-    only_tools: Annotated[tuple[str, ...], Field(description="Drop rows that call others")] = ()
+    only_tools: Annotated[tuple[str, ...], Field(description="No others")] = ()
     answered_by: Annotated[tuple[str, ...], Field(description="Models: gpt*")] = ()
     max_tool_errors: Annotated[int | None, Field(ge=0)] = None
     max_tokens: Annotated[int | None, Field(ge=1, description="In model's tokens")] = None
-    model: Annotated[str | None, Field(description="Student, for max_tokens")] = None
+    model: Annotated[str | None, Field(description="For max_tokens")] = None
     contains: Annotated[str | None, Field(description="Regex")] = None
     not_contains: str | None = None
     match: Literal["answer", "conversation"] = "answer"
@@ -48,15 +49,14 @@ class FilterDataset(ReplacingRequest):
         Literal["exact", "near"] | None,
         BeforeValidator(_kind_of_duplicates),
     ] = None
-    decontaminate: Annotated[
-        tuple[str, ...], Field(description="Drop rows with these files' prompts")
-    ] = ()
+    decontaminate: Annotated[tuple[str, ...], Field(description="Prompt files to keep out")] = ()
     decontaminate_level: ContaminationLevel = "near"
     verdicts: Annotated[str | None, Field(description="Reviewed JSONL")] = None
     verdicts_for_copies: bool = False
     reviewed_only: bool = False
     max_per_category: Annotated[int | None, Field(ge=1, description="Kept at random")] = None
     category_field: Annotated[str, Field(description="Of metadata")] = "task_type"
+    n: Annotated[int | None, Field(ge=1, description="At random, of those that pass")] = None
     seed: int = 0
     ray_address: str | None = None
 
@@ -66,7 +66,7 @@ class FilterDataset(ReplacingRequest):
         try:
             re.compile(pattern or "")
         except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+            raise ValueError(f"{pattern!r} is not a valid regular expression: {error}") from error
         return pattern
 
     @model_validator(mode="after")
@@ -79,9 +79,14 @@ class FilterDataset(ReplacingRequest):
         return self
 
     @property
+    def compares_rows(self) -> bool:
+        """Whether other rows decide too if a row is kept, so that all are read before one is."""
+        return bool(self.dedupe or self.max_per_category or self.n)
+
+    @property
     def may_part_equal_rows(self) -> bool:
         """Whether one of two equal rows may be kept and the other dropped."""
-        return bool(self.dedupe or self.max_per_category or self.verdicts)
+        return bool(self.compares_rows or self.verdicts)
 
     @property
     def is_heavy(self) -> bool:
@@ -103,9 +108,11 @@ class Distributions(msgspec.Struct, frozen=True, kw_only=True):
     """The distributions of rewards, turns, characters and tokens over a set of rows."""
 
     reward: Quantiles | None
+    """The rewards of the `rows_with_reward` rows that have one; all others count nowhere in it."""
+    rows_with_reward: int
     turns: Quantiles | None
     characters: Quantiles | None
-    """The length of a row's JSON in bytes, which for ASCII are its characters."""
+    """The number of characters in a row's texts and tool calls."""
     tokens: Quantiles | None
     """The number of tokens of a rendered row; None unless the request names a `model`."""
 
@@ -116,9 +123,12 @@ class FilterResult(msgspec.Struct, frozen=True, kw_only=True):
     output: str
     read: int
     kept: int
-    dropped: dict[str, int]
-    """The number of dropped rows by their first reason; the side file has all of their reasons."""
+    dropped: dict[OwnText, int]
+    """The number of dropped rows by their first reason, so that the numbers add up."""
+    failed_filters: dict[OwnText, int]
+    """The number of dropped rows that each reason holds for; a row counts for all of its own."""
     dropped_file: str
+    """The dropped rows, each with all of its reasons."""
     before: Distributions
     after: Distributions
     categories_before: dict[str, int]
@@ -129,11 +139,11 @@ class FilterResult(msgspec.Struct, frozen=True, kw_only=True):
     Where success matters, they count as one if their reward is at least 0.5 or, without a reward,
     if they end with a complete answer.
     """
-    problems: list[str]
+    problems: list[OthersText]
     """The first lines (at most 5) that are not rows, as `file:line`, and other findings."""
-    contamination: dict[str, int] = {}
+    contamination: dict[OwnText, int] = {}
     """The number of rows dropped for an evaluation prompt: exact, contained and near ones."""
-    warnings: list[str] = []
+    warnings: list[OwnText] = []
     """The reasons that took over a fifth of all rows, or over half of a category; and what the
     system that wrote the rows counts otherwise."""
 

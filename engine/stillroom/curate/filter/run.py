@@ -11,6 +11,7 @@ from stillroom.curate.filter.across_rows import judged_rows
 from stillroom.curate.filter.contamination import (
     ContaminationIndex,
     CountedPrompt,
+    EvaluationPrompt,
     evaluation_prompts,
 )
 from stillroom.curate.filter.request import Distributions, DroppedRow, FilterDataset, FilterResult
@@ -23,16 +24,18 @@ from stillroom.curate.filter.rules import (
     user_text,
 )
 from stillroom.curate.rows import UNREADABLE, CuratedRow, read_curated_rows
-from stillroom.curate.sources import RowInputs, open_inputs
+from stillroom.curate.sources import RowInputs, data_files, open_inputs, open_rows
 from stillroom.curate.verdicts import RowVerdicts, find_reviewed_rows, read_verdicts
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.distribution import Distribution
 from stillroom.data.layouts.detect import RolloutLayout
 from stillroom.data.row_files import rollout_files
 from stillroom.data.row_names import RowNames
+from stillroom.data.words import strings_in
 from stillroom.files import LineWriter
 from stillroom.lineage import FileRecord, Recording
 from stillroom.outputs import NewOutput, new_output
+from stillroom.secrecy.patterns import has_reserved_address
 from stillroom.settings import Workspace
 
 _MAX_CATEGORIES = 50
@@ -120,8 +123,9 @@ def open_filtering(workspace: Workspace, request: FilterDataset) -> Generator["F
     """
     path = workspace.output_file(request.output, label="output")
     dropped_file = path.with_name(path.name + ".dropped")
-    names = [*request.decontaminate, *([request.verdicts] if request.verdicts else [])]
-    others = [workspace.existing(name, label="file") for name in names]
+    others = [file for name in request.decontaminate for file in data_files(workspace, name)]
+    if request.verdicts is not None:
+        others += rollout_files(workspace.existing(request.verdicts, label="verdicts"))
     opening = open_inputs(
         workspace,
         [request.input],
@@ -135,8 +139,7 @@ def open_filtering(workspace: Workspace, request: FilterDataset) -> Generator["F
             path, dropped_file, operation="filter_dataset", overwrite=request.overwrite
         ) as output,
     ):
-        other_files = [file for path in others for file in rollout_files(path)]
-        yield Filtering(workspace, request, inputs, output, other_files)
+        yield Filtering(workspace, request, inputs, output, others)
 
 
 class Filtering:
@@ -226,8 +229,11 @@ class TaskSurvey:
 
 def evaluation_index(workspace: Workspace, request: FilterDataset) -> ContaminationIndex | None:
     """Returns a new index of the request's evaluation prompts; None if it names no such file."""
-    paths = [workspace.existing(name, label="file") for name in request.decontaminate]
-    prompts = [prompt for path in paths for prompt in evaluation_prompts(path)]
+    prompts: list[EvaluationPrompt] = []
+    beside = workspace.output_file(request.output, label="output")
+    for name in request.decontaminate:
+        with open_rows(workspace, name, beside=beside) as rows:
+            prompts += evaluation_prompts([file.path for file in rows.files], rows.place, name)
     return ContaminationIndex(prompts) if prompts else None
 
 
@@ -289,7 +295,7 @@ class _RowStatistics:
         if facts is None:
             return
         self._turns.add(facts.num_turns)
-        self._characters.add(len(row.line.view))
+        self._characters.add(facts.num_characters)
         if facts.reward is not None:
             self._reward.add(facts.reward)
         if row.num_tokens is not None:
@@ -312,6 +318,7 @@ class _RowStatistics:
         """Returns the distributions of the readable rows."""
         return Distributions(
             reward=self._reward.quantiles(),
+            rows_with_reward=self._reward.count,
             turns=self._turns.quantiles(),
             characters=self._characters.quantiles(),
             tokens=self._tokens.quantiles(),
@@ -332,7 +339,8 @@ class FilterTally:
         self._category_field = request.category_field
         self._is_decontaminated = bool(request.decontaminate)
         self._counts_turns = request.min_turns is not None or request.max_turns is not None
-        self._num_gym_rows = 0
+        self._drops_pii = request.drop_pii
+        self._num_gym_rows = self._num_spared = 0
         self._kept_rows, self._dropped_rows = _RowStatistics(), _RowStatistics()
         self._success_derived = 0
         self._dropped: Counter[str] = Counter()
@@ -362,6 +370,8 @@ class FilterTally:
         category = row.category(self._category_field)
         if not reasons:
             self._kept_rows.add(row, category)
+            if self._drops_pii and b"@" in row.line.data:
+                self._num_spared += has_reserved_address("\n".join(strings_in(row.whole)))
             return
         self._dropped_rows.add(row, category)
         self._dropped[reasons[0].text] += 1
@@ -382,6 +392,7 @@ class FilterTally:
         """Adds the counts of rows that come after those counted here."""
         self._success_derived += other._success_derived
         self._num_gym_rows += other._num_gym_rows
+        self._num_spared += other._num_spared
         self._kept_rows = self._kept_rows.joined(other._kept_rows)
         self._dropped_rows = self._dropped_rows.joined(other._dropped_rows)
         self._dropped.update(other._dropped)
@@ -405,6 +416,7 @@ class FilterTally:
             read=self.read,
             kept=self.kept,
             dropped=dict(self._dropped),
+            failed_filters=dict(self._all_reasons),
             dropped_file=workspace.shown(dropped_file),
             before=before.distributions(),
             after=after.distributions(),
@@ -426,6 +438,12 @@ class FilterTally:
         The shares of all rows come first, then those of a category.
         """
         warnings: list[str] = []
+        if self._num_spared:
+            warnings.append(
+                f"{self._num_spared} kept rows hold email addresses in domains that are reserved "
+                "for examples (.example, .test, .local and such), which drop_pii keeps: they reach "
+                "nobody; a not_contains with match conversation drops them"
+            )
         if self._counts_turns and self._num_gym_rows:
             warnings.append(
                 "turns are the assistant's messages; NeMo Gym's tutorial counts a row's output "

@@ -13,20 +13,35 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from stillroom import __version__
 from stillroom.errors import EngineError, RunError
+from stillroom.files import LineWriter
 from stillroom.places import make_folder
 from stillroom.rollout.ray.cluster import ray_cluster
 
 _AHEAD = 2
 """The number of tasks per CPU that are in flight at once."""
 _RETRIES = 2
-"""How often a task is run again if its worker dies; it then writes its part anew."""
+"""How often a task is run again if its worker dies; it then overwrites its part."""
 
-Job = TypeVar("Job")
 Part = TypeVar("Part")
+Tally = TypeVar("Tally")
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPart(Generic[Tally]):
+    """The rows that a task has written to a file of their own, and what it counted."""
+
+    path: Path
+    num_rows: int
+    tally: Tally
+
+    def append_to(self, rows: LineWriter) -> None:
+        """Moves the rows to the end of the output."""
+        rows.append_file(self.path, num_rows=self.num_rows)
+        self.path.unlink()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +55,8 @@ class RayParts:
         """Returns the path of the part that the task with this number writes."""
         return self.folder / f"{number:06d}.{kind}.jsonl"
 
-    def each(self, work: Callable[[Job], Part], jobs: Iterable[Job]) -> Iterator[Part]:
-        """Yields the result of `work` for each job, in the order of the jobs.
+    def each(self, work: Callable[..., Part], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Part]:
+        """Yields the result of `work` for the arguments of each job, in the order of the jobs.
 
         Raises the first EngineError of a task, and RunError for any other failure.
         """
@@ -62,7 +77,7 @@ class RayParts:
             if isinstance(error.cause, EngineError):
                 raise error.cause from error
             raise RunError(
-                f"a Ray task broke off: {str(error.cause)[:500]}",
+                f"a Ray task failed: {str(error.cause)[:500]}",
                 "the traceback is in the worker's log (`ray list tasks`)",
             ) from error
         except self.ray.exceptions.RayError as error:
@@ -87,10 +102,10 @@ def ray_parts(address: str | None, output: Path) -> Generator[RayParts]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _checked(work: Callable[[Any], Any], job: Any, version: str) -> Any:
+def _checked(work: Callable[..., Any], job: tuple[Any, ...], version: str) -> Any:
     if version != __version__:
         raise RunError(
             f"a Ray worker has stillroom {__version__}, the driver {version}",
             "install the same version everywhere",
         )
-    return work(job)
+    return work(*job)

@@ -237,8 +237,8 @@ def _pieces(length: int, spans: Sequence[Span]) -> list[tuple[int, int, bool]]:
 
 def _rewritten(index: int) -> ModelError:
     return ModelError(
-        f"this model's chat template shows messages[{index}] otherwise once the conversation goes "
-        "on, so the row is not one sequence of tokens",
+        f"this model's chat template renders messages[{index}] differently once the conversation "
+        "continues, so the row is not one sequence of tokens",
         "leave thinking out (rollout.include_thinking: false), or end the row with that turn",
     )
 

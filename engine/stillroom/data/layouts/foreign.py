@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
+from stillroom.data.chat.tool_calls import has_call_text
 from stillroom.data.checks import as_number
 from stillroom.files import content_hash
 from stillroom.types import StopReason
@@ -34,9 +35,14 @@ def task_id_of(row: Row, identity: Any) -> str:
 
 
 def ending(messages: Sequence[Row], *, is_failed: bool, is_truncated: bool) -> StopReason:
-    """Returns why a rollout ended, judged by its messages and these two flags."""
+    """Returns why a rollout ended, judged by its messages and these two flags.
+
+    A call that the model's server left in the text is no answer.
+    """
     last = messages[-1] if messages else {"role": "user"}
-    is_open = last["role"] != "assistant" or bool(last.get("tool_calls"))
+    text = last.get("content")
+    is_call = bool(last.get("tool_calls")) or (isinstance(text, str) and has_call_text(text))
+    is_open = last["role"] != "assistant" or is_call
     return stop_reason(is_failed=is_failed, is_truncated=is_truncated, is_open=is_open)
 
 

@@ -62,7 +62,8 @@ def rollout_from_rnow(row: Row) -> Row:
     messages: list[Row] = row["conversation"]
     failure = failure_of(row)
     is_truncated = row.get("truncated") is True
-    success = row.get("success")
+    # A rollout that did not complete its task has an answer, which is no success.
+    success = row.get("success", False if row.get("completed") is False else None)
     prompt_tokens = count(row.get("promptTokens"))
     return {
         "id": row["id"] if isinstance(row.get("id"), str) else "",
@@ -93,8 +94,6 @@ def failure_of(row: Row) -> dict[str, str] | None:
         kind, message = FailureClass.REWARD, f"no value of {', '.join(failed)}"
     elif row.get("completed") == "error" or row.get("error"):
         kind, message = FailureClass.INTERNAL, str(row.get("error") or "the rollout failed")
-    elif row.get("completed") is False:
-        kind, message = FailureClass.INTERNAL, "the rollout was not completed"
     else:
         return None
     errors: Any = row.get("errors")

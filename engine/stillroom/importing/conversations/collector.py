@@ -1,23 +1,25 @@
 """Collects the rows that readers yield: each is refused with a reason, or kept for joining."""
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, cast
 
 import msgspec
 
-from stillroom.data.checks import message_problems
+from stillroom.data.checks import message_problems, tool_schema_problems
 from stillroom.importing.conversations.call_tree import NONE, CallTree
 from stillroom.importing.conversations.message_store import REMEMBERED, MessageStore
-from stillroom.importing.conversations.row_table import LoggedFacts, RowTable
-from stillroom.importing.conversations.tool_lists import InferredTools, ToolLists, sound_tools
+from stillroom.importing.conversations.row_table import RowTable, StoredRow, encoded_row
 from stillroom.importing.json_rows import Row, UnreadableRowError
-from stillroom.importing.payloads.messages import ChatReader
+from stillroom.importing.payloads.fields import is_id_name, leaves
 from stillroom.importing.records import Feedback, LoggedConversation, Refusal, SourceRow
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.spill import Spill
 from stillroom.importing.tally import ImportTally
 
 _NO_SCHEMA = "tools without a schema dropped"
-_UNWRITABLE = (TypeError, UnicodeError, RecursionError, msgspec.MsgspecError)
+_UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 
 
 class RowCollector:
@@ -30,15 +32,18 @@ class RowCollector:
         tally: ImportTally,
         *,
         infers: bool = False,
+        feedback_by: str | None = None,
         remembered: int = REMEMBERED,
     ) -> None:
-        """`infers` is whether schemas of tools are to be inferred from calls.
+        """`infers` is whether schemas of tools are to be inferred from calls, and `feedback_by` the
+        field whose ids feedback names.
 
         `remembered` bounds the memory: how many messages and calls are known by their bytes. It
         changes the speed alone.
         """
         self._redaction, self._tally, self._infers = redaction, tally, infers
-        self.inferred = InferredTools()
+        self._feedback_by = feedback_by
+        self.inferred = InferredTools(redaction)
         on_tool_calls = self.inferred.look_at if infers else None
         self.store = MessageStore(spill, on_tool_calls=on_tool_calls, remembered=remembered)
         self._known_tools: dict[int, tuple[int, tuple[str, ...]]] = {}
@@ -51,7 +56,8 @@ class RowCollector:
         """Takes in one row of a format."""
         if isinstance(row, Feedback):
             self._tally.read(format_name)
-            self.feedback.append((format_name, row))
+            named = replace(row, name=self._redaction.name(row.name))
+            self.feedback.append((format_name, named))
         elif isinstance(row, Refusal):
             self._tally.refuse(format_name, row)
         elif (refusal := self._add(row, format_name)) is None:
@@ -71,19 +77,25 @@ class RowCollector:
         except UnreadableRowError as error:
             return Refusal(row.place, error.reason, error.detail)
         except _UNWRITABLE as error:
-            return Refusal(row.place, "not a JSON object", str(error))
+            return Refusal(row.place, "cannot be written as JSON", str(error))
 
     def _add_call(self, row: LoggedConversation, format_name: str) -> None:
         numbers = self.store.numbers_of(row.messages)
-        facts = self._facts(row, format_name)
+        stored = self._stored_row(row, format_name)
+        data = encoded_row(stored)  # before the tree is changed, since it may raise
         node = self.tree.add(row.group, numbers, len(self.rows))
         self.rows.add(
-            facts, judged_as=row.judged_as, parent=row.parent, node=node, length=len(numbers)
+            stored,
+            data,
+            judged_as=row.judged_as,
+            ids=self._ids(row),
+            parent=row.parent,
+            node=node,
+            length=len(numbers),
         )
 
     def _add_whole(self, row: LoggedConversation, format_name: str) -> None:
-        reader = ChatReader()
-        messages = reader.messages(row.messages)
+        messages = row.messages
         for index, message in enumerate(messages):
             for number, call in enumerate(message.get("tool_calls", ())):
                 call.setdefault("id", f"call_{index}_{number}")
@@ -94,20 +106,34 @@ class RowCollector:
                 if message.get("tool_calls"):
                     self.inferred.look_at(message)
         encoded = [msgspec.json.encode(message) for message in messages]
-        facts = self._facts(row, format_name, lost=tuple(reader.losses), messages=encoded)
-        self.rows.add(facts, judged_as=row.judged_as, parent=row.parent)
+        stored = self._stored_row(row, format_name, messages=encoded)
+        data = encoded_row(stored)
+        ids = self._ids(row)
+        self.rows.add(stored, data, judged_as=row.judged_as, ids=ids, parent=row.parent)
 
-    def _facts(
+    def _ids(self, row: LoggedConversation) -> list[tuple[str, str]]:
+        """Returns the further ids of a row by the path of their field."""
+        wanted = self._feedback_by
+        if wanted is None:
+            found = (*leaves(row.metadata), *row.ids.items())
+            return [(path, text) for path, text in found if is_id_name(path)]
+        known = row.metadata | {"id": row.id, "session_id": row.group} | {**row.ids}
+        return [
+            (path, text)
+            for path, text in leaves(known)
+            if wanted in (path, path.rpartition(".")[2])
+        ]
+
+    def _stored_row(
         self,
         row: LoggedConversation,
         format_name: str,
         *,
-        lost: tuple[str, ...] = (),
         messages: list[bytes] | None = None,
-    ) -> LoggedFacts:
+    ) -> StoredRow:
         tools, unsound = self._number_of_tools(row.tools)
         shown = self._tally.shown_place
-        return LoggedFacts(
+        return StoredRow(
             format=format_name,
             source=shown(row.place),
             id=row.id,
@@ -122,7 +148,7 @@ class RowCollector:
             error=row.error,
             scores={name: value for name, value in row.scores.items() if math.isfinite(value)},
             also_at=tuple(shown(place) for place in row.also_at),
-            losses=tuple(dict.fromkeys(row.losses + lost + unsound)),
+            losses=tuple(dict.fromkeys(row.losses + unsound)),
             metadata=msgspec.json.encode(row.metadata),
             tools=tools,
             messages=messages or [],
@@ -136,7 +162,7 @@ class RowCollector:
         if (known := self._known_tools.get(key)) is None:
             sound = sound_tools(tools)
             lost = (_NO_SCHEMA,) if len(sound) < len(tools) else ()
-            number = self.tools.number_of(self._redaction.value(sound))
+            number = self.tools.number_of(self._redaction.tools(sound))
             known = self._known_tools[key] = number, lost
         return known
 
@@ -155,3 +181,86 @@ def _reason_to_refuse(row: LoggedConversation) -> Refusal | None:
     if roles[0] == "assistant" and "user" not in roles[:last_reply]:
         return Refusal(row.place, "no message before the reply")
     return None
+
+
+_MOST_INFERRED = 64
+"""More tools than these are from several systems; a rollout is then given those that it calls."""
+_KINDS: dict[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+}
+
+
+class ToolLists:
+    """All lists of tool schemas that the sources name, by number."""
+
+    def __init__(self) -> None:
+        self._by_json: dict[bytes, int] = {}
+        self._lists: list[list[dict[str, Any]]] = []
+
+    def number_of(self, tools: list[dict[str, Any]]) -> int:
+        """Returns the number of a list of tools."""
+        data = msgspec.json.encode(tools)
+        number = self._by_json.get(data)
+        if number is None:
+            number = self._by_json[data] = len(self._lists)
+            self._lists.append(tools)
+        return number
+
+    def united(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
+        """Returns the tools of several lists; of schemas with one name, the last."""
+        by_name: dict[str, dict[str, Any]] = {}
+        for number in dict.fromkeys(numbers):
+            by_name |= {tool["function"]["name"]: tool for tool in self._lists[number]}
+        return list(by_name.values())
+
+
+def sound_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns those tools of a source that have a schema; providers' own tools have none."""
+    return [tool for tool in tools if next(tool_schema_problems([tool]), None) is None]
+
+
+class InferredTools:
+    """Schemas of tools made from the arguments with which they were called."""
+
+    def __init__(self, redaction: Redaction) -> None:
+        self._redaction = redaction
+        self._arguments: dict[str, dict[str, set[str]]] = {}
+
+    def look_at(self, message: dict[str, Any]) -> None:
+        """Takes note of the tool calls of a message in our shape."""
+        for call in message["tool_calls"]:
+            function = call["function"]
+            known = self._arguments.setdefault(self._redaction.name(function["name"]), {})
+            for name, value in _decoded(function["arguments"]).items():
+                kinds = known.setdefault(self._redaction.name(name), set())
+                if (kind := _KINDS.get(type(value))) is not None:
+                    kinds.add(kind)
+
+    def schemas(self, called: Iterable[str]) -> list[dict[str, Any]]:
+        """Returns the inferred schemas for a rollout that calls these tools, sorted by name."""
+        is_few = len(self._arguments) <= _MOST_INFERRED
+        names = self._arguments if is_few else set(called)
+        return [self._schema(name) for name in sorted(names)]
+
+    def _schema(self, name: str) -> dict[str, Any]:
+        properties = {
+            argument: {"type": next(iter(kinds)) if len(kinds) == 1 else sorted(kinds)}
+            if kinds
+            else {}
+            for argument, kinds in sorted(self._arguments.get(name, {}).items())
+        }
+        parameters = {"type": "object", "properties": properties}
+        return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def _decoded(arguments: str) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

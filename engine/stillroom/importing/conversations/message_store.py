@@ -16,7 +16,7 @@ import msgspec
 from stillroom.data.checks import message_problems
 from stillroom.files import canonical_json
 from stillroom.importing.json_rows import Row, UnreadableRowError
-from stillroom.importing.payloads.messages import PARTS_LOST, ChatReader
+from stillroom.importing.payloads.messages import PARTS_LOST, MessageReader
 from stillroom.importing.spill import Spill
 from stillroom.rollout.rewards.answers import without_thinking
 
@@ -26,7 +26,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class RecentNumbers:
-    """A dictionary of numbers that forgets what was not used for long, so that it stays small.
+    """A dictionary of numbers that forgets what was not used for long, to bound its size.
 
     At least the last `most` that were used are known, at most twice as many.
     """
@@ -84,7 +84,7 @@ class MessageStore:
             key = hash(_ENCODER.encode(message))
             number = by_hash.get(key)
             if number is None:
-                # One that was forgotten is kept once more, which changes nothing but the space.
+                # A message whose hash was dropped is stored a second time, which only costs space.
                 number = by_hash[key] = self._add(message)
             numbers.append(number)
         return numbers
@@ -139,7 +139,7 @@ class ReadMessage:
 
 def read_message(value: Any) -> ReadMessage:
     """Returns a message of a call's history. Raises UnreadableRowError if no chat can hold it."""
-    reader = ChatReader()
+    reader = MessageReader()
     message = reader.message(value)
     calls: list[Row] = message.get("tool_calls", [])
     for index, call in enumerate(calls):
@@ -177,14 +177,14 @@ def _digest(role: str, text: str, name: str | None, calls: Iterable[tuple[str, s
 
 
 def _digest_of(*parts: str) -> int:
-    # No text has a byte 0xff, so that other parts never come to the same bytes.
+    # No text has a byte 0xff, so that other parts never give the same bytes.
     data = b"\xff".join([part.encode("utf-8", "surrogatepass") for part in parts])
     return int.from_bytes(sha256(data).digest()[:8], "little", signed=True)
 
 
 @lru_cache(maxsize=_IDS_REMEMBERED)
 def _id_digest(name: str) -> int:
-    """Returns a digest of an id, which stands in a reply, in its repetition and in a result."""
+    """Returns a digest of an id, which is in a reply, in its repetition and in a result."""
     return _digest_of(name) or 1
 
 

@@ -10,7 +10,7 @@ import msgspec
 from stillroom.importing.conversations.call_tree import NONE, CallTree
 from stillroom.importing.conversations.collector import RowCollector
 from stillroom.importing.conversations.message_store import ASSISTANT
-from stillroom.importing.conversations.row_table import LoggedFacts, RowTable
+from stillroom.importing.conversations.row_table import RowTable, StoredRow
 from stillroom.importing.redaction import Redaction
 
 _ASSISTANT, _USER = b'{"role":"assistant"', b'{"role":"user"'
@@ -92,8 +92,10 @@ class ImportedRollout:
     """Its kept row."""
     messages: list[bytes]
     """The messages as JSON objects in our shape."""
-    facts: list[LoggedFacts]
+    rows: list[StoredRow]
     """What is known of its rows, in the order of the conversation; the kept row's is the last."""
+    calls: list[StoredRow]
+    """What is known of its calls, each once: rows that log the same call are put together."""
     metadata: bytes
     """The kept row's metadata as a JSON object."""
     losses: list[str] = field(default_factory=list[str])
@@ -104,9 +106,9 @@ class ImportedRollout:
     """The number of assistant turns that no call of the sources answered."""
 
     @property
-    def kept(self) -> LoggedFacts:
+    def kept(self) -> StoredRow:
         """What is known of the kept row."""
-        return self.facts[-1]
+        return self.rows[-1]
 
     @property
     def messages_json(self) -> bytes:
@@ -140,19 +142,19 @@ class RolloutBuilder:
 
     def build(self, row: int) -> ImportedRollout:
         """Returns the rollout of a kept row."""
-        if self._redaction is not None:
-            self._redaction.begin_conversation()
         if self._collected.rows.nodes[row] != NONE:
             return self._of_calls(row)
-        facts = self._collected.rows.facts(row)
-        messages = [self._cleaned(message) for message in facts.messages]
+        stored = self._collected.rows.stored_row(row)
+        messages = self._cleaned(stored.messages)
+        (stored,) = self._clean_rows([stored])
         replies = [message for message in messages if message.startswith(_ASSISTANT)]
         return ImportedRollout(
             row,
             messages,
-            [facts],
-            self._metadata(facts),
-            list(facts.losses),
+            [stored],
+            [stored],
+            self._metadata(stored),
+            list(stored.losses),
             num_turns=sum(b'"weight":0' not in reply for reply in replies),
             branch_of=self._joined.branch_of.get(row),
         )
@@ -161,44 +163,70 @@ class RolloutBuilder:
         store, tree, rows = self._collected.store, self._collected.tree, self._collected.rows
         path = tree.path_to(rows.nodes[row])
         numbers = list(map(tree.message, path))
-        messages = [self._cleaned(store.encoded(number)) for number in numbers]
-        own = list[int]()
-        num_turns = num_unanswered = 0
+        messages = self._cleaned(list(map(store.encoded, numbers)))
+        own = list[list[int]]()
+        num_unanswered = 0
         for index, node in enumerate(path):
             first = tree.first_row(node)
             if first != NONE and self._joined.owners[first] == row:
-                own += sorted(tree.rows_at(node), key=row.__eq__)
-                num_turns += 1
+                own.append(sorted(tree.rows_at(node), key=row.__eq__))
             elif store.roles[numbers[index]] == ASSISTANT:
                 messages[index] = messages[index][:-1] + b',"weight":0}'
                 num_unanswered += first == NONE
         results = list(map(tree.result_of, path))
         if not self._agree(numbers, results):
             messages = list(_with_ids(messages, results))
-        facts = rows.all_facts(own)
+        copies = [self._clean_rows(rows.stored_rows(same)) for same in own]
+        own_rows = [each for same in copies for each in same]
         lost = [loss for number in numbers for loss in store.losses.get(number, ())]
-        lost += [loss for each in facts for loss in each.losses]
+        lost += [loss for each in own_rows for loss in each.losses]
         return ImportedRollout(
             row,
             messages,
-            facts,
-            self._metadata(facts[-1]),
+            own_rows,
+            list(map(_one_call, copies)),
+            self._metadata(own_rows[-1]),
             list(dict.fromkeys(lost)),
-            num_turns=num_turns,
+            num_turns=len(own),
             branch_of=self._joined.branch_of.get(row),
             num_unanswered=num_unanswered,
         )
 
-    def _cleaned(self, message: bytes) -> bytes:
-        """Returns a message without secrets."""
+    def _cleaned(self, messages: list[bytes]) -> list[bytes]:
+        """Returns the messages of a conversation without secrets."""
         if self._redaction is None:
-            return message
-        return msgspec.json.encode(self._redaction.message(_ANY.decode(message)))
+            return messages
+        decoded = list(map(_ANY.decode, messages))
+        self._redaction.begin_conversation(decoded)
+        return [msgspec.json.encode(self._redaction.message(message)) for message in decoded]
 
-    def _metadata(self, facts: LoggedFacts) -> bytes:
-        if self._redaction is None or facts.metadata == b"{}":
-            return facts.metadata
-        return msgspec.json.encode(self._redaction.value(_ANY.decode(facts.metadata)))
+    def _clean_rows(self, rows: list[StoredRow]) -> list[StoredRow]:
+        """Returns what is known of the rows of a rollout without secrets; the last one is kept."""
+        if self._redaction is None:
+            return rows
+        text, name = self._redaction.text, self._redaction.name
+        rows = [
+            msgspec.structs.replace(
+                row,
+                provider=row.provider and name(row.provider),
+                model=row.model and name(row.model),
+                scores={name(key): value for key, value in row.scores.items()},
+            )
+            for row in rows
+        ]
+        kept = rows[-1]
+        rows[-1] = msgspec.structs.replace(
+            kept,
+            id=kept.id and text(kept.id),
+            group=kept.group and text(kept.group),
+            error=kept.error and text(kept.error),
+        )
+        return rows
+
+    def _metadata(self, row: StoredRow) -> bytes:
+        if self._redaction is None or row.metadata == b"{}":
+            return row.metadata
+        return msgspec.json.encode(self._redaction.value(_ANY.decode(row.metadata)))
 
     def _agree(self, numbers: Sequence[int], results: Sequence[int]) -> bool:
         """Returns whether each tool's message has the id of the call that it answers."""
@@ -209,6 +237,22 @@ class RolloutBuilder:
             if result != NONE and calls[result] != store.answered[number]:
                 return False
         return True
+
+
+def _one_call(copies: Sequence[StoredRow]) -> StoredRow:
+    """Returns what the rows that log one call say of it; the last one goes before the others."""
+    *others, last = copies
+    if not others:
+        return last
+    fields = ("provider", "model", "usage", "cost_usd", "started_at", "duration_s")
+    known = {
+        name: next(
+            (value for each in (last, *others) if (value := getattr(each, name)) is not None), None
+        )
+        for name in fields
+    }
+    scores = {name: value for each in copies for name, value in each.scores.items()}
+    return msgspec.structs.replace(last, scores=scores, **known)
 
 
 def _with_ids(messages: Sequence[bytes], results: Sequence[int]) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
 """The rows of the sources: a few numbers of each in memory, and the rest in a file."""
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -10,7 +10,7 @@ from stillroom.importing.spill import Spill
 from stillroom.types import Usage
 
 
-class LoggedFacts(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class StoredRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What is known of a source row apart from the messages of its call."""
 
     format: str
@@ -38,8 +38,9 @@ class LoggedFacts(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The messages of a whole conversation as JSON; empty for a call."""
 
 
+_MOST_ID_FIELDS = 20
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(LoggedFacts)
+_DECODER = msgspec.msgpack.Decoder(StoredRow)
 
 
 class RowTable:
@@ -51,6 +52,9 @@ class RowTable:
         self._ids, self._parents, self._groups = array("q"), array("q"), array("q")
         self.nodes, self.lengths = array("i"), array("I")
         self._aliases, self._alias_rows = array("q"), array("i")
+        self._named_ids, self._named_rows = array("q"), array("i")
+        self.id_fields: dict[str, None] = {}
+        """The names of the fields that had further ids, but for very many."""
         self.has_parents = False
 
     def __len__(self) -> int:
@@ -58,38 +62,44 @@ class RowTable:
 
     def add(
         self,
-        facts: LoggedFacts,
+        stored: StoredRow,
+        data: bytes,
         *,
         judged_as: Sequence[str] = (),
+        ids: Iterable[tuple[str, str]] = (),
         parent: str | None = None,
         node: int = NONE,
         length: int = 0,
     ) -> int:
-        """Adds a row and returns its number.
+        """Adds a row, of which `data` is `encoded_row`, and returns its number.
 
         `node` is the end of its call in the tree, and `length` the number of its messages; a whole
         conversation has no node.
         """
-        data = _ENCODER.encode(facts)
         row = len(self._places)
         self._places.append(self._spill.append(data))
         self._sizes.append(len(data))
-        self._ids.append(hashed_id(facts.id))
+        self._ids.append(hashed_id(stored.id))
         self._parents.append(0 if parent is None else hashed_id(parent))
-        self._groups.append(0 if facts.group is None else hashed_id(facts.group))
+        self._groups.append(0 if stored.group is None else hashed_id(stored.group))
         self.nodes.append(node)
         self.lengths.append(length)
         self.has_parents = self.has_parents or parent is not None
         for alias in judged_as:
             self._aliases.append(hashed_id(alias))
             self._alias_rows.append(row)
+        for field, name in ids:
+            self._named_ids.append(hashed_id(name))
+            self._named_rows.append(row)
+            if len(self.id_fields) < _MOST_ID_FIELDS:
+                self.id_fields[field] = None
         return row
 
-    def facts(self, row: int) -> LoggedFacts:
+    def stored_row(self, row: int) -> StoredRow:
         """Returns what is known of a row."""
-        return self.all_facts([row])[0]
+        return self.stored_rows([row])[0]
 
-    def all_facts(self, rows: Sequence[int]) -> list[LoggedFacts]:
+    def stored_rows(self, rows: Sequence[int]) -> list[StoredRow]:
         """Returns what is known of several rows."""
         places, sizes = self._places, self._sizes
         found = self._spill.read_all([(places[row], sizes[row]) for row in rows])
@@ -112,10 +122,22 @@ class RowTable:
         return found
 
     def judged(self) -> Iterator[tuple[int, int]]:
-        """Yields the hashes under which feedback may refer to rows, each with its row."""
+        """Yields the hashes of ids, groups and aliases, under which feedback may refer to rows."""
         for keys in (self._ids, self._groups):
             yield from ((key, row) for row, key in enumerate(keys) if key)
         yield from zip(self._aliases, self._alias_rows, strict=True)
+
+    def judged_by_fields(self) -> Iterator[tuple[int, int]]:
+        """Yields the hashes of the further ids of rows, each with its row."""
+        return zip(self._named_ids, self._named_rows, strict=True)
+
+
+def encoded_row(row: StoredRow) -> bytes:
+    """Returns what is known of a row as a table keeps it.
+
+    Raises OverflowError for a number that is too large.
+    """
+    return _ENCODER.encode(row)
 
 
 def hashed_id(name: str | None) -> int:

@@ -10,24 +10,31 @@ from stillroom.importing.formats.api_logs.logged_pairs import (
 )
 from stillroom.importing.formats.api_logs.recorded import STILLROOM_RECORD
 from stillroom.importing.formats.api_logs.stored_completions import STORED_COMPLETIONS
-from stillroom.importing.formats.datasets.openai_files import (
+from stillroom.importing.formats.datasets.conversations import (
+    ALPACA,
     EVAL_ITEMS,
     FINE_TUNING,
     PREFERENCES,
+    SHAREGPT,
     TRL_PREFERENCES,
 )
-from stillroom.importing.formats.datasets.sharegpt_alpaca import ALPACA, SHAREGPT
 from stillroom.importing.formats.datasets.tables import CSV, PAIRS, PARQUET
+from stillroom.importing.formats.evaluations.environments import (
+    EPISODES,
+    NEMO_GYM,
+    RESULTS,
+    RNOW,
+    ROLLOUTS,
+)
 from stillroom.importing.formats.evaluations.inspect_ai import INSPECT_AI
-from stillroom.importing.formats.evaluations.rollout_layouts import NEMO_GYM, RNOW
-from stillroom.importing.formats.evaluations.verifiers import EPISODES, RESULTS
 from stillroom.importing.formats.observability.langfuse import LANGFUSE
 from stillroom.importing.formats.observability.langsmith import LANGSMITH
-from stillroom.importing.formats.observability.span_exports import PHOENIX, SPAN_TABLE
 from stillroom.importing.formats.observability.spans import (
     OPENINFERENCE_SPANS,
     OPENROUTER,
     OTEL_GENAI,
+    PHOENIX,
+    SPAN_TABLE,
 )
 from stillroom.importing.formats.sessions.atif import ATIF
 from stillroom.importing.formats.sessions.claude_code import CLAUDE_CODE, CLAUDE_CODE_OUTPUT
@@ -39,6 +46,7 @@ from stillroom.importing.records import TraceFormat
 
 FORMATS: tuple[TraceFormat, ...] = (
     STILLROOM_RECORD,
+    ROLLOUTS,
     CLAUDE_CODE,
     CLAUDE_CODE_OUTPUT,
     INSPECT_AI,

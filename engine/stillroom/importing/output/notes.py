@@ -1,18 +1,21 @@
-"""What is to be known of an import before its rollouts are used."""
+"""What a user should know before imported rollouts are used, such as providers' terms."""
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from stillroom.fences import on_one_line
-from stillroom.importing.output.rows import UNKNOWN, RolloutCounts
+from stillroom.importing.output.rows import UNKNOWN, UNKNOWN_PROVIDER, RolloutCounts
 from stillroom.importing.output.split import Split
-from stillroom.importing.output.terms import terms_notes
 from stillroom.importing.payloads.messages import IMAGES_LOST
 from stillroom.importing.request import ImportRollouts
 from stillroom.importing.sources import ImportSources
+from stillroom.lineage import AnsweringModel, ModelRecord
 
 _SHOWN, _MOST_NAMES = 3, 12
-_LONGEST_NAME = 60
+_MOST_CHARACTERS = 60
 
 
 def import_notes(
@@ -97,4 +100,109 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
 
 def _listed(names: Iterable[str]) -> str:
     """Returns names that others gave, each on one line and cut."""
-    return ", ".join(on_one_line(name, most=_LONGEST_NAME) for name in names)
+    return ", ".join(on_one_line(name, most=_MOST_CHARACTERS) for name in names)
+
+
+WRITTEN = "2026-11"
+"""When the table of terms was written; terms change."""
+_MAX_MODELS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderTerms:
+    """A provider whose terms limit what may be trained on its models' outputs."""
+
+    title: str
+    url: str
+    says: str
+    """What the terms limit, in a few careful words; the terms themselves decide."""
+    providers: frozenset[str]
+    models: re.Pattern[str]
+
+
+def _terms(title: str, url: str, says: str, providers: str, models: str) -> ProviderTerms:
+    return ProviderTerms(title, url, says, frozenset(providers.split()), re.compile(models))
+
+
+_COMPETING = "limit training models on outputs that compete with its own"
+_TERMS = (
+    _terms("OpenAI", "https://openai.com/policies", _COMPETING, "openai azure azure_openai",
+           r"(?:chatgpt|gpt-(?!oss|neo|j)|o\d(?:-|$)|codex|davinci|ft:gpt)"),
+    _terms("Anthropic", "https://www.anthropic.com/legal", _COMPETING, "anthropic", "claude"),
+    _terms("Google", "https://ai.google.dev/gemini-api/terms", _COMPETING,
+           "google gemini vertex_ai gcp.gemini gcp.vertex_ai", "gemini"),
+    _terms("Gemma", "https://ai.google.dev/gemma/terms",
+           "are also those of a model that is trained on outputs to work like Gemma",
+           "", r"(?:code|med|pali|shield|t5)?gemma(?!-?[4-9](?!b))"),
+    _terms("xAI", "https://x.ai/legal", _COMPETING, "xai x_ai", "grok"),
+    _terms("AWS", "https://aws.amazon.com/service-terms/", _COMPETING,
+           "bedrock aws_bedrock aws.bedrock amazon_bedrock amazon-bedrock", r"nova-|titan-"),
+    _terms("AI21", "https://www.ai21.com", _COMPETING, "ai21", "jamba"),
+    _terms("Cohere", "https://cohere.com/terms-of-use",
+           "may limit what is trained on outputs", "cohere", "command"),
+    _terms("Meta (Llama 2 and 3)", "https://www.llama.com/license/",
+           "forbid to improve other language models with outputs",
+           "", r"(?:meta-)?llama-?v?[23](?![.p_\d]|-[1-3]-)"),
+    _terms("Meta", "https://www.llama.com/license/",
+           "ask that models trained on outputs be named and licensed in a certain way",
+           "meta", r"(?:meta-)?llama"),
+    _terms("Tencent", "https://huggingface.co/tencent",
+           "forbid to improve other language models with outputs", "", "hunyuan"),
+    _terms("Qwen", "https://huggingface.co/Qwen",
+           "ask that models trained on outputs say so",
+           "", r"qwen-?2(?:\.5)?(?:-math|-vl)?-72b"),
+)  # fmt: skip
+"""The providers that are known to have such terms; another one may have them too.
+
+Looked at on 2026-11-23 in copies of the pages: OpenAI's terms of use (of 2024-01), Anthropic's
+commercial terms (quoted in 2025-08), those of the Gemini API (2025-05-20) and of Gemma up to
+version 3 (2026-04-01; Gemma 4 is under Apache 2.0), xAI's terms of service, AWS's service terms for
+Bedrock and AI21's terms (quoted in 2026), and the licenses of Llama 2 to 4, of Hunyuan, and of
+Qwen2.5-72B. Of Cohere's terms no copy went as far. Mistral's (2026-01) speak of images alone, and
+DeepSeek's license allows it.
+"""
+_VENDOR = re.compile(r"(?:[a-z][a-z0-9-]*\.){1,2}(?=[a-z])")
+"""The region and the vendor before a model's name, as Bedrock writes them."""
+
+
+def terms_for(provider: str, model: str) -> ProviderTerms | None:
+    """Returns the terms under which a model's outputs are, judged by its name and its provider."""
+    name = _VENDOR.sub("", model.rpartition("/")[2].lower(), count=1)
+    by_name = next((terms for terms in _TERMS if terms.models.match(name)), None)
+    if by_name is not None:
+        return by_name
+    return next((terms for terms in _TERMS if provider.lower() in terms.providers), None)
+
+
+def model_records(models: Counter[tuple[str, str]]) -> Iterator[ModelRecord]:
+    """Yields the records of the models that answered, the most frequent first.
+
+    `models` are the numbers of rows by provider and model.
+    """
+    for (provider, model), rows in models.most_common(_MAX_MODELS):
+        terms = terms_for(provider, model)
+        yield ModelRecord(
+            role="policy",
+            name=model,
+            location=model if provider == UNKNOWN_PROVIDER else provider,
+            answered_by=[AnsweringModel(model=model, rows=rows)],
+            terms=None if terms is None else terms.url,
+        )
+
+
+def terms_notes(models: Mapping[tuple[str, str], int]) -> Iterator[str]:
+    """Yields a note for each provider whose terms limit training on the outputs of its models."""
+    answered: dict[str, dict[str, None]] = {}
+    by_title = {terms.title: terms for terms in _TERMS}
+    for provider, model in models:
+        if (terms := terms_for(provider, model)) is not None:
+            answered.setdefault(terms.title, {})[model] = None
+    for title, models_of in answered.items():
+        names, terms = list(models_of), by_title[title]
+        more = len(names) - 3
+        first = ", ".join(on_one_line(name, most=_MOST_CHARACTERS) for name in names[:3])
+        shown = first + (f" and {more} more" if more > 0 else "")
+        yield (
+            f"{shown} answered: the terms of {title}, as known in {WRITTEN}, {terms.says}; "
+            f"read them before training: {terms.url}"
+        )

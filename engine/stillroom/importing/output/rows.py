@@ -1,7 +1,8 @@
-"""Writes imported rollouts as rows in our layout, with where they come from, and their prompts."""
+"""Writes imported rollouts as rows in our layout, with scores, origin, reward and prompts."""
 
+import math
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,22 +16,24 @@ from stillroom.errors import FailureClass
 from stillroom.files import LineWriter, content_hash
 from stillroom.importing.conversations.call_tree import NONE
 from stillroom.importing.conversations.collector import RowCollector
-from stillroom.importing.conversations.rollouts import ImportedRollout
-from stillroom.importing.conversations.row_table import LoggedFacts
-from stillroom.importing.output.feedback import reward_of
+from stillroom.importing.conversations.rollouts import ImportedRollout, JoinedRows
+from stillroom.importing.conversations.row_table import StoredRow, hashed_id
 from stillroom.importing.output.prompts import WaitingPrompts
 from stillroom.importing.payloads.fields import iso_time, seconds_between
+from stillroom.importing.records import Refusal
 from stillroom.importing.spill import Spill
 from stillroom.importing.tally import ImportTally
 from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
 from stillroom.types import Answerer, StopReason, Usage, total_usd
 
 _LONGEST_ERROR = 500
+UNKNOWN_PROVIDER = "unknown"
+"""The provider of a model where no source says who served it."""
 
 
-def rollout_id(facts: LoggedFacts) -> str:
+def rollout_id(row: StoredRow) -> str:
     """Returns the id of a rollout, which follows from the place of its kept row."""
-    return content_hash([facts.format, facts.source])
+    return content_hash([row.format, row.source])
 
 
 def rollout_row(
@@ -62,9 +65,9 @@ def rollout_row(
         "turns": rollout.num_turns,
         "truncated": is_cut or stop is StopReason.CONTENT_FILTER,
         "error": _failure(kept.error),
-        "cost_usd": total_usd(facts.cost_usd for facts in rollout.facts),
+        "cost_usd": total_usd(call.cost_usd for call in rollout.calls),
     }
-    return row | _known(rollout.facts) | {"origin": origin}
+    return row | _known(rollout.calls) | {"origin": origin}
 
 
 def _failure(error: str | None) -> dict[str, str] | None:
@@ -73,11 +76,11 @@ def _failure(error: str | None) -> dict[str, str] | None:
     return {"class": FailureClass.INTERNAL, "message": error[:_LONGEST_ERROR]}
 
 
-def _known(facts: Sequence[LoggedFacts]) -> dict[str, Any]:
+def _known(calls: Sequence[StoredRow]) -> dict[str, Any]:
     """Returns those fields of a row that only some sources know."""
-    usages = [each.usage for each in facts if each.usage is not None]
-    start = iso_time(next((each.started_at for each in facts if each.started_at), None))
-    named = [each for each in facts if each.model is not None]
+    usages = [each.usage for each in calls if each.usage is not None]
+    start = iso_time(next((each.started_at for each in calls if each.started_at), None))
+    named = [each for each in calls if each.model is not None]
     known: dict[str, Any] = {}
     if usages:
         known["usage"] = Usage(
@@ -86,21 +89,25 @@ def _known(facts: Sequence[LoggedFacts]) -> dict[str, Any]:
         )
     if named:
         last = named[-1]
-        teacher = {"provider": last.provider or last.format, "model": last.model, "settings": {}}
+        teacher = {
+            "provider": last.provider or UNKNOWN_PROVIDER,
+            "model": last.model,
+            "settings": {},
+        }
         known["teacher"] = teacher
         models = dict.fromkeys(each.model for each in named if each.model is not None)
         known["answered_by"] = [Answerer(model=model) for model in models]
     if start is not None:
         known["started_at"] = start
-    if (duration := _duration(facts)) is not None:
+    if (duration := _duration(calls)) is not None:
         known["duration_s"] = duration
     return known
 
 
-def _duration(facts: Sequence[LoggedFacts]) -> float | None:
+def _duration(calls: Sequence[StoredRow]) -> float | None:
     """Returns the seconds from the first call's beginning to the last one's end."""
-    first, last = facts[0], facts[-1]
-    if last.duration_s is None or len(facts) == 1:
+    first, last = calls[0], calls[-1]
+    if last.duration_s is None or len(calls) == 1:
         return last.duration_s
     passed = seconds_between(first.started_at, last.started_at)
     return None if passed is None else round(passed + last.duration_s, 3)
@@ -117,7 +124,7 @@ class RolloutSide:
     rows: LineWriter | None = None
     prompts: LineWriter | None = None
     models: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
-    """The number of rows by provider (or format) and model."""
+    """The number of rows by provider and model."""
     waiting: "array[int]" = field(default_factory=lambda: array("q"))
     """Of each row that waits its place, its bytes and the number of its prompt."""
     new_prompts: "array[int]" = field(default_factory=lambda: array("q"))
@@ -171,8 +178,8 @@ class RolloutWriter:
         self, rollout: ImportedRollout, feedback: Mapping[str, float], side: RolloutSide
     ) -> None:
         """Takes one rollout for its side. `feedback` are scores from rows of their own."""
-        facts, kept = rollout.facts, rollout.kept
-        scores = {name: value for each in facts for name, value in each.scores.items()}
+        kept, calls = rollout.kept, rollout.calls
+        scores = {name: value for call in calls for name, value in call.scores.items()}
         scores |= feedback
         reward = reward_of(scores, self._reward_from)
         tools, state = self._tools(rollout)
@@ -190,15 +197,15 @@ class RolloutWriter:
             side.new_prompts.append(prompt)
         data = msgspec.json.encode(row)
         side.waiting.extend((self._spill.append(data), len(data), prompt))
-        for each in dict.fromkeys((f.provider or f.format, f.model) for f in facts if f.model):
-            side.models[each[0], each[1] or ""] += 1
+        providers = {call.model: call.provider or UNKNOWN_PROVIDER for call in calls if call.model}
+        side.models.update((provider, model) for model, provider in providers.items())
         self._count(rollout, losses, scores, reward)
-        for each in facts:
+        for each in rollout.rows:
             self._tally.merge(each.format, len(each.also_at) + (each is not kept))
         self._tally.keep(kept.format)
 
     def write(self, sides: Sequence[RolloutSide]) -> None:
-        """Writes what was taken to the files of its side."""
+        """Writes the collected rows and prompts of each side to that side's files."""
         for side in sides:
             self.name_tasks(side)
         for side in sides:
@@ -240,11 +247,11 @@ class RolloutWriter:
             counts.rewarded += 1
         counts.branches += rollout.branch_of is not None
         counts.unanswered += rollout.num_unanswered
-        counts.calls.add(len(rollout.facts))
+        counts.calls.add(len(rollout.calls))
 
     def _tools(self, rollout: ImportedRollout) -> tuple[list[dict[str, Any]], str | None]:
-        """Returns the tools that a rollout was offered, and what is to be said of them."""
-        numbers = [each.tools for each in rollout.facts if each.tools != NONE]
+        """Returns the tools that a rollout was offered, and the loss to note about them."""
+        numbers = [each.tools for each in rollout.rows if each.tools != NONE]
         if numbers:
             state = CHANGED if len(set(numbers)) > 1 else None
             return self._collected.tools.united(numbers), state
@@ -257,8 +264,8 @@ class RolloutWriter:
 
     def _origin(self, rollout: ImportedRollout, losses: list[str]) -> dict[str, Any]:
         kept = rollout.kept
-        others = [each.source for each in rollout.facts[:-1]]
-        others += [place for each in rollout.facts for place in each.also_at]
+        others = [each.source for each in rollout.rows[:-1]]
+        others += [place for each in rollout.rows for place in each.also_at]
         branch_of = rollout.branch_of
         origin = {
             "format": kept.format,
@@ -266,10 +273,10 @@ class RolloutWriter:
             "sources": others,
             "id": kept.id,
             "group": kept.group,
-            "calls": len(rollout.facts),
+            "calls": len(rollout.calls),
             "branch_of": None
             if branch_of is None
-            else rollout_id(self._collected.rows.facts(branch_of)),
+            else rollout_id(self._collected.rows.stored_row(branch_of)),
             "losses": losses,
         }
         return {name: value for name, value in origin.items() if value not in (None, [])}
@@ -281,3 +288,70 @@ def _called(rollout: ImportedRollout) -> Iterator[str]:
         if _CALLS in message:
             for call in msgspec.json.decode(message).get("tool_calls", ()):
                 yield call["function"]["name"]
+
+
+_PREFIX = ".score."
+_OWN_REWARDS = ("reward", "preferred")
+"""The scores that a source itself means as the reward: an environment's, and those of pairs."""
+
+
+def scores_from_feedback(
+    collected: RowCollector, joined: JoinedRows, tally: ImportTally, *, by: str | None = None
+) -> dict[int, dict[str, float]]:
+    """Returns the scores that rows of their own give to rollouts, by kept row.
+
+    Feedback about a row is its rollout's; that about a group is that of all of its rollouts. An id
+    that is neither a row's nor a group's is looked for in the rows' other ids and their metadata;
+    with `by`, ids are looked for in that field alone. Of several scores with one name the last
+    counts. Feedback that is about no rollout is refused.
+    """
+    scores: defaultdict[int, dict[str, float]] = defaultdict(dict)
+    if not collected.feedback:
+        return scores
+    wanted = {hashed_id(feedback.about) for _, feedback in collected.feedback}
+    judged: defaultdict[int, set[int]] = defaultdict(set)
+    for key, row in collected.rows.judged() if by is None else ():
+        if key in wanted:
+            judged[key].add(joined.owners[row])
+    missing = wanted - judged.keys()
+    for key, row in collected.rows.judged_by_fields():
+        if key in missing:
+            judged[key].add(joined.owners[row])
+    fields = ", ".join(
+        [*(["id", "session", "trace"] if by is None else []), *collected.rows.id_fields]
+    )
+    for name, feedback in collected.feedback:
+        rollouts = judged.get(hashed_id(feedback.about), ())
+        if not rollouts or not math.isfinite(feedback.value):
+            reason = "score is not finite" if rollouts else "feedback about no call that was kept"
+            detail = (
+                f"{feedback.about} was looked for in: {fields or by}; feedback_by names another"
+            )
+            refusal = Refusal(feedback.place, reason, feedback.about if rollouts else detail)
+            tally.refuse(name, refusal, is_read=True)
+            continue
+        tally.merge(name)
+        for row in rollouts:
+            scores[row][feedback.name] = feedback.value
+    return scores
+
+
+def reward_of(scores: Mapping[str, float], names: Sequence[str]) -> float | None:
+    """Returns the mean of the named scores, or None if one of them is missing.
+
+    A name may have its system before it, as in `langfuse.score.helpful`, and may be several of
+    which the first that is there counts, as in `thumbs|rating`. Without names the score that the
+    source itself means as the reward is taken, if it has one.
+    """
+    if not names:
+        return next((scores[name] for name in _OWN_REWARDS if name in scores), None)
+    found = [score for name in names if (score := _named_score(scores, name)) is not None]
+    return sum(found) / len(found) if len(found) == len(names) else None
+
+
+def _named_score(scores: Mapping[str, float], names: str) -> float | None:
+    for name in (names, *names.split("|")):
+        for plain in (name, name.rpartition(_PREFIX)[2]):
+            if plain in scores:
+                return scores[plain]
+    return None

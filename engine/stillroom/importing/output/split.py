@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ from stillroom.data.near_duplicates import (
 from stillroom.data.words import shingles_of, spoken_text, user_texts, words_of
 from stillroom.files import content_hash
 from stillroom.importing.conversations.rollouts import JoinedRows, RolloutBuilder
-from stillroom.importing.payloads.fields import iso_time
+from stillroom.importing.payloads.fields import iso_seconds
 
 _SAMPLE = 400
 """How many texts are looked at to find what they share."""
@@ -112,7 +111,7 @@ class _Texts:
     def group_and_time(self, index: int) -> tuple[str | None, float | None]:
         """Returns the group of a rollout, and when its last call began in seconds."""
         kept = self._builder.build(self._kept[index]).kept
-        return kept.group, _seconds(kept.started_at)
+        return kept.group, iso_seconds(kept.started_at)
 
     def _messages(self, index: int) -> list[dict[str, Any]]:
         return msgspec.json.decode(self._builder.build(self._kept[index]).messages_json)
@@ -161,8 +160,3 @@ def _template(num_texts: int, text_at: _Text) -> frozenset[str]:
     counts = Counter(shingle for text in sample for shingle in shingles_of(text))
     least = max(_LEAST_SHARED, _SHARED * len(sample))
     return frozenset(shingle for shingle, count in counts.items() if count >= least)
-
-
-def _seconds(time: str | float | None) -> float | None:
-    written = iso_time(time)
-    return None if written is None else datetime.fromisoformat(written).timestamp()

@@ -11,7 +11,6 @@ from typing import Any, cast
 from stillroom.data.checks import describe
 from stillroom.data.layouts.responses import item_problems, messages_from_items
 from stillroom.importing.json_rows import Row, UnreadableRowError
-from stillroom.importing.payloads.blocks import BlockReader
 from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
@@ -26,6 +25,7 @@ from stillroom.importing.payloads.messages import (
     NO_MESSAGES,
     REASONING_LOST,
     SERVER_TOOLS_LOST,
+    MessageReader,
     tool_schemas,
 )
 from stillroom.importing.payloads.streams import unstreamed
@@ -60,7 +60,7 @@ class ApiCall:
 def logged_calls(
     place: Place,
     calls: Iterable[ApiCall],
-    facts: Row | None = None,
+    named: Row | None = None,
     *,
     metadata: Row | None = None,
     provider: str | None = None,
@@ -69,14 +69,16 @@ def logged_calls(
 ) -> Iterator[LoggedConversation]:
     """Yields the calls at a place: one, or one for each choice of a response.
 
-    `facts` are fields that a log names itself, which go before those of the bodies. The second
+    `named` are fields that a log names itself, which go before those of the bodies. The second
     choice and those after it are parts of their row, or of a `part` of it; `also_at` are further
     places of the first.
     """
     for number, call in enumerate(calls):
         fields = {name: getattr(call, name) for name in call.__slots__}
-        fields |= {"provider": call.provider or provider} | (facts or {})
+        fields |= {"provider": call.provider or provider} | (named or {})
         fields["metadata"] = call.metadata | (metadata or {})
+        if call.id is not None and call.id != fields["id"]:
+            fields["ids"] = {"response_id": call.id} | fields.get("ids", {})
         if number:
             of_row = f"{part} choice {number}" if part else f"choice {number}"
             place = Place(place.path, place.line, of_row)
@@ -93,7 +95,7 @@ def read_calls(request: Any, response: Any) -> list[ApiCall]:
     request_body = as_row(request)
     if not request_body:
         raise UnreadableRowError(NO_REQUEST, f"the request is {describe(request)}")
-    reader = BlockReader()
+    reader = MessageReader()
     prompt = request_messages(request_body, reader)
     response = unstreamed(response)
     reply = as_row(response)
@@ -103,7 +105,7 @@ def read_calls(request: Any, response: Any) -> list[ApiCall]:
         losses = tuple(reader.losses)
         model = first_text(request_body, "model")
         return [ApiCall(messages=prompt, tools=tools, model=model, error=failure, losses=losses)]
-    facts: Row = {
+    fields: Row = {
         "tools": tools,
         "id": first_text(reply, "id"),
         "model": first_text(reply, "model") or first_text(request_body, "model"),
@@ -117,7 +119,7 @@ def read_calls(request: Any, response: Any) -> list[ApiCall]:
             finish_reason=ending,
             losses=tuple(reader.losses),
             metadata=dict(details),
-            **facts,
+            **fields,
         )
         for messages, ending in replies(response, reader)
     ]
@@ -144,7 +146,7 @@ def is_provider_tool(tool: Row) -> bool:
     )
 
 
-def request_messages(request: Row, reader: BlockReader) -> list[Row]:
+def request_messages(request: Row, reader: MessageReader) -> list[Row]:
     """Returns the messages of a request, its system prompt first.
 
     Raises UnreadableRowError if it has none.
@@ -158,13 +160,13 @@ def request_messages(request: Row, reader: BlockReader) -> list[Row]:
     return [*system_message(request.get("system"), reader), *reader.turns(messages)]
 
 
-def system_message(value: Any, reader: BlockReader) -> list[Row]:
+def system_message(value: Any, reader: MessageReader) -> list[Row]:
     """Returns the system message that a text or blocks become; nothing if there is no text."""
     text = reader.text(value)
     return [{"role": "system", "content": text}] if text else []
 
 
-def input_messages(value: Any, reader: BlockReader) -> list[Row]:
+def input_messages(value: Any, reader: MessageReader) -> list[Row]:
     """Returns the messages of an input or output of the Responses API.
 
     Raises UnreadableRowError if it is neither a text nor items.
@@ -180,7 +182,7 @@ def input_messages(value: Any, reader: BlockReader) -> list[Row]:
     return [message | {"content": reader.text(message.get("content"))} for message in messages]
 
 
-def read_item(value: Any, reader: BlockReader) -> Any:
+def read_item(value: Any, reader: MessageReader) -> Any:
     """Returns an item that chat messages can be made of; None for one that becomes a loss."""
     item = as_row(value)
     kind = item.get("type")
@@ -202,7 +204,7 @@ def read_item(value: Any, reader: BlockReader) -> Any:
             return value
 
 
-def replies(response: Any, reader: BlockReader) -> list[tuple[list[Row], str | None]]:
+def replies(response: Any, reader: MessageReader) -> list[tuple[list[Row], str | None]]:
     """Returns the messages of each reply of a response, and why the reply ended.
 
     Raises UnreadableRowError if there is none.
@@ -221,7 +223,7 @@ def replies(response: Any, reader: BlockReader) -> list[tuple[list[Row], str | N
     raise UnreadableRowError(NO_REPLY, f"the response is {describe(response)}")
 
 
-def _choices(choices: Sequence[Any], reader: BlockReader) -> list[tuple[list[Row], str | None]]:
+def _choices(choices: Sequence[Any], reader: MessageReader) -> list[tuple[list[Row], str | None]]:
     found = [
         (reader.turn(choice["message"], "the reply"), finish_reason_of(choice.get("finish_reason")))
         for choice in map(as_row, choices)
@@ -243,7 +245,7 @@ def _response_ending(response: Row) -> str | None:
 
 
 def failure_text(response: Any) -> str | None:
-    """Returns the failure that stands in place of a reply; None if there is none."""
+    """Returns the failure in place of a reply; None if there is none."""
     fields = as_row(response)
     error = fields.get("error")
     if not error or fields.get("choices"):

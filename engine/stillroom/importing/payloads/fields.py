@@ -1,9 +1,11 @@
-"""Reads what logs of all kinds say of a call beside its messages: tokens, times, how it ended."""
+"""Reads the fields of a logged call other than its messages: tokens, times, how it ended."""
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, cast
 
 import msgspec
@@ -21,6 +23,7 @@ _DETAILS = {
     "reasoning_tokens": "reasoning_tokens",
     "reasoning": "reasoning_tokens",
 }
+_ID_NAME = re.compile(r"(?:^|[^A-Za-z])(?:uu|gu)?id$|[a-z](?:Id|ID|Uuid|UUID)$", re.ASCII)
 _LONGEST_ANSWER = 60
 """The most characters of an answer that is matched; a longer target is a model's solution, or says
 how to judge."""
@@ -44,7 +47,7 @@ _FINISH_REASONS = {
 def usage_of(value: Any) -> Usage | None:
     """Returns the tokens of a call from its usage object; None if it names none.
 
-    Anthropic counts the tokens read from and written to a cache beside those of the input, all
+    Anthropic counts the tokens read from and written to a cache apart from those of the input, all
     others count them among those of the prompt.
     """
     fields = as_row(value)
@@ -76,7 +79,7 @@ def usage_details(value: Any) -> dict[str, int]:
 
 
 def short_answer(value: Any) -> str | None:
-    """Returns the answer that a task's author wrote, if it is short enough to stand in a reply."""
+    """Returns the answer of a task's author, if it is short enough to be found in a reply."""
     text = value.strip() if isinstance(value, str) else ""
     return text if 0 < len(text) <= _LONGEST_ANSWER and "\n" not in text else None
 
@@ -151,6 +154,21 @@ def as_row(value: Any) -> dict[str, Any]:
 def as_list(value: Any) -> list[Any]:
     """Returns the value if it is a list, else an empty list."""
     return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def leaves(value: Any, start: str = "", levels: int = 3) -> Iterator[tuple[str, str]]:
+    """Yields the texts and whole numbers in an object and in those within it, by their path."""
+    for name, item in as_row(value).items():
+        if levels and isinstance(item, dict):
+            yield from leaves(item, f"{start}{name}.", levels - 1)
+        elif isinstance(item, str | int) and not isinstance(item, bool):
+            yield f"{start}{name}", str(item)
+
+
+@lru_cache(1024)
+def is_id_name(path: str) -> bool:
+    """Returns whether a field holds an id by its name, such as `response_id` or `traceId`."""
+    return _ID_NAME.search(path) is not None
 
 
 def parsed(value: Any) -> Any:

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from stillroom.data.checks import describe
 from stillroom.importing.json_rows import Row, UnreadableRowError
-from stillroom.importing.payloads.blocks import BlockReader
 from stillroom.importing.payloads.calls import (
     NO_REPLY,
     ApiCall,
@@ -19,7 +18,7 @@ from stillroom.importing.payloads.calls import (
     request_messages,
 )
 from stillroom.importing.payloads.fields import as_list, as_row, finish_reason_of, parsed, text_of
-from stillroom.importing.payloads.messages import NO_MESSAGES, TRUNCATED
+from stillroom.importing.payloads.messages import NO_MESSAGES, TRUNCATED, MessageReader
 
 _NESTS = ("args", "kwargs", "input", "request", "inputs")
 _ITEM_KINDS = frozenset({"function_call", "function_call_output", "reasoning", "message"})
@@ -35,7 +34,7 @@ class FreeReply:
     ending: str | None = None
 
 
-def free_prompt(value: Any, reader: BlockReader) -> list[Row]:
+def free_prompt(value: Any, reader: MessageReader) -> list[Row]:
     """Returns the messages of an input. Raises UnreadableRowError if it holds none."""
     if isinstance(value, str) and value:
         note_cut(value, reader)
@@ -48,9 +47,9 @@ def free_prompt(value: Any, reader: BlockReader) -> list[Row]:
     return messages
 
 
-def _prompt_of_text(text: str, reader: BlockReader) -> list[Row]:
+def _prompt_of_text(text: str, reader: MessageReader) -> list[Row]:
     """Returns the messages that a JSON text holds; any other text is the user's."""
-    given, trial = parsed(text), BlockReader()
+    given, trial = parsed(text), MessageReader()
     if not isinstance(given, str):
         try:
             messages = free_prompt(given, trial)
@@ -61,7 +60,7 @@ def _prompt_of_text(text: str, reader: BlockReader) -> list[Row]:
     return [{"role": "user", "content": text}]
 
 
-def _prompt_of_object(fields: Row, reader: BlockReader) -> list[Row] | None:
+def _prompt_of_object(fields: Row, reader: MessageReader) -> list[Row] | None:
     if isinstance(fields.get("messages"), list):
         messages = as_list(fields["messages"])
         if len(messages) == 1 and _is_batch(messages[0]):
@@ -81,15 +80,15 @@ def _prompt_of_object(fields: Row, reader: BlockReader) -> list[Row] | None:
 
 
 def free_calls(
-    given: Any, said: Any, reader: BlockReader, *, error: str | None = None
+    given: Any, output: Any, reader: MessageReader, *, error: str | None = None
 ) -> list[ApiCall]:
     """Returns the calls with an input and an output: one for each reply, or the failed one.
 
     Raises UnreadableRowError if there are no messages, or neither a reply nor an error.
     """
     prompt, found = free_prompt(given, reader), [FreeReply([])]
-    if said not in (None, "", {}, [], "null"):
-        found = free_replies(said, reader)
+    if output not in (None, "", {}, [], "null"):
+        found = free_replies(output, reader)
     elif error is None:
         raise UnreadableRowError(NO_REPLY, "the call has no output")
     return [
@@ -103,9 +102,9 @@ def free_calls(
     ]
 
 
-def free_replies(value: Any, reader: BlockReader) -> list[FreeReply]:
+def free_replies(value: Any, reader: MessageReader) -> list[FreeReply]:
     """Returns the replies of an output. Raises UnreadableRowError if it holds none."""
-    trial = BlockReader()
+    trial = MessageReader()
     try:
         found = [reply for reply in _replies_in(value, trial) if reply.messages]
     except UnreadableRowError:
@@ -119,7 +118,7 @@ def free_replies(value: Any, reader: BlockReader) -> list[FreeReply]:
     return found
 
 
-def _replies_in(value: Any, reader: BlockReader) -> list[FreeReply]:
+def _replies_in(value: Any, reader: MessageReader) -> list[FreeReply]:
     given = parsed(value)
     if isinstance(given, str):
         note_cut(given, reader)
@@ -150,7 +149,7 @@ def free_tools(value: Any) -> list[Row] | None:
     return None
 
 
-def note_cut(text: str, reader: BlockReader) -> None:
+def note_cut(text: str, reader: MessageReader) -> None:
     """Notes a loss if a text says of itself that it was cut off."""
     if any(mark in text for mark in _CUT_MARKS):
         reader.lose(TRUNCATED)
@@ -171,7 +170,7 @@ def _is_batch(value: Any) -> bool:
     return bool(items) and not all(isinstance(item, str) for item in items)
 
 
-def _listed(items: list[Any], reader: BlockReader) -> list[Row]:
+def _listed(items: list[Any], reader: MessageReader) -> list[Row]:
     if len(items) == 1 and _is_batch(items[0]):
         return _listed(as_list(items[0]), reader)
     kinds = {text_of(as_row(item).get("type")) for item in items}
@@ -182,7 +181,7 @@ def _listed(items: list[Any], reader: BlockReader) -> list[Row]:
     return reader.turns(items)
 
 
-def _reply_of_list(items: list[Any], reader: BlockReader) -> list[Row]:
+def _reply_of_list(items: list[Any], reader: MessageReader) -> list[Row]:
     """Returns the reply that a list holds: items of Responses, blocks of Anthropic, or messages."""
     kinds = {text_of(as_row(item).get("type")) for item in items}
     if kinds and kinds <= _BLOCK_KINDS:
@@ -193,7 +192,7 @@ def _reply_of_list(items: list[Any], reader: BlockReader) -> list[Row]:
     return messages if kinds & _ITEM_KINDS else messages[-1:]
 
 
-def _generations(value: Any, reader: BlockReader) -> Iterator[FreeReply]:
+def _generations(value: Any, reader: MessageReader) -> Iterator[FreeReply]:
     """Yields LangChain's generations; a run of a batch has one prompt."""
     groups = as_list(value)
     first = as_list(groups[0]) if groups and isinstance(groups[0], list) else groups
@@ -212,6 +211,6 @@ def _ending(messages: Any) -> str | None:
     """Returns why the last message ended, as LangChain's metadata says."""
     message = as_row(as_list(messages)[-1]) if as_list(messages) else {}
     fields = as_row(message.get("kwargs")) or as_row(message.get("data")) or message
-    facts = as_row(fields.get("response_metadata"))
-    named = facts.get("finish_reason", facts.get("stop_reason", fields.get("finish_reason")))
+    metadata = as_row(fields.get("response_metadata"))
+    named = metadata.get("finish_reason", metadata.get("stop_reason", fields.get("finish_reason")))
     return finish_reason_of(text_of(named))

@@ -110,7 +110,7 @@ class _Conversation:
         """The names and ids of the calls that have no result yet."""
 
     def copy(self) -> "_Conversation":
-        """Returns a conversation that goes on as this one."""
+        """Returns a copy that can be continued on its own."""
         other = _Conversation()
         other.messages, other.losses = list(self.messages), dict(self.losses)
         other._num_calls, other._open = self._num_calls, list(self._open)

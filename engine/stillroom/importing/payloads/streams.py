@@ -10,7 +10,7 @@ from stillroom.importing.json_rows import Row, UnreadableRowError
 from stillroom.importing.payloads.fields import as_list, as_row
 
 NO_END = "the stream has no end"
-BROKEN_STREAM = "an event of the stream is no JSON"
+BROKEN_STREAM = "an event of the stream is not JSON"
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 
@@ -43,7 +43,7 @@ def _decoded(data: str) -> Row:
 def whole_reply(events: Iterable[Row]) -> Row:
     """Returns the body of a reply of any of the three APIs.
 
-    Raises UnreadableRowError if the events do not come to the reply's end.
+    Raises UnreadableRowError if the events stop before the reply's end.
     """
     listed = list(events)
     failure = next((event for event in listed if _is_failure(event)), None)
@@ -57,7 +57,7 @@ def whole_reply(events: Iterable[Row]) -> Row:
 
 
 def unstreamed(response: Any) -> Any:
-    """Returns the body that a streamed reply comes to, logged as its text or as its events.
+    """Returns the body of a streamed reply, which is logged as its text or as its events.
 
     Any other response is unchanged. Raises UnreadableRowError for a stream without its end.
     """
@@ -173,7 +173,7 @@ def whole_response(events: Iterable[Row]) -> Row:
     """Returns the object of the Responses API that a stream ends with.
 
     Where it lists no output, its items are those that the stream finished one by one. Raises
-    UnreadableRowError if the stream does not come to it.
+    UnreadableRowError if the stream stops before it.
     """
     items: dict[int, Any] = {}
     for event in events:
@@ -190,7 +190,7 @@ def whole_response(events: Iterable[Row]) -> Row:
 def whole_message(events: Iterable[Row]) -> Row:
     """Returns the Anthropic message that a stream adds up to.
 
-    Raises UnreadableRowError if the stream does not come to its end.
+    Raises UnreadableRowError if the stream stops before its end.
     """
     message: Row = {}
     blocks: dict[int, _StreamedBlock] = {}

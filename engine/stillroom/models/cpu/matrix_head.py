@@ -195,7 +195,7 @@ class MatrixScores:
     wrong_NV: Tensor | None
     """The gradient with regard to the logits, if all tokens fit one tile; else None."""
     num_tiles_formed: int
-    """The number of tiles that the head had formed by then; each overwrites the one before it."""
+    """The number of tiles that the head had formed then; each overwrites the one before it."""
 
 
 def matrix_head(head: Any, *, scale: float, softcap: float | None) -> MatrixHead | None:

@@ -99,8 +99,8 @@ def reading_note(teacher: str, pair: ReadingPair | None, *, is_served: bool = Fa
 def check_reading(pair: ReadingPair) -> None:
     """Raises ModelError unless the teacher can be shown what the student may write.
 
-    Needs no weights. A template that cannot show calls is not refused: it is for students without
-    tools, and with tools their turns are left out and counted.
+    Needs no weights. Whether calls can be shown matters only to students with tools:
+    `check_calls` says so.
     """
     names = f"{pair.student.name} and {pair.teacher.name}"
     is_thinking = [
@@ -133,6 +133,21 @@ def check_reading(pair: ReadingPair) -> None:
         )
 
 
+def check_calls(pair: ReadingPair) -> None:
+    """Raises ModelError unless both templates show tool calls in a form that can be compared."""
+    choices = pair.choices([_TOOL])
+    for side, reader in ((choices.student, pair.student), (choices.teacher, pair.teacher)):
+        if not side.marks.has_calls:
+            raise ModelError(
+                f"the chat template of {reader.name} does not show tool calls as they were "
+                "written, so turns with calls could not be compared with the teacher and would "
+                "teach nothing",
+                "take a teacher whose chat template shows tool calls, add them to "
+                "chat_template.jinja, train without tools (move tools.py away, and leave "
+                f"rollout.mcp_url and rollout.browse out), or {OFF_POLICY_ROUTE}",
+            )
+
+
 def _check_shown(side: ReadingSide, reader: Reader, tools: Sequence[ToolSchema]) -> None:
     """Raises ModelError if the template writes a turn otherwise than its parts and marks are."""
     probe = PROBE.strip()
@@ -156,7 +171,7 @@ def _check_shown(side: ReadingSide, reader: Reader, tools: Sequence[ToolSchema])
             raise ModelError(
                 f"the chat template of {reader.name} changes the {kind} of an assistant's turn, so "
                 "what the student wrote could not be found in it",
-                f"mend chat_template.jinja, or {OFF_POLICY_ROUTE}",
+                f"fix chat_template.jinja, or {OFF_POLICY_ROUTE}",
             )
 
 

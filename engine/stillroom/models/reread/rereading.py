@@ -41,7 +41,7 @@ class ByteReading:
     """The sampled tokens at which nothing is compared."""
 
     def of_tokens(self, kept: Sequence[int]) -> "ByteReading":
-        """Returns the reading with the comparisons at some sampled tokens only, counted anew."""
+        """Returns the reading with the comparisons at some sampled tokens only, renumbered."""
         place = {token: number for number, token in enumerate(kept)}
         units = [
             unit._replace(student_token=place[unit.student_token])

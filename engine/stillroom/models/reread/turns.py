@@ -69,7 +69,7 @@ def turn_marks(renderer: ChatRenderer, tools: Sequence[ToolSchema], name: str) -
     if plain is None:
         raise ModelError(
             f"the chat template of {name} does not show a plain answer as it was written",
-            "mend chat_template.jinja, or take another model",
+            "fix chat_template.jinja, or use another model",
         )
     found: dict[str, str] = {}
     if (thinking := marks([_THOUGHT, _TEXT], _turn(thought=_THOUGHT, text=_TEXT))) is not None:
@@ -262,7 +262,7 @@ class _Reader:
         found = self._text.find(core, self._at) if core else -1
         if found < 0:
             return None
-        # What stands before the first word is the template's only if the template writes it.
+        # A blank before the first word belongs to the template only if the template writes it.
         for text in (marks.text_to_call or "", opening):
             blank = text[: len(text) - len(text.lstrip())].encode()
             if blank and self._text[self._at : found].endswith(blank):

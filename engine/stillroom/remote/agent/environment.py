@@ -79,7 +79,7 @@ def main() -> int:
     code = code_hash_of(code_files(Path(root, "code", question["code"], "stillroom")))
     _answer({"code": code, "installed": installed, "marks": _marks()})
     line = sys.stdin.readline()
-    if line:  # Otherwise the code is sent anew.
+    if line:  # Without a line, the code is sent again.
         _relay([root, *sites], line)
     return 0
 
@@ -156,7 +156,7 @@ class _Installation:
     def _python(self) -> Path:
         """Returns the environment's interpreter, which is made first if need be."""
         python, problem = self._venv / "bin" / "python", None
-        # Some machines delete old files. Packages, which other runs may use, are made anew last.
+        # Some machines delete old files. Packages, which other runs may use, are made again last.
         for broken in ([], [self._venv], [self._packages, self._venv]):
             for old in broken:
                 (old / _WHOLE).unlink(missing_ok=True)

@@ -54,7 +54,8 @@ def cancel(agent: AgentFolder, request: CancelRequest) -> None:
     folder = agent_run(agent, request.run_id).folder
     if not folder.is_run:
         raise MachineGoneError(
-            f"there is no run {request.run_id!r} on this machine", "it has nothing to stop"
+            f"there is no run {request.run_id!r} on this machine",
+            "no action needed: there is nothing to stop",
         )
     if request.kill:
         kill_run(folder)
@@ -81,7 +82,7 @@ def _wait_for(lock: FileLock, run_id: str) -> None:
         if time.monotonic() > deadline:
             raise EngineError(
                 f"another connection has been starting {run_id} for a minute",
-                "it is tried again; look for a process that hangs on that machine",
+                "it is retried; look for a process that hangs on that machine",
             )
         time.sleep(_POLL_S)
 
@@ -125,7 +126,7 @@ def _place_files(agent: AgentFolder, run: AgentRun, request: LaunchRequest) -> d
         if not content_file(agent, file.sha256).exists():
             raise EngineError(
                 f"the content of {file.place} is not on this machine any more",
-                "it is sent once more",
+                "no action needed: it is sent again",
             )
         target = run.base / file.place
         target.unlink(missing_ok=True)

@@ -42,7 +42,8 @@ def fetch(agent: AgentFolder, request: FetchRequest) -> Generator[bytes]:
     path = agent_run(agent, request.run_id).workspace / request.path
     if not is_safe(request.path) or path.is_symlink() or not path.is_file():
         raise EngineError(
-            f"the run has no file {request.path!r} any more", "its later files are downloaded"
+            f"the run has no file {request.path!r} any more",
+            "no action needed: files that it writes later are downloaded",
         )
     with path.open("rb", buffering=0) as stream:
         stream.seek(request.offset)
@@ -69,9 +70,12 @@ class AppendedFiles:
             self._inodes = dict(read_json(self._file, _Seen).inodes)
 
     def updates(self, *, is_last: bool) -> Iterator[AppendedLines]:
-        """Yields the whole new lines of all files; of a log that has ended, all that is left."""
+        """Yields the complete new lines of all files.
+
+        With `is_last`, it also yields an unfinished last line of log.txt.
+        """
         for path in sorted(self._paths()):
-            # It may be put in place anew, or taken away, right now.
+            # The run may replace or delete the file at any moment.
             with suppress(FileNotFoundError):
                 yield from self._updates_of(path, is_last=is_last and path.endswith("/log.txt"))
 
@@ -94,7 +98,7 @@ class AppendedFiles:
             offset = self._offsets.get(path, 0)
             is_new = self._inodes.get(path, inode if offset <= size else 0) != inode
             if offset > size or is_new:
-                # A log that was too long was cut anew, or a file was written anew.
+                # The log was truncated because it was too long, or a file was replaced.
                 offset = 0
                 yield AppendedLines(path=path, offset=0, data=b"")
             self._remember(path, inode)
@@ -159,7 +163,8 @@ class FinishedFiles:
             files = yield from self._hashed(stamps)
         finally:
             self._hashes.save()
-        # What has gone or changed meanwhile is looked at again; at the end nothing does.
+        # Files that changed while they were hashed are listed again by the next call; once the
+        # run has ended, none change.
         if not is_last and self._stamps(is_last=is_last) != stamps:
             return []
         self._last = stamps

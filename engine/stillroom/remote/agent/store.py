@@ -5,7 +5,7 @@ gets its name only when its hash has been verified. Two senders may write the sa
 both write the same bytes to the same places, so neither has to wait for the other.
 
 Contents that no run uses any more are deleted: old ones, and more where the disk has no room.
-Each of them also exists where it came from; it is sent once more if it is needed again.
+Each of them also exists where it came from; it is sent again when it is needed.
 """
 
 import os
@@ -180,7 +180,7 @@ def _write(partial: Path, piece: Piece) -> None:
         with os.fdopen(handle, "wb", buffering=0) as stream:
             size = os.fstat(handle).st_size
             if size < piece.offset:
-                # A hole would be filled by nobody. It was deleted meanwhile.
+                # The partial file was deleted since; writing here would leave a gap that stays.
                 raise BrokenStreamError(f"{partial} has become shorter")
             if piece.offset == 0 and size > piece.num_bytes:
                 stream.truncate(0)

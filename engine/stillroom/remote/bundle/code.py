@@ -132,7 +132,7 @@ def _strings(code: bytes) -> Iterator[str]:
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError):
-        return  # whoever runs the code says what is wrong with it
+        return  # running the code reports the error
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value

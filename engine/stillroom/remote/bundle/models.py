@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from stillroom.models.resolve import CHECKPOINTS, ModelLocation, adapter_base, l
 from stillroom.remote.bundle.layout import FileLayout
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
-from stillroom.train.config.resume import find_resume_point, run_to_resume
+from stillroom.train.config.resume import find_resume_point
 from stillroom.versions import FOLDER, copy_of, record_of, versions_of, versions_with
 
 _OF_A_RUN = ("run.json", "request.json", "config.json", "given_config.yml", "given_config.json")
@@ -68,12 +69,11 @@ def add_run(workspace: Workspace, places: FileLayout, run_id: str) -> None:
 def add_resumed(workspace: Workspace, places: FileLayout, run_id: str) -> None:
     """Adds what a run needs to resume another one: its checkpoint and its metrics."""
     point = find_resume_point(workspace, run_id)
-    following: str | None = run_id
-    while following is not None:
-        add_run(workspace, places, following)
-        following = (
-            run_to_resume(workspace, following).resume if following != point.run_id else None
-        )
+    resumed = RunFolder(workspace.runs / run_id)
+    for run in chain([resumed], resumed.earlier_runs()):
+        add_run(workspace, places, run.run_id)
+        if run.run_id == point.run_id:
+            break
     places.add_folder(point.checkpoint)
     places.add_all([RunFolder(workspace.runs / point.run_id).events])
 

@@ -72,9 +72,9 @@ def _refuse_too_little(budget_usd: float, price_per_hour: float, machine: Machin
     if budget_usd < least:
         raise InputError(
             f"budget_usd {budget_usd:g} pays for {budget_usd / price_per_hour * 3600:.0f} s of "
-            f"{machine.name} (${price_per_hour:g} an hour), in which no run is sent and started",
-            f"give ${least:.2f} at the least, and minutes more where it was never used before; or "
-            "leave where out",
+            f"{machine.name} (${price_per_hour:g} an hour), too little to upload and start a run",
+            f"give at least ${least:.2f}, and some minutes more for a machine's first run, which "
+            "installs packages; or leave where out",
         )
 
 
@@ -89,14 +89,15 @@ def refuse_config(config: TrainConfig, machine: Machine) -> None:
     if launcher.num_machines > 1:
         raise InputError(
             f"launcher.num_machines {launcher.num_machines} needs processes on other machines than "
-            f"{machine.name}, which nobody starts",
+            f"{machine.name}, which stillroom does not start",
             "train on one machine: launcher.num_machines=1",
         )
     if config.trainer.trackio_project is not None:
         raise InputError(
-            "trainer.trackio_project keeps its figures in a database of the machine that trains, "
-            "and they would not come back",
-            "take trainer.tensorboard or trainer.wandb_project; the run's metrics come back anyway",
+            "trainer.trackio_project writes its metrics to a database on the machine that trains, "
+            "and they would not be downloaded",
+            "use trainer.tensorboard or trainer.wandb_project; the run's metrics.jsonl is "
+            "downloaded anyway",
         )
 
 
@@ -122,8 +123,8 @@ def _refuse_local(address: Address, machine: Machine) -> None:
     host = urlsplit(address.url).hostname or ""
     if _is_this_machine(host.lower()):
         raise InputError(
-            f"{address.label} is at {address.url}, which on {machine.name} is another machine than "
-            "here",
+            f"{address.label} is at {address.url}, which on {machine.name} would be a different "
+            "machine than here",
             f"give an address that {machine.name} reaches, load the model in the run (provider hf)"
             ", or leave where out",
         )

@@ -25,7 +25,7 @@ from stillroom.remote.run_files import is_of_run_folder, is_output, unit_of
 from stillroom.run_folder import RunFolder
 
 _SET_APART = "brought_back"
-"""The folder of a run for outputs whose own places somebody else has written to meanwhile."""
+"""The run's subfolder for outputs whose paths were written by others during the run."""
 _TRIES = 3
 
 Fetch = Callable[[str, int], Generator[bytes]]
@@ -48,7 +48,7 @@ class Download:
         fetch: Fetch,
     ) -> None:
         self._folder, self._root, self._outputs = folder, root, list(outputs)
-        # Of a folder that was here before, only single files are replaced.
+        # In a folder that existed before, only single files are replaced.
         self._new = [output for output in outputs if output not in record.before]
         self._record, self._fetch = record, fetch
         self._known = read_downloaded(folder)
@@ -170,8 +170,8 @@ class Download:
                 return
             staged.unlink()
         raise MachineError(
-            f"{file.path} has another content than its machine says, {_TRIES} times",
-            "look at the memory and the disk of that machine; it is tried again",
+            f"{file.path} did not have the hash that its machine reported, {_TRIES} times",
+            "check the memory and the disk of that machine; the download is retried",
         )
 
     def _copy(self, file: RemoteFile, staged: Path) -> None:
@@ -183,6 +183,11 @@ class Download:
             if offset < file.num_bytes:
                 with closing(self._fetch(file.path, offset)) as blocks:
                     for block in blocks:
+                        if stream.tell() + len(block) > file.num_bytes:
+                            raise MachineError(
+                                f"{file.path} has more bytes than its machine said",
+                                "look at what runs on that machine; it is retried",
+                            )
                         stream.write(block)
                         self.num_bytes += len(block)
                         self._check_stopped()
@@ -190,7 +195,8 @@ class Download:
             os.fsync(stream.fileno())
         if staged.stat().st_size < file.num_bytes:
             raise UnreachableError(
-                f"only a part of {file.path} arrived", "the rest is fetched again"
+                f"only a part of {file.path} arrived",
+                "no action needed: the rest is downloaded by the next try",
             )
 
     def _is_same(self, place: Path, file: RemoteFile) -> bool:
@@ -231,7 +237,7 @@ class Download:
                 self._delete(unit)
         if is_last:
             self._prune_journals(paths)
-        # What was begun of a checkpoint that is gone by now; all others are whole.
+        # Partial downloads of checkpoints that were deleted since; all others are complete.
         for left in (self._folder.path / CHECKPOINTS).glob(f".*.partial-{self._folder.run_id}"):
             shutil.rmtree(left, ignore_errors=True)
         write_downloaded(self._folder, self._known)

@@ -132,7 +132,7 @@ class Follower:
             self._record_error(error.problem, error.fix)
         except OSError as error:
             self._record_error(f"the system here refused: {error}", _fix_of(error))
-        # The outermost handler of the run here: a fault of ours must not make its state untrue.
+        # The outermost handler: a bug of this program must not leave a wrong state behind.
         except Exception as error:
             traceback.print_exc()
             name = f"unexpected {type(error).__name__}: {str(error)[:300]}"
@@ -142,7 +142,7 @@ class Follower:
         if not self._run.has_ended:
             if not self._record.is_started:
                 self._launcher.launch()
-            # An earlier follower had the locks; another run that has taken one meanwhile keeps it.
+            # An earlier follower had the locks; another run that has taken one since keeps it.
             with suppress(OutputHeldError):
                 self._run.lock_outputs()
             self._follow()
@@ -162,7 +162,7 @@ class Follower:
         ):
             for update in updates:
                 self._backoff.held(time.monotonic() - began)
-                self._take(update)
+                self._handle(update)
                 if isinstance(update, RemoteFiles):
                     downloader.submit(update)
                     last = update if update.is_last else None
@@ -170,12 +170,13 @@ class Follower:
                 self._pass_cancellation()
             if last is None or self._mirror.final is None:
                 raise UnreachableError(
-                    f"connection to {self._spec.machine.name} lost", "it is connected again"
+                    f"connection to {self._spec.machine.name} lost",
+                    "no action needed: the connection is retried",
                 )
             self._download_rest(downloader, download, last)
         self._finish(download, last)
 
-    def _take(self, update: RunUpdate) -> None:
+    def _handle(self, update: RunUpdate) -> None:
         self._silent_since = None
         if isinstance(update, RemoteState):
             self._view.contact(elapsed_s=update.elapsed_s)
@@ -209,7 +210,9 @@ class Follower:
         """Writes the run's end; all that it has written is here and verified."""
         final = self._mirror.final
         if final is None or download.bytes_missing(last.files):
-            raise UnreachableError("not all files are here", "they are fetched again")
+            raise UnreachableError(
+                "some files are not downloaded yet", "no action needed: the download is retried"
+            )
         if download.taken:
             final = _with_output_taken(final, download.taken, self._folder)
         self._folder.write(final)
@@ -265,12 +268,12 @@ class Follower:
         is_running = self._record.is_started and not self._run.has_ended
         if self._silent_since is None:
             self._silent_since = self._clock()
-        # The clock here may have been set meanwhile, so it was tried in vain for a while, too.
+        # The wall clock may have been set, so failed tries for a while are required too.
         has_tried = self._clock() - self._silent_since > _SILENT_S
         if is_running and has_tried and silent_s > machine.max_hours * 3600 + _SILENT_S:
             problem = (
-                f"{machine.name} has not answered for {silent_s / 3600:.0f} hours, so the run "
-                f"there has stopped by itself (max_hours: {machine.max_hours:g})"
+                f"{machine.name} has not answered for {silent_s / 3600:.0f} hours, so its "
+                f"run has stopped by itself (max_hours: {machine.max_hours:g})"
             )
             fix = f"if the machine comes back, its files are in {machine.folder}"
             self._record_loss(MachineGoneError(problem, fix))
@@ -294,7 +297,7 @@ class Follower:
         elif self._run.is_cancelled:
             self._end(RunStatus.CANCELLED)
         else:
-            problem = f"the run had not begun there: {error.problem}"
+            problem = f"the run had not started: {error.problem}"
             self._end(RunStatus.FAILED, problem, f"{error.fix}; then start the run again")
 
     def _record_error(self, problem: str, fix: str) -> None:
@@ -333,5 +336,5 @@ def _with_output_taken(final: RunState, taken: list[str], folder: RunFolder) -> 
 
 def _fix_of(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "free some space on this machine; the run continues, and it is tried again"
-    return "check the permissions of the run's folder; it is tried again"
+        return "free some space on this machine; the run continues, and it is retried"
+    return "check the permissions of the run's folder; it is retried"

@@ -1,5 +1,6 @@
 """Launches a run on its machine; each step finds its work done if an earlier follower did it."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -78,11 +79,18 @@ class Launcher:
         self._refuse_unknown_price()
         run.stop_if_cancelled()
         run.view.phase("preparing")
-        host.prepare(run.spec, run.show)
+        host.prepare(run.spec, self._show_preparing)
         run.view.contact()
         self._remember_facts()
         run.stop_if_cancelled()
         self._start(self._send())
+
+    def _show_preparing(self, text: str) -> None:
+        """Shows what the machine is busy with; an empty text says only that it answers."""
+        self._run.view.contact()
+        if text:
+            self._run.show(text)
+            sys.stderr.write(f"{text}\n")
 
     def _refuse_unknown_price(self) -> None:
         """Raises RunError if a budget cannot be kept, since nobody says what the machine costs."""

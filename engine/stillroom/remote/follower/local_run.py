@@ -173,7 +173,7 @@ class LocalRun:
         state = msgspec.structs.replace(
             self.folder.read(), status=status, ended_at=now(), error=error, progress=None
         )
-        # On a full disk it is tried again.
+        # On a full disk it is retried.
         with suppress(OSError):
             self.folder.write(state)
 
@@ -261,8 +261,12 @@ class ViewFile:
             self._write(last_contact=now(), problem=None)
 
     def problem(self, text: str) -> None:
-        """Notes why the run cannot proceed or be reached at the moment, and what to do."""
-        if text != self._view.problem:
+        """Notes why the run cannot proceed or be reached at the moment, and what to do.
+
+        The machine may cost meanwhile, so that its cost is written again with each try.
+        """
+        is_due = time.monotonic() - self._written_at >= _WRITE_VIEW_EVERY_S
+        if text != self._view.problem or is_due:
             self._write(problem=text)
 
     def over(self) -> None:
@@ -279,7 +283,7 @@ class ViewFile:
         return self._elapsed_s
 
     def _write(self, *, durable: bool = False, **changes: object) -> None:
-        cost = {"machine_usd": self.machine_usd, "seconds_there": round(self.used_s, 1)}
+        cost = {"machine_usd": self.machine_usd, "seconds_used": round(self.used_s, 1)}
         self._view = msgspec.structs.replace(self._view, **{**cost, **changes})
         self._written_at = time.monotonic()
         if not self._folder.path.exists():

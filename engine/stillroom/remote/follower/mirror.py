@@ -10,6 +10,7 @@ import msgspec
 from stillroom.files import write_atomic
 from stillroom.places import open_real
 from stillroom.remote.follower.local_run import FollowRecord, GrownFile, write_record
+from stillroom.remote.host import MachineError, UnreachableError
 from stillroom.remote.records import AppendedLines, JobSpec, RemoteState
 from stillroom.remote.run_files import TEXTS, is_of_run_folder, is_output
 from stillroom.run_folder import RunFolder, RunState
@@ -17,6 +18,7 @@ from stillroom.types import RunStatus
 
 _STEADY_S = 2.0
 """Two measurements of the other clock differ by no more while neither clock is set."""
+_MOST_GROWING_FILES = 10_000
 _NOTHING = GrownFile(remote_bytes=0, local_bytes=0)
 
 
@@ -48,7 +50,13 @@ class Mirror:
             record.root = update.root
             self._replaced = self._replacements()
         record.elapsed_s = max(record.elapsed_s, update.elapsed_s)
-        remote = msgspec.json.decode(self._with_local_paths(update.run_json), type=RunState)
+        try:
+            remote = msgspec.json.decode(self._with_local_paths(update.run_json), type=RunState)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise UnreachableError(
+                f"{self._spec.machine.name} sent a state of the run that cannot be read: {error}",
+                "it is retried; if it stays so, look at the machine with check_setup",
+            ) from error
         state = msgspec.structs.replace(
             remote,
             run_id=self._folder.run_id,
@@ -76,6 +84,11 @@ class Mirror:
             return  # No machine may write anything else here.
         if path in self._record.left_alone:
             return
+        if path not in grown and len(grown) >= _MOST_GROWING_FILES:
+            raise MachineError(
+                f"{self._spec.machine.name} sent lines for more than {_MOST_GROWING_FILES} files",
+                "look at what runs on that machine",
+            )
         known, place = grown.get(path, _NOTHING), self._root / path
         if lines.offset == 0 and known.remote_bytes:
             if not is_own:

@@ -26,7 +26,7 @@ _LOG = "clean_up.log"
 def start_clean_up(provision_log: ProvisionLog) -> None:
     """Starts a process that releases what no run needs, and does not wait for it."""
     make_folder(provision_log.folder)
-    with suppress(OSError):  # A full disk: whoever looks next tries it again.
+    with suppress(OSError):  # A full disk: the next check tries it again.
         start_detached(
             __name__,
             provision_log.folder,

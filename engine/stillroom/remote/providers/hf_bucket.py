@@ -29,6 +29,7 @@ from stillroom.run_folder import JOB_FILE
 _TOO_MANY = 429
 _SERVER_ERROR = 500
 _LONGEST = 600
+_MAX_BATCH_BYTES = 1 << 29
 _NEEDS = {
     401: "log in with `hf auth login`, or set HF_TOKEN to a token that may write",
     402: "jobs are paid for beforehand: see https://huggingface.co/settings/billing",
@@ -139,13 +140,13 @@ def hub_errors(problem: str) -> Generator[None]:
         status = error.response.status_code
         text = f"{problem}: {_line(error)}"
         if status == _TOO_MANY or status >= _SERVER_ERROR:
-            raise UnreachableError(text, "nothing: it is tried again") from error
+            raise UnreachableError(text, "no action needed: it is retried") from error
         fix = _NEEDS.get(status, "see what the message says, and start the run again")
         raise MachineError(text, fix) from error
     except Exception as error:  # of the network and of huggingface_hub's other packages
         raise UnreachableError(
             f"{problem}: {type(error).__name__}: {_line(error)}",
-            "nothing: it is tried again; https://status.huggingface.co shows whether the hub is up",
+            "no action needed: it is retried; see https://status.huggingface.co",
         ) from error
 
 
@@ -216,8 +217,8 @@ class JobView(msgspec.Struct, kw_only=True):
 class UpdateReader:
     """The updates of a run's job from where an earlier reader stopped. `run` is its folder here.
 
-    seen: the bytes of each growing file that are here. What is here already is left out; where a
-    piece is missing, because somebody changed the file here, all updates are read once more.
+    seen: how many bytes of each growing file were downloaded; these are skipped. If a piece is
+    missing, because the local file was changed, all updates are read again.
     """
 
     def __init__(self, bucket: Bucket, run: Path, seen: Mapping[str, int]) -> None:
@@ -266,9 +267,18 @@ class UpdateReader:
 
     def _read(self, number: int) -> list[JobUpdate] | None:
         path = self._paths.updates(number)
-        if path not in self._bucket.sizes([path]):
+        num_bytes = self._bucket.sizes([path]).get(path)
+        if num_bytes is None:
             return None
-        return msgspec.msgpack.decode(self._bucket.read(path), type=list[JobUpdate])
+        try:
+            if num_bytes > _MAX_BATCH_BYTES:
+                raise ValueError(f"{num_bytes >> 20} MB")
+            return msgspec.msgpack.decode(self._bucket.read(path), type=list[JobUpdate])
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise MachineError(
+                f"{path} of the bucket {self._bucket.name} is no batch of updates: {error}",
+                "look at who can write to the bucket, cancel the run, and start it again",
+            ) from error
 
     def _lacks_some(self, batch: Sequence[JobUpdate]) -> bool:
         """Returns whether a file grows from further on than is known of it."""

@@ -141,7 +141,7 @@ class HubJobs:
                 if not self.is_over(job_id):
                     raise UnreachableError(
                         f"the job {job_id} is still running although it was cancelled",
-                        f"nothing: it is tried again; by hand: `hf jobs cancel {job_id}`",
+                        f"no action needed: it is retried; by hand: `hf jobs cancel {job_id}`",
                     )
             held.forget()
 

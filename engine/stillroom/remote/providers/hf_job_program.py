@@ -87,12 +87,12 @@ class JobProgram:
         start: str,
         secrets: Mapping[str, str],
         pause: Callable[[float], None] = time.sleep,
-        say_every_s: float = _POST_EVERY_S,
+        post_every_s: float = _POST_EVERY_S,
     ) -> None:
         self._bucket, self._run_id, self._paths = bucket, run_id, RunPaths(run_id)
         self._start, self._secrets, self._pause = start, secrets, pause
-        self._say_every_s = say_every_s
-        self._begun = time.monotonic()
+        self._post_every_s = post_every_s
+        self._started_at = time.monotonic()
         self._setup_s = 0.0
         """How long the job lasted before the run began, which is paid for too."""
         self._number = 1
@@ -112,7 +112,7 @@ class JobProgram:
             host.prepare(packages.spec, _log)
             self._send_contents(host, start.run)
             host.start(self._within_limits(start))
-            self._setup_s = time.monotonic() - self._begun
+            self._setup_s = time.monotonic() - self._started_at
             self._report(host, start.run)
         except EngineError as error:
             _log(f"{error.problem}\nfix: {error.fix}")
@@ -135,7 +135,7 @@ class JobProgram:
 
         A run that the service ends could not bring its last checkpoint to the bucket.
         """
-        run, used_s = start.run, time.monotonic() - self._begun
+        run, used_s = start.run, time.monotonic() - self._started_at
         reserve_s = max(run.reserve_s, min(_RESERVE_S, _RESERVE_PART * start.timeout_s))
         left_s = max(0.0, start.timeout_s - used_s - reserve_s)
         spent_usd = run.spent_usd + (run.price_per_hour or 0.0) * used_s / _HOUR_S
@@ -158,7 +158,7 @@ class JobProgram:
                 if path not in sizes:
                     raise EngineError(
                         f"a file of the run ({sha256[:12]}…) is not in the bucket",
-                        "start the run again: it is then sent once more",
+                        "start the run again: the file is then sent again",
                     )
                 self._trying(lambda path=path: self._bucket.download(path, target))
                 blob = Blob(sha256=sha256, num_bytes=sizes[path], source=str(target))
@@ -178,10 +178,10 @@ class JobProgram:
                 is_over, error = True, batch.pop()
                 if isinstance(error, EngineError):
                     raise error
-            news = [self._kept(each) for each in _shortened(batch)]
-            if news:
-                self._post(news)
-            for each in news:
+            updates = [self._for_bucket(each) for each in _shortened(batch)]
+            if updates:
+                self._post(updates)
+            for each in updates:
                 if isinstance(each, RemoteFiles):
                     self._forget_deleted(each, run)
 
@@ -190,11 +190,11 @@ class JobProgram:
         tries = 0
         while True:
             try:
-                for news in host.follow(self._run_id, seen):
+                for update in host.follow(self._run_id, seen):
                     tries = 0
-                    if isinstance(news, AppendedLines):
-                        seen[news.path] = news.offset + len(news.data)
-                    received.put(news)
+                    if isinstance(update, AppendedLines):
+                        seen[update.path] = update.offset + len(update.data)
+                    received.put(update)
                 received.put(None)
                 return
             except UnreachableError as error:
@@ -210,7 +210,7 @@ class JobProgram:
     def _gather(self, received: _Queue) -> list[RunUpdate | _End]:
         """Returns the updates of some seconds: the hub takes only so many writes an hour."""
         batch: list[RunUpdate | _End] = []
-        deadline = time.monotonic() + self._say_every_s
+        deadline = time.monotonic() + self._post_every_s
         while (left_s := deadline - time.monotonic()) > 0:
             try:
                 batch.append(received.get(timeout=left_s))
@@ -220,15 +220,15 @@ class JobProgram:
                 break
         return batch
 
-    def _kept(self, news: JobUpdate) -> JobUpdate:
-        """Returns an update as it is passed on; a file is in the bucket before it is listed."""
-        if isinstance(news, RemoteState):
-            self._root = news.root
-            return msgspec.structs.replace(news, elapsed_s=news.elapsed_s + self._setup_s)
-        if not isinstance(news, RemoteFiles):
-            return news
-        uploaded = [file for file in news.files if self._has_uploaded(file)]
-        return RemoteFiles(files=uploaded, is_last=news.is_last)
+    def _for_bucket(self, update: JobUpdate) -> JobUpdate:
+        """Returns an update as it is posted, once the files that it lists are in the bucket."""
+        if isinstance(update, RemoteState):
+            self._root = update.root
+            return msgspec.structs.replace(update, elapsed_s=update.elapsed_s + self._setup_s)
+        if not isinstance(update, RemoteFiles):
+            return update
+        uploaded = [file for file in update.files if self._has_uploaded(file)]
+        return RemoteFiles(files=uploaded, is_last=update.is_last)
 
     def _has_uploaded(self, file: RemoteFile) -> bool:
         """Brings a file to the bucket; returns False if the run has deleted it meanwhile."""
@@ -246,16 +246,16 @@ class JobProgram:
             self._uploaded.add(file.sha256)
         return file.sha256 in self._uploaded
 
-    def _forget_deleted(self, news: RemoteFiles, run: LaunchRequest) -> None:
+    def _forget_deleted(self, listed: RemoteFiles, run: LaunchRequest) -> None:
         """Deletes checkpoints from the bucket that the run itself has deleted."""
-        keep = {file.sha256 for file in news.files} | {file.sha256 for file in run.files}
+        keep = {file.sha256 for file in listed.files} | {file.sha256 for file in run.files}
         gone = self._uploaded - keep
         paths = self._trying(lambda: self._bucket.sizes(map(content_path, gone))) if gone else {}
         self._trying(lambda: self._bucket.delete(sorted(paths)))
         self._uploaded -= gone
 
-    def _post(self, news: list[JobUpdate]) -> None:
-        data, path = msgspec.msgpack.encode(news), self._paths.updates(self._number)
+    def _post(self, updates: list[JobUpdate]) -> None:
+        data, path = msgspec.msgpack.encode(updates), self._paths.updates(self._number)
         self._trying(lambda: self._bucket.put([(data, path)]))
         self._number += 1
 
@@ -286,11 +286,11 @@ class JobProgram:
 
 def _shortened(batch: list[Any]) -> Iterator[JobUpdate]:
     """Yields updates without those states and lists of files that later ones replace."""
-    last: dict[type[Any], int] = {type(news): number for number, news in enumerate(batch)}
-    for number, news in enumerate(batch):
-        replaces = isinstance(news, RemoteState | RemoteFiles) and last[type(news)] == number
-        if replaces or isinstance(news, AppendedLines):
-            yield news
+    last: dict[type[Any], int] = {type(each): number for number, each in enumerate(batch)}
+    for number, update in enumerate(batch):
+        replaces = isinstance(update, RemoteState | RemoteFiles) and last[type(update)] == number
+        if replaces or isinstance(update, AppendedLines):
+            yield update
 
 
 def _log(text: str) -> None:

@@ -183,7 +183,7 @@ class HfJobsHost:
                 continue
             if is_over:
                 raise self._ended(run_id)
-            # Look once more for what the job wrote at its end before it counts as lost.
+            # Read the bucket again for the job's last output before the job counts as lost.
             is_over = self._is_over()
             yield Heartbeat()
             if not is_over:
@@ -194,7 +194,9 @@ class HfJobsHost:
         files = UpdateReader(self._bucket, self._own_run, {}).files
         file = next((each for each in files if each.path == path), None)
         if file is None:
-            raise UnreachableError(f"{path} is not in the bucket yet", "it is fetched again")
+            raise UnreachableError(
+                f"{path} is not in the bucket yet", "no action needed: it is retried"
+            )
         fetched = self._own_run / _FETCHED / file.sha256
         if not fetched.is_file() or fetched.stat().st_size != file.num_bytes:
             fetched.parent.mkdir(exist_ok=True)
@@ -277,7 +279,9 @@ class HfJobsHost:
     def _download(self, path: str, content: str, target: Path) -> None:
         if content not in self._bucket.sizes([content]):
             # The run has deleted a checkpoint, as the next update says.
-            raise UnreachableError(f"{path} is no longer in the bucket", "it is fetched again")
+            raise UnreachableError(
+                f"{path} is no longer in the bucket", "no action needed: it is retried"
+            )
         self._bucket.download(content, target)
 
     def _job_id(self) -> str | None:
@@ -290,7 +294,7 @@ class HfJobsHost:
         if isinstance(update, JobFailure):
             raise MachineGoneError(f"{self._machine.name}: {update.problem}", update.fix)
         if isinstance(update, RemoteState):
-            # It is some seconds old, and the service's clocks are right.
+            # The state is some seconds old, and the service's clocks are accurate.
             return msgspec.structs.replace(update, clock=time.time())
         return update
 
@@ -307,7 +311,7 @@ class HfJobsHost:
         text = "" if job_id is None else self._jobs.final_log(job_id)
         return MachineGoneError(
             f"the job {job_id or self.name} ended without saying how the run ended{text}",
-            f"its checkpoints up to the last one that is here are kept: continue with "
+            f"its downloaded checkpoints are kept: continue with "
             f"`resume` {run_id}; `hf jobs inspect {job_id or 'ID'}` shows the job",
         )
 

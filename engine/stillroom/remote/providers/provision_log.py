@@ -15,7 +15,7 @@ from secrets import token_hex
 import msgspec
 
 from stillroom.errors import DataError
-from stillroom.files import FileLock, read_json, write_atomic, write_json
+from stillroom.files import FileLock, read_json, write_json, write_new
 from stillroom.lineage import now, seconds_between
 from stillroom.places import make_folder
 from stillroom.remote.host import UnreachableError
@@ -80,13 +80,7 @@ class ProvisionLog:
             return path.read_text(encoding="ascii").strip()
         make_folder(self.folder)
         with suppress(FileExistsError):
-            # A link is never half-written, and the first of two processes wins.
-            temporary = path.with_name(f".identity-{token_hex(4)}")
-            write_atomic(temporary, f"{token_hex(8)}\n".encode())
-            try:
-                os.link(temporary, path)
-            finally:
-                temporary.unlink()
+            write_new(path, f"{token_hex(8)}\n".encode())
         return path.read_text(encoding="ascii").strip()
 
     def entries(self) -> list[ProvisionedMachine]:
@@ -114,7 +108,7 @@ class ProvisionLog:
             if time.monotonic() > deadline:
                 raise UnreachableError(
                     f"another run is provisioning or releasing {name}",
-                    "nothing: it is tried again until that is done",
+                    "no action needed: it is retried until that is done",
                 )
             time.sleep(_POLL_S)
         try:

@@ -9,15 +9,13 @@ import re
 import shlex
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any, Concatenate, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from stillroom.errors import EngineError, missing_extra
-from stillroom.processes import end_process
-from stillroom.remote.channel import read_errors, start_process
 from stillroom.remote.host import UnreachableError
 from stillroom.remote.machine import SkyPilotCluster
 from stillroom.secrecy.environments import renting_environment
@@ -27,7 +25,7 @@ _LONGEST = 600
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _HOUR_S = 3600
 _CALL_LIMIT_S = 1800.0
-_END_WAIT_S = 5.0
+_POLL_S = 2.0
 _PROGRAMS = (r"[s]tillroom\.remote\.(agent|there)", r"[s]tillroom\.jobs\.keeper")
 _CHECK_EVERY_S = 15
 _NUM_IDLE_CHECKS = 20
@@ -80,9 +78,13 @@ class SkyCalls:
     """SkyPilot's package. `package` is that module, or one with the same functions."""
 
     def __init__(
-        self, package: Any = None, *, cli: Callable[[Sequence[str]], None] | None = None
+        self,
+        package: Any = None,
+        *,
+        cli: Callable[[Sequence[str]], None] | None = None,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._cli = cli or _run_cli
+        self._cli, self._pause = cli or _run_cli, pause
         self._sky = package if package is not None else _imported()
 
     def launch(self, name: str, cluster: SkyPilotCluster, *, folder: str) -> str:
@@ -100,11 +102,21 @@ class SkyCalls:
                 )
             )
 
-    def outcome(self, request_id: str) -> Outcome:
-        """Returns how a request stands; `unknown` if SkyPilot has forgotten it."""
-        with _known_errors(self._sky, f"could not ask about request {request_id}"):
-            requests = self._sky.api_status(request_ids=[request_id], all_status=True)
-        return _OUTCOMES.get(str(requests[0].status), "waiting") if requests else "unknown"
+    def outcome(self, request_id: str, *, wait_s: float = 0.0) -> Outcome:
+        """Returns how a request stands, after waiting that long for its end.
+
+        `unknown` if SkyPilot has forgotten it.
+        """
+        waited_s = 0.0
+        while True:
+            with _known_errors(self._sky, f"could not ask about request {request_id}"):
+                requests = self._sky.api_status(request_ids=[request_id], all_status=True)
+            status = str(requests[0].status) if requests else None
+            outcome = "unknown" if status is None else _OUTCOMES.get(status, "waiting")
+            if outcome != "waiting" or waited_s >= wait_s:
+                return outcome
+            self._pause(_POLL_S)
+            waited_s += _POLL_S
 
     def raise_failure(self, request_id: str, name: str) -> None:
         """Raises the error that a failed request ended with."""
@@ -184,9 +196,6 @@ class SkyCalls:
         """Makes one of the calls above in this process (see `SkyProcess`)."""
         return method(self, *args, **kwargs)
 
-    def close(self) -> None:
-        """Does nothing: there is no process to end."""
-
     def _task(self, *, run: str | None) -> Any:
         return self._sky.Task(name="stillroom", run=run)
 
@@ -196,7 +205,7 @@ class SkyCalls:
         except Exception as error:  # SkyPilot raises many kinds for a faulty key or value
             raise EngineError(
                 f"SkyPilot does not take these resources of machines.yml: {_plain(str(error))}",
-                "mend the machine's `skypilot` section; its keys are those of `resources` in a "
+                "fix the machine's `skypilot` section; its keys are those of `resources` in a "
                 "SkyPilot task",
             ) from error
 
@@ -228,13 +237,13 @@ def _run_cli(arguments: Sequence[str]) -> None:
     except subprocess.TimeoutExpired as error:
         raise UnreachableError(
             f"{shown} did not answer within {_CLI_LIMIT_S} s",
-            "nothing: it is tried again; `sky api info` shows whether SkyPilot's server lives",
+            "no action needed: it is retried; `sky api info` shows whether SkyPilot's server runs",
         ) from error
     if done.returncode:
         text = _plain(done.stderr.decode(errors="replace"))
         raise EngineError(
             f"{shown} failed, which tells ssh how to reach the cluster: {text}",
-            "run it in a terminal and fix what it says",
+            "run it in a terminal and fix the error that it prints",
         )
 
 
@@ -260,9 +269,12 @@ def _known_errors(sky: Any, problem: str, *, has_answered: bool = False) -> Gene
     except Exception as error:  # the package raises errors of the clouds' own packages
         text = f"{problem}: {type(error).__name__}: {_plain(str(error))}"
         if has_answered:
-            raise EngineError(text, "see `sky api logs`, fix what it says, start again") from error
+            raise EngineError(
+                text, "see `sky api logs`, fix the error that it shows, then start again"
+            ) from error
         raise UnreachableError(
-            text, "nothing: it is tried again; `sky api info` shows whether SkyPilot's server lives"
+            text,
+            "no action needed: it is retried; `sky api info` shows whether SkyPilot's server runs",
         ) from error
 
 
@@ -333,15 +345,11 @@ def _plain(text: str) -> str:
 
 
 class SkyProcess:
-    """Makes the calls of `SkyCalls` in a process of its own, which is started when it is needed.
+    """Makes the calls of `SkyCalls`, each in a process of its own.
 
     The package is large and prints to standard output, which belongs to the MCP connection in a
     server; and it waits for its own server, and that for a cloud, without a limit.
     """
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._one_at_a_time = threading.Lock()
 
     def call(
         self,
@@ -349,71 +357,44 @@ class SkyProcess:
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Answer:
-        """Makes a call in the process and returns what it returns, or raises what it raises."""
-        with self._one_at_a_time:
-            answer = self._ask(pickle.dumps((method, args, kwargs)))
-        if isinstance(answer, EngineError):
-            raise answer
-        return answer
-
-    def close(self) -> None:
-        """Ends the process; SkyPilot continues with its requests."""
-        with self._one_at_a_time:
-            self._end()
-
-    def _ask(self, call: bytes) -> Any:
-        process = self._started()
-        limit = threading.Timer(_CALL_LIMIT_S, process.kill)
-        limit.start()
+        """Makes a call in a process and returns what it returns, or raises what it raises."""
+        code = f"from {__name__} import answer_call; answer_call()"
+        answer: Any
         try:
-            sink = cast("IO[bytes]", process.stdin)
-            sink.write(call)
-            sink.flush()
-            return pickle.load(cast("IO[bytes]", process.stdout))  # noqa: S301
-        except (OSError, EOFError, pickle.UnpicklingError) as broken:
-            printed = read_errors(process) or str(broken)
-            self._end()
-            raise UnreachableError(
-                f"the process that calls SkyPilot ended: {printed[-_LONGEST:]}",
-                "nothing: it is started again; if it stays so, run `sky check` in a terminal",
-            ) from broken
-        finally:
-            limit.cancel()
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self._end()
-            code = f"from {__name__} import answer_calls; answer_calls()"
-            self._process = start_process([sys.executable, "-P", "-c", code], renting_environment())
-        return self._process
-
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        for stream in (process.stdin, process.stdout, process.stderr):
-            with suppress(OSError):
-                cast("IO[bytes]", stream).close()
-        try:
-            process.wait(_END_WAIT_S)
-        except subprocess.TimeoutExpired:
-            end_process(process)
+            done = subprocess.run(
+                [sys.executable, "-P", "-c", code],
+                input=pickle.dumps((method, args, kwargs)),
+                capture_output=True,
+                timeout=_CALL_LIMIT_S,
+                check=False,
+                env=renting_environment(),
+            )
+            answer = pickle.loads(done.stdout) if done.stdout else None  # noqa: S301
+        except (subprocess.TimeoutExpired, pickle.UnpicklingError, EOFError) as error:
+            raise _no_answer(str(error)) from error
+        if answer is None:
+            raise _no_answer(done.stderr.decode(errors="replace"))
+        if isinstance(answer[0], EngineError):
+            raise answer[0]
+        return answer[0]
 
 
-def answer_calls() -> None:
-    """Makes the calls that come through standard input, until it is closed."""
-    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    # What the package prints goes to standard error, and what it starts reads nothing.
+def _no_answer(printed: str) -> UnreachableError:
+    return UnreachableError(
+        f"the process that calls SkyPilot ended: {printed[-_LONGEST:]}",
+        "no action needed: it is retried; if it stays so, run `sky check` in a terminal",
+    )
+
+
+def answer_call() -> None:
+    """Makes the call that comes through standard input, and answers on standard output."""
+    method, args, kwargs = pickle.load(sys.stdin.buffer)  # noqa: S301
+    sink = os.fdopen(os.dup(1), "wb")
+    # What the package prints goes to standard error.
     os.dup2(2, 1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    calls: SkyCalls | None = None
-    with suppress(EOFError, OSError):
-        while True:
-            method, args, kwargs = pickle.load(source)  # noqa: S301
-            try:
-                calls = calls or SkyCalls()
-                answer = method(calls, *args, **kwargs)
-            except EngineError as error:
-                answer = error
-            pickle.dump(answer, sink)
-            sink.flush()
+    try:
+        answer = method(SkyCalls(), *args, **kwargs)
+    except EngineError as error:
+        answer = error
+    pickle.dump((answer,), sink)
+    sink.flush()

@@ -2,13 +2,15 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from stillroom.remote.host import MachineGoneError, RunHost, UnreachableError
+from stillroom.errors import EngineError
+from stillroom.remote.channel import Channel, PipedProcess
+from stillroom.remote.host import MachineGoneError, UnreachableError
 from stillroom.remote.machine import Machine, SkyPilotCluster, SshAddress
 from stillroom.remote.providers.provision_log import LockedEntry, ProvisionedMachine, ProvisionLog
 from stillroom.remote.providers.sky_calls import (
@@ -18,21 +20,15 @@ from stillroom.remote.providers.sky_calls import (
     SkyProcess,
     check_installed,
 )
-from stillroom.remote.records import (
-    Blob,
-    JobSpec,
-    LaunchRequest,
-    MachineFacts,
-    RunUpdate,
-)
-from stillroom.remote.ssh.host import SshHost
+from stillroom.remote.records import LaunchRequest, MachineFacts
+from stillroom.remote.ssh.connection import SshChannel
+from stillroom.remote.ssh.host import ChannelHost
 
 _WAIT_S = 20.0
-_POLL_S = 2.0
 _LOOK_AGAIN_S = 30.0
 
 
-class SkyPilotHost:
+class SkyPilotHost(ChannelHost):
     """A `RunHost` on a cluster that SkyPilot provisions and deletes.
 
     The runs of one machine share its cluster. `run` is the folder of the run that it is for;
@@ -46,14 +42,15 @@ class SkyPilotHost:
         *,
         calls: SkyCalls | SkyProcess,
         provision_log: ProvisionLog,
-        by_ssh: Callable[[Machine, SshAddress], RunHost],
-        pause: Callable[[float], None] = time.sleep,
+        by_ssh: Callable[[str, SshAddress], Channel] = SshChannel,
+        python: str | None = None,
     ) -> None:
-        self._machine, self._run = machine, run
+        """by_ssh: connects to the cluster. python: an interpreter on it that has this code."""
         self._cluster = machine.skypilot or SkyPilotCluster(resources={})
-        self._sky, self._log, self._pause = calls, provision_log, pause
+        self._run, self._sky, self._log = run, calls, provision_log
         self._name = cluster_name(machine, provision_log)
-        self._inner = by_ssh(machine, SshAddress(host=self._name))
+        channel = by_ssh(machine.name, SshAddress(host=self._name))
+        super().__init__(machine, _ClusterChannel(channel, self._explained), python=python)
         self._looked_at = -_LOOK_AGAIN_S
         self._offer: Offer | None = None
         self._has_asked = False
@@ -80,16 +77,20 @@ class SkyPilotHost:
             request_id = self._take_or_request()
             if request_id is None:
                 return
-            self._await(request_id)
+            if self._sky.call(SkyCalls.outcome, request_id, wait_s=_WAIT_S) == "waiting":
+                raise UnreachableError(
+                    f"SkyPilot is still provisioning {self._name}",
+                    f"no action needed, it takes minutes; progress: `sky api logs {request_id}`",
+                )
         raise UnreachableError(
-            f"SkyPilot has provisioned {self._name} and says that it is not up",
-            f"nothing: it is tried again; `sky status {self._name}` shows how it stands",
+            f"SkyPilot has provisioned {self._name} and reports that it is not up",
+            f"no action needed: it is retried; `sky status {self._name}` shows its state",
         )
 
     def price_per_hour(self) -> float | None:
         """Returns machines.yml's price, else that of the cluster that is up, or of an offer."""
-        if self._machine.price_per_hour is not None:
-            return self._machine.price_per_hour
+        if self.machine.price_per_hour is not None:
+            return self.machine.price_per_hour
         entry = self._log.find(self._name)
         if entry is not None:
             return entry.price_per_hour
@@ -101,7 +102,7 @@ class SkyPilotHost:
         view = self._sky.call(SkyCalls.look, self._name)
         if view is not None and view.is_up:
             self._sky.call(SkyCalls.write_ssh_entry, self._name)
-            return self._inner.facts()
+            return super().facts()
         offer = self._find_offer()
         if offer is None:
             return MachineFacts(system="a SkyPilot cluster, which the first run provisions")
@@ -113,50 +114,19 @@ class SkyPilotHost:
             gpu_memory_gb=offer.gpu_memory_gb,
         )
 
-    def prepare(self, spec: JobSpec, say: Callable[[str], None]) -> None:
-        """Installs our code and the run's packages."""
-        with self._watching():
-            self._inner.prepare(spec, say)
-
-    def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
-        """Returns the hashes that the cluster lacks."""
-        with self._watching():
-            return self._inner.missing(blobs)
-
-    def send(self, blobs: Sequence[Blob], have: Mapping[str, int]) -> Iterator[int]:
-        """Sends contents, each from where an earlier call broke off."""
-        with self._watching():
-            yield from self._inner.send(blobs, have)
-
     def start(self, run: LaunchRequest) -> None:
         """Starts the worker, which from now on keeps the cluster up by itself."""
         with self._log.holding(self._name) as held:
-            held.add(self._machine, self._name, self._own_run)
+            held.add(self.machine, self._name, self._own_run)
             held.mark_started(self._own_run)
-        with self._watching():
-            # Before the start: a worker without it would lose its machine with our connection.
-            self._sky.call(SkyCalls.hold, self._name, folder=self._machine.folder)
-            self._inner.start(run)
-
-    def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[RunUpdate]:
-        """Yields the run's updates until it has ended."""
-        with self._watching():
-            yield from self._inner.follow(run_id, seen)
-
-    def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
-        """Yields the bytes of a finished file."""
-        with self._watching():
-            yield from self._inner.fetch(run_id, path, offset)
-
-    def cancel(self, run_id: str, *, kill: bool) -> None:
-        """Cancels the run; with `kill` ends its processes."""
-        with self._watching():
-            self._inner.cancel(run_id, kill=kill)
+        # Before the start: a worker without it would lose its machine with our connection.
+        self._sky.call(SkyCalls.hold, self._name, folder=self.machine.folder)
+        super().start(run)
 
     def remove(self, run_id: str) -> None:
         """Deletes the run's folder on the cluster; with a cluster that is gone, it is gone, too."""
-        with suppress(MachineGoneError), self._watching():
-            self._inner.remove(run_id)
+        with suppress(MachineGoneError):
+            super().remove(run_id)
 
     def release(self) -> None:
         """Deletes the cluster unless another of our runs is on it; there may be none.
@@ -168,11 +138,6 @@ class SkyPilotHost:
                 self._sky.call(SkyCalls.release, self._name)
                 self._check_gone(held, held.entry)
 
-    def close(self) -> None:
-        """Ends the connection."""
-        self._inner.close()
-        self._sky.close()
-
     def _find_offer(self) -> Offer | None:
         if not self._has_asked:
             self._offer, self._has_asked = self._sky.call(SkyCalls.offer, self._cluster), True
@@ -181,7 +146,7 @@ class SkyPilotHost:
     def _take_or_request(self) -> str | None:
         """Returns the request that provisions the cluster; None if it is up, and now in use."""
         with self._log.holding(self._name) as held:
-            entry = held.add(self._machine, self._name, self._own_run)
+            entry = held.add(self.machine, self._name, self._own_run)
             outcome = None
             if entry.request_id is not None:
                 # Before the look at the cluster: it may come up between the two.
@@ -203,12 +168,12 @@ class SkyPilotHost:
     def _take(self, held: LockedEntry, view: ClusterView) -> None:
         held.update(request_id=None, price_per_hour=view.price_per_hour)
         # The job of the launch may have ended with an earlier run.
-        self._sky.call(SkyCalls.hold, self._name, folder=self._machine.folder)
+        self._sky.call(SkyCalls.hold, self._name, folder=self.machine.folder)
         self._sky.call(SkyCalls.write_ssh_entry, self._name)
 
     def _launch(self, held: LockedEntry) -> str:
         request_id = self._sky.call(
-            SkyCalls.launch, self._name, self._cluster, folder=self._machine.folder
+            SkyCalls.launch, self._name, self._cluster, folder=self.machine.folder
         )
         held.update(request_id=request_id)
         return request_id
@@ -221,18 +186,6 @@ class SkyPilotHost:
         else:
             held.update(request_id=None)
 
-    def _await(self, request_id: str) -> None:
-        """Waits until a request has ended; raises UnreachableError if that takes long."""
-        waited_s = 0.0
-        while self._sky.call(SkyCalls.outcome, request_id) == "waiting":
-            if waited_s >= _WAIT_S:
-                raise UnreachableError(
-                    f"SkyPilot is still provisioning {self._name}",
-                    f"nothing: that takes minutes; `sky api logs {request_id}` shows how far it is",
-                )
-            self._pause(_POLL_S)
-            waited_s += _POLL_S
-
     def _check_gone(self, held: LockedEntry, entry: ProvisionedMachine) -> None:
         """Removes the cluster from the log once SkyPilot no longer knows it.
 
@@ -243,26 +196,21 @@ class SkyPilotHost:
         if view is not None:
             raise UnreachableError(
                 f"the cluster {self._name} still exists after it was deleted ({view.status})",
-                f"nothing: it is tried again; by hand: `sky down -y {self._name}`",
+                f"no action needed: it is retried; by hand: `sky down -y {self._name}`",
             )
         self._is_gone = True
         if entry.is_answered or entry.is_old:
             held.forget()
 
-    @contextmanager
-    def _watching(self) -> Generator[None]:
-        """Tells a cluster that no longer exists from one that does not answer."""
-        try:
-            yield
-        except MachineGoneError:
-            raise
-        except UnreachableError:
-            if self._is_gone or time.monotonic() - self._looked_at >= _LOOK_AGAIN_S:
-                self._looked_at = time.monotonic()
-                view = self._sky.call(SkyCalls.look, self._name)
-                if view is None or view.is_stopped:
-                    raise self._gone(view) from None
-            raise
+    def _explained(self, error: EngineError) -> EngineError:
+        """Returns that the cluster no longer exists, if that is why it does not answer."""
+        is_due = self._is_gone or time.monotonic() - self._looked_at >= _LOOK_AGAIN_S
+        if isinstance(error, UnreachableError) and is_due:
+            self._looked_at = time.monotonic()
+            view = self._sky.call(SkyCalls.look, self._name)
+            if view is None or view.is_stopped:
+                return self._gone(view)
+        return error
 
     def _gone(self, view: ClusterView | None) -> MachineGoneError:
         self._is_gone = True
@@ -270,13 +218,41 @@ class SkyPilotHost:
         spot = " (a spot machine, which its provider may take back)" if self._is_spot else ""
         return MachineGoneError(
             f"the cluster {self._name} {state}{spot}",
-            f"what was written since the last checkpoint that is here is lost; continue with "
-            f"`resume`, on {self._machine.name} again or elsewhere",
+            f"what it wrote after the last downloaded checkpoint is lost; continue with "
+            f"`resume`, on {self.machine.name} again or elsewhere",
         )
 
     @property
     def _is_spot(self) -> bool:
         return bool(self._cluster.resources.get("use_spot"))
+
+
+class _ClusterChannel:
+    """A channel to a cluster; an error of the connection says whether the cluster still exists."""
+
+    def __init__(self, channel: Channel, explained: Callable[[EngineError], EngineError]) -> None:
+        self._channel, self._explained = channel, explained
+
+    @property
+    def name(self) -> str:
+        """What errors call the machine."""
+        return self._channel.name
+
+    def open(self) -> PipedProcess:
+        """Starts a shell on the cluster; also raises MachineGoneError."""
+        try:
+            return self._channel.open()
+        except UnreachableError as error:
+            raise self._explained(error) from error
+
+    def explain(self, exit_code: int | None, printed: str) -> EngineError | None:
+        """Returns what a broken command says about the connection or the cluster."""
+        error = self._channel.explain(exit_code, printed)
+        return None if error is None else self._explained(error)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._channel.close()
 
 
 def open_cluster(
@@ -292,7 +268,6 @@ def open_cluster(
         run,
         calls=SkyProcess(),
         provision_log=provision_log or ProvisionLog(),
-        by_ssh=SshHost,
     )
 
 

@@ -13,8 +13,9 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from packaging.requirements import Requirement
 
 import stillroom
@@ -38,6 +39,8 @@ from stillroom.remote.ssh.requirements import (
     own_requirements,
     packages_to_install,
 )
+
+_Answer = TypeVar("_Answer")
 
 _NEWEST = ".".join(map(str, MIN_PYTHON))
 _UNPACK = """
@@ -197,7 +200,7 @@ def _only_line(channel: Channel, script: str) -> str:
     """Returns the last line that a script prints which is not empty."""
     with run_script(channel, script) as running:
         running.write(b"")
-        return [line for line in running.lines() if line][-1]
+        return next(reversed([line for line in running.lines() if line]), "")
 
 
 def _send_code(channel: Channel, machine: Machine, *, anew: bool = False) -> None:
@@ -234,39 +237,73 @@ def _environment(
     )
     with run_script(channel, script) as running:
         lines = running.lines()
-        root = next(lines)
+        root = next(lines, "")
         uses_packages = machine.python is not None
         _ask(running, {"root": root, "code": code_hash(), "uses_packages": uses_packages})
-        answer = json.loads(next(lines))
-        if answer["code"] != code_hash():
+        answer = _read_answer(machine, next(lines, ""), _Installed)
+        if answer.code != code_hash():
             return None
-        missing = packages_to_install(
-            wanted[0],
-            local=wanted[1],
-            remote=canonical((name, version) for name, version in answer["installed"]),
-            marks=answer["marks"],
-        )
-        _ask(running, _install_request(python, uv, missing, answer["marks"]), is_last=True)
+        try:
+            missing = packages_to_install(
+                wanted[0],
+                local=wanted[1],
+                remote=canonical(answer.installed),
+                marks=answer.marks,
+            )
+        except ValueError as error:  # of a version that is none
+            raise _unreadable(machine, str(answer.marks)) from error
+        _ask(running, _install_request(python, uv, missing, answer.marks), is_last=True)
         return _outcome(machine, lines, say)
+
+
+class _Installed(msgspec.Struct, frozen=True):
+    """What the machine has: the first answer of `environment.py`."""
+
+    code: str
+    installed: list[tuple[str, str]]
+    marks: dict[str, str]
+
+
+class _Progress(msgspec.Struct, frozen=True):
+    """A later answer: how far the installation is, or how it ended."""
+
+    say: str | None = None
+    failed: str | None = None
+    python: str | None = None
+
+
+def _read_answer(machine: Machine, line: str, kind: type[_Answer]) -> _Answer:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _unreadable(machine, line) from error
+
+
+def _unreadable(machine: Machine, line: str) -> MachineError:
+    return MachineError(
+        f"{machine.name} answered with {line[:200]!r} where it should describe its packages",
+        "look at the machine with check_setup; something on it prints into the connection",
+    )
 
 
 def _outcome(machine: Machine, lines: Iterator[str], say: Callable[[str], None]) -> str:
     """Returns the interpreter that the machine names last; passes on what it says before."""
-    for line in lines:
-        answer: dict[str, str] = json.loads(line) if line else {}
-        if "say" in answer:
-            say(f"{machine.name}: {answer['say']}")
-        elif "failed" in answer:
-            raise _not_made(machine, answer["failed"])
-        elif "python" in answer:
-            return answer["python"]
-    raise MachineError(f"{machine.name} made no environment and did not say why", _GET_ONE)
+    for line in filter(None, lines):
+        answer = _read_answer(machine, line, _Progress)
+        if answer.failed is not None:
+            raise _not_made(machine, answer.failed)
+        if answer.python is not None:
+            return answer.python
+        say("" if answer.say is None else f"{machine.name}: {answer.say}")
+    raise MachineError(
+        f"creating the Python environment on {machine.name} failed without a message", _GET_ONE
+    )
 
 
 def _install_request(
     python: str, uv: str | None, missing: PackagesToInstall, marks: Mapping[str, str]
 ) -> dict[str, Any]:
-    base = [python, marks["python_full_version"], missing.requirements, missing.constraints]
+    base = [python, marks.get("python_full_version"), missing.requirements, missing.constraints]
     packages_key = _key(base)
     return {
         "code": code_hash(),
@@ -292,7 +329,7 @@ def _not_made(machine: Machine, failure: str) -> MachineError:
         return known
     return MachineError(
         f"the packages could not be installed on {machine.name}: {failure}",
-        "fix what it names (a package index that it cannot reach, a version without a wheel "
+        "fix the cause (a package index that it cannot reach, a version without a wheel "
         "for its Python), or name an interpreter that has them with `python:` in machines.yml",
     )
 

@@ -19,7 +19,7 @@ from typing import IO, cast
 
 from stillroom.errors import EngineError
 from stillroom.processes import end_process
-from stillroom.remote.channel import SHELL_LINE, read_errors, start_process
+from stillroom.remote.channel import SHELL_LINE, PipedProcess
 from stillroom.remote.frames import MARK, BrokenStreamError, Frames
 from stillroom.remote.host import MachineError, UnreachableError
 from stillroom.remote.machine import SshAddress
@@ -39,7 +39,7 @@ _OPTIONS = {
     "ServerAliveCountMax": str(_ALIVE_TRIES),
     "ControlPersist": "no",
     "LogLevel": "ERROR",
-    # What the user's settings may say for sessions by hand, and what has no place here.
+    # Overrides settings in the user's ssh config that only suit interactive sessions.
     "RemoteCommand": "none",
     "RequestTTY": "no",
     "ForwardAgent": "no",
@@ -58,7 +58,7 @@ class SshChannel:
 
     def __init__(self, name: str, address: SshAddress) -> None:
         self._name, self._address = name, address
-        self._owner: subprocess.Popen[bytes] | None = None
+        self._owner: PipedProcess | None = None
         self._socket: Path | None = None
         """Where our connection is shared; None where one that the user holds open is used."""
         self._making = threading.Lock()
@@ -68,7 +68,7 @@ class SshChannel:
         """What errors call the machine."""
         return self._name
 
-    def open(self) -> subprocess.Popen[bytes]:
+    def open(self) -> PipedProcess:
         """Starts a shell on the machine that reads one line and runs it.
 
         Raises UnreachableError or MachineError if there is no connection and none can be made.
@@ -113,7 +113,7 @@ class SshChannel:
         except BrokenStreamError as broken:
             with suppress(subprocess.TimeoutExpired):
                 owner.wait(_ALIVE_EVERY_S)
-            printed = f"{read_errors(owner)}\n{broken.output}".strip()
+            printed = f"{owner.last_errors()}\n{broken.output}".strip()
             self._drop()
             raise broken_connection(self._name, self._address, printed) from broken
         finally:
@@ -123,7 +123,7 @@ class SshChannel:
         if (owner := self._owner) is None:
             return
         self._owner = None
-        for stream in (owner.stdin, owner.stdout, owner.stderr):
+        for stream in (owner.stdin, owner.stdout):
             with suppress(OSError):
                 cast("IO[bytes]", stream).close()
         # On its own it would wait for the other commands' end.
@@ -131,12 +131,12 @@ class SshChannel:
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
 
-    def _start(self, *, is_owner: bool) -> subprocess.Popen[bytes]:
+    def _start(self, *, is_owner: bool) -> PipedProcess:
         options = dict(_OPTIONS)
         if self._socket is not None:
             options |= {"ControlMaster": "yes" if is_owner else "no"}
             options |= {"ControlPath": str(self._socket)}
-        return start_process([*self._arguments(options), SHELL_LINE], ssh_environment())
+        return PipedProcess([*self._arguments(options), SHELL_LINE], ssh_environment())
 
     def _is_held_by_user(self) -> bool:
         """Returns whether the user's own settings share a connection, and it is open."""
@@ -166,7 +166,7 @@ class SshChannel:
         return [program, "-T", *words, *self._address.options, *port, "--", self._address.host]
 
 
-def _greet(owner: subprocess.Popen[bytes]) -> None:
+def _greet(owner: PipedProcess) -> None:
     """Returns when the machine has answered. Raises BrokenStreamError if it does not."""
     with suppress(OSError):
         stream = cast("IO[bytes]", owner.stdin)
@@ -184,14 +184,15 @@ def _socket_folder() -> Path:
     is_safe = stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid()
     if not is_safe or state.st_mode & 0o77:
         raise MachineError(
-            f"{folder} is not a folder that only you may enter",
-            "delete it: it holds the sockets of connections to machines",
+            f"{folder} is not a folder of yours with mode 0700",
+            "delete it: it has only the sockets of ssh connections, and is created again",
         )
     return folder
 
 
 _MACHINES = "machines.yml"
-_KEYGEN = re.compile(r"ssh-keygen -f .*")
+# What a machine prints is in the same text as ssh's own words, and the user is to run this.
+_KEYGEN = re.compile(r"ssh-keygen -f ['\"]?[\w./~ -]+['\"]? -R ['\"]?[\[\]\w.:-]+['\"]?")
 _CONFIG = re.compile(r"Bad (owner|configuration|permissions)|terminating, \d+ bad|percent_expand")
 
 
@@ -242,7 +243,7 @@ def _unreachable(name: str, address: SshAddress, printed: str, last: str) -> Unr
         return UnreachableError(f"{name} ({address.host}) refuses connections: {last}", fix)
     return UnreachableError(
         f"{name} ({address.host}) does not answer: {last}",
-        f"it is tried again; if it stays so, see whether `{by_hand}` works",
+        f"it is retried; if it stays so, see whether `{by_hand}` works",
     )
 
 

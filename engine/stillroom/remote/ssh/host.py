@@ -20,6 +20,7 @@ from stillroom.remote.records import (
     JobSpec,
     LaunchRequest,
     MachineFacts,
+    MissingBlobs,
     Piece,
     PieceStored,
     RunUpdate,
@@ -82,7 +83,7 @@ class ChannelHost:
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
         """Returns the hashes that are not stored yet, with the bytes of each that already are."""
         sizes = {blob.sha256: blob.num_bytes for blob in blobs}
-        return self._ask("have", sizes, dict[str, int])[0]
+        return self._ask("have", sizes, MissingBlobs)[0]
 
     def send(self, blobs: Sequence[Blob], have: Mapping[str, int]) -> Iterator[int]:
         """Sends contents, each resumed where an earlier call ended; yields bytes as they go."""
@@ -150,7 +151,7 @@ class ChannelHost:
             with run_command(self._channel, line) as command:
                 yield command
         except UnreachableError:
-            # It may be the environment that is gone; to find it again is quick.
+            # The environment may have been deleted; looking it up again is quick.
             self._python = python if self._has_all else None
             raise
 
@@ -158,7 +159,7 @@ class ChannelHost:
         opened = ExitStack()
         return opened.enter_context(self.command(name)), opened
 
-    def _ask(self, name: str, request: object, kind: type[_Reply] | Any = object) -> list[_Reply]:
+    def _ask(self, name: str, request: object, kind: type[_Reply] | Any = None) -> list[_Reply]:
         """Sends the only request of a command, and returns its replies."""
         with self.command(name) as command:
             command.send(request, is_last=True)
@@ -232,5 +233,5 @@ class _Sender:
 def _changed(blob: Blob) -> MachineError:
     return MachineError(
         f"{blob.source} has changed since this run was started",
-        "start the run again: it then sends the file as it is by then",
+        "start the run again: the new run sends the changed file",
     )

@@ -10,6 +10,12 @@ from stillroom.remote.channel import Channel, run_script, shell_words
 from stillroom.remote.records import MachineFacts
 
 MIN_PYTHON = (3, 11)
+_NAMES = frozenset(
+    {"clock", "system", "python", "uv", "processors", "memory", "blocked", "disk", "gpu"}
+    | {"code", "version", "ready"}
+)
+"""How the lines of the script begin; a machine may print anything between them."""
+_MOST_VALUES, _LONGEST_VALUE = 64, 1000
 # A session without a log-in shell often lacks what the user's start files add.
 PATHS = (
     'PATH="$PATH:$HOME/.local/bin:$HOME/.cargo/bin:/usr/local/bin:/opt/conda/bin'
@@ -107,12 +113,14 @@ def probe(channel: Channel, folder: str, *, code: str, pythons: Sequence[str]) -
         running.write(b"")
         for line in running.lines():
             name, _, value = line.partition(" ")
-            values[name].append(value.strip())
+            if name in _NAMES and len(values[name]) < _MOST_VALUES:
+                values[name].append(value.strip()[:_LONGEST_VALUE])
     return _probe_of(values, begun_at, code)
 
 
 def _probe_of(values: dict[str, list[str]], begun_at: float, code: str) -> Probe:
-    pythons = {python.path: python for python in map(_python, values["python"])}
+    found = [python for line in values["python"] if (python := _python(line)) is not None]
+    pythons = {python.path: python for python in found}
     gpus = [gpu.split(", ", 2) for gpu in values["gpu"] if gpu.count(", ") >= 2]
     memory_gb = [_gibibytes(gpu[0]) for gpu in gpus]
     new_enough = [python for python in pythons.values() if python.is_new_enough]
@@ -142,14 +150,17 @@ def _probe_of(values: dict[str, list[str]], begun_at: float, code: str) -> Probe
     )
 
 
-def _python(line: str) -> RemotePython:
-    version, has_pip, path = line.split(" ", 2)
-    return RemotePython(path, tuple(map(int, version.split("."))), has_pip == "1")
+def _python(line: str) -> RemotePython | None:
+    parts = re.fullmatch(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4}) ([01]) (\S.*)", line, re.ASCII)
+    if parts is None:
+        return None
+    *version, has_pip, path = parts.groups()
+    return RemotePython(path, tuple(map(int, version)), has_pip == "1")
 
 
 def _gibibytes(mebibytes: str) -> float:
     """Returns a GPU's memory; 0 if nvidia-smi does not say it, as on machines that share theirs."""
-    return round(float(mebibytes) / 1024, 1) if mebibytes.strip().isdigit() else 0.0
+    return round((_number([mebibytes]) or 0.0) / 1024, 1)
 
 
 def _first(values: Sequence[str]) -> str | None:
@@ -158,7 +169,7 @@ def _first(values: Sequence[str]) -> str | None:
 
 def _number(values: Sequence[str]) -> float | None:
     # A `date` without %N prints the letters.
-    found = re.match(r"\d+(\.\d+)?(e\+\d+)?", _first(values) or "")
+    found = re.match(r"\d{1,20}(\.\d{1,20})?(e\+\d\d?)?", _first(values) or "", re.ASCII)
     return float(found[0]) if found else None
 
 

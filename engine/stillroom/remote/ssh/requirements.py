@@ -43,7 +43,7 @@ def packages_to_install(
     """
     lacking = [r for r in requirements if _applies(r, marks) and not _fits(r, remote)]
     named = {canonicalize_name(requirement.name) for requirement in lacking}
-    # What an image has stays as it is where it can; its torch was built for its driver.
+    # Packages of the image keep their versions if they can; its torch was built for its driver.
     pins = {name: version for name, version in local.items() if name not in remote}
     pins |= {name: version for name, version in remote.items() if name == "torch"}
     constraints = [

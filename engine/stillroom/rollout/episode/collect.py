@@ -106,9 +106,7 @@ class RolloutContext:
     teacher: TeacherRecord
     tools: ToolSource | None
     rewarder: Rewarder
-    max_turns: int
-    nudge: str | None = None
-    """The user message sent after a turn without a tool call; None if such a turn is the end."""
+    rules: TurnRules
     cut_reply: CutText | None = None
     """The function that shortens tool replies; None if the model reads them in full."""
     timeout_s: float | None = None
@@ -122,11 +120,6 @@ class RolloutContext:
     `concurrency` of them run if it returns a larger number."""
     refiner: Refiner | None = None
     """The policy, if it refines a student's rollouts; else None."""
-
-    @property
-    def rules(self) -> TurnRules:
-        """The rules that end a rollout."""
-        return TurnRules(self.max_turns, self.nudge)
 
 
 Outcome = Trajectory | FailedRollout

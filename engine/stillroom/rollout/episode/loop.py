@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, Self, cast
 
 import anyio
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from stillroom.data.formats import Task
 from stillroom.errors import CallFailedError
 from stillroom.rollout.journal.records import EpisodeRecorder
+from stillroom.rollout.request import EpisodeOptions
 from stillroom.tools.source import ToolResult, ToolSession, ToolSource, ToolTask, error_result
 from stillroom.types import (
     Answerer,
@@ -115,6 +116,11 @@ class TurnRules:
     max_turns: int
     nudge: str | None = None
     """The user message sent after a turn without a tool call; None if such a turn is the end."""
+
+    @classmethod
+    def of(cls, options: EpisodeOptions) -> Self:
+        """Returns the rules that a request or config.yml's `rollout` sets."""
+        return cls(options.max_turns, options.nudge_to_send)
 
     def stop_reason(self, turn: SampledTurn, num_turns: int) -> StopReason | None:
         """Returns why the rollout ends with this turn, or None if it continues."""

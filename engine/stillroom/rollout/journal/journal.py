@@ -95,13 +95,13 @@ def check_settings(output: Path, settings: Mapping[str, Any]) -> None:
         shown = "; ".join(f"{n} was {before.get(n)!r}, now {now.get(n)!r}" for n in changed)
         raise InputError(
             f"{output} was begun with other settings: {shown}",
-            _how_to_judge_anew(output, before, changed)
+            _how_to_judge_again(output, before, changed)
             if _JUDGING.issuperset(changed)
             else "use the settings that it was begun with to resume it, or choose another output",
         )
 
 
-def _how_to_judge_anew(output: Path, before: Mapping[str, Any], changed: Sequence[str]) -> str:
+def _how_to_judge_again(output: Path, before: Mapping[str, Any], changed: Sequence[str]) -> str:
     """Returns how to resume a run if the judge or the rewards have changed."""
     kept, old = journal_folder(output) / _GIVEN_REWARDS, "the judge and rewards that it began with"
     if all(name.startswith("rewards") for name in changed):
@@ -202,7 +202,7 @@ class RolloutStore:
         self.finished.add(FinishedRow.of(trajectory))
 
     def record_unconfirmed(self, worst: Cost) -> None:
-        """Records the worst-case cost of a call that broke off and may have been billed."""
+        """Records the worst-case cost of an interrupted call that may have been billed."""
         self.append(UnconfirmedRecord(tokens=worst.tokens, usd=worst.usd))
 
     def record_outstanding(self, outstanding: Outstanding) -> None:
@@ -223,7 +223,7 @@ class RolloutStore:
         )
 
     def spent(self) -> Cost:
-        """Returns the cost of earlier runs, with calls that broke off or were cut off by a kill.
+        """Returns the cost of earlier runs, with calls that were interrupted, also by a kill.
 
         Where a row and the journal differ the larger cost counts: rows of older versions can lack
         calls that are in the journal.
@@ -231,8 +231,9 @@ class RolloutStore:
         by_step, on_finished = self._before.spent, self._before.spent_on_finished
         spent = self._before.unconfirmed + self.lost.worst
         for row in self.finished.rows():
-            key = RolloutKey(row.task_id, row.sample)
-            spent += _larger(row.spent, by_step.get(key) or on_finished.of(key))
+            key, in_row = RolloutKey(row.task_id, row.sample), row.spent
+            in_journal = by_step.get(key) or on_finished.of(key)
+            spent += Cost(max(in_row.tokens, in_journal.tokens), max(in_row.usd, in_journal.usd))
         unfinished = (cost for key, cost in by_step.items() if key not in self.finished)
         return sum(unfinished, start=spent)
 
@@ -246,7 +247,7 @@ class RolloutStore:
     def close(self, *, is_complete: bool) -> None:
         """Closes the files, and deletes the journal if nothing depends on it any more.
 
-        The cost of calls that broke off stays in the journal, since no row includes it.
+        The cost of interrupted calls stays in the journal, since no row includes it.
         """
         with ExitStack() as closing:
             closing.callback(self._lock.release)
@@ -320,7 +321,3 @@ class _StepRecorder(EpisodeRecorder):
     def _record(self, record: StepRecord) -> None:
         self._store.append(record)
         self._known.add(record)
-
-
-def _larger(one: Cost, other: Cost) -> Cost:
-    return Cost(max(one.tokens, other.tokens), max(one.usd, other.usd))

@@ -65,7 +65,7 @@ class RestartRecord(_OfRollout, frozen=True, kw_only=True, tag="restart"):
 
 
 class UnconfirmedRecord(msgspec.Struct, frozen=True, kw_only=True, tag="unconfirmed"):
-    """The worst-case cost of calls that broke off and may have been billed."""
+    """The worst-case cost of interrupted calls that may have been billed."""
 
     tokens: int
     usd: float
@@ -244,7 +244,7 @@ class JournalContent:
     spent_on_finished: PackedCosts = field(default_factory=PackedCosts)
     """The same of each finished rollout."""
     unconfirmed: Cost = field(default_factory=Cost)
-    """The summed worst-case cost of calls that broke off and may have been billed."""
+    """The summed worst-case cost of interrupted calls that may have been billed."""
     outstanding: Outstanding = field(default_factory=Outstanding)
     """The most calls that the last process had in flight; they are lost if it was killed."""
     lost: Outstanding = field(default_factory=Outstanding)
@@ -301,8 +301,8 @@ def decoded_lines(path: Path, decoder: msgspec.json.Decoder[_T], kind: str) -> I
                 return
             raise DataError(
                 f"{path}:{line.number} is not {kind}: {error}",
-                "the file was changed from outside: take the line out (what it held is done "
-                "again), or choose another output",
+                "the file was edited: remove the line (its work is then done again), or choose "
+                "another output",
             ) from error
 
 

@@ -85,7 +85,7 @@ class RecordedCosts:
     usage: Usage
     cost_usd: float | None
     spent: Cost
-    """The amount that counts against a budget, including calls that broke off."""
+    """The amount that counts against a budget, including interrupted calls."""
     lost: Outstanding
     """The part of `spent` for calls that killed workers had in flight."""
 

@@ -73,7 +73,7 @@ class ShardEnd:
 
     result: RolloutsResult | None
     spent: Cost
-    """The amount that counts against the budget, including calls that broke off."""
+    """The amount that counts against the budget, including interrupted calls."""
     error: EngineError | None = None
 
 
@@ -278,7 +278,7 @@ class ShardDriver:
         except self._ray.exceptions.RayTaskError as error:
             self._state.stop(
                 RunError(
-                    f"a Ray worker broke off: {str(error.cause)[:500]}",
+                    f"a Ray worker failed: {str(error.cause)[:500]}",
                     "the traceback is in the worker's log; the same command resumes from here",
                 )
             )

@@ -7,13 +7,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from stillroom.data.row_files import rollout_files
-from stillroom.errors import InputError
 from stillroom.outputs import ReplacingRequest, check_replaceable
-from stillroom.rollout.journal.journal import holds_rollouts
 from stillroom.rollout.plan import user_file
 from stillroom.rollout.request import NO_FILE, JudgeOptions
 from stillroom.rollout.rewards.judge_plan import JudgePlan, plan_judge
+from stillroom.rollout.sources import check_output
 from stillroom.settings import Workspace
 from stillroom.tools.user.file import UserFile
 from stillroom.validation import PlacedRequest
@@ -59,12 +57,6 @@ def plan_scoring(workspace: Workspace, request: ScoreRollouts) -> ScoringPlan:
     output = workspace.output_file(request.output, label="output")
     rewards = user_file(workspace, request.rewards, kind="rewards")
     judge = plan_judge(workspace, request.judge)
-    if output.resolve() in {file.resolve() for file in rollout_files(source)}:
-        raise InputError(f"the output {output} is the input itself", "choose another output")
-    if holds_rollouts(output):
-        raise InputError(
-            f"the output {output} holds rollouts that generate_rollouts wrote",
-            "choose another output; delete the file yourself if it is not needed any more",
-        )
+    check_output(output, [source])
     check_replaceable(output, overwrite=request.overwrite)
     return ScoringPlan(source, output, rewards, judge)

@@ -2,7 +2,7 @@
 
 import itertools
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,13 @@ from typing import Any
 import anyio
 
 from stillroom.data.row_files import rollout_files
-from stillroom.errors import CallFailedError, EngineError, FailureClass, RunError
+from stillroom.errors import CallFailedError, DataError, EngineError, FailureClass, RunError
 from stillroom.files import AppendLog, LineWriter, content_hash
 from stillroom.lineage import Recording
 from stillroom.outputs import new_output
 from stillroom.reporting import Reporter, cancel_when_asked, stop_if_cancelled
 from stillroom.rollout.context import open_user_pool
-from stillroom.rollout.rescore.request import ScoreRollouts, plan_scoring
+from stillroom.rollout.rescore.request import ScoreRollouts, ScoringPlan, plan_scoring
 from stillroom.rollout.rescore.rows import (
     NOT_A_ROLLOUT,
     UNJUDGED,
@@ -55,13 +55,11 @@ async def score_rollouts(
     The output is written whole or not at all; only reward, rewards and success change in a row.
     Until it is complete the judge's verdicts are kept in a journal, so that the same command does
     not pay for them again.
-    Raises RunCancelledError between batches of rows if the run is cancelled, and RunError if no
-    reward at all could be computed.
+    Raises RunCancelledError between batches of rows if the run is cancelled, DataError if nothing
+    judges any row, and RunError if no reward at all could be computed.
     """
     plan = plan_scoring(workspace, request)
-    source, output, rewards, judge_plan = plan.source, plan.output, plan.rewards, plan.judge
-    tally = ScoreTally()
-    files = [*rollout_files(source), *plan.inputs[1:]]
+    source, output, judge = plan.source, plan.output, plan.judge
     async with AsyncExitStack() as stack:
         new = stack.enter_context(
             new_output(
@@ -71,38 +69,22 @@ async def score_rollouts(
                 run_id=folder.name,
             )
         )
-        recording = stack.enter_context(Recording(files))
-        pool = await open_user_pool(
-            stack,
-            tools_file=None,
-            rewards_file=rewards,
-            tool_timeout_s=request.reward_timeout,
-            reward_timeout_s=request.reward_timeout,
-        )
-        for note in pool.notes if pool is not None else ():
-            reporter.note(note)
-        judge = await open_judge(
-            stack,
-            workspace,
-            judge_plan,
-            timeout_s=request.request_timeout,
-        )
-        rewarder = Rewarder(pool, judge=judge, match=AnswerMatch(request.answer_match))
+        recording = stack.enter_context(Recording([*rollout_files(source), *plan.inputs[1:]]))
+        rewarder = await _open_rewarder(stack, workspace, request, plan, reporter)
         total = _check_all(source, rewarder)
         run_folder = RunFolder(folder)
         run_folder.check_inputs()
         journal = output.with_name(f".{output.name}.scores")
         verdicts = stack.enter_context(
-            ScoreJournal(journal, _settings(request, judge_plan, rewards))
+            ScoreJournal(journal, _settings(request, judge, plan.rewards))
         )
         log = stack.enter_context(AppendLog(folder / "judgements.jsonl"))
-        judge_model = "" if judge_plan is None else judge_plan.file.model
-        watch = AnswererWatch(judge_model, whose="the manifest")
-        run = _Run(rewarder, tally, verdicts, log, reporter, total, watch)
+        run = _Run(rewarder, verdicts, log, reporter, total, judge.file.model if judge else "")
         await run.score(source, new.rows, request)
         run_folder.check_inputs()
         inputs = await anyio.to_thread.run_sync(recording.records)
-        models = [] if judge_plan is None else [judge_plan.file.record("judge")]
+        models = [] if judge is None else [judge.file.record("judge")]
+        tally = run.tally
         failed = tally.failed.total()
         new.record(
             inputs=[*inputs, *tally.with_answerers(models)],
@@ -110,9 +92,29 @@ async def score_rollouts(
             counts={"read": tally.read, "changed": tally.changed, "failed": failed},
         )
     # After failures the journal is kept: a rerun then pays only for the rows that failed.
-    if not tally.failed:
+    if not failed:
         journal.unlink(missing_ok=True)
     return tally.result(workspace.shown(output))
+
+
+async def _open_rewarder(
+    stack: AsyncExitStack,
+    workspace: Workspace,
+    request: ScoreRollouts,
+    plan: ScoringPlan,
+    reporter: Reporter,
+) -> Rewarder:
+    pool = await open_user_pool(
+        stack,
+        tools_file=None,
+        rewards_file=plan.rewards,
+        tool_timeout_s=request.reward_timeout,
+        reward_timeout_s=request.reward_timeout,
+    )
+    for note in pool.notes if pool is not None else ():
+        reporter.note(note)
+    judge = await open_judge(stack, workspace, plan.judge, timeout_s=request.request_timeout)
+    return Rewarder(pool, judge=judge, match=AnswerMatch(request.answer_match))
 
 
 class _Run:
@@ -121,27 +123,28 @@ class _Run:
     def __init__(
         self,
         rewarder: Rewarder,
-        tally: ScoreTally,
         verdicts: ScoreJournal,
         log: AppendLog,
         reporter: Reporter,
         total: int,
-        watch: AnswererWatch,
+        judge_model: str,
     ) -> None:
-        self._watch = watch
-        self._rewarder, self._tally, self._verdicts = rewarder, tally, verdicts
-        self._log, self._reporter, self._total = log, reporter, total
+        self.tally = ScoreTally()
+        self._rewarder, self._verdicts, self._log = rewarder, verdicts, log
+        self._reporter, self._total = reporter, total
+        self._watch = AnswererWatch(judge_model, whose="the manifest")
 
     async def score(self, source: Path, rows: LineWriter, request: ScoreRollouts) -> None:
         """Writes every row of the source to the output, in the same order."""
         self._report()
-        for batch in _batches(input_rows(source), _BATCHES_AHEAD * request.concurrency):
+        rows_left = input_rows(source)
+        while batch := list(itertools.islice(rows_left, _BATCHES_AHEAD * request.concurrency)):
             judged = await self._judge_all(batch, request)
             stop_if_cancelled(self._reporter)
             for row, judgement in zip(batch, judged, strict=True):
                 rows.write_raw(self._settled(row, judgement))
             self._report()
-        tally = self._tally
+        tally = self.tally
         if tally.failed and not tally.after:
             raise RunError(
                 f"no reward could be computed, the first: {tally.problems[0]}",
@@ -176,11 +179,11 @@ class _Run:
     ) -> Judgement | CallFailedError:
         known = self._verdicts.known(row.key)
         if known is not None:
-            self._tally.replayed += known.judge.calls if known.judge else 0
+            self.tally.replayed += known.judge.calls if known.judge else 0
             return known
         try:
             judgement = await self._rewarder.judge(
-                rollout.task, rollout.messages, seed=seed, recorder=self._tally
+                rollout.task, rollout.messages, seed=seed, recorder=self.tally
             )
         except CallFailedError as error:
             return error
@@ -196,7 +199,7 @@ class _Run:
 
     def _settled(self, row: InputRow, judged: Judgement | CallFailedError | None) -> bytes:
         """Counts a row and returns its line for the output."""
-        tally, rollout = self._tally, row.rollout
+        tally, rollout = self.tally, row.rollout
         tally.read += 1
         if rollout is None or judged is None:
             return self._kept(row, row.reason)
@@ -223,16 +226,16 @@ class _Run:
         return with_rewards(row, rollout, judged)
 
     def _kept(self, row: InputRow, reason: str) -> bytes:
-        self._tally.kept[reason] += 1
+        self.tally.kept[reason] += 1
         if reason == NOT_A_ROLLOUT:
-            self._tally.add_problem(row, reason)
+            self.tally.add_problem(row, reason)
         return row.data
 
     def _log_judgement(self, row: InputRow, details: Mapping[str, Any]) -> None:
         self._log.append({"where": row.where, **details})
 
     def _report(self) -> None:
-        tally = self._tally
+        tally = self.tally
         values = {
             "changed": tally.changed,
             "failed": tally.failed.total(),
@@ -244,18 +247,30 @@ class _Run:
 
 
 def _check_all(source: Path, rewarder: Rewarder) -> int:
-    """Checks all rows and returns how many. Raises DataError for an unusable expected answer."""
-    total = 0
+    """Checks all rows and returns how many there are.
+
+    Raises DataError for an unusable expected answer, or if no row will get a reward.
+    """
+    total = num_rollouts = num_judged = 0
     for row in input_rows(source):
         total += 1
         if row.rollout is not None:
+            num_rollouts += 1
             rewarder.check([row.rollout.task])
+            num_judged += rewarder.can_judge(row.rollout.task)
+    if not num_rollouts:
+        raise DataError(
+            f"none of the {total} rows of {source} is a rollout that can be judged",
+            "give rollouts of generate_rollouts or import_rollouts; validate_dataset says what is "
+            "wrong with each row",
+        )
+    if not num_judged:
+        raise DataError(
+            f"nothing judges the {num_rollouts} rollouts of {source}",
+            "give rewards=rewards.py or judge=judge.yml; without them a row needs "
+            "metadata.expected_answer",
+        )
     return total
-
-
-def _batches(input_rows: Iterator[InputRow], size: int) -> Iterator[list[InputRow]]:
-    while batch := list(itertools.islice(input_rows, size)):
-        yield batch
 
 
 def _settings(request: ScoreRollouts, judge: JudgePlan | None, rewards: UserFile | None) -> str:

@@ -201,7 +201,7 @@ def _not_negative(number: float, value: Any) -> float:
 
 def _bad_tolerance(value: Any) -> DataError:
     return DataError(
-        f"answer_tolerance {value!r} is no tolerance",
+        f"answer_tolerance {value!r} is not a valid tolerance",
         'write a number (absolute) or {"abs": 0.01, "rel": 0.001}',
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from stillroom.data.chat.tool_calls import has_call_text
 from stillroom.data.formats import Task
 from stillroom.errors import DataError
 from stillroom.rollout.journal.records import JudgeRecorder
@@ -65,10 +66,17 @@ class Rewarder:
         for task in tasks:
             wanted = set(task.reward_names or ())
             if JUDGE in wanted and not has_judge and not is_judge_optional:
-                raise _no_judge(task)
+                raise DataError(
+                    f"task {task.task_id} names the reward 'judge', but no judge is given",
+                    "give judge=judge.yml, or take the name out of the row's 'rewards'",
+                )
             unknown = wanted - known - {JUDGE}
             if unknown and self._descriptions:
-                raise _unknown_reward(task, min(unknown), list(self._descriptions))
+                raise DataError(
+                    f"task {task.task_id} names the reward {min(unknown)!r}, which rewards.py"
+                    f" does not have (it has: {', '.join(self._descriptions)})",
+                    "add the function with @reward, or take the name out of the row's 'rewards'",
+                )
             if _EXPECTED_ANSWER in self._names(task):
                 self._answer_key(task)
 
@@ -150,27 +158,16 @@ class Rewarder:
         return [] if JUDGE in (wanted or ()) else stand_ins[-1:]
 
 
-def _no_judge(task: Task) -> DataError:
-    return DataError(
-        f"task {task.task_id} names the reward 'judge', but no judge is given",
-        "give judge=judge.yml, or take the name out of the row's 'rewards'",
-    )
-
-
-def _unknown_reward(task: Task, name: str, known: list[str]) -> DataError:
-    return DataError(
-        f"task {task.task_id} names the reward {name!r}, which rewards.py"
-        f" does not have (it has: {', '.join(known)})",
-        "add the function with @reward, or take the name out of the row's 'rewards'",
-    )
-
-
 def last_answer(messages: Sequence[Message]) -> str:
-    """Returns the last assistant message's text without its thinking; "" if it calls tools."""
-    for message in reversed(messages):
-        if message["role"] == "assistant":
-            return "" if message.get("tool_calls") else without_thinking(_text_of(message))
-    return ""
+    """Returns the last assistant message's text without its thinking; "" if it calls tools.
+
+    A call that the model's server left in the text is no answer either.
+    """
+    last = next((m for m in reversed(messages) if m["role"] == "assistant"), None)
+    if last is None or last.get("tool_calls"):
+        return ""
+    answer = without_thinking(_text_of(last))
+    return "" if has_call_text(answer) else answer
 
 
 def _text_of(message: Message) -> str:

@@ -1,11 +1,11 @@
 """Sends requests to a server with aiohttp, and limits the size of its responses."""
 
-import base64
+import functools
 import select
 import zlib
 from collections.abc import Mapping
-from typing import cast
-from urllib.parse import unquote, urlsplit
+from typing import Any, cast
+from urllib.parse import urlsplit
 from weakref import WeakSet
 
 import aiohttp
@@ -13,7 +13,9 @@ import anyio
 import anyio.lowlevel
 import httpx
 from aiohttp.base_protocol import BaseProtocol
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
+from yarl import URL
 
 from stillroom.teachers.endpoint.http_channel import (
     ConnectionFailedError,
@@ -44,8 +46,10 @@ class AiohttpChannel:
             "content-type": "application/json",
             **headers,
         }
-        self.proxy = None if proxy is None else _without_login(proxy)
-        self._proxy_headers = _proxy_headers(proxy)
+        url_of_proxy = URL(proxy or "")
+        login = aiohttp.BasicAuth.from_url(url_of_proxy, encoding="utf-8")
+        self.proxy = str(url_of_proxy.with_user(None)) if proxy else None
+        self._proxy_headers = {} if login is None else {"proxy-authorization": login.encode()}
         if url.startswith("http:"):
             # The proxy reads each plain http request itself, so each must carry the proxy's login.
             # For https, aiohttp sends `proxy_headers` once, with the request that opens the tunnel.
@@ -94,7 +98,7 @@ class AiohttpChannel:
 
     def _open_session(self) -> aiohttp.ClientSession:
         is_tls = self._url.startswith("https:") or (self.proxy or "").startswith("https:")
-        connector = aiohttp.TCPConnector(
+        connector = ReplyConnector(
             # The limiter already bounds the number of requests in flight.
             limit=0,
             keepalive_timeout=_KEEP_ALIVE_S,
@@ -119,6 +123,41 @@ class AiohttpChannel:
         if isinstance(error, TimeoutError):
             reason = f"no answer within {min(timeout_s, CONNECT_TIMEOUT_S):g} s"
         return f"cannot connect to {self._address}: {reason}"
+
+
+class _ReplyProtocol(ResponseHandler):
+    """Parses the head of a reply apart from its body.
+
+    aiohttp drops a reply, which may have been paid for, if bytes that are no HTTP follow its end in
+    the same read. Once it has parsed the head, it drops such bytes and closes the connection.
+    """
+
+    def set_response_params(self, **options: Any) -> None:
+        """Prepares for the next reply on the connection."""
+        self._payload = None
+        self._read_before = b""
+        super().set_response_params(**options)
+
+    def data_received(self, data: bytes) -> None:
+        """Parses bytes from the connection."""
+        while self._payload is None:
+            # The blank line at the end of the head may have begun in the read before.
+            start = (self._read_before + data).find(b"\r\n\r\n")
+            end = start + 4 - len(self._read_before)
+            if start < 0 or end >= len(data):
+                break
+            super().data_received(data[:end])
+            data, self._read_before = data[end:], b""
+        self._read_before = data[-3:]
+        super().data_received(data)
+
+
+class ReplyConnector(aiohttp.TCPConnector):
+    """Opens connections that keep a reply even if stray bytes follow its end."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory = functools.partial(_ReplyProtocol, loop=self._loop)
 
 
 class _StaleConnectionError(Exception):
@@ -161,19 +200,6 @@ def _is_readable(connection: Connection) -> bool:
     poll = select.poll()
     poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
     return bool(poll.poll(0))
-
-
-def _without_login(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-
-
-def _proxy_headers(proxy: str | None) -> dict[str, str]:
-    parts = urlsplit(proxy or "")
-    if parts.username is None:
-        return {}
-    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-    return {"proxy-authorization": "Basic " + base64.b64encode(login.encode()).decode()}
 
 
 def _failure_after_sending(error: Exception) -> Exception:

@@ -39,18 +39,26 @@ class Retry:
     """The seconds that the server asked to wait; None if it did not say."""
     may_be_billed: bool = False
     """Whether the provider may bill the failed attempt."""
+    is_down: bool = False
+    """Whether the server cannot be reached, or a gateway says so: it may be starting again."""
 
 
 @dataclass(slots=True)
 class Attempts:
     """Counts the unsuccessful attempts at one call."""
 
+    down_patience_s: float = 0.0
+    """The most seconds in total to wait for a server that is down; 0: such attempts have failed."""
     num_failed: int = 0
-    """The number of attempts that failed, other than by a rate limit."""
+    """The number of attempts that failed, other than by a rate limit or a server that is down."""
     num_refused: int = 0
     """The number of attempts that a rate limit refused."""
+    num_down: int = 0
+    """The number of attempts that a server which is down did not take."""
     waited_s: float = 0.0
     """The seconds that the call has waited for a rate limit so far."""
+    down_s: float = 0.0
+    """The seconds that the call has waited for a server that is down."""
 
     def wait_s(self, retry: Retry, wait_s: Callable[[Retry, int], float]) -> float:
         """Counts a failed attempt and returns the seconds to wait before the next one.
@@ -58,13 +66,20 @@ class Attempts:
         `wait_s` computes them from the failure and its number among the failures of its sort,
         counted from 1. Raises CallFailedError if no further attempt is allowed.
         """
-        is_refused = retry.kind is FailureClass.RATE_LIMIT
-        self.num_refused += is_refused
-        self.num_failed += not is_refused
-        seconds = wait_s(retry, self.num_refused if is_refused else self.num_failed)
-        self.waited_s += seconds if is_refused else 0.0
-        if self.num_failed == MAX_ATTEMPTS or self.waited_s > PATIENCE_S:
-            attempts = self.num_failed + self.num_refused
+        if retry.kind is FailureClass.RATE_LIMIT:
+            self.num_refused += 1
+            seconds = wait_s(retry, self.num_refused)
+            self.waited_s += seconds
+        elif retry.is_down and self.down_patience_s:
+            self.num_down += 1
+            seconds = wait_s(retry, self.num_down)
+            self.down_s += seconds
+        else:
+            self.num_failed += 1
+            seconds = wait_s(retry, self.num_failed)
+        is_over = self.waited_s > PATIENCE_S or self.down_s > self.down_patience_s
+        if self.num_failed == MAX_ATTEMPTS or is_over:
+            attempts = self.num_failed + self.num_refused + self.num_down
             raise CallFailedError(retry.kind, f"{retry.message} ({attempts} attempts)")
         return seconds
 
@@ -95,10 +110,14 @@ def open_channel(url: str, headers: Mapping[str, str]) -> HttpChannel:
     # calls; only worker processes do.
     from stillroom.teachers.endpoint.aiohttp_channel import AiohttpChannel
 
-    return AiohttpChannel(url, headers, proxy=_http_proxy(url))
+    return AiohttpChannel(url, headers, proxy=http_proxy(url))
 
 
-def _http_proxy(url: str) -> str | None:
+def http_proxy(url: str) -> str | None:
+    """Returns the URL of the proxy that the environment names for an address, with its scheme.
+
+    Raises InputError if it is not an HTTP proxy.
+    """
     proxy = proxy_for(url)
     if proxy is None:
         return None
@@ -125,9 +144,9 @@ async def post_once(
         message = f"no answer within {timeout_s:g} s"
         return Retry(FailureClass.TIMEOUT, message, may_be_billed=True)
     except NotConnectedError as error:
-        return Retry(FailureClass.CONNECTION, str(error))
+        return Retry(FailureClass.CONNECTION, str(error), is_down=True)
     except ConnectionFailedError as error:
-        return Retry(FailureClass.CONNECTION, str(error), may_be_billed=True)
+        return Retry(FailureClass.CONNECTION, str(error), may_be_billed=True, is_down=True)
     except UnreadableReplyError as error:
         message = f"unreadable response: {error}"
         return Retry(FailureClass.BAD_RESPONSE, message, may_be_billed=True)
@@ -160,7 +179,9 @@ def retry_of(reply: HttpReply, message: str) -> Retry | None:
     if reply.status == 429:
         return Retry(FailureClass.RATE_LIMIT, message, retry_after(reply.headers))
     if reply.status >= 500 or reply.status == 408:
-        return Retry(FailureClass.SERVER_ERROR, message, retry_after(reply.headers))
+        is_down = reply.status in (502, 503, 504)
+        wait_s = retry_after(reply.headers)
+        return Retry(FailureClass.SERVER_ERROR, message, wait_s, is_down=is_down)
     return None
 
 

@@ -1,6 +1,7 @@
 """A teacher behind an OpenAI-compatible chat completions endpoint."""
 
 import hashlib
+import math
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from typing import Any, Self, cast
 import anyio
 import msgspec
 
+from stillroom.data.chat.tool_calls import message_with_calls
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
 from stillroom.secrecy.redaction import Redactor
 from stillroom.teachers.budget import NOTHING, Budget, Cost, Overrun
@@ -36,6 +38,7 @@ from stillroom.teachers.endpoint.replies import (
     readable_arguments,
     says_flagged,
     says_no_credit,
+    says_no_tools,
     says_too_long,
 )
 from stillroom.teachers.limits.allowance import allowances
@@ -55,7 +58,7 @@ from stillroom.types import (
 )
 
 _BYTES_PER_TOKEN = 4.0
-"""The approximate size of a token; the limiter needs only the relative sizes of requests."""
+"""The approximate size of a token, for the limiter and for prompts whose usage is not reported."""
 _REASONING_BACK = ("reasoning_details",)
 """The keys of reasoning that are sent back to a provider which needs it."""
 
@@ -100,7 +103,7 @@ class _Answer:
     is_counted: bool
 
     def unconfirmed(self, worst: Cost) -> Cost:
-        """Returns what the call may have cost beyond what the endpoint reported."""
+        """Returns the possible cost of the call beyond the reported one."""
         if self.is_counted:
             return NOTHING
         return Cost(worst.tokens, worst.usd if self.turn.cost_usd is None else 0.0)
@@ -279,24 +282,28 @@ class OpenAITeacher:
             return reply
         self.limiter.follow_headers(sent, allowances(reply.headers, datetime.now(UTC)))
         if reply.status == 200:
-            return self._turn(reply.body)
+            return self._turn(reply.body, len(body))
         return self._refusal(reply)
 
-    def _turn(self, body: bytes) -> _Answer | Retry:
+    def _turn(self, body: bytes, num_sent: int) -> _Answer | Retry:
         try:
             read = read_turn(body)
         except UnreadableTurnError as error:
             return unreadable(error)
         self._has_answered = True
-        cost_usd = self.spending.of(read.usage, read.reported_usd)
+        usage = read.usage
+        if usage is not None and not usage.prompt_tokens:
+            # No prompt has no tokens: some servers leave out those that were in their cache.
+            usage += Usage(prompt_tokens=math.ceil(num_sent / _BYTES_PER_TOKEN))
+        cost_usd = self.spending.of(usage, read.reported_usd)
         turn = SampledTurn(
             message=read.message,
             finish_reason=read.finish_reason,
-            usage=read.usage or Usage(),
+            usage=usage or Usage(),
             cost_usd=cost_usd,
             answered_by=self._answerer(read.model, read.fingerprint),
         )
-        return _Answer(turn, is_counted=read.usage is not None)
+        return _Answer(turn, is_counted=usage is not None)
 
     def _answerer(self, model: str | None, fingerprint: str | None) -> Answerer | None:
         if model is None:
@@ -325,6 +332,13 @@ class OpenAITeacher:
         if status == 404:
             raise TeacherError(
                 f"{where} was not found: {message}", "check base_url and the model's name"
+            )
+        if says_no_tools(text):
+            raise TeacherError(
+                f"{where} cannot call tools: {message}",
+                "start vLLM with --enable-auto-tool-choice --tool-call-parser PARSER (hermes for "
+                "Qwen, llama3_json, mistral, …), or leave the tools out; the same command resumes "
+                "from here",
             )
         if says_too_long(status, text):
             raise ConversationTooLongError(FailureClass.BAD_REQUEST, message)
@@ -370,6 +384,10 @@ class HttpConversation:
             if len(self._messages) == self._num_given:
                 raise
             return _no_room()
+        if self._tools:
+            names = [tool["function"]["name"] for tool in self._tools]
+            message = message_with_calls(turn.message, names, first_call=len(self._messages))
+            turn = msgspec.structs.replace(turn, message=message)
         self._messages.append(self._teacher.as_sent(turn.message))
         return turn
 

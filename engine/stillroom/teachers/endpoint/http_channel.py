@@ -69,7 +69,7 @@ class RedactedChannel:
         except (ConnectionFailedError, UnreadableReplyError) as error:
             raise type(error)(redactor.text(str(error))) from error
         headers = reply.headers
-        # Looked at in one piece, as there are many and they hardly ever hold a secret.
+        # They are searched as one text, which is faster: they hardly ever hold a secret.
         whole = "\n".join(map(": ".join, headers.items()))
         if redactor.text(whole) != whole:
             headers = redactor.value(headers)

@@ -28,6 +28,8 @@ _MAX_TOKENS_OF_A_CALL = 1 << 40
 """The most tokens of one call that are believed; a higher number is ignored."""
 _MAX_USD = 1e9
 """The most US dollars of one call that are believed; a higher number is ignored."""
+_MAX_BYTES_PER_TOKEN = 256
+"""More bytes than the longest tokens of today's vocabularies, which are rows of blanks, have."""
 _KEPT_BYTES = 4000
 """The number of bytes of an unreadable response that an error quotes."""
 _MAX_NAME = 200
@@ -36,6 +38,9 @@ _NO_CREDIT = re.compile(r"insufficient_quota|credit balance is too low", re.IGNO
 _TOO_LONG = re.compile(
     r"context.{0,8}(length|window|size)|(prompt|input) is too long|input token count",
     re.IGNORECASE,
+)
+_NO_TOOL_PARSER = re.compile(
+    r"tool[-_ ]call[-_ ]parser|enable[-_]auto[-_]tool[-_]choice", re.IGNORECASE
 )
 _FLAGGED = re.compile(r"moderation|flagged|content.{0,3}polic|safety", re.IGNORECASE)
 
@@ -57,7 +62,7 @@ class ReadTurn:
     message: Message
     finish_reason: Literal["stop", "length", "filter"]
     usage: Usage | None
-    """The tokens of the call; None if the endpoint does not report them."""
+    """The tokens of the call; None if the endpoint reports none, or too few for its text."""
     reported_usd: float | None
     """The cost of the call in US dollars; None if the endpoint does not report it."""
     model: str | None
@@ -119,11 +124,11 @@ def read_turn(body: bytes) -> ReadTurn:
         raise UnreadableTurnError(f"{error}: {_beginning(body)}") from error
     if choice.finish_reason == "error":
         raise UnreadableTurnError(f"the turn ended in an error: {_beginning(body)}")
-    usage = _usage_fields(completion.usage)
+    usage, message = _usage_fields(completion.usage), _message(choice.message)
     return ReadTurn(
-        message=_message(choice.message),
+        message=message,
         finish_reason=_FINISHES.get(choice.finish_reason, "stop"),
-        usage=_usage(usage),
+        usage=_usage(usage, message),
         reported_usd=_reported_usd(usage),
         model=_name(completion.model),
         fingerprint=_name(completion.system_fingerprint),
@@ -212,16 +217,30 @@ def _beginning(body: bytes) -> str:
     return body[:_KEPT_BYTES].decode("utf-8", "replace").strip()
 
 
-def _usage(usage_fields: Mapping[str, Any]) -> Usage | None:
+def _usage(usage_fields: Mapping[str, Any], message: Message) -> Usage | None:
+    """Returns the reported usage; None if it is missing or cannot be that of this message.
+
+    A count of 0 next to a long text would let it pass any budget.
+    """
     prompt, completion = (
         _count(usage_fields, "prompt_tokens"),
         _count(usage_fields, "completion_tokens"),
     )
     if prompt is None or completion is None:
         return None
+    written = _written(message)
+    if written and completion * _MAX_BYTES_PER_TOKEN < len(msgspec.json.encode(written)):
+        return None
     # Some endpoints count a model's thinking only in total_tokens, but bill it as completion.
     total = _count(usage_fields, "total_tokens") or 0
     return Usage(prompt_tokens=prompt, completion_tokens=max(completion, total - prompt))
+
+
+def _written(message: Message) -> list[Any]:
+    """Returns the texts of a message that its model must have written token by token."""
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    reasoning: list[Any] = [message.get("reasoning"), message.get("reasoning_content")]
+    return [text for text in (message.get("content"), *reasoning, *calls) if text]
 
 
 def _count(usage_fields: Mapping[str, Any], name: str) -> int | None:
@@ -272,6 +291,11 @@ def limit_kind(message: str) -> LimitKind:
 def says_no_credit(status: int, message: str) -> bool:
     """Returns whether a refusal means that the account has no credit, so no call can succeed."""
     return status == 402 or _NO_CREDIT.search(message) is not None
+
+
+def says_no_tools(message: str) -> bool:
+    """Returns whether a refusal means that a vLLM server was started without tool calls."""
+    return _NO_TOOL_PARSER.search(message) is not None
 
 
 def says_too_long(status: int, message: str) -> bool:

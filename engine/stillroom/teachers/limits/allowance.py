@@ -1,4 +1,4 @@
-"""Reads from response headers what is left of an endpoint's limits, and derives a pace from it.
+"""Reads the remaining allowance from response headers, and derives a pace from it.
 
 Most endpoints state a limit, how much of it remains, and the time until it has fully refilled
 (`x-ratelimit-*`). If the limit is a bucket that refills steadily, the used part divided by that
@@ -87,7 +87,7 @@ class AllowanceFollower:
         """The last request whose rate was noted: when it was sent, what remained after it, and how
         much had been sent in total up to it."""
         self._scale = 1.0
-        """How much the endpoint counts per unit of our estimate of what is sent."""
+        """How much the endpoint counts per unit that is estimated to have been sent."""
         self._refused_at: deque[float] = deque(maxlen=_MAX_REFUSED)
         self._is_distrusted = False
 

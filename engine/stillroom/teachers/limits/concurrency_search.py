@@ -1,4 +1,4 @@
-"""Finds an endpoint's limit on concurrent requests, and whether concurrency is what it limits.
+"""Finds an endpoint's limit on concurrent requests, and whether it has one.
 
 A refusal at a known number of requests in flight gives the limit: the window is set to one less,
 and after enough accepted requests a wider window is probed. `RateSearch` is used instead when

@@ -89,7 +89,7 @@ class RateSearch:
         """The refused request at which the current measurement began."""
         self._refused = dict.fromkeys(LimitUnit, 0.0)
         self._taken = dict.fromkeys(LimitUnit, 0.0)
-        """How much of what was sent after the mark has been refused and accepted."""
+        """The amounts that were refused and accepted of all requests sent after the mark."""
         self._last_taken_at = 0.0
         """When the latest accepted request after the mark was sent; at first, when the mark was."""
         self._accepted = self._num_refused = 0
@@ -176,7 +176,7 @@ class RateSearch:
     def grow(self, now: float, refusal_trip_s: float) -> bool:
         """Raises the pace by a step if it is time to, and returns whether it did.
 
-        It is called only while the pace is what holds requests back.
+        It is called only while the pace holds requests back.
         """
         if self.pace is None:
             return False

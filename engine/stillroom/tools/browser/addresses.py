@@ -149,7 +149,7 @@ class AddressPolicy:
         try:
             parts = urlsplit(url)
         except ValueError as error:
-            raise AddressRefusedError(f"this is no URL: {error}") from error
+            raise AddressRefusedError(f"this is not a URL: {error}") from error
         if parts.scheme not in _DEFAULT_PORTS:
             raise AddressRefusedError("only whole URLs with http:// or https:// can be opened")
         if "@" in parts.netloc:
@@ -169,7 +169,7 @@ class AddressPolicy:
         target = Target(_canonical_host(host), port)
         # `allow` has no say here: browsers refuse these ports as well.
         if port in _UNSAFE_PORTS or not 0 < port < 65536:
-            raise AddressRefusedError(f"port {port} is not one for web pages")
+            raise AddressRefusedError(f"port {port} is out of range or one that browsers block")
         address = target.address
         if address is not None:
             self.check_address(address, target)
@@ -211,7 +211,7 @@ class AddressPolicy:
             self._hosts.add((_canonical_host(match["host"]), port))
         except (ValueError, AddressRefusedError) as error:
             raise InputError(
-                f"{entry!r} is no address to allow: {error}",
+                f"{entry!r} is not an address that can be allowed: {error}",
                 "write a host such as `wiki.internal` or `127.0.0.1:8000`, or a block such as "
                 "`10.1.0.0/16`",
             ) from error
@@ -247,14 +247,14 @@ def _canonical_host(host: str) -> str:
     if name.endswith("."):
         raise AddressRefusedError("the host ends with a dot")
     if len(name) > 253 or not all(map(_LABEL.fullmatch, labels)):
-        raise AddressRefusedError("the host is no valid name")
+        raise AddressRefusedError("the host is not a valid name")
     return name
 
 
 def _canonical_ipv6(host: str) -> str:
     address = _parse_ip(host[1:-1])
     if not isinstance(address, IPv6Address) or address.scope_id is not None:
-        raise AddressRefusedError("the host is no plain IPv6 address")
+        raise AddressRefusedError("the host is not a plain IPv6 address")
     return str(address)
 
 
@@ -265,7 +265,7 @@ def _ascii_name(name: str) -> str:
     try:
         return idna.encode(name, uts46=True).decode("ascii")
     except UnicodeError as error:
-        raise AddressRefusedError(f"the host is no valid name: {error}") from error
+        raise AddressRefusedError(f"the host is not a valid name: {error}") from error
 
 
 def _check_public_name(name: str) -> None:

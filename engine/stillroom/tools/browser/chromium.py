@@ -130,7 +130,7 @@ class Chromium:
     async def aclose(self, *, is_hung: bool = False) -> None:
         """Ends the browser and its driver, by force if they do not end by themselves.
 
-        A browser that hangs is not asked first.
+        A browser that hangs is killed at once.
         """
         with anyio.CancelScope(shield=True):
             family = self._family | _families(self._drivers) | self._drivers

@@ -387,13 +387,13 @@ def _parse_request(head: bytes) -> _Request:
     request_line, headers = _parse_head(head)
     parts = request_line.split(" ")
     if len(parts) != 3 or not parts[2].startswith("HTTP/1.") or not parts[0].isalpha():
-        raise _BadRequestError("this is no HTTP/1 request to a proxy")
+        raise _BadRequestError("this is not an HTTP/1 request to a proxy")
     request = _Request(method=parts[0], target=parts[1], headers=headers)
     if request.header("transfer-encoding"):
         raise _BadRequestError("a body without a content length is not passed on")
     length = request.header("content-length")
     if length and not (length.isascii() and length.isdigit() and len(length) < 12):
-        raise _BadRequestError("the content length is no number")
+        raise _BadRequestError("the content length is not a number")
     return request
 
 

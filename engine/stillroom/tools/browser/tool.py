@@ -6,8 +6,10 @@ own tools.
 """
 
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -59,6 +61,10 @@ _TOOLS: tuple[Callable[..., None], ...] = (
 )
 
 
+def _checkers(tools: Iterable[Callable[..., None]]) -> dict[str, ArgumentChecker]:
+    return {function.__name__: ArgumentChecker(function) for function in tools}
+
+
 class BrowseTools(ToolSource, AsyncContextManagerMixin):
     """The tool source `browse`. Use as an async context manager; Chromium runs while it is open.
 
@@ -92,7 +98,7 @@ class BrowseTools(ToolSource, AsyncContextManagerMixin):
         self.nav_timeout_s, self.call_timeout_s = nav_timeout_s, call_timeout_s
         self._executable, self._sandbox = executable, sandbox
         self._schemas = [tool_schema(function) for function in _TOOLS]
-        self._checkers = {function.__name__: ArgumentChecker(function) for function in _TOOLS}
+        self._checkers = _checkers(_TOOLS)
         self._launching = anyio.Lock()
         self._chromium: Chromium | None = None
 
@@ -126,7 +132,7 @@ class BrowseTools(ToolSource, AsyncContextManagerMixin):
         del task
         session = BrowseSession(self)
         try:
-            yield _CheckedSession(session, self._checkers)
+            yield _CheckedSession(self._checkers, partial(_call_browser, session))
         finally:
             await session.aclose()
 
@@ -153,28 +159,42 @@ class BrowseTools(ToolSource, AsyncContextManagerMixin):
             await chromium.aclose(is_hung=is_hung)
 
 
+@dataclass(frozen=True, slots=True)
 class _CheckedSession:
     """A session that checks the arguments of each call before it passes the call on."""
 
-    def __init__(self, session: "BrowseSession", checkers: dict[str, ArgumentChecker]) -> None:
-        self._session, self._checkers = session, checkers
+    checkers: dict[str, ArgumentChecker]
+    run: Callable[[str, dict[str, Any]], Awaitable[ToolResult]]
+    """Runs a tool with checked arguments. Raises ArgumentError."""
+    new_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The names that arguments have now, by the names they had earlier."""
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        checker = self._checkers.get(name)
+        """Runs one tool; what the browser cannot do is an error that names what it can."""
+        checker = self.checkers.get(name)
         if checker is None:
-            return error_result(f"there is no tool {name!r}")
+            return error_result(
+                f"{name} is not offered by the browser on this machine; its tools are "
+                f"{', '.join(self.checkers)}"
+            )
+        given = {self.new_names.get(key, key): value for key, value in arguments.items()}
         try:
-            checked = checker.check(arguments)
+            return await self.run(name, checker.check(given))
         except ArgumentError as error:
             return error_result(str(error))
-        try:
-            return await self._session.call(name, checked)
-        except EngineError as error:
-            problem = f"the browser ended and could not be started again: {error.problem}"
-            raise CallFailedError(FailureClass.TOOL_HOST, problem) from error
 
 
-_OLDER = ("ref", "target")
+async def _call_browser(
+    session: "BrowseSession", name: str, arguments: dict[str, Any]
+) -> ToolResult:
+    try:
+        return await session.call(name, arguments)
+    except EngineError as error:
+        problem = f"the browser ended and could not be started again: {error.problem}"
+        raise CallFailedError(FailureClass.TOOL_HOST, problem) from error
+
+
+_NEW_NAMES = {"ref": "target"}
 """The argument that names an element in older versions of the server, and its name since."""
 
 
@@ -222,7 +242,7 @@ _OURS = {
     "browse_click": "browser_click",
     "browse_type": "browser_type",
 }
-"""The browser's own tools, which its replies speak of, and those that they stand in for."""
+"""The browser's own tools, which its replies name, and the tools of the server in their place."""
 _NAME = re.compile(rf"\b({'|'.join(_OURS)})\b")
 
 
@@ -232,9 +252,7 @@ class PlaywrightNames(ToolSource):
     def __init__(self, browser: ToolSource) -> None:
         self._browser = browser
         self._schemas = [tool_schema(function) for function in _PLAYWRIGHT_TOOLS]
-        self._checkers = {
-            function.__name__: ArgumentChecker(function) for function in _PLAYWRIGHT_TOOLS
-        }
+        self._checkers = _checkers(_PLAYWRIGHT_TOOLS)
 
     @property
     def schemas(self) -> Sequence[ToolSchema]:
@@ -250,33 +268,17 @@ class PlaywrightNames(ToolSource):
     async def session(self, task: ToolTask) -> AsyncGenerator[ToolSession]:
         """Opens a browser context for one rollout."""
         async with self._browser.session(task) as session:
-            yield _NamedSession(session, self._checkers)
+            run = partial(_call_under_own_name, session)
+            yield _CheckedSession(self._checkers, run, _NEW_NAMES)
 
 
-class _NamedSession:
-    """A session of the browser whose calls and replies use the other names."""
-
-    def __init__(self, session: ToolSession, checkers: dict[str, ArgumentChecker]) -> None:
-        self._session, self._checkers = session, checkers
-
-    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Runs one tool; what the browser cannot do is an error that names what it can."""
-        checker = self._checkers.get(name)
-        if checker is None:
-            return error_result(
-                f"{name} is not offered by the browser on this machine; there are "
-                f"{', '.join(self._checkers)}"
-            )
-        older, now = _OLDER
-        given = {now if key == older else key: value for key, value in arguments.items()}
-        try:
-            checked = checker.check(given)
-            own_name, own = _own_call(name, checked)
-        except ArgumentError as error:
-            return error_result(str(error))
-        result = await self._session.call(own_name, own)
-        content = _NAME.sub(lambda found: _OURS[found[0]], result.content)
-        return ToolResult(content=content, is_error=result.is_error)
+async def _call_under_own_name(
+    session: ToolSession, name: str, arguments: dict[str, Any]
+) -> ToolResult:
+    own_name, own_arguments = _own_call(name, arguments)
+    result = await session.call(own_name, own_arguments)
+    content = _NAME.sub(lambda match: _OURS[match[0]], result.content)
+    return ToolResult(content=content, is_error=result.is_error)
 
 
 def _own_call(name: str, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -303,5 +305,5 @@ def _own_call(name: str, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]
 def _number(target: str) -> int:
     found = re.fullmatch(r"\[?(?:ref=)?e?(\d+)\]?", target.strip())
     if found is None:
-        raise ArgumentError(f"wrong arguments: target: {target!r} is no number of the snapshot")
+        raise ArgumentError(f"wrong arguments: target: {target!r} is not a number of the snapshot")
     return int(found[1])

@@ -212,15 +212,18 @@ async def keep_output(stream: ByteReceiveStream | None, output: ServerOutput) ->
 async def _end(
     process: anyio.abc.Process, output: ServerOutput, mark: str, *, grace_s: float
 ) -> None:
-    """Asks the server to end by closing its input, then kills what is left of its family."""
-    family = descendants(process.pid)
-    is_orphaned = process.returncode is not None or not family
+    """Asks the server to end by closing its input, then kills the rest of its process tree."""
+    # The system may have given the number of a process that has ended to one of another program.
+    has_ended = process.returncode is not None
+    family = [] if has_ended else descendants(process.pid)
+    is_orphaned = not family
     with suppress(*_LOST):
         await cast("ByteSendStream", process.stdin).aclose()
     if await _has_exited(process, within_s=grace_s):
         output.exit_code = process.returncode
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        if not has_ended:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     else:
         kill_family(process.pid)
     for descendant in family:

@@ -71,7 +71,7 @@ def parse_spec(
         command = tuple(shlex.split(server)) if isinstance(server, str) else tuple(server)
     except ValueError as error:
         raise InputError(
-            f"the MCP server {without_secrets(str(server))!r} is no command line: {error}",
+            f"the MCP server {without_secrets(str(server))!r} is not a command line: {error}",
             "close the quotes",
         ) from error
     if not command or not command[0]:

@@ -200,7 +200,7 @@ def run_user_file(file: UserFile) -> LoadedFile:
             f"{path}:{_line_of(error, path)}: {error.problem}", error.fix
         ) from error
     except Exception as error:
-        fix = "mend the file; run it with python to see the whole traceback"
+        fix = "fix the file; run it with python to see the whole traceback"
         if isinstance(error, ModuleNotFoundError) and error.name is not None:
             fix = how_to_install(error.name, path.parent)
         raise ToolFileError(

@@ -32,7 +32,7 @@ def read_modules(file: Path, code: bytes) -> dict[str, bytes]:
                 if place not in found and path.is_file():
                     check_readable(path)
                     found[place] = path.read_bytes()
-                    unread.append((found[place], _package_of(place)))
+                    unread.append((found[place], place.rpartition("/")[0].replace("/", ".")))
     return found
 
 
@@ -41,11 +41,7 @@ def _imported(code: bytes, package: str) -> Iterator[str]:
 
     `package` is the name of the package that the code is part of; "" for none.
     """
-    try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError):
-        return  # whoever runs the code says what is wrong with it
-    for node in ast.walk(tree):
+    for node in ast.walk(_parsed(code)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -59,14 +55,21 @@ def _imported(code: bytes, package: str) -> Iterator[str]:
             yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
+def _parsed(code: bytes) -> ast.AST:
+    """Returns the syntax tree of code; an empty one of code with bad syntax.
+
+    Running the code reports the error.
+    """
+    try:
+        return ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError):
+        return ast.Module(body=[], type_ignores=[])
+
+
 def _places(name: str) -> tuple[str, str]:
     """Returns where Python looks for a module, a package first."""
     path = name.replace(".", "/")
     return f"{path}/__init__.py", f"{path}.py"
-
-
-def _package_of(place: str) -> str:
-    return place.rpartition("/")[0].replace("/", ".")
 
 
 class FixedModules(MetaPathFinder):
@@ -124,12 +127,8 @@ def names_not_imported(code: bytes, offered: frozenset[str]) -> frozenset[str]:
 
     They are none if the code has a `from … import *`, which may define any name, or bad syntax.
     """
-    try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError):
-        return frozenset()  # whoever runs the code says what is wrong with it
     used, bound = set[str](), set[str]()
-    for node in ast.walk(tree):
+    for node in ast.walk(_parsed(code)):
         if isinstance(node, ast.Name):
             (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
         else:
@@ -160,19 +159,20 @@ def modules_missing_later(code: bytes, folder: Path) -> list[str]:
         if id(node) not in tried
         for name in _imported_by(node)
     }
-    return sorted(name for name in names if not _is_there(name, folder))
+    top_level = {name.partition(".")[0] for name in names}
+    return sorted(name for name in top_level if not _is_available(name, folder))
 
 
 def _imported_by(node: ast.AST) -> list[str]:
-    """Returns the top-level modules that a statement imports."""
+    """Returns the modules that a statement imports, without those of its own package."""
     if isinstance(node, ast.Import):
-        return [alias.name.partition(".")[0] for alias in node.names]
+        return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-        return [node.module.partition(".")[0]]
+        return [node.module]
     return []
 
 
-def _is_there(name: str, folder: Path) -> bool:
+def _is_available(name: str, folder: Path) -> bool:
     if name in sys.modules or (folder / f"{name}.py").exists() or (folder / name).is_dir():
         return True
     try:
@@ -186,17 +186,7 @@ def modules_imported(code: bytes) -> list[str]:
 
     Imports from the package that the code is part of are left out.
     """
-    try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError):
-        return []
-    names = set[str]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module)
-    return sorted(names)
+    return sorted({name for node in ast.walk(_parsed(code)) for name in _imported_by(node)})
 
 
 def how_to_install(module: str, folder: Path) -> str:

@@ -1,59 +1,171 @@
 """A pool of child processes for a user's tools.py and rewards.py, as large as the calls need.
 
-The path of a call: `UserPool.call` (or `reward`) makes a WorkerCall with its timeout, and `_assign`
-sends that to a worker. The WorkerProcess (worker_process.py) starts the deadline when the worker
-can begin the call; a worker that misses a deadline is killed here and replaced.
+The path of a call: `UserPool.call` (or `reward`) waits for a free worker, and `Worker.answer` sends
+the call to its process and keeps the deadline. A worker that misses one is killed and replaced.
 """
 
-import asyncio
 import math
 import os
+import signal
+import subprocess
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, cast
 
 import anyio
 import anyio.lowlevel
+import msgspec
 from anyio import AsyncContextManagerMixin
+from anyio.abc import ByteReceiveStream, ByteSendStream, Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from stillroom.data.tool_names import NamedTools, has_tool_names
 from stillroom.errors import CallFailedError, FailureClass, ToolFileError
+from stillroom.processes import kill_family
 from stillroom.reporting import background_tasks
+from stillroom.secrecy.environments import tool_environment
 from stillroom.secrecy.keys import tool_variables
 from stillroom.tools.source import ToolResult, ToolSource, ToolTask, error_result
 from stillroom.tools.user.file import UserFile, read_user_file
 from stillroom.tools.user.worker import (
     Answer,
+    Broken,
     CallReward,
     CallTool,
     Ready,
     RewardDescription,
     UserFiles,
 )
-from stillroom.tools.user.worker_process import (
-    QuickFunctions,
-    WorkerCall,
-    WorkerDiedError,
-    WorkerProcess,
-    start_worker,
-)
 from stillroom.types import Message, ToolSchema
 
-# A call that waits longer than this for a free worker gets a new one.
 PATIENCE_S = 0.05
-# Calls that wait behind quick ones mean a busy machine, which one more process would only slow.
-_PATIENCE_IF_QUICK_S = 1.0
+"""A call that waits longer than this for a free worker gets a new one."""
+MAX_LINE_BYTES = 64 << 20
 _NUM_PROCESSORS = os.cpu_count() or 1
+_START_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 5.0
+_POLL_S = 0.005
+# -P keeps the user's folder off the path, where their json.py would shadow the library's.
+_COMMAND = (sys.executable, "-P", "-m", "stillroom.tools.user.worker")
+_REPLY = msgspec.json.Decoder(Ready | Broken | Answer)
+_LOST = (
+    anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError,
+    OSError,
+)  # fmt: skip
+
+
+class WorkerDiedError(Exception):
+    """The worker's process ended in the middle of a call, or its answer cannot be used."""
+
+
+class Worker:
+    """One child process with the user's functions, which runs one call at a time."""
+
+    def __init__(self) -> None:
+        self._process: Process
+        self._stdin: ByteSendStream
+        self._stdout: BufferedByteReceiveStream
+        self._num_calls = 0
+        self.ready = Ready(tools=[], rewards=[])
+        self.begun_at = 0.0
+        """The time, by the event loop's clock, when the worker began its latest call."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.returncode is not None
+
+    async def start(self, files: UserFiles) -> None:
+        """Starts the process in the files' folder and waits until it has loaded them.
+
+        Raises ToolFileError if the process ends or hangs meanwhile, or if a file can't be used.
+        """
+        paths = [file.path for file in (files.tools, files.rewards) if file is not None]
+        # Shielded: a cancellation at this place would leave the process running.
+        with anyio.CancelScope(shield=True):
+            self._process = await anyio.open_process(
+                _COMMAND,
+                stdout=subprocess.PIPE,
+                stderr=None,
+                cwd=paths[0].parent if paths else None,
+                env=tool_environment(),
+                start_new_session=True,
+            )
+        self._stdin = cast("ByteSendStream", self._process.stdin)
+        self._stdout = BufferedByteReceiveStream(cast("ByteReceiveStream", self._process.stdout))
+        try:
+            reply = await self._exchange(files, _START_TIMEOUT_S)
+            if isinstance(reply, Broken):
+                raise ToolFileError(reply.problem, reply.fix)
+        except (TimeoutError, WorkerDiedError) as error:
+            await self.kill()
+            names, reason = " and ".join(map(str, paths)), error or "it hung"
+            raise ToolFileError(
+                f"the process for {names} did not start: {reason}",
+                "run the file with python: importing it must end quickly and without an error",
+            ) from error
+        except BaseException:
+            await self.kill()
+            raise
+        self.ready = cast("Ready", reply)
+
+    async def answer(self, call: CallTool | CallReward, timeout_s: float) -> Answer:
+        """Returns the answer to a call. After an error the worker can't be used any more.
+
+        Raises TimeoutError or WorkerDiedError.
+        """
+        self._num_calls += 1
+        call = msgspec.structs.replace(call, number=self._num_calls)
+        reply = await self._exchange(call, timeout_s)
+        if not isinstance(reply, Answer) or reply.number != self._num_calls:
+            raise WorkerDiedError("it answered without being called")
+        return reply
+
+    async def _exchange(
+        self, message: UserFiles | CallTool | CallReward, timeout_s: float
+    ) -> Ready | Broken | Answer:
+        self.begun_at = anyio.current_time()
+        with anyio.fail_after(timeout_s):
+            try:
+                await self._stdin.send(msgspec.json.encode(message) + b"\n")
+                return _REPLY.decode(await self._stdout.receive_until(b"\n", MAX_LINE_BYTES))
+            except anyio.DelimiterNotFound as error:
+                problem = f"its answer is longer than {MAX_LINE_BYTES} bytes"
+                raise WorkerDiedError(problem) from error
+            except msgspec.DecodeError as error:
+                raise WorkerDiedError(f"its answer can't be read: {error}") from error
+            except _LOST as error:
+                await self._exited()
+                problem = f"its process ended with code {self._process.returncode}"
+                raise WorkerDiedError(problem) from error
+
+    async def kill(self) -> None:
+        """Kills the process and everything that it started."""
+        with anyio.CancelScope(shield=True):
+            if self.has_ended:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+            else:
+                kill_family(self._process.pid)
+            # Not process.wait(): it may wait for the pipes, which another process could hold open.
+            with anyio.move_on_after(_END_TIMEOUT_S):
+                await self._exited()
+                await self._process.aclose()
+
+    async def _exited(self) -> None:
+        while not self.has_ended:  # noqa: ASYNC110 - a process sets no event
+            await anyio.sleep(_POLL_S)
 
 
 class UserPool(ToolSource, AsyncContextManagerMixin):
     """Runs the user's functions in child processes. Use as an async context manager.
 
     A worker runs one call at a time, so the user's code needs no locks. Slow calls make the pool
-    grow up to `max_workers`. A worker that misses a deadline is killed and replaced, and calls that
-    it had been sent but had not begun go to another worker.
+    grow up to `max_workers`. A worker that misses a deadline is killed and replaced.
     """
 
     def __init__(
@@ -73,30 +185,35 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
         )
         self._timeouts = (tool_timeout_s, reward_timeout_s)
         self._max_workers = max_workers
-        self._workers: set[WorkerProcess] = set()
+        self._workers: set[Worker] = set()
         self._num_workers = 0
-        self._waiting: deque[WorkerCall] = deque()
-        self._condemned: list[WorkerProcess] = []
-        self._quick_functions = QuickFunctions()
-        self._has_work = anyio.Event()
+        """The number of workers, including those that are being started."""
+        self._waiting: deque[float] = deque()
+        """The times at which the calls that wait for a worker began to wait."""
+        self._has_waiting = anyio.Event()
+        self._to_calls: MemoryObjectSendStream[Worker | ToolFileError]
+        self._free: MemoryObjectReceiveStream[Worker | ToolFileError]
+        """The free workers; an error if one could not be started."""
         self._ready = Ready(tools=[], rewards=[])
         self._timeouts_by_tool: dict[str, float | None] = {}
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        worker = await self._start_worker()
-        self._ready = worker.ready
-        self._timeouts_by_tool = {
-            tool.schema["function"]["name"]: tool.timeout_s for tool in self._ready.tools
-        }
-        self._take_in(worker)
-        try:
-            async with background_tasks() as tasks:
-                tasks.start_soon(self._keep_workers)
-                yield self
-        finally:
-            for worker in list(self._workers):
-                await self._discard(worker)
+        self._to_calls, self._free = anyio.create_memory_object_stream(math.inf)
+        with self._to_calls, self._free:
+            worker = await self._start_worker()
+            self._ready = worker.ready
+            self._timeouts_by_tool = {
+                tool.schema["function"]["name"]: tool.timeout_s for tool in self._ready.tools
+            }
+            self._to_calls.send_nowait(worker)
+            try:
+                async with background_tasks() as tasks:
+                    tasks.start_soon(self._add_workers)
+                    yield self
+            finally:
+                for worker in list(self._workers):
+                    await self._discard(worker)
 
     @property
     def schemas(self) -> Sequence[ToolSchema]:
@@ -173,78 +290,52 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
             raise CallFailedError(FailureClass.REWARD, f"reward {name}: {answer.error}")
         return answer.reward
 
-    async def _run(self, request: CallTool | CallReward, timeout_s: float) -> Answer:
+    async def _run(self, call: CallTool | CallReward, timeout_s: float) -> Answer:
         """Returns the answer to a call. Raises TimeoutError or WorkerDiedError."""
-        call = WorkerCall(request, timeout_s)
-        self._waiting.append(call)
-        self._assign()
-        if self._waiting:
-            self._has_work.set()
+        worker = await self._free_worker()
         try:
-            answer = cast("Answer", await call.reply)
-        except BaseException as error:
-            is_failed = isinstance(error, TimeoutError | WorkerDiedError)
-            if is_failed:
-                self._quick_functions.note(call.name, math.inf)
-            worker = call.worker
-            if worker is not None and (is_failed or worker.is_running(call)):
-                # Its answer may still be on the way, so it can serve no other call.
-                await self._discard(worker)
-            elif call in self._waiting:
-                self._waiting.remove(call)
+            answer = await worker.answer(call, timeout_s)
+        except BaseException:
+            # Its answer may still be on the way, so it can serve no other call.
+            await self._discard(worker)
             raise
-        self._quick_functions.note(call.name, answer.seconds)
+        self._to_calls.send_nowait(worker)
         return answer
 
-    def _assign(self) -> None:
-        """Sends waiting calls, in the order in which they came, while a worker can take one."""
-        while call := self._next_waiting():
-            call.is_quick = call.name in self._quick_functions
-            able = [worker for worker in self._workers if worker.can_take(call)]
-            if not able:
-                return
-            self._waiting.popleft()
-            min(able, key=_num_calls).send(call)
-
-    def _next_waiting(self) -> WorkerCall | None:
-        while self._waiting:
-            if not self._waiting[0].reply.done():
-                return self._waiting[0]
-            # It was cancelled, and its task has not run yet to remove it.
-            self._waiting.popleft()
-        return None
-
-    def _take_back(self, worker: WorkerProcess, not_begun: list[WorkerCall]) -> None:
-        """Puts the calls that a worker has not begun back into the queue, and has it killed."""
-        for call in reversed(not_begun):
-            call.worker = None
-            self._waiting.appendleft(call)
-        self._assign()
-        self._condemned.append(worker)
-        self._has_work.set()
-
-    async def _keep_workers(self) -> None:
-        """Kills condemned workers, and starts a worker whenever a call has waited too long."""
+    async def _free_worker(self) -> Worker:
+        """Waits for a free worker. Raises ToolFileError if another one could not be started."""
         while True:
-            await self._has_work.wait()
-            self._has_work = anyio.Event()
-            while self._waiting or self._condemned:
-                if self._condemned:
-                    await self._discard(self._condemned.pop())
-                    continue
-                if self._num_workers and not self._is_patience_over():
+            try:
+                worker = self._free.receive_nowait()
+            except anyio.WouldBlock:
+                self._waiting.append(since := anyio.current_time())
+                self._has_waiting.set()
+                try:
+                    worker = await self._free.receive()
+                finally:
+                    self._waiting.remove(since)
+            if isinstance(worker, ToolFileError):
+                raise worker
+            if not worker.has_ended:
+                return worker
+            await self._discard(worker)
+
+    async def _add_workers(self) -> None:
+        """Starts a worker whenever a call has waited too long for one."""
+        while True:
+            await self._has_waiting.wait()
+            self._has_waiting = anyio.Event()
+            while self._waiting:
+                if self._num_workers:
                     await anyio.sleep(PATIENCE_S / 2)
                     # First read the answers that came while the loop was busy.
                     await anyio.lowlevel.checkpoint()
-                    continue
+                    if not self._is_patience_over():
+                        continue
                 try:
-                    worker = await self._start_worker()
+                    self._to_calls.send_nowait(await self._start_worker())
                 except ToolFileError as error:
-                    if call := self._next_waiting():
-                        self._waiting.popleft()
-                        call.reply.set_exception(error)
-                    continue
-                self._take_in(worker)
+                    self._to_calls.send_nowait(error)
 
     def _is_patience_over(self) -> bool:
         """Returns whether the first call in line has waited long and another worker would help.
@@ -252,40 +343,31 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
         If there is one worker for each processor already, another one helps only if all of them
         have been busy for long, which means that they wait for something else than a processor.
         """
-        call = self._waiting[0]
-        patience_s = _PATIENCE_IF_QUICK_S if call.is_quick else PATIENCE_S
-        long_ago = asyncio.get_running_loop().time() - patience_s
-        if self._num_workers >= self._max_workers or call.since > long_ago:
+        long_ago = anyio.current_time() - PATIENCE_S
+        if (
+            self._num_workers >= self._max_workers
+            or min(self._waiting, default=math.inf) > long_ago
+        ):
             return False
         is_stuck = all(worker.begun_at <= long_ago for worker in self._workers)
         return self._num_workers < _NUM_PROCESSORS or is_stuck
 
-    async def _start_worker(self) -> WorkerProcess:
+    async def _start_worker(self) -> Worker:
         # Counted before it is up, so that waiting calls do not start more than allowed.
         self._num_workers += 1
+        worker = Worker()
         try:
-            worker = await start_worker(self._files)
+            await worker.start(self._files)
         except BaseException:
             self._num_workers -= 1
             raise
+        self._workers.add(worker)
         return worker
 
-    def _take_in(self, worker: WorkerProcess) -> None:
-        worker.on_free, worker.on_end = self._assign, self._take_back
-        self._workers.add(worker)
-        self._assign()
-
-    async def _discard(self, worker: WorkerProcess) -> None:
-        if worker not in self._workers:
-            return
+    async def _discard(self, worker: Worker) -> None:
         self._workers.remove(worker)
         self._num_workers -= 1
-        with anyio.CancelScope(shield=True):
-            await worker.kill()
-
-
-def _num_calls(worker: WorkerProcess) -> int:
-    return worker.num_calls
+        await worker.kill()
 
 
 class _UserSession:

@@ -11,7 +11,6 @@ import math
 import os
 import select
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
@@ -82,6 +81,8 @@ class CallTool(msgspec.Struct, frozen=True, kw_only=True, tag="tool"):
     metadata: dict[str, Any]
     timeout_s: float | None = None
     """The deadline, which also limits the processor time of the worker; None for no limit."""
+    number: int = 0
+    """The number of the call among those of its worker, which the answer repeats."""
 
 
 class CallReward(msgspec.Struct, frozen=True, kw_only=True, tag="reward"):
@@ -93,6 +94,7 @@ class CallReward(msgspec.Struct, frozen=True, kw_only=True, tag="reward"):
     variables: dict[str, Any]
     timeout_s: float | None = None
     """As for a tool."""
+    number: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
@@ -101,8 +103,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     content: str = ""
     reward: float = 0.0
     error: str | None = None
-    seconds: float = 0.0
-    """The duration of the call in the worker."""
+    number: int = 0
+    """The number of the call."""
 
 
 class UserFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,7 +262,6 @@ def _short(text: str) -> str:
 def _serve(code: UserCode, stream: BinaryIO, replies: BinaryIO) -> None:
     decoder, worker_pid = msgspec.json.Decoder(CallTool | CallReward), os.getpid()
     for line in stream:
-        begun = time.perf_counter()
         call = decoder.decode(line)
         if call.timeout_s is not None:
             limit_this_process(cpu_s=(call.timeout_s + _CPU_SLACK_S) * _NUM_PROCESSORS)
@@ -268,8 +269,7 @@ def _serve(code: UserCode, stream: BinaryIO, replies: BinaryIO) -> None:
         if os.getpid() != worker_pid:
             # The user's code has forked and this is the child; only the parent may answer.
             os._exit(0)
-        seconds = time.perf_counter() - begun
-        _send(replies, msgspec.structs.replace(answer, seconds=seconds))
+        _send(replies, msgspec.structs.replace(answer, number=call.number))
     _end()
 
 

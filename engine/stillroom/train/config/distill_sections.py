@@ -49,6 +49,10 @@ class RolloutSection(ConfigSection, EpisodeOptions):
     temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
     concurrency: Annotated[int, Field(ge=1, le=4096)] = 64
     """The most conversations that are sampled in one batch."""
+    deterministic: bool = False
+    """Whether each conversation is sampled by itself, some ten times slower, so that its numbers do
+    not depend on what is sampled with it: on a CPU in fp32 a run with tools is then the same, bit
+    for bit, each time and at any concurrency (same kind of processor, threads and torch)."""
     server: StudentServerSection | None = None
     """The server that samples the student, which loads the adapter of each iteration; None: this
     process samples it."""
@@ -291,6 +295,7 @@ class AlgorithmSection(ConfigSection):
 
     def check_teacher(self, teacher: TeacherSection) -> None:
         """Raises ValueError, with what to do, if the teacher cannot give what the loss needs."""
+        self._check_options()
         is_reread, name = teacher.tokens == "reread", self.loss.name
         if is_reread and self.loss.reads != "bytes":
             raise ValueError(
@@ -318,6 +323,13 @@ class AlgorithmSection(ConfigSection):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
+        # Which loss `auto` is depends on the teacher: `check_teacher` judges the options then.
+        if self.loss_fn != "auto":
+            self._check_options()
+        return self
+
+    def _check_options(self) -> None:
+        """Raises ValueError if an option is set that the loss does not read."""
         of_losses = frozenset[str]().union(*(loss.options for loss in LOSSES.values()))
         needed = {
             name: f"loss_fn {' or '.join(losses_with(name))}"
@@ -328,7 +340,6 @@ class AlgorithmSection(ConfigSection):
         for name, condition in needed.items():
             if getattr(self, name) != AlgorithmSection.model_fields[name].default:
                 raise ValueError(f"algorithm.{name} counts only with {condition}; leave it out")
-        return self
 
 
 class SoftTargetsSection(ConfigSection):

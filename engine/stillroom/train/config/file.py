@@ -181,7 +181,9 @@ def config_notes(
         if _value_at(raw, dotted) not in (None, "", False)
     ]
     notes += [f"{name}: {note}" for note in _notes_on_others(raw)]
-    if _value_at(raw, "trainer.num_epochs") is None:
+    # With a number of steps the epochs follow from it.
+    is_long_enough = _value_at(raw, "trainer.max_steps") is not None
+    if _value_at(raw, "trainer.num_epochs") is None and not is_long_enough:
         fields = TrainerSection.model_fields
         shown = ("num_epochs", "learning_rate", "schedule", "save_step")
         defaults = ", ".join(

@@ -1,6 +1,6 @@
 """The losses of on-policy distillation: what each one needs, in one table.
 
-The function of each is in `train/on_policy/losses.py`, under the same name.
+The functions of each are in `train/methods/losses.py`, under the same name.
 """
 
 from collections.abc import Mapping

@@ -6,8 +6,9 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 from pydantic import Field
 
 from stillroom.data.formats import RowFormat, SftRow, load_sft_rows, read_rows
@@ -30,7 +31,7 @@ from stillroom.tools.mcp.spec import parse_spec
 from stillroom.tools.user.file import UserFile, read_user_file
 from stillroom.tools.user.pool import TOOLS_FILE, schemas_in
 from stillroom.train.config.distill_sections import served_teacher
-from stillroom.train.config.file import config_notes, load_config
+from stillroom.train.config.file import config_notes, load_config, read_config
 from stillroom.train.config.resume import TrainingState, find_resume_point, run_to_resume
 from stillroom.train.config.schema import DistillConfig, TrainConfig
 from stillroom.train.config.sections import EvalSection, LauncherSection, split_address
@@ -92,6 +93,51 @@ def _group_size_of(
     if "group_size" in now.data.model_fields_set:
         return ()
     return (f"data.group_size={recorded}",)
+
+
+_Request = TypeVar("_Request", bound=PlanTraining)
+
+
+def requests_per_model(workspace: Workspace, request: _Request) -> list[_Request]:
+    """Returns the request alone, or one request for each model if model.path is a list.
+
+    Each of several requests names its model in an override. Raises ConfigError for a list that
+    holds anything but names, or a name twice.
+    """
+    config_file = workspace.existing(request.config, label="config")
+    paths = _model_paths(config_file, request.overrides)
+    if paths is None:
+        return [request]
+    return [
+        request.model_copy(
+            update={"overrides": (*request.overrides, f"model.path={_as_yaml(path)}")}
+        )
+        for path in paths
+    ]
+
+
+def _as_yaml(path: str) -> str:
+    return msgspec.json.encode(path).decode()
+
+
+def _model_paths(config_file: Path, overrides: Sequence[str]) -> list[str] | None:
+    """Returns the models in model.path, or None if model.path is not a list."""
+    section: Any = read_config(config_file, overrides).get("model")
+    value: Any = section.get("path") if isinstance(section, dict) else None
+    if not isinstance(value, list):
+        return None
+    paths: list[Any] = value
+    if not paths or not all(isinstance(path, str) for path in paths):
+        raise ConfigError(
+            f"{config_file}: model.path is a list of {paths!r}, which are not models",
+            "list hub ids or folders",
+        )
+    if len(set(paths)) < len(paths):
+        raise ConfigError(
+            f"{config_file}: model.path names a model twice: {', '.join(paths)}",
+            "name each once; start_training again with another trainer.seed for another run",
+        )
+    return paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +247,7 @@ def plan_request(
         for name in config.data.train_files
     ]
     cold_start_file, added_rows_file = _mixed_files(workspace, config_file, config)
-    # What another machine has, its own process checks.
+    # On another machine, the run's process checks the models there.
     is_here = request.where is None
     models = _checked_models(workspace, config, is_here=is_here)
     for server in config.rollout.mcp_servers:

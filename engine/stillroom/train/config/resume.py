@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,6 @@ class RunToResume(msgspec.Struct, frozen=True, kw_only=True):
 
     config: str
     overrides: list[str] = []
-    resume: str | None = None
 
 
 def run_to_resume(workspace: Workspace, run_id: str) -> RunToResume:
@@ -156,17 +156,13 @@ def run_to_resume(workspace: Workspace, run_id: str) -> RunToResume:
 
 def find_resume_point(workspace: Workspace, run_id: str) -> ResumePoint:
     """Returns a run's latest checkpoint, or else that of the run it was resumed from, and so on."""
-    seen: list[str] = []
-    following: str | None = run_id
-    while following is not None and following not in seen:
-        seen.append(following)
-        folder = _run_folder(workspace, following)
-        if (checkpoint := latest_checkpoint(folder)) is not None:
-            return ResumePoint(folder.name, checkpoint, read_state(checkpoint))
-        following = run_to_resume(workspace, following).resume
+    resumed = RunFolder(_run_folder(workspace, run_id))
+    for run in chain([resumed], resumed.earlier_runs()):
+        if (checkpoint := latest_checkpoint(run.path)) is not None:
+            return ResumePoint(run.run_id, checkpoint, read_state(checkpoint))
     raise RunError(
         f"run {run_id!r} has no checkpoint to resume from",
-        "start it anew; trainer.save_step writes a checkpoint every so many steps",
+        "start a new run; trainer.save_step is the number of steps between checkpoints",
     )
 
 

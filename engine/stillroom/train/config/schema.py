@@ -73,7 +73,7 @@ class _RowsConfig(_CommonConfig):
     def _only_whole_numbers_are_sharded(self) -> Self:
         if self.launcher.is_sharded and self.model.quantization is not None:
             raise ValueError(
-                "launcher.strategy: fsdp2 cannot share out weights of 4 bits: use ddp, or leave "
+                "launcher.strategy: fsdp2 cannot shard 4-bit weights: use ddp, or leave "
                 "model.quantization out"
             )
         return self
@@ -213,14 +213,24 @@ class DistillConfig(_CommonConfig):
     def _a_server_is_handed_adapters(self) -> Self:
         if self.rollout.server is not None and self.model.qlora_rank == 0:
             raise ValueError(
-                "rollout.server is handed the student's adapter in each iteration; all weights "
-                "cannot be: set model.qlora_rank, or leave rollout.server out"
+                "rollout.server receives the student's adapter in each iteration, and cannot "
+                "receive all weights: set model.qlora_rank, or leave rollout.server out"
             )
         if self.rollout.server is not None and self.curriculum.teacher_share:
             raise ValueError(
                 "curriculum.teacher_share has student and teacher take turns in this process: "
                 "leave rollout.server out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_depends_on_when_it_ends(self) -> Self:
+        for key in ("server", "max_staleness") if self.rollout.deterministic else ():
+            if getattr(self.rollout, key):
+                raise ValueError(
+                    f"rollout.deterministic samples each conversation by itself and to its end, in "
+                    f"this process: leave rollout.{key} out"
+                )
         return self
 
     @model_validator(mode="after")
@@ -363,9 +373,9 @@ def _check_targets(
         )
     if section.tokens == "reread":
         raise ValueError(
-            "soft_targets are probabilities of the student's own tokens, which a teacher with "
-            "teacher.tokens: reread does not give: leave soft_targets out (in sft leave teacher "
-            "out, for the rows' own tokens)"
+            "soft_targets needs probabilities of the student's own tokens, which a teacher with "
+            "teacher.tokens: reread cannot give: leave soft_targets out (in sft, leave teacher out "
+            "too: training is then on the rows' tokens alone)"
         )
     if launcher.is_sharded:
         raise ValueError(

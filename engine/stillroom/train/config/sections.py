@@ -68,7 +68,7 @@ class ModelSection(ConfigSection):
     def _quantised_weights_are_frozen(self) -> "ModelSection":
         if self.quantization is not None and self.qlora_rank == 0:
             raise ValueError(
-                "quantization needs an adapter, since weights of 4 bits cannot be trained: set "
+                "quantization needs an adapter, since 4-bit weights cannot be trained: set "
                 "qlora_rank, e.g. 32"
             )
         return self

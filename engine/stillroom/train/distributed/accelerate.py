@@ -15,10 +15,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from stillroom.files import write_atomic
 from stillroom.train.config.sections import LauncherSection
-from stillroom.train.distributed.rank_folder import RankFiles, RanksFailedError
+from stillroom.train.distributed.rank_folder import RANK_MODULE, RankFiles, RanksFailedError
 
 _CONFIG = "accelerate.yaml"
-_MODULE = "stillroom.train.distributed.rank_main"
 
 
 def run_on_accelerate(
@@ -32,7 +31,7 @@ def run_on_accelerate(
     config = files.folder / _CONFIG
     text = yaml.safe_dump(accelerate_config(section, size=size), sort_keys=False)
     write_atomic(config, text.encode())
-    arguments = ["--config_file", str(config), "-m", _MODULE, str(files.folder)]
+    arguments = ["--config_file", str(config), "-m", RANK_MODULE, str(files.folder)]
     command = shlex.join(["accelerate", "launch", *arguments])
     note(f"started as: {command}")
     for machine in range(1, section.num_machines):

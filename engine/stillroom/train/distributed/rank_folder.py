@@ -23,6 +23,8 @@ from stillroom.processes import process_start
 from stillroom.reporting import Reporter
 
 FOLDER = "ranks"
+RANK_MODULE = "stillroom.train.rank_main"
+"""The program of one process."""
 _POLL_S = 0.2
 _END_WAIT_S = 5.0
 _LEFT_ALONE = 70

@@ -8,7 +8,13 @@ from typing import Any
 from stillroom.errors import RunError
 from stillroom.rollout.ray.cluster import ray_cluster
 from stillroom.train.config.sections import LauncherSection
-from stillroom.train.distributed.rank_folder import RankFiles, RanksFailedError, watch_owner
+from stillroom.train.distributed.rank_folder import (
+    RANK_MODULE,
+    RankEnd,
+    RankFiles,
+    RanksFailedError,
+    watch_owner,
+)
 from stillroom.train.student.collective import WAIT_S, Collective
 
 
@@ -41,8 +47,8 @@ def run_on_ray(
             failures: dict[int, Exception] = getattr(error, "worker_failures", {})
             if not failures:
                 raise RunError(
-                    f"Ray Train broke off: {_last_line(error)}",
-                    "look at the cluster with `ray status`; the run's log says more",
+                    f"Ray Train failed: {_last_line(error)}",
+                    "look at the cluster with `ray status`; see the run's log for details",
                 ) from error
             lost = {rank: f"was lost: {_last_line(failures[rank])}" for rank in sorted(failures)}
             raise RanksFailedError(lost) from error
@@ -50,8 +56,6 @@ def run_on_ray(
 
 def _work(settings: dict[str, Any]) -> None:
     """Trains as one of Ray's workers."""
-    from stillroom.train.distributed.rank_main import train_as_rank
-
     context = importlib.import_module("ray.train").get_context()
     device = importlib.import_module("ray.train.torch").get_device()
     files = RankFiles(Path(settings["folder"]))
@@ -59,7 +63,7 @@ def _work(settings: dict[str, Any]) -> None:
     watch_owner(files, job.owner)
     rank, size = context.get_world_rank(), context.get_world_size()
     peers = Collective(rank, size, str(device), is_sharded=job.is_sharded)
-    end = train_as_rank(files, peers)
+    end: RankEnd = importlib.import_module(RANK_MODULE).train_as_rank(files, peers)
     if end.failure is not None:
         raise RuntimeError(end.failure.problem)
 

@@ -1,7 +1,9 @@
-"""The session of a training run, the same for all methods: steps, metrics and checkpoints."""
+"""What all methods share: the order and the checks of rows, steps, metrics and checkpoints."""
 
 import math
+import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +11,10 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from stillroom.errors import DivergedError, RunCancelledError
+from stillroom.data.formats import DpoRow, SftRow
+from stillroom.errors import DataError, DivergedError, ModelError, RunCancelledError
+from stillroom.files import content_hash
+from stillroom.models.batches import TokenSequence
 from stillroom.reporting import Reporter
 from stillroom.train.config.resume import (
     BestValidation,
@@ -34,9 +39,14 @@ from stillroom.train.loop.checkpoints import (
 )
 from stillroom.train.loop.evaluations import TrainingEvaluations
 from stillroom.train.student.collective import Collective, own_part
-from stillroom.train.student.encode import batches_of, epoch_order
-from stillroom.train.student.model import Student, peak_memory_gb
-from stillroom.train.student.optimizer import Optimizer
+from stillroom.train.student.model import Optimizer, Student, peak_memory_gb
+
+_IDLE_STEPS = 3
+"""After so many steps without a gradient in a row an alarm says so."""
+TOO_LONG = "longer than max_length"
+NOTHING_TRAINED = "no assistant token to train"
+
+_Row = TypeVar("_Row", SftRow, DpoRow)
 
 
 class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +120,10 @@ class Session(Generic[ConfigT_co]):
     validation: BestValidation = field(default_factory=BestValidation)
     last_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     _optimizer: Optimizer | None = None
+    _begun: tuple[float, int] | None = None
+    """The monotonic clock's time (s) at the first step, and the tokens trained on before it."""
+    _num_idle: int = 0
+    """The number of steps since the last one that had a gradient."""
 
     def begin(self, optimizer: Optimizer, *, substeps: int = 1, first_step: int = 0) -> None:
         """Registers the optimiser that checkpoints save, and restores the state of a resumed run.
@@ -119,6 +133,7 @@ class Session(Generic[ConfigT_co]):
         `first_step`, each in `substeps` updates; a later phase calls this again.
         """
         self._optimizer = optimizer
+        self._begun = self._begun or (time.monotonic(), self.trained_tokens)
         if (point := self.resumed) is None or self.step > 0:
             return
         state = point.state
@@ -127,6 +142,7 @@ class Session(Generic[ConfigT_co]):
         if state.step > first_step:
             optimizer.restore(tensors, num_steps=(state.step - first_step) * substeps)
         self.step, self.trained_tokens = state.step, state.trained_tokens
+        self._begun = time.monotonic(), state.trained_tokens
         if self.progress is not None:
             self.progress.carried = list(state.carried)
         self.validation = state.validation
@@ -199,16 +215,15 @@ class Session(Generic[ConfigT_co]):
         phase = phase or Phase(self.config.dataset_type, 0, total)
         self.step = step
         evaluated = self.evaluations.measure(step, total) if self.evaluations else {}
-        seconds = time.monotonic() - self.started
         self.last_metrics = {
             **metrics,
             **evaluated,
-            "tokens_per_s": self.trained_tokens / seconds,
+            "tokens_per_s": self._tokens_per_s(),
             # The process with the most memory, since it is the first to run out.
             "memory_gb": self._peers.largest(peak_memory_gb(self.student.loaded.device)),
         }
         self.reporter.metrics(step, self.last_metrics)
-        self._watch(self.last_metrics)
+        self._watch(self.last_metrics, num_steps=total)
         self.reporter.progress(
             step - phase.first_step,
             phase.last_step - phase.first_step,
@@ -260,10 +275,21 @@ class Session(Generic[ConfigT_co]):
             seconds=round(time.monotonic() - self.started, 3),
         )
 
-    def _watch(self, metrics: Mapping[str, float]) -> None:
-        """Reports the alarms that now hold, if the method raises any."""
-        if self.progress is not None:
-            self.reporter.alarms(self.progress.alarms_after(metrics))
+    def _watch(self, metrics: Mapping[str, float], *, num_steps: int) -> None:
+        """Reports the alarms that now hold: the method's own, and one of steps that change nothing.
+
+        num_steps: the number of steps of the whole run.
+        """
+        self._num_idle = self._num_idle + 1 if metrics.get("grad_norm") == 0 else 0
+        alarms = [] if self.progress is None else list(self.progress.alarms_after(metrics))
+        if self._num_idle >= min(_IDLE_STEPS, num_steps):
+            alarms.insert(
+                0,
+                f"no_gradient: the gradient of the last {self._num_idle} steps was zero, so the "
+                "student learns nothing: the teacher may be the student itself, or nothing of the "
+                "rows or rollouts may be trained on; look at them (inspect_examples), then cancel",
+            )
+        self.reporter.alarms(alarms)
 
     def _validated(self, step: int, loss: float | None) -> bool:
         """Returns whether the step has the lowest val_loss so far; its checkpoint is then kept."""
@@ -274,6 +300,11 @@ class Session(Generic[ConfigT_co]):
             best = self.validation.best_step
             self.reporter.note(f"stops early: val_loss was lowest at step {best}")
         return self.validation.best_step == step
+
+    def _tokens_per_s(self) -> float:
+        """Returns the trained tokens per second since the first step, without loading models."""
+        begun_at, begun_with = self._begun or (self.started, 0)
+        return (self.trained_tokens - begun_with) / max(1e-9, time.monotonic() - begun_at)
 
     @property
     def _peers(self) -> Collective:
@@ -324,5 +355,83 @@ class Session(Generic[ConfigT_co]):
         for step, values in point.recorded_metrics():
             if step <= point.state.step:
                 self.reporter.metrics(step, values)
-                self._watch(values)
+                self._watch(values, num_steps=_IDLE_STEPS)
         self.reporter.note(f"resumes at step {point.state.step} of {point.run_id}")
+
+
+def encode_rows(
+    rows: Sequence[_Row], encode: Callable[[_Row], list[TokenSequence]], max_length: int
+) -> tuple[list[list[TokenSequence]], Counter[str]]:
+    """Returns the sequences of each usable row, and the number of the others by reason."""
+    kept, skipped = list[list[TokenSequence]](), Counter[str]()
+    for row in rows:
+        try:
+            sequences = encode(row)
+        except ModelError as error:
+            skipped[f"refused by the chat template: {error.problem}"] += 1
+            continue
+        reasons = [reason for one in sequences if (reason := _unusable(one, max_length))]
+        if reasons:
+            skipped[reasons[0]] += 1
+        else:
+            kept.append(sequences)
+    if not kept:
+        why = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "no rows"
+        raise DataError(
+            f"no row is left to train on: {why} (max_length {max_length})",
+            "raise model.max_length, or look at the rows with inspect_examples",
+        )
+    return kept, skipped
+
+
+def _unusable(sequence: TokenSequence, max_length: int) -> str | None:
+    if len(sequence.ids) > max_length:
+        return TOO_LONG
+    return NOTHING_TRAINED if sequence.num_trained == 0 else None
+
+
+def hold_out(rows: Sequence[_Row], share: float, *, seed: int) -> tuple[list[_Row], list[_Row]]:
+    """Returns the rows to train on, and a random `share` (about) of all rows for validation.
+
+    Rows that answer the same prompt stay on the same side; at least one prompt is trained on.
+    """
+    held_out = _drawn([_prompt_of(row) for row in rows], share, seed=seed)
+    train = [row for index, row in enumerate(rows) if index not in held_out]
+    return train, [row for index, row in enumerate(rows) if index in held_out]
+
+
+def _drawn(prompts: Sequence[str], share: float, *, seed: int) -> set[int]:
+    """Returns the indices of about a `share` of the rows; rows of one prompt are drawn together."""
+    rows_of_prompt: dict[str, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        rows_of_prompt.setdefault(prompt, []).append(index)
+    order = list(rows_of_prompt)
+    random.Random(seed).shuffle(order)
+    drawn: set[int] = set()
+    for prompt in order[1:]:
+        if len(drawn) >= round(len(prompts) * share):
+            break
+        drawn.update(rows_of_prompt[prompt])
+    return drawn
+
+
+def _prompt_of(row: SftRow | DpoRow) -> str:
+    """Returns a hash of the prompt: of the messages before the first answer."""
+    if isinstance(row, DpoRow):
+        return content_hash(row.prompt)
+    first_answer = next(
+        i for i, message in enumerate(row.messages) if message["role"] == "assistant"
+    )
+    return content_hash(row.messages[:first_answer])
+
+
+def epoch_order(num_rows: int, epoch: int, seed: int) -> Sequence[int]:
+    """Returns the row indices in the order of an epoch; the same seed gives the same order."""
+    order = list(range(num_rows))
+    random.Random(seed * 1_000_003 + epoch).shuffle(order)
+    return order
+
+
+def batches_of(order: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Returns the row indices in batches of `size`; the last batch may be smaller."""
+    return [order[start : start + size] for start in range(0, len(order), size)]

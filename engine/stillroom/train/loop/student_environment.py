@@ -7,7 +7,7 @@ import secrets
 import shutil
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from stillroom.places import make_folder, put_folder
 from stillroom.policy.hf import HFPolicy
 from stillroom.rollout.context import open_tools_and_rewards
 from stillroom.rollout.episode.collect import RolloutContext
-from stillroom.rollout.episode.loop import CutText, Policy, cut_at_tokens
+from stillroom.rollout.episode.loop import CutText, Policy, TurnRules, cut_at_tokens
 from stillroom.rollout.plan import ToolsPlan
 from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.serving.model_server import ModelServer, NotServedError, ServerSettings, lora_rank
@@ -84,16 +84,15 @@ class StudentEnvironment:
         self, policy: Policy, teacher: TeacherRecord, *, max_turns: int | None = None
     ) -> RolloutContext:
         """Returns the context of rollouts by `policy`; their rows name that policy as `teacher`."""
-        rollout = self.rollout
+        rules = TurnRules.of(self.rollout)
         return RolloutContext(
             policy,
             teacher,
             self.tools,
             self.rewarder,
-            max_turns or rollout.max_turns,
-            rollout.nudge_to_send,
+            replace(rules, max_turns=max_turns or rules.max_turns),
             cut_reply=self.cut_reply,
-            timeout_s=rollout.rollout_timeout,
+            timeout_s=self.rollout.rollout_timeout,
         )
 
 

@@ -1,5 +1,6 @@
 """Direct preference optimisation; the reference is the student as it was at the start."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,11 +13,47 @@ from stillroom.models.batches import TokenSequence
 from stillroom.models.placement import in_float64
 from stillroom.train.config.schema import DpoConfig
 from stillroom.train.config.sections import DpoSection
-from stillroom.train.loop.session import Session, TrainResult
+from stillroom.train.loop.session import Session, TrainResult, encode_rows, hold_out
 from stillroom.train.methods.losses import preference_loss, sum_by_sequence
 from stillroom.train.student.collective import Collective
-from stillroom.train.student.encode import TokenPair, encode_pairs, hold_out
 from stillroom.train.student.model import Student
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPair:
+    """A preference pair as tokens; only the assistant turns of the answers are trained on."""
+
+    chosen: TokenSequence
+    rejected: TokenSequence
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPairs:
+    """The pairs that can be trained on, as tokens."""
+
+    pairs: list[TokenPair]
+    skipped: Counter[str]
+
+
+def encode_pairs(
+    rows: Sequence[DpoRow], renderer: ChatRenderer, *, max_length: int
+) -> EncodedPairs:
+    """Returns the preference rows as token pairs, without those that cannot be trained on.
+
+    Raises DataError if no row is left.
+    """
+    kept, skipped = encode_rows(rows, lambda row: _sides(row, renderer), max_length)
+    return EncodedPairs([TokenPair(*sides) for sides in kept], skipped)
+
+
+def _sides(row: DpoRow, renderer: ChatRenderer) -> list[TokenSequence]:
+    """Returns the chosen and the rejected conversation; turns of the prompt are not trained on."""
+    num_given_turns = sum(message["role"] == "assistant" for message in row.prompt)
+    rendered = [
+        renderer.conversation([*row.prompt, *answer], row.tools, num_given_turns=num_given_turns)
+        for answer in (row.chosen, row.rejected)
+    ]
+    return [TokenSequence(side.ids, side.trained) for side in rendered]
 
 
 @dataclass(frozen=True, slots=True)

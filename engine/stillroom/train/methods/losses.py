@@ -174,8 +174,8 @@ _FUNCTIONS: Mapping[LossName, LossFunctions] = {
     "top_k_reverse_kl": LossFunctions(
         lambda settings: partial(top_k_reverse_kl, k=settings.top_k), bucket_reverse_kl
     ),
-    # These two are for a teacher that turns out to read the student's own tokens; bytes are
-    # compared in on_policy/byte_scores.py.
+    # For a teacher that turns out to read the student's own tokens; bytes are compared in
+    # on_policy/token_scores.py.
     "byte_reverse_kl": LossFunctions(lambda _: reverse_kl, bucket_reverse_kl),
 }
 """The functions of each loss of `config/losses.py`, by its name."""

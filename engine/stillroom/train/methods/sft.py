@@ -3,8 +3,9 @@
 On-policy distillation may begin with it too: the supervised steps of its cold start.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -13,12 +14,63 @@ import torch
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import SftRow
 from stillroom.data.instruction import UNINSTRUCTED, Instruction
+from stillroom.errors import ModelError
 from stillroom.models.batches import TokenBatch, TokenSequence
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.schema import DistillConfig, SftConfig, TrainConfig
-from stillroom.train.loop.session import Phase, Session, TrainResult
-from stillroom.train.student.encode import EncodedSft, batches_of, encode_sft, hold_out
+from stillroom.train.loop.session import (
+    Phase,
+    Session,
+    TrainResult,
+    batches_of,
+    encode_rows,
+    hold_out,
+)
 from stillroom.train.student.model import Student
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSft:
+    """The rows that can be trained on, as tokens."""
+
+    sequences: list[TokenSequence]
+    """One sequence for each row, or several if the template renders a turn differently once others
+    follow it."""
+    num_rows: int
+    skipped: Counter[str]
+
+
+def encode_sft(
+    rows: Sequence[SftRow],
+    renderer: ChatRenderer,
+    *,
+    max_length: int,
+    teacher: Instruction = UNINSTRUCTED,
+) -> EncodedSft:
+    """Returns the rows as token sequences, without those that cannot be trained on.
+
+    teacher: what the teacher reads before the rows, if it is to read them.
+    Raises DataError if no row is left.
+    """
+
+    def encode(row: SftRow) -> list[TokenSequence]:
+        rendered = renderer.sequences(row.messages, row.tools)
+        sequences = [TokenSequence(one.ids, one.trained) for one in rendered]
+        messages = teacher.put_before(row.messages)
+        if messages == row.messages:
+            return sequences
+        instructed = renderer.sequences(messages, row.tools)
+        own = [TokenSequence(one.ids, one.trained) for one in instructed]
+        if [one.trained_ids for one in own] != [one.trained_ids for one in sequences]:
+            raise ModelError(
+                "the teacher's instruction changes the tokens of the answers",
+                "leave teacher.system and teacher.context_file out",
+            )
+        pairs = zip(sequences, own, strict=True)
+        return [replace(sequence, for_teacher=one) for sequence, one in pairs]
+
+    kept, skipped = encode_rows(rows, encode, max_length)
+    return EncodedSft([one for sequences in kept for one in sequences], len(kept), skipped)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ _NOT_FALLEN, _RISEN = 0.95, 1.5
 # 0.01.
 _MOST_GAP = 0.05
 _MOST_FAILED = 0.2
+# Marks of templates cannot always be compared, and words nearly always.
+_MOST_NOT_COMPARED, _LEAST_READ = 0.5, 0.5
 # Once most rollouts hold a token that the teacher finds a hundred times less likely than the
 # student, and they fail, what the student says greedily does not help those who sample it.
 _MOST_WITH_TAIL, _TAIL_FALLS, _SUCCESS = 0.5, 0.7, 0.5
@@ -81,6 +83,21 @@ def _left_out(history: History, config: DistillConfig) -> Alarm | None:
         f"{share:.0%} of the rollouts are longer than the teacher's context and are not learnt "
         "from: shorten teacher.context_file, or lower rollout.max_context_window "
         f"({config.rollout.max_context_window}) or rollout.max_tokens",
+    )
+
+
+def _not_read(history: History, config: DistillConfig) -> Alarm | None:
+    left_out, share = _last(history, "not_compared", _FEW), _last(history, "byte_share", _FEW)
+    if left_out is None or share is None:
+        return None
+    if left_out <= _MOST_NOT_COMPARED and share >= _LEAST_READ:
+        return None
+    return Alarm(
+        "not_compared",
+        f"the teacher could be compared with {share:.0%} of what the student writes, and "
+        f"{left_out:.0%} of its tokens teach nothing: its chat template may not show such turns, "
+        "or rollouts may be longer than its context; look at rollouts, lower "
+        "rollout.max_context_window or rollout.max_turns, or take another teacher",
     )
 
 
@@ -251,6 +268,7 @@ def _tail(history: History, config: DistillConfig) -> Alarm | None:
 _DETECTORS: Sequence[Callable[[History, DistillConfig], Alarm | None]] = (
     _failed,
     _left_out,
+    _not_read,
     _truncated,
     _longer,
     _repeats,

@@ -15,13 +15,15 @@ from stillroom.data.formats import SftRow, Task
 from stillroom.errors import ConfigError
 from stillroom.models.batches import TokenSequence
 from stillroom.policy.check import check_decoding
+from stillroom.policy.passes import sample_row_by_row
 from stillroom.settings import Workspace
 from stillroom.train.config.request import TrainingPlan
 from stillroom.train.config.resume import CarriedRollout
 from stillroom.train.config.schema import DistillConfig
-from stillroom.train.loop.session import Phase, Session, TrainResult
+from stillroom.train.loop.session import Phase, Session, TrainResult, epoch_order
 from stillroom.train.loop.student_environment import StudentEnvironment, open_student_environment
 from stillroom.train.methods.sft import (
+    EncodedSft,
     PrepareTargets,
     cold_start_steps,
     encode_cold_start,
@@ -29,7 +31,7 @@ from stillroom.train.methods.sft import (
 )
 from stillroom.train.on_policy.alarms import find_alarms
 from stillroom.train.on_policy.policy_update import update_student
-from stillroom.train.on_policy.preflight import check_before_rollouts
+from stillroom.train.on_policy.preflight import check_before_rollouts, check_tools_can_be_read
 from stillroom.train.on_policy.rollout_metrics import reading_metrics, rollout_metrics
 from stillroom.train.on_policy.student_rollouts import (
     IterationRollouts,
@@ -37,11 +39,11 @@ from stillroom.train.on_policy.student_rollouts import (
     prompt_batches,
     sample_rollouts,
     sequences_of,
+    too_many_failed,
 )
 from stillroom.train.on_policy.teachers import Teachers, load_teachers
 from stillroom.train.on_policy.training_sequences import TrainingSequence
-from stillroom.train.student.encode import EncodedSft, epoch_order
-from stillroom.train.student.optimizer import Optimizer
+from stillroom.train.student.model import Optimizer
 
 
 @dataclass(slots=True)
@@ -80,9 +82,13 @@ def distill(
     config = session.config
     sampling_notes = check_decoding(session.student.loaded)
     teachers = load_teachers(workspace, config, session.student)
+    check_tools_can_be_read(plan, tasks, teachers.pairs)
     if config.curriculum.teacher_share:
         for teacher in teachers.local.values():
             sampling_notes += check_decoding(teacher.loaded)
+    if config.rollout.deterministic:
+        for loaded in (session.student.loaded, *(one.loaded for one in teachers.local.values())):
+            sample_row_by_row(loaded.model)
     notes = [note for teacher in set(teachers.local.values()) for note in teacher.head.notes]
     notes += teachers.notes
     notes += check_before_rollouts(
@@ -146,6 +152,8 @@ async def train_on_policy(
             sequences = sequences_of(sampled.ended, teachers.pairs, environment.views)
             if not sequences:
                 raise nothing_sampled(sampled, iteration)
+            if (error := too_many_failed(sampled, iteration)) is not None:
+                raise error
             sequences += rows_of_iteration(added, config, iteration)
             metrics = await _learn(session, sampled, sequences, teachers, optimizer, iteration)
             metrics |= {"sample_s": sampled_s, "update_s": time.monotonic() - clock}

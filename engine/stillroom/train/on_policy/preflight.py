@@ -18,12 +18,15 @@ from stillroom.data.instruction import PromptViews
 from stillroom.errors import ConfigError, ModelError
 from stillroom.models.batches import TokenSequence
 from stillroom.models.pairing import OFF_POLICY_ROUTE
+from stillroom.models.reread.pair_check import check_calls
+from stillroom.models.reread.rereading import ReadingPair
 from stillroom.policy.decode import DecodeEngine
 from stillroom.policy.sequences import DecodedSequence
 from stillroom.serving.preflight import check_served
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection, served_teacher
+from stillroom.train.config.request import TrainingPlan
 from stillroom.train.config.schema import DistillConfig, TrainConfig
 from stillroom.train.on_policy.token_scores import comparison_of, score_with_teacher
 from stillroom.train.student.model import Student
@@ -70,6 +73,20 @@ def check_before_rollouts(
         num_own=num_own_tokens(leads),
         rereading=rereading,
     )
+
+
+def check_tools_can_be_read(
+    plan: TrainingPlan, tasks: Sequence[Task], pairs: Mapping[int, ReadingPair]
+) -> None:
+    """Raises ModelError if the student may call tools whose calls its teacher could not be shown.
+
+    pairs: by dataset, the student and a teacher that reads text in tokens of its own.
+    """
+    rollout = plan.config.rollout
+    has_tools = plan.tools_file is not None or bool(rollout.mcp_servers) or rollout.browse
+    datasets = {task.dataset for task in tasks if task.tool_names != []}
+    for dataset in sorted(datasets & pairs.keys()) if has_tools else ():
+        check_calls(pairs[dataset])
 
 
 @dataclass(frozen=True, slots=True)

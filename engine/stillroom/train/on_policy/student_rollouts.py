@@ -12,6 +12,7 @@ from stillroom.data.instruction import UNCHANGED, PromptViews
 from stillroom.errors import DataError, EngineError, RunCancelledError, RunError
 from stillroom.models.batches import sampled_sequence
 from stillroom.models.reread.rereading import ByteReading, ReadingPair
+from stillroom.reporting import background_tasks, cancel_when_asked
 from stillroom.rollout.episode.collect import (
     FailedRollout,
     Outcome,
@@ -23,7 +24,7 @@ from stillroom.rollout.journal.records import RolloutKey
 from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.resume import CarriedRollout
 from stillroom.train.config.schema import DistillConfig
-from stillroom.train.loop.session import Session
+from stillroom.train.loop.session import Session, epoch_order
 from stillroom.train.loop.student_environment import StudentEnvironment, open_served_student
 from stillroom.train.on_policy.student_policy import (
     Limits,
@@ -34,9 +35,10 @@ from stillroom.train.on_policy.student_policy import (
 from stillroom.train.on_policy.teachers import Reading, Teachers, reading_of_teacher
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.student.collective import Collective
-from stillroom.train.student.encode import epoch_order
 from stillroom.types import SamplingSettings, TeacherRecord, TokenTrace, Trajectory
 
+MOST_FAILED = 0.5
+"""An iteration of whose rollouts a larger share failed is not trained on."""
 # The sampling seeds of iterations must not coincide with those of other training seeds.
 _SEED_STRIDE = 1_000_003
 
@@ -126,49 +128,63 @@ async def sample_rollouts(
         if session.is_cancelled:
             raise RunCancelledError
 
-    is_last = iteration + 1 == len(batches)
     sampling = SamplingSettings(
         temperature=config.rollout.temperature, max_tokens=config.rollout.max_tokens
     )
     record = TeacherRecord(provider="student", model=config.model.path, settings=sampling)
-    num_left_over = 0
-    if config.rollout.max_staleness and not is_last:
-        num_left_over = int(num_new * config.rollout.stragglers)
+    may_continue = config.rollout.max_staleness and iteration + 1 < len(batches)
+    num_left_over = int(num_new * config.rollout.stragglers) if may_continue else 0
+    # While a server that is down is waited for, no outcome shows that the run was cancelled.
+    scope = anyio.CancelScope()
+    opening = _open_policy(session, environment, sampling, begun, teachers, num_left_over)
     try:
-        async with _open_policy(
-            session, environment, sampling, begun, teachers, num_left_over
-        ) as policy:
-            await collect_rollouts(
-                [
-                    RolloutSpec(environment.views.for_student(rollout.task), key.sample)
-                    for key, rollout in begun.items()
-                ],
-                environment.rollout_context(
-                    policy, record, max_turns=limits_of(config, iteration).max_turns
-                ),
-                # Rollouts that a server scores are under way while others are being sampled.
-                concurrency=config.rollout.concurrency + teachers.num_scored_at_once,
-                on_outcome=keep,
-                recorder_for=begun.__getitem__,
-            )
+        with scope:
+            async with background_tasks() as group, opening as policy:
+                group.start_soon(cancel_when_asked, session.reporter, scope)
+                await collect_rollouts(
+                    [
+                        RolloutSpec(environment.views.for_student(rollout.task), key.sample)
+                        for key, rollout in begun.items()
+                    ],
+                    environment.rollout_context(
+                        policy, record, max_turns=limits_of(config, iteration).max_turns
+                    ),
+                    # Rollouts that a server scores are under way while others are being sampled.
+                    concurrency=config.rollout.concurrency + teachers.num_scored_at_once,
+                    on_outcome=keep,
+                    recorder_for=begun.__getitem__,
+                )
     except* RunCancelledError:
         # `stop_before_update` below raises it again: all processes must get there before one stops.
         pass
     session.stop_before_update(session.step)
     for part in session.student.peers.gathered(done):
         done |= part
+    oldest = iteration + 1 - config.rollout.max_staleness
+    return _ended_and_carried(all_begun, done, oldest=oldest)
+
+
+def _ended_and_carried(
+    begun: Mapping[RolloutKey, StudentRollout],
+    done: Mapping[RolloutKey, SampledRollout],
+    *,
+    oldest: int,
+) -> IterationRollouts:
+    """Returns the rollouts in the order in which they were begun, whenever each of them ended.
+
+    oldest: the first iteration whose unfinished rollouts continue in the next one.
+    """
     # Only the process that sampled a rollout knows its turns, so the entries of `done` from other
     # processes replace the copies that were made here before sampling.
-    begun = {
-        key: done[key].rollout if key in done else rollout for key, rollout in all_begun.items()
+    rollouts = {
+        key: done[key].rollout if key in done else rollout for key, rollout in begun.items()
     }
-    stopped = [rollout for rollout in begun.values() if rollout.is_stopped]
-    oldest = iteration + 1 - config.rollout.max_staleness
-    going_on = [rollout.carried() for rollout in stopped if rollout.iteration >= oldest]
+    stopped = [rollout for rollout in rollouts.values() if rollout.is_stopped]
+    carried = [rollout.carried() for rollout in stopped if rollout.iteration >= oldest]
     return IterationRollouts(
-        ended=[done[key] for key, rollout in begun.items() if not rollout.is_stopped],
-        carried=going_on,
-        num_dropped=len(stopped) - len(going_on),
+        ended=[done[key] for key, rollout in rollouts.items() if not rollout.is_stopped],
+        carried=carried,
+        num_dropped=len(stopped) - len(carried),
     )
 
 
@@ -303,6 +319,19 @@ def nothing_sampled(sampled: IterationRollouts, iteration: int) -> EngineError:
         f"no rollout of iteration {iteration + 1} holds a sampled token: the prompts fill the "
         "context",
         "shorten the prompts, or raise rollout.max_context_window",
+    )
+
+
+def too_many_failed(sampled: IterationRollouts, iteration: int) -> EngineError | None:
+    """Returns the error of an iteration that lost too many rollouts to train on the others."""
+    outcomes = sampled.outcomes
+    failed = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
+    if len(failed) <= MOST_FAILED * len(outcomes):
+        return None
+    return RunError(
+        f"{len(failed)} of {len(outcomes)} rollouts of iteration {iteration + 1} failed, more than "
+        f"half, so the others were not trained on; the first with: {failed[0].failure.message}",
+        "start the server again, or correct tools.py or rewards.py, then resume the run",
     )
 
 

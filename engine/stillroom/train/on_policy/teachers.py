@@ -218,7 +218,7 @@ def own_prompt(renderer: ChatRenderer, views: PromptViews) -> Reading:
         if trace.ids[:start] != prompt:
             raise ModelError(
                 f"the rollout of task {task.task_id} does not begin with the tokens of its prompt, "
-                "so the teacher cannot read it after a prompt of its own",
+                "so it cannot be scored after the teacher's own prompt",
                 "leave teacher.system, teacher.context_file and model.system out",
             )
         return TokenTrace(

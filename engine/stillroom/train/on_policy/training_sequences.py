@@ -20,7 +20,6 @@ from stillroom.models.load import LoadedModel
 from stillroom.models.reread.rereading import ByteReading
 from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.distill_sections import AdvantageEstimator, AlgorithmSection
-from stillroom.train.on_policy.token_losses import KnownTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +129,26 @@ def _only(tokens: TokenSequence, special_ids: AbstractSet[int]) -> TokenSequence
     pairs = zip(tokens.ids, tokens.trained, strict=True)
     is_kept = [is_trained and token not in special_ids for token, is_trained in pairs]
     return replace(tokens, trained=is_kept)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTokens:
+    """The numbers known of sampled tokens before the teacher scores them."""
+
+    sampler_N: Tensor
+    """The log-probabilities (nats) with which the tokens were sampled."""
+    rewards_N: Tensor
+    """The part of the tokens' advantages that comes from rewards."""
+    old_N: Tensor | None
+    """The log-probabilities (nats) by the weights before the iteration's first step; None: those
+    are the current weights."""
+    dataset: int
+    """The index of the dataset whose teacher scores the tokens."""
+
+    def part(self, part: slice) -> "KnownTokens":
+        """Returns the numbers of some of the tokens."""
+        old_N = None if self.old_N is None else self.old_N[part]
+        return KnownTokens(self.sampler_N[part], self.rewards_N[part], old_N, self.dataset)
 
 
 def known_tokens(sequences: Sequence[TrainingSequence], device: torch.device) -> KnownTokens:

@@ -3,17 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, TypeVar
 
 import msgspec
 
-from stillroom.errors import ConfigError
-from stillroom.settings import Workspace
-from stillroom.train.config.file import read_config
 from stillroom.train.config.request import PlanTraining
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.planning.hardware import MachineForecast, sums_on_machines
+from stillroom.types import OwnText
 
 GB = 1e9
 # Not all memory that is free now can be used: other programs and fragmentation take some.
@@ -21,6 +17,8 @@ _USABLE_SHARE = 0.9
 # Adapters take about ten times the learning rate of all weights (Schulman et al. 2025, LoRA without
 # regret). Models below a hundred million parameters are too small for an adapter's few directions.
 _SMALL_MODEL, _SMALL_RATE = 100_000_000, 1e-3
+# An optimiser step changes a weight by about the learning rate: 16 of 1e-4 left a loss of 3.95.
+_FEW_STEPS = 40
 _MOST_FULL_RATE, _LEAST_LORA_RATE = 5e-5, 3e-5
 
 
@@ -31,7 +29,7 @@ class TrainingForecast(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     rows: int
     """The number of rows, pairs or prompts that will be trained on."""
-    skipped: dict[str, int]
+    skipped: dict[OwnText, int]
     """The number of rows that would be left out, by reason."""
     longest_tokens: int | None
     epoch_tokens: int | None
@@ -42,7 +40,7 @@ class TrainingForecast(msgspec.Struct, frozen=True, kw_only=True):
     memory_gb: float
     """The most memory (GB) that the training process holds; with several processes, the most on one
     GPU or in this machine's main memory."""
-    memory_parts_gb: dict[str, float]
+    memory_parts_gb: dict[OwnText, float]
     memory_free_gb: float | None
     """None if it is not known: a machine elsewhere that is not up."""
     measured_memory_gb: float | None
@@ -53,14 +51,15 @@ class TrainingForecast(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float | None = None
     """The seconds before the first step, for imports and loading models, as this plan took."""
     tokens_per_s: float | None
+    """The tokens that are trained on (distill: sampled) per second, as the run counts them."""
     checkpoint_gb: float
     disk_gb: float
     disk_free_gb: float | None
     fits: bool
-    changes: list[str]
+    changes: list[OwnText]
     """Settings that would make the run fit, the mildest first."""
-    notes: list[str]
-    checks: list[str] = []
+    notes: list[OwnText]
+    checks: list[OwnText] = []
     """The results of checking student and teacher (distill)."""
     machines: list[MachineForecast] = []
     """With `where` the time and price on that machine, then on the others of machines.yml."""
@@ -235,6 +234,25 @@ def describe_learning(config: TrainConfig, num_parameters: int) -> list[str]:
     return [] if note is None else [note]
 
 
+def describe_steps(config: TrainConfig, steps: int) -> list[str]:
+    """Returns notes on a run that takes too few steps to learn, or fewer than config.yml says."""
+    notes: list[str] = []
+    most = config.trainer.max_steps if config.dataset_type == "distill" else None
+    if most is not None and steps < most:
+        notes.append(
+            f"the prompts are enough for {steps} iterations with trainer.num_epochs "
+            f"{config.trainer.num_epochs}, and trainer.max_steps allows {most}: "
+            "raise trainer.num_epochs"
+        )
+    substeps = config.algorithm.substeps if config.dataset_type == "distill" else 1
+    if steps * substeps < _FEW_STEPS:
+        notes.append(
+            f"only {steps * substeps} optimiser steps: a model hardly changes in so few; for some "
+            "100, raise trainer.num_epochs or lower data.batch_size"
+        )
+    return notes
+
+
 def describe_settings(needs: Mapping[str, float], free: float) -> list[str]:
     """Returns each setting that fits, with the memory it needs; if none fits, the smallest one."""
     enough = [name for name, need in needs.items() if fits(need, free)]
@@ -243,48 +261,9 @@ def describe_settings(needs: Mapping[str, float], free: float) -> list[str]:
     if not needs:
         return []
     least = min(needs, key=lambda name: needs[name])
-    return [f"{least} needs {needs[least] / GB:.2f} GB, which is still too much: a smaller model"]
-
-
-_Request = TypeVar("_Request", bound=PlanTraining)
-
-
-def requests_per_model(workspace: Workspace, request: _Request) -> list[_Request]:
-    """Returns the request alone, or one request for each model if model.path is a list.
-
-    Each of several requests names its model in an override. Raises ConfigError for a list that
-    holds anything but names, or a name twice.
-    """
-    config_file = workspace.existing(request.config, label="config")
-    paths = _model_paths(config_file, request.overrides)
-    if paths is None:
-        return [request]
-    overrides = [(*request.overrides, f"model.path={_as_yaml(path)}") for path in paths]
-    return [request.model_copy(update={"overrides": each}) for each in overrides]
-
-
-def _model_paths(config_file: Path, overrides: Sequence[str]) -> list[str] | None:
-    """Returns the models in model.path, or None if model.path is not a list."""
-    section: Any = read_config(config_file, overrides).get("model")
-    value: Any = section.get("path") if isinstance(section, dict) else None
-    if not isinstance(value, list):
-        return None
-    paths: list[Any] = value
-    if not paths or not all(isinstance(path, str) for path in paths):
-        raise ConfigError(
-            f"{config_file}: model.path is a list of {paths!r}, which are not models",
-            "list hub ids or folders",
-        )
-    if len(set(paths)) < len(paths):
-        raise ConfigError(
-            f"{config_file}: model.path names a model twice: {', '.join(paths)}",
-            "name each once; start_training again with another trainer.seed for another run",
-        )
-    return paths
-
-
-def _as_yaml(path: str) -> str:
-    return msgspec.json.encode(path).decode()
+    return [
+        f"{least} needs {needs[least] / GB:.2f} GB, which is still too much: use a smaller model"
+    ]
 
 
 def combined_forecast(

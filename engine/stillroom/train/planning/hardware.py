@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from stillroom.types import OthersText, OwnText
 from stillroom.yaml_text import read_yaml
 
 _TABLE = Path(__file__).with_name("gpus.yml")
@@ -33,6 +34,8 @@ _REPEATED = (0.9, 1.15)
 _CONTEXT_GB = 0.7
 """The memory of a GPU that CUDA itself takes."""
 _HOUR_S = 3600
+_INSTALL_S = (120.0, 600.0)
+"""The seconds in which a first start sends the code and installs torch; its network decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ class Hardware:
     memory_gb: float | None = None
     free_disk_gb: float | None = None
     price_per_hour: float | None = None
+    is_installed: bool = True
+    """Whether torch and the rest are on it, so that a run starts at once."""
     measured: EarlierRate | None = None
 
     @property
@@ -93,7 +98,7 @@ class Hardware:
 
     @property
     def words(self) -> str:
-        """What computes there, in words."""
+        """The GPUs or processors, in words."""
         if self.gpus:
             return f"{len(self.gpus)} x {self.gpus[0]}" if len(self.gpus) > 1 else self.gpus[0]
         if not self.is_known:
@@ -125,7 +130,7 @@ class MachineForecast(msgspec.Struct, frozen=True, kw_only=True):
     """The time and price of a run on one machine."""
 
     machine: str
-    computes: str
+    computes: OthersText
     """Its GPUs or processors."""
     fits: bool | None
     """Whether the run fits into its memory; None if that is not known."""
@@ -137,8 +142,10 @@ class MachineForecast(msgspec.Struct, frozen=True, kw_only=True):
     price_per_hour: float | None
     usd_least: float | None
     usd_most: float | None
-    based_on: str
-    """What time and price rest on."""
+    based_on: OwnText
+    """The measurement or estimate behind the time and the price."""
+    install_seconds: float = 0.0
+    """The most that the first start takes to install torch and the rest; the price includes it."""
 
 
 def forecast_on(
@@ -147,7 +154,10 @@ def forecast_on(
     """Returns the time and price of a run on a machine."""
     span, based_on = _seconds(hardware, work)
     price = hardware.price_per_hour
-    usd = None if span is None or price is None else [s * price / _HOUR_S for s in span]
+    install = (0.0, 0.0) if hardware.is_installed else _INSTALL_S
+    usd = None
+    if span is not None and price is not None:
+        usd = [(s + first) * price / _HOUR_S for s, first in zip(span, install, strict=True)]
     return MachineForecast(
         machine=hardware.machine,
         computes=hardware.words,
@@ -160,6 +170,7 @@ def forecast_on(
         usd_least=usd[0] if usd else None,
         usd_most=usd[1] if usd else None,
         based_on=based_on,
+        install_seconds=install[1],
     )
 
 
@@ -177,13 +188,20 @@ def _one_after_another(runs: Sequence[MachineForecast]) -> MachineForecast:
         known = [value for value in values if value is not None]
         return sum(known) if len(known) == len(runs) else None
 
+    def usd(name: str, install_s: float) -> float | None:
+        """Returns the sum, with the installation counted once."""
+        price, value = runs[0].price_per_hour, total(name)
+        if value is None or price is None or not runs[0].install_seconds:
+            return value
+        return value - (len(runs) - 1) * install_s * price / _HOUR_S
+
     return msgspec.structs.replace(
         max(runs, key=lambda run: run.memory_gb),
         fits=None if any(run.fits is None for run in runs) else all(run.fits for run in runs),
         seconds_least=total("seconds_least"),
         seconds_most=total("seconds_most"),
-        usd_least=total("usd_least"),
-        usd_most=total("usd_most"),
+        usd_least=usd("usd_least", _INSTALL_S[0]),
+        usd_most=usd("usd_most", _INSTALL_S[1]),
     )
 
 

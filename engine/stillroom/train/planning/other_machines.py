@@ -15,7 +15,6 @@ from stillroom.settings import Workspace
 from stillroom.train.config.request import PlanTraining, TrainingPlan, plan_request
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.planning import forecast, trial
-from stillroom.train.planning.dry_forward import passed_parameters
 from stillroom.train.planning.forecast import GB, TrainingForecast
 from stillroom.train.planning.hardware import Hardware, MachineForecast, Work, forecast_on
 from stillroom.train.planning.trial import RenderedRows, rendered_rows
@@ -26,10 +25,11 @@ from stillroom.train.planning.unloaded_models import (
     largest_pass,
     load_teachers_without_weights,
     load_without_weights,
+    passed_parameters,
     settings_of_less_memory,
     spread_notes,
 )
-from stillroom.train.soft_targets.scoring import as_read, check_room
+from stillroom.train.soft_targets.targets import as_read, check_room
 
 _PROCESS_BYTES = int(1.2e9)
 """What torch and transformers hold of main memory before a model is loaded."""
@@ -40,7 +40,7 @@ _SENT_GB = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _OnDevice:
-    """What a run comes to on machines of one kind."""
+    """The forecast of a run on machines of one kind."""
 
     unloaded: UnloadedStudent
     teachers: UnloadedTeachers
@@ -69,7 +69,7 @@ def plan_elsewhere(
     if plan.config.soft_targets is not None and chosen.teachers.contexts:
         sequences = [unit for unit in rows.units if isinstance(unit, TokenSequence)]
         check_room(min(chosen.teachers.contexts.values()), as_read(sequences))
-    checks = check_models(workspace, student, chosen.teachers, plan.views, rows.tasks)
+    checks = check_models(workspace, plan, student, chosen.teachers, rows.tasks)
     work = _work(plan.config, chosen, rows)
     by_device = {first.device: chosen}
     forecasts: list[MachineForecast] = []
@@ -140,15 +140,9 @@ def _work(config: TrainConfig, chosen: _OnDevice, rows: RenderedRows) -> Work:
     reading = 2.0 * num_passed * read * ((config.dataset_type == "dpo") + share * epochs)
     return Work(
         learning_flops=learning * read * epochs + reading + 2.0 * teachers.num_passed * read,
-        counted_tokens=float(epochs * sum(map(_num_trained, rows.units))),
+        counted_tokens=float(epochs * sum(map(trial.num_trained, rows.units))),
         **common,
     )
-
-
-def _num_trained(unit: trial.Unit) -> int:
-    if isinstance(unit, TokenSequence):
-        return unit.num_trained
-    return unit.chosen.num_trained + unit.rejected.num_trained
 
 
 def _prompt_tokens(rows: RenderedRows) -> float:
@@ -198,7 +192,11 @@ def _forecast(
         disk_free_gb=first.free_disk_gb,
         fits=fits_memory and fits_disk,
         changes=changes,
-        notes=[*plan.notes, *_notes(plan, chosen, first)],
+        notes=[
+            *plan.notes,
+            *_notes(plan, chosen, first),
+            *forecast.describe_steps(config, steps),
+        ],
         checks=checks,
         machines=forecasts,
     )

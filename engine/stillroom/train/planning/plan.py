@@ -1,7 +1,10 @@
 """plan_training: forecasts a run's memory, disk and time, and suggests changes if it won't fit."""
 
+import functools
+import math
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -13,8 +16,13 @@ from stillroom.settings import Workspace
 from stillroom.train.config.request import PlanTraining, plan_request
 from stillroom.train.config.schema import DistillConfig, TrainConfig
 from stillroom.train.planning import forecast, trial
-from stillroom.train.planning.forecast import GB, RowTokens, TrainingForecast
-from stillroom.train.planning.trial import RolloutTrial, rendered_rows, try_iteration
+from stillroom.train.planning.forecast import GB, TrainingForecast
+from stillroom.train.planning.trial import (
+    RenderedRows,
+    RolloutTrial,
+    rendered_rows,
+    try_iteration,
+)
 from stillroom.train.planning.unloaded_models import (
     UnloadedStudent,
     check_models,
@@ -25,17 +33,21 @@ from stillroom.train.planning.unloaded_models import (
     shared_speed,
     spread_notes,
 )
-from stillroom.train.soft_targets.scoring import as_read, check_room
+from stillroom.train.soft_targets.targets import as_read, check_room
 
 
 def plan_training(
-    workspace: Workspace, request: PlanTraining, *, started: float | None = None
+    workspace: Workspace,
+    request: PlanTraining,
+    *,
+    started: float | None = None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> TrainingForecast:
     """Returns the forecast of a run. Raises an EngineError for anything that would end the run.
 
     `started` is the monotonic clock's time (s) before the libraries were imported. All rows are
     rendered. A model that fits is loaded and tried for two steps (distill: for one short
-    iteration).
+    iteration); before that, `report` is given what is known without a trial.
     """
     started = time.monotonic() if started is None else started
     plan = plan_request(workspace, request)
@@ -46,36 +58,92 @@ def plan_training(
     if plan.config.soft_targets is not None and teachers.contexts:
         sequences = [unit for unit in rows.units if isinstance(unit, TokenSequence)]
         check_room(min(teachers.contexts.values()), as_read(sequences))
-    checks = check_models(workspace, unloaded, teachers, plan.views, rows.tasks)
+    checks = check_models(workspace, plan, unloaded, teachers, rows.tasks)
     tokens, cache_bytes = largest_pass(unloaded, rows.tokens)
     spread = unloaded.spread
     # By now all libraries are loaded but no weights, so this is the process's own memory.
     is_cuda = unloaded.device.type == "cuda"
     process_bytes = 0 if is_cuda else psutil.Process().memory_info().rss
-    parts = forecast.memory_parts(
-        unloaded.size,
-        tokens=tokens,
-        process_bytes=process_bytes,
-        teacher_bytes=teachers.weight_bytes,
-        cache_bytes=cache_bytes,
-        spread=spread,
+    parts_of = functools.partial(
+        _memory_parts, unloaded, process_bytes=process_bytes, teacher_bytes=teachers.weight_bytes
     )
+    parts = parts_of(tokens, cache_bytes)
     alone = forecast.memory_parts(unloaded.size, tokens=tokens, process_bytes=process_bytes)
     need, free = max(sum(parts.values()), sum(alone.values())), _free_bytes(unloaded.device)
+    result = _forecast(workspace, unloaded, rows, parts, free, None, tokens)
+    report(_estimate(result))
     tried = None
     # The steps are tried in this process alone.
     if rows.units and forecast.fits(need, free):
         tried = trial.try_steps(workspace, plan.config, rows.units)
-    result = _forecast(workspace, unloaded, rows.tokens, parts, free, tried, tokens)
+        result = _forecast(workspace, unloaded, rows, parts, free, tried, tokens)
     if plan.config.dataset_type == "distill" and result.fits:
         tasks = [task for task in rows.tasks if task.dataset == 0]
         tried_iteration = try_iteration(workspace, plan.config, tasks, plan.views)
         if tried_iteration is not None:
+            if not tried_iteration.is_cut and plan.config.rollout.max_turns == 1:
+                # Some rollouts are longer than the few that were tried.
+                expected = math.ceil(1.5 * tried_iteration.longest_tokens)
+                tokens, cache = largest_pass(unloaded, rows.tokens, rollout_tokens=expected)
+                parts = parts_of(tokens, cache)
+                result = _with_memory(result, parts, rollout_tokens=expected)
             result = _with_iteration(plan.config, result, spread, tried_iteration)
     if result.seconds is not None and result.start_s is not None:
         start_s = import_s + result.start_s
         result = msgspec.structs.replace(result, start_s=start_s, seconds=start_s + result.seconds)
     return msgspec.structs.replace(result, checks=checks, notes=[*plan.notes, *result.notes])
+
+
+def _memory_parts(
+    unloaded: UnloadedStudent,
+    tokens: int,
+    cache_bytes: int,
+    *,
+    process_bytes: int,
+    teacher_bytes: int,
+) -> dict[str, float]:
+    """Returns the most bytes that training holds, by purpose, for a largest pass of `tokens`."""
+    return forecast.memory_parts(
+        unloaded.size,
+        tokens=tokens,
+        process_bytes=process_bytes,
+        teacher_bytes=teacher_bytes,
+        cache_bytes=cache_bytes,
+        spread=unloaded.spread,
+    )
+
+
+def _with_memory(
+    result: TrainingForecast, parts: dict[str, float], *, rollout_tokens: int
+) -> TrainingForecast:
+    """Returns the forecast with the memory of rollouts as long as a trial's, not as may be."""
+    if (memory_gb := sum(parts.values()) / GB) >= result.memory_gb:
+        return result
+    note = (
+        f"memory is for rollouts of {rollout_tokens} tokens with their prompts, as a short trial "
+        f"gave; if all used rollout.max_tokens it would be {result.memory_gb:.2f} GB"
+    )
+    return msgspec.structs.replace(
+        result,
+        memory_gb=memory_gb,
+        memory_parts_gb={name: value / GB for name, value in parts.items()},
+        notes=[*result.notes, note],
+    )
+
+
+def _estimate(result: TrainingForecast) -> str:
+    """Returns what is known of a run before anything was tried, in a line."""
+    tried = "a short iteration is" if result.method == "distill" else "two steps are"
+    following = (
+        f"{tried} tried now, for the time: a minute or so, more on a busy machine"
+        if result.fits
+        else "nothing is tried, as it would not fit"
+    )
+    return (
+        f"{result.steps} steps on {result.device}, at most {result.memory_gb:.1f} GB of memory "
+        f"({result.memory_free_gb or 0:.1f} GB are free), {result.disk_gb:.1f} GB of disk; "
+        + following
+    )
 
 
 def _with_iteration(
@@ -101,13 +169,13 @@ def _with_iteration(
 def _forecast(
     workspace: Workspace,
     unloaded: UnloadedStudent,
-    rows: RowTokens,
+    rendered: RenderedRows,
     parts: dict[str, float],
     free: float,
     tried: "trial.Trial | None",
     tokens: int,
 ) -> TrainingForecast:
-    config, size = unloaded.config, unloaded.size
+    config, size, rows = unloaded.config, unloaded.size, rendered.tokens
     steps = forecast.num_steps(config, len(rows.lengths) or rows.num_rows) + rows.num_first_steps
     disk, disk_free = forecast.disk_bytes(config, size, steps=steps), _free_disk(workspace.root)
     spread = unloaded.spread
@@ -118,7 +186,7 @@ def _forecast(
     if not fits_disk:
         changes.append("trainer.keep_checkpoints=1 and a larger trainer.save_step need less disk")
     epoch_tokens = sum(rows.lengths) or None
-    seconds = None
+    seconds, tokens_per_s = None, None
     if tried is not None and epoch_tokens is not None:
         share = rows.num_held_out / max(1, rows.num_rows)
         seconds = forecast.run_seconds(
@@ -128,6 +196,8 @@ def _forecast(
             epoch_tokens=epoch_tokens,
             held_out_share=share,
         )
+        num_trained = config.trainer.num_epochs * sum(map(trial.num_trained, rendered.units))
+        tokens_per_s = num_trained / seconds
         # Held-out rows are read too.
         seconds += epoch_tokens / (1 - share) * tried.reading_token_s
     return TrainingForecast(
@@ -146,7 +216,7 @@ def _forecast(
         measured_memory_gb=tried.memory_gb if tried else None,
         seconds=seconds,
         start_s=tried.load_s if tried else None,
-        tokens_per_s=1 / tried.speed.token_s if tried else None,
+        tokens_per_s=tokens_per_s,
         checkpoint_gb=forecast.checkpoint_bytes(size, is_final=False) / GB,
         disk_gb=disk / GB,
         disk_free_gb=disk_free / GB,
@@ -156,6 +226,7 @@ def _forecast(
             *_notes(config, tried, tokens),
             *unloaded.notes,
             *forecast.describe_learning(config, size.num_parameters),
+            *forecast.describe_steps(config, steps),
             *spread_notes(config.launcher, spread),
         ],
     )

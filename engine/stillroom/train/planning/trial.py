@@ -18,18 +18,21 @@ from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.request import TrainingPlan
 from stillroom.train.config.schema import DistillConfig, DpoConfig, TrainConfig
 from stillroom.train.config.sections import DpoSection
-from stillroom.train.methods.dpo import accumulate_preference, add_reference
-from stillroom.train.methods.sft import Targets, accumulate_nll, cold_start_steps
+from stillroom.train.loop.session import hold_out
+from stillroom.train.methods.dpo import (
+    TokenPair,
+    accumulate_preference,
+    add_reference,
+    encode_pairs,
+)
+from stillroom.train.methods.sft import Targets, accumulate_nll, cold_start_steps, encode_sft
 from stillroom.train.on_policy.policy_update import update_student
 from stillroom.train.on_policy.teachers import load_local_teacher, load_teachers, own_prompt
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.planning.forecast import RowTokens, Speed
 from stillroom.train.planning.unloaded_models import UnloadedStudent
-from stillroom.train.soft_targets.scoring import as_read
-from stillroom.train.soft_targets.targets import SoftTargets
-from stillroom.train.student.encode import TokenPair, encode_pairs, encode_sft, hold_out
-from stillroom.train.student.model import Student, load_student, peak_memory_gb
-from stillroom.train.student.optimizer import Optimizer
+from stillroom.train.soft_targets.targets import SoftTargets, as_read
+from stillroom.train.student.model import Optimizer, Student, load_student, peak_memory_gb
 from stillroom.types import SamplingSettings
 
 Unit = TokenSequence | TokenPair
@@ -91,7 +94,7 @@ def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) 
 
 
 def _teacher(workspace: Workspace, config: TrainConfig, student: Student) -> LocalTeacher | None:
-    """Loads the teacher of soft targets; None without one in this process."""
+    """Loads the teacher of soft targets; returns None if there is none or a server runs it."""
     if config.soft_targets is None or config.teachers[0].section.is_served:
         return None
     return load_local_teacher(workspace, config.teachers[0], student.loaded)
@@ -111,6 +114,13 @@ def num_tokens(unit: Unit) -> int:
     if isinstance(unit, TokenPair):
         return len(unit.chosen.ids) + len(unit.rejected.ids)
     return len(unit.ids)
+
+
+def num_trained(unit: Unit) -> int:
+    """Returns the number of tokens that are trained on, as a run's `tokens_per_s` counts them."""
+    if isinstance(unit, TokenPair):
+        return unit.chosen.num_trained + unit.rejected.num_trained
+    return unit.num_trained
 
 
 def _within(units: Sequence[Unit], max_tokens: int) -> list[Unit]:
@@ -160,6 +170,8 @@ class RolloutTrial:
     off."""
     is_cut: bool
     """Whether the trial cut off a turn."""
+    longest_tokens: int
+    """The tokens of the longest rollout, with its prompt."""
     memory_gb: float
     load_s: float
     """The seconds that loading student and teachers took."""
@@ -200,6 +212,7 @@ def try_iteration(
         token_s=(time.monotonic() - started) / sum(tokens),
         answer_tokens=config.rollout.max_tokens if is_cut else sum(tokens) / len(tokens),
         is_cut=is_cut,
+        longest_tokens=max(len(sequence.tokens.ids) for sequence in sequences),
         memory_gb=peak_memory_gb(student.loaded.device),
         load_s=load_s,
     )

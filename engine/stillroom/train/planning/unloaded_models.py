@@ -5,38 +5,44 @@ import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM
 
 from stillroom.data.chat.template import reasoning_variables
 from stillroom.data.formats import Task
-from stillroom.data.instruction import PromptViews
-from stillroom.errors import ConfigError
-from stillroom.models.lm_head import max_positions
+from stillroom.errors import ConfigError, ModelError
+from stillroom.models.cpu.gradients import tile_positions
+from stillroom.models.lm_head import OutputHead, max_positions
 from stillroom.models.load import LoadedModel, context_length, load_tokenizer
+from stillroom.models.multimodal import language_config
 from stillroom.models.pairing import check_pair
-from stillroom.models.placement import best_device, check_options
+from stillroom.models.placement import base_model, best_device, check_options, dtype_for
+from stillroom.models.precision import Precision
 from stillroom.models.reread.pair_check import open_pair
+from stillroom.models.reread.rereading import ReadingPair
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
+from stillroom.policy.passes import SlotPasses
+from stillroom.policy.slot_cache import slot_cache
 from stillroom.settings import Workspace
 from stillroom.train.config.distill_sections import DatasetTeacher
+from stillroom.train.config.request import TrainingPlan
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.config.sections import LauncherSection, ModelSection
 from stillroom.train.on_policy.preflight import (
     check_contexts,
     check_teacher_server,
+    check_tools_can_be_read,
     num_own_tokens,
     prompt_leads,
 )
 from stillroom.train.on_policy.teachers import open_served_pair
 from stillroom.train.planning import forecast
-from stillroom.train.planning.dry_forward import (
-    empty_model,
-    passed_parameters,
-    sampling_bytes,
-    size_of,
-)
 from stillroom.train.planning.forecast import ONE_PROCESS, ModelSize, RowTokens, Speed, Spread
 from stillroom.train.student.adapters import (
     check_continued,
@@ -46,6 +52,131 @@ from stillroom.train.student.adapters import (
 )
 from stillroom.train.student.collective import gathered_bytes
 from stillroom.train.student.model import max_pass_tokens, router_notes
+
+# Whole chunks of recurrent layers, which fill up shorter ones (gated delta net 64, Mamba 256).
+_PROBES = (256, 512, 768)
+# Half a byte for each weight, and the scales of its block.
+_NF4_BYTES = 0.5625
+
+
+class _WithoutNumbers(TorchDispatchMode):
+    """Runs on meta tensors what only runs on others.
+
+    Code that reads a number from a tensor gets 1, since meta tensors hold no numbers. Experts'
+    products run in bf16, the one format in which the meta device knows them.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 1
+        if func is torch.ops.aten._grouped_mm.default:
+            first, second, *others = args
+            product = func(first.bfloat16(), second.bfloat16(), *others, **(kwargs or {}))
+            return product.to(first.dtype)
+        return func(*args, **(kwargs or {}))
+
+
+def empty_model(location: ModelLocation, *, precision: Precision, device: torch.device) -> Any:
+    """Returns the model of a folder or hub id without its weights, as it would be on the device."""
+    try:
+        config = language_config(location)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, dtype=dtype_for(precision, device))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"the configuration of {location.name!r} cannot be read: {error}",
+            "check the name, or the folder's config.json",
+        ) from error
+
+
+def size_of(model: Any, *, is_quantized: bool = False) -> ModelSize:
+    """Returns the size of a model without weights (or of the peft model around one)."""
+    vocabulary = int(base_model(model).config.get_text_config().vocab_size)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return ModelSize(
+        weight_bytes=sum(p.nbytes for p in model.parameters())
+        - (_saved_by_quantizing(model) if is_quantized else 0),
+        num_parameters=sum(p.numel() for p in model.parameters()),
+        trained_bytes=sum(p.nbytes for p in trained),
+        num_trained=sum(p.numel() for p in trained),
+        activation_bytes=_activation_bytes(model),
+        vocab_size=vocabulary,
+        tile_positions=min(OutputHead(model).max_positions, tile_positions(vocabulary)),
+    )
+
+
+def passed_parameters(model: Any) -> int:
+    """Returns how many parameters a token passes: of a mixture's experts only those chosen."""
+    text: Any = base_model(model).config.get_text_config()
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    num_experts = next((n for name in names if (n := getattr(text, name, None))), None)
+    chosen = getattr(text, "num_experts_per_tok", None)
+    share = chosen / num_experts if num_experts and chosen else 1.0
+    parameters = model.named_parameters()
+    return round(sum(p.numel() * (share if ".experts." in name else 1) for name, p in parameters))
+
+
+def sampling_bytes(model: Any, *, num_tokens: int) -> int:
+    """Returns the bytes that a conversation of so many tokens keeps while it is sampled.
+
+    They are its keys and values, and the states of recurrent layers, which do not grow.
+    """
+    cache = slot_cache(base_model(model).config, num_slots=1)
+    if cache is not None:
+        try:
+            with torch.no_grad(), _WithoutNumbers():
+                SlotPasses(model, cache).logits([0], [0], [[0, 0]])
+        # A model that cannot be run like this is sampled over transformers' own cache.
+        except (ValueError, TypeError, AttributeError, RuntimeError):
+            cache = None
+    if cache is not None:
+        return cache.state_bytes + num_tokens * cache.token_bytes
+    text: Any = base_model(model).config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return 2 * text.num_hidden_layers * heads * head_size * model.dtype.itemsize * num_tokens
+
+
+def _saved_by_quantizing(model: Any) -> int:
+    """Returns the bytes that nf4 saves on all frozen matrices except the output head's."""
+    head = base_model(model).get_output_embeddings()
+    frozen = [
+        module.weight
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and module is not head and not module.weight.requires_grad
+    ]
+    return sum(int(weight.nbytes - weight.numel() * _NF4_BYTES) for weight in frozen)
+
+
+def _activation_bytes(model: Any) -> float:
+    """Returns the activation bytes of each token, without attention's bytes for pairs of tokens.
+
+    On the meta device attention keeps its probabilities, which it does not on CPU and CUDA. So
+    three lengths are tried, and the part that grows with the length's square is left out.
+    """
+    body: nn.Module = base_model(model).get_decoder()
+    low, middle, high = (_kept_bytes(body, num_tokens) for num_tokens in _PROBES)
+    step = _PROBES[1] - _PROBES[0]
+    quadratic = (high - 2 * middle + low) / (2 * step * step)
+    return (middle - low) / step - quadratic * (_PROBES[0] + _PROBES[1])
+
+
+def _kept_bytes(body: nn.Module, num_tokens: int) -> int:
+    """Returns the bytes that a forward pass keeps for the backward pass, besides the weights."""
+    weights = {StorageWeakRef(p.untyped_storage()) for p in body.parameters()}
+    kept: dict[StorageWeakRef, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if (storage := StorageWeakRef(tensor.untyped_storage())) not in weights:
+            kept[storage] = tensor
+        return tensor
+
+    ids = torch.zeros(1, num_tokens, dtype=torch.int64, device="meta")
+    with _WithoutNumbers(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = body(input_ids=ids, use_cache=False)
+    del out
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
 
 _FEW_TOKENS = 512
 
@@ -92,6 +223,8 @@ def load_without_weights(
     empty = empty_model(base, precision=config.model.student_precision, device=device)
     LoadedModel(location, empty, tokenizer, frozenset()).check_vocabulary()
     size, notes = _planned(empty, config.model, location)
+    if location.record is not None:
+        notes.insert(0, f"the student is {workspace.shown(Path(location.location))}")
     notes += router_notes(empty.config)
     return UnloadedStudent(config, location, tokenizer, empty, size, device, notes, num_gpus)
 
@@ -144,6 +277,8 @@ class UnloadedTeachers:
     """The most tokens that each of them can read."""
     rereading: Mapping[DatasetTeacher, list[str]]
     """The served teachers that read text in tokens of their own, with what was found of each."""
+    pairs: Mapping[DatasetTeacher, ReadingPair]
+    """The student and each teacher that reads text in tokens of its own."""
 
 
 def load_teachers_without_weights(
@@ -156,38 +291,45 @@ def load_teachers_without_weights(
     total, num_passed, no_stop_ids = 0, 0, frozenset[int]()
     contexts: dict[DatasetTeacher, int] = {}
     rereading: dict[DatasetTeacher, list[str]] = {}
+    pairs: dict[DatasetTeacher, ReadingPair] = {}
     student = LoadedModel(unloaded.location, unloaded.empty, unloaded.tokenizer, no_stop_ids)
     for teacher in dict.fromkeys(unloaded.config.teachers):
         if teacher.section.is_served:
             if teacher.section.tokens == "reread":
                 opened = open_served_pair(workspace, teacher, student, unloaded.config)
                 if opened.pair is not None:
-                    rereading[teacher] = opened.notes
+                    rereading[teacher], pairs[teacher] = opened.notes, opened.pair
             continue
         location = locate_model(workspace, teacher.path)
         base = adapter_base(workspace, location) if location.is_adapter else location
         empty = empty_model(base, precision=teacher.section.precision, device=unloaded.device)
         loaded = LoadedModel(location, empty, load_tokenizer(location), no_stop_ids)
         if teacher.section.tokens == "reread":
-            open_pair(student, loaded, unloaded.config.rollout.reasoning_mode)
+            pair = open_pair(student, loaded, unloaded.config.rollout.reasoning_mode)
+            if pair is not None:
+                pairs[teacher] = pair
         else:
             check_pair(student, loaded)
         is_quantized = teacher.section.quantization is not None
         total += size_of(empty, is_quantized=is_quantized).weight_bytes
         num_passed += passed_parameters(empty)
         contexts[teacher] = context_length(empty)
-    return UnloadedTeachers(total, num_passed, contexts, rereading)
+    return UnloadedTeachers(total, num_passed, contexts, rereading, pairs)
 
 
 def check_models(
     workspace: Workspace,
+    plan: TrainingPlan,
     unloaded: UnloadedStudent,
     teachers: UnloadedTeachers,
-    views: PromptViews,
     tasks: Sequence[Task],
 ) -> list[str]:
     """Checks the teachers and returns notes; raises an EngineError if one would end the run."""
     config = unloaded.config
+    pairs = {
+        i: teachers.pairs[one] for i, one in enumerate(config.teachers) if one in teachers.pairs
+    }
+    check_tools_can_be_read(plan, tasks, pairs)
     local_paths = dict.fromkeys(t.path for t in config.teachers if not t.section.is_served)
     is_reread = config.teacher is not None and config.teacher.tokens == "reread"
     fits = (
@@ -197,7 +339,7 @@ def check_models(
     )
     checks = [f"{path} {fits}" for path in local_paths]
     max_context = min(context_length(unloaded.empty), config.rollout.max_context_window)
-    leads = prompt_leads(unloaded.tokenizer, views, tasks)
+    leads = prompt_leads(unloaded.tokenizer, plan.views, tasks)
     known = {i: teachers.contexts.get(one) for i, one in enumerate(config.teachers)}
     rooms = {dataset: room for dataset, room in known.items() if room is not None}
     checks += check_contexts(leads, rooms, max_context=max_context)
@@ -212,8 +354,13 @@ def check_models(
     )
 
 
-def largest_pass(unloaded: UnloadedStudent, rows: RowTokens) -> tuple[int, int]:
-    """Returns the tokens of the largest pass with gradient, and the bytes kept for sampling."""
+def largest_pass(
+    unloaded: UnloadedStudent, rows: RowTokens, *, rollout_tokens: int | None = None
+) -> tuple[int, int]:
+    """Returns the tokens of the largest pass with gradient, and the bytes kept for sampling.
+
+    rollout_tokens: the tokens of a rollout with its prompt; None: the most there may be.
+    """
     config = unloaded.config
     max_tokens = config.model.microbatch_tokens or max_pass_tokens(
         max_positions(unloaded.size.vocab_size)
@@ -223,7 +370,8 @@ def largest_pass(unloaded: UnloadedStudent, rows: RowTokens) -> tuple[int, int]:
         longest = sorted(rows.lengths)[-share:]
         return forecast.pass_tokens(longest, max_tokens=max_tokens), 0
     rollout = config.rollout
-    length = min(rollout.max_context_window, _FEW_TOKENS + rollout.max_turns * rollout.max_tokens)
+    most = _FEW_TOKENS + rollout.max_turns * rollout.max_tokens
+    length = min(rollout.max_context_window, rollout_tokens or most)
     num = config.data.batch_size * config.data.group_size
     at_once = min(rollout.concurrency, num)
     kept = at_once * sampling_bytes(unloaded.empty, num_tokens=length)

@@ -25,7 +25,7 @@ import torch
 from stillroom.errors import DataError
 from stillroom.files import content_hash
 from stillroom.models.batches import TokenSequence
-from stillroom.models.soft_targets import TopTokens
+from stillroom.models.divergence import TopTokens
 from stillroom.places import open_real, real_folder
 
 _MAGIC = b"SRTOP001"
@@ -142,7 +142,7 @@ def open_store(path: Path) -> TopTokenStore:
     if end != path.stat().st_size:
         raise DataError(
             f"{path} is damaged from byte {end} on",
-            "delete it; the teacher is then read again",
+            "delete it; the teacher then scores the rows again",
         )
     return TopTokenStore(path, header, places)
 
@@ -225,7 +225,7 @@ def _scan(path: Path) -> tuple[StoreHeader, dict[bytes, tuple[int, int]], int]:
     """
     header = _header(path)
     if header is None:
-        raise DataError(f"{path} is no file of a teacher's probabilities", "delete it")
+        raise DataError(f"{path} is not a file of a teacher's probabilities", "delete it")
     places: dict[bytes, tuple[int, int]] = {}
     end, size = len(header.encoded), path.stat().st_size
     with path.open("rb") as stream:

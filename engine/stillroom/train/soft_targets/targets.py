@@ -3,28 +3,45 @@
 Shapes: N trained tokens of a pass.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import anyio
 import torch
 from torch import Tensor
 
-from stillroom.errors import RunError
-from stillroom.lineage import ModelRecord, record_file
-from stillroom.models.batches import TokenBatch, TokenSequence
-from stillroom.models.divergence import TokenScores, jensen_shannon, reverse_kl
+from stillroom.errors import CallFailedError, ConfigError, RunError, TeacherError
+from stillroom.files import FileLock
+from stillroom.lineage import ModelRecord, record_file, write_manifest
+from stillroom.models.batches import TokenBatch, TokenSequence, microbatches
+from stillroom.models.divergence import (
+    TokenScores,
+    TopTokens,
+    at_temperature,
+    jensen_shannon,
+    reverse_kl,
+    top_tokens,
+    with_bucket,
+)
 from stillroom.models.load import load_tokenizer
 from stillroom.models.pairing import check_tokenizers
 from stillroom.models.resolve import locate_model
-from stillroom.models.soft_targets import at_temperature
+from stillroom.reporting import stop_if_cancelled
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.train.config.distill_sections import SoftTargetsSection
+from stillroom.teachers.scores import TeacherScores
+from stillroom.train.config.distill_sections import (
+    DatasetTeacher,
+    SoftTargetsSection,
+    served_teacher,
+)
 from stillroom.train.config.schema import DistillConfig, SftConfig, TrainConfig
 from stillroom.train.loop.session import Session
 from stillroom.train.methods.losses import DivergenceForm, beyond_rounding
+from stillroom.train.on_policy.preflight import check_teacher_server
 from stillroom.train.on_policy.teachers import load_local_teacher
 from stillroom.train.on_policy.token_scores import (
     DistributionComparison,
@@ -34,9 +51,251 @@ from stillroom.train.on_policy.token_scores import (
     score_by_autograd,
     score_with_teacher,
 )
-from stillroom.train.soft_targets.scoring import Scoring, as_read, check_room
-from stillroom.train.soft_targets.store import TopTokenStore
+from stillroom.train.soft_targets.store import (
+    StoreHeader,
+    StoreWriter,
+    TopTokenStore,
+    find_store,
+    open_store,
+    sequence_key,
+    store_name,
+    writing,
+)
 from stillroom.train.student.model import Student
+from stillroom.types import TokenTrace
+
+_PHASE = "teacher"
+_MAX_BATCH_TOKENS = 16384
+_LOCK_POLL_S = 0.5
+_CANCEL_POLL_S = 0.2
+
+Unscored = Mapping[bytes, TokenSequence]
+"""The sequences that the teacher has not read yet, by their keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """The reading of a run's rows by its teacher, which is done once."""
+
+    workspace: Workspace
+    config: SftConfig | DistillConfig
+    settings: SoftTargetsSection
+    record: ModelRecord
+    """The teacher's identity."""
+    rows_file: Path
+    teacher: LocalTeacher | None = None
+    """The teacher, if it is loaded already."""
+
+    def score_once(
+        self, session: Session[TrainConfig], sequences: Sequence[TokenSequence]
+    ) -> TopTokenStore:
+        """Returns a store with the teacher's likeliest tokens for all sequences.
+
+        The teacher is loaded, or called, only if no store has them.
+        """
+        peers = session.student.peers
+        store = self._score(session, sequences) if peers.is_first else None
+        # The others wait here; those without the first one's disk score for themselves.
+        peers.is_any(False)
+        return store or self._score(session, sequences)
+
+    def _score(
+        self, session: Session[TrainConfig], sequences: Sequence[TokenSequence]
+    ) -> TopTokenStore:
+        student, reporter = session.student, session.reporter
+        folder = self.workspace.writable(self.settings.store, label="soft_targets.store")
+        by_key = {sequence_key(sequence): sequence for sequence in sequences}
+        vocab_size = min(len(student.loaded.tokenizer), student.head.vocab_size)
+        k, teacher = self.settings.top_k or 1, self.config.teachers[0]
+        header = store_header(teacher, self.record, k=k, vocab_size=vocab_size)
+        lock = FileLock(folder / ".lock")
+        while not lock.try_acquire():
+            stop_if_cancelled(reporter)
+            time.sleep(_LOCK_POLL_S)
+        try:
+            if (store := find_store(folder, header, set(by_key))) is not None:
+                reporter.note(f"{_described(self.workspace, store)}; the teacher is not loaded")
+                return store
+            path = folder / store_name(header, by_key)
+            with writing(path, header) as writer:
+                missing = {key: one for key, one in by_key.items() if key not in writer.done}
+                if missing:
+                    self._read(session, missing, writer, header)
+            store = open_store(path)
+            write_manifest(
+                path,
+                operation="start_training",
+                inputs=[self.rows_file, self.record],
+                request={"top_k": header.k, "teacher": teacher.path},
+                counts={"sequences": len(by_key), "tokens": store.num_tokens},
+            )
+        finally:
+            lock.release()
+        reporter.note(f"the teacher has read all rows: {_described(self.workspace, store)}")
+        return store
+
+    def _read(
+        self,
+        session: Session[TrainConfig],
+        missing: Unscored,
+        writer: StoreWriter,
+        header: StoreHeader,
+    ) -> None:
+        teacher = self.config.teachers[0]
+        if teacher.section.is_served:
+            _read_served(self.workspace, self.config, session, missing, writer, header)
+            return
+        local = self.teacher
+        if local is None:
+            local = load_local_teacher(self.workspace, teacher, session.student.loaded)
+        check_room(local.loaded.max_context, list(missing.values()))
+        _read_locally(local, session, missing, writer, header)
+
+
+def as_read(sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
+    """Returns the sequences as the teacher reads them."""
+    return [one.for_teacher or one for one in sequences]
+
+
+def check_room(room: int, sequences: Sequence[TokenSequence]) -> None:
+    """Raises ConfigError if a teacher that can read `room` tokens cannot read one of these."""
+    longest = max((len(one.ids) for one in sequences), default=0)
+    if longest > room:
+        raise ConfigError(
+            f"the teacher's longest row has {longest} tokens and its context {room}",
+            "shorten teacher.context_file or teacher.system, or leave longer rows out with "
+            "model.max_length",
+        )
+
+
+def store_header(
+    teacher: DatasetTeacher, record: ModelRecord, *, k: int, vocab_size: int
+) -> StoreHeader:
+    """Returns the header of a store of this teacher's `k` likeliest tokens."""
+    section = teacher.section
+    content = record.sha256 or record.revision
+    identity: dict[str, str | bool | None] = {
+        "content": content,
+        "name": None if content else record.name,
+        "location": None if content else record.location,
+        "provider": section.provider,
+        "precision": section.precision,
+        "quantization": section.quantization,
+    }
+    return StoreHeader(teacher=identity, k=min(k, vocab_size), vocab_size=vocab_size)
+
+
+def _described(workspace: Workspace, store: TopTokenStore) -> str:
+    size = store.path.stat().st_size / 1e6
+    return (
+        f"{workspace.shown(store.path)} has its {store.header.k} likeliest of "
+        f"{store.header.vocab_size} tokens at {store.num_tokens} positions ({size:.1f} MB, "
+        f"{store.header.token_bytes} bytes each)"
+    )
+
+
+@torch.no_grad()
+def _read_locally(
+    teacher: LocalTeacher,
+    session: Session[TrainConfig],
+    missing: Unscored,
+    writer: StoreWriter,
+    header: StoreHeader,
+) -> None:
+    keys, num_done = list(missing), len(writer.done)
+    lengths = [len(missing[key].ids) for key in keys]
+    teacher.loaded.model.eval()
+    for group in microbatches(lengths, max_tokens=_MAX_BATCH_TOKENS):
+        stop_if_cancelled(session.reporter)
+        members = [missing[keys[i]] for i in group]
+        hidden_NH = teacher.head.batch_hidden(teacher.collate(members))
+        tiles = [
+            top_tokens(teacher.head.logits(hidden_nH)[:, : header.vocab_size], header.k)
+            for hidden_nH in hidden_NH.split(teacher.head.max_positions)
+        ]
+        sizes = [member.num_trained for member in members]
+        ids, logprobs, rest = (
+            torch.cat(parts).cpu().split(sizes)
+            for parts in (
+                [tile.ids_NK for tile in tiles],
+                [tile.logprobs_NK for tile in tiles],
+                [tile.rest_N for tile in tiles],
+            )
+        )
+        for place, i in enumerate(group):
+            writer.add(keys[i], TopTokens(ids[place], logprobs[place], rest[place]))
+        num_done += len(group)
+        session.reporter.progress(
+            num_done, len(writer.done) + len(keys) - num_done, unit="rows", phase=_PHASE
+        )
+
+
+def _read_served(
+    workspace: Workspace,
+    config: SftConfig | DistillConfig,
+    session: Session[TrainConfig],
+    missing: Unscored,
+    writer: StoreWriter,
+    header: StoreHeader,
+) -> None:
+    student, teacher = session.student.loaded, config.teachers[0]
+    for note in check_teacher_server(
+        workspace, config, student.tokenizer, max_context=student.max_context
+    ):
+        session.reporter.note(note)
+    served = served_teacher(workspace, teacher, top_k=header.k)
+    total, failures = len(writer.done) + len(missing), list[CallFailedError]()
+
+    async def score_all() -> None:
+        limit = anyio.CapacityLimiter(served.concurrency)
+        async with served.server, anyio.create_task_group() as tasks:
+
+            async def score(key: bytes, sequence: TokenSequence) -> None:
+                trace = TokenTrace(ids=sequence.ids, sampled=sequence.trained, logprobs=[])
+                try:
+                    async with limit:
+                        scores = await served.score(trace)
+                except CallFailedError as error:
+                    # Collected rather than raised: the group would wrap it.
+                    failures.append(error)
+                    tasks.cancel_scope.cancel()
+                    return
+                writer.add(key, _likeliest(scores, header))
+                session.reporter.progress(len(writer.done), total, unit="rows", phase=_PHASE)
+
+            for key, sequence in missing.items():
+                tasks.start_soon(score, key, sequence)
+            while len(writer.done) < total and not failures:
+                if session.reporter.is_cancelled():
+                    tasks.cancel_scope.cancel()
+                await anyio.sleep(_CANCEL_POLL_S)
+
+    anyio.run(score_all)
+    stop_if_cancelled(session.reporter)
+    if failures:
+        raise TeacherError(
+            f"{teacher.path} at {served.server.root} did not score a row: {failures[0].message}",
+            "look into the server's log, then start again: the rows that it has scored are kept",
+        ) from failures[0]
+
+
+def _likeliest(scores: TeacherScores, header: StoreHeader) -> TopTokens:
+    """Returns a server's likeliest tokens of one sequence. Raises TeacherError if some lack."""
+    ids = [row[: header.k] for row in scores.top_ids or []]
+    logprobs = [row[: header.k] for row in scores.top_logprobs or []]
+    if len(ids) != len(scores.logprobs) or any(len(row) < header.k for row in (*ids, *logprobs)):
+        raise TeacherError(
+            f"the teacher's server did not return its {header.k} likeliest tokens at each position",
+            "let it return as many (vLLM: --max-logprobs), or lower soft_targets.top_k",
+        )
+    if (largest := max(max(row) for row in ids)) >= header.vocab_size:
+        raise TeacherError(
+            f"the teacher's server names token {largest}, and the student has {header.vocab_size}",
+            "serve a teacher with the student's tokenizer",
+        )
+    with_rest = with_bucket(torch.tensor(logprobs, dtype=torch.float32))
+    return TopTokens(torch.tensor(ids), with_rest[:, :-1], with_rest[:, -1])
+
 
 _DIVERGENCES: Mapping[str, DivergenceForm] = {
     "forward_kl": partial(jensen_shannon, beta=0.0),

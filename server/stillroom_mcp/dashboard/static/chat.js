@@ -18,7 +18,7 @@ const stillroomChat = (() => {
   async function callTool(name, args) {
     try {
       const result = await request("tools/call", { name, arguments: args });
-      return result.isError ? null : result.structuredContent ?? null;
+      return result.isError ? null : unfenced(result.structuredContent ?? null);
     } catch {
       return null;
     }
@@ -64,7 +64,12 @@ const stillroomChat = (() => {
 
   // A text that others wrote stands between two marks, which are for agents.
   const MARK = /^----- (end of )?text [0-9a-f]{16} -----$/;
-  const unfenced = (text) => String(text ?? "").split("\n").filter((line) => !MARK.test(line)).join("\n");
+  function unfenced(value) {
+    if (typeof value === "string") return value.split("\n").filter((line) => !MARK.test(line)).join("\n");
+    if (Array.isArray(value)) return value.filter((item) => !MARK.test(item)).map(unfenced);
+    if (value === null || typeof value !== "object") return value;
+    return Object.fromEntries(Object.entries(value).map((pair) => pair.map(unfenced)));
+  }
 
   async function start({ onInput, onResult }) {
     addEventListener("message", (event) => {
@@ -76,7 +81,7 @@ const stillroomChat = (() => {
         if (error) asked?.reject(new Error(error.message));
         else asked?.resolve(result);
       } else if (method === "ui/notifications/tool-input") onInput?.(params.arguments ?? {});
-      else if (method === "ui/notifications/tool-result") onResult(params.structuredContent ?? null);
+      else if (method === "ui/notifications/tool-result") onResult(unfenced(params.structuredContent ?? null));
       else if (method === "ui/notifications/host-context-changed") applyTheme(params);
       else if (id !== undefined) post({ id, result: {} });
     });
@@ -91,5 +96,5 @@ const stillroomChat = (() => {
     }).observe(document.body);
   }
 
-  return { start, callTool, readJson, make, figures, unfenced };
+  return { start, callTool, readJson, make, figures };
 })();

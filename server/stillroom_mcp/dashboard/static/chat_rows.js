@@ -1,7 +1,7 @@
 "use strict";
 // Rows in a chat: each conversation with its tool calls folded, and with a student what is trained.
 (() => {
-  const { start, callTool, make, unfenced } = stillroomChat;
+  const { start, callTool, make } = stillroomChat;
   const view = document.getElementById("view");
   const ROLE = /^(system|user|assistant|tool)( calls .*|: ?.*)$/;
   let asked = {};
@@ -40,13 +40,13 @@
   }
 
   function example(row) {
-    const text = unfenced(row.text);
+    const text = row.text ?? "";
     const facts = [row.format];
     if (row.reward !== null && row.reward !== undefined) facts.push(`reward ${row.reward}`);
     if (row.num_tokens) facts.push(`${row.num_tokens} tokens, ${row.num_trained_tokens} trained`);
     const isMask = row.num_tokens !== null && row.num_tokens !== undefined;
     const body = isMask ? [marked(text)] : messages(text.split("\n")).map(part);
-    const problem = row.problem ? make("p", "problem", unfenced(row.problem).replaceAll("\n", " ")) : null;
+    const problem = row.problem ? make("p", "problem", row.problem.replaceAll("\n", " ")) : null;
     return make("section", "row", make("h2", "", row.where), make("p", "verdict", ...facts.map((fact) => make("span", "", fact))), problem, make("div", isMask ? "" : "talk", ...body));
   }
 

@@ -1,7 +1,7 @@
 "use strict";
 // A run in a chat: what get_run says of it, and the curves of what it recorded.
 (() => {
-  const { start, callTool, readJson, make, figures, unfenced } = stillroomChat;
+  const { start, callTool, readJson, make, figures } = stillroomChat;
   const POLL_MS = 2000;
   const ENDED = ["succeeded", "failed", "cancelled", "interrupted"];
   const CURVES = [
@@ -45,10 +45,10 @@
     head.replaceChildren(
       make("h1", "", run.run_id.slice(0, run.run_id.indexOf("-") + 7), make("span", "", ` · ${run.kind} `), make("span", `status ${run.status}`, run.status)),
       ...(run.where ? [make("p", "small muted", `On ${run.where}, ${run.last_contact ? `seen ${run.last_contact.slice(0, 16).replace("T", " ")} UTC` : "not reached yet"}.`)] : []),
-      ...(run.unreachable ? [make("div", "problem", make("p", "", `Not reached at the moment: ${unfenced(run.unreachable)}`), make("p", "muted", "The run goes on there."))] : []),
+      ...(run.unreachable ? [make("div", "problem", make("p", "", `Not reached at the moment: ${run.unreachable}`), make("p", "muted", "The run continues there."))] : []),
       figures(shown.slice(0, 6)),
       ...(alarms.length ? [make("ul", "alarms", ...alarms)] : []),
-      ...(run.error ? [make("div", "problem", make("p", "", unfenced(run.error.problem)), make("p", "muted", `Fix: ${run.error.fix}`))] : []),
+      ...(run.error ? [make("div", "problem", make("p", "", run.error.problem), make("p", "muted", `Fix: ${run.error.fix}`))] : []),
     );
     if (!head.isConnected) view.replaceChildren(head, block);
   }
@@ -76,7 +76,7 @@
         steps.push(event.step);
         rows.push(event.values);
       } catch {
-        // The marks around the lines, or a line that was cut.
+        // A line that was cut.
       }
     }
     const values = {};

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from fakes.filtering import TALK, filtered, kept_of
 from fakes.folders import names_in
@@ -22,7 +21,6 @@ from fakes.rollout_rows import (
     write_lines,
     write_rows,
 )
-from stillroom.curate.filter.request import FilterDataset
 from stillroom.data.row_names import row_hash
 from stillroom.errors import DataError, InputError
 
@@ -86,6 +84,21 @@ def test_a_filter_keeps_what_it_says(tmp_path: Path, options: dict, kept: list[s
     assert kept_of(tmp_path, ROWS, **options) == kept
 
 
+def test_a_call_that_a_server_left_in_the_text_is_no_final_answer(tmp_path: Path) -> None:
+    texts = {
+        "call": '<tool_call>{"name": "price", "arguments": {"item": "12',
+        "thought": "<think>price?</think>[TOOL_CALLS]price[ARGS]{}",
+        "answer": "12",
+    }
+    rows = [
+        rollout_row(task_id=name, messages=[user("?"), assistant(text)], success=None, reward=None)
+        for name, text in texts.items()
+    ]
+
+    assert kept_of(tmp_path, rows, require_final_answer=True) == ["answer"]
+    assert kept_of(tmp_path, rows, success=True, overwrite=True) == ["answer"]
+
+
 def test_every_dropped_row_has_all_its_reasons_in_the_side_file(tmp_path: Path) -> None:
     write_lines(tmp_path / "rollouts.jsonl", [*map(encoded, ROWS), b"{broken"])
 
@@ -143,32 +156,25 @@ def test_rows_with_the_same_messages_are_kept_once(tmp_path: Path) -> None:
     assert dropped["like"] == f"{tmp_path}/rollouts.jsonl:2"
 
 
-def test_calls_with_other_arguments_are_no_duplicates(tmp_path: Path) -> None:
-    rows = [
-        rollout_row(
-            task_id=item,
-            messages=[user("a"), assistant(None, tool_call(arguments=f'{{"item":"{item}"}}'))],
-        )
-        for item in ("lamp", "desk")
-    ]
-
-    assert kept_of(tmp_path, rows, dedupe="exact") == ["lamp", "desk"]
+def calling(arguments: str = "{}", call_id: str = "x1") -> list[dict]:
+    called = assistant(None, tool_call(arguments=arguments, call_id=call_id))
+    return [user("a"), called, tool_reply("7", call_id)]
 
 
-def test_the_chance_ids_of_calls_do_not_tell_rows_apart(tmp_path: Path) -> None:
-    rows = [
-        rollout_row(
-            task_id=call_id,
-            messages=[
-                user("a"),
-                assistant(None, tool_call(call_id=call_id)),
-                tool_reply("7", call_id),
-            ],
-        )
-        for call_id in ("x1", "x2")
-    ]
+@pytest.mark.parametrize(
+    ("one", "other", "are_equal"),
+    [
+        (calling('{"item": "lamp"}'), calling('{"item": "desk"}'), False),
+        (calling(call_id="x1"), calling(call_id="x2"), True),
+        ([{**assistant("b"), "reasoning_content": "x"}], [assistant("b")], False),
+    ],
+)
+def test_duplicates_have_equal_messages_apart_from_the_ids_of_their_calls(
+    tmp_path: Path, one: list[dict], other: list[dict], are_equal: bool
+) -> None:
+    rows = [rollout_row(task_id=name, messages=talk) for name, talk in (("1", one), ("2", other))]
 
-    assert kept_of(tmp_path, rows, dedupe="exact") == ["x1"]
+    assert kept_of(tmp_path, rows, dedupe="exact") == (["1"] if are_equal else ["1", "2"])
 
 
 def test_fields_that_are_null_count_as_absent(tmp_path: Path) -> None:
@@ -187,19 +193,6 @@ def test_nesting_at_the_limit_is_kept_or_counted_but_never_fatal(tmp_path: Path)
 
         assert result.read == result.kept + sum(result.dropped.values()) == 3
         assert result.kept >= 1
-
-
-def test_what_a_message_thinks_or_is_called_tells_it_from_another(tmp_path: Path) -> None:
-    rows = [
-        rollout_row(
-            task_id="1", messages=[user("a"), {**assistant("b"), "reasoning_content": "x"}]
-        ),
-        rollout_row(
-            task_id="2", messages=[user("a"), {**assistant("b"), "reasoning_content": "y"}]
-        ),
-    ]
-
-    assert kept_of(tmp_path, rows, dedupe="exact") == ["1", "2"]
 
 
 def categories(*names: Any) -> list[dict]:
@@ -294,16 +287,6 @@ def test_an_error_in_the_middle_leaves_both_old_files(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["folder", "kept.jsonl", "kept.jsonl.dropped"]
 
 
-def test_the_folder_that_rollouts_were_written_to_can_be_filtered(tmp_path: Path) -> None:
-    write_lines(tmp_path / "rollouts" / "a.jsonl", [encoded(rollout_row())])
-    write_lines(tmp_path / "rollouts" / ".a.jsonl" / "journal.jsonl", [b"{}"])
-
-    assert filtered(tmp_path, "rollouts").kept == 1
-    manifest = json.loads((tmp_path / "kept.jsonl.manifest.json").read_bytes())
-    assert manifest["counts"] == {"read": 1, "kept": 1}
-    assert manifest["request"]["input"] == "rollouts"
-
-
 def test_an_empty_file_passes_empty_and_an_empty_folder_is_refused(tmp_path: Path) -> None:
     write_lines(tmp_path / "rollouts.jsonl", [])
     (tmp_path / "folder").mkdir()
@@ -311,12 +294,6 @@ def test_an_empty_file_passes_empty_and_an_empty_folder_is_refused(tmp_path: Pat
     assert (filtered(tmp_path).read, filtered(tmp_path).kept) == (0, 0)
     with pytest.raises(DataError, match=r"no \.jsonl"):
         filtered(tmp_path, "folder")
-
-
-@pytest.mark.parametrize("options", [{"max_turns": 0}, {"min_turns": -1}, {"min_rewrad": 1}])
-def test_a_filter_that_makes_no_sense_is_refused(options: dict) -> None:
-    with pytest.raises(ValidationError):
-        FilterDataset(input="a", output="b", **options)
 
 
 OPTIONS = st.fixed_dictionaries(
@@ -352,7 +329,7 @@ SFT_LINES = st.sampled_from(
 )
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(st.lists(rollout_lines() | SFT_LINES | st.sampled_from(BAD_LINES), max_size=8), OPTIONS)
 def test_the_counts_add_up_and_no_row_is_changed_or_moved(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], options: dict[str, Any]

@@ -49,26 +49,6 @@ def two_answers(family: str) -> list[str]:
     return [f"{lead}It costs 12.{end}", f"{last}{lead}Three.{end}"]
 
 
-@pytest.mark.parametrize(
-    "family", ["chatml", "chatml-tagged", "qwen3", "llama3", "gemma", "mistral", "deepseek"]
-)
-def test_only_the_assistants_turns_and_their_ends_are_trained(family):
-    head = [] if family in WITHOUT_SYSTEM else [system("Be brief.")]
-    messages = [
-        *head,
-        user("What does the lamp cost?"),
-        answer("It costs 12."),
-        user("How many are there?"),
-        answer("Three."),
-    ]
-
-    rendered = renderer(family).conversation(messages, [])
-
-    assert trained_texts(rendered, family) == two_answers(family)
-    assert TOKENIZERS[family].decode(rendered.ids) == rendered.text
-    assert "Be brief." in rendered.text or not head
-
-
 TOOL_TURNS = {
     "chatml": [
         f"Let me look.\n{LAMP_CALL}\n{CHAIR_CALL}<|im_end|>",
@@ -127,22 +107,6 @@ def test_tokens_fed_and_sampled_turn_by_turn_are_those_of_the_rendered_row(famil
     assert tokenizer.decode(whole[len(ids) :]).strip() == ""
 
 
-@pytest.mark.parametrize("family", HERMES)
-def test_replies_in_two_rounds_continue_the_rendered_row(family):
-    renders = renderer(family)
-    first, second = calls(LAMP), calls(CHAIR, first=1)
-    messages = [user("Compare."), first, reply("12", 0), second, reply("30", 1), answer("12 < 30")]
-    whole = renders.conversation(messages, [PRICE])
-
-    after_first = renders.reply_ids(first, messages[2:3], [PRICE])
-    after_second = renders.reply_ids(second, messages[4:5], [PRICE])
-
-    starts = [i for i in range(1, len(whole.ids)) if whole.trained[i] and not whole.trained[i - 1]]
-    ends = [i for i in range(1, len(whole.ids)) if whole.trained[i - 1] and not whole.trained[i]]
-    assert whole.ids[ends[0] : starts[1]] == after_first
-    assert whole.ids[ends[1] : starts[2]] == after_second
-
-
 @pytest.mark.parametrize("family", [*HERMES, "llama3", "gemma", "mistral", "deepseek"])
 def test_a_users_reply_to_an_answer_continues_the_rendered_row(family):
     renders = renderer(family)
@@ -154,15 +118,6 @@ def test_a_users_reply_to_an_answer_continues_the_rendered_row(family):
     starts = [i for i in range(1, len(whole.ids)) if whole.trained[i] and not whole.trained[i - 1]]
     ends = [i for i in range(1, len(whole.ids)) if whole.trained[i - 1] and not whole.trained[i]]
     assert whole.ids[ends[0] : starts[1]] == after_first
-
-
-@pytest.mark.parametrize("family", [*HERMES, "llama3"])
-def test_a_users_reply_may_come_where_there_are_tools(family):
-    renders = renderer(family)
-
-    with_tools = renders.reply_ids(answer("It costs 12."), [user("Sure?")], [PRICE])
-
-    assert with_tools == renders.reply_ids(answer("It costs 12."), [user("Sure?")], [])
 
 
 def test_a_template_that_moves_its_tools_to_the_last_user_is_refused_a_users_reply():
@@ -183,13 +138,6 @@ def test_a_final_token_of_the_whole_text_is_no_end_of_a_turn():
     rendered = renderer("phi3").conversation(messages, [])
 
     assert trained_texts(rendered, "phi3") == ["b<|end|>", "d<|end|>"]
-
-
-def test_one_turn_of_a_template_with_a_final_token_is_trained_to_its_end_of_turn():
-    rendered = renderer("phi3").conversation([user("a"), answer("b")], [])
-
-    assert trained_texts(rendered, "phi3") == ["b<|end|>"]
-    assert rendered.text.endswith("b<|end|>\n<|endoftext|>")
 
 
 def test_a_header_that_opens_the_thinking_is_refused_for_answers_without_it():
@@ -249,7 +197,9 @@ def test_thinking_that_a_later_turn_takes_away_is_trained_in_a_sequence_of_its_o
     assert trained_texts(first, "qwen3") == ["<think>\nfirst thought\n</think>\n\nb<|im_end|>"]
     assert trained_texts(second, "qwen3") == ["<think>\nsecond thought\n</think>\n\nd<|im_end|>"]
     assert "first thought" not in second.text
-    with pytest.raises(ModelError, match=r"messages\[1\] otherwise once the conversation goes on"):
+    with pytest.raises(
+        ModelError, match=r"messages\[1\] differently once the conversation continues"
+    ):
         renders.conversation(THOUGHTS, [])
 
 
@@ -323,7 +273,7 @@ texts = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     family=st.sampled_from([*HERMES, "llama3", "gemma", "mistral", "deepseek"]),
     first=texts,

@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.foreign_rollouts import GYM_ROW
@@ -149,14 +149,12 @@ def test_a_prompt_that_cannot_be_answered_is_refused(items: Any) -> None:
     assert list(CHECKS[RowFormat.PROMPTS]({"responses_create_params": {"input": items}}))
 
 
-@settings(deadline=None)
 @given(mangled([PROMPT]))
 def test_a_prompt_is_either_a_task_or_refused(row: dict[str, Any]) -> None:
     if not list(CHECKS[RowFormat.PROMPTS](row)):
         assert list(message_problems(task_from_row(row).messages)) == []
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from([CALL, OUTPUT, THOUGHT, said("a"), said("")]), max_size=8))
 def test_no_call_and_no_reply_is_lost(items: list[dict[str, Any]]) -> None:
     messages = messages_from_items(items)

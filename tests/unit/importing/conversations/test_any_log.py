@@ -39,7 +39,7 @@ def check(log, folder, **options):
     found = [(r.kept.group, plain_messages(m)) for r, m in zip(rollouts, messages, strict=True)]
     assert sorted(map(repr, found)) == sorted(map(repr, expected_conversations(log)))
 
-    places = [facts.source for rollout in rollouts for facts in rollout.facts]
+    places = [row.source for rollout in rollouts for row in rollout.rows]
     assert sorted(places) == sorted(str(row.place) for row in log.rows)
 
     trained = [
@@ -63,13 +63,13 @@ def check(log, folder, **options):
 
 
 @given(call_logs(), st.sampled_from([1, 3, 1000]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_any_log_of_calls_gives_back_its_conversations(tmp_path_factory, log, remembered):
     check(log, tmp_path_factory.getbasetemp(), remembered=remembered)
 
 
 @pytest.mark.thorough
 @given(call_logs(max_turns=12), st.sampled_from([1, 3, 1000]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_very_many_logs_of_calls_give_back_their_conversations(tmp_path_factory, log, remembered):
     check(log, tmp_path_factory.getbasetemp(), remembered=remembered)

@@ -1,6 +1,5 @@
 """Datasets of conversations: OpenAI's files, ShareGPT, Alpaca, tables."""
 
-import json
 import sys
 
 import pytest
@@ -14,112 +13,8 @@ from fakes.trace_files import (
     shown,
     write_lines,
 )
-from stillroom.data.checks import message_problems, tool_schema_problems
 from stillroom.errors import DataError, InputError, MissingExtraError
 from stillroom.importing.records import LoggedConversation
-from stillroom.types import Usage
-
-_DATASETS = (
-    "openai_fine_tuning", "openai_preferences", "trl_preferences", "sharegpt", "alpaca", "csv",
-    "parquet", "pairs",
-)  # fmt: skip
-
-
-def sample(name, file):
-    return conversations(read(name, SAMPLES / name / file))
-
-
-def test_fine_tuning_rows_keep_weights_tools_and_what_a_grader_would_read():
-    weighted, called, legacy, picture, refused, prompt = sample("openai_fine_tuning", "chat.jsonl")
-    assert [m.get("weight") for m in weighted.messages] == [None, None, 0, None, 1]
-    assert shown(called.messages) == [
-        "system Use the tool.",
-        "user Price of a lamp?",
-        'assistant  price{"item": "lamp"}',
-        "tool 12",
-        "assistant 12 euros.",
-    ]
-    assert called.tools[0]["function"]["description"] == "Returns a price."
-    assert legacy.messages[1]["tool_calls"][0]["id"] == legacy.messages[2]["tool_call_id"]
-    assert legacy.tools[0] == {
-        "type": "function",
-        "function": {
-            "name": "price",
-            "parameters": {"type": "object", "properties": {"item": {"type": "string"}}},
-        },
-    }
-    assert (picture.messages[0]["content"], picture.losses) == (
-        "What is on it?",
-        ("images left out",),
-    )
-    assert refused.messages[-1]["content"] == "I cannot help with that."
-    assert prompt.metadata == {"reference_answer": "4"}
-    assert [row.losses for row in (weighted, called, legacy)] == [(), (), ()]
-
-
-def test_legacy_completions_become_a_question_and_an_answer():
-    rows = sample("openai_fine_tuning", "legacy.jsonl")
-    assert shown(rows[0].messages) == ["user The capital of France is ->", "assistant  Paris"]
-    assert [row.place.line for row in rows] == [1, 2]
-
-
-def test_both_answers_of_a_preference_row_share_its_prompt_and_differ_in_their_score():
-    good, bad = sample("openai_preferences", "pairs.jsonl")
-    assert good.messages[0] == bad.messages[0]
-    assert (good.scores, bad.scores) == ({"preferred": 1.0}, {"preferred": 0.0})
-    assert shown([good.messages[-1], bad.messages[-1]]) == [
-        "assistant It is 3 degrees, with rain later.",
-        "assistant Not very.",
-    ]
-    assert str(good.place).endswith("pairs.jsonl:1#preferred")
-
-
-def test_pairs_as_trl_has_them_are_read_with_the_prompt_within_or_beside_the_answers():
-    rows = sample("trl_preferences", "pairs.jsonl")
-    assert [(shown(row.messages), row.scores["preferred"]) for row in rows] == [
-        (["user How cold is it in Oslo?", "assistant 3 degrees."], 1.0),
-        (["user How cold is it in Oslo?", "assistant Not very."], 0.0),
-        (["user How far is it?", "assistant 40 km."], 1.0),
-        (["user How far is it?", "assistant Far."], 0.0),
-        (["user Name a colour.", "assistant Blue."], 1.0),
-        (["user Name a colour.", "assistant No."], 0.0),
-    ]
-    assert rows[2].metadata == {"score_chosen": 9.0}
-
-
-def test_messages_may_be_text_and_a_completion_messages():
-    (row,) = sample("pairs", "messages_as_text.jsonl")
-    assert (shown(row.messages), row.id, row.tools) == (["user Hi", "assistant Hello."], "u1", None)
-    (row,) = sample("openai_fine_tuning", "prompt_completion.jsonl")
-    assert shown(row.messages) == ["user Name a colour.", "assistant Blue."]
-
-
-def test_items_of_an_eval_keep_the_grades_and_a_failed_call_its_error():
-    fine, failed = sample("openai_evals", "output_items.jsonl")
-    assert fine.scores == {"String check": 1.0, "Judge": 0.0}
-    assert fine.usage == Usage(prompt_tokens=20, completion_tokens=1)
-    assert (fine.model, fine.finish_reason) == ("gpt-4o-mini-2024-07-18", "stop")
-    assert shown(fine.messages) == ["system Answer.", "user 2+2?", "assistant 4"]
-    assert fine.metadata["item"] == {"question": "2+2?", "answer": "4"}
-    assert (failed.error, len(failed.messages)) == ("Too many requests.", 1)
-
-
-def test_sharegpt_turns_become_messages_with_calls_that_their_results_name():
-    plain, called, picture = sample("sharegpt", "chats.json")
-    assert shown(plain.messages) == [
-        "user Name a colour.",
-        'assistant Blue, for example: "[blue]".',
-    ]
-    first, second = called.messages[2]["tool_calls"]
-    assert [m.get("tool_call_id") for m in called.messages[3:5]] == [first["id"], second["id"]]
-    assert called.messages[0] == {"role": "system", "content": "Use the tools."}
-    assert called.tools[0]["function"]["name"] == "price"
-    assert picture.losses == ("images left out",)
-    assert [(row.id, row.place.line) for row in (plain, called, picture)] == [
-        ("chat_0", 1),
-        ("chat_1", 2),
-        ("chat_2", 3),
-    ]
 
 
 def test_conversations_may_be_messages_of_chat_apis(tmp_path):
@@ -137,34 +32,6 @@ def test_conversations_may_be_messages_of_chat_apis(tmp_path):
     assert row.metadata == {"source": "web"}
 
 
-def test_alpaca_rows_put_the_input_after_the_instruction():
-    first, second = sample("alpaca", "rows.json")
-    assert shown(first.messages) == [
-        "user Translate to French.\n\na lamp",
-        "assistant une lampe",
-    ]
-    assert shown(second.messages) == [
-        "system Be brief.",
-        "user Hi",
-        "assistant Hello.",
-        "user Name a colour.",
-        "assistant Blue.",
-    ]
-    (dolly,) = sample("alpaca", "dolly.jsonl")
-    assert dolly.messages[0]["content"] == "When was it made?\n\nThe lamp was made in 1962."
-    assert dolly.metadata == {"category": "closed_qa"}
-
-
-def test_columns_with_usual_names_need_not_be_named():
-    first, second = sample("csv", "questions.csv")
-    assert shown(first.messages) == ['user What is "it"?', "assistant A lamp,\nof course."]
-    assert (first.place.line, second.place.line) == (3, 4)
-    assert second.metadata == {"rating": "true", "source": "web"}
-    (chat,) = sample("csv", "chats.tsv")
-    assert shown(chat.messages) == ["user Hi", "assistant Hello."]
-    assert shown(sample("pairs", "gsm.jsonl")[1].messages)[0] == "user Three chairs at 30 each?"
-
-
 def test_columns_say_what_holds_a_score_and_what_the_texts():
     columns = {"user": "question", "assistant": "answer", "score": "rating"}
     rows = read("csv", SAMPLES / "csv" / "questions.csv", columns=columns)
@@ -176,17 +43,6 @@ def test_columns_say_what_holds_a_score_and_what_the_texts():
         (1.0, "assistant 4"),
         (1.0, "assistant 6"),
     ]
-
-
-def test_parquet_rows_keep_their_calls_and_lose_their_pictures_openly():
-    called, plain = sample("parquet", "chats.parquet")
-    assert shown(called.messages)[1:3] == ['assistant  price{"item": "lamp"}', "tool 12"]
-    assert (called.id, called.metadata, called.losses) == (
-        "row-1",
-        {"num_tokens": 31},
-        ("files left out",),
-    )
-    assert plain.losses == ()
 
 
 def test_columns_of_a_question_and_an_answer_may_hold_messages(tmp_path):
@@ -241,20 +97,6 @@ def test_a_broken_parquet_file_is_named(tmp_path):
     path.write_bytes(b"PAR1 is all there is")
     with pytest.raises(DataError, match=r"x\.parquet is no readable parquet file"):
         read("parquet", path)
-
-
-@pytest.mark.parametrize("name", _DATASETS)
-def test_every_conversation_of_a_dataset_is_valid_in_our_shape(name):
-    files = [file for file in (SAMPLES / name).iterdir() if file.name != "questions.parquet"]
-    rows = conversations(read(name, *files))
-    problems = [
-        (row.place, problem)
-        for row in rows
-        for problem in (*message_problems(row.messages), *tool_schema_problems(row.tools))
-    ]
-    assert rows
-    assert problems == []
-    json.dumps([(row.messages, row.metadata) for row in rows], allow_nan=False)
 
 
 def test_broken_rows_are_refused_by_line_and_the_others_are_read(tmp_path):

@@ -3,7 +3,6 @@
 import pytest
 
 from fakes.trace_files import LOG_FORMATS, SAMPLES, recognised_by, sample_files
-from stillroom.importing.formats.table import FORMATS
 from stillroom.importing.json_rows import head_rows
 
 _HOSTILE = {
@@ -37,11 +36,6 @@ def test_a_file_that_is_none_of_them_is_recognised_by_none(data, suffix, tmp_pat
     path = tmp_path / f"file{suffix}"
     path.write_bytes(data)
     assert recognised_by(path) == []
-
-
-def test_the_names_of_formats_differ():
-    names = [form.name for form in FORMATS]
-    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,75 @@
+"""Feedback: tables that judge the conversations of a log, and the scores that are rewards."""
+
+import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fakes.collected_rows import logged, taken
-from stillroom.importing.output.feedback import reward_of, settled_feedback
+from stillroom.importing.output.rows import reward_of, scores_from_feedback
 from stillroom.importing.records import Feedback, Place
+from stillroom.importing.request import ImportResult, ImportRollouts
+from stillroom.importing.run import import_rollouts
+from stillroom.settings import Workspace
+
+
+def imported(root: Path, feedback: str, name: str = "feedback.csv", **given: Any) -> ImportResult:
+    rows = [
+        {
+            "session": session,
+            "request": {"messages": [{"role": "user", "content": f"What of {session}?"}]},
+            "response": {"choices": [{"message": {"role": "assistant", "content": session}}]},
+        }
+        for session in ("a", "b", "c")
+    ]
+    (root / "logs").mkdir()
+    (root / "logs" / "calls.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    (root / "logs" / name).write_text(feedback, "utf-8")
+    request = ImportRollouts(input="logs", output="out.jsonl", **given)
+    return import_rollouts(Workspace(root), request)
+
+
+def scores(root: Path) -> list[dict[str, float]]:
+    lines = (root / "out.jsonl").read_text("utf-8").splitlines()
+    by_text = {row["messages"][-1]["content"]: row["rewards"] for row in map(json.loads, lines)}
+    return [by_text[session] for session in ("a", "b", "c")]
+
+
+@pytest.mark.parametrize(
+    "feedback",
+    [
+        "session,thumb\na,up\nb,down\n",
+        "Session ID,comment,Thumb\na,fine,1\nb,,0\nc,no verdict,\n",
+        "conversationId,thumb\na,👍\nb,Thumbs Down\n",
+        "id,thumb\na,true\nb,false\n",
+    ],
+)
+def test_a_table_of_thumbs_judges_the_sessions_that_it_names(tmp_path: Path, feedback: str) -> None:
+    made = imported(tmp_path, feedback, reward_from=("thumb|Thumb",))
+    assert [list(each.values()) for each in scores(tmp_path)] == [[1.0], [0.0], []]
+    assert made.rewarded == 2
+    assert made.read == made.kept + made.merged + made.refused
+
+
+def test_other_columns_and_json_rows_of_feedback_are_read_if_they_are_named(tmp_path: Path) -> None:
+    columns = ("id=chat", "score=happy")
+    imported(tmp_path, "chat,happy\na,5\nb,never\nz,1\n", columns=columns)
+    assert scores(tmp_path) == [{"happy": 5.0}, {}, {}]
+    refused = (tmp_path / "out.jsonl.refused").read_text("utf-8")
+    assert "feedback without a number" in refused
+    assert "feedback about no call that was kept" in refused
+
+    (tmp_path / "json").mkdir()
+    imported(tmp_path / "json", '{"chat": "c", "happy": 2}\n', "votes.jsonl", columns=columns)
+    assert scores(tmp_path / "json") == [{}, {}, {"happy": 2.0}]
+
+
+def test_a_table_with_an_id_and_a_value_among_other_columns_is_no_feedback(tmp_path: Path) -> None:
+    made = imported(tmp_path, "id,text,lang,score\n1,What?,en,3\n2,Who?,en,4\n")
+    assert made.refused_by_reason == {"no column holds the conversation": 1}
+    assert "of a table of feedback" in made.problems[0]
 
 
 def feedback(line, about, value, name="good"):
@@ -25,7 +89,7 @@ def test_feedback_finds_the_rollout_that_its_row_went_into(tmp_path):
         feedback(6, "c3", math.nan),
     ]
     with taken(tmp_path, rows) as found:
-        scores = settled_feedback(found.collected, found.joined, found.tally)
+        scores = scores_from_feedback(found.collected, found.joined, found.tally)
         assert scores == {1: {"good": 0.75, "late": 1.0, "session": 0.5}, 2: {"session": 0.5}}
         assert [row.source for row in found.refused] == ["scores.jsonl:5", "scores.jsonl:6"]
         count = found.tally.formats["calls"]
@@ -41,7 +105,69 @@ def test_feedback_finds_the_rollout_that_its_row_went_into(tmp_path):
         (("a", "c"), None),
         (("langfuse.score.a",), 1.0),
         (("x.score.y",), 0.25),
+        (("z|a", "b|x"), 0.5),
     ],
 )
 def test_the_reward_is_the_mean_of_the_named_scores_if_none_lacks(names, expected):
     assert reward_of({"a": 1.0, "b": 0.0, "x.score.y": 0.25}, names) == expected
+
+
+def observations(root: Path, feedback: str, **given: Any) -> ImportResult:
+    """Imports four observations of Langfuse, which keep the id of the response as metadata."""
+    rows = [
+        {"id": f"o{n}", "traceId": f"t{n}", "type": "GENERATION", "model": "m",
+         "startTime": "2026-03-01", "input": f"What of {n}?", "output": f"It is {n}.",
+         "metadata": {"response_id": f"resp_{n}", "ticket": n, "user_id": "o1"}}
+        for n in range(4)
+    ]  # fmt: skip
+    (root / "calls.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    (root / "thumbs.csv").write_text(feedback, "utf-8")
+    request = ImportRollouts(input=("calls.jsonl", "thumbs.csv"), output="out.jsonl", **given)
+    return import_rollouts(Workspace(root), request)
+
+
+def thumbs(root: Path) -> list[float | None]:
+    lines = (root / "out.jsonl").read_text("utf-8").splitlines()
+    return [json.loads(line)["rewards"].get("thumb") for line in lines]
+
+
+def test_feedback_finds_its_call_by_any_id_of_the_row_and_says_where_it_looked(
+    tmp_path: Path,
+) -> None:
+    made = observations(tmp_path, "response_id,thumb\nresp_0,1\no1,0\nt2,1\nresp_9,1\n")
+    assert thumbs(tmp_path) == [1.0, 0.0, 1.0, None]
+    assert made.refused_by_reason == {"feedback about no call that was kept": 1}
+    assert "resp_9 was looked for in: id, session, trace, " in made.problems[0]
+    assert "metadata.response_id" in made.problems[0]
+    assert "feedback_by" in made.problems[0]
+
+
+def test_a_named_field_alone_has_the_ids_of_feedback(tmp_path: Path) -> None:
+    made = observations(tmp_path, "id,thumb\n3,1\no1,1\n", feedback_by="ticket")
+    assert thumbs(tmp_path) == [None, None, None, 1.0]
+    assert "o1 was looked for in: metadata.ticket" in made.problems[0]
+    observations(tmp_path, "id,thumb\no1,1\n", feedback_by="user_id")
+    assert thumbs(tmp_path) == [1.0] * 4
+    made = observations(tmp_path, "id,thumb\no1,1\n", feedback_by="nothing")
+    assert "o1 was looked for in: nothing" in made.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "about"),
+    [
+        ({"response": {"id": "chatcmpl-1"}, "id": "r1"}, "chatcmpl-1"),
+        ({"request_id": "r1", "trace_id": "t1"}, "t1"),
+        ({"metadata": {"langfuse": {"traceId": "t1"}}}, "t1"),
+    ],
+)
+def test_ids_beside_the_bodies_of_a_call_are_ids_of_it(
+    tmp_path: Path, row: dict[str, Any], about: str
+) -> None:
+    message = {"role": "assistant", "content": "Hello"}
+    response = {"choices": [{"message": message}]} | row.pop("response", {})
+    call = {"request": {"messages": [{"role": "user", "content": "Hi"}]}, "response": response}
+    (tmp_path / "calls.jsonl").write_text(json.dumps(call | row), "utf-8")
+    (tmp_path / "thumbs.csv").write_text(f"id,thumb\n{about},up\n", "utf-8")
+    request = ImportRollouts(input=("calls.jsonl", "thumbs.csv"), output="out.jsonl")
+    assert import_rollouts(Workspace(tmp_path), request).merged == 1
+    assert thumbs(tmp_path) == [1.0]

@@ -46,6 +46,7 @@ def told(made):
         (["42", "43", "42!"], None),
         (["A red one", "a  red ONE"], "A red one"),
         (["<think>43? No.</think>42", "It is 42"], "42"),
+        (['<tool_call>{"name": "count", "arguments": {"of": "42', "42"], "42"),
         (["x" * 20_000, "42"], None),
         (["x" * 20_000 + " 42", "42"], "42"),
     ],

@@ -1,6 +1,6 @@
 import pytest
 
-from stillroom.importing.output.terms import terms_for, terms_notes
+from stillroom.importing.output.notes import terms_for, terms_notes
 
 
 @pytest.mark.parametrize(

@@ -79,30 +79,6 @@ def test_any_losss_gradient_is_autograds(kind, is_trained, most):
         assert weight.grad is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("is_trained", [True, False])
-@pytest.mark.usefixtures("tiles")
-def test_weights_known_only_afterwards_give_autograds_gradient(kind, is_trained):
-    weight, hidden, targets = inputs()
-    weights = draw(NUM, seed=3)
-    expected = exact(weight, hidden, targets, *KINDS[kind])
-    weight_gradient, hidden_gradient = torch.autograd.grad(
-        (weights * expected).sum(), (weight, hidden)
-    )
-    weight.requires_grad_(is_trained)
-    head = MatrixHead(weight, scale=KINDS[kind][0], softcap=KINDS[kind][1])
-
-    scores = head.score(hidden.detach(), targets)
-    gradient = head.score_gradient(scores, weights)
-
-    assert torch.allclose(scores.logprobs_N.double(), expected, atol=1e-5)
-    assert torch.allclose(gradient, hidden_gradient, atol=1e-5)
-    assert (weight.grad is not None) is is_trained
-    if is_trained:
-        assert torch.allclose(weight.grad, weight_gradient, atol=1e-5)
-    assert torch.allclose(head.logprobs(hidden, targets), scores.logprobs_N)
-
-
 @pytest.mark.usefixtures("tiles")
 def test_the_gradient_of_scores_survives_another_use_of_the_head():
     weight, hidden, targets = inputs()
@@ -117,28 +93,6 @@ def test_the_gradient_of_scores_survives_another_use_of_the_head():
     head.score_gradient(scores, weights)
 
     assert torch.allclose(weight.grad, weight_gradient, atol=1e-5)
-
-
-def test_a_gradient_that_was_cleared_begins_anew():
-    weight, hidden, targets = inputs()
-    head = MatrixHead(weight, scale=1.0, softcap=None)
-    head.add_nll_gradient(hidden.detach(), targets, scale=1.0)
-    first = weight.grad.clone()
-
-    weight.grad = None
-    head.add_nll_gradient(hidden.detach(), targets, scale=1.0)
-
-    assert torch.equal(weight.grad, first)
-
-
-def test_huge_logits_stay_finite():
-    weight = nn.Parameter(torch.tensor([[1e4], [-1e4]]))
-    head = MatrixHead(weight, scale=1.0, softcap=None)
-
-    logprobs, gradient = head.add_nll_gradient(torch.ones(1, 1), torch.tensor([1]), scale=1.0)
-
-    assert logprobs.item() == pytest.approx(-2e4)
-    assert gradient.item() == pytest.approx(2e4)
 
 
 def test_weights_in_bf16_are_scored_from_logits_in_float32():

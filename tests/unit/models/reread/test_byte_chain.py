@@ -1,4 +1,3 @@
-import itertools
 import random
 from bisect import bisect_left
 
@@ -127,24 +126,6 @@ def test_next_bytes_and_their_divergence_are_those_of_brute_force(name):
     assert (values >= -1e-12).all()
 
 
-def test_the_gradient_is_that_of_small_differences():
-    torch.manual_seed(1)
-    logits = torch.randn(3, len(STUDENT), dtype=torch.float64)
-    others = torch.randn(3, len(TEACHER), dtype=torch.float64)
-    rows, prefixes = torch.tensor([0, 1, 2]), [(b"", b""), (b"a", b""), (b"ab", b"b")]
-    choice = CHOICES["text"]
-    _, gradient = kl_and_gradient(logits, others, rows, prefixes, choice)
-
-    def value(given):
-        return kl_and_gradient(given, others, rows, prefixes, choice)[0].sum()
-
-    for row, column in itertools.product(range(3), range(len(STUDENT))):
-        step = torch.zeros_like(logits)
-        step[row, column] = 1e-6
-        difference = (value(logits + step) - value(logits - step)) / 2e-6
-        assert difference.item() == pytest.approx(gradient[row, column].item(), abs=1e-8)
-
-
 def test_a_trie_finds_the_tokens_of_any_prefix():
     draws = random.Random(0)
     words = [bytes(draws.choices(b"ab\x00\xff", k=draws.randint(1, 5))) for _ in range(300)]
@@ -187,24 +168,6 @@ def test_a_tile_keeps_only_the_sums_that_its_units_need_whichever_way_they_are_a
         assert inside.item() == pytest.approx(expected.item(), abs=1e-12)
 
 
-def test_equal_models_with_equal_tokens_teach_nothing():
-    torch.manual_seed(0)
-    logits = torch.randn(2, len(STUDENT), dtype=torch.float64)
-    trie = ByteTrie(tokens_of(STUDENT, END_STUDENT))
-    choice = Choice((Symbol((END_STUDENT,), (END_STUDENT,)),))
-    places = trie_places(trie, [b"", b"a"], CPU)
-    sums = sums_of(logits.softmax(-1), trie, places)
-    sides = [
-        side_symbols(sums, torch.tensor([0, 1]), places, choice, is_student=is_student)
-        for is_student in (True, False)
-    ]
-
-    kl = unit_kl(*sides)
-
-    assert torch.equal(kl.value_m, torch.zeros(2, dtype=torch.float64))
-    assert torch.equal(kl.gaps_mS, torch.zeros_like(kl.gaps_mS))
-
-
 def test_where_a_longer_token_was_nearly_sure_what_follows_the_shorter_one_hardly_counts():
     torch.manual_seed(0)
     trie = ByteTrie(tokens_of(TEACHER, END_TEACHER))
@@ -226,14 +189,3 @@ def test_where_a_longer_token_was_nearly_sure_what_follows_the_shorter_one_hardl
     expected[ord("c")] += sum(rows[0, i] for i, w in begun.items() if len(w) > 1) / total
     assert torch.allclose(mixed.probabilities_mS[0], expected, atol=1e-12)
     assert mixed.probabilities_mS[0, ord("c")] > 0.99
-
-
-def test_without_a_token_before_nothing_is_mixed():
-    trie = ByteTrie(tokens_of(TEACHER, END_TEACHER))
-    choice, place = CHOICES["arguments"], trie_places(trie, [b""], CPU)
-    sums = sums_of(torch.rand(2, len(TEACHER), dtype=torch.float64), trie, place)
-    after = side_symbols(sums, torch.tensor([1]), place, choice, is_student=False)
-
-    mixed = with_longer_tokens(after, sums, torch.tensor([0]), place, choice)
-
-    assert torch.equal(mixed.probabilities_mS, after.probabilities_mS)

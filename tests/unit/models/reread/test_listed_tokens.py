@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from stillroom.models.reread.byte_chain import (
+    ListedTokens,
     SortedSums,
     SummedSymbols,
     trie_places,
     unit_kl,
 )
 from stillroom.models.reread.byte_units import Choice, Symbol
-from stillroom.models.reread.listed_tokens import ListedTokens
 from stillroom.models.reread.token_bytes import ByteTrie, TokenBytes
 
 CPU = torch.device("cpu")
@@ -127,32 +127,3 @@ def test_a_server_that_lists_more_tokens_than_the_tokenizer_has_is_understood():
 
     assert found.probabilities_mS[0, ord("b")].item() == pytest.approx(math.exp(-2))
     assert found.probabilities_mS.sum().item() == pytest.approx(math.exp(-2))
-
-
-def test_no_positions_are_no_error():
-    nothing = ListedTokens.of([], [], TRIE, CPU)
-
-    assert nothing.part(slice(0, 3)).probabilities_kK.numel() == 0
-
-
-def test_more_listed_tokens_bring_the_divergence_nearer_to_the_exact_one():
-    table, own = rows(400, seed=2), torch.randint(0, 4, (400,)).tolist()
-    student = at(
-        SummedSymbols(SortedSums(rows(400, seed=3), torch.from_numpy(TRIE.order))),
-        [(i, b"", b"") for i in range(400)],
-        CHOICES["text"],
-    )
-    places = [(i, b"", b"") for i in range(400)]
-    whole = SummedSymbols(SortedSums(table, torch.from_numpy(TRIE.order)))
-    exact = unit_kl(student, at(whole, places, CHOICES["text"])).value_m
-
-    gaps = [
-        (unit_kl(student, at(listed(table, k, own), places, CHOICES["text"])).value_m - exact)
-        .abs()
-        .mean()
-        .item()
-        for k in (1, 4, 8, len(WORDS))
-    ]
-
-    assert gaps == sorted(gaps, reverse=True)
-    assert gaps[-1] < 1e-9

@@ -4,7 +4,7 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.rollout_rows import assistant, tool_call, tool_reply, user
@@ -272,59 +272,29 @@ def test_a_turn_that_was_cut_off_is_the_last_also_with_a_nudge(finish: str) -> N
 NUDGED = [DONE, calling(tool_call("price", "a")), DONE, DONE]
 
 
-@settings(deadline=None)
 @given(st.integers(0, 5), st.booleans())
-def test_a_rollout_that_nobody_goes_on_with_needs_no_state(num_known: int, goes_on: bool) -> None:
-    rules = TurnRules(4, "And now?" if goes_on else None)
-    turns = NUDGED if goes_on else NUDGED[1:3]
-    whole = Play(turns, tools=ScriptedTools(["price"], echo), max_turns=4, nudge=rules.nudge)
-    known = MemoryRecorder()
-    done = whole.recorder.order[:num_known]
-    for kind, index in done:
+def test_known_steps_are_replayed_and_the_episode_comes_out_the_same(
+    num_known: int, is_nudged: bool
+) -> None:
+    rules = TurnRules(4, "And now?" if is_nudged else None)
+    turns, tools = NUDGED if is_nudged else TURNS, ScriptedTools(["price"], echo)
+    options: Any = {"max_turns": 4, "nudge": rules.nudge}
+    whole = Play(turns, tools=tools, **options)
+    known, order = MemoryRecorder(), whole.recorder.order
+    for kind, index in order[:num_known]:
         steps = "turns" if kind == "turn" else "replies"
         getattr(known, steps)[index] = getattr(whole.recorder, steps)[index]
+    has_replies = any(kind == "replies" for kind, _index in order[:num_known])
+    # A rollout that is over needs no state of its tools.
+    assert needs_lost_state(known, rules) is (has_replies and num_known < len(order))
 
-    is_over = num_known >= len(whole.recorder.order)
-    has_replies = any(kind == "replies" for kind, _index in done)
-
-    assert needs_lost_state(known, rules) is (has_replies and not is_over)
-
-
-@settings(deadline=None)
-@given(st.integers(0, 5))
-def test_nudged_turns_are_replayed_and_the_episode_comes_out_the_same(num_known: int) -> None:
-    options: Any = {"max_turns": 4, "nudge": "And now?"}
-    whole = Play(NUDGED, tools=ScriptedTools(["price"], echo), **options)
-    known = MemoryRecorder()
-    for kind, index in whole.recorder.order[:num_known]:
-        steps = "turns" if kind == "turn" else "replies"
-        getattr(known, steps)[index] = getattr(whole.recorder, steps)[index]
-
-    again = Play(NUDGED, tools=ScriptedTools(["price"], echo), recorder=known, **options)
+    again = Play(turns, tools=tools, recorder=known, **options)
 
     assert again.episode == whole.episode
     assert again.conversation.seen == whole.conversation.seen
-
-
-@settings(deadline=None)
-@given(st.integers(0, 5))
-def test_known_steps_are_replayed_and_the_episode_comes_out_the_same(num_known: int) -> None:
-    whole = Play(TURNS, tools=ScriptedTools(["price"], echo))
-    known = MemoryRecorder()
-    for kind, index in whole.recorder.order[:num_known]:
-        getattr(known, "turns" if kind == "turn" else "replies")[index] = getattr(
-            whole.recorder, "turns" if kind == "turn" else "replies"
-        )[index]
-
-    tools = ScriptedTools(["price"], echo)
-    again = Play(TURNS, tools=tools, recorder=known)
-
-    assert again.episode == whole.episode
-    assert again.conversation.seen == whole.conversation.seen
-    num_turns = sum(kind == "turn" for kind, _ in whole.recorder.order[:num_known])
-    assert again.conversation.sampled == 3 - num_turns
-    assert len(tools.calls) == (num_known < 2)
-    assert known.order == whole.recorder.order[num_known:]
+    num_turns = sum(kind == "turn" for kind, _ in order[:num_known])
+    assert again.conversation.sampled == len(turns) - num_turns
+    assert known.order == order[num_known:]
 
 
 def test_a_step_is_on_record_before_it_is_used() -> None:

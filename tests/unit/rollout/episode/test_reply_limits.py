@@ -14,7 +14,7 @@ def test_characters_are_counted():
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text(max_size=60), most=st.integers(1, 12))
 def test_what_is_cut_is_the_end_and_is_told(name, text, most):
     def num_tokens(shown):

@@ -45,15 +45,3 @@ def test_rows_are_kept_as_a_dictionary_keeps_them(rows: list[FinishedRow]) -> No
     assert sorted(map(repr, packed.rows())) == sorted(map(repr, plain.values()))
     assert RolloutKey("missing", 0) not in packed
     assert packed.get(RolloutKey("missing", 0)) is None
-
-
-def test_very_many_rows_take_little_memory_and_are_all_found() -> None:
-    packed = FinishedRows()
-    for number in range(5000):
-        packed.add(FinishedRow(f"{number:016x}", number % 3, 1.0, True, False))
-
-    assert all(
-        packed[RolloutKey(f"{n:016x}", n % 3)].task_id.endswith(f"{n:x}") for n in range(5000)
-    )
-    assert RolloutKey(f"{4999:016x}", 0) not in packed
-    assert packed.num_bytes < 150 * 5000

@@ -5,14 +5,15 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import anyio
 import msgspec
 import pytest
 
-from fakes.chat_endpoint import ScriptedTeacher, serve
+from fakes.chat_endpoint import ScriptedTeacher
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
+from fakes.rollout_runs import GIVEN, run_rollouts
 from fakes.waiting import run_async
 from stillroom.errors import InputError, MissingExtraError, RunError
 from stillroom.files import FileLock
@@ -36,7 +37,6 @@ from stillroom.rollout.ray.run import generate_on_ray
 from stillroom.rollout.ray.shards import ShardJob, ShardWorker
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.results import origin_of
-from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget, Cost, Outstanding
 from stillroom.types import SampledTurn, Usage
@@ -103,39 +103,15 @@ def workspace(tmp_path: Path) -> Workspace:
     return Workspace(root)
 
 
-def call_request(**changes) -> GenerateRollouts:
-    given = {
-        "input": "prompts.jsonl",
-        "output": "out.jsonl",
-        "model": "m",
-        "provider": "openai",
-        "base_url": "http://teacher.test/v1",
-        "concurrency": 1,
-        "seed": 7,
-    }
-    return GenerateRollouts(**{**given, **changes})
-
-
-def run_of(workspace: Workspace, teacher: ScriptedTeacher, request=None, **more):
-    async def main():
-        with anyio.fail_after(30):
-            async with serve(teacher.handle):
-                return await generate_rollouts(
-                    workspace,
-                    request or call_request(),
-                    folder=workspace.runs / "run",
-                    reporter=KeptReporter(),
-                    **more,
-                )
-
-    return run_async(main)
+def run_of(workspace: Workspace, teacher: ScriptedTeacher, **changes) -> Any:
+    return run_rollouts(workspace, teacher.handle, **{"seed": 7, **changes})
 
 
 class Sharded:
     """An output that is dealt out to shards, as the driver does it."""
 
     def __init__(self, workspace: Workspace, workers: int) -> None:
-        self.workspace, request = workspace, call_request()
+        self.workspace, request = workspace, GenerateRollouts(**GIVEN, seed=7)
         self.output = workspace.root / "out.jsonl"
         plan = plan_generation(workspace, request)
         origin = run_async(origin_of, plan.rollouts)
@@ -150,8 +126,8 @@ class Sharded:
 
     def do(self, number: int, teacher: ScriptedTeacher):
         part = RunPart(frozenset(self.shards[number].keys), Budget())
-        request = call_request(output=str(shard_output(self.output, number)))
-        return run_of(self.workspace, teacher, request, part=part)
+        output = str(shard_output(self.output, number))
+        return run_of(self.workspace, teacher, part=part, output=output)
 
     def begin(self, number: int) -> RolloutKey:
         """Puts a turn of the shard's first rollout on record, as a worker that is killed then."""
@@ -194,9 +170,9 @@ def test_a_share_has_its_own_budget_in_place_of_the_requests(workspace: Workspac
     teacher = ScriptedTeacher(tool_turns=0)
     sharded = Sharded(workspace, 1)
     part = RunPart(frozenset(sharded.shards[0].keys), Budget(tokens=0))
-    request = call_request(output=str(shard_output(sharded.output, 0)), max_total_tokens=100_000)
+    output = str(shard_output(sharded.output, 0))
 
-    result = run_of(workspace, teacher, request, part=part)
+    result = run_of(workspace, teacher, part=part, output=output, max_total_tokens=100_000)
 
     assert (result.stopped_by, result.calls) == ("max_total_tokens", 0)
 
@@ -209,6 +185,7 @@ def test_shards_of_a_killed_driver_are_adopted_by_any_rerun(
     killed = Sharded(workspace, 3)
     killed.do(0, teacher)
     killed.do(2, teacher)
+    killed.begin(1)
     num_done = len(teacher.served)
 
     merge_shards(killed.output, killed.settings)
@@ -219,7 +196,8 @@ def test_shards_of_a_killed_driver_are_adopted_by_any_rerun(
     merge_shards(rest.output, rest.settings, requested=rest.keys)
 
     assert len(tasks_in(workspace)) == NUM_PROMPTS
-    assert len(teacher.served) == len(set(teacher.served)) == NUM_PROMPTS
+    # The turn that was on record is not made again, whichever shard its rollout went to.
+    assert len(teacher.served) == len(set(teacher.served)) == NUM_PROMPTS - 1
     assert names_beside(workspace) == ["settings.json"]
 
 
@@ -237,21 +215,6 @@ def test_a_rerun_in_one_process_brings_in_what_shards_left(workspace: Workspace)
     assert len(teacher.served) == NUM_PROMPTS - 1
     row = next(row for row in read_rows(killed.output) if row["task_id"] == begun.task_id)
     assert row["usage"] == {"prompt_tokens": 3, "completion_tokens": 2}
-
-
-def test_a_begun_rollout_goes_with_its_steps_to_whichever_shard_has_it(
-    workspace: Workspace,
-) -> None:
-    teacher = ScriptedTeacher(tool_turns=0)
-    killed = Sharded(workspace, 3)
-    key = killed.begin(2)
-    merge_shards(killed.output, killed.settings)
-
-    rest = Sharded(workspace, 2)
-    number = next(shard.number for shard in rest.shards if key in shard.keys)
-    result = rest.do(number, teacher)
-
-    assert result.calls == len(rest.shards[number].keys) - 1
 
 
 def test_bringing_the_same_shards_in_twice_brings_no_row_in_twice(workspace: Workspace) -> None:
@@ -276,18 +239,6 @@ def test_bringing_the_same_shards_in_twice_brings_no_row_in_twice(workspace: Wor
     assert set(store.known) == {key}
     assert len(store.known[key].turns) == 1
     store.close(is_complete=False)
-
-
-def test_a_torn_row_of_a_killed_worker_is_done_again(workspace: Workspace) -> None:
-    teacher = ScriptedTeacher(tool_turns=0)
-    killed = Sharded(workspace, 1)
-    killed.do(0, teacher)
-    path = shard_output(killed.output, 0)
-    path.write_bytes(path.read_bytes()[:-20])
-
-    merge_shards(killed.output, killed.settings)
-
-    assert len(tasks_in(workspace)) == NUM_PROMPTS - 1
 
 
 def test_rows_are_taken_in_as_they_come_and_a_torn_one_only_when_it_is_whole(
@@ -351,7 +302,7 @@ def test_a_dry_run_knows_what_the_shards_of_a_killed_driver_have(workspace: Work
     num_done = len(killed.shards[0].keys)
     before = {path: path.stat().st_mtime_ns for path in workspace.root.rglob("*")}
 
-    reported = run_of(workspace, teacher, call_request(dry_run=True))
+    reported = run_of(workspace, teacher, dry_run=True)
 
     assert {path: path.stat().st_mtime_ns for path in workspace.root.rglob("*")} == before
     assert (reported.already_done, reported.todo) == (num_done, NUM_PROMPTS - num_done)
@@ -382,17 +333,20 @@ def job_of(workspace: Workspace, **changes) -> ShardJob:
     return replace(job, **changes)
 
 
-def test_a_worker_without_the_drivers_files_says_so(workspace: Workspace) -> None:
-    end = ShardWorker().run(job_of(workspace, folder="/nowhere/shards/000.run"))
-    assert isinstance(end.error, RunError)
-    assert "is not on the Ray node" in end.error.problem
-    assert "same path" in end.error.fix
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"folder": "/nowhere/shards/000.run"}, "is not on the Ray node"),
+        ({"version": "0.0.0-other"}, "0.0.0-other"),
+    ],
+)
+def test_a_worker_without_the_drivers_files_or_of_another_version_says_so(
+    workspace: Workspace, changes, problem: str
+) -> None:
+    end = ShardWorker().run(job_of(workspace, **changes))
 
-
-def test_a_worker_of_another_version_says_so(workspace: Workspace) -> None:
-    end = ShardWorker().run(job_of(workspace, version="0.0.0-other"))
     assert isinstance(end.error, RunError)
-    assert "0.0.0-other" in end.error.problem
+    assert problem in end.error.problem
 
 
 def test_without_ray_the_error_names_the_command(
@@ -403,7 +357,7 @@ def test_without_ray_the_error_names_the_command(
     async def main() -> None:
         await generate_on_ray(
             workspace,
-            call_request(ray_address="local"),
+            GenerateRollouts(**GIVEN, ray_address="local"),
             folder=workspace.runs / "run",
             reporter=KeptReporter(),
         )

@@ -10,6 +10,7 @@ from fakes.scripted_policy import MemoryRecorder, ScriptedPolicy, ScriptedTools,
 from fakes.waiting import run_async
 from stillroom.data.formats import Task
 from stillroom.rollout.episode.collect import RolloutContext, RolloutSpec, collect_rollouts
+from stillroom.rollout.episode.loop import TurnRules
 from stillroom.rollout.refine_plan import FailedRollouts
 from stillroom.rollout.refining import (
     MAX_TEXT_CHARACTERS,
@@ -73,7 +74,7 @@ def refined(
         TeacherRecord(provider="hf", model="m", settings=SamplingSettings()),
         tools,
         Rewarder(None),
-        8,
+        TurnRules(8),
         refiner=policy,
     )
     outcomes: list[Any] = []

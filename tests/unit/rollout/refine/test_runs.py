@@ -8,8 +8,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from fakes.chat_endpoint import completion, serve
-from fakes.reporters import KeptReporter
+from fakes.chat_endpoint import completion
 from fakes.rollout_rows import (
     assistant,
     read_rows,
@@ -19,8 +18,8 @@ from fakes.rollout_rows import (
     user,
     write_rows,
 )
+from fakes.rollout_runs import PowerCutError, run_rollouts
 from fakes.user_files import write_tools
-from fakes.waiting import run_async
 from stillroom.curate.convert import ConvertRollouts, convert_rollouts
 from stillroom.data.formats import load_tasks
 from stillroom.errors import DataError, InputError
@@ -28,8 +27,6 @@ from stillroom.lineage import read_manifest
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.plan import with_system
 from stillroom.rollout.request import GenerateRollouts, Takeover
-from stillroom.rollout.results import RolloutsResult
-from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 
 LAMP, CHAIR = '{"item": "lamp"}', '{"item": "chair"}'
@@ -39,10 +36,6 @@ PRICES = """
         "Returns the price of an item."
         return "12" if item == "lamp" else "7"
 """
-
-
-class PowerCutError(OSError):
-    """Ends a run where it stands."""
 
 
 class Teacher:
@@ -111,26 +104,12 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def run_of(workspace: Workspace, teacher: Teacher, **changes: Any) -> Any:
     given: dict[str, Any] = {
-        "input": "prompts.jsonl",
         "output": "refined.jsonl",
-        "model": "m",
-        "provider": "openai",
-        "base_url": "http://teacher.test/v1",
         "tools": "tools.py",
-        "concurrency": 1,
         "max_concurrency": 1,
         "refine": "student.jsonl",
     }
-    request = GenerateRollouts(**(given | changes))
-
-    async def main() -> RolloutsResult | Forecast:
-        async with serve(teacher.handle):
-            folder = workspace.runs / "run"
-            return await generate_rollouts(
-                workspace, request, folder=folder, reporter=KeptReporter()
-            )
-
-    return run_async(main)
+    return run_rollouts(workspace, teacher.handle, **{**given, **changes})
 
 
 def rows_of(workspace: Workspace) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.judges import ScriptedJudge, judgement
@@ -207,7 +207,6 @@ def test_a_reply_that_was_cut_off_says_so() -> None:
     assert "cut off" in str(teacher.requested[1][-1]["content"])
 
 
-@settings(deadline=None)
 @given(st.text(max_size=200) | st.dictionaries(st.text(), st.floats() | st.text()).map(json.dumps))
 def test_every_reply_is_a_judgement_or_a_problem(reply: str) -> None:
     read = read_verdict(reply)
@@ -218,7 +217,6 @@ def test_every_reply_is_a_judgement_or_a_problem(reply: str) -> None:
         assert read
 
 
-@settings(deadline=None)
 @given(st.floats(0, 1), st.text())
 def test_a_judgement_is_read_back_as_it_was_written(score: float, reasoning: str) -> None:
     written = json.dumps({"reasoning": reasoning, "score": score})

@@ -3,7 +3,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stillroom.errors import DataError
@@ -88,7 +88,6 @@ def test_a_part_of_a_longer_answer_is_no_match(expected: str, text: str) -> None
 WORDS = st.text(min_size=1).filter(lambda text: bool(text.split()))
 
 
-@settings(deadline=None)
 @given(WORDS)
 def test_an_answer_in_the_very_words_always_matches(text: str) -> None:
     assert matches(text, text)
@@ -141,7 +140,6 @@ NO_ARTICLES = st.text(string.ascii_letters, min_size=1).filter(
 )
 
 
-@settings(deadline=None)
 @given(NO_ARTICLES, st.sampled_from(["The {}!", "{}.", " {}\n", "({})", "So.\nAnswer: {}"]))
 def test_normalising_forgets_case_blanks_and_frames(word: str, frame: str) -> None:
     assert matches(frame.format(word.upper()), word, "normalised")
@@ -236,7 +234,6 @@ def test_numbers_agree_within_the_tolerance(
     assert matches(text, expected, "numeric", answer_tolerance=tolerance) == is_same
 
 
-@settings(deadline=None)
 @given(st.integers(-(10**12), 10**12), st.integers(0, 6))
 def test_a_number_is_the_same_however_it_is_written(units: int, places: int) -> None:
     value = Fraction(units, 10**places)
@@ -407,7 +404,6 @@ def test_a_hostile_answer_is_read_to_its_end(index: int) -> None:
             is_accepted(answer, key)
 
 
-@settings(deadline=None)
 @given(
     st.text(
         alphabet=st.sampled_from("0123456789.,/-+eE%$ {}()\\fracboxedABC^×⁵½\n*#:="), max_size=80

@@ -48,6 +48,7 @@ def test_the_last_answer_is_the_last_assistant_text() -> None:
     assert last_answer([user("a"), assistant(None)]) == ""
     assert last_answer([assistant("<think>7</think> 12")]) == "12"
     assert last_answer([assistant("7</think>\n12")]) == "12"
+    assert last_answer([assistant('<tool_call>{"name": "add", "arguments": [12')]) == ""
     assert last_answer([assistant("<think>it is 12, I thi")]) == ""
     picture = {"type": "image_url", "image_url": {"url": "data:"}}
     parts = [{"type": "text", "text": "12"}, picture, {"type": "text", "text": "3"}]

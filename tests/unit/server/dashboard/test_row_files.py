@@ -79,6 +79,27 @@ def test_a_row_is_read_where_a_line_begins_and_nowhere_else(tmp_path: Path) -> N
         files.read_at(path, 3)
 
 
+def test_of_a_huge_row_the_head_is_shown_and_its_neighbours_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_files, "MAX_SHOWN_BYTES", 4096)
+    path = tmp_path / "rows.jsonl"
+    huge, small = json.dumps({"prompt": "x" * 100_000}), json.dumps({"prompt": "small"})
+    path.write_text(f"{small}\n{huge}\n{small}\n", encoding="utf-8")
+    files = RowFiles(Workspace(tmp_path))
+    read = files.read(path, 0, 5)
+    assert [(row.is_cut, len(row.data)) for row in read] == [
+        (False, len(small)), (True, 4096), (False, len(small)),
+    ]  # fmt: skip
+    titles = [row.title for row in rows_page(files, path, 0, show="all", query="").rows]
+    assert titles[0] == titles[2] == "small"
+    assert '{"prompt": "xxx' in titles[1]
+    assert len(titles[1]) < 300
+    with pytest.raises(InputError, match=r"it begins: ..prompt.: .xxx"):
+        files.read_at(path, len(small) + 1)
+    assert files.read_at(path, len(small) + len(huge) + 2) == small.encode()
+
+
 @pytest.mark.parametrize(
     "name", ["../out.jsonl", "/etc/passwd", "link.jsonl", ".env", "config.yml", "gone.jsonl", "."]
 )

@@ -7,44 +7,28 @@ from stillroom.teachers.limits.limit_types import LimitKind, LimitSettings
 from stillroom.teachers.limits.limiter import Limiter
 
 
-def test_calls_go_in_the_order_in_which_they_asked() -> None:
-    async def main() -> list[int]:
-        limiter, order = Limiter(LimitSettings(start=2, most=2)), []
+@pytest.mark.parametrize("most", [2, 3])
+def test_calls_go_in_their_order_and_no_more_than_the_window_allows(most: int) -> None:
+    async def main() -> tuple[list[int], int]:
+        limiter, order = Limiter(LimitSettings(start=most, most=most)), []
+        num_out = most_out = 0
 
         async def call(number: int) -> None:
+            nonlocal num_out, most_out
             sent = await limiter.acquire()
             order.append(number)
+            num_out += 1
+            most_out = max(most_out, num_out)
             await anyio.lowlevel.checkpoint()
-            limiter.accepted(sent)
+            num_out -= 1
+            (limiter.accepted if number % 2 else limiter.failed)(sent)
 
         async with anyio.create_task_group() as group:
-            for number in range(8):
+            for number in range(20):
                 group.start_soon(call, number)
-        return order
+        return order, most_out
 
-    assert run_async(main) == list(range(8))
-
-
-def test_no_more_are_out_than_the_window_allows() -> None:
-    async def main() -> int:
-        limiter, out, most = Limiter(LimitSettings(start=3, most=3)), 0, 0
-
-        async def call() -> None:
-            nonlocal out, most
-            sent = await limiter.acquire()
-            out += 1
-            most = max(most, out)
-            for _ in range(5):
-                await anyio.lowlevel.checkpoint()
-            out -= 1
-            limiter.failed(sent)
-
-        async with anyio.create_task_group() as group:
-            for _ in range(20):
-                group.start_soon(call)
-        return most
-
-    assert run_async(main) == 3
+    assert run_async(main) == (list(range(20)), most)
 
 
 def test_a_call_that_is_cancelled_while_it_waits_holds_up_nobody() -> None:

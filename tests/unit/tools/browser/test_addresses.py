@@ -22,10 +22,9 @@ def test_corpus_is_as_large_as_promised() -> None:
     assert len(FORBIDDEN_HOSTS) >= 60
 
 
-@pytest.mark.parametrize("scheme", ["http", "https", "HTTP"])
 @pytest.mark.parametrize("host", FORBIDDEN_HOSTS)
-def test_forbidden_spelling_is_refused_in_a_url(host: str, scheme: str) -> None:
-    for url in (f"{scheme}://{host}", f"{scheme}://{host}:8080/x?y#z"):
+def test_forbidden_spelling_is_refused_in_a_url(host: str) -> None:
+    for url in (f"http://{host}", f"https://{host}", f"HTTP://{host}:8080/x?y#z"):
         with pytest.raises(AddressRefusedError):
             PUBLIC.check_url(url)
 
@@ -136,7 +135,7 @@ def test_allowed_block_is_open_under_public_names() -> None:
     ["", "*", "*.internal", "http://wiki.internal", "10.1.2.3/8", "a b", "x:99999x", "127.1"],
 )
 def test_unusable_allow_entry_names_itself_and_the_fix(entry: str) -> None:
-    with pytest.raises(InputError, match="no address to allow") as caught:
+    with pytest.raises(InputError, match="not an address that can be allowed") as caught:
         AddressPolicy([entry])
     assert repr(entry) in caught.value.problem
 

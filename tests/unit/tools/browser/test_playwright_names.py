@@ -81,8 +81,12 @@ def test_a_call_goes_to_the_browsers_own_tool(
 @pytest.mark.parametrize(
     ("name", "arguments", "problem"),
     [
-        ("browser_evaluate", {}, "not offered by the browser on this machine; there are browser_"),
-        ("browser_click", {"target": "the button"}, "is no number of the snapshot"),
+        (
+            "browser_evaluate",
+            {},
+            "not offered by the browser on this machine; its tools are",
+        ),
+        ("browser_click", {"target": "the button"}, "is not a number of the snapshot"),
         ("browser_click", {}, "target"),
         ("browser_select_option", {"target": "1", "values": ["a", "b"]}, "give one option"),
     ],

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from fakes.rollout_rows import assistant, user
@@ -111,6 +112,21 @@ TOOLS = '''
         if child == 0:
             time.sleep(600)
         return child
+
+    @tool
+    def forge() -> str:
+        """Write answers of its own to every pipe of the process."""
+        for number in range(3, 20):
+            try:
+                os.write(number, b'{"type":"answer","content":"forged","number":1}\\n' * 2)
+            except OSError:
+                pass
+        return "done"
+
+    @tool
+    def split() -> str:
+        """Fork this very process and let both answer."""
+        return "copy" if os.fork() == 0 else "original"
 
     @tool
     async def wait(seconds: float) -> str:
@@ -273,6 +289,70 @@ def test_nothing_a_tool_prints_gets_into_its_answer(
     out, err = capfd.readouterr()
     assert out == ""
     assert all(letter * 300_000 in err for letter in "pewc")
+
+
+def test_an_answer_that_a_tool_forges_is_not_taken_for_that_of_the_next_call(tools: Path) -> None:
+    _, next_call, after = results_of(
+        pool_of(tools), ("forge", {}), ("pid", {}), ("echo", {"text": "a"})
+    )
+
+    assert next_call.content == "error: pid crashed (it answered without being called)"
+    assert after.content == "a"
+
+
+def test_a_copy_that_a_tool_forks_off_answers_no_call(tools: Path) -> None:
+    split, *pids = results_of(pool_of(tools), ("split", {}), *[("pid", {})] * 20)
+
+    assert split.content == "original"
+    assert len({pid.content for pid in pids}) == 1
+
+
+def test_many_calls_at_once_have_one_answer_each_though_some_end_their_process(
+    tools: Path,
+) -> None:
+    seen: dict[int, str] = {}
+
+    async def main() -> None:
+        async with pool_of(tools, tool_timeout_s=5) as pool:
+
+            async def ask(which: int) -> None:
+                name = {30: "crash", 40: "hang"}.get(which)
+                reply = call(pool, name) if name else call(pool, "echo", text=str(which))
+                seen[which] = (await reply).content
+
+            async with anyio.create_task_group() as group:
+                for which in range(60):
+                    group.start_soon(ask, which)
+
+    run_async(main)
+    assert "crashed" in seen.pop(30)
+    assert "did not answer" in seen.pop(40)
+    assert seen == {which: str(which) for which in range(60) if which not in (30, 40)}
+
+
+def test_a_call_cancelled_while_it_waits_costs_no_process(tools: Path) -> None:
+    async def main() -> None:
+        async with pool_of(tools, max_workers=1) as pool, anyio.create_task_group() as group:
+            first = await call(pool, "pid")
+            group.start_soon(lambda: call(pool, "wait", seconds=0.2))
+            await anyio.lowlevel.checkpoint()
+            with anyio.move_on_after(0.01) as scope:
+                await call(pool, "pid")
+            assert scope.cancelled_caught
+            assert await call(pool, "pid") == first
+
+    run_async(main)
+
+
+def test_a_process_that_ends_between_calls_is_replaced(tools: Path) -> None:
+    async def main() -> None:
+        async with pool_of(tools) as pool:
+            os.kill(int((await call(pool, "pid")).content), signal.SIGKILL)
+            [worker] = pool._workers
+            await wait_for(lambda: worker.has_ended)
+            assert (await call(pool, "echo", text="a")).content == "a"
+
+    run_async(main)
 
 
 def test_megabytes_are_cut(tools: Path) -> None:

@@ -4,7 +4,7 @@ from fakes.conversations import answer, user
 from fakes.rollout_rows import rollout_row
 from fakes.training import PRICE_TOOL, make_project
 from stillroom.data.inspect import InspectExamples
-from stillroom.errors import ConfigError, DataError, InputError, ModelError
+from stillroom.errors import ConfigError, DataError, ModelError
 from stillroom.jobs.child_work import inspect_examples
 from stillroom.train.config.request import StartTraining, plan_request
 
@@ -23,14 +23,6 @@ def project(tmp_path):
 def plan(project, *overrides):
     project.write_config()
     return plan_request(project.workspace, StartTraining(overrides=overrides))
-
-
-def test_a_plan_says_where_everything_is(project, tmp_path):
-    found = plan(project)
-
-    assert found.config_file == tmp_path / "config.yml"
-    assert found.train_file == tmp_path / "train.jsonl"
-    assert found.config.dataset_type == "sft"
 
 
 def test_the_training_file_is_beside_the_configuration(project, tmp_path):
@@ -57,29 +49,9 @@ def test_the_users_tools_and_rewards_are_for_distill(project, tmp_path):
     assert found.code_files == [tmp_path / "tools.py", tmp_path / "rewards.py"]
 
 
-def test_prompts_may_be_a_text_file(project, tmp_path):
-    (tmp_path / "prompts.txt").write_text("What is it?\nHow many?\n", encoding="utf-8")
-
-    found = plan(project, "dataset_type=distill", "data.train_file=prompts.txt")
-
-    assert found.train_file == tmp_path / "prompts.txt"
-
-
-def test_a_missing_configuration_is_refused(project):
-    with pytest.raises(InputError, match=r"config 'nothing\.yml' does not exist"):
-        plan_request(project.workspace, StartTraining(config="nothing.yml"))
-
-
 def test_rows_of_another_method_are_refused_before_anything_is_loaded(project):
     with pytest.raises(DataError, match=r"train\.jsonl:1: prompt"):
         plan(project, "dataset_type=dpo")
-
-
-def test_an_empty_training_file_is_refused_before_anything_is_loaded(project):
-    project.write([])
-
-    with pytest.raises(DataError, match="holds no rows"):
-        plan(project)
 
 
 @pytest.mark.parametrize("key", ["model.path", "teacher.path"])

@@ -1,26 +1,34 @@
 """A run that ended early goes on from its last checkpoint as if it had never stopped."""
 
 import json
-import random
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from fakes.conversations import answer, user
-from fakes.killed_runs import DyingReporter, KilledError, killed, measured, weights
+from fakes.killed_runs import (
+    DyingReporter,
+    KilledError,
+    assert_resumes_exactly,
+    assert_same_weights,
+    killed,
+)
 from fakes.reporters import KeptReporter
+from fakes.started_runs import ended
 from fakes.training import make_project, write_run_files
+from stillroom import api
 from stillroom.errors import InputError, RunError
 from stillroom.lineage import FileRecord
+from stillroom.run_folder import create_run
 from stillroom.train.config.request import StartTraining, resolve_resume
 from stillroom.train.config.resume import (
-    BestValidation,
     RunInputs,
     check_unchanged,
     find_resume_point,
 )
-from stillroom.types import RunStatus
+from stillroom.types import RunKind, RunStatus
 
 SFT_ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(10)]
 DPO_ROWS = [
@@ -77,22 +85,8 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(
 ):
     project = project_of(method, tmp_path, tiny_models, rank)
     project.config["model"]["quantization"] = quantization
-    whole = project.train("whole")
-    unbroken = measured(project)
-    steps = whole.steps
-    step = random.Random(f"{method}{rank}").randrange(3, steps)
 
-    killed(project, "killed", step)
-    project.reporter = KeptReporter()
-    resumed = project.train("resumed", resume="killed")
-
-    saved = (step - 1) // 2 * 2
-    # The steps before it are told again from events.jsonl, which the fake reporter does not write.
-    assert measured(project) == unbroken[saved:]
-    assert (resumed.steps, resumed.trained_tokens) == (steps, whole.trained_tokens)
-    ours, reference = weights(project, "resumed"), weights(project, "whole")
-    assert ours.keys() == reference.keys()
-    assert all(torch.equal(ours[name], reference[name]) for name in ours)
+    assert_resumes_exactly(project, {"sft": 6, "dpo": 5, "distill": 4}[method], save_step=2)
 
 
 def test_a_run_that_was_resumed_goes_on_again(tmp_path, tiny_models):
@@ -108,8 +102,28 @@ def test_a_run_that_was_resumed_goes_on_again(tmp_path, tiny_models):
     assert find_resume_point(project.workspace, "second").run_id == "first"
     project.train("third", resume="second")
 
-    ours, reference = weights(project, "third"), weights(project, "whole")
-    assert all(torch.equal(ours[name], reference[name]) for name in ours)
+    assert_same_weights(project, "third", "whole")
+
+
+@pytest.mark.usefixtures("warm_python")
+def test_a_run_that_was_resumed_already_is_resumed_again_only_knowingly(tmp_path, tiny_models):
+    project = project_of("sft", tmp_path, tiny_models)
+    killed(project, "sft-1", 3)
+    project.write_config()
+    request = api.StartTraining(resume="sft-1")
+    first = create_run(project.workspace, RunKind.SFT, request.model_dump(mode="json"))
+
+    lock = first.owner_lock()
+    assert lock.try_acquire()
+    with pytest.raises(RunError, match=f"continued already, by {first.run_id}") as caught:
+        api.start_training(project.workspace, request)
+    lock.release()
+    assert f"get_run(run_id={first.run_id})" in caught.value.fix
+
+    first.write(msgspec.structs.replace(first.read(), status=RunStatus.FAILED))
+    again = api.start_training(project.workspace, request)
+    assert ended(project, again.run_id).status == "succeeded"
+    assert any(f"was resumed before, by {first.run_id} (failed)" in note for note in again.notes)
 
 
 def test_the_curves_of_a_resumed_run_are_whole(tmp_path, tiny_models):
@@ -289,15 +303,6 @@ def test_a_damaged_checkpoint_names_itself(tmp_path, tiny_models):
         project.train("resumed", resume="killed")
 
 
-def test_only_the_last_checkpoints_stay(tmp_path, tiny_models):
-    project = project_of("sft", tmp_path, tiny_models)
-    project.config["trainer"] |= {"save_step": 1, "keep_checkpoints": 2}
-
-    project.train()
-
-    assert project.checkpoints() == ["final", "step_000008", "step_000009"]
-
-
 # One pair in three says the opposite of the others, so what is learnt stops to hold.
 TURNED_PAIRS = [
     {
@@ -339,36 +344,15 @@ def test_a_run_ends_early_with_the_weights_that_did_best_on_the_held_out_rows(
     assert not (project.checkpoint() / "training_state.json").exists()
 
 
-def test_a_run_that_gets_better_to_the_end_keeps_its_end(tmp_path, tiny_models):
-    result = early_project(tmp_path, tiny_models, rate=1e-4).train()
-
-    assert result.kept_step == result.steps == 16
-
-
-@pytest.mark.parametrize("method", ["sft", "dpo"])
-def test_early_stopping_goes_on_over_a_kill(tmp_path, tiny_models, method):
+@pytest.mark.parametrize(("method", "step"), [("sft", 6), ("dpo", 4)])
+def test_early_stopping_goes_on_over_a_kill(tmp_path, tiny_models, method, step):
     project = early_project(tmp_path, tiny_models, 0.3, method)
     project.config["trainer"]["save_step"] = 1
     project.config["trainer"]["keep_checkpoints"] = 1
-    whole = project.train("whole")
-    assert whole.kept_step < whole.steps < 16
-    killed(project, "killed", whole.kept_step + 2)
-    project.reporter = KeptReporter()
 
-    resumed = project.train("resumed", resume="killed")
+    whole, _ = assert_resumes_exactly(project, step)
 
-    assert (resumed.kept_step, resumed.steps) == (whole.kept_step, whole.steps)
-    ours, reference = weights(project, "resumed"), weights(project, "whole")
-    assert all(torch.equal(ours[name], reference[name]) for name in ours)
-
-
-def test_a_validation_counts_what_is_no_better():
-    seen = BestValidation()
-    for step, loss in enumerate([3.0, 2.0, 2.0, 2.5], start=1):
-        seen = seen.after(step, loss)
-
-    assert (seen.best_loss, seen.best_step, seen.num_worse) == (2.0, 2, 2)
-    assert seen.after(5, 1.0) == BestValidation(best_loss=1.0, best_step=5)
+    assert whole.kept_step < step <= whole.steps < 16
 
 
 def test_a_change_in_either_of_two_files_of_one_name_is_seen():

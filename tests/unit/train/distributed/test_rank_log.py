@@ -13,7 +13,7 @@ PRINTS = f"""
 import os, signal, sys
 from pathlib import Path
 from stillroom.secrecy.redaction import Redactor
-from stillroom.train.distributed.rank_main import write_output_to
+from stillroom.train.rank_main import write_output_to
 
 write_output_to(Path(sys.argv[1]), Redactor(["{KEY}"]))
 print("asked with {KEY}", flush=True)

@@ -61,11 +61,3 @@ def test_what_a_failed_write_left_behind_does_not_get_into_the_next_one(student,
     assert not (folder / "rubbish").exists()
     assert [entry.name for entry in (run / "checkpoints").iterdir()] == ["step_000005"]
     assert json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-
-
-def test_steps_sort_by_name_as_they_sort_by_number(student, run):
-    folders = [
-        save_checkpoint(run, student, method="sft", step=step, is_final=False) for step in (90, 100)
-    ]
-
-    assert sorted(folders) == folders

@@ -10,9 +10,9 @@ from fakes.conversations import answer, user
 from fakes.ranks import in_processes
 from fakes.reporters import KeptReporter
 from fakes.training import PRICE_TOOL, Project, make_project
-from stillroom.errors import ConfigError, DataError, InputError, RunCancelledError
+from stillroom.errors import ConfigError, InputError, RunCancelledError
 from stillroom.train.config.request import StartTraining, plan_request
-from stillroom.train.in_process import train_in_process
+from stillroom.train.run import train_in_process
 from stillroom.train.student.collective import ALONE
 
 SAID = "The answer is 12."
@@ -181,16 +181,6 @@ def test_prompts_without_an_answer_are_left_out_of_an_evaluation_with_a_note(mak
     assert any(f"leaves out 1 of {len(lines) + 1} prompts" in n for n in project.reporter.notes)
 
 
-def test_prompts_may_stand_in_another_file_and_be_the_first_few(make):
-    project = make("sft", {**EVAL, "name": "few", "file": "heldout.jsonl", "n": 2})
-
-    project.train()
-
-    assert any(
-        "few at step 2" in note and "of 2 prompts" in note for note in project.reporter.notes
-    )
-
-
 def test_evaluations_may_change_when_a_run_goes_on(make):
     project = make("sft", EVAL, trainer={"save_step": 1})
     project.train("run-1")
@@ -219,11 +209,3 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_is_loaded(make, eva
         make("sft", *evals).train()
 
     assert reported in caught.value.problem
-
-
-def test_an_empty_file_of_prompts_is_refused(make):
-    project = make("sft", EVAL)
-    project.write([], name="heldout.jsonl")
-
-    with pytest.raises(DataError, match="no prompts"):
-        project.train()

@@ -2,7 +2,7 @@ import pytest
 
 from fakes.conversations import answer, user
 from stillroom.data.formats import DpoRow, SftRow
-from stillroom.train.student.encode import batches_of, epoch_order, hold_out
+from stillroom.train.loop.session import batches_of, epoch_order, hold_out
 
 
 def row(prompt: str, said: str = "12") -> SftRow:
@@ -22,24 +22,6 @@ def test_a_share_of_the_rows_is_held_out_and_one_is_always_left_to_train(num, sh
     assert [r for r in rows if r in train] == train
     assert [r for r in rows if r not in train] == apart
     assert hold_out(rows, share, seed=1) == (train, apart)
-
-
-def test_rows_that_answer_the_same_prompt_stay_on_the_same_side():
-    rows = [row(f"prompt {index % 5}", f"answer {index}") for index in range(20)]
-
-    train, apart = hold_out(rows, 0.4, seed=0)
-
-    assert len(apart) == 8
-    trained_on = {r.messages[0]["content"] for r in train}
-    assert trained_on.isdisjoint(r.messages[0]["content"] for r in apart)
-
-
-def test_another_seed_holds_out_other_rows():
-    rows = [row(f"prompt {index}") for index in range(50)]
-
-    drawn = {str(hold_out(rows, 0.2, seed=seed)[1]) for seed in range(5)}
-
-    assert len(drawn) == 5
 
 
 def test_pairs_of_the_same_prompt_stay_on_the_same_side():

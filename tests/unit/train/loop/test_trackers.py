@@ -11,7 +11,7 @@ from fakes.reporters import KeptReporter
 from fakes.started_runs import ended, losses, start
 from fakes.training import make_project
 from stillroom.settings import Workspace, tracking_environment
-from stillroom.train.run import TrackedReporter, Tracker
+from stillroom.train.loop.trackers import TrackedReporter, Tracker
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(8)]
 

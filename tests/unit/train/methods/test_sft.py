@@ -5,8 +5,7 @@ from fakes.conversations import PRICE, answer, calls, reply, user
 from fakes.training import gradients, largest_gap, make_student
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import SftRow
-from stillroom.train.methods.sft import accumulate_nll, validation_loss
-from stillroom.train.student.encode import encode_sft
+from stillroom.train.methods.sft import accumulate_nll, encode_sft, validation_loss
 
 ROWS = [
     SftRow(

@@ -27,11 +27,6 @@ def test_reinforce_compares_with_all_other_rollouts_that_have_a_reward():
     assert found == pytest.approx([1 - 1.5 / 4, -2.5 / 4, -2.5 / 4, 0.5 - 2 / 4, 0.0, 1 - 1.5 / 4])
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gae", "reinforce"])
-def test_a_rollout_with_nothing_to_compare_with_has_no_advantage(estimator):
-    assert reward_advantages([1.0, None], ["a", "a"], estimator=estimator) == [0.0, 0.0]
-
-
 @given(
     st.lists(st.tuples(st.floats(-5, 5), st.sampled_from("abc")), max_size=12),
     st.sampled_from(["grpo", "gae", "reinforce"]),

@@ -6,19 +6,19 @@ import pytest
 import torch
 
 from fakes.conversations import answer, user
-from fakes.killed_runs import killed, measured, weights
-from fakes.reporters import KeptReporter
+from fakes.killed_runs import assert_resumes_exactly, weights
 from fakes.training import PRICE_TOOL, gradients, largest_gap, make_project, make_student
-from stillroom.errors import EngineError
+from stillroom.errors import EngineError, ModelError
 from stillroom.models.batches import TokenSequence
 from stillroom.models.load import load_model
 from stillroom.models.reread.pair_check import open_pair
 from stillroom.models.resolve import locate_model
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
-from stillroom.train.on_policy.policy_update import accumulate_gradient
-from stillroom.train.on_policy.token_losses import UpdateStats
+from stillroom.train.config.request import PlanTraining
+from stillroom.train.on_policy.policy_update import UpdateStats, accumulate_gradient
 from stillroom.train.on_policy.training_sequences import TrainingSequence
+from stillroom.train.planning.plan import plan_training
 from stillroom.types import TokenTrace
 
 LENGTH_REWARD = """
@@ -88,16 +88,8 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, tiny_models):
         algorithm={"substeps": 2},
         trainer={"num_epochs": 1, "save_step": 1},
     )
-    project.train("whole")
-    unbroken = measured(project)
-    killed(project, "killed", 3)
-    project.reporter = KeptReporter()
 
-    project.train("resumed", resume="killed")
-
-    assert measured(project) == unbroken[2:]
-    ours, reference = weights(project, "resumed"), weights(project, "whole")
-    assert all(torch.equal(ours[name], reference[name]) for name in ours)
+    assert_resumes_exactly(project, 3)
 
 
 def test_with_equal_tokens_the_loss_is_that_over_the_whole_vocabulary(tmp_path, tiny_models):
@@ -189,7 +181,7 @@ def test_the_gradient_formed_by_hand_is_autograds(tiny_models, monkeypatch, rewa
         ),
         (
             {"dataset_type": "sft"},
-            "soft_targets are probabilities of the student's own tokens",
+            "soft_targets needs probabilities of the student's own tokens",
         ),
     ],
 )
@@ -229,6 +221,25 @@ def test_a_teacher_that_always_thinks_is_refused_for_a_student_that_does_not(tmp
         project.train()
 
 
+def test_a_teacher_that_cannot_be_shown_tool_calls_is_refused_for_a_student_with_tools(
+    tmp_path, tiny_models
+):
+    project = project_of(
+        tmp_path, tiny_models.folder("llama", "clerk"), tiny_models.folder("llama", "gemma")
+    )
+    project.write_config()
+    assert plan_training(project.workspace, PlanTraining()).fits
+    (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
+
+    for refuse in (lambda: plan_training(project.workspace, PlanTraining()), project.train):
+        with pytest.raises(ModelError, match="does not show tool calls as they were") as caught:
+            refuse()
+        assert "move tools.py away" in caught.value.fix
+    assert project.reporter.measured == []
+    project.write([{"prompt": "Item?", "tools": []}])
+    assert plan_training(project.workspace, PlanTraining()).fits
+
+
 def test_turns_with_tools_are_read_by_the_teachers_own_template(tmp_path, tiny_models):
     project = project_of(
         tmp_path,
@@ -244,19 +255,6 @@ def test_turns_with_tools_are_read_by_the_teachers_own_template(tmp_path, tiny_m
     assert measured[0]["turns"] > 1
     assert measured[0]["byte_share"] > 0.5
     assert measured[0]["teacher_tokens"] > 1
-
-
-def test_marks_can_be_left_out_of_training(tmp_path, tiny_models):
-    project = project_of(
-        tmp_path,
-        tiny_models.folder("llama", "clerk"),
-        tiny_models.folder("llama", "llama3", seed=1),
-        algorithm={"mask_special_tokens": True},
-    )
-
-    project.train()
-
-    assert all(metrics["teacher_kl"] > 0 for metrics in project.reporter.measured)
 
 
 def test_rewards_a_cold_start_and_curricula_go_with_a_teacher_that_rereads(tmp_path, tiny_models):

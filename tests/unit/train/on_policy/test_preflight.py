@@ -4,7 +4,6 @@ import re
 
 import anyio
 import pytest
-import torch
 
 from fakes.model_server import FakeModelServer
 from fakes.training import make_project, make_student
@@ -76,7 +75,7 @@ def test_a_server_of_the_students_family_is_taken_and_told_of(tiny_models, tmp_p
 def test_a_server_that_cannot_cut_text_needs_its_tokenizer_named(tiny_models, tmp_path):
     loaded = tiny_models.load("llama", "chatml", seed=1)
     with FakeModelServer(loaded, has_tokenize=False) as server:
-        with pytest.raises(ModelError, match="cannot say how it cuts text") as caught:
+        with pytest.raises(ModelError, match="cannot tokenize a text") as caught:
             check(tiny_models, tmp_path, server)
         named = tiny_models.folder("llama", "chatml", seed=1)
         (note,) = check(tiny_models, tmp_path, server, tokenizer=str(named))
@@ -85,15 +84,6 @@ def test_a_server_that_cannot_cut_text_needs_its_tokenizer_named(tiny_models, tm
             check(tiny_models, tmp_path, server, tokenizer=str(other))
     assert "teacher.tokenizer" in caught.value.fix
     assert "are those of" in note
-
-
-def test_a_server_with_other_tokens_is_refused_with_another_way(tiny_models, tmp_path):
-    with (
-        FakeModelServer(tiny_models.load("llama", "clerk")) as server,
-        pytest.raises(ModelError, match="different tokenizers: from token") as caught,
-    ):
-        check(tiny_models, tmp_path, server)
-    assert "generate_rollouts" in caught.value.fix
 
 
 def test_a_server_with_another_template_is_refused_where_they_part(tiny_models, tmp_path):
@@ -189,15 +179,6 @@ def test_a_teacher_that_ends_its_turns_otherwise_is_refused(tmp_path, tiny_model
     project.config["teacher"] = {"path": str(tmp_path / "teacher")}
     project.write([{"prompt": "a"}] * 4)
 
-    with pytest.raises(ModelError, match="end their turns otherwise") as caught:
+    with pytest.raises(ModelError, match="end their turns with different tokens") as caught:
         project.train()
     assert "generation_config.json" in caught.value.fix
-
-
-def test_logits_of_a_student_are_not_moved_by_the_check(tiny_models):
-    student = make_student(tiny_models, tiny_models.folder("llama", "chatml"))
-    before = torch.get_rng_state()
-
-    check_agreement(student, AlgorithmSection())
-
-    assert torch.equal(before, torch.get_rng_state())

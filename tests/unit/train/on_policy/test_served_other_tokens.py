@@ -1,13 +1,11 @@
 """A teacher behind a server whose tokenizer or chat template is not the student's."""
 
 import pytest
-import torch
 
-from fakes.killed_runs import killed, measured, weights
+from fakes.killed_runs import assert_resumes_exactly
 from fakes.model_server import FakeModelServer
-from fakes.reporters import KeptReporter
 from fakes.training import PRICE_TOOL, make_project
-from stillroom.errors import ConfigError, EngineError
+from stillroom.errors import ConfigError, EngineError, RunError
 from stillroom.train.config.request import PlanTraining
 from stillroom.train.planning.plan import plan_training
 
@@ -113,15 +111,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, folders, loaded):
             algorithm={"loss_fn": "byte_reverse_kl", "mask_special_tokens": True},
             trainer={"num_epochs": 1, "save_step": 1},
         )
-        project.train("whole")
-        unbroken = measured(project)
-        killed(project, "killed", 3)
-        project.reporter = KeptReporter()
-        project.train("resumed", resume="killed")
-
-    assert measured(project) == unbroken[2:]
-    ours, reference = weights(project, "resumed"), weights(project, "whole")
-    assert all(torch.equal(ours[name], reference[name]) for name in ours)
+        assert_resumes_exactly(project, 3)
 
 
 def test_a_rollout_that_could_not_be_scored_has_failed(tmp_path, folders, loaded):
@@ -139,6 +129,25 @@ def test_a_rollout_that_could_not_be_scored_has_failed(tmp_path, folders, loaded
         project.train()
 
     assert numbers(project)["failed"] == 1 / 4
+
+
+def test_an_iteration_that_lost_most_of_its_rollouts_is_not_trained_on(tmp_path, folders, loaded):
+    student, teacher = folders
+    scored = []
+
+    def before(path, body):
+        if path == "/v1/completions":
+            scored.append(body)
+        is_refused = path == "/v1/completions" and 5 <= len(scored) <= 7
+        return (400, {"error": {"message": "no"}}) if is_refused else None
+
+    with FakeModelServer(loaded, before=before) as server:
+        project = project_of(tmp_path, student, served(server, teacher))
+        with pytest.raises(RunError, match="3 of 4 rollouts of iteration 1 failed") as caught:
+            project.train()
+
+    assert "resume the run" in caught.value.fix
+    assert project.reporter.measured == []
 
 
 def test_with_equal_tokens_the_loss_is_that_over_the_likeliest_tokens(tmp_path, tiny_models):

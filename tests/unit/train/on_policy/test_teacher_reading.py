@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fakes.decoding import random_prompts
+from fakes.killed_runs import assert_resumes_exactly, killed, measured
 from fakes.model_server import FakeModelServer
-from fakes.reporters import KeptReporter
 from fakes.training import (
     PRICE_TOOL,
     gradients,
@@ -20,14 +20,13 @@ from fakes.training import (
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import Task
 from stillroom.data.instruction import Instruction, PromptViews
-from stillroom.errors import ConfigError, DataError, ModelError, RunCancelledError, RunError
+from stillroom.errors import ConfigError, DataError, ModelError, RunError
 from stillroom.models.batches import PADDED, TokenSequence
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.request import PlanTraining
-from stillroom.train.on_policy.policy_update import accumulate_gradient
+from stillroom.train.on_policy.policy_update import UpdateStats, accumulate_gradient
 from stillroom.train.on_policy.teachers import own_prompt
-from stillroom.train.on_policy.token_losses import UpdateStats
 from stillroom.train.on_policy.training_sequences import TrainingSequence, prepare_sequences
 from stillroom.train.planning.plan import plan_training
 from stillroom.types import TokenTrace
@@ -209,15 +208,6 @@ def small(root, models, *, teacher, seed=1, **sections):
     return project
 
 
-def computed(project):
-    """The metrics that do not come from a clock."""
-    of_the_machine = {"sample_s", "update_s", "tokens_per_s", "memory_gb"}
-    return [
-        {name: value for name, value in metrics.items() if name not in of_the_machine}
-        for metrics in project.reporter.measured
-    ]
-
-
 def test_a_model_is_taught_its_own_prompt(tmp_path, tiny_models):
     """The teacher is the student's base with a prompt: without one it has nothing to teach."""
     steps = {"num_epochs": 12, "learning_rate": 2e-2, "schedule": "constant"}
@@ -279,7 +269,7 @@ def test_a_served_teacher_reads_its_own_prompt(tmp_path, tiny_models, top_k):
         )
         there.train()
 
-    for ours, reference in zip(computed(there), computed(here), strict=True):
+    for ours, reference in zip(measured(there), measured(here), strict=True):
         assert ours["teacher_kl"] == pytest.approx(reference["teacher_kl"], abs=1e-4)
         assert ours["loss"] == pytest.approx(reference["loss"], abs=1e-4)
 
@@ -296,51 +286,17 @@ def test_a_server_without_room_for_the_prompt_is_refused(tmp_path, tiny_models):
     assert 400 < fitting < 512
 
 
-def cancelled_after(project, num_steps):
-    project.reporter = KeptReporter(lambda: len(project.reporter.measured) >= num_steps)
-    with pytest.raises(RunCancelledError):
-        project.train()
+def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, tiny_models):
+    project = small(
+        tmp_path,
+        tiny_models,
+        teacher={"context_file": "rules.md"},
+        data={"batch_size": 2},
+        trainer={"save_step": 1},
+        rollout={"max_staleness": 1, "concurrency": 4},
+    )
 
-
-class Killed(BaseException):
-    """The process ends here: nothing more is written."""
-
-
-def killed_after(project, num_steps):
-    def stop():
-        if len(project.reporter.measured) >= num_steps:
-            raise Killed
-        return False
-
-    project.reporter = KeptReporter(stop)
-    with pytest.raises((Killed, BaseExceptionGroup)):
-        project.train()
-
-
-@pytest.mark.parametrize("end", [cancelled_after, killed_after])
-def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, tiny_models, end):
-    for name in ("whole", "cut"):
-        (tmp_path / name).mkdir()
-    settings = {
-        "teacher": {"context_file": "rules.md"},
-        "data": {"batch_size": 2},
-        "trainer": {"save_step": 1},
-        "rollout": {"max_staleness": 1, "concurrency": 4},
-    }
-    whole = small(tmp_path / "whole", tiny_models, **settings)
-    whole.train()
-    cut = small(tmp_path / "cut", tiny_models, **settings)
-    end(cut, 2)
-    first = computed(cut)[: len(cut.checkpoints())]
-    cut.reporter = KeptReporter()
-    cut.train("run-2", resume="run-1")
-
-    assert first + computed(cut) == computed(whole)
-    weights = [
-        (project.checkpoint(run=run) / "model.safetensors").read_bytes()
-        for project, run in ((whole, "run-1"), (cut, "run-2"))
-    ]
-    assert weights[0] == weights[1]
+    assert_resumes_exactly(project, 3)
 
 
 def test_a_run_whose_context_changed_is_not_resumed(tmp_path, tiny_models):
@@ -351,7 +307,7 @@ def test_a_run_whose_context_changed_is_not_resumed(tmp_path, tiny_models):
         data={"batch_size": 2},
         trainer={"save_step": 1},
     )
-    cancelled_after(project, 2)
+    killed(project, "run-1", 3)
     (tmp_path / "rules.md").write_text("Add eight.", encoding="utf-8")
 
     with pytest.raises(RunError, match=r"rules\.md differs"):

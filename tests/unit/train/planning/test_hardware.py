@@ -1,9 +1,10 @@
 """Time and price of a run on a machine, from published figures or from an earlier run there."""
 
+import dataclasses
+
 import pytest
 
 from stillroom.train.planning.hardware import (
-    EarlierRate,
     Hardware,
     Work,
     forecast_on,
@@ -86,16 +87,16 @@ def test_a_forecast_says_time_dollars_and_what_they_rest_on():
     assert found.memory_free_gb == pytest.approx(78.9)
 
 
-def test_an_earlier_run_there_wins_over_published_figures():
-    measured = Hardware(
-        "box", gpus=H100.gpus, price_per_hour=2.4, measured=EarlierRate("sft-abc", 2000.0)
-    )
-    found = forecast_on(measured, SMALL, need_gb=20.0, fits=True)
+def test_the_price_of_a_first_run_includes_the_installation():
+    new = dataclasses.replace(H100, is_installed=False)
+    ready, first = (forecast_on(each, SMALL, need_gb=20.0, fits=True) for each in (H100, new))
 
-    assert found.seconds_least is not None
-    assert found.seconds_most is not None
-    assert found.seconds_least < 2000 + 60 < found.seconds_most < 1.4 * found.seconds_least
-    assert "sft-abc" in found.based_on
+    assert ready.install_seconds == 0
+    assert first.install_seconds == 600
+    assert first.seconds_most == ready.seconds_most
+    assert first.usd_most == pytest.approx(ready.usd_most + 2.4 / 6)
+    [both] = sums_on_machines([[first], [first]])
+    assert both.usd_most == pytest.approx(2 * ready.usd_most + 2.4 / 6)
 
 
 @pytest.mark.parametrize(

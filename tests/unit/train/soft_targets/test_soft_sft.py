@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from fakes.conversations import answer, user
+from fakes.killed_runs import assert_resumes_exactly
 from fakes.model_server import FakeModelServer
 from fakes.ranks import in_processes
 from fakes.reporters import KeptReporter
@@ -20,7 +21,7 @@ from fakes.training import (
 )
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import SftRow
-from stillroom.errors import ConfigError, ModelError, RunCancelledError
+from stillroom.errors import ConfigError, ModelError
 from stillroom.export.history import read_history
 from stillroom.lineage import read_manifest
 from stillroom.models.lm_head import OutputHead
@@ -30,14 +31,13 @@ from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.request import PlanTraining, StartTraining, plan_request
 from stillroom.train.config.schema import SftConfig
-from stillroom.train.in_process import train_in_process
 from stillroom.train.loop.session import Session
-from stillroom.train.methods.sft import accumulate_nll, validation_loss
+from stillroom.train.methods.sft import accumulate_nll, encode_sft, validation_loss
 from stillroom.train.on_policy import teachers
 from stillroom.train.planning.plan import plan_training
-from stillroom.train.soft_targets import scoring
+from stillroom.train.run import train_in_process
+from stillroom.train.soft_targets import targets as soft_targets
 from stillroom.train.soft_targets.targets import prepare_targets
-from stillroom.train.student.encode import encode_sft
 from stillroom.types import RunStatus
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(10)]
@@ -94,6 +94,9 @@ def test_a_teacher_that_is_the_student_teaches_nothing(tmp_path, student):
     project.train()
 
     assert set(losses(project)) == {0.0}
+    [alarm] = project.reporter.alarmed[-1]
+    assert alarm.startswith("no_gradient: the gradient of the last 2 steps was zero")
+    assert project.reporter.alarmed[0] == []
     assert project.reporter.measured[-1]["val_loss"] == 0.0
     assert same(weights(project), load_file(student / "model.safetensors"))
 
@@ -176,7 +179,7 @@ def test_the_teacher_reads_the_rows_once_for_epochs_runs_and_smaller_k(
     project.train("run-1")
     assert sum(reads) == len(ROWS)
 
-    monkeypatch.setattr(scoring, "load_local_teacher", no_teacher)
+    monkeypatch.setattr(soft_targets, "load_local_teacher", no_teacher)
     monkeypatch.setattr(teachers, "load_model", no_teacher)
     project.train("run-2")
     project.train("run-3", "soft_targets.temperature=2", "soft_targets.label_coef=0.5")
@@ -185,7 +188,7 @@ def test_the_teacher_reads_the_rows_once_for_epochs_runs_and_smaller_k(
     assert same(weights(project, "run-1"), weights(project, "run-2"))
     assert not same(weights(project, "run-1"), weights(project, "run-3"))
     [store] = (tmp_path / "teacher_probabilities").glob("*.top")
-    assert any("no teacher is read" in note for note in project.reporter.notes)
+    assert any("the teacher is not loaded" in note for note in project.reporter.notes)
     assert any("bytes each" in note for note in project.reporter.notes)
     manifest = read_manifest(project.checkpoint())
     assert str(store) in {record.path for record in manifest.inputs}
@@ -213,34 +216,11 @@ def test_all_tokens_as_likeliest_teach_what_the_whole_distribution_does(tmp_path
     assert losses(project)[per_run:] == pytest.approx(losses(project)[:per_run], rel=1e-3)
 
 
-def test_another_teacher_with_the_same_name_is_read_again(tmp_path, student, tiny_models):
-    shutil.copytree(tiny_models.folder("llama", "chatml", seed=1), tmp_path / "teacher")
-    project = soft(tmp_path, student, tmp_path / "teacher", {"top_k": 4})
-    project.train("run-1")
-    shutil.rmtree(tmp_path / "teacher")
-    shutil.copytree(tiny_models.folder("llama", "chatml", seed=2), tmp_path / "teacher")
-
-    project.train("run-2")
-
-    assert len(list((tmp_path / "teacher_probabilities").glob("*.top"))) == 2
-    assert not same(weights(project, "run-1"), weights(project, "run-2"))
-
-
 @pytest.mark.parametrize("settings", [{}, {"top_k": 4}])
 def test_a_resumed_run_ends_bit_for_bit_like_one_that_was_not_stopped(
     tmp_path, student, teacher, settings
 ):
-    trainer = {"num_epochs": 2}
-    project = soft(tmp_path, student, teacher, settings, trainer=trainer)
-    project.train("whole")
-    project.reporter = KeptReporter(lambda: len(project.reporter.measured) >= 2)
-    with pytest.raises(RunCancelledError):
-        project.train("stopped")
-    project.reporter = KeptReporter()
-
-    project.train("resumed", resume="stopped")
-
-    assert same(weights(project, "whole"), weights(project, "resumed"))
+    assert_resumes_exactly(soft(tmp_path, student, teacher, settings, trainer={"save_step": 1}), 3)
 
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 4}])

@@ -14,7 +14,7 @@ from fakes.training import make_project, write_run_files
 from fakes.waiting import wait_until
 from stillroom.errors import DivergedError, RunCancelledError
 from stillroom.train.config.request import StartTraining, plan_request
-from stillroom.train.in_process import train_in_process
+from stillroom.train.run import train_in_process
 from stillroom.train.student.collective import ALONE, Collective
 from stillroom.types import RunStatus
 

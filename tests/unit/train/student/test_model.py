@@ -2,7 +2,6 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from fakes.tiny_models import TinyModels
 from fakes.training import make_student
 from stillroom.errors import ConfigError
 from stillroom.train.config.sections import ModelSection
@@ -12,18 +11,6 @@ from stillroom.train.student.model import load_student, microbatch_tokens
 @pytest.fixture
 def llama(tiny_models):
     return tiny_models.folder("llama", "chatml")
-
-
-def num_trained(student):
-    return sum(parameter.numel() for parameter in student.trainable())
-
-
-def test_rank_zero_trains_all_weights_in_fp32(tiny_models: TinyModels, llama):
-    student = make_student(tiny_models, llama)
-
-    assert not student.is_adapter
-    assert num_trained(student) == sum(p.numel() for p in student.module.parameters())
-    assert all(p.dtype == torch.float32 for p in student.trainable())
 
 
 def test_a_rank_trains_an_adapter_on_every_linear_layer_and_nothing_else(tiny_models, llama):
@@ -65,31 +52,11 @@ def adapter(tiny_models, llama, tmp_path):
     return tmp_path / "adapter"
 
 
-def test_an_adapters_checkpoint_goes_on_with_its_own_weights(tiny_models, llama, adapter):
-    ids = torch.arange(6)[None]
-
-    student = make_student(tiny_models, adapter, rank=4)
-
-    assert student.is_adapter
-    assert student.base.folder == llama
-    assert num_trained(student) == num_trained(make_student(tiny_models, llama, rank=4))
-    plain = make_student(tiny_models, llama)
-    assert not torch.allclose(student.head.hidden(ids), plain.head.hidden(ids), atol=1e-2)
-
-
 @pytest.mark.parametrize("rank", [0, 8])
 def test_an_adapter_of_another_rank_is_refused(tiny_models, adapter, rank):
     with pytest.raises(ConfigError, match="LoRA adapter of rank 4") as caught:
         make_student(tiny_models, adapter, rank=rank)
     assert "model.qlora_rank: 4" in caught.value.fix
-
-
-def test_the_asked_precision_is_that_of_the_weights(tiny_models, llama):
-    section = ModelSection(path=str(llama), qlora_rank=0, precision="bf16")
-
-    student = load_student(tiny_models.workspace, section, seed=0)
-
-    assert student.loaded.model.dtype == torch.bfloat16
 
 
 def test_microbatches_shrink_with_the_vocabulary(tiny_models, llama):
@@ -116,11 +83,3 @@ def test_only_who_asks_for_fp32_computes_in_it_on_a_gpu(tiny_models, llama):
         section = ModelSection(path=str(llama), qlora_rank=4, precision=precision)
 
         assert load_student(tiny_models.workspace, section, seed=0).precision == precision
-
-
-def test_the_asked_size_of_a_pass_goes_before_what_the_memory_allows(tiny_models, llama):
-    section = ModelSection(path=str(llama), qlora_rank=0, microbatch_tokens=100)
-
-    student = load_student(tiny_models.workspace, section, seed=0)
-
-    assert student.max_microbatch_tokens == 100

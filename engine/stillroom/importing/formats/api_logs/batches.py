@@ -13,13 +13,13 @@ from typing import Any
 from stillroom.importing.json_rows import (
     Row,
     UnreadableRowError,
-    head_rows,
     read_json_rows,
 )
 from stillroom.importing.payloads.calls import NO_REQUEST, logged_calls, read_calls
 from stillroom.importing.payloads.fields import as_list, as_row, text_of, without_nothing
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
 from stillroom.importing.spill import DiskDict
+from stillroom.importing.table_rows import has_listed_row
 
 _Key = tuple[int, str]
 """The number of a file, and a custom_id of it."""
@@ -86,7 +86,7 @@ def _take_in(paths: Sequence[Path], api: _BatchApi, requests: _Requests) -> Iter
                 elif requests.bodies.add((number, custom_id), api.request(item)):
                     requests.places[number, custom_id] = place
                 else:
-                    detail = f"{custom_id!r} stands twice in this file"
+                    detail = f"{custom_id!r} appears twice in this file"
                     yield Refusal(place, "a custom_id that is not unique", detail)
 
 
@@ -139,8 +139,8 @@ def _requests_of(number: int, requests: _Requests, paths: Sequence[Path]) -> int
         return None
     most = max(num_ids.values())
     likely = [file for file, count in num_ids.items() if count == most]
-    beside = [file for file in likely if paths[file].parent == paths[number].parent]
-    likely = beside if len(beside) == 1 else likely
+    same_folder = [file for file in likely if paths[file].parent == paths[number].parent]
+    likely = same_folder if len(same_folder) == 1 else likely
     if len(likely) == 1:
         return likely[0]
     names = ", ".join(paths[file].name for file in likely)
@@ -202,23 +202,21 @@ _ANTHROPIC = _BatchApi(
 )
 
 
-def _is_of(api: _BatchApi, head: bytes) -> bool:
-    for row in head_rows(head):
-        item = as_row(next(iter(as_list(row.get("requests"))), None)) or row
-        if "custom_id" in item and (api.is_request(item) or api.is_result(item)):
-            return True
-    return False
+def _recogniser_of(api: _BatchApi) -> Callable[[Path, bytes], bool]:
+    return has_listed_row(
+        lambda row: "custom_id" in row and (api.is_request(row) or api.is_result(row)), "requests"
+    )
 
 
 OPENAI_BATCH = TraceFormat(
     name="openai_batch",
     title="OpenAI batches: files of requests and of results",
-    is_recognised=lambda _path, head: _is_of(_OPENAI, head),
+    is_recognised=_recogniser_of(_OPENAI),
     read=lambda paths: _read(paths, _OPENAI),
 )
 ANTHROPIC_BATCH = TraceFormat(
     name="anthropic_batch",
     title="Anthropic message batches: requests and results",
-    is_recognised=lambda _path, head: _is_of(_ANTHROPIC, head),
+    is_recognised=_recogniser_of(_ANTHROPIC),
     read=lambda paths: _read(paths, _ANTHROPIC),
 )

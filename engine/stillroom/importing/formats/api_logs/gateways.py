@@ -18,7 +18,6 @@ from stillroom.importing.json_rows import (
     Row,
     UnreadableRowError,
     convert_rows,
-    head_rows,
     listed_rows,
 )
 from stillroom.importing.payloads.calls import (
@@ -43,7 +42,8 @@ from stillroom.importing.payloads.fields import (
 )
 from stillroom.importing.payloads.messages import TRUNCATED
 from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, TraceFormat
-from stillroom.importing.table_rows import csv_head, read_any_rows
+from stillroom.importing.table_rows import has_listed_row, read_any_rows
+from stillroom.teachers.providers import served_by
 
 _CHAT_CALLS = frozenset(
     {
@@ -65,10 +65,6 @@ def _is_litellm_row(row: Row) -> bool:
     return "call_type" in row and (is_logged or ("spend" in row and "request_id" in row))
 
 
-def _is_litellm(path: Path, head: bytes) -> bool:
-    return any(_is_litellm_row(row) for row in (*head_rows(head), *csv_head(path, head)))
-
-
 def _litellm_calls(row: JsonRow) -> Iterator[LoggedConversation]:
     data = row.data
     if not _is_litellm_row(data):
@@ -86,9 +82,9 @@ def _litellm_calls(row: JsonRow) -> Iterator[LoggedConversation]:
     yield from logged_calls(
         row.place,
         calls,
-        _litellm_facts(data),
+        _litellm_fields(data),
         metadata=without_nothing(tags=as_list(parsed(data.get("request_tags")))),
-        provider=first_text(data, "custom_llm_provider"),
+        provider=served_by(first_text(data, "custom_llm_provider"), first_text(data, "api_base")),
     )
 
 
@@ -118,15 +114,14 @@ def _request(row: Row) -> Row:
 def _error(row: Row) -> str | None:
     if row.get("status") != "failure":
         return None
-    facts = as_row(parsed(row.get("metadata")))
-    for place in (row, facts):
+    for place in (row, as_row(parsed(row.get("metadata")))):
         information = as_row(parsed(place.get("error_information")))
         if text := first_text(place, "error_str") or first_text(information, "error_message"):
             return text
     return "unknown"
 
 
-def _litellm_facts(row: Row) -> Row:
+def _litellm_fields(row: Row) -> Row:
     metadata = as_row(parsed(row.get("metadata")))
     begin, end = row.get("startTime"), row.get("endTime")
     cost = decimal_number(row.get("response_cost", row.get("spend")))
@@ -153,13 +148,6 @@ def _is_helicone_row(row: Row) -> bool:
     return has_request or has_response
 
 
-def _is_helicone(path: Path, head: bytes) -> bool:
-    rows = (*head_rows(head), *csv_head(path, head))
-    return any(
-        _is_helicone_row(as_row(item)) for row in rows for item in as_list(row.get("data")) or [row]
-    )
-
-
 def _read_helicone(paths: Sequence[Path]) -> Iterator[SourceRow]:
     for row in read_any_rows(*paths):
         items = [row] if isinstance(row, Refusal) else listed_rows(row, "data", part="request")
@@ -177,16 +165,17 @@ def _helicone_calls(row: JsonRow) -> Iterator[LoggedConversation]:
     status = decimal_number(data.get("response_status"))
     if status is not None and status >= 400 and not as_row(response).get("error"):
         response = {"error": f"status {status:.0f}"}
+    named = first_text(data, "provider")
     yield from logged_calls(
         row.place,
         read_calls(request, response),
-        _helicone_facts(data),
+        _helicone_fields(data),
         metadata=without_nothing(properties=as_row(parsed(data.get("request_properties")))),
-        provider=(first_text(data, "provider") or "").lower() or None,
+        provider=served_by(named.lower() if named else None, first_text(data, "target_url")),
     )
 
 
-def _helicone_facts(row: Row) -> Row:
+def _helicone_fields(row: Row) -> Row:
     begin, end = row.get("request_created_at"), row.get("response_created_at")
     delay = positive_number(decimal_number(row.get("delay_ms")))
     known: dict[str, Any] = without_nothing(
@@ -213,12 +202,12 @@ def _helicone_scores(row: Row) -> dict[str, float]:
 LITELLM = TraceFormat(
     name="litellm",
     title="LiteLLM: logged payloads and spend logs",
-    is_recognised=_is_litellm,
+    is_recognised=has_listed_row(_is_litellm_row),
     read=lambda paths: convert_rows(read_any_rows(*paths), _litellm_calls),
 )
 HELICONE = TraceFormat(
     name="helicone",
     title="Helicone: exported requests",
-    is_recognised=_is_helicone,
+    is_recognised=has_listed_row(_is_helicone_row, "data"),
     read=_read_helicone,
 )

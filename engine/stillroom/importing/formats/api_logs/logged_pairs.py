@@ -1,11 +1,11 @@
 """Logs with the body of a request and what came back in one row, of each provider's API.
 
-OpenAI's chat completions may stand in more ways: the messages next to the reply, or in the
+OpenAI's chat completions may be logged in more ways: the messages next to the reply, or in the
 `chat.completion` object itself; a streamed reply may be a list of its chunks. What a response of
-the Responses API continues is put before it (`payloads/response_chains.py`).
+the Responses API continues is put before it (`payloads/pairs.py`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,23 @@ from stillroom.importing.json_rows import (
     read_json_rows,
     row_reader,
 )
-from stillroom.importing.payloads.calls import NO_REPLY, NO_REQUEST, logged_calls, read_calls
-from stillroom.importing.payloads.fields import as_list, as_row, parsed, without_nothing
+from stillroom.importing.payloads.calls import (
+    NO_REPLY,
+    NO_REQUEST,
+    ApiCall,
+    logged_calls,
+    read_calls,
+)
+from stillroom.importing.payloads.fields import as_list, as_row, parsed
 from stillroom.importing.payloads.gemini import gemini_calls, is_gemini
 from stillroom.importing.payloads.pairs import (
     LoggedPair,
-    envelope_facts,
+    ResponseChains,
+    envelope_fields,
     envelope_metadata,
     find_pair,
     is_of_another_tool,
 )
-from stillroom.importing.payloads.response_chains import ResponseChains
 from stillroom.importing.payloads.streams import whole_completion
 from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, TraceFormat
 
@@ -66,9 +72,9 @@ def _chat_calls(row: JsonRow) -> Iterator[LoggedConversation]:
     pair = _chat_pair(row.data)
     if pair is None:
         raise UnreadableRowError(NO_REQUEST, "the row has no `request` and no `messages`")
-    facts = envelope_facts(pair.envelope) | {"scores": _scores(row.data)}
+    named = envelope_fields(pair.envelope) | {"scores": _scores(row.data)}
     calls = read_calls(pair.request, _whole_completion(pair.response))
-    yield from logged_calls(row.place, calls, facts, metadata=envelope_metadata(pair.envelope))
+    yield from logged_calls(row.place, calls, named, metadata=envelope_metadata(pair.envelope))
 
 
 def _scores(row: Row) -> dict[str, float]:
@@ -91,15 +97,16 @@ def _is_anthropic(row: Row) -> bool:
     return pair is not None and pair.api == "anthropic"
 
 
+def _pair_calls(
+    row: JsonRow, pair: LoggedPair, calls: Iterable[ApiCall], provider: str | None = None
+) -> Iterator[LoggedConversation]:
+    named, metadata = envelope_fields(pair.envelope), envelope_metadata(pair.envelope)
+    return logged_calls(row.place, calls, named, metadata=metadata, provider=provider)
+
+
 def _anthropic_calls(row: JsonRow) -> Iterator[LoggedConversation]:
     pair = _pair_in(row)
-    yield from logged_calls(
-        row.place,
-        read_calls(pair.request, pair.response),
-        envelope_facts(pair.envelope),
-        metadata=envelope_metadata(pair.envelope),
-        provider="anthropic",
-    )
+    return _pair_calls(row, pair, read_calls(pair.request, pair.response), "anthropic")
 
 
 def _is_gemini(row: Row) -> bool:
@@ -111,13 +118,8 @@ def _gemini_calls(row: JsonRow) -> Iterator[LoggedConversation]:
     pair = find_pair(row.data)
     if pair is None or not is_gemini(pair.request):
         raise UnreadableRowError(NO_REQUEST, "the row has no `request` with `contents`")
-    yield from logged_calls(
-        row.place,
-        gemini_calls(pair.request, pair.response, pair.path),
-        envelope_facts(pair.envelope),
-        metadata=without_nothing(metadata=as_row(pair.envelope.get("metadata"))),
-        provider="google",
-    )
+    calls = gemini_calls(pair.request, pair.response, pair.path)
+    return _pair_calls(row, pair, calls, "google")
 
 
 def _is_response(row: Row) -> bool:
@@ -135,7 +137,7 @@ def _is_response(row: Row) -> bool:
 def _response_pair(row: Row) -> LoggedPair | None:
     """Returns the request and the response of a row.
 
-    A stored response repeats most of its request; what it was sent stands in the row as
+    A stored response repeats most of its request; what it was sent is in the row as
     `input_items`, or as `input`.
     """
     response = as_row(parsed(row.get("response")))
@@ -189,8 +191,8 @@ def _response_calls(row: JsonRow, chains: ResponseChains) -> Iterator[SourceRow]
     if pair.response is None:
         raise UnreadableRowError(NO_REPLY, "the row has no `response`")
     call, known = chains.call(pair)
-    facts = envelope_facts(pair.envelope) | known
-    yield from logged_calls(row.place, [call], facts, provider="openai")
+    named = envelope_fields(pair.envelope) | known
+    yield from logged_calls(row.place, [call], named, provider="openai")
 
 
 OPENAI_CHAT = TraceFormat(

@@ -15,8 +15,7 @@ from stillroom.importing.payloads.calls import (
     read_calls,
 )
 from stillroom.importing.payloads.fields import iso_time, without_nothing
-from stillroom.importing.payloads.pairs import LoggedPair
-from stillroom.importing.payloads.response_chains import ResponseChains
+from stillroom.importing.payloads.pairs import LoggedPair, ResponseChains
 from stillroom.importing.payloads.streams import stream_events, whole_reply
 from stillroom.importing.records import (
     LoggedConversation,
@@ -74,7 +73,7 @@ def _calls(place: Place, line: Line, chains: ResponseChains) -> Iterator[LoggedC
     """Yields the call in a line. Raises UnreadableRowError if there is none, or not all of it."""
     call = _decoded(line)
     pair = _pair(call)
-    facts = without_nothing(
+    named = without_nothing(
         judged_as=(call.id,),
         group=call.session,
         started_at=iso_time(call.started_at),
@@ -82,11 +81,11 @@ def _calls(place: Place, line: Line, chains: ResponseChains) -> Iterator[LoggedC
     )
     if call.kind == "responses":
         whole, known = chains.call(pair)
-        calls, facts = [whole], known | facts
+        calls, named = [whole], known | named
     else:
         calls = read_calls(pair.request, pair.response)
     metadata = without_nothing(upstream=call.upstream, first_block_s=call.first_block_s)
-    yield from logged_calls(place, calls, facts, metadata=metadata, provider=call.provider)
+    yield from logged_calls(place, calls, named, metadata=metadata, provider=call.provider)
 
 
 def _pair(call: RecordedCall) -> LoggedPair:
@@ -103,7 +102,7 @@ def _decoded(line: Line) -> RecordedCall:
 
 
 def _reply_body(call: RecordedCall) -> Row:
-    """Returns the reply's body as the API gives it unstreamed, or what stands for its failure.
+    """Returns the reply's body as the API gives it unstreamed, or an object with its failure.
 
     Raises UnreadableRowError if there is none, or not all of it.
     """
@@ -119,7 +118,7 @@ def _reply_body(call: RecordedCall) -> Row:
     except UnreadableRowError as error:
         if call.end == "whole":
             raise
-        # What came may be whole all the same: some programs leave before the stream is closed.
+        # The reply may still be complete: some programs disconnect before the stream is closed.
         raise UnreadableRowError(_BROKEN[call.end], call.problem or error.detail) from error
 
 

@@ -1,6 +1,6 @@
 """Stored chat completions of OpenAI: pages of completions, and pages of their messages.
 
-A page of `GET /v1/chat/completions` has the replies. What was sent stands in the pages of
+A page of `GET /v1/chat/completions` has the replies. What was sent is in the pages of
 `GET /v1/chat/completions/{id}/messages`, whose messages are called `{id}-0`, `{id}-1` and so on.
 """
 
@@ -82,7 +82,7 @@ def _take_in(paths: Sequence[Path], messages: _Messages) -> Iterator[Refusal]:
             if messages.kept.add(key, row.data):
                 messages.places.setdefault(key[0], {})[key[1]] = row.place
             else:
-                yield Refusal(row.place, "a message that stands twice", str(row.data.get("id")))
+                yield Refusal(row.place, "a message that appears twice", str(row.data.get("id")))
         elif not _is_completion(row.data):
             yield Refusal(row.place, "neither a stored completion nor a message")
 
@@ -119,7 +119,7 @@ def _calls(
 
 
 def _plain(message: Row) -> Row:
-    """Returns a listed message as it was sent; its parts stand in a field of their own."""
+    """Returns a listed message as it was sent; its parts are in a field of their own."""
     parts = message.get("content_parts")
     return message | {"content": parts} if as_list(parts) else message
 

@@ -1,18 +1,24 @@
 """Reads tables: CSV and TSV, parquet, and JSON rows of a question and its answer.
 
-A table of feedback says which session, trace or call was judged, and how.
+The columns that hold a conversation are found by usual names or named by the user. A table of
+feedback says which session, trace or call was judged, and how.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stillroom.errors import DataError
-from stillroom.importing.formats.datasets.columns import (
-    choose_columns,
-    convert_table_row,
-    is_pair_row,
+import msgspec
+
+from stillroom.data.checks import describe
+from stillroom.errors import DataError, InputError
+from stillroom.importing.formats.datasets.conversations import (
+    conversation,
+    conversation_of_alpaca_row,
+    conversation_of_sharegpt_row,
+    is_completion_row,
+    turns_of,
 )
 from stillroom.importing.json_rows import (
     JsonRow,
@@ -22,9 +28,11 @@ from stillroom.importing.json_rows import (
     head_rows,
     read_json_rows,
 )
-from stillroom.importing.payloads.fields import decimal_number
+from stillroom.importing.payloads.fields import as_row, decimal_number
+from stillroom.importing.payloads.messages import FILES_LOST, MessageReader
 from stillroom.importing.records import (
     Feedback,
+    LoggedConversation,
     Place,
     Refusal,
     SourceRow,
@@ -32,6 +40,7 @@ from stillroom.importing.records import (
     feedback_row,
 )
 from stillroom.importing.table_rows import PARQUET_MARK, Table, csv_table, is_csv, parquet_table
+from stillroom.validation import nearest
 
 Columns = Mapping[str, str]
 NO_COLUMN = "no column holds the conversation"
@@ -200,3 +209,142 @@ PAIRS = TraceFormat(
     read_pairs,
     read_pairs,
 )
+
+
+_ALIASES: Mapping[str, tuple[str, ...]] = {
+    "messages": ("messages", "conversations", "conversation", "chat"),
+    "system": ("system", "system_prompt"),
+    "user": ("user", "prompt", "question", "query", "problem"),
+    "assistant": ("assistant", "completion", "response", "answer", "output"),
+    "reasoning": ("reasoning_content", "reasoning", "thinking"),
+    "tools": ("tools", "functions"),
+    "id": ("id", "uuid"),
+    "model": ("model", "generator"),
+    "score": (),
+}
+"""What a column can hold, and the names by which it is found if nobody says which one does."""
+_EXAMPLE = "columns user=question assistant=answer"
+
+
+def choose_columns(path: Path, present: Collection[str], chosen: Columns) -> Columns:
+    """Returns which column of a file holds each thing; a thing that no column holds is left out.
+
+    `chosen` maps what a column holds (messages, system, user, assistant, reasoning, tools, id,
+    model, score) to its name; if it is empty, columns with usual names are taken. Raises InputError
+    for a choice that names nothing, DataError if no columns hold a conversation.
+    """
+    for thing, name in chosen.items():
+        if thing not in _ALIASES:
+            fix = f"choose among {', '.join(_ALIASES)}, for example {_EXAMPLE}"
+            problem = f"columns: {thing!r} is nothing that a column holds"
+            raise InputError(problem + nearest(thing, tuple(_ALIASES)), fix)
+        if name not in present:
+            fix = f"its columns are {', '.join(map(repr, present))}"
+            raise InputError(f"{path} has no column {name!r}{nearest(name, tuple(present))}", fix)
+    columns = chosen or _usual_columns(present)
+    is_alpaca = "instruction" in present and ("output" in present or "response" in present)
+    if not _hold_a_conversation(columns) and (chosen or not is_alpaca):
+        raise DataError(
+            f"{path}: no column holds the conversation; it has {', '.join(map(repr, present))}",
+            f"say which do: {_EXAMPLE}, or messages=conversations; of a table of feedback "
+            "id=session_id score=rating",
+        )
+    return columns
+
+
+def _usual_columns(present: Collection[str]) -> Columns:
+    return {
+        thing: next(name for name in names if name in present)
+        for thing, names in _ALIASES.items()
+        if any(name in present for name in names)
+    }
+
+
+def _hold_a_conversation(columns: Columns) -> bool:
+    return "messages" in columns or {"user", "assistant"} <= columns.keys()
+
+
+def is_pair_row(row: Row) -> bool:
+    """Returns whether a JSON row is a question and its answer under usual names, and no other."""
+    if is_completion_row(row) or "instruction" in row:
+        return False
+    columns = _usual_columns(row)
+    if "messages" in columns or not _hold_a_conversation(columns) or len(row) > 8:
+        return False
+    return all(isinstance(row[columns[thing]], str) for thing in ("user", "assistant"))
+
+
+def convert_table_row(row: JsonRow, columns: Columns) -> Iterable[SourceRow]:
+    """Yields the conversation of one row of a table.
+
+    Raises UnreadableRowError if it holds none.
+    """
+    if not _hold_a_conversation(columns):
+        read = conversation_of_alpaca_row(row)
+    elif "messages" in columns:
+        messages = _decoded_messages(row.data.get(columns["messages"]), columns["messages"])
+        whole = conversation_of_sharegpt_row(JsonRow(row.place, {"conversations": messages}))
+        read = replace(_conversation(row, columns, whole.messages), losses=whole.losses)
+    else:
+        reader = MessageReader()
+        messages = _question_and_answer(row.data, columns, reader)
+        read = replace(_conversation(row, columns, messages), losses=tuple(reader.losses))
+    yield _with_json_metadata(read)
+
+
+def _decoded_messages(value: Any, name: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise UnreadableRowError("the messages are not valid JSON", f"{name}: {error}") from error
+
+
+def _question_and_answer(data: Row, columns: Columns, reader: MessageReader) -> list[Row]:
+    turns: dict[str, list[Row]] = {}
+    for role in ("user", "assistant"):
+        value = data.get(columns[role])
+        is_blank = not value.strip() if isinstance(value, str) else not value
+        if is_blank or not isinstance(value, str | list):
+            detail = f"{columns[role]} must be a text or messages, not {describe(value)}"
+            raise UnreadableRowError("a column holds no text", detail)
+        turns[role] = turns_of(value, role, reader)
+    reply = turns["assistant"][0]
+    reasoning = _text_of(data, columns, "reasoning")
+    if reasoning and reply["role"] == "assistant":
+        reply["reasoning_content"] = reasoning
+    system = _text_of(data, columns, "system")
+    first = [{"role": "system", "content": system}] if system else []
+    return [*first, *turns["user"], *turns["assistant"]]
+
+
+def _conversation(row: JsonRow, columns: Columns, messages: list[Row]) -> LoggedConversation:
+    data, name = row.data, columns.get("score")
+    score = _number(data.get(name)) if name is not None else None
+    return conversation(
+        row,
+        messages,
+        MessageReader(),
+        read=tuple(columns.values()),
+        tools=data.get(columns["tools"]) if "tools" in columns else None,
+        id=_text_of(data, columns, "id"),
+        model=_text_of(data, columns, "model"),
+        scores={} if name is None or score is None else {name: score},
+    )
+
+
+def _text_of(data: Row, columns: Columns, thing: str) -> str | None:
+    value = data.get(columns[thing]) if thing in columns else None
+    return None if value in (None, "") else str(value)
+
+
+def _with_json_metadata(read: LoggedConversation) -> LoggedConversation:
+    """Leaves bytes (files, images) out of the metadata, and writes dates as JSON does."""
+    metadata, losses = Row(), dict.fromkeys(read.losses)
+    for key, value in read.metadata.items():
+        if isinstance(value, bytes) or isinstance(as_row(value).get("bytes"), bytes):
+            losses[FILES_LOST] = None
+        else:
+            metadata[key] = msgspec.to_builtins(value, enc_hook=str)
+    return replace(read, metadata=metadata, losses=tuple(losses))

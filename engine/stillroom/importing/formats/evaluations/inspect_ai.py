@@ -17,7 +17,6 @@ from stillroom.importing.json_rows import (
     head_rows,
     read_field_rows,
 )
-from stillroom.importing.payloads.blocks import BlockReader
 from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
@@ -27,7 +26,7 @@ from stillroom.importing.payloads.fields import (
     short_answer,
     without_nothing,
 )
-from stillroom.importing.payloads.messages import tool_schemas
+from stillroom.importing.payloads.messages import MessageReader, tool_schemas
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
 from stillroom.secrecy.readable import check_readable
 from stillroom.types import Usage
@@ -72,7 +71,7 @@ def _task_of(head: bytes) -> Row:
 
 
 def _conversation(row: JsonRow, task: Row) -> LoggedConversation:
-    sample, reader = row.data, BlockReader()
+    sample, reader = row.data, MessageReader()
     attachments = as_row(sample.get("attachments"))
     messages: list[Row] = []
     for message in as_list(sample.get("messages")):

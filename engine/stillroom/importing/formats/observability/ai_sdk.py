@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from stillroom.importing.formats.observability.calls import Convention, span_call
-from stillroom.importing.formats.observability.genai import call_facts
-from stillroom.importing.formats.observability.otlp import Span
+from stillroom.importing.formats.observability.genai import call_fields
+from stillroom.importing.formats.observability.otlp import Convention, Span, span_call
 from stillroom.importing.json_rows import Row, UnreadableRowError
-from stillroom.importing.payloads.blocks import BlockReader
 from stillroom.importing.payloads.calls import NO_CONTENTS, ApiCall
 from stillroom.importing.payloads.fields import (
     as_list,
@@ -16,7 +14,7 @@ from stillroom.importing.payloads.fields import (
     first_text,
     parsed,
 )
-from stillroom.importing.payloads.messages import tool_schemas
+from stillroom.importing.payloads.messages import MessageReader, tool_schemas
 
 _OPERATION = "ai.operationId"
 
@@ -33,14 +31,14 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
     if not as_list(given):
         detail = "do not turn off recordInputs and recordOutputs in experimental_telemetry"
         raise UnreadableRowError(NO_CONTENTS, detail)
-    reader = BlockReader()
+    reader = MessageReader()
     messages = reader.turns([_message(item) for item in as_list(given)])
-    facts = call_facts(attributes)
-    facts |= {
+    fields = call_fields(attributes)
+    fields |= {
         "tools": tool_schemas([_tool(tool) for tool in as_list(attributes.get("ai.prompt.tools"))]),
-        "provider": (facts["provider"] or "").partition(".")[0] or None,
+        "provider": (fields["provider"] or "").partition(".")[0] or None,
         "model": first_text(attributes, "ai.response.model", "ai.model.id"),
-        "usage": facts["usage"] | _usage(attributes),
+        "usage": fields["usage"] | _usage(attributes),
     }
     reply = _reply(attributes)
     ending = first_text(attributes, "ai.response.finishReason")
@@ -48,7 +46,7 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
         [*messages, *(reader.turn(reply) if reply else ())],
         finish_reason=finish_reason_of(ending.replace("-", "_")) if ending else None,
         losses=tuple(reader.losses),
-        **facts,
+        **fields,
     )
 
 

@@ -11,10 +11,15 @@ from functools import lru_cache
 from typing import Any
 
 from stillroom.data.checks import describe
-from stillroom.importing.formats.observability.calls import Convention, read_messages, span_call
-from stillroom.importing.formats.observability.otlp import Span, SpanEvent, nested
+from stillroom.importing.formats.observability.otlp import (
+    Convention,
+    Span,
+    SpanEvent,
+    nested,
+    read_messages,
+    span_call,
+)
 from stillroom.importing.json_rows import Row, UnreadableRowError
-from stillroom.importing.payloads.blocks import BlockReader
 from stillroom.importing.payloads.calls import NO_CONTENTS, ApiCall, system_message
 from stillroom.importing.payloads.fields import (
     as_list,
@@ -25,7 +30,8 @@ from stillroom.importing.payloads.fields import (
     parsed,
     text_of,
 )
-from stillroom.importing.payloads.messages import TRUNCATED, tool_schemas
+from stillroom.importing.payloads.messages import TRUNCATED, MessageReader, tool_schemas
+from stillroom.teachers.providers import served_by
 
 _OTHER_OPERATIONS = frozenset(
     {
@@ -75,10 +81,10 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
     for event in span.events:
         if event.name == DETAILS:
             attributes = event.fields | attributes
-    reader = BlockReader()
+    reader = MessageReader()
     prompt = _prompt(attributes, span.events, reader)
     endings = [finish_reason_of(item) for item in _finish_reasons(attributes)]
-    facts = call_facts(attributes)
+    fields = call_fields(attributes)
     replies = [*_replies(attributes, span.events, reader, len(endings))] or [_Reply([], None)]
     for number, reply in enumerate(replies):
         ending = reply.ending or (endings[number] if number < len(endings) else None)
@@ -86,12 +92,12 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
             [*prompt, *reply.messages],
             finish_reason=ending,
             losses=tuple(reader.losses),
-            **facts,
+            **fields,
         )
 
 
-def call_facts(attributes: Row) -> Row:
-    """Returns what the attributes of a span say of its call beside the messages."""
+def call_fields(attributes: Row) -> Row:
+    """Returns what the attributes of a span say of its call apart from the messages."""
     return {
         "tools": _tools(attributes),
         "model": first_text(attributes, *_MODEL_KEYS),
@@ -107,7 +113,7 @@ class _Reply:
         self.messages, self.ending = messages, ending
 
 
-def _prompt(attributes: Row, events: tuple[SpanEvent, ...], reader: BlockReader) -> list[Row]:
+def _prompt(attributes: Row, events: tuple[SpanEvent, ...], reader: MessageReader) -> list[Row]:
     system = parsed(attributes.get("gen_ai.system_instructions"))
     first = _system(system, reader)
     given = _messages_in(attributes, "gen_ai.input.messages")
@@ -136,7 +142,7 @@ def _messages_in(attributes: Row, name: str) -> Any:
     return value or None
 
 
-def _system(value: Any, reader: BlockReader) -> list[Row]:
+def _system(value: Any, reader: MessageReader) -> list[Row]:
     """Returns the system message of instructions, whose parts have their text as `content`."""
     if isinstance(value, list):
         parts = reader.turn({"role": "system", "parts": value}, "gen_ai.system_instructions")
@@ -162,7 +168,7 @@ def _event_message(event: SpanEvent) -> Row:
 
 
 def _replies(
-    attributes: Row, events: tuple[SpanEvent, ...], reader: BlockReader, num_endings: int
+    attributes: Row, events: tuple[SpanEvent, ...], reader: MessageReader, num_endings: int
 ) -> Iterator[_Reply]:
     """Yields the replies of a call; several output messages with one ending are one reply."""
     given = _messages_in(attributes, "gen_ai.output.messages")
@@ -230,7 +236,8 @@ def _schemas(tools: Any) -> list[Row] | None:
 
 def _provider(attributes: Row) -> str | None:
     provider = first_text(attributes, "gen_ai.provider.name", "gen_ai.system")
-    return None if provider is None else provider.lower()
+    address = first_text(attributes, "server.address")
+    return served_by(None if provider is None else provider.lower(), address)
 
 
 def _usage(attributes: Row) -> Row:
@@ -292,7 +299,7 @@ def _read_openrouter_call(span: Span) -> Iterator[ApiCall]:
     if not given:
         detail = "turn off the destination's privacy mode, so that it is sent the contents"
         raise UnreadableRowError(NO_CONTENTS, detail)
-    reader = BlockReader()
+    reader = MessageReader()
     messages = read_messages(given, reader)
     fields: Row = as_row(reply)
     answer = {
@@ -305,14 +312,14 @@ def _read_openrouter_call(span: Span) -> Iterator[ApiCall]:
     request_body = as_row(fields.get("rawRequest")) or as_row(request)
     ending = finish_reason_of(attributes.get("gen_ai.response.finish_reason"))
     costs = (decimal_number(attributes.get(name)) for name in _OPENROUTER_COSTS)
-    facts = call_facts(attributes)
-    facts["tools"] = facts["tools"] or tool_schemas(request_body.get("tools"))
+    named = call_fields(attributes)
+    named["tools"] = named["tools"] or tool_schemas(request_body.get("tools"))
     yield span_call(
         [*messages, *(reader.turn(answer) if has_reply else ())],
         cost_usd=next((cost for cost in costs if cost is not None), None),
         finish_reason=ending,
         losses=tuple(reader.losses),
-        **facts,
+        **named,
     )
 
 

@@ -15,7 +15,6 @@ from stillroom.importing.json_rows import (
     convert_rows,
     head_rows,
 )
-from stillroom.importing.payloads.blocks import BlockReader
 from stillroom.importing.payloads.calls import NO_CALL, logged_calls
 from stillroom.importing.payloads.fields import (
     as_list,
@@ -29,8 +28,12 @@ from stillroom.importing.payloads.fields import (
     usage_of,
     without_nothing,
 )
-from stillroom.importing.payloads.free_form import free_calls, free_tools
-from stillroom.importing.payloads.messages import IMAGES_LOST, TRUNCATED, tool_schemas
+from stillroom.importing.payloads.free_form import free_calls, free_tools, note_cut
+from stillroom.importing.payloads.messages import (
+    IMAGES_LOST,
+    MessageReader,
+    tool_schemas,
+)
 from stillroom.importing.records import (
     Feedback,
     LoggedConversation,
@@ -212,7 +215,7 @@ def _scores_of(item: _Item) -> Iterator[Feedback]:
 
 
 def _calls(item: _Item, trace: str, session: str | None) -> Iterator[LoggedConversation]:
-    row, reader = item.data, BlockReader()
+    row, reader = item.data, MessageReader()
     given = row.get("input")
     _note_losses(row, reader)
     failed = str(row.get("level")).upper() == "ERROR"
@@ -220,7 +223,7 @@ def _calls(item: _Item, trace: str, session: str | None) -> Iterator[LoggedConve
     calls = free_calls(given, row.get("output"), reader, error=error)
     begin, end = _value(row, "startTime", "timestamp"), _value(row, "endTime")
     own = text_of(row.get("id"))
-    facts = {
+    named = {
         "tools": _tools(row, given),
         "group": text_of(_value(row, "sessionId")) or session,
         "id": own,
@@ -238,16 +241,16 @@ def _calls(item: _Item, trace: str, session: str | None) -> Iterator[LoggedConve
         **usage_details(as_row(parsed(row.get("usage")))),
     )
     yield from logged_calls(
-        item.place, calls, facts, metadata=metadata, part=item.place.part or own
+        item.place, calls, named, metadata=metadata, part=item.place.part or own
     )
 
 
-def _note_losses(row: Row, reader: BlockReader) -> None:
+def _note_losses(row: Row, reader: MessageReader) -> None:
     texts = [str(row.get(name)) for name in ("input", "output")]
     if any(_MEDIA in text for text in texts):
         reader.lose(IMAGES_LOST)
-    if any("<truncated due to size" in text for text in texts):
-        reader.lose(TRUNCATED)
+    for text in texts:
+        note_cut(text, reader)
 
 
 def _tools(row: Row, given: Any) -> list[Row] | None:

@@ -13,13 +13,10 @@ from stillroom.importing.json_rows import (
     JsonRow,
     Row,
     convert_rows,
-    head_rows,
     listed_rows,
 )
-from stillroom.importing.payloads.blocks import BlockReader
 from stillroom.importing.payloads.calls import NO_CALL, logged_calls
 from stillroom.importing.payloads.fields import (
-    as_list,
     as_row,
     decimal_number,
     first_text,
@@ -32,6 +29,7 @@ from stillroom.importing.payloads.fields import (
     without_nothing,
 )
 from stillroom.importing.payloads.free_form import free_calls, free_tools
+from stillroom.importing.payloads.messages import MessageReader
 from stillroom.importing.records import (
     Feedback,
     LoggedConversation,
@@ -41,7 +39,7 @@ from stillroom.importing.records import (
     TraceFormat,
     feedback_row,
 )
-from stillroom.importing.table_rows import csv_head, parquet_columns, read_any_rows
+from stillroom.importing.table_rows import has_listed_row, parquet_columns, read_any_rows
 
 _THREADS = ("session_id", "thread_id", "conversation_id")
 """The names under which LangSmith looks for a thread in a run's metadata."""
@@ -120,17 +118,17 @@ def _ancestors(row: Row) -> tuple[str, ...]:
 
 def _calls(item: JsonRow, threads: dict[str, str]) -> Iterator[LoggedConversation]:
     row = item.data
-    given, said = parsed(row.get("inputs")), parsed(row.get("outputs"))
-    calls = free_calls(given, said, BlockReader(), error=text_of(row.get("error")))
+    input_value, output = parsed(row.get("inputs")), parsed(row.get("outputs"))
+    calls = free_calls(input_value, output, MessageReader(), error=text_of(row.get("error")))
     metadata, trace = _metadata(row), text_of(row.get("trace_id")) or ""
-    usage = _usage(metadata, as_row(said))
+    usage = _usage(metadata, as_row(output))
     own = text_of(row.get("id"))
-    facts = {
-        "tools": _tools(row, given),
+    named = {
+        "tools": _tools(row, input_value),
         "group": _thread(row) or threads.get(trace),
         "id": own,
         "judged_as": _ancestors(row),
-        "model": _model(row, metadata, as_row(said)),
+        "model": _model(row, metadata, as_row(output)),
         # If the SDK sent no counts, those of the service.
         "usage": usage_of(usage) or usage_of(row),
         "cost_usd": decimal_number(row.get("total_cost")),
@@ -139,7 +137,7 @@ def _calls(item: JsonRow, threads: dict[str, str]) -> Iterator[LoggedConversatio
     }
     about = without_nothing(trace_id=trace, tags=parsed(row.get("tags"))) | usage_details(usage)
     provider, part = text_of(metadata.get("ls_provider")), item.place.part or own
-    logged = logged_calls(item.place, calls, facts, metadata=about, provider=provider, part=part)
+    logged = logged_calls(item.place, calls, named, metadata=about, provider=provider, part=part)
     for number, call in enumerate(logged):
         yield call if number else replace(call, scores=_scores(row))
 
@@ -148,15 +146,15 @@ def _invocation(row: Row) -> Row:
     return as_row(as_row(parsed(row.get("extra"))).get("invocation_params"))
 
 
-def _tools(row: Row, given: Any) -> list[Row] | None:
-    tools = free_tools(given)
+def _tools(row: Row, input_value: Any) -> list[Row] | None:
+    tools = free_tools(input_value)
     return tools if tools is not None else free_tools(_invocation(row))
 
 
-def _model(row: Row, metadata: Row, said: Row) -> str | None:
+def _model(row: Row, metadata: Row, output: Row) -> str | None:
     """Returns the model that answered, else the one that was called."""
-    replied = first_text(said, "model") or first_text(
-        as_row(said.get("llm_output")), "model_name", "model"
+    replied = first_text(output, "model") or first_text(
+        as_row(output.get("llm_output")), "model_name", "model"
     )
     called = first_text(metadata, "ls_model_name") or first_text(
         _invocation(row), "model", "model_name"
@@ -164,15 +162,15 @@ def _model(row: Row, metadata: Row, said: Row) -> str | None:
     return replied or called
 
 
-def _usage(metadata: Row, said: Row) -> Row:
+def _usage(metadata: Row, output: Row) -> Row:
     """Returns the usage in the fields of an API's usage object."""
-    output = as_row(said.get("llm_output"))
+    llm_output = as_row(output.get("llm_output"))
     for usage in (
         as_row(metadata.get("usage_metadata")),
-        as_row(said.get("usage_metadata")),
-        as_row(output.get("token_usage")),
+        as_row(output.get("usage_metadata")),
+        as_row(llm_output.get("token_usage")),
+        as_row(llm_output.get("usage")),
         as_row(output.get("usage")),
-        as_row(said.get("usage")),
     ):
         if usage_of(usage) is not None:
             return usage
@@ -183,9 +181,11 @@ def _is_recognised(path: Path, head: bytes) -> bool:
     columns = parquet_columns(path, head)
     if all(name in columns for name in _PARQUET_COLUMNS):
         return True
-    rows = (*head_rows(head), *csv_head(path, head))
-    runs = (as_row(run) for row in rows for run in as_list(row.get("runs")) or [row])
-    return any(_is_judgement(run) or ("run_type" in run and "inputs" in run) for run in runs)
+    return has_listed_row(_is_run_or_judgement, "runs")(path, head)
+
+
+def _is_run_or_judgement(row: Row) -> bool:
+    return _is_judgement(row) or ("run_type" in row and "inputs" in row)
 
 
 LANGSMITH = TraceFormat(

@@ -6,10 +6,14 @@ Source: the OpenInference semantic conventions, `llm.input_messages.N.message.*`
 from collections.abc import Iterator
 from typing import Any
 
-from stillroom.importing.formats.observability.calls import Convention, joined_turns, span_call
-from stillroom.importing.formats.observability.otlp import Span, nested
+from stillroom.importing.formats.observability.otlp import (
+    Convention,
+    Span,
+    joined_turns,
+    nested,
+    span_call,
+)
 from stillroom.importing.json_rows import Row, UnreadableRowError
-from stillroom.importing.payloads.blocks import BlockReader
 from stillroom.importing.payloads.calls import NO_CONTENTS, ApiCall, read_calls
 from stillroom.importing.payloads.fields import (
     as_list,
@@ -20,7 +24,7 @@ from stillroom.importing.payloads.fields import (
     parsed,
     text_of,
 )
-from stillroom.importing.payloads.messages import TRUNCATED, tool_schemas
+from stillroom.importing.payloads.messages import TRUNCATED, MessageReader, tool_schemas
 
 KIND = "openinference.span.kind"
 _REDACTED = "__REDACTED__"
@@ -33,12 +37,12 @@ def _is_model_call(span: Span) -> bool:
 def _read_call(span: Span) -> Iterator[ApiCall]:
     """Yields the call of a span.
 
-    The bodies of the request and the response, which most instrumentations keep beside the
+    The bodies of the request and the response, which most instrumentations keep next to the
     attributes, say what the attributes leave out: reasoning, and why the reply ended. Raises
     UnreadableRowError if the span holds no messages.
     """
     attributes = span.attributes
-    reader = BlockReader()
+    reader = MessageReader()
     messages = _messages(nested(attributes, "llm.input_messages"), reader)
     reply = _messages(nested(attributes, "llm.output_messages"), reader)
     bodies = _from_bodies(attributes)
@@ -61,7 +65,7 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
     )
 
 
-def _messages(value: Any, reader: BlockReader) -> list[Row]:
+def _messages(value: Any, reader: MessageReader) -> list[Row]:
     items = [undotted(item) for item in as_list(value)]
     messages: list[Row] = []
     for number, item in enumerate(items):
@@ -106,7 +110,7 @@ def _block(content: Row) -> Row:
         case "image":
             return {"type": "image_url"}
         case "tool_use" | "tool_call":
-            return {}  # it stands among the message's tool calls
+            return {}  # it is among the message's tool calls
         case _:
             return content
 

@@ -22,7 +22,7 @@ from stillroom.importing.payloads.fields import (
     usage_of,
     without_nothing,
 )
-from stillroom.importing.payloads.messages import ChatReader, tool_call, tool_schemas
+from stillroom.importing.payloads.messages import MessageReader, tool_call, tool_schemas
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
 from stillroom.types import Usage, total_usd
 
@@ -66,7 +66,7 @@ def _with_sub_agents(
 def _conversation(
     data: Row, run: _Run, place: Place, own_id: str | None, parent: str | None
 ) -> LoggedConversation:
-    reader, agent = ChatReader(), as_row(data.get("agent"))
+    reader, agent = MessageReader(), as_row(data.get("agent"))
     steps = [as_row(step) for step in as_list(data.get("steps"))]
     messages = [message for step in steps for message in _step_messages(step, reader)]
     replies = [step for step in steps if step.get("source") == "agent" and not _is_given(step)]
@@ -108,12 +108,12 @@ def _is_given(step: Row) -> bool:
     return is_dispatched or is_copied or step.get("model_name") == SYNTHETIC
 
 
-def _step_messages(step: Row, reader: ChatReader) -> Iterator[Row]:
+def _step_messages(step: Row, reader: MessageReader) -> Iterator[Row]:
     """Yields the message of a step, and then the results of its calls."""
     role = _ROLES.get(str(step.get("source")))
     if role is None:
         detail = f"step {step.get('step_id')!r} is from {step.get('source')!r}"
-        raise UnreadableRowError("a step is from nobody known", detail)
+        raise UnreadableRowError("a step is from an unknown source", detail)
     message: Row = {"role": role, "content": reader.text(step.get("message"))}
     calls = [as_row(call) for call in as_list(step.get("tool_calls"))]
     if role == "assistant":

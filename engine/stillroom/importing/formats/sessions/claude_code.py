@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from stillroom.importing.formats.sessions.message_tree import MessageTree, Turn, line_of
+from stillroom.importing.formats.sessions.message_tree import MessageTree, Turn, forked_from
 from stillroom.importing.json_rows import JsonRow, Row, has_row, read_json_rows
 from stillroom.importing.payloads.fields import as_list, as_row, first_text, text_of
 from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, TraceFormat
@@ -28,7 +28,7 @@ def read_sessions(paths: Sequence[Path]) -> Iterator[SourceRow]:
 
     These are the main one, the branches that were left, what came after each compaction, and those
     of sub-agents. A line that cannot be read is refused, and so is a branch without a reply. What
-    a session copied from another one (a fork), or goes on from (a forked sub-agent), is only read
+    a session copied from another one (a fork), or continues (a forked sub-agent), is context
     there.
     """
     known: dict[str, str] = {}
@@ -59,7 +59,7 @@ class _Head:
 
 
 class _Sessions:
-    """The sessions of an import: their order, and what others go on from."""
+    """The sessions of an import: their order, and what others continue."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._heads = {path: _head_of(path) for path in paths}
@@ -91,7 +91,7 @@ class _Sessions:
 
     def _depth(self, path: Path) -> int:
         head = self._heads[path]
-        line = [] if head.session is None else line_of(head.session, self._origins)
+        line = [] if head.session is None else forked_from(head.session, self._origins)
         return len(line) - 1 if len(line) > 1 else int(head.is_copy)
 
 

@@ -1,16 +1,21 @@
-"""Reads the rollout files of Codex: the items of each thread, as they were sent to the model."""
+"""Reads the rollout files of Codex: the items of each thread, as they were sent to the model.
 
-from collections.abc import Iterator, Sequence
+The file of a forked thread either names where the other thread's file is to be read up to, or
+begins with a copy of its lines.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from stillroom.importing.formats.sessions.codex_forks import ThreadForks, is_message, origin_of
 from stillroom.importing.formats.sessions.message_tree import (
     COPIED,
     HISTORY_LOST,
     MOST_FORKS,
     NO_REPLY,
+    forked_from,
 )
 from stillroom.importing.json_rows import (
     JsonRow,
@@ -19,7 +24,6 @@ from stillroom.importing.json_rows import (
     head_rows,
     read_json_rows,
 )
-from stillroom.importing.payloads.blocks import BlockReader
 from stillroom.importing.payloads.calls import input_messages
 from stillroom.importing.payloads.fields import (
     as_list,
@@ -29,7 +33,7 @@ from stillroom.importing.payloads.fields import (
     usage_of,
     without_nothing,
 )
-from stillroom.importing.payloads.messages import json_text
+from stillroom.importing.payloads.messages import MessageReader, json_text, unweighted
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
 from stillroom.types import Usage
 
@@ -39,6 +43,102 @@ _ENVELOPES = frozenset(
 _IMAGE = "input_image"
 _UNSENT = frozenset(("ghost_snapshot", "compaction", "other"))
 _NO_PROMPT = "the output of `codex exec --json` lacks the prompts and the tools' calls"
+
+
+_HEAD = 20
+
+
+class ThreadForks:
+    """The threads of an import that were forked, with those they come from.
+
+    The file of a fork either names where the other thread's file is to be read up to, or begins
+    with a copy of its lines. What several files of a family have belongs to the first one read.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._files: dict[str, Path] = {}
+        self._origins: dict[str, str] = {}
+        self._threads: dict[Path, str] = {}
+        self._twice: set[str] = set()
+        for path in paths:
+            meta = _first_meta(path)
+            if thread := first_text(meta, "id", "session_id"):
+                self._threads[path] = thread
+                longest = self._files.setdefault(thread, path)
+                if longest != path:
+                    self._twice.add(thread)
+                    self._files[thread] = max(longest, path, key=_size)
+                if origin := origin_of(meta):
+                    self._origins.setdefault(thread, origin)
+        self._related = {*self._origins, *self._origins.values(), *self._twice}
+        self._owners: dict[int, str] = {}
+
+    def in_order(self, paths: Iterable[Path]) -> list[Path]:
+        """Returns the files, each after those of the threads that its thread was forked from.
+
+        Of several files of a thread the longest is the first.
+        """
+        depths = {
+            path: len(forked_from(name, self._origins)) for path, name in self._threads.items()
+        }
+        later = {path for path in self._threads if self._files[self._threads[path]] != path}
+        return sorted(paths, key=lambda path: (depths.get(path, 0), path in later))
+
+    def file_of(self, thread: str | None) -> Path | None:
+        """Returns the file of a thread; None if the import has none."""
+        return self._files.get(thread or "")
+
+    def is_twice(self, thread: str | None) -> bool:
+        """Returns whether several files hold a thread, such as one packed and continued."""
+        return thread in self._twice
+
+    def family_of(self, thread: str | None) -> str | None:
+        """Returns the id of the thread that a thread's family began with; None if it has none."""
+        if thread is None or thread not in self._related:
+            return None
+        return forked_from(thread, self._origins)[-1]
+
+    def owner_of(self, family: str, item: Row) -> str | None:
+        """Returns the conversation that an item belongs to; None if no file read had it."""
+        return self._owners.get(_key(family, item) or 0)
+
+    def own(self, family: str, item: Row, conversation: str) -> None:
+        """Notes that an item belongs to a conversation."""
+        if (key := _key(family, item)) is not None:
+            self._owners.setdefault(key, conversation)
+
+
+def is_message(item: Row) -> bool:
+    """Returns whether an item can be recognised in another thread's file."""
+    return _key("", item) is not None
+
+
+def origin_of(meta: Mapping[str, Any]) -> str | None:
+    """Returns the id of the thread that one was forked from."""
+    return first_text(as_row(meta.get("history_base")), "thread_id") or first_text(
+        meta, "forked_from_id"
+    )
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def _first_meta(path: Path) -> Row:
+    for row in islice(read_json_rows(path), _HEAD):
+        if isinstance(row, JsonRow) and row.data.get("type") == "session_meta":
+            return as_row(row.data.get("payload"))
+    return {}
+
+
+def _key(family: str, item: Row) -> int | None:
+    """Returns what is the same in each copy of an item: a call's id, or a message's text."""
+    call, role = item.get("call_id"), item.get("role")
+    if isinstance(call, str):
+        return hash((family, item.get("type"), call))
+    if isinstance(role, str):
+        return hash((family, role, MessageReader().text(item.get("content"))))
+    return None
 
 
 @dataclass(slots=True)
@@ -129,7 +229,7 @@ class _Thread:
         self.segment.usage = (self.segment.usage or Usage()) + used
 
     def begin_segment(self, place: Place, items: list[Row], losses: tuple[str, ...] = ()) -> None:
-        """Begins a conversation that goes on from the one before it."""
+        """Begins a conversation that continues the one before it."""
         before = self.segment
         self.segment = _Segment(place, before.number, before.parent, items)
         if len(before.items) > before.num_given:
@@ -142,9 +242,9 @@ class _Thread:
 
     def conversation(self) -> SourceRow:
         """Returns the conversation up to here. Raises UnreadableRowError if it holds no reply."""
-        segment, reader = self.segment, BlockReader()
+        segment, reader = self.segment, MessageReader()
         if not any(_is_reply(item) for item in segment.items[segment.num_given :]):
-            raise UnreadableRowError(NO_REPLY, "it was interrupted, or went on elsewhere")
+            raise UnreadableRowError(NO_REPLY, "it was interrupted, or continued elsewhere")
         given = input_messages(segment.items[: segment.num_given], reader)
         messages = input_messages(segment.items[segment.num_given :], reader)
         base = self.meta.get("base_instructions")
@@ -155,7 +255,7 @@ class _Thread:
             place=segment.place,
             messages=[
                 *([{"role": "system", "content": system}] if system else []),
-                *(m | {"weight": 0} if m["role"] == "assistant" else m for m in given),
+                *map(unweighted, given),
                 *messages,
             ],
             is_call=False,
@@ -207,9 +307,9 @@ def _ended(thread: _Thread) -> Iterator[SourceRow]:
 
 
 def _begin(thread: _Thread, meta: Row, names: frozenset[str]) -> None:
-    """Begins a thread; one whose file goes on from another thread's begins with what that has.
+    """Begins a thread; one that continues another thread's file begins with the items of that.
 
-    `names` are the threads that go on from this one.
+    `names` are the threads that continue this one.
     """
     thread.begin(meta)
     base = as_row(meta.get("history_base"))
@@ -264,9 +364,9 @@ def _add_row(
 
 
 def _drop_summary(items: list[Row], message: str) -> None:
-    """Removes the summary that the model was asked for at the end, as the request is not there."""
+    """Removes the summary that the model wrote last: its request is not in the file."""
     last = items[-1] if items else {}
-    text = BlockReader().text(last.get("content"))
+    text = MessageReader().text(last.get("content"))
     if last.get("role") == "assistant" and text and message.endswith(text):
         items.pop()
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stillroom.importing.json_rows import Row, UnreadableRowError
-from stillroom.importing.payloads.blocks import BlockReader
 from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
@@ -13,6 +12,7 @@ from stillroom.importing.payloads.fields import (
     first_text,
     usage_of,
 )
+from stillroom.importing.payloads.messages import MessageReader, unweighted
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow
 from stillroom.types import Usage
 
@@ -60,7 +60,7 @@ class Turn:
     conversation: str | None = None
     """The id of the first conversation that it belongs to."""
     is_context: bool = False
-    """Whether it is of another session, on which this one goes on."""
+    """Whether it is of another session, which this one continues."""
 
     @property
     def is_reply(self) -> bool:
@@ -83,9 +83,9 @@ class MessageTree:
         self._problems: list[Refusal] = []
         self._context: Turn | None = None
         self._copied: dict[str, str] = {}
-        """The conversations of replies in the session that this one goes on from."""
+        """The conversations of replies in the session that this one continues."""
         self._lacks_context = False
-        self._reader = BlockReader()
+        self._reader = MessageReader()
         self._session: str | None = None
         self._sub_agent: str | None = None
         self._version: str | None = None
@@ -159,7 +159,7 @@ class MessageTree:
         Results of calls of the same reply belong together, though the lines that hold them name
         different parts of the reply.
         """
-        reader = BlockReader()
+        reader = MessageReader()
         try:
             turn.messages = reader.turn(message)
         except UnreadableRowError as error:
@@ -184,7 +184,7 @@ class MessageTree:
     ) -> None:
         """Adds the point from which the model reads a summary in place of the turns before.
 
-        `kept` are the ids of the turns that it goes on to read, after the one with `kept_after`.
+        `kept` are the ids of the turns that it still reads, after the one with `kept_after`.
         """
         turn.parent = None
         added = self._add(turn)
@@ -198,7 +198,7 @@ class MessageTree:
         yield from self._problems
         for turn in self._turns:
             turn.conversation = turn.conversation or self._known_conversation(turn)
-        # A turn stands after the one that it follows on.
+        # A turn comes after the one that it follows.
         for turn in reversed(self._turns):
             if turn.before is not None and (turn.is_reply or turn.is_answered):
                 turn.before.is_answered = True
@@ -239,7 +239,7 @@ class MessageTree:
             detail = f"its replies are in {path[-1].conversation}"
             return Refusal(last.place, COPIED, detail)
         if last_reply is None or last_reply.is_answered:
-            return Refusal(last.place, NO_REPLY, "it was interrupted, or went on elsewhere")
+            return Refusal(last.place, NO_REPLY, "it was interrupted, or continued elsewhere")
         conversation_id = self._id_of(last, path)
         parent = self._parent_of(path)
         given = {id(turn) for turn in path if turn.conversation is not None}
@@ -289,7 +289,7 @@ class MessageTree:
         return session
 
     def _parent_of(self, path: Sequence[Turn]) -> str | None:
-        """Returns the id of the conversation that a path branches from or goes on from."""
+        """Returns the id of the conversation that a path branches from or continues."""
         shared = next((t.conversation for t in reversed(path) if t.conversation), None)
         if shared is not None:
             return shared
@@ -311,27 +311,23 @@ def _messages(path: Sequence[Turn], given: set[int], losses: dict[str, None]) ->
     compaction = path[0]
     for turn in path:
         messages = _turn_messages(turn, losses)
-        yield from map(_unweighted, messages) if id(turn) in given else messages
+        yield from map(unweighted, messages) if id(turn) in given else messages
         if compaction.kept_after is not None and turn.uuid == compaction.kept_after:
             for kept in compaction.kept:
                 # The model did not write these after the summary, so they are only read here.
-                yield from (_unweighted(m) for m in _turn_messages(kept, losses))
+                yield from (unweighted(m) for m in _turn_messages(kept, losses))
 
 
 def _turn_messages(turn: Turn, losses: dict[str, None]) -> list[Row]:
     messages = turn.messages
     if turn.blocks:
-        reader = BlockReader()
+        reader = MessageReader()
         messages = reader.turn({"role": "assistant", "content": turn.blocks})
         losses |= reader.losses
         if turn.model == SYNTHETIC:
-            messages = [_unweighted(message) for message in messages]
+            messages = [unweighted(message) for message in messages]
     losses |= dict.fromkeys(turn.losses)
     return messages
-
-
-def _unweighted(message: Row) -> Row:
-    return message | {"weight": 0} if message["role"] == "assistant" else message
 
 
 def _joined(messages: Iterator[Row]) -> Iterator[Row]:
@@ -354,9 +350,9 @@ MOST_FORKS = 64
 """The most sessions of which each was forked from the one before."""
 
 
-def line_of(session: str, origins: Mapping[str, str]) -> list[str]:
+def forked_from(session: str, origins: Mapping[str, str]) -> list[str]:
     """Returns a session, the one that it was forked from, and so on to the first known one."""
-    line = [session]
-    while (origin := origins.get(line[-1])) and origin not in line and len(line) < MOST_FORKS:
-        line.append(origin)
-    return line
+    chain = [session]
+    while (origin := origins.get(chain[-1])) and origin not in chain and len(chain) < MOST_FORKS:
+        chain.append(origin)
+    return chain

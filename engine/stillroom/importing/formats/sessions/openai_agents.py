@@ -9,7 +9,6 @@ from stillroom.importing.json_rows import (
     Row,
     UnreadableRowError,
     convert_rows,
-    has_row,
     listed_rows,
     row_reader,
 )
@@ -24,11 +23,12 @@ from stillroom.importing.payloads.fields import (
     without_nothing,
 )
 from stillroom.importing.records import Refusal, SourceRow, TraceFormat
+from stillroom.importing.table_rows import has_listed_row
 
 _NO_CONTENT = "the span of a response lacks its messages"
 _HINT = (
-    "the SDK exports only the response's id: write span_data.input and span_data.response beside "
-    "it, as the guide on traces shows"
+    "the SDK exports only the response's id: write span_data.input and span_data.response next "
+    "to it, as the guide on traces shows"
 )
 
 
@@ -58,7 +58,7 @@ class _Traces:
                     self._threads[trace] = thread
                 yield Refusal(row.place, NO_CALL, str(kind or item.get("object")))
                 return
-        facts: Row = {
+        named: Row = {
             "group": self._threads.get(trace or "", trace),
             "id": first_text(item, "id"),
             "started_at": iso_time(item.get("started_at")),
@@ -67,7 +67,7 @@ class _Traces:
         parent_span = first_text(item, "parent_id")
         metadata = without_nothing(response_id=call.id, parent_span=parent_span)
         provider = "openai" if span["type"] == "response" else None
-        yield from logged_calls(row.place, [call], facts, metadata=metadata, provider=provider)
+        yield from logged_calls(row.place, [call], named, metadata=metadata, provider=provider)
 
 
 def _generation(span: Row, failure: str | None) -> ApiCall:
@@ -102,15 +102,13 @@ def _response(span: Row, failure: str | None) -> ApiCall:
 
 
 def _is_item(row: Row) -> bool:
-    items = as_list(row.get("data")) or [row]
-    first = as_row(items[0])
-    is_trace = first.get("object") == "trace" and "workflow_name" in first
-    return is_trace or (first.get("object") == "trace.span" and "span_data" in first)
+    is_trace = row.get("object") == "trace" and "workflow_name" in row
+    return is_trace or (row.get("object") == "trace.span" and "span_data" in row)
 
 
 OPENAI_AGENTS = TraceFormat(
     name="openai_agents",
     title="Traces of OpenAI's Agents SDK",
-    is_recognised=has_row(_is_item),
+    is_recognised=has_listed_row(_is_item, "data"),
     read=row_reader(_Traces().calls),
 )

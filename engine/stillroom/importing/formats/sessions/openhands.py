@@ -15,7 +15,6 @@ from stillroom.importing.json_rows import (
     read_document,
     read_json_rows,
 )
-from stillroom.importing.payloads.blocks import BlockReader
 from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
@@ -23,7 +22,7 @@ from stillroom.importing.payloads.fields import (
     usage_of,
     without_nothing,
 )
-from stillroom.importing.payloads.messages import IMAGES_LOST, tool_call
+from stillroom.importing.payloads.messages import IMAGES_LOST, MessageReader, tool_call, unweighted
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
 from stillroom.types import Usage
 
@@ -80,7 +79,7 @@ class EventLog:
     state: Row = field(default_factory=dict[str, Any])
     """What the SDK keeps in addition to the events: the model, and what each response used."""
     _messages: list[_EventMessages] = field(default_factory=list[_EventMessages])
-    _reader: BlockReader = field(default_factory=BlockReader)
+    _reader: MessageReader = field(default_factory=MessageReader)
     _used: dict[str, Usage] = field(default_factory=dict[str, Usage])
     _model: str | None = None
     _error: str | None = None
@@ -155,9 +154,9 @@ class EventLog:
         return f"{self.id}/{number}" if self.id is not None and number else self.id
 
     def _condensed(self, event_id: Any, condensation: Row) -> Iterator[SourceRow]:
-        """Yields the conversation, and goes on with what the model still sees of it."""
+        """Yields the conversation, and continues with what the model still sees of it."""
         entries = self._messages
-        # What nothing was answered to is answered in the next conversation.
+        # Messages after the last reply belong to the next conversation.
         last = max((n for n, one in enumerate(entries) if one.is_reply), default=len(entries) - 1)
         self._messages = entries[: last + 1]
         yield from self.end()
@@ -165,7 +164,7 @@ class EventLog:
         first, last = (condensation.get(f"forgotten_events_{end}_id") for end in ("start", "end"))
         span = range(first, last + 1) if isinstance(first, int) and isinstance(last, int) else ()
         kept = [
-            _EventMessages(one.event_ids, [_unweighted(m) for m in one.messages], is_given=True)
+            _EventMessages(one.event_ids, [unweighted(m) for m in one.messages], is_given=True)
             for one in entries
             if not any(str(event) in forgotten or event in span for event in one.event_ids)
         ]
@@ -227,7 +226,7 @@ class EventLog:
         self._messages.append(_EventMessages([event.get("id")], [message]))
 
     def _add_action(self, event: Row) -> None:
-        """Adds a call; those of one response are one message, though results stand between them."""
+        """Adds a call; those of one response are one message, even with results between them."""
         made = as_row(event.get("tool_call"))
         call = tool_call({"id": made.get("id"), "function": made})
         response = first_text(event, "llm_response_id")
@@ -286,10 +285,6 @@ class EventLog:
             return  # a change of state, say
         if text := first_text(args, *_OLD_ANSWERS[kind]):
             self._say(event, "assistant", text)
-
-
-def _unweighted(message: Row) -> Row:
-    return message | {"weight": 0} if message["role"] == "assistant" else message
 
 
 _STATE = "base_state.json"

@@ -12,7 +12,6 @@ from stillroom.importing.json_rows import (
     head_rows,
     row_reader,
 )
-from stillroom.importing.payloads.blocks import BlockReader
 from stillroom.importing.payloads.calls import input_messages
 from stillroom.importing.payloads.fields import (
     as_list,
@@ -21,6 +20,7 @@ from stillroom.importing.payloads.fields import (
     usage_of,
     without_nothing,
 )
+from stillroom.importing.payloads.messages import MessageReader
 from stillroom.importing.records import LoggedConversation, SourceRow, TraceFormat
 from stillroom.types import Usage
 
@@ -29,7 +29,7 @@ _ENDED = "exit"
 
 
 def _trajectory(row: JsonRow) -> Iterator[SourceRow]:
-    data, reader = row.data, BlockReader()
+    data, reader = row.data, MessageReader()
     is_mini = "trajectory_format" in data
     steps = [as_row(step) for step in as_list(data.get("messages" if is_mini else "history"))]
     read = _mini_messages if is_mini else _messages
@@ -56,7 +56,7 @@ def _trajectory(row: JsonRow) -> Iterator[SourceRow]:
     )
 
 
-def _messages(step: Row, reader: BlockReader) -> list[Row]:
+def _messages(step: Row, reader: MessageReader) -> list[Row]:
     """Returns the messages of an entry of SWE-agent's history.
 
     A demonstration's replies are read, not trained.
@@ -77,7 +77,7 @@ def _messages(step: Row, reader: BlockReader) -> list[Row]:
     return reader.turn({key: value for key, value in message.items() if key != "name"})
 
 
-def _mini_messages(step: Row, reader: BlockReader) -> list[Row]:
+def _mini_messages(step: Row, reader: MessageReader) -> list[Row]:
     """Returns the messages of an entry of mini-swe-agent's, also one of the Responses API."""
     if step.get("role") == _ENDED:
         return []

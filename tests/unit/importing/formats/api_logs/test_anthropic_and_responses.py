@@ -30,18 +30,6 @@ def anthropic_row(content, **more):
     } | more
 
 
-def test_calls_of_anthropics_client_come_back_as_they_were():
-    calls = calls_of(read("anthropic_messages", SAMPLES / "anthropic_messages" / "calls.jsonl"))
-    whole, streamed = calls[:3], calls[3:]
-    assert_holds_conversation(whole, keeps_reasoning=True)
-    assert_holds_conversation(streamed, keeps_reasoning=True)
-    first = whole[0]
-    assert first.metadata == {"cache_read_tokens": 16}
-    assert (first.provider, first.group, first.id) == ("anthropic", "whole", "msg_0001")
-    assert (first.started_at, first.duration_s) == ("2026-03-01T10:00:00Z", 1.5)
-    assert str(whole[1].place).endswith("calls.jsonl:2")
-
-
 def test_blocks_that_messages_cannot_hold_are_named_as_losses(tmp_path):
     blocks = [
         {"type": "redacted_thinking", "data": "x"},
@@ -120,12 +108,6 @@ def test_rows_that_cannot_be_read_are_refused_by_line(tmp_path):
         (7, "holds no messages"),
         (8, "a tool call has no name"),
     ]
-
-
-def test_calls_of_openais_client_to_responses_come_back_as_they_were():
-    calls = calls_of(read("openai_responses", SAMPLES / "openai_responses" / "calls.jsonl"))
-    assert_holds_conversation(calls, keeps_reasoning=True)
-    assert (calls[0].provider, calls[0].group, calls[0].id) == ("openai", "whole", "resp_0001")
 
 
 def test_a_chain_of_responses_is_put_together(tmp_path):

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from fakes.scripted_calls import assert_holds_conversation, calls_of, write_rows
 from fakes.trace_files import SAMPLES, read, recognised_by, refusals, shown
 
@@ -32,20 +30,6 @@ def spend(**more):
         "proxy_server_request": json.dumps({"messages": MESSAGES, "tools": [TOOL], "model": "x"}),
         "response": json.dumps(COMPLETION),
     } | more
-
-
-@pytest.mark.parametrize("name", ["openai", "anthropic"])
-def test_payloads_that_litellm_logs_come_back_as_they_were(name):
-    rows = read("litellm", SAMPLES / "litellm" / f"{name}.jsonl")
-    calls = calls_of(rows)
-    assert len(rows) == 3
-    assert_holds_conversation(calls, keeps_reasoning=False)
-    assert {call.provider for call in calls} == {name}
-    # LiteLLM knows no price of this model, and writes 0.
-    assert {call.cost_usd for call in calls} == {None}
-    assert {call.judged_as for call in calls} == {("shop-1",)}
-    assert all(call.duration_s < 60 and call.started_at.startswith("2026-") for call in calls)
-    assert calls[0].metadata["cache_read_tokens"] == 16
 
 
 def test_rows_of_litellms_spend_are_read_if_they_hold_the_messages(tmp_path):
@@ -113,15 +97,6 @@ def test_calls_of_responses_and_messages_through_litellm_are_read(tmp_path):
     assert [call.finish_reason for call in calls] == ["stop", "stop"]  # fmt: skip
 
 
-def test_requests_of_helicone_are_read_with_their_scores():
-    calls = calls_of(read("helicone", SAMPLES / "helicone" / "requests.jsonl"))
-    assert_holds_conversation(calls, keeps_reasoning=False)
-    first = calls[0]
-    assert first.scores == {"helpful": 1.0, "feedback": 1.0}
-    assert (first.group, first.cost_usd, first.duration_s) == ("shop-1", 0.25, 0.9)
-    assert first.started_at == "2026-03-01T10:00:00Z"
-
-
 def test_answers_of_helicones_api_and_rows_without_bodies(tmp_path):
     row = {"request_id": "r", "request_created_at": "2026-03-01T10:00:00Z", "response_status": 200}
     whole = row | {
@@ -159,7 +134,7 @@ def test_halves_of_stored_completions_are_refused(tmp_path):
     message = {"id": "c-0", "role": "user", "content": "Hi?"}
     path = write_rows(tmp_path / "rows.jsonl", {"object": "list", "data": [message, message, 5]})
     assert [reason for _, reason in refusals(read("stored_completions", path))] == [
-        "a message that stands twice",
+        "a message that appears twice",
         "neither a stored completion nor a message",
         "a message without its completion",
     ]

@@ -29,35 +29,6 @@ def observation(given, said, **more):
 USER = [{"role": "user", "content": "Hi?"}]
 
 
-@pytest.mark.parametrize(
-    "name", ["observations.json", "observations.csv", "bucket_observations.jsonl"]
-)
-def test_generations_come_back_as_the_sdk_sent_them(name):
-    rows = read("langfuse", LANGFUSE / name)
-    calls = calls_of(rows)
-    # The wrapper of openai's client keeps neither the reasoning nor why a reply ended.
-    assert_holds_conversation(calls, keeps_reasoning=False, loses_reasoning=True, has_finish=False)
-    assert [reason for _, reason in refusals(rows)] == ["no model call"]
-    assert {call.group for call in calls} == ({"shop-1"} if "bucket" in name else {None})
-    assert (calls[0].started_at, calls[0].duration_s) == ("2026-03-01T10:00:00Z", 0.5)
-
-
-def test_the_session_of_a_trace_is_that_of_its_generations():
-    rows = read("langfuse", LANGFUSE / "observations.json", LANGFUSE / "traces.jsonl")
-    assert {call.group for call in calls_of(rows)} == {"shop-1"}
-    assert [reason for _, reason in refusals(rows)] == ["no model call", "no model call"]
-
-
-def test_scores_are_feedback_about_their_trace():
-    rows = read(
-        "langfuse", LANGFUSE / "bucket_scores.jsonl", LANGFUSE / "bucket_observations.jsonl"
-    )
-    (score,) = (row for row in rows if isinstance(row, Feedback))
-    assert (score.name, score.value) == ("helpful", 1.0)
-    assert all(call.judged_as == (score.about,) for call in calls_of(rows))
-    assert (2, "feedback without a number") in refusals(rows)
-
-
 def test_a_downloaded_trace_holds_its_observations_and_scores(tmp_path):
     trace = {
         "id": "t1",

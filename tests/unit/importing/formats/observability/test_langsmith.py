@@ -25,25 +25,6 @@ def run(run_id="r1", run_type="llm", **more):
     } | more
 
 
-@pytest.mark.parametrize(
-    ("name", "reasoning"),
-    [
-        ("openai", {"keeps_reasoning": False}),
-        # The wrapper of anthropic's client leaves the thinking out of replies.
-        ("anthropic", {"keeps_reasoning": True, "replies_lose_reasoning": True}),
-        # LangChain reads no reasoning of this endpoint's chat completions.
-        ("langchain_openai", {"keeps_reasoning": False, "loses_reasoning": True}),
-        ("langchain_anthropic", {"keeps_reasoning": True}),
-    ],
-)
-def test_runs_come_back_as_the_sdk_sent_them(name, reasoning):
-    calls = calls_of(read("langsmith", LANGSMITH / f"{name}.jsonl"))
-    assert_holds_conversation(calls, **reasoning)
-    assert {call.group for call in calls} == {"shop-1"}
-    assert calls[0].metadata["cache_read_tokens"] == 16
-    assert {call.provider for call in calls} == {name.rpartition("_")[2]}
-
-
 def constructor(name, **fields):
     return {"lc": 1, "type": "constructor", "id": ["langchain", "schema", "messages", name],
             "kwargs": fields}  # fmt: skip

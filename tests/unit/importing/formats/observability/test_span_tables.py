@@ -1,22 +1,33 @@
-"""Spans as rows of Logfire's records and of ClickHouse's otel_traces."""
+"""Exports of Phoenix, and spans as rows of Logfire's records and of ClickHouse's otel_traces."""
 
 import csv
 import json
 
 from fakes.scripted_calls import calls_of, write_rows
 from fakes.trace_files import SAMPLES, read, recognised_by, refusals, shown
+from stillroom.importing.records import Feedback
+
+PHOENIX = SAMPLES / "phoenix"
 
 
-def test_rows_of_logfire_and_clickhouse_hold_the_calls():
-    for name in ("logfire.json", "clickhouse.jsonl"):
-        rows = read("span_table", SAMPLES / "span_table" / name)
-        (call,) = calls_of(rows)
-        assert shown(call.messages) == ["system Be brief.", "user Hi?", "assistant Yes."]
-        assert (call.group, call.model, call.provider) == ("thread-1", "m-1", "openai")
-        assert (call.usage.prompt_tokens, call.usage.completion_tokens) == (7, 2)
-        assert (call.started_at, call.duration_s) == ("2026-03-01T10:00:00Z", 1.5)
-        assert (call.id, call.judged_as, call.finish_reason) == ("b" * 16, ("a" * 32,), "stop")
-        assert [reason for _, reason in refusals(rows)] == ["no model call"]
+def test_rows_that_are_neither_are_refused(tmp_path):
+    context = {"span_id": "s", "trace_id": "t"}
+    plain = {"context": context, "attributes": {}, "span_kind": "CHAIN", "name": "chain"}
+    llm = plain | {"span_kind": "LLM", "attributes": {"llm": {"input_messages": [
+        {"message": {"role": "user", "content": "Hi?"}}], "output_messages": [
+        {"message": {"role": "assistant", "content": "Yes."}}]}}}  # fmt: skip
+    judged = {"name": "x", "result": {"score": 0.5}}
+    path = write_rows(
+        tmp_path / "spans.jsonl", plain, {"data": [llm | {"annotations": [judged]}, {}]}, b"{"
+    )
+    rows = read("phoenix", path)
+    assert [call.messages[1]["content"] for call in calls_of(rows)] == ["Yes."]
+    assert [(row.about, row.value) for row in rows if isinstance(row, Feedback)] == [("s", 0.5)]
+    assert sorted(refusals(rows)) == [
+        (1, "no model call"),
+        (2, "neither a span nor an annotation"),
+        (3, "not a JSON object"),
+    ]
 
 
 def test_rows_of_a_csv_file_and_failures_are_read(tmp_path):

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from fakes.scripted_calls import assert_holds_conversation, calls_of, write_rows
 from fakes.trace_files import SAMPLES, read, recognised_by, refusals, shown
 from stillroom.importing.records import Feedback
@@ -61,58 +59,11 @@ def chat(question="Hi?", answer="Yes.", **more):
     } | more
 
 
-def test_anthropic_calls_of_openllmetry_come_back_as_they_were():
-    rows = read("otel_genai", OTEL / "traceloop_anthropic.jsonl")
-    assert_holds_conversation(calls_of(rows), keeps_reasoning=True)
-    assert refusals(rows) == [(4, "no model call")]
-    first = calls_of(rows)[0]
-    assert first.metadata["cache_read_tokens"] == 16
-    assert first.judged_as == (first.metadata["trace_id"], "msg_0001")
-    assert (first.provider, first.id) == ("anthropic", first.place.part)
-
-
 def test_streamed_openai_calls_of_openllmetry_come_back_as_they_were():
     rows = read("otel_genai", OTEL / "traceloop_openai.jsonl")
     # It records nothing of a call with an image, unless it may upload the image.
     assert refusals(rows) == [(3, "contents were not recorded"), (4, "no model call")]
     assert_holds_conversation(calls_of(rows), num_calls=2, keeps_reasoning=False)
-
-
-def test_the_older_attributes_are_read_and_what_they_lack_is_named():
-    rows = read("otel_genai", OTEL / "traceloop_openai_old.jsonl")
-    first, second, third = calls_of(rows)
-    assert_holds_conversation(
-        [first, second], num_calls=2, keeps_reasoning=False, loses_reasoning=True
-    )
-    assert (third.messages[-2], third.losses) == (
-        {"role": "user", "content": ""},
-        ("content truncated by the log",),
-    )
-
-
-def test_messages_in_log_records_are_joined_with_their_spans():
-    folder = OTEL / "events"
-    rows = read("otel_genai", folder / "logs.jsonl", folder / "spans.jsonl")
-    first, second, third = calls_of(rows)
-    assert refusals(rows) == [(4, "no model call")]
-    assert shown(first.messages)[:2] == [
-        "system You help in a shop. Use the tools.",
-        "user What does the lamp cost, and how many are left?",
-    ]
-    assert [len(call.also_at) for call in (first, second, third)] == [3, 6, 8]
-    # The instrumentation leaves the text beside a call out of later histories.
-    assert shown(second.messages)[2:] == [
-        'assistant  price{"item": "lamp"} stock{"item": "lamp", "shop": "\\u00c5bo"}',
-        'tool {"price": 12}',
-        "tool 3",
-        "assistant The lamp costs 12 €; 3 are left.",
-    ]
-    assert third.losses == ("images left out",)
-    assert [call.finish_reason for call in (first, second, third)] == [
-        "tool_calls",
-        "stop",
-        "length",
-    ]
 
 
 def test_log_records_without_their_spans_and_spans_without_their_records_are_refused():
@@ -125,26 +76,6 @@ def test_log_records_without_their_spans_and_spans_without_their_records_are_ref
         "contents were not recorded",
         "no model call",
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "num_calls", "keeps_reasoning"),
-    [("openai", 3, False), ("anthropic", 2, True), ("responses", 2, True)],
-)
-def test_calls_of_openinference_come_back_as_they_were(name, num_calls, keeps_reasoning):
-    rows = read("openinference", INFERENCE / f"{name}.jsonl")
-    calls = calls_of(rows)
-    assert_holds_conversation(calls, num_calls=num_calls, keeps_reasoning=keeps_reasoning)
-    assert [reason for _, reason in refusals(rows)] == ["no model call"]
-    assert calls[0].metadata["cache_read_tokens"] == 16
-
-
-def test_calls_of_the_ai_sdk_come_back_as_they_were():
-    rows = read("otel_genai", OTEL / "ai_sdk.jsonl")
-    # Its client of chat completions reads no reasoning.
-    assert_holds_conversation(calls_of(rows), keeps_reasoning=False, loses_reasoning=True)
-    assert {call.group for call in calls_of(rows)} == {"shop-1"}
-    assert [reason for _, reason in refusals(rows)] == ["no model call"] * 3
 
 
 def test_parts_of_the_ai_sdk_are_read_in_the_shapes_of_all_its_versions(tmp_path):
@@ -196,23 +127,6 @@ def test_parts_of_the_ai_sdk_are_read_in_the_shapes_of_all_its_versions(tmp_path
     assert (call.usage.prompt_tokens, call.model) == (5, "m")
     assert call.tools[0]["function"]["parameters"] == {"type": "object"}
     assert refusals(rows) == [(1, "contents were not recorded")]
-
-
-def test_calls_that_openrouter_broadcast_are_read_with_their_cost():
-    rows = read("openrouter", SAMPLES / "openrouter" / "broadcast.json")
-    (call,) = calls_of(rows)
-    assert shown(call.messages) == [
-        "system Be brief.",
-        "user Price of the lamp? ☂",
-        'assistant Let me look. price{"item":"lamp"}',
-    ]
-    assert call.messages[-1]["reasoning_content"] == "A tool is needed."
-    assert (call.model, call.provider) == ("anthropic/claude-sonnet-4", "anthropic")
-    assert (call.group, call.cost_usd, call.finish_reason) == ("session-1", 0.0021, "tool_calls")
-    assert (call.usage.prompt_tokens, call.usage.completion_tokens) == (40, 12)
-    assert call.metadata["cache_read_tokens"] == 8
-    assert call.tools[0]["function"]["name"] == "price"
-    assert refusals(rows) == [(1, "no model call")]
 
 
 def test_attributes_may_be_json_texts_or_structured_and_names_may_be_snake_case(tmp_path):

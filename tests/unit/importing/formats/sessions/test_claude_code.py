@@ -65,17 +65,6 @@ def test_a_session_that_claude_code_wrote_holds_what_the_endpoint_saw():
     assert [row.finish_reason for row in (main, later, agent)] == ["stop"] * 3
 
 
-def test_what_the_model_did_not_write_after_a_compaction_is_not_trained():
-    _, later = conversations(read("claude_code", _FOLDER / "session.jsonl"))
-    assert [
-        (m["content"], m.get("weight")) for m in later.messages if m["role"] == "assistant"
-    ] == [
-        ("12 and 30.", 0),
-        ("No response requested.", 0),
-        ("42 €.", None),
-    ]
-
-
 def test_a_question_that_was_asked_again_is_a_branch_and_tokens_count_once(tmp_path):
     first, second = conversations(
         session(
@@ -213,16 +202,6 @@ def test_hostile_links_and_broken_lines_do_not_stop_the_reader(tmp_path):
 def test_a_session_is_recognised_whatever_its_first_line(first, tmp_path):
     path = write_lines(tmp_path / "s.jsonl", first)
     assert recognised_by(path) == ["claude_code"]
-
-
-def test_what_claude_code_prints_is_refused_as_it_lacks_the_users_messages():
-    rows = read("claude_code_output", SAMPLES / "claude_code_output" / "printed.jsonl")
-    assert {reason for _, reason in refusals(rows)} == {
-        "the output lacks the user's messages",
-        "holds no reply of the model",  # of the sub-agent, whose prompt alone is printed
-    }
-    assert len(rows) == 2
-    assert any("~/.claude/projects" in row.detail for row in rows)
 
 
 def test_printed_sessions_with_the_users_messages_are_read_by_thread(tmp_path):

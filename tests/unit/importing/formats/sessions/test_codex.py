@@ -63,12 +63,6 @@ def test_a_thread_that_codex_wrote_holds_what_the_endpoint_saw():
     assert (first.losses, later.losses) == (("images left out",), ())
 
 
-def test_what_codex_prints_is_refused_with_the_place_of_its_threads():
-    (row,) = read("codex_exec", SAMPLES / "codex_exec" / "printed.jsonl")
-    assert row.reason == "the output of `codex exec --json` lacks the prompts and the tools' calls"
-    assert "~/.codex/sessions" in row.detail
-
-
 def test_going_back_to_an_earlier_turn_begins_a_branch(tmp_path):
     rows = thread(
         tmp_path,

@@ -1,0 +1,333 @@
+"""Reads datasets of OpenAI (fine-tuning, preferences, evals), TRL, ShareGPT, Alpaca and Dolly.
+
+ShareGPT's turns say who they are from; a row of Alpaca has an instruction, an input that belongs to
+it, and an output.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from stillroom.data.checks import as_number, describe
+from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError, has_row, row_reader
+from stillroom.importing.payloads.fields import as_list, as_row, first_text, text_of, usage_of
+from stillroom.importing.payloads.messages import (
+    AUDIO_LOST,
+    FILES_LOST,
+    IMAGES_LOST,
+    NO_MESSAGES,
+    MessageReader,
+    tool_call,
+    tool_schemas,
+)
+from stillroom.importing.records import LoggedConversation, SourceRow, TraceFormat
+
+_OF_OTHER_FORMATS = frozenset(
+    (
+        "body", "choices", "chosen", "completion", "events", "history", "kind", "object", "output",
+        "outputs", "rejected", "request", "response", "scores", "steps", "stop_reason",
+        "trajectory", "trajectory_format", "usage",
+    )
+)  # fmt: skip
+"""Fields next to `messages` that a log or a result has, and a dataset does not."""
+_CHAT_FIELDS = ("messages", "tools", "functions", "id", "model")
+_COMPLETION_FIELDS = ("prompt", "completion", "tools")
+_OPENAI_PAIR = {"preferred": "preferred_output", "non_preferred": "non_preferred_output"}
+_TRL_PAIR = {"chosen": "chosen", "rejected": "rejected"}
+"""The fields of the two answers by the part of the row that each becomes, the preferred first."""
+
+
+def conversation(
+    row: JsonRow, messages: list[Row], reader: MessageReader, *, read: Sequence[str], **fields: Any
+) -> LoggedConversation:
+    """Returns the conversation of a dataset's row.
+
+    `read` are the fields whose content is in the messages or in `fields`; all others are metadata.
+    """
+    data = row.data
+    others = {key: value for key, value in data.items() if key not in read and value is not None}
+    judged = _judgement(others) if "scores" not in fields else {}
+    if isinstance(others.get("metadata"), dict):
+        others |= others.pop("metadata")
+    named: Row = {"id": first_text(data, "id"), "model": first_text(data, "model")}
+    named |= {"metadata": others, "scores": judged} | fields
+    named["tools"] = tool_schemas(fields.get("tools"))
+    losses = tuple(reader.losses)
+    return LoggedConversation(
+        place=row.place, messages=messages, is_call=False, losses=losses, **named
+    )
+
+
+def _judgement(fields: Row) -> dict[str, float]:
+    """Takes the reward or the success of a row out of its fields, and returns it as a score."""
+    reward, success = as_number(fields.get("reward")), fields.get("success")
+    if reward is not None:
+        del fields["reward"]
+    elif isinstance(success, bool):
+        reward = float(fields.pop("success"))
+    return {} if reward is None else {"reward": reward}
+
+
+def turns_of(value: Any, role: str, reader: MessageReader) -> list[Row]:
+    """Returns messages, or the message of a text. Raises UnreadableRowError if it is neither."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    return reader.messages(value, role)
+
+
+def is_chat_row(row: Row) -> bool:
+    """Returns whether a row holds a conversation under `messages`, and is no log of a call."""
+    return not _OF_OTHER_FORMATS & row.keys() and _are_messages(row.get("messages"))
+
+
+def is_completion_row(row: Row) -> bool:
+    """Returns whether a row is a prompt with its completion: texts, or messages as TRL has them."""
+    prompt, completion = row.get("prompt"), row.get("completion")
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return row.keys() <= {"prompt", "completion", "metadata", "id"}
+    return _are_messages(prompt) and _are_messages(completion) and "reward" not in row
+
+
+def _are_messages(value: Any) -> bool:
+    messages = as_list(value)
+    return bool(messages) and isinstance(as_row(messages[0]).get("role"), str)
+
+
+def _fine_tuning(row: JsonRow) -> Iterable[SourceRow]:
+    data, reader = row.data, MessageReader()
+    if "messages" in data:
+        messages, read = reader.messages(data["messages"]), _CHAT_FIELDS
+    elif is_completion_row(data):
+        messages = turns_of(data["prompt"], "user", reader)
+        messages += turns_of(data["completion"], "assistant", reader)
+        read = _COMPLETION_FIELDS
+    else:
+        raise UnreadableRowError("has no messages", "a row has messages, or prompt and completion")
+    tools = data.get("tools") or data.get("functions")
+    return [conversation(row, messages, reader, read=read, tools=tools)]
+
+
+def _pair(
+    row: JsonRow, request: Row, prompt: str, fields: Mapping[str, str]
+) -> Iterator[SourceRow]:
+    """Yields both answers of a preference row: the score `preferred` is 1 for one, 0 for the other.
+
+    Each is a part of its line. `request` has the prompt under that name, unless the answers repeat
+    it.
+    """
+    for score, (part, field) in zip((1.0, 0.0), fields.items(), strict=True):
+        reader = MessageReader()
+        given = turns_of(request[prompt], "user", reader) if request.get(prompt) else []
+        answer = turns_of(row.data.get(field), "assistant", reader)
+        is_whole = answer[0]["role"] != "assistant"
+        yield conversation(
+            JsonRow(replace(row.place, part=part), row.data),
+            answer if is_whole else [*given, *answer],
+            reader,
+            read=("tools", "prompt" if request is row.data else "input", *fields.values()),
+            tools=request.get("tools"),
+            scores={"preferred": score},
+        )
+
+
+def _eval_items(row: JsonRow) -> Iterator[SourceRow]:
+    """Yields the conversation of one output item of an eval's run, with its graders' scores."""
+    data, reader = row.data, MessageReader()
+    sample = as_row(data.get("sample"))
+    error = as_row(sample.get("error")).get("message")
+    output = as_list(sample.get("output"))
+    if not output and not error:
+        raise UnreadableRowError("has no reply", "sample.output is empty")
+    messages = reader.messages(sample.get("input"), "sample.input")
+    messages += reader.messages(output, "sample.output") if output else []
+    yield conversation(
+        row,
+        messages,
+        reader,
+        read=(),
+        provider="openai",
+        model=first_text(sample, "model"),
+        usage=usage_of(sample.get("usage")),
+        finish_reason=first_text(sample, "finish_reason"),
+        error=text_of(error),
+        scores=dict(_grades(data.get("results"))),
+        metadata={"item": as_row(data.get("datasource_item"))},
+    )
+
+
+def _grades(results: Any) -> Iterator[tuple[str, float]]:
+    for grade in map(as_row, as_list(results)):
+        score, name = as_number(grade.get("score")), grade.get("name")
+        if score is None and isinstance(grade.get("passed"), bool):
+            score = float(grade["passed"])
+        if isinstance(name, str) and score is not None:
+            yield name, score
+
+
+FINE_TUNING = TraceFormat(
+    name="openai_fine_tuning",
+    title="OpenAI fine-tuning files (chat rows, also legacy prompt and completion)",
+    is_recognised=has_row(lambda row: is_chat_row(row) or is_completion_row(row)),
+    read=row_reader(_fine_tuning),
+)
+PREFERENCES = TraceFormat(
+    name="openai_preferences",
+    title="OpenAI preference fine-tuning files",
+    is_recognised=has_row(
+        lambda row: "messages" in as_row(row.get("input")) and "non_preferred_output" in row
+    ),
+    read=row_reader(
+        lambda row: _pair(row, as_row(row.data.get("input")), "messages", _OPENAI_PAIR)
+    ),
+)
+TRL_PREFERENCES = TraceFormat(
+    name="trl_preferences",
+    title="Preference pairs as TRL has them (prompt, chosen, rejected)",
+    is_recognised=has_row(
+        lambda row: all(isinstance(row.get(name), str | list) and row[name] for name in _TRL_PAIR)
+    ),
+    read=row_reader(lambda row: _pair(row, row.data, "prompt", _TRL_PAIR)),
+)
+EVAL_ITEMS = TraceFormat(
+    name="openai_evals",
+    title="Output items of OpenAI eval runs",
+    is_recognised=has_row(lambda row: row.get("object") == "eval.run.output_item"),
+    read=row_reader(_eval_items),
+)
+
+
+_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "function_call": "call",
+    "tool_call": "call",
+    "observation": "tool",
+    "function_response": "tool",
+    "tool_response": "tool",
+    "tool": "tool",
+}
+_MEDIA = {"images": IMAGES_LOST, "image": IMAGES_LOST, "audios": AUDIO_LOST, "videos": FILES_LOST}
+_FIELDS = ("conversations", "conversation", "system", "tools", "id", "model", *_MEDIA)
+
+
+def is_sharegpt_row(row: Row) -> bool:
+    """Returns whether a row holds turns with `from` and `value`, or `conversations` of messages."""
+    turns = as_list(row.get("conversations", row.get("conversation")))
+    first = as_row(turns[0]) if turns else {}
+    are_messages = "conversations" in row and {"role", "content"} <= first.keys()
+    return are_messages or ("from" in first and ("value" in first or len(first) == 1))
+
+
+def conversation_of_sharegpt_row(row: JsonRow) -> LoggedConversation:
+    """Returns the conversation of a ShareGPT row. Raises UnreadableRowError if it holds none."""
+    data, reader = row.data, MessageReader()
+    turns = as_list(value := data.get("conversations", data.get("conversation")))
+    if not turns:
+        detail = f"conversations must be a non-empty list, not {describe(value)}"
+        raise UnreadableRowError(NO_MESSAGES, detail)
+    are_messages = "role" in as_row(turns[0])
+    messages = reader.messages(turns, "conversations") if are_messages else [*_messages(turns)]
+    if (system := first_text(data, "system")) and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    for field, loss in _MEDIA.items():
+        if data.get(field):
+            reader.lose(loss)
+    return conversation(row, messages, reader, read=_FIELDS, tools=data.get("tools"))
+
+
+def _messages(turns: list[Any]) -> Iterator[Row]:
+    """Yields the messages of turns; a call becomes a message with one or more tool calls."""
+    open_calls: list[str] = []
+    for index, turn in enumerate(turns):
+        fields = as_row(turn)
+        role, value = _ROLES.get(first_text(fields, "from") or ""), fields.get("value")
+        if role is None or not isinstance(value, str):
+            detail = f"turn {index} must have `from` and the text `value`, not {describe(turn)}"
+            raise UnreadableRowError("a turn is from an unknown role", detail)
+        message: Row = {"role": role, "content": value}
+        if role == "call":
+            calls = [
+                tool_call({"id": f"call_{index}_{number}"} | as_row(call))
+                for number, call in enumerate(_decoded(value))
+            ]
+            open_calls = [call["id"] for call in calls]
+            message = {"role": "assistant", "content": "", "tool_calls": calls}
+        elif role == "tool" and open_calls:
+            message["tool_call_id"] = open_calls.pop(0)
+        if fields.get("weight") is not None:
+            message["weight"] = fields["weight"]
+        yield message
+
+
+def _decoded(value: str) -> list[Any]:
+    try:
+        decoded = msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise UnreadableRowError("a tool call is not valid JSON", str(error)) from error
+    return as_list(decoded) or [decoded]
+
+
+_OUTPUTS = ("output", "response")
+_INPUTS = ("input", "context")
+_ALPACA_FIELDS = ("instruction", "system", "history", "id", *_OUTPUTS, *_INPUTS)
+
+
+def is_alpaca_row(row: Row) -> bool:
+    """Returns whether a row has the text of an instruction and that of its output."""
+    has_output = any(isinstance(row.get(name), str) for name in _OUTPUTS)
+    return isinstance(row.get("instruction"), str) and has_output
+
+
+def conversation_of_alpaca_row(row: JsonRow) -> LoggedConversation:
+    """Returns the conversation of an Alpaca row: the input follows the instruction.
+
+    Raises UnreadableRowError if it holds none.
+    """
+    data = row.data
+    if not is_alpaca_row(data):
+        detail = f"instruction and output must be texts, not {describe(data.get('instruction'))}"
+        raise UnreadableRowError("has no instruction and output", detail)
+    output = next(data[name] for name in _OUTPUTS if isinstance(data.get(name), str))
+    texts = (data["instruction"], first_text(data, *_INPUTS))
+    system = first_text(data, "system")
+    messages = [
+        *([{"role": "system", "content": system}] if system else []),
+        *_earlier_turns(data.get("history")),
+        {"role": "user", "content": "\n\n".join(text for text in texts if text)},
+        {"role": "assistant", "content": output},
+    ]
+    return conversation(row, messages, MessageReader(), read=_ALPACA_FIELDS, model=None)
+
+
+def _earlier_turns(history: Any) -> Iterator[Row]:
+    """Yields the messages of earlier turns, which are pairs of a question and its answer."""
+    for pair in as_list(history):
+        texts = as_list(pair)
+        if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
+            detail = f"history must hold pairs of texts, not {describe(pair)}"
+            raise UnreadableRowError("the history cannot be read", detail)
+        yield {"role": "user", "content": texts[0]}
+        yield {"role": "assistant", "content": texts[1]}
+
+
+SHAREGPT = TraceFormat(
+    name="sharegpt",
+    title="ShareGPT datasets",
+    is_recognised=has_row(is_sharegpt_row),
+    read=row_reader(lambda row: [conversation_of_sharegpt_row(row)]),
+)
+ALPACA = TraceFormat(
+    name="alpaca",
+    title="Alpaca and Dolly datasets",
+    is_recognised=has_row(is_alpaca_row),
+    read=row_reader(lambda row: [conversation_of_alpaca_row(row)]),
+)

@@ -1,0 +1,358 @@
+"""Reads rollouts of environments and trainers: verifiers, rnow, NeMo Gym and Stillroom.
+
+verifiers saves `results.jsonl`, and since 0.4 `traces.jsonl`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stillroom.data.checks import as_number, decode_row
+from stillroom.data.layouts.detect import RULES, RolloutLayout, layout_of
+from stillroom.data.layouts.foreign import count, numbers_by_name
+from stillroom.importing.formats.sessions.message_tree import NO_REPLY
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    convert_rows,
+    has_row,
+    head_rows,
+    read_document,
+    read_json_rows,
+    row_reader,
+)
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    first_text,
+    iso_time,
+    positive_number,
+    short_answer,
+    without_nothing,
+)
+from stillroom.importing.payloads.messages import MessageReader, tool_schemas
+from stillroom.importing.records import LoggedConversation, Place, SourceRow, TraceFormat
+from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
+from stillroom.types import StopReason, Usage
+
+_METADATA = "metadata.json"
+_RESULT_FIELDS = frozenset(
+    (
+        "answer", "completion", "error", "example_id", "generation_ms", "info", "is_completed",
+        "is_truncated", "metrics", "prompt", "reward", "scoring_ms", "stop_condition", "task",
+        "timing", "token_usage", "tool_defs", "total_ms", "trajectory", "version_info", "_env_id",
+    )
+)  # fmt: skip
+"""Fields of a result that are no metrics of its environment."""
+_SETUP = frozenset(
+    (
+        "artifact_max_bytes", "artifacts", "idx", "network_allow", "network_block", "prompt",
+        "resources", "skills", "system_prompt", "timeout",
+    )
+)  # fmt: skip
+"""Fields of a task's data that say how it was run."""
+
+
+def read_results(paths: Sequence[Path]) -> Iterator[SourceRow]:
+    """Yields the rollouts of results files; the model's name is in `metadata.json` next to one."""
+    for path in (path for path in paths if path.name != _METADATA):
+        model = first_text(read_document(path.parent / _METADATA), "model")
+        yield from convert_rows(
+            read_json_rows(path), lambda row, model=model: [_result(row, model)]
+        )
+
+
+def _result(row: JsonRow, model: str | None) -> LoggedConversation:
+    data, reader = row.data, MessageReader()
+    prompt = _turns(data.get("prompt"), "user", reader)
+    completion = _turns(data.get("completion"), "assistant", reader)
+    if not any(message["role"] == "assistant" for message in completion):
+        raise UnreadableRowError(NO_REPLY, str(data.get("error") or ""))
+    metrics = {key: value for key, value in data.items() if key not in _RESULT_FIELDS}
+    reward, milliseconds = as_number(data.get("reward")), data.get("total_ms")
+    tokens, error = as_row(data.get("token_usage")), data.get("error")
+    timing = as_row(data.get("timing"))
+    milliseconds = positive_number(timing.get("total_ms", milliseconds))
+    return LoggedConversation(
+        place=row.place,
+        messages=list(_linked([*prompt, *completion])),
+        is_call=False,
+        tools=tool_schemas(data.get("tool_defs")),
+        model=model,
+        usage=_usage([tokens]) if tokens else None,
+        duration_s=None if milliseconds is None else milliseconds / 1000,
+        finish_reason="length" if data.get("is_truncated") is True else None,
+        error=msgspec.json.encode(error).decode() if error else None,
+        scores=({} if reward is None else {"reward": reward})
+        | numbers_by_name(metrics)
+        | numbers_by_name(data.get("metrics")),
+        losses=tuple(reader.losses),
+        metadata=without_nothing(
+            example_id=data.get("example_id"),
+            task=data.get("task"),
+            answer=data.get("answer"),
+            expected_answer=short_answer(data.get("answer")),
+            info=data.get("info"),
+        ),
+    )
+
+
+def _turns(value: Any, role: str, reader: MessageReader) -> list[Row]:
+    """Returns messages, which in a text environment are one text."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    return reader.turns([_with_calls(as_row(message)) for message in as_list(value)])
+
+
+def _with_calls(message: Row) -> Row:
+    """Returns a message whose tool calls, which some versions write as texts, are objects."""
+    calls = [
+        decode_row(call.encode("utf-8", "replace")) if isinstance(call, str) else call
+        for call in as_list(message.get("tool_calls"))
+    ]
+    return message | {"tool_calls": calls}
+
+
+def _linked(messages: list[Row]) -> Iterator[Row]:
+    """Yields the messages with the results of tools linked to their calls, by their order.
+
+    Some versions leave the ids of the calls out of the results.
+    """
+    open_calls: list[str] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            open_calls = [call["id"] for call in message.get("tool_calls", ()) if "id" in call]
+        elif message["role"] == "tool" and open_calls:
+            yield {"tool_call_id": open_calls.pop(0)} | message
+            continue
+        yield message
+
+
+def _usage(all_counts: Iterable[Mapping[str, Any]]) -> Usage:
+    """Returns the sum of tokens; those of prompts from a cache are counted separately."""
+    total = Usage()
+    for counts in all_counts:
+        named = {name: int(positive_number(value) or 0) for name, value in counts.items()}
+        prompt = named.get("prompt_tokens", 0) + named.get("cached_input_tokens", 0)
+        total += Usage(
+            prompt_tokens=named.get("input_tokens", 0) or prompt,
+            completion_tokens=named.get("completion_tokens", 0) or named.get("output_tokens", 0),
+        )
+    return total
+
+
+def _episode(row: JsonRow) -> Iterator[SourceRow]:
+    """Yields the branches of each agent's trace of an episode.
+
+    Raises UnreadableRowError if there is none with a reply.
+    """
+    traces = [as_row(trace) for trace in as_list(row.data.get("traces"))]
+    branches = [branch for trace in traces for branch in _branches(row, trace)]
+    if not branches:
+        errors = [as_row(error) for error in as_list(row.data.get("errors"))]
+        raise UnreadableRowError(NO_REPLY, str(errors[-1].get("message", "")) if errors else "")
+    yield from branches
+
+
+def _branches(row: JsonRow, trace: Row) -> Iterator[LoggedConversation]:
+    nodes = [as_row(node) for node in as_list(trace.get("nodes"))]
+    calls = [as_row(call) for call in as_list(trace.get("calls"))]
+    parents = {_parent(node, index) for index, node in enumerate(nodes)}
+    counted: set[int] = set()
+    for leaf in (index for index in range(len(nodes)) if index not in parents):
+        path = _path(nodes, leaf)
+        own_nodes = {*path} - counted
+        own = [c for c in calls if isinstance(c.get("node"), int) and c["node"] in own_nodes]
+        if not any(nodes[index].get("sampled") is True for index in own_nodes):
+            continue
+        is_first = not counted
+        # A turn that another branch holds is only read here.
+        branch = [nodes[i] | ({"sampled": False} if i in counted else {}) for i in path]
+        counted.update(path)
+        yield _branch(row, trace, branch, own, leaf, is_first)
+
+
+def _parent(node: Row, index: int) -> int | None:
+    """Returns the index of the node before; None at the beginning. Links go backwards only."""
+    parent = node.get("parent")
+    if not isinstance(parent, int) or isinstance(parent, bool):
+        return None
+    return parent if 0 <= parent < index else None
+
+
+def _path(nodes: Sequence[Row], leaf: int) -> list[int]:
+    path, index = list[int](), leaf
+    while True:
+        path.append(index)
+        parent = _parent(nodes[index], index)
+        if parent is None:
+            return path[::-1]
+        index = parent
+
+
+def _branch(
+    row: JsonRow, trace: Row, nodes: list[Row], calls: list[Row], leaf: int, is_first: bool
+) -> LoggedConversation:
+    reader, messages = MessageReader(), list[Row]()
+    for node in nodes:
+        for message in reader.turn(_with_calls(as_row(node.get("message")))):
+            is_context = message["role"] == "assistant" and node.get("sampled") is not True
+            messages.append(message | {"weight": 0} if is_context else message)
+    trace_id = first_text(trace, "id")
+    agent, timing = as_row(trace.get("agent")), as_row(trace.get("timing"))
+    failures = [as_row(error).get("message") for error in as_list(trace.get("errors"))]
+    last_call = calls[-1] if calls else Row()
+    model = first_text(last_call, "model") or first_text(as_row(agent.get("config")), "model")
+    task = as_row(as_row(trace.get("task") or row.data.get("task")).get("data"))
+    place, is_alone = row.place, len(as_list(row.data.get("traces"))) == 1
+    if not is_alone or not is_first:
+        place = Place(place.path, place.line, f"{trace_id}/{leaf}")
+    return LoggedConversation(
+        place=place,
+        messages=messages,
+        is_call=False,
+        tools=tool_schemas(nodes[0].get("tools") or trace.get("tools")),
+        group=first_text(row.data, "id"),
+        id=trace_id if is_first else f"{trace_id}/{leaf}",
+        parent=None if is_first else trace_id,
+        model=model,
+        usage=_usage(usages) if (usages := [as_row(c.get("usage")) for c in calls]) else None,
+        started_at=iso_time(timing.get("start")),
+        finish_reason=first_text(last_call, "finish_reason"),
+        error=str(failures[-1]) if failures and trace.get("ok") is not True else None,
+        scores=dict(_trace_scores(trace)),
+        losses=tuple(reader.losses),
+        metadata=without_nothing(
+            environment=as_row(row.data.get("env")).get("id"),
+            agent=agent.get("name"),
+            task={key: value for key, value in task.items() if key not in _SETUP},
+            # Of several agents each may have a part of the task.
+            expected_answer=short_answer(task.get("answer")) if is_alone else None,
+            info=trace.get("info"),
+        ),
+    )
+
+
+def _trace_scores(trace: Row) -> Iterator[tuple[str, float]]:
+    """Yields the total reward, the rewards before they are weighted, and the metrics."""
+    total, is_scored = 0.0, False
+    for name, value in as_row(trace.get("rewards")).items():
+        score = as_number(as_row(value).get("score"))
+        if score is not None:
+            weight = as_number(as_row(value).get("weight"))
+            total, is_scored = total + score * (1.0 if weight is None else weight), True
+            yield name, score
+    if is_scored:
+        yield "reward", total
+    yield from numbers_by_name(trace.get("metrics")).items()
+
+
+def _are_results(path: Path, head: bytes) -> bool:
+    if path.name == _METADATA:
+        return any(
+            {"env_id", "model", "rollouts_per_example"} <= row.keys() for row in head_rows(head)
+        )
+    return any(
+        {"prompt", "completion", "reward"} <= row.keys()
+        and bool({"example_id", "task"} & row.keys())
+        for row in head_rows(head)
+    )
+
+
+RESULTS = TraceFormat(
+    name="verifiers",
+    title="verifiers results (results.jsonl)",
+    is_recognised=_are_results,
+    read=read_results,
+)
+EPISODES = TraceFormat(
+    name="verifiers_traces",
+    title="verifiers traces (traces.jsonl, since 0.4)",
+    is_recognised=has_row(lambda row: {"env", "task", "traces", "ok"} <= row.keys()),
+    read=row_reader(_episode),
+)
+
+
+_ENDINGS = {StopReason.ANSWERED: "stop", StopReason.MAX_TOKENS: "length"}
+
+
+def _reader_of(layout: RolloutLayout) -> Callable[[Sequence[Path]], Iterator[SourceRow]]:
+    rules = RULES[layout]
+
+    def conversation(row: JsonRow) -> Iterator[SourceRow]:
+        if layout_of(row.data) is not layout:
+            raise UnreadableRowError(
+                f"is not a rollout of {layout}", "it lacks the layout's fields"
+            )
+        problem = next(rules.problems(row.data), None)
+        if problem is not None:
+            detail = f"{problem.field} {problem.message}; {problem.fix}"
+            raise UnreadableRowError("the rollout cannot be read", detail)
+        yield _conversation(row, rules.read(row.data))
+
+    return row_reader(conversation)
+
+
+def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:
+    """Returns a rollout, which is in our layout, as it is imported."""
+    reader, usage = MessageReader(), as_row(rollout.get("usage"))
+    reward, rewards = rollout.get("reward"), numbers_by_name(rollout.get("rewards"))
+    teacher = as_row(rollout.get("teacher"))
+    failure = as_row(rollout.get("error")).get("message")
+    tokens = Usage(
+        prompt_tokens=count(usage.get("prompt_tokens")),
+        completion_tokens=count(usage.get("completion_tokens")),
+    )
+    return LoggedConversation(
+        place=row.place,
+        messages=reader.messages(rollout["messages"]),
+        is_call=False,
+        tools=tool_schemas(as_list(rollout.get("tools"))),
+        id=first_text(rollout, "id"),
+        provider=first_text(teacher, "provider"),
+        model=first_text(teacher, "model"),
+        usage=None if tokens == Usage() else tokens,
+        cost_usd=positive_number(rollout.get("cost_usd")),
+        started_at=iso_time(rollout.get("started_at")),
+        duration_s=positive_number(row.data.get("latency", rollout.get("duration_s"))),
+        finish_reason=_ENDINGS.get(rollout["stop_reason"]),
+        error=failure if isinstance(failure, str) else None,
+        scores=rewards | _judged(reward, rollout.get("success")),
+        losses=tuple(reader.losses),
+        metadata=as_row(rollout.get("metadata")),
+    )
+
+
+def _judged(reward: float | None, success: bool | None) -> dict[str, float]:
+    """Returns the reward of a rollout; one that its source judges otherwise has that judgement."""
+    if success is None or (reward is not None and (reward >= SUCCESS_THRESHOLD) == success):
+        return {} if reward is None else {"reward": reward}
+    total = {} if reward is None else {"total_reward": reward}
+    return total | {"reward": float(success)}
+
+
+def _recogniser_of(layout: RolloutLayout) -> Callable[[Path, bytes], bool]:
+    return lambda _path, head: any(layout_of(row) is layout for row in head_rows(head))
+
+
+ROLLOUTS = TraceFormat(
+    name="stillroom",
+    title="Rollouts of Stillroom: generated, evaluated or imported",
+    is_recognised=has_row(lambda row: {"task_id", "messages", "stop_reason"} <= row.keys()),
+    read=_reader_of(RolloutLayout.STILLROOM),
+)
+RNOW = TraceFormat(
+    name="rnow",
+    title="rnow rollouts",
+    is_recognised=_recogniser_of(RolloutLayout.RNOW),
+    read=_reader_of(RolloutLayout.RNOW),
+)
+NEMO_GYM = TraceFormat(
+    name="nemo_gym",
+    title="NeMo Gym rollouts",
+    is_recognised=_recogniser_of(RolloutLayout.NEMO_GYM),
+    read=_reader_of(RolloutLayout.NEMO_GYM),
+)

@@ -1,0 +1,124 @@
+"""Finds the keys in a request: in its headers, its URL and the fields of its body for keys."""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, cast
+from urllib.parse import unquote_plus, urlsplit
+
+import msgspec
+
+from stillroom.recording.headers import RequestHead
+from stillroom.secrecy.redaction import MARK, is_secret_name
+
+_KEY_NAMES = frozenset(
+    ("auth", "connection_string", "cookie", "proxy-authorization", "x-amz-credential")
+)
+"""Names of headers, parameters and fields that hold keys, besides those that `is_secret_name` knows
+and all that end with `signature`."""
+_KEY_PARAMETERS = frozenset(("code", "sig"))
+"""Further names of parameters of URLs that hold keys: Azure's."""
+_OTHER_NAMES = frozenset(("prompt_cache_key", "tool_choice"))
+_SCHEME = re.compile(r"^[A-Za-z][\w-]*\s+")
+_AUTH_PARAMETER = re.compile(
+    r"(?i)\b(?:signature|response|credential|oauth_\w+|token|key)=\"?(?P<value>[^\",\s]+)"
+)
+"""The parameters of an Authorization header, such as AWS's `Signature=`, that are secret."""
+_PARAMETER = re.compile(r"[?&;](?P<name>[^=&;/?]*)=")
+_CONVERSATION = frozenset(("messages", "input", "instructions", "system", "prompt"))
+"""The fields of a request that hold the conversation, which is recorded as it is."""
+_URL = re.compile(r"https?://\S+")
+_FIELD = re.compile(rb'"([\w.-]{1,64})"\s*:\s*"((?:[^"\\]|\\.)*)', re.DOTALL)
+
+
+def request_keys(head: RequestHead, body: bytes) -> tuple[str, ...]:
+    """Returns the keys in a request, each once, in every form in which a reply may repeat them."""
+    return tuple(dict.fromkeys((*_keys_in_head(head), *_keys_in_body(body))))
+
+
+def without_keys(url: str) -> str:
+    """Returns a URL, or a path and query, with a mark in place of each key."""
+    for start, end in reversed([*_key_spans(url)]):
+        url = url[:start] + MARK + url[end:]
+    return url
+
+
+def _is_key_name(name: str) -> bool:
+    name = name.lower()
+    if name in _OTHER_NAMES:
+        return False
+    return name in _KEY_NAMES or name.endswith("signature") or is_secret_name(name)
+
+
+def _keys_in_head(head: RequestHead) -> Iterator[str]:
+    for name, value in head.headers.items():
+        if _is_key_name(name):
+            yield from _forms(value)
+    yield from _keys_in_url(head.target)
+
+
+def _forms(value: str) -> Iterator[str]:
+    """Yields the value of a header or field for keys, and the parts of it that are secret."""
+    plain = _SCHEME.sub("", value)
+    yield value
+    yield plain
+    yield from (part.partition("=")[2] for part in value.split("; "))
+    yield from (match["value"] for match in _AUTH_PARAMETER.finditer(value))
+    if value.lower().startswith("basic "):
+        try:
+            login = base64.b64decode(plain, validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            return
+        yield login
+        yield login.partition(":")[2]
+
+
+def _keys_in_url(url: str) -> Iterator[str]:
+    values = [url[start:end] for start, end in _key_spans(url)]
+    with suppress(ValueError):
+        values.append(urlsplit(url).password or "")
+    for value in values:
+        for form in (value, value.partition(";")[0]):
+            yield form
+            yield unquote_plus(form)
+
+
+def _key_spans(url: str) -> Iterator[tuple[int, int]]:
+    """Yields the start and end of the value of each parameter for keys, in query and path."""
+    query, last = url.find("?"), 0
+    for match in _PARAMETER.finditer(url):
+        start = match.end()
+        name = unquote_plus(match["name"])
+        if match.start() < last or not (_is_key_name(name) or name.lower() in _KEY_PARAMETERS):
+            continue
+        # Not up to a semicolon: where only & separates parameters, it belongs to the key.
+        stops = "&" if 0 <= query < start else "/?"
+        last = min((at for stop in stops if (at := url.find(stop, start)) >= 0), default=len(url))
+        if last > start:
+            yield start, last
+
+
+def _keys_in_body(body: bytes) -> Iterator[str]:
+    """Yields the keys in the fields that the providers' APIs have for them.
+
+    These are `api_key`, `tools[].authorization` and `tools[].headers`, `mcp_servers[]`,
+    `data_sources[]` and any other field outside the conversation whose name says so.
+    """
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        pending = [(k, msgspec.json.decode(v)) for k, v in fields.items() if k not in _CONVERSATION]
+    except (ValueError, RecursionError):
+        # Of a body that is not complete, fields are found wherever they are.
+        pending = [(k.decode(), v.decode(errors="replace")) for k, v in _FIELD.findall(body)]
+    while pending:
+        name, value = pending.pop()
+        if isinstance(value, dict):
+            pending += cast("dict[str, Any]", value).items()
+        elif isinstance(value, list):
+            pending += [(name, one) for one in cast("list[Any]", value)]
+        elif isinstance(value, str) and _is_key_name(name):
+            yield from _forms(value)
+        elif isinstance(value, str) and _URL.fullmatch(value):
+            yield from _keys_in_url(value)

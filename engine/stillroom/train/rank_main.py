@@ -1,0 +1,146 @@
+"""The program of one of the processes that train together.
+
+A launcher starts `python -m stillroom.train.rank_main FOLDER`; the environment variable
+RANK has the number of the process.
+"""
+
+import os
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import torch
+from accelerate import PartialState
+
+from stillroom import __version__
+from stillroom.errors import EngineError, RunCancelledError, RunError
+from stillroom.run_folder import RunFolder
+from stillroom.secrecy.environments import shared_secrets
+from stillroom.secrecy.redaction import RedactedStream, Redactor
+from stillroom.settings import Workspace
+from stillroom.train.config.request import StartTraining, plan_request
+from stillroom.train.distributed.rank_folder import (
+    RankEnd,
+    RankFailure,
+    RankFiles,
+    RankReporter,
+    watch_owner,
+)
+from stillroom.train.loop.session import TrainResult
+from stillroom.train.run import train_in_process
+from stillroom.train.student.collective import WAIT_S, Collective
+
+
+def main() -> int:
+    """Does the rank folder's job as one rank and returns the exit code."""
+    files, rank = RankFiles(Path(sys.argv[1])), int(os.environ["RANK"])
+    write_output_to(files.log(rank), Redactor(shared_secrets().values()))
+    watch_owner(files, files.read_job().owner)
+    is_cuda = torch.cuda.is_available()
+    state = PartialState(cpu=not is_cuda, timeout=timedelta(seconds=WAIT_S))
+    is_sharded = files.read_job().is_sharded
+    peers = Collective(rank, state.num_processes, str(state.device), is_sharded=is_sharded)
+    end = train_as_rank(files, peers)
+    return 0 if end.failure is None else 1
+
+
+def train_as_rank(files: RankFiles, peers: Collective) -> RankEnd:
+    """Does this process's part of the training; records and returns how it ended."""
+    files.begin(peers.rank, peers.size)
+    try:
+        result = _train(files, peers)
+        end = RankEnd(time=time.time(), result=msgspec.to_builtins(result))
+    except RunCancelledError:
+        end = RankEnd(time=time.time(), is_cancelled=True)
+    # Whatever ended this process is recorded, so that the run can report it.
+    except BaseException as error:
+        traceback.print_exc()
+        end = RankEnd(time=time.time(), failure=_failure_of(error))
+    files.end(peers.rank, end)
+    return end
+
+
+def _train(files: RankFiles, peers: Collective) -> TrainResult:
+    job = files.read_job()
+    if job.version != __version__:
+        raise RunError(
+            f"process {peers.rank} has stillroom {__version__}, the run {job.version}",
+            "install the same version on all machines",
+        )
+    workspace = Workspace(Path(job.workspace), shared_secrets())
+    request = StartTraining.model_validate(job.request)
+    return train_in_process(
+        workspace,
+        request,
+        plan_request(workspace, request, run=RunFolder(Path(job.run))),
+        folder=Path(job.run),
+        reporter=RankReporter(files, is_first=peers.is_first),
+        peers=peers,
+    )
+
+
+def _failure_of(error: BaseException) -> RankFailure:
+    leaf = error
+    while isinstance(leaf, BaseExceptionGroup):
+        leaf = leaf.exceptions[0]
+    kind = type(leaf).__name__
+    if isinstance(leaf, EngineError):
+        return RankFailure(kind=kind, problem=leaf.problem, fix=leaf.fix)
+    number = leaf.errno if isinstance(leaf, OSError) else None
+    text = str(leaf).strip()
+    if isinstance(leaf, MemoryError):
+        text = f"out of memory: {text}"
+    return RankFailure(kind=kind, problem=text or kind, errno=number)
+
+
+_CHUNK = 1 << 16
+
+
+def write_output_to(log: Path, redactor: Redactor) -> None:
+    """Sends stdout and stderr, also those of C libraries, to a log without the known secrets.
+
+    A process of its own does the writing, so that the last words of a process that is killed get
+    there too. It ends when nothing holds the two streams any more.
+    """
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        try:
+            os.close(writing)
+            _copy(reading, output, redactor)
+        finally:
+            os._exit(0)  # this process must never train
+    os.close(reading)
+    os.close(output)
+    os.dup2(writing, sys.stdout.fileno())
+    os.dup2(writing, sys.stderr.fileno())
+    os.close(writing)
+
+
+def _copy(reading: int, output: int, redactor: Redactor) -> None:
+    # A signal ends the training's process; this one still has to write its last output.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    for stream in (sys.stdout, sys.stderr):
+        os.close(stream.fileno())
+    clean = RedactedStream(redactor, lambda data: _write_all(output, data))
+    while data := os.read(reading, _CHUNK):
+        clean.write(data)
+    clean.flush()
+
+
+def _write_all(output: int, data: bytes) -> None:
+    rest = memoryview(data)
+    # What a full disk refuses is lost: a training must not end because of its log.
+    with suppress(OSError):
+        while rest:
+            rest = rest[os.write(output, rest) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,282 @@
+"""A run that did nothing fails, or its next step says so: every way in every operation.
+
+Those of training are in tests/unit/train. Left out are operations whose result is the work itself,
+such as show_lineage.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from fakes.chat_endpoint import ScriptedTeacher, Served, completion, refused, serve
+from fakes.judges import judgement
+from fakes.reporters import KeptReporter
+from fakes.rollout_rows import assistant, read_rows, rollout_row, user, write_rows
+from fakes.rollout_runs import GIVEN, run_rollouts
+from fakes.user_files import write_tools
+from fakes.waiting import run_async
+from stillroom import api
+from stillroom.api.operations import OPERATIONS
+from stillroom.errors import EngineError
+from stillroom.evaluate.compare import compare
+from stillroom.evaluate.files import RESULT_FILE, Evaluation
+from stillroom.evaluate.run import evaluate_model
+from stillroom.importing.run import import_rollouts
+from stillroom.rollout.rescore.score import score_rollouts
+from stillroom.rollout.results import nothing_succeeded
+from stillroom.settings import Workspace
+from stillroom.types import RunKind, RunStatus
+from stillroom_mcp.next_steps import next_step
+
+PROMPTS = [{"prompt": f"prompt {n}", "metadata": {"expected_answer": 12}} for n in range(2)]
+RIGHT = rollout_row(task_id="a", metadata={"expected_answer": "12"})
+BROKEN_REWARDS = "@reward\ndef broken(args, messages):\n    raise KeyError('lamp')\n"
+HALF_REWARDS = (
+    "@reward\ndef half(args, messages):\n"
+    "    assert messages[-1]['content'] == '12'\n    return 1.0\n"
+)
+
+
+def run_report(kind: RunKind, result: msgspec.Struct) -> api.RunReport:
+    return api.RunReport(
+        run_id="r",
+        kind=kind,
+        status=RunStatus.SUCCEEDED,
+        created_at="",
+        started_at="",
+        ended_at="",
+        progress=None,
+        metrics={},
+        alarms=[],
+        notes=[],
+        error=None,
+        folder="",
+        log_path="",
+        result=msgspec.to_builtins(result),
+    )
+
+
+def answering(answer: str | httpx.Response) -> ScriptedTeacher:
+    async def reply(_served: Served) -> httpx.Response:
+        return answer if isinstance(answer, httpx.Response) else completion(answer)
+
+    return ScriptedTeacher(tool_turns=0, before=reply)
+
+
+def generated(workspace: Workspace, teacher: ScriptedTeacher, **options: Any) -> str:
+    result = run_rollouts(workspace, teacher.handle, **options)
+    if (failure := nothing_succeeded(result)) is not None:
+        raise failure
+    request = api.GenerateRollouts(**{**GIVEN, **options})
+    return told("generate_rollouts", request, run_report(RunKind.ROLLOUTS, result))
+
+
+def rolled_out(answer: str | httpx.Response, prompts: Any = PROMPTS, **options: Any) -> Any:
+    def case(workspace: Workspace) -> str:
+        write_rows(workspace.root / "prompts.jsonl", prompts)
+        return generated(workspace, answering(answer), **options)
+
+    return case
+
+
+def done_already(workspace: Workspace) -> str:
+    write_rows(workspace.root / "prompts.jsonl", PROMPTS)
+    generated(workspace, answering("12"))
+    return generated(workspace, answering(refused(400)))
+
+
+def not_taken_over(workspace: Workspace) -> str:
+    write_rows(workspace.root / "prompts.jsonl", PROMPTS)
+    generated(workspace, answering("7"), output="student.jsonl")
+    return generated(workspace, answering("7"), refine="student.jsonl", output="refined.jsonl")
+
+
+def nothing_to_refine(workspace: Workspace) -> str:
+    write_rows(workspace.root / "prompts.jsonl", PROMPTS)
+    generated(workspace, answering("12"), output="student.jsonl")
+    return generated(workspace, answering("12"), refine="student.jsonl", output="refined.jsonl")
+
+
+def scored(*rows: Any, rewards: str | None = None, judge: bool = False) -> Any:
+    def case(workspace: Workspace) -> str:
+        write_rows(workspace.root / "rows.jsonl", rows)
+        options: dict[str, Any] = {"input": "rows.jsonl", "output": "scored.jsonl"}
+        if rewards is not None:
+            write_tools(workspace.root, rewards, name="rewards.py")
+            options["rewards"] = "rewards.py"
+        if judge:
+            judge_yml = {"model": "j", "base_url": "http://judge.test/v1", "rubric": "Be right."}
+            (workspace.root / "judge.yml").write_text(json.dumps(judge_yml), encoding="utf-8")
+            options["judge"] = "judge.yml"
+        request = api.ScoreRollouts(**options)
+        result = served(answering(judgement(0)), partial(score_rollouts, workspace, request))
+        return told("score_rollouts", request, run_report(RunKind.SCORE, result))
+
+    return case
+
+
+def served(teacher: ScriptedTeacher, work: Callable[..., Any]) -> Any:
+    async def main() -> Any:
+        async with serve(teacher.handle):
+            return await work(folder=folder, reporter=KeptReporter())
+
+    folder = work.args[0].runs / "run"  # type: ignore[attr-defined]
+    folder.mkdir(parents=True, exist_ok=True)
+    return run_async(main)
+
+
+def evaluated(answer: str | httpx.Response, prompts: Any = PROMPTS, **options: Any) -> Any:
+    def case(workspace: Workspace) -> str:
+        write_rows(workspace.root / "prompts.jsonl", prompts)
+        (workspace.root / "prices.yml").write_text("m: {input: 9, output: 9}\n", encoding="utf-8")
+        given = {"model": "m", "base_url": GIVEN["base_url"], **options}
+        request = api.EvaluateModel(data="prompts.jsonl", **given)
+        result = served(answering(answer), partial(evaluate_model, workspace, request))
+        return told("evaluate_model", request, run_report(RunKind.EVALUATE, result))
+
+    return case
+
+
+def compared_without_shared_tasks(workspace: Workspace) -> str:
+    evaluations: list[Evaluation] = []
+    for number in range(2):
+        evaluated("12", [{**PROMPTS[0], "prompt": f"other {number}"}])(workspace)
+        written = (workspace.runs / "run" / RESULT_FILE).read_bytes()
+        evaluations.append(msgspec.json.decode(written, type=Evaluation))
+    return str(compare(*evaluations))
+
+
+def curated(name: str, request: Callable[..., Any], *rows: Any, **options: Any) -> Any:
+    def case(workspace: Workspace) -> str:
+        path = "path" if name in ("validate_dataset", "inspect_examples") else "input"
+        write_rows(workspace.root / "rows.jsonl", rows)
+        outputs = {} if path == "path" else {"output": "out.jsonl"}
+        given = request(**{path: "rows.jsonl"}, **outputs, **options)
+        return told(name, given, getattr(api, name)(workspace, given))
+
+    return case
+
+
+def imported(*rows: Any, **options: Any) -> Any:
+    def case(workspace: Workspace) -> str:
+        write_rows(workspace.root / "log.jsonl", rows)
+        request = api.ImportRollouts(input="log.jsonl", output="out.jsonl", **options)
+        return told("import_rollouts", request, import_rollouts(workspace, request))
+
+    return case
+
+
+def told(name: str, request: Any, result: Any) -> str:
+    operation = next(one for one in OPERATIONS if one.name == name)
+    return next_step(operation, request, result)
+
+
+CUT = completion("12 an", finish_reason="length")
+WAYS: dict[str, tuple[Callable[[Workspace], str], str]] = {
+    "rollouts: no prompts": (rolled_out("12", []), "holds no prompts"),
+    "rollouts: all failed": (rolled_out(refused(400)), "none of 2 rollouts succeeded: 2 failed"),
+    "rollouts: the budget is too small for one call": (
+        rolled_out("12", max_total_tokens=1),
+        "2 were not started or not finished since max_total_tokens was reached",
+    ),
+    "rollouts: nothing judges them": (
+        rolled_out("12", [{"prompt": "a"}]),
+        "nothing judged these rollouts",
+    ),
+    "rollouts: all are wrong": (rolled_out("7"), "none of the 2 rollouts succeeded"),
+    "rollouts: all are cut": (rolled_out(CUT), "2 of 2 rollouts were cut"),
+    "rollouts: the model writes nothing": (
+        rolled_out(completion("", usage={"prompt_tokens": 5, "completion_tokens": 0})),
+        "the model wrote nothing",
+    ),
+    "rollouts: all were done before": (done_already, "nothing was called"),
+    "rollouts: the student failed none": (nothing_to_refine, "the student failed none"),
+    "rollouts: the teacher takes over in none": (not_taken_over, "the teacher took over in no"),
+    "score: no rows": (scored(), "none of the 0 rows"),
+    "score: no rollouts": (scored({"a": 1}), "none of the 1 rows"),
+    "score: nothing judges them": (scored(rollout_row()), "nothing judges the 1 rollouts"),
+    "score: no reward can be computed": (
+        scored(RIGHT, rewards=BROKEN_REWARDS),
+        "no reward could be computed",
+    ),
+    "score: some rewards can't be computed": (
+        scored(RIGHT, rollout_row(messages=[user("?"), assistant("7")]), rewards=HALF_REWARDS),
+        "1 rewards could not be computed and are null",
+    ),
+    "score: the judge refuses all": (scored(RIGHT, judge=True), "no row succeeds by the new"),
+    "evaluation: no prompts": (evaluated("12", []), "holds no prompts"),
+    "evaluation: all failed": (evaluated(refused(400)), "every rollout failed"),
+    "evaluation: the budget is too small": (evaluated("12", budget_usd=1e-9), "budget_usd"),
+    "evaluation: nothing judges a task": (evaluated("12", [{"prompt": "a"}]), "nothing judges"),
+    "evaluation: some tasks are not judged": (
+        evaluated("12", [*PROMPTS, {"prompt": "a"}]),
+        "1 tasks were left out",
+    ),
+    "evaluation: all are wrong": (evaluated("7"), "no task was solved"),
+    "evaluation: all are cut": (evaluated(CUT, max_tokens=5), "2 of the answers were cut"),
+    "evaluation: all fill the context": (evaluated(CUT), "2 of the answers filled the context"),
+    "comparison: no shared tasks": (compared_without_shared_tasks, "share 0 tasks"),
+    "filter: no rows": (curated("filter_dataset", api.FilterDataset), "holds no rows"),
+    "filter: nothing passes": (
+        curated("filter_dataset", api.FilterDataset, RIGHT, min_reward=9),
+        "nothing passed",
+    ),
+    "filter: no row can be read": (
+        curated("filter_dataset", api.FilterDataset, {"a": 1}),
+        "nothing passed",
+    ),
+    "conversion: no rows": (
+        curated("convert_rollouts", api.ConvertRollouts),
+        "none of the 0 rows",
+    ),
+    "conversion: no success": (
+        curated("convert_rollouts", api.ConvertRollouts, RIGHT | {"success": False}),
+        "none of the 1 rows",
+    ),
+    "pairs: none": (curated("make_dpo_pairs", api.MakeDpoPairs, RIGHT), "no pairs"),
+    "review: no rows": (curated("sample_for_review", api.SampleForReview), "none of the 0 rows"),
+    "validation: no rows": (curated("validate_dataset", api.ValidateDataset), "no rows"),
+    "validation: all bad": (
+        curated("validate_dataset", api.ValidateDataset, {"a": 1}, format="rollouts"),
+        "fix the 1 bad rows",
+    ),
+    "examples: none can be shown": (
+        curated("inspect_examples", api.InspectExamples, {"a": 1}),
+        "validate_dataset lists every problem",
+    ),
+    "import: no rollout": (imported({"a": 1}), "log.jsonl"),
+}
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path)
+
+
+def problems_of(error: BaseException) -> Iterator[str]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from problems_of(inner)
+    else:
+        assert isinstance(error, EngineError), error
+        yield error.problem
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_did_nothing_fails_or_says_so(workspace: Workspace, way: str) -> None:
+    case, text = WAYS[way]
+
+    try:
+        said = case(workspace)
+    except (EngineError, BaseExceptionGroup) as error:
+        said = " ".join(problems_of(error))
+        outputs = [path for path in workspace.root.glob("out.jsonl") if read_rows(path)]
+        assert outputs == [] or way.startswith("rollouts")
+
+    assert text in said

@@ -1,0 +1,52 @@
+"""No benchmark imports what is gone; what each measures is in its own text."""
+
+import ast
+import importlib
+import os
+import runpy
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from fakes.source_tree import ROOT
+
+FOLDER = ROOT / "benchmarks"
+SCRIPTS = sorted(FOLDER.rglob("*.py"))
+PEERS = {"datasets", "polars", "orjson", "inspect_ai", "openai", "ray", "trl", "verifiers"}
+"""What some scripts compare with, which is no dependency."""
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch):
+    """Forgets the modules of each script, as those of other folders have the same names."""
+    known, environment = set(sys.modules), dict(os.environ)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "1", "2", "3", "4"])
+    yield
+    os.environ.clear()
+    os.environ.update(environment)
+    for name in set(sys.modules) - known:
+        where = getattr(sys.modules[name], "__file__", None)
+        if where is not None and Path(where).is_relative_to(FOLDER):
+            del sys.modules[name]
+
+
+# The first one loads torch and more, unless it is loaded already.
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_benchmark_finds_all_that_it_imports(script: Path, apart: None) -> None:
+    sys.path.insert(0, str(script.parent))
+    try:
+        runpy.run_path(str(script), run_name="imported")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in PEERS:
+            raise
+    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stillroom"):
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                assert hasattr(module, alias.name) or find_spec(full), full
