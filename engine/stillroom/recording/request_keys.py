@@ -14,12 +14,23 @@ from stillroom.recording.headers import RequestHead
 from stillroom.secrecy.redaction import MARK, is_secret_name
 
 _KEY_NAMES = frozenset(
-    ("auth", "connection_string", "cookie", "proxy-authorization", "x-amz-credential")
+    (
+        "apikeystring",
+        "auth",
+        "connection_string",
+        "cookie",
+        "proxy-authorization",
+        "x-amz-credential",
+    )
 )
 """Names of headers, parameters and fields that hold keys, besides those that `is_secret_name` knows
 and all that end with `signature`."""
 _KEY_PARAMETERS = frozenset(("code", "sig"))
 """Further names of parameters of URLs that hold keys: Azure's."""
+_HEADERS = frozenset(("headers", "extra_headers", "extraheaders"))
+"""The fields of a request for headers that the endpoint sends to a tool's server."""
+_TOKEN = re.compile(r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])[\w.~+=:-]{16,}", re.ASCII)
+"""A header's value that may be a key although the header's name does not say so."""
 _OTHER_NAMES = frozenset(("prompt_cache_key", "tool_choice"))
 _SCHEME = re.compile(r"^[A-Za-z][\w-]*\s+")
 _AUTH_PARAMETER = re.compile(
@@ -103,8 +114,9 @@ def _key_spans(url: str) -> Iterator[tuple[int, int]]:
 def _keys_in_body(body: bytes) -> Iterator[str]:
     """Yields the keys in the fields that the providers' APIs have for them.
 
-    These are `api_key`, `tools[].authorization` and `tools[].headers`, `mcp_servers[]`,
-    `data_sources[]` and any other field outside the conversation whose name says so.
+    These are `api_key`, `tools[].authorization`, `tools[].headers`, `domain_secrets[].value`,
+    `mcp_servers[]`, `data_sources[]` and any other field outside the conversation whose name, or
+    that of the object in which it is the `value`, says so.
     """
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -115,10 +127,20 @@ def _keys_in_body(body: bytes) -> Iterator[str]:
     while pending:
         name, value = pending.pop()
         if isinstance(value, dict):
-            pending += cast("dict[str, Any]", value).items()
+            pending += _fields_of(name, cast("dict[str, Any]", value))
         elif isinstance(value, list):
             pending += [(name, one) for one in cast("list[Any]", value)]
         elif isinstance(value, str) and _is_key_name(name):
             yield from _forms(value)
         elif isinstance(value, str) and _URL.fullmatch(value):
             yield from _keys_in_url(value)
+
+
+def _fields_of(name: str, value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the fields of an object, each under the name that says whether it is a key."""
+    for inner, field in value.items():
+        is_token = name.lower() in _HEADERS and isinstance(field, str) and _TOKEN.fullmatch(field)
+        if is_token or (inner == "value" and _is_key_name(name)):
+            yield "authorization", field
+        else:
+            yield inner, field

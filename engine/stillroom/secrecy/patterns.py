@@ -63,7 +63,8 @@ def _looks_random(key: str) -> bool:
     return len(set(body)) >= 8 and not (body.islower() and not any(map(str.isdigit, body)))
 
 
-_START, _END = r"(?<![A-Za-z0-9_-])", r"(?![A-Za-z0-9_-])"
+# An underscore may come first: names of tools and variables are put together with it.
+_START, _END = r"(?<![A-Za-z0-9-])", r"(?![A-Za-z0-9_-])"
 
 SECRETS = (
     _kind("private key", "-----BEGIN", _KEY_BEGIN, end=_key_end),

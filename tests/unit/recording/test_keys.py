@@ -11,6 +11,7 @@ from fakes.raw_endpoint import CHUNK_END, STREAM_HEAD, chunk, json_reply, stream
 from fakes.recording import CHAT, RawClient, calls_in, exchange, recording, request
 
 KEY = "sk-proj-Abc/123+very~secret.key"
+OPAQUE = "abc-1234567890-very-secret"
 PLACES = [
     (f"Authorization: Bearer {KEY}", ""),
     (f"x-api-key: {KEY}", ""),
@@ -62,7 +63,18 @@ BODIES = [
     {"tools": [{"type": "mcp", "server_url": f"https://mcp.test/sse?a=1&api_key={KEY}"}]},
     {"mcp_servers": [{"type": "url", "url": "https://m.test", "authorization_token": KEY}]},
     {"data_sources": [{"parameters": {"authentication": {"type": "api_key", "key": KEY}}}]},
+    {"data_sources": [{"parameters": {"authentication": {"encoded_api_key": KEY}}}]},
+    {"litellm_params": {"vertex_credentials": {"type": "service_account", "private_key": KEY}}},
+    {"fallbacks": [{"model": "m", "aws_secret_access_key": KEY}]},
 ]
+PARTS = [
+    {"tools": [{"type": "mcp", "headers": {"X-Tenant": OPAQUE, "Accept": "application/json"}}]},
+    {"tools": [{"container": {"network_policy": {"domain_secrets": [
+        {"domain": "application/json", "name": "A_TOKEN", "value": OPAQUE}]}}}]},
+    {"tools": [{"type": "connector", "authorization": {"type": "api-key", "value": OPAQUE}}]},
+    {"tools": [{"retrieval": {"externalApi": {"apiAuth": {"apiKeyConfig": {
+        "apiKeyString": OPAQUE}}}}}]},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("fields", BODIES)
@@ -84,6 +96,15 @@ def test_a_key_in_a_field_for_keys_is_passed_on_and_stored_nowhere(tmp_path, fie
     assert "cache-of-7" in request_text
     assert ("in-use-77" in request_text) == is_whole
     assert done.call.reply.content.data == b'{"error": "no such token: [key]"}'
+
+
+@pytest.mark.parametrize("fields", PARTS)
+def test_a_key_is_found_by_what_its_field_belongs_to(tmp_path, fields):
+    body = json.dumps({**fields, "user": "as application/json"}).encode()
+    answer = json_reply(json.dumps({"error": f"no such token: {OPAQUE}"}).encode())
+    call = exchange(tmp_path, answer, body).call
+    assert b"very-secret" not in files_of(tmp_path)
+    assert "as application/json" in call.request.content.text
 
 
 def test_a_key_in_a_body_of_which_only_the_beginning_came_is_stored_nowhere(tmp_path):

@@ -53,7 +53,9 @@ PLANTED = [
 
 
 @pytest.mark.parametrize(("kind", "secret"), PLANTED)
-@pytest.mark.parametrize("around", ["{}", "the key is {}, ok?", 'key="{}"', "KEY={}\nnext"])
+@pytest.mark.parametrize(
+    "around", ["{}", "the key is {}, ok?", 'key="{}"', "KEY={}\nnext", "look_{}"]
+)
 def test_a_planted_secret_is_found_and_named(kind: str, secret: str, around: str) -> None:
     assert kinds_in(around.format(secret), SECRETS) == [kind]
 
