@@ -7,6 +7,7 @@ import runpy
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -18,19 +19,30 @@ PEERS = {"datasets", "polars", "orjson", "inspect_ai", "openai", "ray", "trl", "
 """What some scripts compare with, which is no dependency."""
 
 
+def modules_of_scripts() -> dict[str, ModuleType]:
+    """Returns the loaded modules that lie in the folder; several have the same names."""
+    places = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+    return {
+        name: sys.modules[name]
+        for name, place in places.items()
+        if place is not None and Path(place).is_relative_to(FOLDER)
+    }
+
+
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch):
-    """Forgets the modules of each script, as those of other folders have the same names."""
-    known, environment = set(sys.modules), dict(os.environ)
+    """Takes away the scripts' modules that other tests have loaded, and then those of the test."""
+    known, environment = modules_of_scripts(), dict(os.environ)
+    for name in known:
+        del sys.modules[name]
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "argv", ["benchmark.py", "1", "2", "3", "4"])
     yield
     os.environ.clear()
     os.environ.update(environment)
-    for name in set(sys.modules) - known:
-        where = getattr(sys.modules[name], "__file__", None)
-        if where is not None and Path(where).is_relative_to(FOLDER):
-            del sys.modules[name]
+    for name in modules_of_scripts():
+        del sys.modules[name]
+    sys.modules.update(known)
 
 
 # The first one loads torch and more, unless it is loaded already.
