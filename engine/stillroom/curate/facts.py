@@ -131,8 +131,10 @@ class RowFacts(msgspec.Struct, frozen=True, gc=False):
         total = 0
         for message in self.messages:
             content = message.decode_content()
-            parts = content if isinstance(content, list) else [ContentPart("text", content)]
-            total += sum(len(part.text) for part in parts if isinstance(part.text, str))
+            if isinstance(content, str):
+                total += len(content)
+            else:
+                total += sum(len(part.text) for part in content or () if isinstance(part.text, str))
             for call in message.tool_calls or ():
                 total += len(call.function.name) + len(call.function.arguments)
         return total
