@@ -85,6 +85,6 @@ def test_it_completes_an_evaluation_of_the_demo(inspector: Path, tmp_path: Path)
             "max_tokens": 48,
         },
     )
-    ended = call(inspector, tmp_path, "get_run", {"run_id": run["run_id"], "wait_s": 50})
+    ended = call(inspector, tmp_path, "get_run", {"run_id": run["run_id"], "wait_s": 110})
     assert ended["status"] == "succeeded", ended["error"]
     assert ended["result"]["accuracy"]["n"] == 20

@@ -394,7 +394,7 @@ def test_a_rollout_run_is_started_watched_and_listed(tmp_path: Path) -> None:
             async def on_progress(done: float, total: float | None, message: str | None) -> None:
                 heard.append(done)
 
-            requested = {"run_id": run["run_id"], "wait_s": 30}
+            requested = {"run_id": run["run_id"], "wait_s": 110}
             ended = await client.call_tool("get_run", requested, progress_callback=on_progress)
             assert ended.structured_content["status"] == "succeeded"
             assert ended.structured_content["result"]["rewarded"] == 6
