@@ -17,6 +17,7 @@ from stillroom.rollout.episode.collect import (
 )
 from stillroom.rollout.journal.records import RolloutKey
 from stillroom.rollout.plan import RolloutPlan, sampling_settings
+from stillroom.rollout.rewards.matchers import AnswerMatch
 from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.teachers.endpoint.client import Spending
 from stillroom.types import Trajectory
@@ -33,6 +34,8 @@ class Answers:
     """How long all of them took together, once the model was loaded and the tools were open."""
     num_unjudged: int = 0
     """The number of tasks that were not answered, as nothing could have judged the answer."""
+    num_contained: int = 0
+    """The number of tasks whose expected answer has to be contained in the text, and no more."""
     num_omitted: int = 0
     """The number of other rollouts that were not done, since a limit was reached."""
 
@@ -72,7 +75,8 @@ class Answering:
             specs, unjudged = list(self.specs), set[str]()
             if self.must_judge:
                 specs, unjudged = judged_specs(specs, context.rewarder)
-            on_open([*context.notes, *_notes_on(unjudged, tasks)])
+            contained = _contained(specs, context.rewarder)
+            on_open([*context.notes, *_notes_on(unjudged, contained, tasks)])
             started = time.monotonic()
 
             async def keep(outcome: Outcome) -> None:
@@ -91,6 +95,7 @@ class Answering:
             stopped_by,
             seconds=time.monotonic() - started,
             num_unjudged=len(unjudged),
+            num_contained=len(contained),
             num_omitted=len(specs) - len(done),
         )
 
@@ -113,9 +118,23 @@ def judged_specs(
     return judged, unjudged
 
 
-def _notes_on(unjudged: AbstractSet[str], tasks: Sequence[Task]) -> list[str]:
-    if not unjudged:
-        return []
-    total = len({task.task_id for task in tasks})
-    some = f"{len(unjudged)} of {total} tasks are left out"
-    return [f"{some}, as nothing judges them, e.g. {min(unjudged)}"]
+def _contained(specs: Sequence[RolloutSpec], rewarder: Rewarder) -> set[str]:
+    """Returns the ids of the tasks whose answers are right if they contain the expected one."""
+    tasks = (spec.task for spec in specs)
+    return {task.task_id for task in tasks if rewarder.match_of(task) is AnswerMatch.CONTAINED}
+
+
+def _notes_on(
+    unjudged: AbstractSet[str], contained: AbstractSet[str], tasks: Sequence[Task]
+) -> list[str]:
+    total, notes = len({task.task_id for task in tasks}), list[str]()
+    if unjudged:
+        some = f"{len(unjudged)} of {total} tasks are left out"
+        notes.append(f"{some}, as nothing judges them, e.g. {min(unjudged)}")
+    if contained:
+        notes.append(
+            f"{len(contained)} of {total} tasks are right if the text contains the expected answer,"
+            " whatever else it says (answer_match: contained); exact, normalised, numeric and "
+            "choice are stricter, and an answer of several parts is an object in expected_answer"
+        )
+    return notes

@@ -95,6 +95,8 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result on the guard set; None without one."""
     unjudged: int = 0
     """The number of tasks that were left out, as nothing could have judged their answers."""
+    contained: int = 0
+    """The number of tasks that are right if the text contains the expected answer."""
     omitted: int = 0
     """The number of rollouts that were not done since the budget was spent."""
     stopped_by: str | None = None
@@ -123,6 +125,8 @@ def other_measures(result: EvaluationResult) -> Iterator[str]:
         yield f"a task: {task_time(cost)}, {usd}, {cost.tokens:.0f} tokens"
     if result.unjudged:
         yield f"{result.unjudged} tasks were left out, as nothing judges them"
+    if result.contained:
+        yield f"{result.contained} tasks are right if the text contains the expected answer"
     if result.stopped_by is not None:
         yield f"{result.stopped_by} ended it, {result.omitted} rollouts were not done"
 

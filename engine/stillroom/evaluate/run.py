@@ -133,6 +133,7 @@ def _result(
         ),
         guard=guard_result(more.guard, str(request.guard)) if more.guard else None,
         unjudged=answers.num_unjudged,
+        contained=answers.num_contained,
         omitted=answers.num_omitted,
         stopped_by=more.stopped_by,
     )

@@ -33,7 +33,7 @@ class ImportRollouts(ReplacingRequest):
     columns: Annotated[
         tuple[str, ...],
         BeforeValidator(_as_assignments),
-        Field(description="Of tables: user=question, …"),
+        Field(description="Of tables: user=q, assistant=a+b"),
     ] = ()
     split_heldout: Annotated[
         float | None,

@@ -17,6 +17,7 @@ from stillroom.report.conversation import ShownConversation, conversation, num_g
 from stillroom.report.folders import FolderReader
 from stillroom.report.lineup import EvaluationEntry, Lineup, shared_tasks
 from stillroom.report.wording import count, cut, number, plural
+from stillroom.rollout.rewards.answers import as_text
 from stillroom.types import Message
 
 Change = Literal["fixed", "broken", "unsolved"]
@@ -195,7 +196,7 @@ def _example(pick: Pick, old: _Rollout, new: _Rollout, then: str) -> TaskExample
         title=titles[pick.change],
         groups=[group for group in pick.groups.values() if group != NO_GROUP],
         prompt=conversation(prompt),
-        expected=None if expected is None else cut(str(expected), _LONGEST_ANSWER).text,
+        expected=None if expected is None else cut(as_text(expected), _LONGEST_ANSWER).text,
         before=_side(old),
         after=_side(new),
     )

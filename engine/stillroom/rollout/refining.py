@@ -21,6 +21,7 @@ from stillroom.rollout.episode.loop import Episode, Policy, PolicyConversation
 from stillroom.rollout.journal.records import EpisodeRecorder, RolloutKey
 from stillroom.rollout.refine_plan import FailedRollouts, RecordedRollout
 from stillroom.rollout.request import RefineOptions
+from stillroom.rollout.rewards.answers import as_text
 from stillroom.rollout.rewards.judge import in_tags, transcript
 from stillroom.types import (
     Author,
@@ -92,7 +93,7 @@ def critic_messages(task: Task, turns: Sequence[Sequence[Message]]) -> list[Mess
     parts = [("task", transcript(task.messages))]
     expected = task.metadata.get("expected_answer")
     if expected is not None:
-        parts.append(("expected_answer", expected if isinstance(expected, str) else str(expected)))
+        parts.append(("expected_answer", as_text(expected)))
     parts += [(f"turn-{number}", transcript(turn)) for number, turn in enumerate(turns, start=1)]
     nonce = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     is_long = sum(len(text) for _, text in parts) > MAX_TEXT_CHARACTERS

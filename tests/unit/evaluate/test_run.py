@@ -94,6 +94,26 @@ def test_tasks_that_nothing_judges_are_left_out_and_counted(project: Path) -> No
     assert "2 tasks were left out" in " ".join(other_measures(result))
 
 
+def test_tasks_that_need_the_expected_answer_somewhere_in_the_text_are_counted(
+    project: Path,
+) -> None:
+    rows = [json.loads(row) for row in (project / "prompts.jsonl").read_text("utf-8").splitlines()]
+    rows[0]["metadata"]["answer_match"] = "numeric"
+    answer = rows[1]["metadata"]["expected_answer"]
+    rows[1]["metadata"]["expected_answer"] = {"price": answer, "city": "Rome"}
+    (project / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    reporter = KeptReporter()
+
+    with ScriptedEndpoint() as endpoint:
+        result = evaluated(project, endpoint, reporter)
+
+    assert (result.contained, result.accuracy.n) == (5, 6)
+    assert result.accuracy.value == pytest.approx(5 / 6)
+    (note,) = [note for note in reporter.notes if "answer_match" in note]
+    assert note.startswith("5 of 6 tasks are right if the text contains the expected answer")
+    assert "5 tasks are right if the text contains" in " ".join(other_measures(result))
+
+
 def test_tasks_of_which_none_is_judged_are_refused_before_any_call(project: Path) -> None:
     (project / "prompts.jsonl").write_text('{"prompt": "Say hello."}\n', "utf-8")
     with ScriptedEndpoint() as endpoint, pytest.raises(EngineError) as caught:

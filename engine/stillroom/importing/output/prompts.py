@@ -11,7 +11,7 @@ from stillroom.importing.conversations.rollouts import ImportedRollout
 from stillroom.importing.records import IMPORTED_FROM
 from stillroom.importing.spill import Spill
 from stillroom.rollout.rewards.answers import without_thinking
-from stillroom.rollout.rewards.matchers import answer_key, is_accepted
+from stillroom.rollout.rewards.matchers import answer_key, expected_from, is_accepted
 from stillroom.types import StopReason
 
 _UNTRAINED = b',"weight":0}'
@@ -76,7 +76,7 @@ class WaitingPrompts:
         messages = msgspec.json.decode(b"[" + self._spill.read(place, size) + b"]")
         metadata = self._metadata(number)
         if self._states[number] == _AGREED:
-            with_answer = {**metadata, _EXPECTED: self._answer(number)}
+            with_answer = {**metadata, _EXPECTED: expected_from(self._answer(number))}
             metadata = with_answer if _is_usable(with_answer) else metadata
         return {"messages": messages, "metadata": metadata}
 
@@ -108,9 +108,9 @@ class WaitingPrompts:
             self._expect(number, answer, reward)
         elif state == _AGREED and answer != (known := self._answer(number)):
             metadata = self._metadata(number)
-            if _accepts(metadata, known, answer):
+            if _accepts(metadata, expected_from(known), answer):
                 return
-            if _accepts(metadata, answer, known):
+            if _accepts(metadata, expected_from(answer), known):
                 self._expect(number, answer, reward)
             else:
                 self._states[number] = _DIFFERENT
@@ -143,7 +143,7 @@ def _right_answer(rollout: ImportedRollout, row: Mapping[str, Any]) -> str | Non
     return without_thinking(msgspec.json.decode(rollout.messages[-1]).get("content") or "") or None
 
 
-def _accepts(metadata: Mapping[str, Any], expected: str, answer: str) -> bool:
+def _accepts(metadata: Mapping[str, Any], expected: Any, answer: str) -> bool:
     """Returns whether an answer is right where another one is expected, as evaluations judge."""
     try:
         key = answer_key({**metadata, _EXPECTED: expected})

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
+
+import msgspec
 
 _MARKERS = re.compile(
     r"\banswer[ \t*_]{0,4}(?:[:=]|is\b)|\bfinal answer[ \t*_]{0,4}(?=\r?\n)"
@@ -65,6 +68,24 @@ def without_thinking(text: str) -> str:
     if "</think>" in text:
         return text.rpartition("</think>")[2].strip()
     return "" if text.lstrip().startswith("<think>") else text
+
+
+def fields_in(text: str) -> dict[str, str] | None:
+    """Returns the fields of the JSON object in a text, each as a text; None if it holds none."""
+    start, end = text.find("{"), text.rfind("}")
+    try:
+        fields = msgspec.json.decode(text[start : end + 1], type=dict[str, Any])
+    # ValueError: half of a surrogate pair; RecursionError: nested too deep.
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    return {name: as_text(value) for name, value in fields.items()}
+
+
+def as_text(value: Any) -> str:
+    """Returns a JSON value as a text: of a text itself, of null nothing, else its JSON."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return msgspec.json.encode(value).decode()
 
 
 def plain(text: str) -> str:

@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, cast
 
+import msgspec
+
 from stillroom.data.checks import as_number, describe
 from stillroom.errors import DataError
 from stillroom.rollout.rewards.answers import (
     Number,
+    as_text,
     chosen_letter,
+    fields_in,
     final_answers,
     holds_words,
     letter_of,
@@ -21,6 +25,7 @@ from stillroom.rollout.rewards.answers import (
 MAX_ANSWER_CHARACTERS = 200_000
 """The most characters that are read of a text: only its end, where the answer is."""
 _MAX_EXPECTED_CHARACTERS = 10_000
+_FIELDS = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
 
 
 class AnswerMatch(StrEnum):
@@ -57,6 +62,8 @@ class AnswerKey:
     tolerance: Tolerance = Tolerance()
     choices: Mapping[str, str] | None = None
     """The options of a multiple-choice question, from letter to text; None if none are given."""
+    fields: Mapping[str, tuple[str, ...]] | None = None
+    """The accepted answers of each part, if the expected answer has several; all must be right."""
 
 
 def answer_key(
@@ -67,17 +74,19 @@ def answer_key(
     Raises DataError for a key that cannot be used, e.g. for an unknown answer_match, an answer that
     is neither text nor number, or a numeric answer without a number.
     """
-    accepted = _accepted(metadata.get("expected_answer"))
-    if accepted is None:
+    expected = metadata.get("expected_answer")
+    if expected is None:
         return None
+    fields = _accepted_fields(expected) if isinstance(expected, dict) else None
     key = AnswerKey(
-        accepted,
+        _accepted(expected) if fields is None else (),
         _match_named(metadata.get("answer_match"), default),
         _tolerance(metadata.get("answer_tolerance")),
         _choices(metadata.get("choices")),
+        fields,
     )
     if key.match is AnswerMatch.NUMERIC:
-        for answer in accepted:
+        for answer in (*key.accepted, *(one for part in (fields or {}).values() for one in part)):
             if number_in(answer) is None:
                 raise DataError(
                     f"expected_answer {answer[:60]!r} holds no number, but answer_match is numeric",
@@ -86,9 +95,35 @@ def answer_key(
     return key
 
 
+def expected_from(answer: str) -> str | dict[str, Any]:
+    """Returns the expected_answer by which this answer is right: its fields if it is an object."""
+    try:
+        return _FIELDS.decode(answer) or answer
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return answer
+
+
 def is_accepted(text: str, key: AnswerKey) -> bool:
-    """Returns whether a text gives one of the accepted answers."""
-    return any(is_match(text, expected, key) for expected in key.accepted)
+    """Returns whether a text gives one of the accepted answers, or each part of it."""
+    if key.fields is None:
+        return any(is_match(text, expected, key) for expected in key.accepted)
+    written = fields_in(text[-MAX_ANSWER_CHARACTERS:])
+    return all(
+        any(_is_part(text, expected, key) for expected in accepted)
+        if written is None
+        else any(_is_field(written.get(name, ""), expected, key) for expected in accepted)
+        for name, accepted in key.fields.items()
+    )
+
+
+def _is_part(text: str, expected: str, key: AnswerKey) -> bool:
+    """Returns whether a text gives a part of the answer; a part that is blank is in each."""
+    return not expected.strip() or is_match(text, expected, key)
+
+
+def _is_field(field: str, expected: str, key: AnswerKey) -> bool:
+    """Returns whether a field of a JSON object is a part of the answer; a blank one stays blank."""
+    return is_match(field, expected, key) if expected.strip() else not field.strip()
 
 
 def is_match(text: str, expected: str, key: AnswerKey) -> bool:
@@ -141,9 +176,16 @@ def _is_same_choice(text: str, expected: str, choices: Mapping[str, str] | None)
     return chosen_letter(text, choices) == wanted
 
 
-def _accepted(expected: Any) -> tuple[str, ...] | None:
-    if expected is None:
-        return None
+def _accepted_fields(expected: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    if not expected:
+        raise DataError(
+            "expected_answer is an empty object", "write the parts of the answer, or leave it out"
+        )
+    texts = {k: as_text(v) if v is None or isinstance(v, bool) else v for k, v in expected.items()}
+    return {name: _accepted(text) for name, text in texts.items()}
+
+
+def _accepted(expected: Any) -> tuple[str, ...]:
     answers = cast("Sequence[Any]", expected if isinstance(expected, list) else [expected])
     if not answers:
         raise DataError(
@@ -152,9 +194,10 @@ def _accepted(expected: Any) -> tuple[str, ...] | None:
     for answer in answers:
         if not isinstance(answer, str | int | float):
             raise DataError(
-                f"expected_answer must be a text, a number or a list of them, not "
+                f"expected_answer must be a text, a number, a list of them or an object, not "
                 f"{describe(answer)}",
-                'write e.g. "Paris", 12 or ["Paris", "City of Paris"]',
+                'write e.g. "Paris", 12, ["Paris", "City of Paris"] or, for an answer of two '
+                'parts, {"city": "Paris", "year": 1889}',
             )
         if len(str(answer)) > _MAX_EXPECTED_CHARACTERS:
             raise DataError(

@@ -84,6 +84,11 @@ class Rewarder:
         """Returns whether a task will get a reward."""
         return bool(self._names(task))
 
+    def match_of(self, task: Task) -> AnswerMatch | None:
+        """Returns how a task's expected answer is compared; None if something else judges it."""
+        key = self._answer_key(task) if _EXPECTED_ANSWER in self._names(task) else None
+        return None if key is None else key.match
+
     def asks_judge(self, task: Task) -> bool:
         """Returns whether the judge is called for a task, unless a precondition decides first."""
         is_named = JUDGE in self._names(task) and JUDGE not in self._descriptions

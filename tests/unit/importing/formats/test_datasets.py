@@ -45,6 +45,34 @@ def test_columns_say_what_holds_a_score_and_what_the_texts():
     ]
 
 
+def test_an_answer_may_be_in_several_columns(tmp_path):
+    (tmp_path / "x.csv").write_text('q,city,year\nWhere?,Paris,1889\nWhen?,,"18\n90"\nNo?,,\n')
+    rows = read("csv", tmp_path / "x.csv", columns={"user": "q", "assistant": "city+year"})
+    assert [row.messages[-1]["content"] for row in rows[:2]] == [
+        '{"city":"Paris","year":"1889"}',
+        '{"city":"","year":"18\\n90"}',
+    ]
+    assert [row.metadata for row in rows[:2]] == [{}, {}]
+    assert refusals(rows[2:]) == [(5, "a column holds no text")]
+    with pytest.raises(InputError, match="no column 'town'"):
+        read("csv", tmp_path / "x.csv", columns={"user": "q", "assistant": "city+town"})
+
+
+def test_a_row_may_lack_a_named_column_and_a_column_that_no_row_has_is_refused(tmp_path):
+    path = write_lines(
+        tmp_path / "x.jsonl",
+        {"q": "One?", "a": "1", "good": 1},
+        {"q": "Two?"},
+        {"q": "Three?", "a": "3"},
+    )
+    columns = {"user": "q", "assistant": "a", "score": "good"}
+    first, refused, last = read("pairs", path, columns=columns)
+    assert refusals([refused]) == [(2, "no field holds the conversation")]
+    assert [row.scores for row in (first, last)] == [{"good": 1.0}, {}]
+    with pytest.raises(InputError, match="no row has the column 'god'"):
+        read("pairs", path, columns=columns | {"score": "god"})
+
+
 def test_columns_of_a_question_and_an_answer_may_hold_messages(tmp_path):
     from pyarrow import Table, parquet
 

@@ -49,6 +49,9 @@ def told(made):
         (['<tool_call>{"name": "count", "arguments": {"of": "42', "42"], "42"),
         (["x" * 20_000, "42"], None),
         (["x" * 20_000 + " 42", "42"], "42"),
+        (['{"a": "Rome", "b": 2}', '{"b": 2, "a": "Rome"}'], {"a": "Rome", "b": 2}),
+        (['{"a": "Rome", "b": 2}', '{"a": "Rome", "b": 3}'], None),
+        (['{"a": ["Rome"]}', '{"a":["Rome"]}'], None),
     ],
 )
 def test_a_prompt_has_an_expected_answer_only_if_all_right_answers_agree(

@@ -335,6 +335,8 @@ def test_thinking_is_no_answer(text: str, kept: str) -> None:
         {"expected_answer": []},
         {"expected_answer": [["1"]]},
         {"expected_answer": {}},
+        {"expected_answer": {"a": {"b": "1"}}},
+        {"expected_answer": {"a": "1", "b": "one"}, "answer_match": "numeric"},
         {"expected_answer": "x" * 10_001},
         {"expected_answer": "1", "answer_tolerance": "much"},
         {"expected_answer": "1", "answer_tolerance": -1},
@@ -353,6 +355,34 @@ def test_what_cannot_be_compared_is_refused_with_a_fix(metadata: dict) -> None:
         answer_key(metadata)
 
     assert caught.value.fix
+
+
+PLACE = {"city": "Paris", "year": 1889, "open": True, "note": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_right"),
+    [
+        ('{"city": "Paris", "year": 1889, "open": true, "note": ""}', True),
+        ('Here:\n```json\n{"year": "1889", "open": true, "city": "paris"}\n```', True),
+        ("It stands in Paris since 1889, and open is true.", True),
+        ("Paris", False),
+        ('{"city": "Paris", "year": 1890, "open": true}', False),
+        ('{"city": "Paris since 1889", "open": true}', False),
+        ('{"city": "1889", "year": "Paris", "open": true}', False),
+        ('{"city": "Paris", "year": 1889, "open": true, "note": "none"}', False),
+        ("[" * 100_000 + "{" * 100_000 + "}", False),
+    ],
+)
+def test_of_an_answer_in_several_parts_each_must_be_right(text: str, is_right: bool) -> None:
+    assert matches(text, PLACE) is is_right
+
+
+def test_each_part_is_compared_as_the_row_says() -> None:
+    assert matches('{"a": "B) Rome", "b": "(A)"}', {"a": "B", "b": "A"}, "choice")
+    assert not matches('{"a": "It is Rome", "b": "x"}', {"a": "Rome", "b": "x"}, "exact")
+    assert matches('{"a": "x", "b": 7}', {"a": ["y", "x"], "b": 7}, "exact")
+    assert not matches("1 and 2", {"a": 1, "b": 2}, "numeric")
 
 
 def test_a_row_without_an_answer_has_no_key() -> None:

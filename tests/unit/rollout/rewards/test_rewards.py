@@ -172,7 +172,7 @@ def test_the_request_says_it_where_the_row_does_not() -> None:
         {"expected_answer": "12", "answer_match": "fuzzy"},
         {"expected_answer": "twelve", "answer_match": "numeric"},
         {"expected_answer": []},
-        {"expected_answer": {"a": 1}},
+        {"expected_answer": {"a": {"b": 1}}},
     ],
 )
 def test_an_answer_that_cannot_be_compared_is_refused_before_the_run(metadata: dict) -> None:

@@ -169,18 +169,42 @@ def _judged(rows: Iterable[JsonRow | Refusal], columns: FeedbackColumns) -> Iter
 
 
 def read_pairs(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
-    """Yields JSON rows whose fields are the columns; each row may have others."""
-    return convert_rows(read_json_rows(*paths), lambda row: _pair_rows(row, columns or {}))
+    """Yields JSON rows whose fields are the columns; each row may have others.
+
+    Raises InputError after the last row for a column that no row has.
+    """
+    columns = columns or {}
+    unseen = set(columns.values())
+
+    def converted(row: JsonRow) -> Iterable[SourceRow]:
+        unseen.difference_update([name for name in unseen if _has(row.data, name)])
+        return _pair_rows(row, columns)
+
+    yield from convert_rows(read_json_rows(*paths), converted)
+    if unseen:
+        name = min(unseen)
+        raise InputError(
+            f"no row has the column {name!r}", "name the columns as the rows do, or leave it out"
+        )
+
+
+def _has(row: Row, name: str) -> bool:
+    return all(column in row for column in _answer_columns(name, row))
 
 
 def _pair_rows(row: JsonRow, columns: Columns) -> Iterable[SourceRow]:
     judging = _feedback_columns(list(row.data), columns) if columns else None
     if judging is not None:
         return _feedback(row, judging)
+    # Unlike a table's, a row's fields may be missing where they would be empty.
+    chosen = {thing: name for thing, name in columns.items() if _has(row.data, name)}
+    reason = "no field holds the conversation"
+    if columns and not _hold_a_conversation(chosen):
+        raise UnreadableRowError(reason, f"it has {', '.join(map(repr, row.data))}")
     try:
-        chosen = choose_columns(row.place.path, list(row.data), columns)
+        chosen = choose_columns(row.place.path, list(row.data), chosen)
     except DataError as error:
-        raise UnreadableRowError("no field holds the conversation", error.fix) from error
+        raise UnreadableRowError(reason, error.fix) from error
     return convert_table_row(row, chosen)
 
 
@@ -224,23 +248,28 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 """What a column can hold, and the names by which it is found if nobody says which one does."""
 _EXAMPLE = "columns user=question assistant=answer"
+_AND = "+"
+"""Between the names of the columns that together hold an answer."""
 
 
 def choose_columns(path: Path, present: Collection[str], chosen: Columns) -> Columns:
     """Returns which column of a file holds each thing; a thing that no column holds is left out.
 
     `chosen` maps what a column holds (messages, system, user, assistant, reasoning, tools, id,
-    model, score) to its name; if it is empty, columns with usual names are taken. Raises InputError
-    for a choice that names nothing, DataError if no columns hold a conversation.
+    model, score) to its name; if it is empty, columns with usual names are taken. An answer of
+    several parts is in `a+b`. Raises InputError for a choice that names nothing, DataError if no
+    columns hold a conversation.
     """
     for thing, name in chosen.items():
         if thing not in _ALIASES:
             fix = f"choose among {', '.join(_ALIASES)}, for example {_EXAMPLE}"
             problem = f"columns: {thing!r} is nothing that a column holds"
             raise InputError(problem + nearest(thing, tuple(_ALIASES)), fix)
-        if name not in present:
+        for part in _answer_columns(name, present) if thing == "assistant" else [name]:
+            if part in present:
+                continue
             fix = f"its columns are {', '.join(map(repr, present))}"
-            raise InputError(f"{path} has no column {name!r}{nearest(name, tuple(present))}", fix)
+            raise InputError(f"{path} has no column {part!r}{nearest(part, tuple(present))}", fix)
     columns = chosen or _usual_columns(present)
     is_alpaca = "instruction" in present and ("output" in present or "response" in present)
     if not _hold_a_conversation(columns) and (chosen or not is_alpaca):
@@ -301,10 +330,26 @@ def _decoded_messages(value: Any, name: str) -> Any:
         raise UnreadableRowError("the messages are not valid JSON", f"{name}: {error}") from error
 
 
+def _answer_columns(name: str, present: Collection[str]) -> list[str]:
+    """Returns the columns that hold an answer: one, or those whose names `+` joins."""
+    return [name] if name in present else name.split(_AND)
+
+
+def _answer(data: Row, name: str) -> Any:
+    """Returns the answer in a row: of one column its value, of several a JSON object of theirs."""
+    columns = _answer_columns(name, data)
+    if len(columns) == 1:
+        return data.get(name)
+    parts = {column: data.get(column) for column in columns}
+    if all(part in (None, "") for part in parts.values()):
+        return None
+    return msgspec.json.encode(parts, enc_hook=str).decode()
+
+
 def _question_and_answer(data: Row, columns: Columns, reader: MessageReader) -> list[Row]:
     turns: dict[str, list[Row]] = {}
     for role in ("user", "assistant"):
-        value = data.get(columns[role])
+        value = _answer(data, columns[role]) if role == "assistant" else data.get(columns[role])
         is_blank = not value.strip() if isinstance(value, str) else not value
         if is_blank or not isinstance(value, str | list):
             detail = f"{columns[role]} must be a text or messages, not {describe(value)}"
@@ -326,7 +371,7 @@ def _conversation(row: JsonRow, columns: Columns, messages: list[Row]) -> Logged
         row,
         messages,
         MessageReader(),
-        read=tuple(columns.values()),
+        read=tuple(one for name in columns.values() for one in _answer_columns(name, data)),
         tools=data.get(columns["tools"]) if "tools" in columns else None,
         id=_text_of(data, columns, "id"),
         model=_text_of(data, columns, "model"),
