@@ -1,6 +1,7 @@
 """The HTTP client for a vLLM or SGLang server that the user runs with an open-weight model."""
 
 import random
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -89,6 +90,9 @@ class ModelServer:
         channel = open_channel(self.root, endpoint.key_headers(key))
         self._channel = RedactedChannel(channel, self._redactor)
         self._jitter = random.Random(0)
+        self.note: Callable[[str], None] = lambda _text: None
+        """Where the user is told that calls wait for a server that is down."""
+        self._down_since: float | None = None
 
     @property
     def root(self) -> str:
@@ -124,9 +128,27 @@ class ModelServer:
         while True:
             outcome = await self._attempt(path, encoded, read, tokens)
             if not isinstance(outcome, Retry):
+                self._note_up()
                 return outcome
             wait_s = attempts.wait_s(outcome, self._wait_s)
+            # A connection that the server closed while it was idle fails once.
+            if outcome.is_down and attempts.num_down > 1:
+                self._note_down(outcome)
             await self._sleep(wait_s)
+
+    def _note_down(self, failure: Retry) -> None:
+        if self._down_since is None:
+            self._down_since = time.monotonic()
+            self.note(
+                f"{self.root} does not answer ({failure.message}): the run waits for it for up to "
+                f"{DOWN_PATIENCE_S / 60:.0f} minutes; start it again, or cancel the run"
+            )
+
+    def _note_up(self) -> None:
+        if self._down_since is not None:
+            seconds = time.monotonic() - self._down_since
+            self._down_since = None
+            self.note(f"{self.root} answers again, after {seconds:.0f} s")
 
     async def get(self, path: str) -> bytes:
         """Returns the body at a path, or raises TeacherError if the response is not HTTP 200."""

@@ -30,7 +30,7 @@ def trace(length=24, *, seed=0, tail=0):
     return TokenTrace(ids=ids, sampled=sampled, logprobs=[0.0] * len(ids))
 
 
-def score(server, traces, *, provider="vllm", top_k=None, key=None, concurrency=8):
+def score(server, traces, *, provider="vllm", top_k=None, key=None, concurrency=8, notes=None):
     """Returns what the served teacher says of each trace, all asked at once."""
     reported = [None] * len(traces)
     failed = []
@@ -45,6 +45,7 @@ def score(server, traces, *, provider="vllm", top_k=None, key=None, concurrency=
             settings=ServerSettings(concurrency=concurrency, timeout_s=20),
             sleep=no_sleep,
         )
+        client.note = [].append if notes is None else notes.append
         teacher = ServedTeacher(client, "served", provider=provider, top_k=top_k)
 
         async def one(index):
@@ -127,10 +128,16 @@ def test_a_server_that_starts_again_is_waited_for(loaded, status):
         failing = next(failures, None)
         return (failing, {"error": "starting"}) if failing else None
 
+    notes = []
     with FakeModelServer(loaded, before=before) as server:
-        (reported,) = score(server, [trace()])
+        (reported,) = score(server, [trace()], notes=notes)
 
     assert len(reported.logprobs) == 13
+    # Once each, however many calls and attempts there were.
+    waits, answers = notes
+    assert f"{server.base_url.removesuffix('/v1')} does not answer (HTTP {status}: " in waits
+    assert "the run waits for it for up to 60 minutes" in waits
+    assert "answers again, after " in answers
 
 
 def test_a_server_that_stays_away_is_given_up_after_an_hour(loaded):

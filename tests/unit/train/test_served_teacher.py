@@ -93,6 +93,27 @@ def test_a_rollout_that_could_not_be_scored_has_failed_and_is_not_trained_on(tmp
     assert [metrics["failed"] for metrics in project.reporter.measured] == [1 / 8, 1 / 8]
 
 
+def test_a_run_tells_that_it_waits_for_a_server_that_is_down(tmp_path, tiny_models):
+    scored = []
+
+    def before(path, _body):
+        if path == "/v1/completions":
+            scored.append(path)
+        is_down = NUM_CHECKS < len(scored) <= NUM_CHECKS + 2
+        return (503, {"error": "starting"}) if is_down else None
+
+    with FakeModelServer(tiny_models.load("llama", "chatml"), before=before) as server:
+        teacher = served(server, concurrency=1)
+        project = distill(tmp_path, tiny_models.folder("llama", "chatml"), teacher)
+        project.train()
+
+    told = [note for note in project.reporter.notes if "answer" in note]
+    assert "does not answer (HTTP 503: " in told[0]
+    assert "the run waits for it" in told[0]
+    assert "answers again" in told[1]
+    assert [metrics["failed"] for metrics in project.reporter.measured] == [0, 0]
+
+
 def test_a_teacher_whose_server_refuses_everything_ends_the_run(tmp_path, tiny_models):
     before = refusing(lambda _number: True)
 

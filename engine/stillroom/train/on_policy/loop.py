@@ -136,6 +136,9 @@ async def train_on_policy(
     async with teachers, opening as environment:
         for note in environment.notes:
             session.reporter.note(note)
+        for server in (environment.server, *(one.server for one in teachers.served.values())):
+            if server is not None:
+                server.note = session.reporter.note
         if cold_start is not None:
             await anyio.to_thread.run_sync(
                 train_cold_start, session, cold_start, last_step, prepare, teachers.local.get(0)

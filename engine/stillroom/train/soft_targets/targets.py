@@ -244,6 +244,7 @@ def _read_served(
     ):
         session.reporter.note(note)
     served = served_teacher(workspace, teacher, top_k=header.k)
+    served.server.note = session.reporter.note
     total, failures = len(writer.done) + len(missing), list[CallFailedError]()
 
     async def score_all() -> None:
