@@ -17,6 +17,7 @@ import msgspec
 
 from stillroom import fences
 from stillroom.errors import EngineError, InputError
+from stillroom.secrecy.keys import KeyNotAllowedError
 from stillroom.types import OTHERS_WROTE, OWN_TEXT
 
 _WRITER = "others (rows, models, tools, pages or programs)"
@@ -49,7 +50,7 @@ def fenced_error(error: EngineError) -> str:
 
     Only an InputError quotes no more than the arguments of the call.
     """
-    if type(error) is InputError:
+    if type(error) in (InputError, KeyNotAllowedError):
         return fences.printable(str(error))
     return f"{fenced_quote(error.problem)}\nfix: {fences.printable(error.fix)}"
 

@@ -14,27 +14,17 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
 from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
-from mcp.types import (
-    CallToolResult,
-    ElicitRequest,
-    ElicitRequestedSchema,
-    ElicitRequestFormParams,
-    ElicitResult,
-    InputRequiredResult,
-    TextContent,
-    ToolAnnotations,
-)
-from mcp.types.version import MODERN_PROTOCOL_VERSIONS
+from mcp.types import CallToolResult, InputRequiredResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stillroom import api
 from stillroom.api import Operation
-from stillroom.errors import EngineError, InputError, writable_text
-from stillroom.fences import on_one_line
+from stillroom.errors import EngineError, writable_text
 from stillroom.reporting import background_tasks
 from stillroom.settings import Workspace
 from stillroom.validation import describe_errors
 from stillroom_mcp.answers import input_schema, output_schema, structured
+from stillroom_mcp.consent import with_consent
 from stillroom_mcp.dashboard.chat_views import view_of
 from stillroom_mcp.fencing import fenced_error, fenced_quote
 
@@ -62,17 +52,15 @@ class OperationTool(Tool):
             return self.workspace.redactor().text(text)
 
         try:
-            request = await confirmed(
-                self.workspace, parse_arguments(operation, arguments), context
-            )
-            if isinstance(request, InputRequiredResult):
-                return request
+            request = parse_arguments(operation, arguments)
             if isinstance(request, api.GetRun):
                 result = await wait_for_run(self.workspace, request, context)
             else:
-                call = functools.partial(api.carry_out, self.workspace, operation, request)
-                run = _called if operation.has_child else anyio.to_thread.run_sync
-                result = await run(call)
+                run = functools.partial(_carried_out, self.workspace, operation)
+                agreed = await with_consent(self.workspace, request, context, run)
+                if isinstance(agreed, InputRequiredResult):
+                    return agreed
+                request, result = agreed.request, agreed.result
         except EngineError as error:
             raise ToolError(redacted(fenced_error(error))) from error
         except OSError as error:
@@ -99,6 +87,14 @@ class OperationTool(Tool):
         return CallToolResult(
             content=[TextContent(type="text", text=text)], structured_content=answer
         )
+
+
+async def _carried_out(
+    workspace: Workspace, operation: Operation, request: BaseModel
+) -> msgspec.Struct:
+    call = functools.partial(api.carry_out, workspace, operation, request)
+    run = _called if operation.has_child else anyio.to_thread.run_sync
+    return await run(call)
 
 
 async def _called(call: Callable[[], msgspec.Struct]) -> msgspec.Struct:
@@ -195,67 +191,3 @@ def tool_for(
             open_world_hint=operation.is_open_world,
         ),
     )
-
-
-_KEY = "spending"
-_LONGEST_NAME = 120
-_SCHEMA: ElicitRequestedSchema = {
-    "type": "object",
-    "properties": {
-        "start": {"type": "boolean", "title": "Start the run"},
-        "budget_usd": {
-            "type": "number",
-            "title": "Most dollars that it may cost",
-            "description": "Leave empty for no limit.",
-            "minimum": 0,
-        },
-    },
-    "required": ["start"],
-}
-
-
-async def confirmed(
-    workspace: Workspace, request: BaseModel, context: Context[Any, Any]
-) -> BaseModel | InputRequiredResult:
-    """Returns the request once a person has agreed to it, with the budget that they set.
-
-    Nobody is asked if the request has a budget or costs nothing, nor if the host cannot ask. The
-    result is what the host must ask first, where it does that between two calls. Raises InputError
-    if the person declined.
-    """
-    declared = context.client_capabilities
-    if declared is None or declared.elicitation is None:
-        return request
-    spending = await anyio.to_thread.run_sync(api.unlimited_spending, workspace, request)
-    if spending is None:
-        return request
-    question = _question(spending)
-    if context.protocol_version not in MODERN_PROTOCOL_VERSIONS:
-        answer = await context.session.elicit_form(question, _SCHEMA, context.request_id)
-        return _agreed(request, answer)
-    answer = (context.input_responses or {}).get(_KEY)
-    if isinstance(answer, ElicitResult):
-        return _agreed(request, answer)
-    params = ElicitRequestFormParams(message=question, requested_schema=_SCHEMA)
-    return InputRequiredResult(input_requests={_KEY: ElicitRequest(params=params)})
-
-
-def _question(spending: api.UnlimitedSpending) -> str:
-    model = on_one_line(spending.model, most=_LONGEST_NAME)
-    host = on_one_line(spending.host, most=_LONGEST_NAME)
-    return f"The agent wants to call {model} at {host} without a spending cap. Start the run?"
-
-
-def _agreed(request: BaseModel, answer: ElicitResult) -> BaseModel:
-    content = answer.content or {}
-    if answer.action != "accept" or content.get("start") is not True:
-        raise InputError(
-            "the user did not agree to spend without a cap",
-            "ask what it may cost, and call again with budget_usd (dry_run forecasts the cost)",
-        )
-    budget_usd = content.get("budget_usd")
-    if not isinstance(budget_usd, int | float) or budget_usd <= 0:
-        return request
-    # Checked as if the agent had given it.
-    given = {name: getattr(request, name) for name in request.model_fields_set}
-    return type(request).model_validate(given | {"budget_usd": budget_usd})

@@ -1,5 +1,6 @@
-"""A person is asked before a run spends without a limit, by hosts that can ask."""
+"""A person is asked by hosts that can ask: before a run spends without a limit, and about keys."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,64 @@ def test_nobody_is_asked_about_what_is_capped_free_or_faulty(root: Path) -> None
 
     anyio.run(scenario)
     assert person.questions == []
+
+
+GATEWAY = {
+    "base_url": "https://gw.test/v1",
+    "api_key_env": "ATLAS_KEY",
+    "model": "m",
+    "budget_usd": 1,
+}
+
+
+@pytest.fixture
+def keys_file(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    config = tmp_path_factory.mktemp("config")
+    monkeypatch.setenv("STILLROOM_CONFIG", str(config))
+    monkeypatch.setenv("ATLAS_KEY", "sk-nothing-is-called-with-this-one")
+    (config / "keys.yml").write_text("- {key: MY_KEY, host: other.test}", encoding="utf-8")
+    return config / "keys.yml"
+
+
+@pytest.fixture
+def priced(root: Path) -> Path:
+    (root / "prices.yml").write_text("m: {input: 1, output: 1}\n", encoding="utf-8")
+    return root
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_a_key_goes_to_another_host_once_the_person_agreed(
+    priced: Path, keys_file: Path, mode: str
+) -> None:
+    person = Person("accept", allow=True)
+    for output in ("a.jsonl", "b.jsonl"):
+        result = anyio.run(
+            functools.partial(called, priced, mode, person, output=output, **GATEWAY)
+        )
+        assert not result.is_error, result.content
+    # The second call needs no question: keys.yml says it, and what it said before.
+    (question,) = person.questions
+    assert "send the key in ATLAS_KEY to gw.test" in question
+    assert str(keys_file) in question
+    assert keys_file.read_text(encoding="utf-8").splitlines() == [
+        "- {key: MY_KEY, host: other.test}",
+        '- {key: ATLAS_KEY, host: "gw.test"}',
+    ]
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize(
+    "person", [None, Person("decline"), Person("accept", allow=False), Person("accept", start=True)]
+)
+def test_a_key_stays_here_if_the_person_does_not_agree_or_cannot_be_asked(
+    priced: Path, keys_file: Path, mode: str, person: Person | None
+) -> None:
+    before = keys_file.read_bytes()
+    result = anyio.run(functools.partial(called, priced, mode, person, **GATEWAY))
+    assert result.is_error
+    refused = "may not be sent to gw.test" if person is None else "did not agree that the key in"
+    assert refused in result.content[0].text
+    assert (requests_of(priced), keys_file.read_bytes()) == ([], before)
 
 
 def test_a_task_begins_after_the_person_agreed(root: Path) -> None:

@@ -5,6 +5,7 @@ A key belongs to its provider's own hosts. Every other pair of key and host must
 project's `.env`, next to it.
 """
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -15,16 +16,27 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from stillroom.errors import InputError
+from stillroom.files import write_atomic
 from stillroom.home_paths import as_found, is_away
 from stillroom.secrecy.readable import unreadable
 
 _FILE = "keys.yml"
+_FIX = "write entries such as - {key: MY_KEY, host: gateway.example.com}"
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 _LOCAL_SERVERS = re.compile(
     r"(VLLM|SGLANG|OLLAMA|LLAMA_?CPP|LM_?STUDIO|TGI|LITELLM|LOCAL)"
     r"(_[A-Z0-9]+)*_(KEY|TOKEN)"
 )
 """Names of keys made for a server on the user's own machine."""
+
+
+class KeyNotAllowedError(InputError):
+    """A key may not be sent to a host unless the user allows it."""
+
+    def __init__(self, problem: str, fix: str, name: str, host: str) -> None:
+        super().__init__(problem, fix)
+        self.args = (problem, fix, name, host)
+        self.name, self.host = name, host
 
 
 class KeyRule(BaseModel):
@@ -74,7 +86,7 @@ def is_loopback(host: str) -> bool:
 def check_host(
     name: str, host: str, port: int | None, *, workspace: Path, own: Sequence[str]
 ) -> None:
-    """Raises InputError unless the key in variable `name` may be sent to a host.
+    """Raises KeyNotAllowedError unless the key in variable `name` may be sent to a host.
 
     `own` holds the variables whose keys are made for this host. A variable of which one of these
     is a part, such as OPENAI_API_KEY_2, is taken for another key of the same provider. Keys named
@@ -87,12 +99,28 @@ def check_host(
     if any(rule.allows(name, host, port) for rule in _rules(workspace)):
         return
     shown = f"[{host}]" if ":" in host else host
-    raise InputError(
+    raise KeyNotAllowedError(
         f"the key in {name} may not be sent to {host}: nothing says that it is made for this host",
         f"if it may be, the user writes {name}_HOST={shown} below the key in the project's .env, "
         f"or adds this line to {keys_file()}, outside the workspace: "
         f"- {{key: {name}, host: {shown if ':' not in host else repr(host)}}}",
+        name,
+        host if port is None else f"{host}:{port}",
     )
+
+
+def allow_host(name: str, host: str) -> None:
+    """Adds to keys.yml that a key may be sent to a host, to which the user has agreed.
+
+    Raises InputError if the file is malformed, or written so that no entry can be appended.
+    """
+    path = keys_file().resolve()
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    entry = f"- {{key: {name}, host: {json.dumps(host)}}}\n"
+    text = f"{text.rstrip()}\n{entry}".lstrip()
+    _parsed(path, text)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_atomic(path, text.encode())
 
 
 def _rules(workspace: Path | None) -> tuple[KeyRule, ...]:
@@ -108,13 +136,21 @@ def _rules(workspace: Path | None) -> tuple[KeyRule, ...]:
             f"{path} is inside the workspace, where an agent could allow itself any key",
             "set STILLROOM_CONFIG to a folder outside of it, and move the file there",
         )
-    fix = "write entries such as - {key: MY_KEY, host: gateway.example.com}"
     try:
-        raw: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(unreadable(path, error), _FIX) from error
+    return _parsed(path, text)
+
+
+def _parsed(path: Path, text: str) -> tuple[KeyRule, ...]:
+    """Returns the entries in the text of a keys.yml. Raises InputError if it is malformed."""
+    try:
+        raw: Any = yaml.safe_load(text)
         return _RULES.validate_python(tuple(raw or ()))
     except ValidationError as error:
         where = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, where["loc"]))
-        raise InputError(f"{path}: {place}: {where['msg']}", fix) from error
-    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
-        raise InputError(unreadable(path, error), fix) from error
+        raise InputError(f"{path}: {place}: {where['msg']}", _FIX) from error
+    except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+        raise InputError(unreadable(path, error), _FIX) from error

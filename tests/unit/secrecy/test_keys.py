@@ -1,5 +1,6 @@
 """A key goes to the hosts that it is made for, and to those that the user allows it."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from fakes.projects import allow_keys
 from stillroom import api
 from stillroom.errors import InputError
-from stillroom.secrecy.keys import keys_file, tool_variables
+from stillroom.secrecy.keys import KeyNotAllowedError, allow_host, keys_file, tool_variables
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import Endpoint, ProviderName, endpoint_for
 
@@ -112,6 +113,39 @@ def test_env_allows_no_key_that_it_does_not_hold(
         (workspace.root / ".env").write_text(f"{line}MY_KEY_HOST=gw.test\n")
         with pytest.raises(InputError, match="may not be sent"):
             endpoint(workspace, "MY_KEY", "https://gw.test/v1")
+
+
+@pytest.mark.parametrize("host", ["gw.test", "127.0.0.1:8000", "::1", "::1:8000"])
+@pytest.mark.parametrize("before", [None, "- {key: MY_KEY, tools: true}", "# none yet\n"])
+def test_what_the_user_agreed_to_is_an_entry_beside_the_others(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: str, before: str
+):
+    monkeypatch.setenv("STILLROOM_CONFIG", str(tmp_path / "config" / "new"))
+    monkeypatch.setenv("MY_KEY", "sk-canary-5f2d81c0")
+    if before is not None:
+        keys_file().parent.mkdir(parents=True)
+        keys_file().write_text(before, encoding="utf-8")
+
+    allow_host("MY_KEY", host)
+
+    assert keys_file().read_text(encoding="utf-8").startswith(before or "- ")
+    address = {"::1": "[::1]", "::1:8000": "[::1]:8000"}.get(host, host)
+    assert endpoint(workspace, "MY_KEY", f"http://{address}/v1").api_key_env == "MY_KEY"
+    with pytest.raises(KeyNotAllowedError, match="may not be sent") as caught:
+        endpoint(workspace, "MY_KEY", "https://evil.test:444/v1")
+    assert (caught.value.name, caught.value.host) == ("MY_KEY", "evil.test:444")
+    again = copy.copy(caught.value)
+    assert (again.problem, again.host) == (caught.value.problem, "evil.test:444")
+
+
+def test_a_list_to_which_nothing_can_be_appended_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    path = allow_keys(monkeypatch, tmp_path / "config")
+    path.write_text("[{key: MY_KEY, host: gw.test}]\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"keys\.yml"):
+        allow_host("MY_KEY", "other.test")
+    assert path.read_text(encoding="utf-8") == "[{key: MY_KEY, host: gw.test}]\n"
 
 
 def test_a_list_of_allowed_keys_in_the_workspace_is_refused(
