@@ -91,6 +91,27 @@ def test_the_command_says_what_clients_set_and_ends_with_the_calls_it_has(tmp_pa
     assert [call.end for call in calls_in(tmp_path / "t/u")] == ["whole"] * 2
 
 
+def test_a_folders_calls_keep_to_a_budget_whatever_is_started_again(tmp_path):
+    (tmp_path / "prices.yml").write_text("m: {input: 0, output: 1000000}\n", encoding="utf-8")
+    reply = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
+    body = json.dumps({"model": "m", "messages": [], "max_tokens": 2}).encode()
+    statuses, printed = [], []
+    with RawEndpoint(lambda _: json_reply(json.dumps(reply).encode())) as endpoint:
+        for _ in range(2):
+            flags = ("--upstream", endpoint.url, "--port", "0", "--budget-usd", "5")
+            with started(tmp_path, *flags) as (said, process):
+                url = said["recording"]
+                statuses += [request(url, "POST", CHAT, body).status for _ in range(2)]
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(20) == 0
+                printed.append(process.stderr.read())
+        assert len(endpoint.requests) == 2
+    assert statuses == [200, 200, 402, 402]
+    assert "all calls in the folder have cost $0 of $5" in printed[0]
+    assert "recorded 2 calls in traces; all calls in the folder have cost $4 of $5" in printed[0]
+    assert "all calls in the folder have cost $4 of $5" in printed[1]
+
+
 def _refuses(address: str) -> bool:
     try:
         RawClient(address).close()

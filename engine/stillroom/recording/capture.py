@@ -114,6 +114,11 @@ class CallCapture:
         self._reply_head: RecordedReply | None = None
         self._tail = b"\n"
 
+    def request_content(self) -> bytes:
+        """Returns the request's body, which is complete, without its content encoding."""
+        self._read_request()
+        return b"".join(self._body.parts)
+
     def prepare(self) -> None:
         """Makes the record of the request, which is complete."""
         self._read_request()

@@ -16,6 +16,7 @@ from stillroom.recording.headers import RequestHead, end_to_end, upstream_header
 from stillroom.recording.journal import CallJournal, Outcome
 from stillroom.recording.records import CallEnd, kind_of
 from stillroom.recording.serving import Service, abort, cut_off, response_with
+from stillroom.recording.spending import CallBudget, Reservation
 from stillroom.recording.upstream_client import (
     RequestBody,
     UpstreamClient,
@@ -27,6 +28,8 @@ from stillroom.recording.upstreams import Upstream, route
 MOST_KEPT = 16 << 20
 """The default for the most bytes that are recorded of a request, and of a reply."""
 _MOST_REPEATED = 1 << 20
+_COST_NOTHING = ("/count_tokens", "/tokenize", "/detokenize")
+"""The ends of paths to which a POST calls no model."""
 _WAIT_FOR_END_S = 0.025
 """Seconds for which the last event of a stream waits for the end of the reply behind it."""
 
@@ -35,6 +38,7 @@ class RecordingProxy(Service):
     """Answers each request with the reply of its upstream.
 
     `secrets` are removed from all records; the keys of a request are removed from its own record.
+    With a `budget`, what cannot be priced is not forwarded.
     """
 
     def __init__(
@@ -45,13 +49,14 @@ class RecordingProxy(Service):
         *,
         secrets: Sequence[str] = (),
         most_kept: int = MOST_KEPT,
+        budget: CallBudget | None = None,
     ) -> None:
         super().__init__(admission)
         self.journal = journal
         has_tls = any(upstream.scheme == "https" for upstream in upstreams)
         self._client = UpstreamClient(has_tls=has_tls)
         self._secrets = tuple(secrets)
-        self._upstreams, self._most_kept = upstreams, most_kept
+        self._upstreams, self._most_kept, self._budget = upstreams, most_kept, budget
         self._is_failing = False
         """Whether the last call could not be written."""
         self._num_complaints = Counter[str]()
@@ -69,14 +74,20 @@ class RecordingProxy(Service):
         head = replace(head, target=path)
         kind = kind_of(head.method, path)
         if kind is None:
+            self._check_costs_nothing(head)
             return await self._forward(request, upstream, head)
         self._check_journal()
         capture = CallCapture(
             kind, upstream, head, limit=self._most_kept, secrets=self._secrets
         )  # fmt: skip
         call = _RecordedExchange(capture, self.journal, self._note)
+        body = None
+        if request.body_exists:
+            body = RequestBody(request.content, capture.request, capture.prepare)
+        if self._budget is not None:
+            call.reserved = await _reserved(self._budget, body, capture)
         try:
-            return await self._forward_and_record(request, upstream, head, call)
+            return await self._forward_and_record(request, upstream, head, body, call)
         except (asyncio.CancelledError, ConnectionError):
             call.end("proxy_stopped" if self.is_cancelling else "client_left")
             raise
@@ -114,20 +125,34 @@ class RecordingProxy(Service):
         finally:
             reply.close()
 
+    def _check_costs_nothing(self, head: RequestHead) -> None:
+        """Raises RefusedError for a request that may cost what the budget does not see."""
+        path = head.target.partition("?")[0].rstrip("/")
+        if self._budget is None or head.method != "POST" or path.endswith(_COST_NOTHING):
+            return
+        raise RefusedError(
+            402, "no_price", f"there is a budget, and what POST {path} costs is not known",
+            "call it at its own address, or start `stillroom record` without --budget-usd",
+        )  # fmt: skip
+
     async def _forward_and_record(
-        self, request: web.Request, upstream: Upstream, head: RequestHead, call: "_RecordedExchange"
+        self,
+        request: web.Request,
+        upstream: Upstream,
+        head: RequestHead,
+        body: RequestBody | None,
+        call: "_RecordedExchange",
     ) -> web.StreamResponse:
         """Forwards a model call and its reply, which ends only when the call is on the disk."""
         headers = upstream_headers(head)
         if accepted := headers.getall("accept-encoding", ()):
             headers["Accept-Encoding"] = known_encodings(", ".join(accepted))
-        body, capture = None, call.capture
-        if request.body_exists:
-            body = RequestBody(request.content, capture.request, capture.prepare)
         try:
             reply = await self._client.send(upstream, head, headers, body)
         except UpstreamError as error:
             problem = self._no_reply(upstream, error)
+            if not error.was_sent:
+                call.give_back()
             if not await call.recorded("upstream_left", problem):
                 abort(request)
             raise RefusedError.no_reply(problem) from error
@@ -164,8 +189,16 @@ class _RecordedExchange:
         self, capture: CallCapture, journal: CallJournal, note: Callable[[Outcome], None]
     ) -> None:
         self.capture = capture
+        self.reserved: Reservation | None = None
+        """The part of the budget that is held for the call."""
         self._journal, self._note = journal, note
         self._is_ended = False
+
+    def give_back(self) -> None:
+        """Frees the part of the budget of a call that did not reach its endpoint."""
+        if self.reserved is not None:
+            self.reserved.give_back()
+            self.reserved = None
 
     async def recorded(self, end: CallEnd, problem: str | None = None) -> bool:
         """Returns once the call is on the disk; False if it could not be written."""
@@ -201,10 +234,27 @@ class _RecordedExchange:
 
         try:
             line = self.capture.line(end, problem)
+            if self.reserved is not None:
+                self.reserved.settle(line)
         except Exception as error:  # the rim of one call: its client must not wait for ever
             finish(error)
         else:
             self._journal.append(line, finish)
+
+
+async def _reserved(
+    budget: CallBudget, body: RequestBody | None, capture: CallCapture
+) -> Reservation:
+    """Returns once a call's part of the budget is held; its body has arrived by then.
+
+    Raises RefusedError if the budget does not suffice, or the call cannot be priced.
+    """
+    if body is not None and not await body.whole():
+        raise RefusedError(
+            413, "too_long", "the call has a budget, and its request is too long to be priced",
+            "start `stillroom record` again with a higher --max-body-mb",
+        )  # fmt: skip
+    return await budget.reserve(capture.request_content())
 
 
 async def _forward_recorded_reply(

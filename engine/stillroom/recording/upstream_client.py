@@ -28,6 +28,11 @@ _AUTO_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 class UpstreamError(Exception):
     """The upstream gave no reply, or not all of it; the message says why."""
 
+    def __init__(self, reason: str, *, was_sent: bool = True) -> None:
+        super().__init__(reason)
+        self.was_sent = was_sent
+        """Whether the request may have reached the upstream."""
+
 
 class RequestBody:
     """The body of a client's request, which can be sent again as far as it was captured."""
@@ -49,6 +54,14 @@ class RequestBody:
             self.captured.add(block)
             yield block
         self._when_whole()
+
+    async def whole(self) -> bool:
+        """Returns once the body has arrived; False if it is too long to be captured."""
+        async for block in self._content.iter_any():
+            self.captured.add(block)
+            if not self.captured.is_whole:
+                return False
+        return True
 
 
 class UpstreamReply:
@@ -137,7 +150,8 @@ class UpstreamClient:
                     # The writer of the last attempt stops reading the body.
                     await asyncio.sleep(0)
                     continue
-                raise UpstreamError(_reason(error)) from error
+                was_sent = not isinstance(error, (aiohttp.ClientConnectorError, InputError))
+                raise UpstreamError(_reason(error), was_sent=was_sent) from error
             if reply.status == 101:
                 reply.close()
                 raise UpstreamError("its reply is not HTTP/1.1: it changes the protocol")

@@ -1,21 +1,26 @@
 """The command `stillroom record`: the proxy that records model calls, and their replay."""
 
 import argparse
+import functools
 import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from stillroom.errors import InputError
+from stillroom.importing.formats.api_logs.recorded import recorded_calls, usage_of_call
 from stillroom.recording.admission import Admission
-from stillroom.recording.journal import CallJournal
+from stillroom.recording.journal import CallJournal, journals_in
 from stillroom.recording.proxy import MOST_KEPT, RecordingProxy
 from stillroom.recording.replay import Replay
 from stillroom.recording.serving import run_until_stopped
+from stillroom.recording.spending import CallBudget
 from stillroom.recording.tape import Tape
 from stillroom.recording.upstreams import Upstream, check_no_loop, client_settings, upstreams_of
 from stillroom.settings import Workspace, open_workspace
+from stillroom.teachers.pricing import price_for
 from stillroom_mcp.http.listening import (
     TOKEN_VARIABLE,
     ServerToken,
@@ -47,6 +52,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--max-body-mb", type=int, default=MOST_KEPT >> 20, metavar="N",
         help="the most that is recorded of a request or reply; all of it is forwarded "
         f"(default: {MOST_KEPT >> 20})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--budget-usd", type=float, metavar="USD",
+        help="the most dollars that the calls recorded in this folder may cost, those of before "
+        "too; further calls are refused",
     )  # fmt: skip
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)"
@@ -89,6 +99,7 @@ def _record(
 ) -> int:
     upstreams = upstreams_of(options.upstream)
     folder = workspace.writable(options.output, label="output")
+    budget = _budget(workspace, folder, options.budget_usd)
     secrets = [*workspace.redactor().secrets, *([token.value] if token.value else [])]
     with listening_socket(options.host, options.port, token) as listener:
         check_no_loop(upstreams, listener)
@@ -97,13 +108,36 @@ def _record(
             _announce(address_of(listener), upstreams, workspace.shown(folder), token)
             proxy = RecordingProxy(
                 journal, upstreams, admission,
-                secrets=secrets, most_kept=options.max_body_mb << 20,
+                secrets=secrets, most_kept=options.max_body_mb << 20, budget=budget,
             )  # fmt: skip
             run_until_stopped(proxy, listener)
         finally:
             journal.close()
-    sys.stderr.write(f"recorded {journal.num_calls} calls in {workspace.shown(folder)}\n")
+    cost = f"; {_spent(budget)}" if budget is not None else ""
+    sys.stderr.write(f"recorded {journal.num_calls} calls in {workspace.shown(folder)}{cost}\n")
     return 0
+
+
+def _budget(workspace: Workspace, folder: Path, usd: float | None) -> CallBudget | None:
+    """Returns the budget of a folder's calls, with what it has cost so far; None without one."""
+    if usd is None:
+        return None
+    if not usd > 0:
+        raise InputError("--budget-usd is not above 0", "give dollars, such as 5, or leave it out")
+    budget = CallBudget(
+        usd, price_of=functools.partial(price_for, workspace), usage_of=usage_of_call
+    )
+    num_unpriced = 0
+    for call in recorded_calls(journals_in(folder) if folder.is_dir() else ()):
+        num_unpriced += not budget.count(call)
+    left_out = f" ({num_unpriced} of them have no known price)" if num_unpriced else ""
+    sys.stderr.write(f"{_spent(budget)}{left_out}\n")
+    return budget
+
+
+def _spent(budget: CallBudget) -> str:
+    spent, usd = budget.budget.spent.usd, budget.budget.usd
+    return f"all calls in the folder have cost ${spent:.4g} of ${usd:g}"
 
 
 def _replay(

@@ -14,7 +14,7 @@ from stillroom.importing.payloads.calls import (
     logged_calls,
     read_calls,
 )
-from stillroom.importing.payloads.fields import iso_time, without_nothing
+from stillroom.importing.payloads.fields import iso_time, usage_of, without_nothing
 from stillroom.importing.payloads.pairs import LoggedPair, ResponseChains
 from stillroom.importing.payloads.streams import stream_events, whole_reply
 from stillroom.importing.records import (
@@ -32,6 +32,7 @@ from stillroom.recording.records import (
     RecordedReply,
     decoded_call,
 )
+from stillroom.types import Usage
 
 NOT_A_CALL = "not a recorded call"
 CUT = "not recorded whole"
@@ -60,6 +61,14 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
                     yield Refusal(place, error.reason, error.detail)
 
 
+def recorded_calls(paths: Sequence[Path]) -> Iterator[RecordedCall]:
+    """Yields the calls of journals, without lines that hold none."""
+    for path in paths:
+        for line in read_row_lines(path):
+            with suppress(UnreadableRowError):
+                yield _decoded(line)
+
+
 def _responses(paths: Sequence[Path]) -> Iterator[LoggedPair]:
     """Yields the calls of the Responses API, which may continue one another."""
     for path in paths:
@@ -86,6 +95,16 @@ def _calls(place: Place, line: Line, chains: ResponseChains) -> Iterator[LoggedC
         calls = read_calls(pair.request, pair.response)
     metadata = without_nothing(upstream=call.upstream, first_block_s=call.first_block_s)
     yield from logged_calls(place, calls, named, metadata=metadata, provider=call.provider)
+
+
+def usage_of_call(call: RecordedCall) -> Usage | None:
+    """Returns the tokens that a call's reply reports; None if it reports none, or broke off."""
+    try:
+        usage = usage_of(_reply_body(call).get("usage"))
+    except UnreadableRowError:
+        return None
+    is_plausible = usage is not None and usage.prompt_tokens and usage.completion_tokens
+    return usage if is_plausible else None
 
 
 def _pair(call: RecordedCall) -> LoggedPair:

@@ -1,0 +1,135 @@
+"""Keeps what recorded calls cost within a number of dollars, as a run of rollouts does."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from stillroom.recording.admission import RefusedError
+from stillroom.recording.records import RecordedCall, decoded_call
+from stillroom.teachers.budget import NOTHING, Budget, BudgetSpentError, Cost
+from stillroom.teachers.pricing import Price
+from stillroom.types import Usage
+
+_UNSTATED_TOKENS = 4096
+"""The most tokens that a reply is expected to have if its request does not limit them."""
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+
+class _Request(msgspec.Struct):
+    """The fields of a request that decide what it may cost."""
+
+    model: str
+    max_completion_tokens: int | None = None
+    max_tokens: int | None = None
+    max_output_tokens: int | None = None
+    n: int | None = None
+
+    @property
+    def most_written(self) -> int:
+        stated = [value for name in _LIMITS if (value := getattr(self, name)) is not None]
+        return max(1, self.n or 1) * (max(stated) if stated else _UNSTATED_TOKENS)
+
+
+class CallBudget:
+    """Lets calls through as long as they cannot exceed a budget.
+
+    `price_of` returns the price of a model, and `usage_of` the tokens that a call's reply reports.
+    """
+
+    def __init__(
+        self,
+        usd: float,
+        *,
+        price_of: Callable[[str], Price | None],
+        usage_of: Callable[[RecordedCall], Usage | None],
+    ) -> None:
+        self.budget = Budget(usd=usd)
+        self._price_of, self.usage_of = price_of, usage_of
+        self._prices = dict[str, Price]()
+        self._more = Usage()
+        """The most tokens that a call took beyond what was expected of it."""
+
+    def count(self, call: RecordedCall) -> bool:
+        """Counts a call of an earlier recording; returns whether its model has a price."""
+        planned = self._planned(call.request.content.data)
+        if planned is not None:
+            self.budget.spent += planned.cost_of(call)
+        return planned is not None
+
+    async def reserve(self, body: bytes) -> "Reservation":
+        """Returns once what a request may cost is free. Raises RefusedError if it never will be."""
+        reserved = self._planned(body)
+        if reserved is None:
+            raise RefusedError(
+                402, "no_price", "the call has a budget, and its model's price is not known",
+                "write it into prices.yml, in dollars per million tokens (0 for a server of your "
+                "own): \"my-model\": {input: 0.15, output: 0.60}; or `stillroom prices --refresh`",
+            )  # fmt: skip
+        try:
+            await self.budget.reserve(reserved.worst)
+        except BudgetSpentError as error:
+            raise RefusedError(
+                402, "budget_spent",
+                f"the recorded calls have cost ${self.budget.spent.usd:.4g} of ${self.budget.usd:g}"
+                f", and this one may cost ${reserved.worst.usd:.4g}",
+                "start `stillroom record` again with a higher --budget-usd, or lower the request's "
+                "limit of tokens",
+            ) from error  # fmt: skip
+        self.budget.send(reserved.worst)
+        return reserved
+
+    def _planned(self, body: bytes) -> "Reservation | None":
+        """Returns what a request may cost; None if its model has no price.
+
+        A prompt has at most one token per byte of the request. To that comes the most by which
+        earlier calls exceeded what was expected of them.
+        """
+        try:
+            request = msgspec.json.decode(body, type=_Request)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return None
+        price = self._prices.get(request.model) or self._price_of(request.model)
+        if price is None:
+            return None
+        self._prices[request.model] = price
+        expected = Usage(prompt_tokens=len(body), completion_tokens=request.most_written)
+        usage = expected + self._more
+        return Reservation(self, price, expected, Cost.of(usage, price.of(usage)))
+
+    def learn(self, expected: Usage, usage: Usage) -> None:
+        """Notes by how much a call exceeded what was expected of it."""
+        prompt = usage.prompt_tokens - expected.prompt_tokens
+        completion = usage.completion_tokens - expected.completion_tokens
+        self._more = Usage(
+            prompt_tokens=max(self._more.prompt_tokens, prompt),
+            completion_tokens=max(self._more.completion_tokens, completion),
+        )
+
+
+class Reservation:
+    """The part of a budget that is held for one call."""
+
+    def __init__(self, of: CallBudget, price: Price, expected: Usage, worst: Cost) -> None:
+        self.worst = worst
+        self._of, self._price, self._expected = of, price, expected
+
+    def cost_of(self, call: RecordedCall) -> Cost:
+        """Returns what a call cost: nothing if the endpoint refused it.
+
+        A reply that does not report its tokens, or that broke off, counts at its worst.
+        """
+        usage = None
+        if call.reply is not None:
+            usage = Usage() if call.reply.status >= 400 else self._of.usage_of(call)
+        if usage is None:
+            return self.worst
+        self._of.learn(self._expected, usage)
+        return Cost.of(usage, self._price.of(usage))
+
+    def settle(self, line: bytes) -> None:
+        """Replaces what was held by what the call of a journal's line cost."""
+        self._of.budget.settle(self.worst, self.cost_of(decoded_call(line)))
+
+    def give_back(self) -> None:
+        """Frees what was held for a call that did not reach its endpoint."""
+        self._of.budget.settle(self.worst, NOTHING)
