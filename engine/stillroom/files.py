@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from stillroom import bounds
 from stillroom.errors import DataError
 from stillroom.places import naming, open_real, real_folder
 
@@ -21,7 +22,7 @@ _BLOCK = 1 << 20
 Buffer = bytes | memoryview | msgspec.Raw
 _MAX_WAITING = 2
 _SYNCED_AT_ONCE = 64 << 20
-_MAX_DOCUMENT_BYTES = 64 << 20
+_MAX_DOCUMENT_BYTES = bounds.DOCUMENT.most
 _LONGEST_REASON = 300
 _DAMAGED = "move it elsewhere if another program wrote it, or write it again"
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import yaml
 
-_MAX_CHARACTERS = 256 << 10
-_MAX_EXPANDED = 1 << 20
+from stillroom import bounds
+
+_MAX_CHARACTERS = bounds.YAML.most
+_MAX_EXPANDED = bounds.YAML_VALUES.most
 """The most characters and values that a text may stand for once its aliases are written out."""
 
 

@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from stillroom import bounds
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 FIGURES, PAGE = HERE / "figures.json", ROOT / "docs" / "trust.md"
@@ -29,6 +31,15 @@ what the script or the tests printed on the day that stands beside it. What has 
 
 | | promise | shown by | figure | on |
 |---|---|---|---|---|
+"""
+BOUNDS_HEAD = """
+## How much is taken of what others send
+
+`engine/stillroom/bounds.py` states each bound once. A model's own answers, calls and rollouts are bounded by the options of a request
+(`max_tokens`, `request_timeout`, `tool_timeout`, `rollout_timeout`, `budget_usd`).
+
+| from | of | at most | beyond that |
+|---|---|---|---|
 """
 FAULTS_HEAD = """
 ## Faults that were found, and the tests that keep them away
@@ -143,9 +154,10 @@ def page(table: dict[str, Any], figures: dict[str, Any]) -> str:
         f"| {fault['text']} | {'<br>'.join(short(test) for test in fault['tests'])} |"
         for fault in table.get("fault", [])
     ]
-    return (
-        HEAD + "\n".join(lines) + "\n" + (FAULTS_HEAD + "\n".join(faults) + "\n" if faults else "")
-    )
+    shown = [row for row in vars(bounds).values() if isinstance(row, bounds.Bound)]
+    taken = [f"| {row.sender} | {row.what} | {row.size} | {row.beyond} |" for row in shown]
+    parts = [(HEAD, lines), (BOUNDS_HEAD, taken), (FAULTS_HEAD, faults)]
+    return "".join(head + "\n".join(rows) + "\n" for head, rows in parts if rows)
 
 
 def main() -> int:

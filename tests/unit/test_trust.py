@@ -1,11 +1,14 @@
 """What docs/trust.md names exists: each promise has its number, its script and its tests."""
 
 import ast
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from stillroom import bounds
 
 ROOT = Path(__file__).parents[2]
 TABLE: dict[str, Any] = tomllib.loads(
@@ -35,3 +38,35 @@ def test_what_shows_a_promise_exists(entry: dict[str, Any]) -> None:
         path, _, name = test.partition("::")
         assert (ROOT / path).is_file(), test
         assert not name or name in functions_of(ROOT / path), test
+
+
+BOUNDS = {name: one for name, one in vars(bounds).items() if isinstance(one, bounds.Bound)}
+
+
+def test_the_page_lists_every_bound_as_it_is() -> None:
+    page = (ROOT / "docs/trust.md").read_text(encoding="utf-8")
+    listed = page.partition("## How much is taken")[2].partition("\n## ")[0].splitlines()[7:]
+    rows = [f"| {b.sender} | {b.what} | {b.size} | {b.beyond} |" for b in BOUNDS.values()]
+    assert [line for line in listed if line] == rows
+
+
+def test_every_bound_is_kept_to_somewhere() -> None:
+    folders = (ROOT / "engine", ROOT / "server")
+    code = "".join(path.read_text("utf-8") for folder in folders for path in folder.rglob("*.py"))
+    used = set(re.findall(r"\bbounds\.([A-Z_]+)", code))
+    assert used == BOUNDS.keys()
+
+
+@pytest.mark.parametrize(
+    ("bound", "size"),
+    [
+        (bounds.FRAME, "256 MB"),
+        (bounds.FRAME_HEADER, "1 kB"),
+        (bounds.LOGIN, "60 s"),
+        (bounds.DOWN, "60 min"),
+        (bounds.ANSWER, "200,000 characters"),
+        (bounds.REPLY_HEADERS, "128"),
+    ],
+)
+def test_a_bound_is_written_as_people_write_it(bound: bounds.Bound, size: str) -> None:
+    assert bound.size == size

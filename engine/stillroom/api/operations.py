@@ -4,6 +4,7 @@ A new operation needs an entry here, its function, and what its result suggests 
 `server/stillroom_mcp/next_steps.py`.
 """
 
+from stillroom import bounds
 from stillroom.api.evaluations import CompareEvaluations, ComparisonReport
 from stillroom.api.runs import (
     CancelRun,
@@ -35,7 +36,7 @@ from stillroom.train.config.request import PlanTraining, StartTraining
 from stillroom.train.planning.forecast import TrainingForecast
 from stillroom.types import RunKind
 
-_TEMPLATE_GB = 3.0
+_TEMPLATE_GB = bounds.TEMPLATE_MEMORY.most / 1e9
 """The memory for rendering with a chat template, which is code of the model's author."""
 _LOOK_AT_RAY = "look at the cluster with `ray status`"
 
@@ -79,7 +80,7 @@ OPERATIONS = (
         large=RunKind.VALIDATE,
         child=ChildWork(
             function="stillroom.jobs.child_work:count_tokens",
-            timeout_s=60,
+            timeout_s=bounds.TEMPLATE.most,
             action="counting tokens with the chat template of {model!r}",
             fix="leave model out, or check the tokenizer files of the model",
             memory_gb=_TEMPLATE_GB,
@@ -214,7 +215,7 @@ OPERATIONS = (
         large=RunKind.INSPECT,
         child=ChildWork(
             function="stillroom.jobs.child_work:inspect_examples",
-            timeout_s=60,
+            timeout_s=bounds.TEMPLATE.most,
             action="rendering with the chat template of {model!r}",
             fix="look at fewer rows, or check the tokenizer files of the model",
             memory_gb=_TEMPLATE_GB,

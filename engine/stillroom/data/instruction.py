@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from stillroom import bounds
 from stillroom.data.chat.template import plain_text
 from stillroom.data.formats import Task
 from stillroom.errors import ConfigError
@@ -13,7 +14,7 @@ from stillroom.files import content_hash
 from stillroom.settings import Workspace
 from stillroom.types import Message
 
-_MOST_BYTES = 4_000_000
+_MOST_BYTES = bounds.INSTRUCTION.most
 """More than any model's context can hold; such a file is data, not an instruction."""
 
 _SHOWN = 120

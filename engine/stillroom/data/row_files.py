@@ -9,12 +9,13 @@ from typing import Any, BinaryIO, Self
 
 import msgspec
 
+from stillroom import bounds
 from stillroom.data.checks import Problem, decode_row, decode_text_row
 from stillroom.errors import DataError
 from stillroom.lines import BOM, Line, count_lines, read_line_blocks, read_lines
 from stillroom.secrecy.readable import check_readable
 
-MAX_ROW_BYTES = 64 << 20
+MAX_ROW_BYTES = bounds.ROW.most
 TOO_LONG = f"is longer than {MAX_ROW_BYTES >> 20} MB"
 _MAX_OPEN = 16
 _MANIFEST = ".manifest.json"

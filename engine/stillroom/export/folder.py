@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from stillroom import bounds
 from stillroom.errors import InputError
 from stillroom.files import FileLock, file_sha256, wait_for_disk
 from stillroom.lineage import FOLDER_MANIFEST, FileRecord
@@ -177,7 +178,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 _LENGTH_BYTES = 8
-_LONGEST_HEADER = 100 << 20
+_LONGEST_HEADER = bounds.TENSOR_HEADER.most
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
 _ASKED_BITS = {"fp32": 32, "bf16": 16}
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from stillroom import bounds
 from stillroom.errors import InputError, RunError
 from stillroom.export.programs import running_program
 from stillroom.lines import last_line
@@ -148,7 +149,7 @@ _FILE_TYPES = {0: "fp32", 1: "fp16", 32: "bf16"}
 _STRING, _ARRAY = 8, 9
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """The bytes of a value by the number of its type."""
-_LONGEST_VALUE = 1 << 28
+_LONGEST_VALUE = bounds.GGUF_VALUE.most
 
 
 def stored_precision(path: Path) -> str:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 import yaml
 
+from stillroom import bounds
 from stillroom.data.row_files import read_row_lines
 from stillroom.demo import DEMO_MODELS
 from stillroom.errors import DataError
@@ -207,7 +208,7 @@ def _teacher(workspace: Workspace, request: dict[str, Any]) -> str:
 _CARD = "README.md"
 _OWN = "apache-2.0"
 """Of the demo's models, which are part of this package."""
-_LONGEST = 200_000
+_LONGEST = bounds.LICENCE.most
 _LICENCE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "COPYING")
 _LICENCE_TEXTS = {
     "apache license version 2.0": "apache-2.0",
@@ -241,17 +242,22 @@ def licence_of(base: ModelLocation | None, stated: str | None = None) -> Licence
     elif base is not None:
         card = base.folder / _CARD if base.is_local else _card_on_hub(base.location)
         if card is not None and card.is_file():
-            found = read_licence(card.read_text(encoding="utf-8", errors="replace")[:_LONGEST])
+            found = read_licence(_beginning(card))
         if found is None and base.is_local:
             found = _licence_file(base.folder)
     return found or (None if stated is None else Licence(stated, source="whoever exported it"))
+
+
+def _beginning(path: Path) -> str:
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        return stream.read(_LONGEST)
 
 
 def _licence_file(folder: Path) -> Licence | None:
     """Returns the licence whose text is in a model's folder; `other` if it is no common one."""
     for name in _LICENCE_FILES:
         if (folder / name).is_file():
-            text = (folder / name).read_text(encoding="utf-8", errors="replace")[:_LONGEST]
+            text = _beginning(folder / name)
             begins = " ".join(text[:1000].casefold().split())
             known = (licence for words, licence in _LICENCE_TEXTS.items() if words in begins)
             return Licence(next(known, "other"), link=name, source=f"{name} in its folder")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from stillroom import bounds
 from stillroom.errors import InputError, missing_extra
 from stillroom.files import partial_name
 from stillroom.importing.request import ImportRollouts
@@ -111,7 +112,7 @@ def _kept_input(output: Path, stream: BinaryIO) -> Path:
 
 _BLOCK = 1 << 20
 _BEGINNING = 2 << 20
-_MOST_TIMES, _SMALL = 200, 1 << 30
+_MOST_TIMES, _SMALL = 200, bounds.UNPACKED.most
 """Logs unpack to 5 to 50 times their size; a small file may unpack to more."""
 _BROKEN = (EOFError, zlib.error, gzip.BadGzipFile)
 _GZIP, _ZSTANDARD = ".gz", ".zst"

@@ -20,6 +20,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from stillroom import bounds
 from stillroom.places import open_real
 from stillroom.processes import (
     RUN_MARK_VARIABLE,
@@ -39,7 +40,7 @@ _NUM_SAMPLES = 5
 _KILL_FOR_S = 8.0
 _AGAIN_S = 0.02
 _SIGNALLED = 128
-_MAX_LOG_BYTES = 32 << 20
+_MAX_LOG_BYTES = bounds.LOG.most
 
 
 def main(arguments: Sequence[str]) -> int:

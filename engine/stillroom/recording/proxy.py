@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from aiohttp import web
 
+from stillroom import bounds
 from stillroom.recording.admission import Admission, RefusedError
 from stillroom.recording.capture import CallCapture, CapturedBody
 from stillroom.recording.encodings import known_encodings
@@ -25,7 +26,7 @@ from stillroom.recording.upstream_client import (
 )
 from stillroom.recording.upstreams import Upstream, route
 
-MOST_KEPT = 16 << 20
+MOST_KEPT = bounds.RECORDED.most
 """The default for the most bytes that are recorded of a request, and of a reply."""
 _MOST_REPEATED = 1 << 20
 _COST_NOTHING = ("/count_tokens", "/tokenize", "/detokenize")

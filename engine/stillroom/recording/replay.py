@@ -5,6 +5,7 @@ import re
 
 from aiohttp import web
 
+from stillroom import bounds
 from stillroom.errors import EngineError
 from stillroom.recording.admission import Admission, RefusedError
 from stillroom.recording.headers import Headers, RequestHead, is_event_stream
@@ -15,7 +16,7 @@ from stillroom.recording.serving import Service, cut_off, response_with
 from stillroom.recording.tape import Replayed, Tape, request_key
 
 _EVENT = re.compile(rb".*?(?:\r?\n\r?\n|\Z)", re.DOTALL)
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = bounds.REPLAYED.most
 
 
 class Replay(Service):

@@ -15,13 +15,14 @@ from aiohttp import web
 from aiohttp.hdrs import CONTENT_TYPE, DATE, SERVER
 from aiohttp.typedefs import Handler
 
+from stillroom import bounds
 from stillroom.recording.admission import Admission, RefusedError
 from stillroom.recording.headers import Headers, RequestHead
 
-_LONGEST_LINE = 256 << 10
+_LONGEST_LINE = bounds.REQUEST_LINE.most
 """The most bytes of a request's first line, and of each of its headers."""
-_MOST_HEADERS = 256
-_KEEP_ALIVE_S = 300.0
+_MOST_HEADERS = bounds.REQUEST_HEADERS.most
+_KEEP_ALIVE_S = float(bounds.IDLE.most)
 _LINGER_S = 2.0
 """Seconds for which the rest of a request is read after an early reply."""
 _CANCEL_S = 0.02

@@ -9,6 +9,7 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
+from stillroom import bounds
 from stillroom.errors import InputError
 from stillroom.recording.capture import CapturedBody
 from stillroom.recording.headers import Headers, RequestHead, decoded_headers
@@ -16,12 +17,12 @@ from stillroom.recording.upstreams import Upstream
 from stillroom.teachers.endpoint.aiohttp_channel import ReplyConnector
 from stillroom.teachers.endpoint.attempts import http_proxy
 
-_CONNECT_S = 30.0
+_CONNECT_S = bounds.CONNECT.most
 _KEEP_ALIVE_S = 30.0
 _CLOSED_WITHIN_S = 1.0
 """A disconnection this soon after sending means that the idle connection was already closed."""
-_LONGEST_LINE = 256 << 10
-_MOST_HEADERS = 256
+_LONGEST_LINE = bounds.UPSTREAM_LINE.most
+_MOST_HEADERS = bounds.UPSTREAM_HEADERS.most
 _AUTO_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 

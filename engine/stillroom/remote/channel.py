@@ -12,6 +12,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, Protocol, TypeVar, cast
 
+from stillroom import bounds
 from stillroom.errors import EngineError
 from stillroom.remote.frames import MARK, BrokenStreamError, Frames
 from stillroom.remote.host import (
@@ -28,9 +29,9 @@ from stillroom.remote.host import (
 SHELL_LINE = "exec sh -c 'IFS= read -r line && eval \"$line\"'"
 _SCRIPT_END_MARK = "--stillroom-script-end--"
 _SCRIPT_END = re.compile(_SCRIPT_END_MARK + r"(\d{1,3})", re.ASCII)
-_MAX_SCRIPT_BYTES = 8 << 20
+_MAX_SCRIPT_BYTES = bounds.SCRIPT.most
 """What a script may print altogether; a long installation prints some 100 kB."""
-_MAX_STDERR_BYTES = 1 << 14
+_MAX_STDERR_BYTES = bounds.SCRIPT_ERRORS.most
 _END_WAIT_S = 10.0
 _CLOSE_WAIT_S = 2.0
 

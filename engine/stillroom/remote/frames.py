@@ -9,14 +9,15 @@ from typing import IO, Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from stillroom import bounds
 from stillroom.errors import EngineError
 from stillroom.remote.host import MachineGoneError
 
 MARK = b"--stillroom-frames-1--\n"
 """Written before the first message, since a machine may greet whoever connects."""
-_MAX_GREETING_BYTES = 1 << 20
-_MAX_HEADER_BYTES = 1 << 10
-_MAX_MESSAGE_BYTES = 1 << 28
+_MAX_GREETING_BYTES = bounds.GREETING.most
+_MAX_HEADER_BYTES = bounds.FRAME_HEADER.most
+_MAX_MESSAGE_BYTES = bounds.FRAME.most
 
 _Message = TypeVar("_Message")
 

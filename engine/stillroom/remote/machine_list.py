@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import Field
 
+from stillroom import bounds
 from stillroom.errors import EngineError
 from stillroom.remote.host import RunHost
 from stillroom.remote.hosts import open_host
@@ -23,7 +24,7 @@ from stillroom.settings import Workspace
 from stillroom.types import OthersText
 from stillroom.validation import StrictModel
 
-PROBE_S = 25.0
+PROBE_S = float(bounds.PROBE.most)
 """How long the answers of probed machines are waited for; agent hosts end a call after 60 s."""
 
 MachineState = Literal["in_use", "answers", "unreachable", "up", "down", "not_asked"]

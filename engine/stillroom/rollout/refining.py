@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import msgspec
 
+from stillroom import bounds
 from stillroom.data.chat.template import plain_text, without_thinking
 from stillroom.data.formats import Task
 from stillroom.errors import CallFailedError, FailureClass
@@ -36,7 +37,7 @@ from stillroom.types import (
 )
 
 MAX_TRIES = 2
-MAX_TEXT_CHARACTERS = 100_000
+MAX_TEXT_CHARACTERS = bounds.JUDGED.most
 """The most characters of a rollout that a critic reads; of a longer one, each long part's beginning
 and end."""
 _INSTRUCTIONS = """\

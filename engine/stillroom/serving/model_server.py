@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 import anyio
 import msgspec
 
+from stillroom import bounds
 from stillroom.errors import CallFailedError, FailureClass, InputError, TeacherError
 from stillroom.secrecy.redaction import Redactor
 from stillroom.teachers.endpoint.attempts import (
@@ -31,9 +32,9 @@ from stillroom.teachers.limits.limiter import Limiter
 from stillroom.teachers.providers import Endpoint
 from stillroom.types import SamplingSettings
 
-_GET_TIMEOUT_S = 30.0
-DOWN_PATIENCE_S = 3600.0
+DOWN_PATIENCE_S = float(bounds.DOWN.most)
 """The most seconds that a call waits for a server that is down, as a run waits for a machine."""
+_CHECK_URL = "start the server and check base_url"
 
 _T = TypeVar("_T")
 
@@ -155,22 +156,32 @@ class ModelServer:
         import httpx
 
         url = self.root + path
-        headers = self.endpoint.key_headers(self._key)
+        headers = {**self.endpoint.key_headers(self._key), "accept-encoding": "identity"}
+        body, most, seconds = bytearray(), bounds.SERVER_LIST, bounds.SERVER_ANSWER.most
         try:
-            async with httpx.AsyncClient(headers=headers, timeout=_GET_TIMEOUT_S) as client:
-                response = await client.get(url)
-        except httpx.HTTPError as error:
+            with anyio.fail_after(seconds):
+                async with (
+                    httpx.AsyncClient(headers=headers, timeout=seconds) as client,
+                    client.stream("GET", url) as response,
+                ):
+                    # Raw: a few bytes may decode to any number.
+                    async for block in response.aiter_raw():
+                        body += block
+                        if len(body) > most.most:
+                            raise TeacherError(f"{url} sends more than {most.size}", _CHECK_URL)
+        except (httpx.HTTPError, TimeoutError) as error:
             raise TeacherError(
                 self._redactor.text(f"nothing answers at {url}: {type(error).__name__}: {error}"),
-                "start the server and check base_url",
+                _CHECK_URL,
             ) from error
+        data = self._redactor.data(bytes(body))
         if response.status_code != 200:
-            text = self._redactor.text(response.text).strip()[:SHOWN]
+            text = data.decode(errors="replace").strip()[:SHOWN]
             raise TeacherError(
                 f"{url} answers HTTP {response.status_code}: {text}",
                 "check base_url and the key that api_key_env names",
             )
-        return self._redactor.data(response.content)
+        return data
 
     async def context_lengths(self) -> dict[str, int | None]:
         """Returns the names of the served models with the tokens that each takes, if it says so.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import yaml
 
+from stillroom import bounds
 from stillroom.errors import DocumentError, InputError, TeacherError
 from stillroom.files import write_atomic
 from stillroom.lineage import now
@@ -32,7 +33,7 @@ MACHINE = "machine"
 _MILLION = 1_000_000
 SOURCE = "https://openrouter.ai/api/v1/models"
 _TIMEOUT_S = 30.0
-_MAX_BYTES = 32 << 20
+_MAX_BYTES = bounds.PRICE_LIST.most
 _MAKERS = ("openai", "anthropic", "google")
 _NAME = re.compile(r"[\w.:~/-]{1,120}")
 _HEAD = """# Prices of models in US dollars per million tokens, as OpenRouter lists them.

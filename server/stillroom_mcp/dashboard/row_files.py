@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
+from stillroom import bounds
 from stillroom.errors import InputError
 from stillroom.lines import BOM
 from stillroom.secrecy.readable import check_readable
@@ -17,7 +18,7 @@ SUFFIXES = (".jsonl", ".txt")
 _BLOCK = 1 << 20
 _HEAD_BYTES = 2000
 _MOST_FILES = 16
-MAX_SHOWN_BYTES = 8 << 20
+MAX_SHOWN_BYTES = bounds.SHOWN_ROW.most
 """Of a longer line only so many bytes are read, since a browser could not show the rest."""
 
 

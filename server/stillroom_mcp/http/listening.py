@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import uvicorn
     from starlette.types import ASGIApp
 
+from stillroom import bounds
 from stillroom.errors import EngineError, InputError
 
 
@@ -156,7 +157,7 @@ def _checked(token: str, place: str) -> str:
 STOP_S = 5
 
 
-REQUEST_S = 30.0
+REQUEST_S = float(bounds.WHOLE_REQUEST.most)
 
 
 def run_app(app: "ASGIApp", listener: socket.socket, *, stop_s: int = STOP_S) -> None:

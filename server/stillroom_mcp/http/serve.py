@@ -8,6 +8,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import ASGIApp
 
+from stillroom import bounds
 from stillroom.api import Operation
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
@@ -22,7 +23,6 @@ from stillroom_mcp.http.listening import (
 )
 
 MCP_PATH = "/mcp"
-_MOST_SESSIONS = 1000
 
 
 def serve_http(
@@ -52,7 +52,8 @@ def mcp_app(server: MCPServer, *, token: str | None, allowed_hosts: Iterable[str
     """Returns the application that serves an MCP server at `/mcp` to those who show the token."""
     inner = server.streamable_http_app(
         streamable_http_path=MCP_PATH,
-        max_sessions=_MOST_SESSIONS,
+        max_sessions=bounds.SESSIONS.most,
+        max_request_body_size=bounds.MCP_REQUEST.most,
         # The guard looks at Host and Origin, and knows the names that the user allowed.
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )

@@ -1,13 +1,15 @@
 """The default for max_tokens is fitted to the context that a server states."""
 
+import gzip
 from functools import partial
 
 import pytest
 
 from fakes.model_server import FakeModelServer
+from fakes.raw_endpoint import RawEndpoint, json_reply
 from fakes.waiting import run_async
-from stillroom.errors import InputError
-from stillroom.serving.model_server import fitted_sampling
+from stillroom.errors import InputError, TeacherError
+from stillroom.serving.model_server import ModelServer, UnreadableAnswerError, fitted_sampling
 from stillroom.teachers.providers import ANY_ENDPOINT, AZURE, PROVIDERS, Endpoint
 from stillroom.types import SamplingSettings
 
@@ -46,3 +48,23 @@ def test_a_limit_that_leaves_no_room_is_refused_before_any_call(server):
 def test_a_server_that_states_no_context_is_left_alone(server):
     for options in ({"model": "another"}, {"provider": AZURE}, {"provider": PROVIDERS["openai"]}):
         assert fitted(server, SamplingSettings(), **options) == (SamplingSettings(), None)
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (json_reply(b" " * (9 << 20)), "sends more than 8 MB"),
+        (
+            json_reply(gzip.compress(b" " * (99 << 20)), b"content-encoding: gzip"),
+            "invalid utf-8|malformed",
+        ),
+    ],
+)
+def test_what_a_server_says_of_its_models_is_read_within_bounds(reply, error):
+    async def listed(url):
+        async with ModelServer(Endpoint(url, None, ANY_ENDPOINT)) as server:
+            return await server.context_lengths()
+
+    refusals = (TeacherError, UnreadableAnswerError)
+    with RawEndpoint(lambda _: reply) as endpoint, pytest.raises(refusals, match=error):
+        run_async(partial(listed, endpoint.url))

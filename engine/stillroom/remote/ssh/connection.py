@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
+from stillroom import bounds
 from stillroom.errors import EngineError
 from stillroom.processes import end_process
 from stillroom.remote.channel import SHELL_LINE, PipedProcess
@@ -26,7 +27,7 @@ from stillroom.remote.machine import SshAddress
 from stillroom.secrecy.environments import ssh_environment
 
 _CONNECT_S = 20
-_LOGIN_S = 60.0
+_LOGIN_S = bounds.LOGIN.most
 _ALIVE_EVERY_S = 3
 _ALIVE_TRIES = 3
 _HELD_LINE = f"echo {MARK.decode().strip()}; exec cat >/dev/null"

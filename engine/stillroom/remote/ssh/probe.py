@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stillroom import bounds
 from stillroom.remote.channel import Channel, run_script, shell_words
 from stillroom.remote.records import MachineFacts
 
@@ -15,7 +16,7 @@ _NAMES = frozenset(
     | {"code", "version", "ready"}
 )
 """How the lines of the script begin; a machine may print anything between them."""
-_MOST_VALUES, _LONGEST_VALUE = 64, 1000
+_MOST_VALUES, _LONGEST_VALUE = bounds.PROBED_VALUES.most, bounds.PROBED_VALUE.most
 # A session without a log-in shell often lacks what the user's start files add.
 PATHS = (
     'PATH="$PATH:$HOME/.local/bin:$HOME/.cargo/bin:/usr/local/bin:/opt/conda/bin'

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
+from stillroom import bounds
 from stillroom.data.checks import as_number
 from stillroom.data.formats import Task
 from stillroom.errors import CallFailedError, FailureClass, InputError
@@ -16,10 +17,10 @@ from stillroom.settings import Workspace
 from stillroom.types import CallTotals, Message, SampledTurn, ToolSchema
 
 MAX_TRIES = 3
-MAX_TEXT_CHARACTERS = 100_000
+MAX_TEXT_CHARACTERS = bounds.JUDGED.most
 """The most characters of a part that a judge reads; in a longer one a note replaces the middle."""
-_MAX_REPLY_CHARACTERS = 20_000
-_MAX_RUBRIC_BYTES = 1 << 20
+_MAX_REPLY_CHARACTERS = bounds.VERDICT.most
+_MAX_RUBRIC_BYTES = bounds.RUBRIC.most
 ReplyFormat = Literal["json_schema", "json_object", "none"]
 JudgeSees = Literal["answer", "conversation"]
 # The score's range is not in the schema, since some endpoints refuse `minimum` in a strict schema;

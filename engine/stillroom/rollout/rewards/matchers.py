@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
+from stillroom import bounds
 from stillroom.data.checks import as_number, describe
 from stillroom.errors import DataError
 from stillroom.rollout.rewards.answers import (
@@ -22,9 +23,9 @@ from stillroom.rollout.rewards.answers import (
     plain,
 )
 
-MAX_ANSWER_CHARACTERS = 200_000
+MAX_ANSWER_CHARACTERS = bounds.ANSWER.most
 """The most characters that are read of a text: only its end, where the answer is."""
-_MAX_EXPECTED_CHARACTERS = 10_000
+_MAX_EXPECTED_CHARACTERS = bounds.EXPECTED.most
 _FIELDS = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
 
 

@@ -17,6 +17,7 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 from yarl import URL
 
+from stillroom import bounds
 from stillroom.teachers.endpoint.http_channel import (
     ConnectionFailedError,
     HttpReply,
@@ -24,11 +25,11 @@ from stillroom.teachers.endpoint.http_channel import (
     UnreadableReplyError,
 )
 
-MAX_BODY_BYTES = 64 << 20
+MAX_BODY_BYTES = bounds.BODY.most
 """The most bytes that a response's body may have, before and after decompression."""
-MAX_HEADERS, MAX_HEADER_BYTES = 128, 16 << 10
+MAX_HEADERS, MAX_HEADER_BYTES = bounds.REPLY_HEADERS.most, bounds.REPLY_HEADER.most
 """The most headers that a response may have, and the most bytes of each."""
-CONNECT_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = bounds.CONNECT.most
 """The most seconds that connecting to a server may take."""
 _KEEP_ALIVE_S = 60.0
 _GZIP_OR_ZLIB = zlib.MAX_WBITS | 32

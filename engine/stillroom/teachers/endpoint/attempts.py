@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+from stillroom import bounds
 from stillroom.errors import CallFailedError, FailureClass, InputError
 from stillroom.settings import proxy_for
 from stillroom.teachers.endpoint.http_channel import (
@@ -19,9 +20,9 @@ from stillroom.teachers.endpoint.replies import limit_kind, retry_after
 from stillroom.teachers.limits.limit_types import Sent
 from stillroom.teachers.limits.limiter import Limiter
 
-MAX_ATTEMPTS = 6
+MAX_ATTEMPTS = bounds.ATTEMPTS.most
 """The most failed attempts at one call; a refusal by a rate limit does not count as failed."""
-PATIENCE_S = 900.0
+PATIENCE_S = float(bounds.RATE_LIMIT.most)
 """The most seconds in total that one call waits for a rate limit."""
 SHOWN = 300
 """The number of characters of a response that error messages quote."""

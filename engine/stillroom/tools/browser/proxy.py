@@ -21,6 +21,7 @@ import anyio.abc
 from anyio import AsyncContextManagerMixin
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from stillroom import bounds
 from stillroom.reporting import background_tasks
 from stillroom.tools.browser.addresses import (
     AddressPolicy,
@@ -29,7 +30,7 @@ from stillroom.tools.browser.addresses import (
     Target,
 )
 
-_MAX_HEAD_BYTES = 64 << 10
+_MAX_HEAD_BYTES = bounds.PROXY_HEAD.most
 _MAX_ADDRESSES = 4
 _MAX_REFUSALS = 64
 _CHUNK_BYTES = 64 << 10

@@ -19,12 +19,13 @@ from anyio import AsyncContextManagerMixin
 from anyio.abc import ByteReceiveStream, ByteSendStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from stillroom import bounds
 from stillroom.errors import missing_extra
 from stillroom.secrecy.environments import bare_environment
 
 MAX_LINE_BYTES = 32 << 20
 # Beyond this, the system refuses the child more memory, which ends the child.
-_MAX_MEMORY_BYTES = 4 << 30
+_MAX_MEMORY_BYTES = bounds.PAGE_MEMORY.most
 _GONE = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, OSError)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from stillroom import bounds
 from stillroom.tools.guard import Background
 from stillroom.tools.mcp.server_process import ServerOutput, stdio_streams
 from stillroom.tools.mcp.spec import ServerDialect, ServerSpec
@@ -16,11 +17,11 @@ from stillroom.types import ToolSchema
 if TYPE_CHECKING:
     from mcp import Client, MCPError, types
 
-MAX_RESULT_CHARACTERS = 1_000_000
+MAX_RESULT_CHARACTERS = bounds.TOOL_RESULT.most
 # How long an HTTP server may take to close a session. A process has its own, shorter grace.
 CLOSE_TIMEOUT_S = 3.0
-MAX_PAGES = 100
-_MAX_EVENT_BYTES = 64 << 20
+MAX_PAGES = bounds.TOOL_PAGES.most
+_MAX_EVENT_BYTES = bounds.TOOL_LINE.most
 
 
 class ConnectFailedError(Exception):

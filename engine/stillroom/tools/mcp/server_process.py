@@ -17,6 +17,7 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from stillroom import bounds
 from stillroom.processes import (
     SERVER_MARK_VARIABLE,
     descendants,
@@ -29,7 +30,7 @@ from stillroom.tools.guard import Guard
 if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage
 
-MAX_LINE_BYTES = 64 << 20
+MAX_LINE_BYTES = bounds.TOOL_LINE.most
 _MAX_LAST_OUTPUT_BYTES = 4096
 # How long a server may take to end by itself once its input is closed, as MCP demands.
 _GRACE_S = 1.0

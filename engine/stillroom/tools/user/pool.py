@@ -23,6 +23,7 @@ from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from stillroom import bounds
 from stillroom.data.tool_names import NamedTools, has_tool_names
 from stillroom.errors import CallFailedError, FailureClass, ToolFileError
 from stillroom.processes import kill_family
@@ -44,9 +45,9 @@ from stillroom.types import Message, ToolSchema
 
 PATIENCE_S = 0.05
 """A call that waits longer than this for a free worker gets a new one."""
-MAX_LINE_BYTES = 64 << 20
+MAX_LINE_BYTES = bounds.TOOL_LINE.most
 _NUM_PROCESSORS = os.cpu_count() or 1
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = float(bounds.TOOL_START.most)
 _END_TIMEOUT_S = 5.0
 _POLL_S = 0.005
 # -P keeps the user's folder off the path, where their json.py would shadow the library's.

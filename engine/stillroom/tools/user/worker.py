@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from stillroom import bounds
 from stillroom.errors import ToolFileError
 from stillroom.processes import (
     RUN_MARK_VARIABLE,
@@ -37,7 +38,7 @@ from stillroom.tools.user.file import (
 )
 from stillroom.types import ToolSchema
 
-MAX_RESULT_CHARACTERS = 1_000_000
+MAX_RESULT_CHARACTERS = bounds.TOOL_RESULT.most
 _CPU_SLACK_S = 5.0
 _NUM_PROCESSORS = os.cpu_count() or 1
 

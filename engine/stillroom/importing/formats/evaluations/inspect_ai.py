@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from stillroom import bounds
 from stillroom.data.checks import Problem, as_number, decode_row
 from stillroom.data.row_files import MAX_ROW_BYTES, TOO_LONG
 from stillroom.errors import missing_extra
@@ -40,7 +41,7 @@ _ATTACHED = "attachment://"
 _GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 _MEMBERS = ("_journal/start.json", "header.json", "samples/")
-_MOST_DEEP = 20
+_MOST_DEEP = bounds.ZIP_LEVELS.most
 _INPUT_KEYS = ("input_tokens", "input_tokens_cache_read", "input_tokens_cache_write")
 
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
+from stillroom import bounds
 from stillroom.data.checks import as_number
 from stillroom.importing.json_rows import Row, UnreadableRowError
 from stillroom.importing.payloads.calls import ApiCall
@@ -24,7 +25,7 @@ from stillroom.importing.payloads.messages import MessageReader
 from stillroom.importing.records import Feedback, Place, Refusal, feedback_row
 
 _VALUES = ("stringValue", "boolValue", "doubleValue", "bytesValue")
-_MOST_LEVELS = 40
+_MOST_LEVELS = bounds.SPAN_LEVELS.most
 EVALUATION = "gen_ai.evaluation.result"
 _NAME, _SCORE = "gen_ai.evaluation.name", "gen_ai.evaluation.score.value"
 _LABEL = "gen_ai.evaluation.score.label"

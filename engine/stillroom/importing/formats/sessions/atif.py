@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from stillroom import bounds
 from stillroom.data.checks import as_number
 from stillroom.data.layouts.foreign import numbers_by_name
 from stillroom.importing.formats.sessions.message_tree import NO_REPLY, SYNTHETIC
@@ -27,7 +28,7 @@ from stillroom.importing.records import LoggedConversation, Place, Refusal, Sour
 from stillroom.types import Usage, total_usd
 
 _ROLES = {"agent": "assistant", "user": "user", "system": "system"}
-_MOST_NESTED = 20
+_MOST_NESTED = bounds.AGENT_LEVELS.most
 
 
 @dataclass(frozen=True, slots=True)
