@@ -118,7 +118,7 @@ def operate(
 
     With `is_waiting` it first follows the run that the operation started until that has ended.
     """
-    with api.reports_to(_show_progress):
+    with api.report_progress_to(_show_progress):
         result = api.carry_out(workspace, operation, request)
     if isinstance(result, api.RunReport):
         wait_s = request.wait_s if isinstance(request, api.GetRun) else None

@@ -102,7 +102,7 @@ async def _called(call: Callable[[], msgspec.Struct]) -> msgspec.Struct:
     is_cancelled = threading.Event()
     async with background_tasks() as watching:
         watching.start_soon(_set_when_cancelled, is_cancelled)
-        with api.stopped_by(is_cancelled):
+        with api.kill_children_on(is_cancelled):
             return await anyio.to_thread.run_sync(call)
 
 

@@ -158,7 +158,7 @@ SCENES = {
     everything_succeeds: "succeeded: ",
     nothing_succeeds: "failed: none of 4 rollouts succeeded",
     cancelled_at_once: "cancelled: ",
-    killed: "interrupted: the run's process ended without finishing (killed by SIGKILL)",
+    killed: "interrupted: the run's process exited before finishing (killed by SIGKILL)",
     full_disk: "failed: no space left on ",
     out_of_memory: "failed: out of memory: ",
     early_stop: "succeeded: finished",

@@ -60,7 +60,7 @@ from stillroom.evaluate.request import EvaluateModel
 from stillroom.export.request import ExportModel
 from stillroom.importing.input_files import with_standard_input
 from stillroom.importing.request import ImportResult, ImportRollouts
-from stillroom.jobs.child import reports_to, stopped_by
+from stillroom.jobs.child import kill_children_on, report_progress_to
 from stillroom.jobs.operations import Operation
 from stillroom.projects.create import CreateProject, ProjectResult, create_project
 from stillroom.projects.setup import CheckSetup, SetupReport

@@ -1,6 +1,6 @@
 """Calls a function in a child process and waits for it, for work that needs heavy libraries.
 
-The calling process need not load those libraries, and can end the work after a time limit. The
+The calling process does not load those libraries, and kills the child after a time limit. The
 child reads the request from its standard input and writes the result to its standard output.
 """
 
@@ -31,7 +31,7 @@ _POLL_S = 0.1
 _KILLED_S = 5.0
 _LAST_OUTPUT = 4096
 _PER_PROCESSOR = 64 << 20
-"""The memory that libraries take for each of their threads, one for each processor."""
+"""Address space in bytes that libraries reserve per thread; they start one thread per processor."""
 
 
 class _ChildInput(msgspec.Struct):
@@ -56,13 +56,13 @@ class _Done(msgspec.Struct, tag="done"):
 
 
 _PROGRESS = b"stillroom progress: "
-"""What a line of the child's standard error begins with that is passed on while it works."""
+"""The prefix of the lines on the child's standard error that are progress reports."""
 _LISTENER: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def reports_to(listener: Callable[[str], None]) -> Generator[None]:
-    """Has what children that the block starts report while they work passed to the listener."""
+def report_progress_to(listener: Callable[[str], None]) -> Generator[None]:
+    """Passes the progress reports of children that are started in the block to the listener."""
     token = _LISTENER.set(listener)
     try:
         yield
@@ -71,7 +71,7 @@ def reports_to(listener: Callable[[str], None]) -> Generator[None]:
 
 
 def report_progress(text: str) -> None:
-    """Reports, in a child, how far it is, in one line; who called it may show the line."""
+    """Reports a child's progress to its parent, as one line of text."""
     line = _PROGRESS + " ".join(text.split()).encode(errors="replace") + b"\n"
     sys.stderr.buffer.write(line)
     sys.stderr.flush()
@@ -81,8 +81,8 @@ _STOP: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
 
 
 @contextmanager
-def stopped_by(event: threading.Event) -> Generator[None]:
-    """Has children that the block starts, and threads with its context, killed at the event."""
+def kill_children_on(event: threading.Event) -> Generator[None]:
+    """Kills children that the block, or a thread with its context, starts once the event is set."""
     token = _STOP.set(event)
     try:
         yield
@@ -100,10 +100,9 @@ def run_in_child(
 ) -> _Result:
     """Calls the function of `work` in a child process and returns its result.
 
-    All memory that the work took is free again afterwards. `secrets` are the keys, by name, that
-    the child needs; it gets them through a pipe. Raises EngineError if the function raises one,
-    and RunError if the child takes too long, takes too much memory, crashes, or is stopped
-    (`stopped_by`).
+    `secrets` are the keys that the child needs, by name; they are passed through a pipe. Raises
+    EngineError if the function raises one, and RunError if the child times out, exceeds its memory
+    limit, crashes, or is killed in `kill_children_on`.
     """
     kind = type(request)
     memory = memory_share() if work.memory_gb is None else int(work.memory_gb * 1e9)
@@ -115,28 +114,28 @@ def run_in_child(
         function=work.function,
         request_type=f"{kind.__module__}:{kind.__qualname__}",
         request=request.model_dump(mode="json"),
-        # A bound for the case that no process is left to kill the child.
+        # The limit that still holds if no process is left to kill the child.
         cpu_s=work.timeout_s * (os.cpu_count() or 1),
         memory_bytes=memory + _PER_PROCESSOR * (os.cpu_count() or 1),
         secrets=dict(secrets or {}),
     )
     with tempfile.TemporaryFile() as printed:
-        code, output = _finished(work, action, child_input, printed)
+        code, output = _run_child(work, action, child_input, printed)
         if code:
-            raise RunError(f"{action} failed: {_reason(code, printed)}", work.fix)
+            raise RunError(f"{action} failed: {_failure_reason(code, printed)}", work.fix)
     answer = msgspec.json.decode(output, type=_Failed | _Done)
     if isinstance(answer, _Failed):
         raise EngineError(answer.problem, answer.fix or work.fix)
     return msgspec.json.decode(answer.result, type=result)
 
 
-def _finished(
+def _run_child(
     work: ChildWork,
     action: str,
     child_input: _ChildInput,
     printed: IO[bytes],
 ) -> tuple[int, bytes]:
-    """Returns the exit code and the answer of a child, which is killed if that takes too long."""
+    """Runs a child, which is killed at its time limit; returns its exit code and its output."""
     stop, listener = _STOP.get(), _LISTENER.get()
     num_read = 0
     deadline = time.monotonic() + work.timeout_s
@@ -158,11 +157,13 @@ def _finished(
                 # The first call keeps the input, and a later one must not have any.
                 rest = None
                 if listener is not None:
-                    num_read = _pass_on(printed, num_read, listener)
+                    num_read = _forward_progress(printed, num_read, listener)
                 if stop is not None and stop.is_set():
                     raise RunError(f"{action} was stopped", "call it again") from None
                 if time.monotonic() > deadline:
-                    raise RunError(f"{action} took over {work.timeout_s:g} s", work.fix) from None
+                    raise RunError(
+                        f"{action} timed out after {work.timeout_s:g} s", work.fix
+                    ) from None
     finally:
         if process.poll() is None:
             kill_family(process.pid)
@@ -171,8 +172,8 @@ def _finished(
                 process.communicate(timeout=_KILLED_S)
 
 
-def _pass_on(printed: IO[bytes], num_read: int, listener: Callable[[str], None]) -> int:
-    """Passes on the progress that was printed after `num_read` bytes; returns the bytes read."""
+def _forward_progress(printed: IO[bytes], num_read: int, listener: Callable[[str], None]) -> int:
+    """Passes on progress reports after byte `num_read`; returns the number of bytes read so far."""
     # The child writes at the offset that both share, so the parent reads without moving it.
     lines = os.pread(printed.fileno(), _LAST_OUTPUT, num_read)
     whole = lines[: lines.rfind(b"\n") + 1]
@@ -182,9 +183,9 @@ def _pass_on(printed: IO[bytes], num_read: int, listener: Callable[[str], None])
     return num_read + (len(whole) or (len(lines) if len(lines) == _LAST_OUTPUT else 0))
 
 
-def _reason(code: int, printed: IO[bytes]) -> str:
+def _failure_reason(code: int, printed: IO[bytes]) -> str:
     if code == -signal.SIGXCPU:
-        return "it used up its time"
+        return "it exceeded its CPU time limit"
     size = printed.seek(0, os.SEEK_END)
     printed.seek(max(0, size - _LAST_OUTPUT))
     written = printed.read().splitlines()
@@ -192,7 +193,7 @@ def _reason(code: int, printed: IO[bytes]) -> str:
     lines = kept.decode("utf-8", errors="replace").strip().splitlines()
     if lines:
         return lines[-1]
-    return f"it was killed by signal {-code}" if code < 0 else f"it ended with code {code}"
+    return f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
 
 
 def main() -> None:
@@ -211,8 +212,8 @@ def main() -> None:
     except EngineError as error:
         answer = _Failed(error.problem, error.fix)
     except MemoryError:
-        most = f"{child_input.memory_bytes / 1e9:.1f} GB"
-        answer = _Failed(f"{child_input.action} took more memory than the {most} it may take", "")
+        limit = f"{child_input.memory_bytes / 1e9:.1f} GB"
+        answer = _Failed(f"{child_input.action} exceeded its memory limit of {limit}", "")
     with answers:
         answers.write(msgspec.json.encode(answer))
 

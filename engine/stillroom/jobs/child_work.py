@@ -1,4 +1,4 @@
-"""The functions that child processes run for operations, since they load heavy libraries."""
+"""The functions that operations run in child processes, because they load heavy libraries."""
 
 import time
 from pathlib import Path
@@ -49,7 +49,7 @@ def inspect_examples(workspace: Workspace, request: InspectExamples) -> Inspecti
 
 
 def count_tokens(workspace: Workspace, request: CountTokens) -> TokenCounts:
-    """Returns how many tokens the rows have in the chat template of the request's model."""
+    """Returns the rows' token counts under the chat template of the request's model."""
     tokenizer = _tokenizer(workspace, request.model, "counting tokens")
     files = dict.fromkeys(Path(str(place[0])) for place in request.places)
     named = (tools_named_in(file, workspace.root) for file in files)
@@ -62,7 +62,7 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
 
     Raises an EngineError if the extra `train` is not installed.
     """
-    # A run imports the same libraries, which may take longer than a small training.
+    # A run imports the same libraries, which may take longer than a small training run.
     started = time.monotonic()
     try:
         from stillroom.train.planning.plan import plan_training as forecast_training

@@ -1,4 +1,4 @@
-"""Starts processes that outlive the one that starts them."""
+"""Starts processes that outlive their parent."""
 
 import os
 import subprocess
@@ -12,8 +12,8 @@ import msgspec
 
 from stillroom.places import open_real
 
-_FITS_IN_A_PIPE = 4096
-"""The bytes that a pipe of any system takes before they are read."""
+_PIPE_BUFFER_BYTES = 4096
+"""The bytes that a pipe buffers on every system before anything reads them."""
 
 
 def start_detached(
@@ -28,14 +28,14 @@ def start_detached(
 ) -> int:
     """Starts `python -m MODULE FOLDER` in a session of its own and returns its pid.
 
-    It gets the secrets through its standard input, so that they are in no file and no environment.
-    The files `kept_open` stay open in it, with the locks that this process holds on them.
+    The secrets are written to its standard input, so that they are in no file and no environment.
+    The file descriptors `kept_open` are inherited, with the locks that this process holds on them.
     """
     reading, writing = os.pipe()
     data = msgspec.json.encode(secrets)
     with os.fdopen(writing, "wb") as stream:
-        if is_early := len(data) <= _FITS_IN_A_PIPE:
-            # The new process has all of them, even if this one is killed at that moment.
+        if is_early := len(data) <= _PIPE_BUFFER_BYTES:
+            # The new process gets all secrets even if this one is killed right after the start.
             stream.write(data)
             stream.flush()
         try:
@@ -43,11 +43,11 @@ def start_detached(
         finally:
             os.close(reading)
         if not is_early:
-            # A process that has ended already reads nothing; its state says so.
+            # The process may have exited already; its state then records why.
             with suppress(BrokenPipeError):
                 stream.write(data)
                 stream.flush()
-    # Without a thread that waits for it, the ended process stays a zombie while this one lives.
+    # Without a thread that waits for it, the process would stay a zombie after it exits.
     threading.Thread(target=process.wait, daemon=True).start()
     return process.pid
 

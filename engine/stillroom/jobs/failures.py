@@ -1,7 +1,6 @@
 """Turns the error that ended a run into the problem and the fix that its user reads.
 
-For training, the fix names the checkpoint that the user can continue from. The functions only
-read: they look for the run's checkpoints.
+For training, the fix names the checkpoint from which the user can resume.
 """
 
 import errno
@@ -20,12 +19,12 @@ from stillroom.train.config.resume import latest_checkpoint
 from stillroom.types import RunKind, RunStatus
 
 KILLED_AT_LIMIT = "killed, as it did not stop in time: "
-"""The beginning of the last log line of a run that passed its limits; the limit follows."""
+"""The prefix of the last log line of a run that was killed at a limit, before the limit itself."""
 _TRAINING = frozenset({RunKind.SFT, RunKind.DPO, RunKind.DISTILL})
 # Parts of torch's messages when memory runs out: on CUDA, on the CPU, and in CUDA's libraries.
 _NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")
-_LEAST_FREE = 1 << 16
-"""On a disk with fewer bytes than this run.json cannot be written."""
+_MIN_FREE_BYTES = 1 << 16
+"""With fewer free bytes, the disk counts as full: run.json may not fit on it."""
 _SMALLER = (
     "lower model.microbatch_tokens, model.max_length or concurrency, set "
     "model.gradient_checkpointing, or train an adapter (model.qlora_rank)"
@@ -33,95 +32,96 @@ _SMALLER = (
 
 
 def failure_of(error: BaseException, folder: RunFolder, kind: RunKind) -> RunFailure:
-    """Returns why a run failed and what to do about it, given the error that ended it."""
+    """Returns the problem and the fix for the error that ended a run."""
     if isinstance(error, DivergedError):
-        return RunFailure(problem=error.problem, fix=error.fix + _start_from(folder, kind))
+        return RunFailure(problem=error.problem, fix=error.fix + _new_run_hint(folder, kind))
     if isinstance(error, EngineError):
         return RunFailure(problem=error.problem, fix=error.fix + resume_hint(folder, kind))
     name, text = type(error).__name__, writable_text(str(error).strip())
     if isinstance(error, MemoryError) or any(mark in text.lower() for mark in _NO_MEMORY):
         return RunFailure(
             problem=f"out of memory: {text[:300] or name}",
-            fix=_SMALLER + _with_smaller_passes(folder, kind) + _start_from(folder, kind),
+            fix=_SMALLER + _smaller_microbatches_hint(folder, kind) + _new_run_hint(folder, kind),
         )
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         full = _full_disk(folder, f"the disk: {text}", f"under {folder.path.parent}")
         return msgspec.structs.replace(full, fix=full.fix + resume_hint(folder, kind))
     if isinstance(error, OSError) and error.errno is not None:
-        if _is_away(folder):
-            # A path of that machine would be shown as the local path that it replaces.
+        if _was_sent_here(folder):
+            # A path of the remote machine would be shown as the local path that it replaces.
             text = f"{error.strerror}, on the machine that the run was on"
         return RunFailure(
-            problem=f"the system refused: {text}",
+            problem=f"the operating system reported an error: {text}",
             fix=f"check free disk space and permissions, then start again; details in {folder.log}"
             + resume_hint(folder, kind),
         )
     return RunFailure(
         problem=f"unexpected {name}: {text[:500]}",
-        fix=f"this is a fault in stillroom or in the data; the traceback is in {folder.log}"
+        fix=f"this is a bug in stillroom or an error in the data; the traceback is in {folder.log}"
         + resume_hint(folder, kind),
     )
 
 
-def ending_of_gone(
+def outcome_of_dead_process(
     folder: RunFolder, state: RunState, end: ProcessEnd | None
 ) -> tuple[RunStatus, RunFailure]:
-    """Returns how a run has ended whose process is gone, why, and what to do about it.
+    """Returns the final status of a run whose process is gone, with the problem and the fix.
 
-    `end` is what its keeper has noted; None if that is gone too, or the process ended by itself.
+    `end` is the exit that its keeper recorded; None if the keeper is gone too, or if the process
+    exited normally.
     """
     kind = state.kind
     if end is not None and end.out_of_memory:
         return RunStatus.FAILED, RunFailure(
-            problem="out of memory: the system killed the run's process, which held "
+            problem="out of memory: the operating system killed the run's process, which used "
             f"{end.memory_bytes / 1e9:.1f} GB",
-            fix=_SMALLER + _with_smaller_passes(folder, kind) + _start_from(folder, kind),
+            fix=_SMALLER + _smaller_microbatches_hint(folder, kind) + _new_run_hint(folder, kind),
         )
     if end is None and _is_full(folder):
         full = _full_disk(folder, f"the disk of {folder.path}", "on it")
         return RunStatus.FAILED, RunFailure(
-            problem=f"{full.problem}: the run could not write its end",
-            fix=f"{full.fix}; the reason is in {folder.log}" + _again(folder, kind),
+            problem=f"{full.problem}: the run could not write its final state",
+            fix=f"{full.fix}; the reason is in {folder.log}" + _restart_hint(folder, kind),
         )
-    ended = "without finishing" if state.status is not RunStatus.STARTING else "before it began"
+    ended = "before finishing" if state.status is not RunStatus.STARTING else "before it started"
     last = last_line(folder.log)
     return RunStatus.INTERRUPTED, RunFailure(
-        problem=f"the run's process ended {ended}{_in_words(end)}"
+        problem=f"the run's process exited {ended}{_exit_reason(end)}"
         + (f"; its log ends with: {last}" if last else ""),
-        fix=_first_step(folder, last) + _again(folder, kind),
+        fix=_first_fix(folder, last) + _restart_hint(folder, kind),
     )
 
 
-def _first_step(folder: RunFolder, last: str | None) -> str:
+def _first_fix(folder: RunFolder, last: str | None) -> str:
     was_at_limit = last is not None and KILLED_AT_LIMIT in last
     return "raise the limit that the log names" if was_at_limit else f"read {folder.log}"
 
 
 def stopped_at_limit(folder: RunFolder, kind: RunKind, reason: str) -> RunFailure:
-    """Returns why a run stopped by itself with its work kept, and how to resume it."""
+    """Returns the limit at which a run stopped, and how to resume it; its work is kept."""
     return RunFailure(
         problem=f"the run was stopped with its work kept: {reason}",
-        fix="raise that limit" + _again(folder, kind),
+        fix="raise that limit" + _restart_hint(folder, kind),
     )
 
 
 def _full_disk(folder: RunFolder, disk: str, place: str) -> RunFailure:
-    """Returns that a disk is full; for a run that was sent here, that it is not the user's own."""
-    if _is_away(folder):
+    """Returns the problem and fix for a full disk: the user's own, or that of a remote machine."""
+    if _was_sent_here(folder):
         disk, place = "the disk of the machine that the run was on", "on it (see list_machines)"
     return RunFailure(problem=f"no space left on {disk}", fix=f"free some space {place}")
 
 
-def _is_away(folder: RunFolder) -> bool:
-    """Whether a run was sent to this machine; its texts are read on another one."""
+def _was_sent_here(folder: RunFolder) -> bool:
+    """Whether the run was sent here from another machine, where its messages are read."""
     return (folder.path / LIMITS_FILE).exists()
 
 
 def _is_full(folder: RunFolder) -> bool:
-    return shutil.disk_usage(folder.path).free < _LEAST_FREE
+    return shutil.disk_usage(folder.path).free < _MIN_FREE_BYTES
 
 
-def _in_words(end: ProcessEnd | None) -> str:
+def _exit_reason(end: ProcessEnd | None) -> str:
     if end is None:
         return ""
     if end.signal is None:
@@ -131,8 +131,8 @@ def _in_words(end: ProcessEnd | None) -> str:
     return f" (killed by signal {end.signal})"
 
 
-def _again(folder: RunFolder, kind: RunKind) -> str:
-    """Returns the hint on how to continue the work of a run that failed or was killed."""
+def _restart_hint(folder: RunFolder, kind: RunKind) -> str:
+    """Returns the hint on how to resume or restart a run that failed or was killed."""
     if kind in _TRAINING:
         return resume_hint(folder, kind) or "; it has no checkpoint yet, so start it again"
     if kind is RunKind.ROLLOUTS:
@@ -141,9 +141,9 @@ def _again(folder: RunFolder, kind: RunKind) -> str:
 
 
 def resume_hint(folder: RunFolder, kind: RunKind) -> str:
-    """Returns the text on resuming a training run from its last checkpoint; "" if it has none.
+    """Returns the hint on resuming a training run from its last checkpoint; "" if it has none.
 
-    Without one of its own it resumes from that of the run that it was resumed from.
+    A run without a checkpoint of its own resumes from that of the run that it was resumed from.
     """
     for run in chain([folder], folder.earlier_runs()):
         if (step := _last_step(run, kind)) is not None:
@@ -152,8 +152,8 @@ def resume_hint(folder: RunFolder, kind: RunKind) -> str:
     return ""
 
 
-def _with_smaller_passes(folder: RunFolder, kind: RunKind) -> str:
-    """Returns the text on resuming a training run with smaller microbatches; "" if it cannot be.
+def _smaller_microbatches_hint(folder: RunFolder, kind: RunKind) -> str:
+    """Returns the hint on resuming a training run with smaller microbatches; "" if it cannot be.
 
     Smaller microbatches need less memory and compute the same updates. A run without a
     checkpoint cannot be resumed.
@@ -165,8 +165,8 @@ def _with_smaller_passes(folder: RunFolder, kind: RunKind) -> str:
     return f"; start_training(resume={folder.run_id}, {override}) resumes at {step}"
 
 
-def _start_from(folder: RunFolder, kind: RunKind) -> str:
-    """Returns the text on starting a new run from this run's last checkpoint; "" if it has none."""
+def _new_run_hint(folder: RunFolder, kind: RunKind) -> str:
+    """Returns the hint on starting a new run from the last checkpoint; "" if there is none."""
     step = _last_step(folder, kind)
     if step is None:
         return ""

@@ -1,9 +1,9 @@
 """The process above a run's process: `python -m stillroom.jobs.keeper FOLDER`.
 
-It forks the run's process, writes what that and its children print to log.txt, which it keeps from
-growing without end, and notes how the process ended. Then it kills everything that the run has left
-behind, also what has moved to another process group. So that it stays small, it loads only what it
-needs; the run's libraries are loaded after the fork.
+It forks the run's process, copies the output of the process and its children to log.txt, whose size
+is bounded, and records how the process exited. Then it kills every process that the run has left
+behind, including those in other process groups. It loads few modules, so that it stays small; the
+run's libraries are loaded after the fork.
 """
 
 import json
@@ -36,7 +36,7 @@ _WORKER = "stillroom.api.worker"
 _BLOCK = 1 << 16
 _LOOK_EVERY_S = 2.0
 _NUM_SAMPLES = 5
-"""A large process may take seconds to end after it was killed."""
+"""Samples to look back over: a large process may take seconds to exit after it was killed."""
 _KILL_FOR_S = 8.0
 _AGAIN_S = 0.02
 _SIGNALLED = 128
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         _become_worker(folder, mark, prints, keeper)
     os.close(prints)
     os.close(handed_over)
-    # A process that has ended already reads nothing.
+    # The process may have exited already.
     with suppress(BrokenPipeError), os.fdopen(handing, "wb") as stream:
         stream.write(secrets)
     known = Redactor(json.loads(secrets).values() if secrets else ())
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _read_secrets() -> bytes:
-    """Returns the secrets that the starting program wrote to standard input; none by hand."""
+    """Returns the secrets that the parent wrote to standard input; empty if that is a terminal."""
     return b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
 
 
@@ -94,9 +94,9 @@ def _become_worker(folder: Path, mark: str, prints: int, keeper: int) -> None:
 
 
 class BoundedLog:
-    """Appends to a file; when that grows too long, bytes from its middle are left out.
+    """Appends to a file of bounded size: when it grows too long, its middle is removed.
 
-    Bytes that the disk refuses are counted and left out too: a run must not end because of its log.
+    Bytes that cannot be written are counted and dropped: a run must not fail because of its log.
     """
 
     def __init__(self, path: Path, *, max_bytes: int = _MAX_LOG_BYTES) -> None:
@@ -152,19 +152,19 @@ class BoundedLog:
 
 
 class _RunProcess:
-    """The run's process and the pipe of what it prints, of which secrets are taken out."""
+    """The run's process and its output pipe; secrets are removed from what it prints."""
 
     def __init__(self, worker: int, output: int, log: BoundedLog, known: Redactor) -> None:
         self._worker, self._output, self._log = worker, output, log
         self._clean = RedactedStream(known, log.write)
         self._code: int | None = None
         self.memory_bytes = 0
-        """The most memory that the process has held."""
+        """The process's peak resident memory in bytes."""
         self._samples = [(time.monotonic(), out_of_memory_kills())]
         self._is_printing = True
 
     def wait(self) -> int:
-        """Writes the log until the process ends; returns its exit code, or minus the signal."""
+        """Writes the log until the process exits; returns its exit code, or minus the signal."""
         woken, waking = os.pipe()
         os.set_blocking(waking, False)
         os.set_blocking(woken, False)
@@ -187,18 +187,18 @@ class _RunProcess:
 
     @property
     def has_run_out_of_memory(self) -> bool:
-        """Whether the kernel killed a process for memory in the last seconds."""
+        """Whether the kernel's out-of-memory killer killed a process in the last seconds."""
         return out_of_memory_kills() > self._samples[0][1]
 
     def drain(self) -> None:
-        """Writes what is still in the pipe."""
+        """Writes what is still in the pipe to the log, and closes the log."""
         while select.select([self._output], [], [], 0)[0] and self._copy():
             pass
         self._clean.flush()
         self._log.close()
 
     def reap(self) -> bool:
-        """Takes note of children that have ended; returns whether there may be more."""
+        """Reaps children that have exited; returns whether any children are left."""
         return self._reap()
 
     def _pass_on(self, number: int) -> None:
@@ -216,7 +216,7 @@ class _RunProcess:
         return bool(data)
 
     def _reap(self) -> bool:
-        """Waits for children that have ended, adopted ones too; False if there are none at all."""
+        """Reaps exited children, including adopted ones; returns whether any children are left."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -232,14 +232,14 @@ class _RunProcess:
 
 
 def _note_end(folder: Path, process: _RunProcess, code: int) -> None:
-    """Writes how a process ended that could not write its own end."""
+    """Writes ended.json: how a process exited that did not write its own final state."""
     end: dict[str, Any] = {
         "exit_code": code if code >= 0 else None,
         "signal": -code if code < 0 else None,
         "memory_bytes": process.memory_bytes,
         "out_of_memory": code == -signal.SIGKILL and process.has_run_out_of_memory,
     }
-    # On a full disk the end is read without it.
+    # On a full disk the run's outcome is determined without this file.
     with suppress(OSError):
         temporary = folder / ".ended.json"
         handle = open_real(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -249,11 +249,11 @@ def _note_end(folder: Path, process: _RunProcess, code: int) -> None:
 
 
 def _kill_rest(process: _RunProcess, mark: str, *, is_adopting: bool) -> None:
-    """Kills what the run has started, until nothing is left of it."""
+    """Kills the processes that the run has started, until none is left or time is up."""
     deadline = time.monotonic() + _KILL_FOR_S
     if not is_adopting:
         kill_marked({mark}, variable=RUN_MARK_VARIABLE)
-    # Without children there is nothing to look for, and no library is loaded for it.
+    # `descendants` loads a library, so it is called only while there are children.
     while process.reap() and time.monotonic() < deadline:
         for child in descendants(os.getpid()):
             kill(child)
@@ -262,11 +262,11 @@ def _kill_rest(process: _RunProcess, mark: str, *, is_adopting: bool) -> None:
 
 
 def out_of_memory_kills() -> int:
-    """Returns how many processes the kernel has killed for want of memory, as far as is known.
+    """Returns how many processes the kernel's out-of-memory killer has killed; 0 if unknown.
 
-    Counted are those of this process's control group, or else those of the machine.
+    Counts those in this process's control group, or else those on the whole machine.
     """
-    for file, name in _counters():
+    for file, name in _oom_counters():
         with suppress(OSError, ValueError):
             for line in file.read_text(encoding="ascii").splitlines():
                 key, _, value = line.partition(" ")
@@ -275,7 +275,7 @@ def out_of_memory_kills() -> int:
     return 0
 
 
-def _counters() -> list[tuple[Path, str]]:
+def _oom_counters() -> list[tuple[Path, str]]:
     groups: list[tuple[Path, str]] = []
     root = Path("/sys/fs/cgroup")
     with suppress(OSError):
@@ -290,7 +290,7 @@ def _counters() -> list[tuple[Path, str]]:
 
 
 def _note(num_bytes: int, reason: str) -> bytes:
-    return f"\n[{num_bytes} bytes are left out here: {reason}]\n".encode()
+    return f"\n[{num_bytes} bytes omitted: {reason}]\n".encode()
 
 
 if __name__ == "__main__":

@@ -33,18 +33,18 @@ class RunWork:
     on_ray: str | None = None
     """The function called instead if the request names a Ray cluster; None if there is none."""
     failure: str | None = None
-    """`module:function` that returns the error of a result which is none, or None if it is one."""
+    """`module:function` that returns the error if a result means failure, else None."""
 
     def error_of(self, result: Any) -> EngineError | None:
-        """Returns why a run with this result has failed, or None if it has not."""
+        """Returns the error of a run whose result means failure, or None if it succeeded."""
         return None if self.failure is None else load(self.failure)(result)
 
 
 @dataclass(frozen=True, slots=True)
 class ChildWork:
-    """Work that needs heavy libraries and is done in a child process (`jobs/child.py`).
+    """Work that needs heavy libraries and runs in a child process (`jobs/child.py`).
 
-    Unlike for a run, the caller waits for the result.
+    Unlike with a run, the caller waits for the result.
     """
 
     function: str
@@ -56,7 +56,7 @@ class ChildWork:
     fix: str
     """What the user can do if the child crashes or takes too long, for error messages."""
     memory_gb: float | None = None
-    """The most memory that the child may take; None for half of the machine's."""
+    """The child's memory limit in GB; None for half of the machine's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ class Operation:
     positional: tuple[str, ...] = ()
     """The request's fields that the command line takes without a flag, in order."""
     explained_by: type[BaseModel] | None = None
-    """The request of another operation whose schema explains the options that both have.
+    """The request of another operation whose schema describes the shared options.
 
-    None if this operation explains all of its options itself.
+    None if this operation describes all of its options itself.
     """
     is_read_only: bool = False
     is_destructive: bool = False
@@ -94,11 +94,12 @@ class Operation:
     child: ChildWork | None = None
     """The part of the work that a child process does; None if there is none."""
     large: RunKind | None = None
-    """The kind of the run that does the work if files are large; None if it is always done here."""
+    """The kind of run that large files are processed in; None if the work is never done in a run.
+    """
 
     @property
     def name(self) -> str:
-        """The operation's name, which is that of its function."""
+        """The operation's name, which is its function's name."""
         return self.function.partition(":")[2]
 
     @property
@@ -129,13 +130,13 @@ class Operation:
 def load(name: str) -> Any:
     """Imports the module of `module:name` and returns its attribute of that name."""
     module, _, attribute = name.partition(":")
-    with _without_collections():
+    with _gc_disabled():
         return getattr(importlib.import_module(module), attribute)
 
 
 @contextmanager
-def _without_collections() -> Generator[None]:
-    """Has nothing looked through while libraries load: a sixth of the time, and they stay."""
+def _gc_disabled() -> Generator[None]:
+    """Disables garbage collection while libraries load, which takes a sixth of that time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

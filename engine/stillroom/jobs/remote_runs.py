@@ -1,8 +1,8 @@
-"""Runs whose process is on another machine, as the programs here see them.
+"""The local side of runs on other machines.
 
-A process here, the follower, does all that concerns the other machine and is the only one that
-writes the run's folder (`remote/follower/`). Here it is started, and started again when it has
-died; nothing here waits for a network.
+A local process, the follower, does everything that involves the other machine and is the only one
+that writes the run's folder (`remote/follower/`). This module starts it, and restarts it if it has
+died; no function here waits for the network.
 """
 
 import os
@@ -30,19 +30,19 @@ from stillroom.secrecy.environments import renting_environment, run_environment
 from stillroom.settings import Workspace
 
 LOCK_VARIABLE = "STILLROOM_FOLLOWER_LOCK"
-"""The variable with the number of the open file by which a follower was given its lock."""
+"""The environment variable with the inherited file descriptor of the follower's lock."""
 _FOLLOWER = "stillroom.remote.follower.__main__"
 _AGAIN_AFTER_S = 5.0
-"""A follower that dies at once is not started more often than this."""
+"""The minimum number of seconds between two starts of a follower."""
 
 
 class FollowerStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of follower.json: what the follower of a run needs to be started again."""
+    """The content of follower.json: what is needed to restart a run's follower."""
 
     secret_names: list[str] = []
-    """The names of the secrets that it was given when the run was started; no values."""
+    """The names, not the values, of the secrets passed to it when the run was started."""
     started_at: float = 0.0
-    """When a follower was started last, in seconds since the epoch."""
+    """When a follower was last started, in seconds since the epoch."""
 
 
 class _JobSpec(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class _JobSpec(msgspec.Struct, frozen=True):
 
 
 def read_follower_start(folder: RunFolder) -> FollowerStart:
-    """Returns what is known of a run's follower."""
+    """Returns the content of a run's follower.json, or the defaults if there is none."""
     with suppress(FileNotFoundError, DataError):
         return read_json(folder.path / FOLLOWER_FILE, FollowerStart)
     return FollowerStart()
@@ -77,14 +77,13 @@ def start_follower(
 
 
 def ensure_follower(folder: RunFolder) -> None:
-    """Starts a run's follower again if it has died before all was done, with the keys by name."""
+    """Restarts a run's follower, with its keys read again, if it died before the run was over."""
     view = read_elsewhere(folder.path)
-    # A run's process must not start a follower, which would be killed with the run; a server
-    # also calls this.
+    # A run's process must not start a follower, which would be killed with the run.
     if view is None or view.phase == "over" or RUN_MARK_VARIABLE in os.environ:
         return
     lock = FileLock(folder.path / FOLLOWER_LOCK)
-    # In a folder that cannot be written there is nothing to follow.
+    # A follower could not write to a read-only folder.
     with suppress(OSError):
         if not lock.try_acquire():
             return
@@ -100,7 +99,7 @@ def ensure_follower(folder: RunFolder) -> None:
 
 
 def ask_to_kill(folder: RunFolder) -> None:
-    """Marks the run, so that its processes on the other machine are killed."""
+    """Writes the mark on which the follower kills the run's processes on the other machine."""
     with suppress(FileExistsError):
         (folder.path / KILL_MARK).touch(exist_ok=False)
 

@@ -16,14 +16,15 @@ from stillroom.secrecy.redaction import NO_SECRETS, Redactor
 _WRITE_EVERY_S = 0.5
 _MAX_NOTES = 12
 _NUM_WRITES = 3
-"""A step reports its metrics, alarms and progress, and may be the last for minutes."""
+"""One step reports its metrics, alarms and progress; none may wait for the next step to be written.
+"""
 
 
 class JobReporter:
     """Writes what a running stage reports to the run's folder.
 
     `state` is the run's latest state. run.json may lag behind it, since it is written at most
-    three times in half a second. The secrets that `redactor` knows are taken out of all texts.
+    three times in half a second. Secrets known to `redactor` are removed from all texts.
     """
 
     def __init__(self, folder: RunFolder, state: RunState, redactor: Redactor = NO_SECRETS) -> None:
@@ -80,7 +81,7 @@ class JobReporter:
             self._update(alarms=current)
 
     def close(self) -> None:
-        """Closes events.jsonl once everything appended to it is on disk."""
+        """Flushes events.jsonl to disk and closes it."""
         self._events.close()
 
     def _update(self, **changes: Any) -> None:

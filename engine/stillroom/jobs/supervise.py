@@ -1,4 +1,4 @@
-"""Starts runs, reads their states and stops them; several servers may do so at the same time."""
+"""Starts runs, reads their states and stops them; several servers may do so concurrently."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ import psutil
 from stillroom.files import write_json
 from stillroom.jobs import remote_runs
 from stillroom.jobs.detached import start_detached
-from stillroom.jobs.failures import ending_of_gone
+from stillroom.jobs.failures import outcome_of_dead_process
 from stillroom.lineage import now
 from stillroom.processes import kill_family, process_start
 from stillroom.run_folder import (
@@ -37,16 +37,13 @@ _POLL_S = 0.05
 
 
 class _Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of launch.json: the run's process as the program that started it saw it.
-
-    It identifies the process until that has written its own pid to run.json.
-    """
+    """The content of launch.json, which identifies the run's process until run.json has its pid."""
 
     pid: int
     pid_started_at: float | None = None
     """When the process started, in seconds since the epoch, as older versions recorded it."""
     process_start: str | None = None
-    """When the process started, which distinguishes it from others with its pid."""
+    """When the process started, which distinguishes it from later processes with the same pid."""
 
 
 def start_run(
@@ -60,9 +57,9 @@ def start_run(
 ) -> RunState:
     """Starts a detached process for the request and returns the run's state within a second.
 
-    It gets the `secrets` through a pipe, so that they are in no file and no environment. The
-    process begins its work once the runs that it waits for have ended. Of its input files it reads
-    what they hold now, or else it fails.
+    The `secrets` are passed through a pipe, so that they are in no file and no environment. The
+    process begins its work once the runs that it is queued behind have ended. It fails if an input
+    file has changed by then.
     """
     folder = create_run(workspace, kind, request, new)
     if folder.is_remote:
@@ -83,9 +80,9 @@ def launch_run(
     secrets: Mapping[str, str],
     kept_open: Sequence[int] = (),
 ) -> None:
-    """Starts the detached process of a run whose folder has its request, and notes its pid.
+    """Starts the detached process of a run whose folder has its request, and records its pid.
 
-    The files `kept_open` stay open in it, with the locks that this process holds on them.
+    The file descriptors `kept_open` are inherited, with the locks that this process holds on them.
     """
     pid = start_detached(
         "stillroom.jobs.keeper",
@@ -102,10 +99,10 @@ def launch_run(
 
 
 def read_run(folder: RunFolder) -> RunState:
-    """Returns the current state of a run; if its process is gone, writes how the run has ended.
+    """Returns the current state of a run; if its process is gone, writes the run's final state.
 
-    For a run on another machine, it returns the state that the follower process on this machine
-    wrote last, even if the other machine cannot be reached. A follower that died is started again.
+    For a run on another machine, returns the state that its local follower process last wrote,
+    even if the other machine cannot be reached. A follower that died is restarted.
     Raises DataError if run.json is damaged.
     """
     state = folder.read()
@@ -118,10 +115,10 @@ def read_run(folder: RunFolder) -> RunState:
     if not lock.try_acquire():
         return state
     try:
-        # While this process holds the lock no other one writes. The owner may have finished just
-        # before.
+        # No other process writes while this one holds the lock. The owner may have finished just
+        # before it was acquired.
         state = folder.read()
-        return state if state.status.is_final else _close(folder, state)
+        return state if state.status.is_final else _close_dead_run(folder, state)
     finally:
         lock.release()
 
@@ -140,10 +137,10 @@ def cancel_run(folder: RunFolder) -> RunState:
     process = _process_of(folder, state)
     waited_s = folder.cancel_waited_s()
     if waited_s is None:
-        # The run's process looks for it, so it stops even if no signal can reach it.
+        # The run's process polls for this mark, so it stops even if no signal can reach it.
         folder.ask_to_cancel()
         if process is not None:
-            with suppress(ProcessLookupError):  # it has ended since
+            with suppress(ProcessLookupError):  # it has exited since
                 os.kill(process, signal.SIGTERM)
     elif waited_s >= _KILL_AFTER_S and process is not None:
         return kill_run(folder)
@@ -168,13 +165,13 @@ def kill_run(folder: RunFolder) -> RunState:
     if process is None:
         return read_run(folder)
     kill_family(process)
-    return _await_death(folder)
+    return _wait_until_dead(folder)
 
 
 def _may_be_starting(folder: RunFolder, state: RunState) -> bool:
-    """Returns whether the run's process may still have to take its lock.
+    """Returns whether the run's process may be alive but not have acquired its lock yet.
 
-    A free lock is then no sign that the process is gone. If the process is not known, this is
+    A free lock then does not mean that the process is gone. If the process is not known, this is
     assumed for a minute after the request.
     """
     if state.status is not RunStatus.STARTING:
@@ -186,7 +183,7 @@ def _may_be_starting(folder: RunFolder, state: RunState) -> bool:
 
 
 def _process_of(folder: RunFolder, state: RunState) -> int | None:
-    """Returns the pid of the run's process, or None if it has ended, even if that is used again."""
+    """Returns the pid of the run's process; None if it has exited, even if its pid is reused."""
     known = _launch_of(folder)
     if state.pid is not None:
         known = _Launch(
@@ -196,7 +193,7 @@ def _process_of(folder: RunFolder, state: RunState) -> int | None:
 
 
 def _launch_of(folder: RunFolder) -> _Launch | None:
-    """Returns the process that the run was started with; None if that is not known."""
+    """Returns the content of launch.json; None if it is missing or unreadable."""
     try:
         data = (folder.path / LAUNCH_FILE).read_bytes()
         return msgspec.json.decode(data, type=_Launch)
@@ -214,7 +211,7 @@ def _is_alive(known: _Launch) -> bool:
     return False
 
 
-def _await_death(folder: RunFolder) -> RunState:
+def _wait_until_dead(folder: RunFolder) -> RunState:
     """Waits until a killed run's process has released its lock, then marks the run as cancelled.
 
     Returns the run's state, which is unchanged if the lock is still held after 10 seconds.
@@ -225,11 +222,11 @@ def _await_death(folder: RunFolder) -> RunState:
     return state
 
 
-def _close(folder: RunFolder, state: RunState) -> RunState:
-    """Writes the end of a run whose process is gone; the caller holds its lock."""
+def _close_dead_run(folder: RunFolder, state: RunState) -> RunState:
+    """Writes the final state of a run whose process is gone; the caller holds its lock."""
     status, error = RunStatus.CANCELLED, None
     if folder.cancel_waited_s() is None:
-        status, error = ending_of_gone(folder, state, _end_of(folder))
+        status, error = outcome_of_dead_process(folder, state, _wait_for_process_end(folder))
     state = msgspec.structs.replace(
         state, status=status, ended_at=now(), error=error, progress=ended_progress(state.progress)
     )
@@ -240,14 +237,14 @@ def _close(folder: RunFolder, state: RunState) -> RunState:
     return state
 
 
-def _end_of(folder: RunFolder) -> ProcessEnd | None:
-    """Returns how the run's process ended, which its keeper writes a moment after its end."""
+def _wait_for_process_end(folder: RunFolder) -> ProcessEnd | None:
+    """Returns how the run's process exited; waits a moment for its keeper to record that."""
     launch = _launch_of(folder)
     deadline = time.monotonic() + _END_WAIT_S
     while True:
         if (end := folder.read_process_end()) is not None:
             return end
         if launch is None or not _is_alive(launch) or time.monotonic() > deadline:
-            # The end may have been written after it was read above.
+            # The keeper may have recorded it since it was read above.
             return folder.read_process_end()
         time.sleep(_POLL_S)

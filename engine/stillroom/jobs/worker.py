@@ -1,4 +1,4 @@
-"""The main function of a run's process: it locks the folder, does the work, writes the outcome."""
+"""The main function of a run's process: locks the folder, does the work, writes the outcome."""
 
 import os
 import signal
@@ -39,13 +39,13 @@ def main(
 ) -> int:
     """Does the work of the run whose folder is the first argument, and returns the exit code.
 
-    The code is 0 if the run succeeded, 1 if not, and 2 if another process has or had the run.
+    The code is 0 if the run succeeded, 1 if not, and 2 if another process owns or owned the run.
     """
     folder, secrets = RunFolder(Path(sys.argv[1])), secrets or {}
     lock = folder.owner_lock()
     is_mine = lock.try_acquire()
     before = folder.read()
-    # Another process may have had the run and ended already.
+    # Another process may have done the run and exited already.
     if not is_mine or before.status.is_final:
         sys.stderr.write(f"{folder.run_id} already has, or had, a process\n")
         return 2
@@ -59,11 +59,11 @@ def main(
     folder.write(state)
     reporter = JobReporter(folder, state, Redactor(secrets.values()))
     stop = _Stop(reporter)
-    signal.signal(signal.SIGTERM, lambda _number, _frame: stop.now())
+    signal.signal(signal.SIGTERM, lambda _number, _frame: stop.cancel_now())
     watched = _watching_for_cancel(folder, stop)
     with _reserved_disk_space(folder), watched, watching_limits(folder, stop):
         ending = _work(operation_of_run(state.kind), folder, stop, secrets)
-        ending = _closed(reporter, ending, folder)
+        ending = _close_reporter(reporter, ending, folder)
     if ending["status"] is RunStatus.CANCELLED and stop.limit is not None:
         ending["error"] = stopped_at_limit(folder, state.kind, stop.limit)
     is_whole = ending["status"] is RunStatus.SUCCEEDED
@@ -75,12 +75,12 @@ def main(
 
 
 class _Stop:
-    """The cancellation of a run, and how it reaches the run's work."""
+    """Cancels a run's work, either through its reporter or by an exception."""
 
     def __init__(self, reporter: JobReporter) -> None:
         self.reporter = reporter
         self.limit: str | None = None
-        """The limit that was reached, if that is why the run stops."""
+        """The limit that stopped the run; None if a user cancelled it."""
         self._is_raising = False
 
     @property
@@ -88,15 +88,15 @@ class _Stop:
         """What the run has spent on endpoints so far."""
         return self.reporter.state.metrics.get("cost_usd") or 0.0
 
-    def now(self) -> None:
-        """Cancels the work; the main thread calls this, at a signal."""
+    def cancel_now(self) -> None:
+        """Cancels the work; called by the main thread's signal handler."""
         self.reporter.cancel()
         if self._is_raising:
             self._is_raising = False
             raise RunCancelledError
 
-    def from_any_thread(self, limit: str | None = None) -> None:
-        """Cancels the work, perhaps because of a limit; any thread may call this."""
+    def cancel_from_any_thread(self, limit: str | None = None) -> None:
+        """Cancels the work, optionally because of a limit; any thread may call this."""
         if not self.reporter.is_cancelled():
             self.limit = limit
         self.reporter.cancel()
@@ -105,8 +105,10 @@ class _Stop:
 
     @contextmanager
     def raising(self, *, is_raising: bool) -> Generator[None]:
-        """Ends the block by a RunCancelledError, for work that does not check for a
-        cancellation."""
+        """Makes a cancellation raise RunCancelledError in the block if `is_raising`.
+
+        This is for work that does not poll for a cancellation.
+        """
         self._is_raising = is_raising
         try:
             yield
@@ -116,9 +118,9 @@ class _Stop:
 
 @contextmanager
 def _reserved_disk_space(folder: RunFolder) -> Generator[None]:
-    """Keeps some space for the end, so that it can be written although the disk is full."""
+    """Reserves disk space, so that the final state can be written even if the disk is full."""
     spare = folder.path / ".spare"
-    # Without it a full disk is still noticed, but only when the run is read.
+    # Without it a full disk is still detected, but only when the run is read.
     with suppress(OSError):
         spare.write_bytes(os.urandom(_SPARE_BYTES))
     try:
@@ -129,14 +131,14 @@ def _reserved_disk_space(folder: RunFolder) -> Generator[None]:
 
 @contextmanager
 def _watching_for_cancel(folder: RunFolder, stop: _Stop) -> Generator[None]:
-    """Cancels the run once its folder has the cancel mark, even if no signal arrived."""
+    """Cancels the run once its folder has the cancel mark, even if no signal arrives."""
     ended = threading.Event()
 
     def watch() -> None:
         while not folder.cancel_mark.exists():
             if ended.wait(_LOOK_FOR_CANCEL_S):
                 return
-        stop.from_any_thread()
+        stop.cancel_from_any_thread()
 
     if folder.cancel_mark.exists():
         stop.reporter.cancel()
@@ -149,25 +151,27 @@ def _watching_for_cancel(folder: RunFolder, stop: _Stop) -> Generator[None]:
         thread.join(_END_WAIT_S)
 
 
-def _closed(reporter: JobReporter, ending: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
-    """Returns the end, which is a failure if the last events cannot be written."""
+def _close_reporter(
+    reporter: JobReporter, ending: dict[str, Any], folder: RunFolder
+) -> dict[str, Any]:
+    """Closes the reporter; returns the outcome, which is a failure if events cannot be written."""
     try:
         reporter.close()
     except OSError as error:
         sys.stderr.write(reporter.redactor.text(traceback.format_exc()))
         if ending["status"] is RunStatus.SUCCEEDED:
-            return _ending(error, folder, reporter)
+            return _failure_fields(error, folder, reporter)
     return ending
 
 
 def piped_secrets() -> dict[str, str]:
-    """Returns the secrets that the starting program wrote to standard input; none by hand."""
+    """Returns the secrets that the parent wrote to standard input; empty if that is a terminal."""
     data = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
     # No child process may read the rest of standard input, or wait for it.
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     secrets = msgspec.json.decode(data, type=dict[str, str]) if data else {}
-    # On another machine the hub's token, say, comes through the pipe too.
+    # On another machine, variables such as HF_TOKEN also come through the pipe.
     wanted = os.environ.pop(PIPED_VARIABLES, "").split(",")
     os.environ.update({name: secrets[name] for name in wanted if name in secrets})
     return secrets
@@ -182,22 +186,22 @@ def _work(
         stop_if_cancelled(reporter)
         _wait_for_others(folder, reporter)
         folder.check_inputs()
-        # Work that a call could do as well gets no reporter, which would show it the cancellation.
+        # Work that a call can also do inline has no reporter to poll, so a cancellation is raised.
         with stop.raising(is_raising=operation.large is not None):
             result = run_operation(operation, folder, reporter, secrets)
         error = operation.run.error_of(result) if operation.run is not None else None
         shown = reporter.redactor.value(msgspec.to_builtins(result))
         if error is None:
             return {"status": RunStatus.SUCCEEDED, "result": shown}
-        return {**_ending(error, folder, reporter), "result": shown}
+        return {**_failure_fields(error, folder, reporter), "result": shown}
     # A run's outermost handler: any error becomes its final state, and the log gets the traceback.
     except BaseException as error:
         sys.stderr.write(reporter.redactor.text(traceback.format_exc()))
-        return _ending(_cause(error), folder, reporter)
+        return _failure_fields(_main_error(error), folder, reporter)
 
 
 def _wait_for_others(folder: RunFolder, reporter: JobReporter) -> None:
-    """Waits until the runs that this one is queued behind have ended, in whatever way.
+    """Waits until the runs that this one is queued behind have ended, successfully or not.
 
     Raises RunCancelledError if the run is cancelled.
     """
@@ -211,7 +215,9 @@ def _wait_for_others(folder: RunFolder, reporter: JobReporter) -> None:
             time.sleep(_WAIT_POLL_S)
 
 
-def _ending(error: BaseException, folder: RunFolder, reporter: JobReporter) -> dict[str, Any]:
+def _failure_fields(
+    error: BaseException, folder: RunFolder, reporter: JobReporter
+) -> dict[str, Any]:
     redactor = reporter.redactor
     if isinstance(error, RunCancelledError):
         result = redactor.value(msgspec.to_builtins(error.result))
@@ -221,14 +227,14 @@ def _ending(error: BaseException, folder: RunFolder, reporter: JobReporter) -> d
     return {"status": RunStatus.FAILED, "error": shown}
 
 
-def _cause(error: BaseException) -> BaseException:
-    """Returns the one error to report out of the exception groups that task groups raise.
+def _main_error(error: BaseException) -> BaseException:
+    """Returns the error to report from the exception groups that task groups raise.
 
     A cancellation comes first, then an EngineError, then the first error of any kind.
     """
     leaves = [error]
     while any(isinstance(leaf, BaseExceptionGroup) for leaf in leaves):
-        leaves = [inner for leaf in leaves for inner in _inside(leaf)]
+        leaves = [inner for leaf in leaves for inner in _inner_errors(leaf)]
     for kind in (RunCancelledError, EngineError):
         for leaf in leaves:
             if isinstance(leaf, kind):
@@ -236,25 +242,25 @@ def _cause(error: BaseException) -> BaseException:
     return leaves[0]
 
 
-def _inside(error: BaseException) -> Sequence[BaseException]:
+def _inner_errors(error: BaseException) -> Sequence[BaseException]:
     return error.exceptions if isinstance(error, BaseExceptionGroup) else [error]
 
 
 class Stoppable(Protocol):
-    """A run's work, which stops with a checkpoint when it is cancelled."""
+    """A run's work, which can be cancelled and reports what it has spent."""
 
     @property
     def teacher_usd(self) -> float:
         """What the run has spent on endpoints so far."""
         ...
 
-    def from_any_thread(self, limit: str | None = None) -> None:
+    def cancel_from_any_thread(self, limit: str | None = None) -> None:
         """Cancels the work because of this limit; any thread may call this."""
         ...
 
 
 def _kill_this_process(reason: str) -> None:
-    # It is the log's last line, which the run's end then quotes.
+    # The run's final state quotes this last line of the log.
     sys.stderr.write(f"{KILLED_AT_LIMIT}{reason}\n")
     sys.stderr.flush()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -262,7 +268,7 @@ def _kill_this_process(reason: str) -> None:
 
 @contextmanager
 def watching_limits(folder: RunFolder, work: Stoppable) -> Generator[None]:
-    """Stops the run at its limits, and kills it if it has not stopped before one is passed."""
+    """Cancels the run shortly before a limit, and kills it if it is still running at the limit."""
     limits = read_limits(folder.path)
     if limits is None:
         yield
@@ -285,7 +291,10 @@ def watch(
     clock: Callable[[], float] = time.monotonic,
     kill: Callable[[str], None] = _kill_this_process,
 ) -> None:
-    """Looks at the limits until the run has ended; `has_ended` waits for that so many seconds."""
+    """Checks the limits until the run has ended.
+
+    `has_ended` waits up to the given number of seconds for the end, and returns whether it came.
+    """
     stopping: str | None = None
     while not has_ended(_LOOK_EVERY_S):
         teacher_usd = work.teacher_usd
@@ -295,4 +304,4 @@ def watch(
         reason = None if stopping is not None else limits.reached(clock(), teacher_usd)
         if reason is not None:
             stopping = reason
-            work.from_any_thread(reason)
+            work.cancel_from_any_thread(reason)

@@ -18,7 +18,7 @@ from fakes.user_files import is_alive
 from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.jobs import supervise
-from stillroom.jobs.failures import KILLED_AT_LIMIT, ending_of_gone, resume_hint
+from stillroom.jobs.failures import KILLED_AT_LIMIT, outcome_of_dead_process, resume_hint
 from stillroom.jobs.keeper import BoundedLog
 from stillroom.models.resolve import CHECKPOINTS
 from stillroom.processes import process_start
@@ -81,7 +81,7 @@ def test_nothing_outlives_a_killed_run_whose_tool_holds_the_interpreter(
         wait_until(lambda: supervise.read_run(folder).status is RunStatus.INTERRUPTED)
     error = folder.read().error
     assert error is not None
-    assert "ended without finishing (killed by SIGKILL)" in error.problem
+    assert "exited before finishing (killed by SIGKILL)" in error.problem
     assert "memory" not in error.problem
 
 
@@ -117,7 +117,7 @@ def test_the_wish_alone_stops_a_run(workspace: Workspace) -> None:
 def test_out_of_memory_is_said_only_if_the_kernel_has_killed(workspace: Workspace) -> None:
     folder = create_run(workspace, RunKind.SFT, {})
     killed = ProcessEnd(signal=9, memory_bytes=12_300_000_000)
-    status, failure = ending_of_gone(folder, folder.read(), killed)
+    status, failure = outcome_of_dead_process(folder, folder.read(), killed)
     assert status is RunStatus.INTERRUPTED
     assert "of memory" not in failure.problem
     assert "for memory" not in failure.fix
@@ -125,7 +125,7 @@ def test_out_of_memory_is_said_only_if_the_kernel_has_killed(workspace: Workspac
     (folder.path / "ended.json").write_text(
         json.dumps({"signal": 9, "memory_bytes": 12_300_000_000, "out_of_memory": True})
     )
-    status, failure = ending_of_gone(folder, folder.read(), folder.read_process_end())
+    status, failure = outcome_of_dead_process(folder, folder.read(), folder.read_process_end())
     assert status is RunStatus.FAILED
     assert failure.problem.startswith("out of memory: ")
     assert "12.3 GB" in failure.problem
@@ -148,7 +148,9 @@ def test_a_resumed_run_that_broke_off_early_goes_on_from_the_checkpoint_before(
 def test_a_run_that_was_killed_at_a_limit_goes_on_with_a_higher_one(workspace: Workspace) -> None:
     folder = create_run(workspace, RunKind.SFT, {})
     folder.log.write_text(f"{KILLED_AT_LIMIT}its budget of $1 is spent\n")
-    _, failure = ending_of_gone(folder, folder.read(), ProcessEnd(signal=9, memory_bytes=0))
+    _, failure = outcome_of_dead_process(
+        folder, folder.read(), ProcessEnd(signal=9, memory_bytes=0)
+    )
     assert "its budget of $1 is spent" in failure.problem
     assert failure.fix.startswith("raise the limit that the log names")
 
@@ -159,7 +161,7 @@ def test_a_run_that_the_kernel_kills_for_memory_says_so(workspace: Workspace, ki
     counter.write_text("low 3\noom_kill 4\n")
     program = (
         "import sys, pathlib, stillroom.jobs.keeper as keeper;"
-        f"keeper._counters = lambda: [(pathlib.Path({str(counter)!r}), 'oom_kill')];"
+        f"keeper._oom_counters = lambda: [(pathlib.Path({str(counter)!r}), 'oom_kill')];"
         "sys.exit(keeper.main(sys.argv[1:]))"
     )
     with ScriptedEndpoint() as endpoint:
@@ -178,7 +180,9 @@ def test_a_run_that_the_kernel_kills_for_memory_says_so(workspace: Workspace, ki
     assert state.error is not None
     if kills:
         assert state.status is RunStatus.FAILED
-        assert state.error.problem.startswith("out of memory: the system killed the run's process")
+        assert state.error.problem.startswith(
+            "out of memory: the operating system killed the run's process"
+        )
     else:
         assert state.status is RunStatus.INTERRUPTED
         assert "out of memory" not in state.error.problem
@@ -196,8 +200,8 @@ def test_a_log_keeps_its_beginning_and_its_end_and_counts_what_it_left_out(tmp_p
     assert text.startswith("the beginning\nline 0\n")
     assert text.endswith("line 49999\n")
     total = len("the beginning\n") + sum(len(f"line {number}\n") for number in range(50_000))
-    note = next(line for line in text.splitlines() if "left out" in line)
-    assert text.count("left out") == 1
+    note = next(line for line in text.splitlines() if "omitted" in line)
+    assert text.count("omitted") == 1
     left_out = int(note.removeprefix("[").split()[0])
     assert left_out == total - (len(text) - len(note) - 2)
 

@@ -84,7 +84,7 @@ def test_a_killed_run_is_interrupted_and_the_same_request_pays_for_no_finished_c
     assert len({(row["task_id"], row["sample"]) for row in rows}) == len(rows) == 12
     error = api.get_run(workspace, api.GetRun(run_id=first.run_id)).error
     assert error is not None
-    assert "without finishing" in error.problem
+    assert "exited before finishing" in error.problem
 
 
 def test_a_cancelled_run_keeps_its_rows_and_leaves_no_process(workspace: Workspace) -> None:
@@ -229,7 +229,7 @@ def test_a_worker_that_dies_before_it_begins_is_not_running_for_ever(
     state = supervise.read_run(folder)
     assert state.status is RunStatus.INTERRUPTED
     assert state.error is not None
-    assert "before it began" in state.error.problem
+    assert "exited before it started" in state.error.problem
 
 
 def test_a_failed_run_says_why_and_what_to_do(workspace: Workspace) -> None:

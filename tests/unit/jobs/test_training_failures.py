@@ -60,7 +60,7 @@ def test_a_killed_run_says_how_it_goes_on_and_ends_as_the_unbroken_one(project) 
 
     assert report.status == "interrupted"
     assert report.error is not None
-    assert "ended without finishing" in report.error.problem
+    assert "exited before finishing" in report.error.problem
     assert f"start_training(resume={run_id}) resumes at step_0" in report.error.fix
     resumed = run_here(project, resume=run_id, overrides=["trainer.save_step=-1"])
     assert resumed.status == "succeeded", resumed.error
@@ -155,7 +155,11 @@ def test_every_way_to_run_out_of_memory_is_told_as_such(run_with_checkpoint) -> 
             "no space left on the disk",
             "resume={id}) resumes at",
         ),
-        (OSError(13, "Permission denied"), "the system refused", "resume={id}) resumes at"),
+        (
+            OSError(13, "Permission denied"),
+            "the operating system reported",
+            "resume={id}) resumes at",
+        ),
         (KeyError("x"), "unexpected KeyError", "resume={id}) resumes at step_000004"),
         (DivergedError("the gradient is nan", "lower it"), "nan", "lower it; model.path="),
         (DataError("row 3 is bad", "mend it"), "row 3", "mend it; then start_training(resume={id}"),

@@ -77,7 +77,7 @@ class Work:
         self.stopped_at: float | None = None
         self.was_killed = False
 
-    def from_any_thread(self, limit: str | None = None) -> None:
+    def cancel_from_any_thread(self, limit: str | None = None) -> None:
         self.reasons.append(limit)
         self.stopped_at = self.clock_s
 

@@ -130,7 +130,7 @@ def test_the_forecast_of_a_run_is_what_the_run_comes_to(tmp_path, tiny_models, r
     )
 
     progress = []
-    with api.reports_to(progress.append):
+    with api.report_progress_to(progress.append):
         reported = api.plan_training(project.workspace, api.PlanTraining())
     report = ran(project)
 
