@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stillroom.export.request import ExportFormat
-from stillroom.serving.model_server import lora_rank
+from stillroom.serving.model_server import vllm_lora_rank
 
 SENTINEL = "0123456789"
 """The argument of the tool call that a chat template writes in the probe."""
@@ -49,7 +49,7 @@ def serve_command(served: Served) -> str | None:
     """Returns the `vllm serve` command, or None for an adapter whose rank vLLM does not support."""
     words = ["vllm", "serve", served.base or served.path]
     if served.base is not None:
-        if (rank := lora_rank(served.rank)) is None:
+        if (rank := vllm_lora_rank(served.rank)) is None:
             return None
         words += ["--enable-lora", "--max-lora-rank", str(rank)]
         words += ["--lora-modules", f"{served.name}={served.path}"]

@@ -25,7 +25,7 @@ from stillroom.rollout.refining import Critic, RefiningPolicy
 from stillroom.rollout.rewards.judge_plan import open_judge
 from stillroom.rollout.rewards.matchers import AnswerMatch
 from stillroom.rollout.rewards.rewards import Rewarder
-from stillroom.serving.model_server import fitted_sampling
+from stillroom.serving.model_server import fit_max_tokens
 from stillroom.teachers.budget import Budget, Cost
 from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
 from stillroom.teachers.limits.limit_types import LimitSettings, LimitUnit
@@ -132,7 +132,7 @@ async def open_rollout_context(
         notes = [*opened.notes]
         if isinstance(plan.policy, Endpoint):
             key = plan.workspace.read_key(plan.policy.api_key_env)
-            sampling, note = await fitted_sampling(plan.policy, options.model, sampling, key=key)
+            sampling, note = await fit_max_tokens(plan.policy, options.model, sampling, key=key)
             notes += [note] if note is not None else []
         models = _Models(stack, plan, spending, notes)
         policy = await models.policy(sampling)

@@ -1,1 +1,1 @@
-"""Uses a model behind a vLLM or SGLang server, as a teacher that scores or as the student."""
+"""Models behind a vLLM or SGLang server: a teacher that scores tokens, or the student."""

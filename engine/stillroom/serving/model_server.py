@@ -33,18 +33,18 @@ from stillroom.teachers.providers import Endpoint
 from stillroom.types import SamplingSettings
 
 DOWN_PATIENCE_S = float(bounds.DOWN.most)
-"""The most seconds that a call waits for a server that is down, as a run waits for a machine."""
+"""The maximum number of seconds that a call waits for a server that is down."""
 _CHECK_URL = "start the server and check base_url"
 
 _T = TypeVar("_T")
 
 
 class UnreadableAnswerError(Exception):
-    """A server's response does not have the content that the request asked for."""
+    """A server's response cannot be parsed, or lacks what was requested."""
 
 
 def decode_answer(body: bytes, kind: type[_T]) -> _T:
-    """Returns a response's JSON as `kind`. Raises UnreadableAnswerError if it is something else."""
+    """Decodes a response's JSON as `kind`. Raises UnreadableAnswerError if it does not match."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -58,20 +58,20 @@ class NotServedError(TeacherError):
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """The settings with which a server is called."""
+    """Limits on the calls to a server."""
 
     concurrency: int = 32
     """The maximum number of calls in flight at once."""
     timeout_s: float = 120.0
-    """The time in seconds within which a complete response must arrive."""
+    """The timeout of a call in seconds, until its response is complete."""
 
 
 class ModelServer:
     """Posts JSON to a server and reads its responses. Use it as an async context manager.
 
-    A call that fails (5xx, timeout, unreadable body) is attempted at most `MAX_ATTEMPTS` times. A
-    server that is down, which may be starting again, is waited for up to `DOWN_PATIENCE_S`. A
-    refused key or an unknown path raises TeacherError and ends the run.
+    A call that fails (5xx, timeout, unreadable body) is attempted at most `MAX_ATTEMPTS` times. If
+    the server is down, calls wait up to `DOWN_PATIENCE_S` for it to restart. A rejected key or an
+    unknown path raises TeacherError, which ends the run.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class ModelServer:
         self._channel = RedactedChannel(channel, self._redactor)
         self._jitter = random.Random(0)
         self.note: Callable[[str], None] = lambda _text: None
-        """Where the user is told that calls wait for a server that is down."""
+        """The callback that reports to the user when the server goes down or is up again."""
         self._down_since: float | None = None
 
     @property
     def root(self) -> str:
-        """The server's address without the `/v1` with which its OpenAI-compatible paths begin."""
+        """The base URL without the `/v1` prefix of its OpenAI-compatible paths."""
         return self.endpoint.base_url.removesuffix("/v1")
 
     async def __aenter__(self) -> Self:
@@ -114,15 +114,15 @@ class ModelServer:
         *,
         tokens: float = 0.0,
     ) -> _T:
-        """Posts `body` as JSON to a path and returns what `read` makes of the response.
+        """Posts `body` as JSON to a path and returns the response body as parsed by `read`.
 
-        `read` must raise UnreadableAnswerError for a body that it cannot use; the call is then
-        repeated. `tokens` is the approximate size of the call, which matters only if the server
+        `read` must raise UnreadableAnswerError for a body that it cannot parse; the call is then
+        retried. `tokens` is the approximate size of the call, which matters only if the server
         limits tokens.
 
         Raises:
-            CallFailedError: every attempt failed, or the server refused this request in particular.
-            TeacherError: no call can succeed, because the key was refused or the path is unknown.
+            CallFailedError: every attempt failed, or the server rejected this particular request.
+            TeacherError: no call can succeed, because the key was rejected or the path is unknown.
         """
         encoded = msgspec.json.encode(body)
         attempts = Attempts(down_patience_s=DOWN_PATIENCE_S)
@@ -132,7 +132,7 @@ class ModelServer:
                 self._note_up()
                 return outcome
             wait_s = attempts.wait_s(outcome, self._wait_s)
-            # A connection that the server closed while it was idle fails once.
+            # An idle connection that the server has closed fails once.
             if outcome.is_down and attempts.num_down > 1:
                 self._note_down(outcome)
             await self._sleep(wait_s)
@@ -141,8 +141,8 @@ class ModelServer:
         if self._down_since is None:
             self._down_since = time.monotonic()
             self.note(
-                f"{self.root} does not answer ({failure.message}): the run waits for it for up to "
-                f"{DOWN_PATIENCE_S / 60:.0f} minutes; start it again, or cancel the run"
+                f"{self.root} does not answer ({failure.message}): the run waits up to "
+                f"{DOWN_PATIENCE_S / 60:.0f} minutes; restart the server, or cancel the run"
             )
 
     def _note_up(self) -> None:
@@ -171,20 +171,20 @@ class ModelServer:
                             raise TeacherError(f"{url} sends more than {most.size}", _CHECK_URL)
         except (httpx.HTTPError, TimeoutError) as error:
             raise TeacherError(
-                self._redactor.text(f"nothing answers at {url}: {type(error).__name__}: {error}"),
+                self._redactor.text(f"no response from {url}: {type(error).__name__}: {error}"),
                 _CHECK_URL,
             ) from error
         data = self._redactor.data(bytes(body))
         if response.status_code != 200:
             text = data.decode(errors="replace").strip()[:SHOWN]
             raise TeacherError(
-                f"{url} answers HTTP {response.status_code}: {text}",
+                f"{url} returned HTTP {response.status_code}: {text}",
                 "check base_url and the key that api_key_env names",
             )
         return data
 
     async def context_lengths(self) -> dict[str, int | None]:
-        """Returns the names of the served models with the tokens that each takes, if it says so.
+        """Returns each served model's name with its context length in tokens, None if not listed.
 
         Raises TeacherError or UnreadableAnswerError if the server does not list its models.
         """
@@ -216,8 +216,8 @@ class ModelServer:
         if status in (401, 403):
             name = self.endpoint.api_key_env
             raise TeacherError(
-                f"{self.root + path} refused the key: {message}",
-                f"check the key in {name}" if name else "name its variable with api_key_env",
+                f"{self.root + path} rejected the key: {message}",
+                f"check the key in {name}" if name else "set api_key_env to the key's variable",
             )
         if status == 404:
             raise NotServedError(
@@ -241,15 +241,15 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-async def fitted_sampling(
+async def fit_max_tokens(
     endpoint: Endpoint, model: str, sampling: SamplingSettings, *, key: str | None
 ) -> tuple[SamplingSettings, str | None]:
-    """Returns settings whose `max_tokens` leave room in the context that a server states.
+    """Returns the settings with a `max_tokens` that fits the server's context, and a note.
 
-    The default is lowered to half of the context, with a note that says so. Servers that state no
-    context, such as hosted providers, are left alone.
+    The default `max_tokens` is lowered to half of the context length; the note reports that, and
+    is None otherwise. Nothing changes if the server states no context length, as hosted providers.
 
-    Raises InputError if another `max_tokens` leaves no room for a prompt.
+    Raises InputError if a `max_tokens` other than the default leaves no room for a prompt.
     """
     if not endpoint.is_own_server:
         return sampling, None
@@ -257,20 +257,20 @@ async def fitted_sampling(
         try:
             context = (await server.context_lengths()).get(model)
         except (TeacherError, UnreadableAnswerError):
-            # The first call says what is wrong with the server.
+            # The first call will report what is wrong with the server.
             return sampling, None
     if context is None or sampling.max_tokens <= context // 2:
         return sampling, None
-    where = f"{model} at {endpoint.base_url} takes {context} tokens"
+    where = f"{model} at {endpoint.base_url} has a context length of {context} tokens"
     if sampling.max_tokens != SamplingSettings().max_tokens:
         if sampling.max_tokens < context:
             return sampling, None
         raise InputError(
-            f"{where}, and max_tokens {sampling.max_tokens} leaves no room for a prompt",
-            f"set max_tokens to {context // 2} or less, or serve it with a longer context "
+            f"{where}: max_tokens {sampling.max_tokens} leaves no room for a prompt",
+            f"set max_tokens to {context // 2} or less, or serve the model with a longer context "
             "(vLLM: --max-model-len)",
         )
-    note = f"{where}, so max_tokens is {context // 2} (set max_tokens for another limit)"
+    note = f"{where}: max_tokens was lowered to {context // 2} (set max_tokens to override)"
     return msgspec.structs.replace(sampling, max_tokens=context // 2), note
 
 
@@ -278,6 +278,6 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM's --max-lora-rank accepts."""
 
 
-def lora_rank(rank: int | None) -> int | None:
-    """Returns the smallest rank that vLLM supports and that holds this one, or None."""
+def vllm_lora_rank(rank: int | None) -> int | None:
+    """Returns vLLM's smallest --max-lora-rank that is at least `rank`; None if there is none."""
     return next((known for known in _RANKS if rank is not None and known >= rank), None)

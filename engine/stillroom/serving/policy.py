@@ -1,4 +1,4 @@
-"""Samples the student on a vLLM server, which takes token ids and returns ids and logprobs."""
+"""Samples the student on a vLLM server: token ids in, token ids and logprobs out."""
 
 import hashlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -36,8 +36,8 @@ class ServedPolicy:
     """Samples each turn on a vLLM server by sending the exact tokens of the conversation so far.
 
     Because token ids are sent, no text is tokenized a second time. `model` is the name under which
-    the server serves the student's current weights. A conversation is reproducible from its seed,
-    as far as the server computes the same logits whichever other requests share a batch.
+    the server serves the student's current weights. A conversation is reproducible from its seed
+    if the server's logits do not depend on the other requests in a batch.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ServedPolicy:
         yield ServedConversation(self, messages, tools, f"{given}:{seed_key}")
 
     def stop_sampling(self) -> None:
-        """Stops sampling in all conversations; tokens of turns in flight are discarded."""
+        """Cancels sampling in all conversations; tokens of turns in flight are discarded."""
         self._is_stopping = True
         for scope in self._under_way:
             scope.cancel()
@@ -109,14 +109,14 @@ class ServedPolicy:
             "max_tokens": max_tokens,
             "seed": seed,
             "temperature": self.sampling.temperature,
-            # For parameters that a request leaves out, vLLM uses the model's own generation config.
+            # vLLM takes omitted parameters from the model's own generation config.
             "top_p": 1.0,
             "top_k": -1,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
-            # A turn must end at the same tokens as when this process samples the student itself.
+            # A turn must end at the same stop tokens as when the student is sampled in-process.
             "ignore_eos": True,
             "stop_token_ids": sorted(self.loaded.stop_ids),
             "logprobs": 1,
@@ -144,8 +144,8 @@ class ServedConversation(TokenConversation):
     async def sample(self) -> SampledTurn:
         """Samples and returns the model's next turn; the turn is empty if the context is full.
 
-        A server's tokens arrive only when the turn is complete, so a stopped turn has none but
-        those with which it was begun.
+        The server returns tokens only when the turn is complete, so a cancelled turn has only the
+        tokens that it began with.
         """
         history = self._history
         num_begun = len(history.ids) - self._start_turn()
@@ -163,7 +163,7 @@ class ServedConversation(TokenConversation):
         return self._finished_turn("stop" if is_finished else "context" if is_full else "length")
 
     def set_aside(self) -> None:
-        """Does nothing, because the server lets no other conversation wait for this one."""
+        """Does nothing: the server schedules its conversations itself."""
 
 
 class _Logprobs(msgspec.Struct):
@@ -183,25 +183,25 @@ class _Answer(msgspec.Struct):
 
 
 def _read(body: bytes, prompt_ids: Sequence[int]) -> ServedTurn:
-    """Returns the sampled tokens that a response holds.
+    """Returns the sampled tokens in a response body.
 
-    Raises UnreadableAnswerError if token ids or logprobs are missing or contradict the request.
+    Raises UnreadableAnswerError if token ids or logprobs are missing or do not match the request.
     """
     choices = decode_answer(body, _Answer).choices
     if len(choices) != 1:
-        raise UnreadableAnswerError(f"{len(choices)} choices came instead of one")
+        raise UnreadableAnswerError(f"expected 1 choice, got {len(choices)}")
     (choice,) = choices
     sampled = choice.logprobs
     ids = choice.token_ids
     if ids is None:
         if not all(token.startswith(_ID_PREFIX) for token in sampled.tokens):
-            raise UnreadableAnswerError("the sampled tokens' ids did not come; use a newer vLLM")
+            raise UnreadableAnswerError("the response has no token ids; use a newer vLLM")
         ids = [int(token.removeprefix(_ID_PREFIX)) for token in sampled.tokens]
     logprobs = [value for value in sampled.token_logprobs if value is not None and value <= 1e-2]
     if not ids or len(logprobs) != len(ids):
-        raise UnreadableAnswerError(f"{len(ids)} tokens came with {len(logprobs)} probabilities")
+        raise UnreadableAnswerError(f"got {len(ids)} tokens but {len(logprobs)} logprobs")
     if choice.prompt_token_ids is not None and choice.prompt_token_ids != list(prompt_ids):
-        raise UnreadableAnswerError("the server read other tokens than it was sent")
+        raise UnreadableAnswerError("prompt_token_ids differs from the token ids in the request")
     if choice.finish_reason not in ("stop", "length"):
-        raise UnreadableAnswerError(f"sampling ended by {choice.finish_reason!r}")
+        raise UnreadableAnswerError(f"unexpected finish_reason {choice.finish_reason!r}")
     return ServedTurn(ids, [min(value, 0.0) for value in logprobs], choice.finish_reason == "stop")

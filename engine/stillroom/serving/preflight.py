@@ -1,8 +1,8 @@
-"""Checks before a run, with a few requests, that a served teacher reads the student's tokens right.
+"""Checks before a run, with a few requests, that a served teacher can score the student's tokens.
 
-The teacher must have the student's tokenizer and chat template, room for its conversations, and
-must score the same tokens the same in each call. A teacher that rereads must have the tokenizer and
-chat template that its text is written and cut with in this process.
+The teacher must have the student's tokenizer and chat template, a context long enough for its
+conversations, and logprobs that do not vary between calls. A rereading teacher must be served with
+the tokenizer and chat template that this process uses for it.
 """
 
 import sys
@@ -37,11 +37,11 @@ _CHAT: list[Message] = [
     {"role": "assistant", "content": "It is 4."},
     {"role": "user", "content": "And 3 + 3?"},
 ]
-# Enough for several blocks of a prefix cache.
+# Spans several blocks of a prefix cache.
 _PROBE_TOKENS = 96
 # In nats, averaged over tokens. In half precision, batches of different sizes round differently.
 _TOLERANCE = 0.1
-_NOT_THERE = "the server has no /tokenize"
+_NO_TOKENIZE = "the server has no /tokenize"
 
 
 async def check_served(
@@ -55,15 +55,15 @@ async def check_served(
 ) -> list[str]:
     """Checks a served teacher and returns the findings as notes for the run's report.
 
-    `tokenizer` is the folder or hub id of the teacher's tokenizer; if None, the server is asked to
-    tokenize instead. `num_own` is the number of tokens that a prompt of the teacher's own adds to a
-    conversation.
+    `tokenizer` is the folder or hub id of the teacher's tokenizer; if None, the server's
+    `/tokenize` is used instead. `num_own` is the number of tokens that the teacher's own
+    prompt adds to a conversation.
 
     Raises:
-        ModelError: the teacher has another tokenizer or chat template than the student, or cannot
-            take a conversation of `max_context` tokens.
-        TeacherError: the server does not answer, does not serve the model, or gives the same tokens
-            different scores in different calls.
+        ModelError: the teacher has a different tokenizer or chat template than the student, or its
+            context is shorter than `max_context` tokens.
+        TeacherError: the server does not answer, does not serve the model, or returns different
+            scores for the same tokens in different calls.
     """
     async with teacher.server:
         try:
@@ -72,35 +72,40 @@ async def check_served(
                 names = f"the student and the teacher's tokenizer {tokenizer!r}"
                 server_tokenizer = load_tokenizer(locate_model(workspace, tokenizer))
                 check_tokenizers(names, student_tokenizer, server_tokenizer)
-                read = f"tokens and chat template are those of {tokenizer}"
+                read = f"its tokenizer and chat template are those of {tokenizer}"
             else:
-                read = await _check_tokens(teacher, student_tokenizer, _of_student(teacher))
+                read = await _check_tokens(teacher, student_tokenizer, _student_wording(teacher))
             gap = await _check_scores(teacher, student_tokenizer, max_context)
         except (CallFailedError, UnreadableAnswerError) as error:
-            raise _unanswered(teacher, error) from error
+            raise _failed_check(teacher, error) from error
     note = (
-        f"{teacher.model} at {teacher.server.root} takes {length} tokens; {read}; its scores of "
-        f"the same tokens differ by {gap:.1e} nats from call to call"
+        f"{_describe(teacher, length)}; {read}; its scores of the same tokens differ by "
+        f"{gap:.1e} nats between calls"
     )
     return [note]
 
 
+def _describe(teacher: ServedTeacher, length: int | None) -> str:
+    context = "an unknown context length" if length is None else f"a context of {length} tokens"
+    return f"{teacher.model} at {teacher.server.root} has {context}"
+
+
 @dataclass(frozen=True, slots=True)
 class RereadingServer:
-    """A server that has been checked, of a teacher that rereads."""
+    """The server of a rereading teacher, after it passed its checks."""
 
     max_context: int
-    """The most tokens of a conversation that it scores."""
+    """The maximum number of tokens in a conversation that it scores."""
     note: str
 
 
 async def check_rereading(teacher: ServedTeacher, tokenizer: Any, name: str) -> RereadingServer:
-    """Checks the server of a teacher that reads the student's text in tokens of its own.
+    """Checks the server of a teacher that rereads the student's text with a different tokenizer.
 
     tokenizer, name: the teacher's tokenizer in this process, and its name in config.yml.
 
     Raises:
-        ModelError: the server cuts texts or writes conversations otherwise than the tokenizer.
+        ModelError: the server's tokenizer or chat template differs from that tokenizer.
         TeacherError: as with `check_served`.
     """
     async with teacher.server:
@@ -108,62 +113,61 @@ async def check_rereading(teacher: ServedTeacher, tokenizer: Any, name: str) -> 
             length = await _check_model(teacher, 0, 0)
             # To score a prompt, vLLM must have room for the token after it.
             room = sys.maxsize if length is None else length - (teacher.provider == "vllm")
-            read = await _check_tokens(teacher, tokenizer, _of_reader(teacher, name))
+            read = await _check_tokens(teacher, tokenizer, _rereading_wording(teacher, name))
             gap = await _check_scores(teacher, tokenizer, room)
         except (CallFailedError, UnreadableAnswerError) as error:
-            raise _unanswered(teacher, error) from error
+            raise _failed_check(teacher, error) from error
     note = (
-        f"{teacher.model} at {teacher.server.root} takes {length} tokens and lists the "
-        f"{teacher.top_k} likeliest at each; {read}; its scores of the same tokens differ by "
-        f"{gap:.1e} nats from call to call"
+        f"{_describe(teacher, length)} and returns the top {teacher.top_k} tokens at each "
+        f"position; {read}; its scores of the same tokens differ by {gap:.1e} nats between calls"
     )
     return RereadingServer(room, note)
 
 
-def _unanswered(teacher: ServedTeacher, error: Exception) -> TeacherError:
-    fix = f"look into the server's log, or {OFF_POLICY_ROUTE}"
+def _failed_check(teacher: ServedTeacher, error: Exception) -> TeacherError:
+    fix = f"read the server's log, or {OFF_POLICY_ROUTE}"
     if (num := teacher.top_k) is not None:
-        fix = f"let it list {num} tokens (vLLM: --max-logprobs), lower algorithm.top_k, {fix}"
+        fix = f"allow {num} logprobs (vLLM: --max-logprobs), lower algorithm.top_k, {fix}"
     return TeacherError(
-        f"{teacher.server.root} does not answer the requests that check it before a run: {error}",
+        f"{teacher.server.root} failed a check before the run: {error}",
         fix,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Wording:
-    """The wording of errors and notes about the tokenizer that a server's is compared with."""
+    """The wording of errors and notes about a server's tokenizer and the expected one."""
 
     names: str
-    """The two that are compared."""
+    """The names of the two tokenizers that are compared."""
     whose: str
     if_template_differs: str
     fix: str
     template_fix: str
     if_unknown: str | None = None
-    """The clause for the note if the server cannot cut texts; None: that is an error."""
+    """The clause for the note if the server has no /tokenize; None if that is an error."""
 
 
-def _of_student(teacher: ServedTeacher) -> _Wording:
+def _student_wording(teacher: ServedTeacher) -> _Wording:
     return _Wording(
         f"the student and the teacher {teacher.model!r}",
         "the student's",
-        "so the teacher would score a conversation it was not trained to read",
-        f"take a teacher of the student's own family, {REREAD_ROUTE}, or {OFF_POLICY_ROUTE}",
+        "so the teacher would score conversations in a format it was not trained on",
+        f"use a teacher of the student's model family, {REREAD_ROUTE}, or {OFF_POLICY_ROUTE}",
         "copy the teacher's chat_template.jinja into the student's folder, "
         f"{REREAD_ROUTE}, or {OFF_POLICY_ROUTE}",
     )
 
 
-def _of_reader(teacher: ServedTeacher, name: str) -> _Wording:
-    fix = "set teacher.tokenizer to the folder or hub id of the very model that is served"
+def _rereading_wording(teacher: ServedTeacher, name: str) -> _Wording:
+    fix = "set teacher.tokenizer to the folder or hub id of the model that the server serves"
     return _Wording(
         f"the tokenizer {name!r} and the teacher {teacher.model!r}",
         f"those of {name}",
-        "so the teacher would be shown conversations that it was not trained to read",
+        "so the teacher would score conversations in a format it was not trained on",
         fix,
         fix,
-        f"{_NOT_THERE}, so its tokens were not compared with those of {name}",
+        f"{_NO_TOKENIZE}, so its tokenizer was not compared with {name}",
     )
 
 
@@ -171,17 +175,18 @@ async def _check_model(teacher: ServedTeacher, max_context: int, num_own: int) -
     served = await teacher.server.context_lengths()
     if teacher.model not in served:
         raise TeacherError(
-            f"{teacher.server.root} serves no model {teacher.model!r}, but {', '.join(served)}",
+            f"{teacher.server.root} serves no model {teacher.model!r}; it serves: "
+            f"{', '.join(served)}",
             "set teacher.path to one of these names",
         )
     length = served[teacher.model]
     # To score a prompt, vLLM must have room for the token after it.
     needed = max_context + num_own + (teacher.provider == "vllm")
     if length is not None and length < needed:
-        own = f" and {num_own} more with the teacher's own prompt" if num_own else ""
+        own = f", plus {num_own} for the teacher's own prompt" if num_own else ""
         raise ModelError(
-            f"{teacher.model!r} is served with {length} tokens, and conversations may have "
-            f"{max_context}{own}",
+            f"{teacher.model!r} is served with a context of {length} tokens, but conversations may "
+            f"have {max_context}{own}",
             f"serve it with {needed} (vLLM: --max-model-len), or set rollout.max_context_window: "
             f"{length - needed + max_context}",
         )
@@ -189,9 +194,9 @@ async def _check_model(teacher: ServedTeacher, max_context: int, num_own: int) -
 
 
 async def _check_tokens(teacher: ServedTeacher, tokenizer: Any, wording: _Wording) -> str:
-    """Compares how the server and a tokenizer here cut a text and render a conversation.
+    """Compares the server's token ids of a text and a conversation with those of a local tokenizer.
 
-    Returns the finding as a clause for the note, or raises ModelError if they differ.
+    Returns the finding as a clause for the note, or raises ModelError if the ids differ.
     """
     server = teacher.server
     text = _TEXT + "".join(sorted(tokenizer.get_added_vocab()))
@@ -203,14 +208,14 @@ async def _check_tokens(teacher: ServedTeacher, tokenizer: Any, wording: _Wordin
         if wording.if_unknown is not None:
             return wording.if_unknown
         raise ModelError(
-            f"{server.root} cannot tokenize a text ({_NOT_THERE})",
-            "set teacher.tokenizer to the folder or hub id that it serves",
+            f"{server.root} cannot tokenize a text ({_NO_TOKENIZE})",
+            "set teacher.tokenizer to the folder or hub id of the model that it serves",
         )
     if own_ids != server_ids:
-        at, mine, other = _parting(own_ids, server_ids, tokenizer)
+        at, mine, other = _first_difference(own_ids, server_ids, tokenizer)
         raise ModelError(
-            f"{wording.names} have different tokenizers: from token {at} of a text on {mine!r} and "
-            f"{other!r}",
+            f"{wording.names} have different tokenizers: token ids of the same text differ from "
+            f"index {at} on ({mine!r}, {other!r})",
             wording.fix,
         )
     chat_request = {"model": teacher.model, "messages": _CHAT, "add_generation_prompt": True}
@@ -219,23 +224,23 @@ async def _check_tokens(teacher: ServedTeacher, tokenizer: Any, wording: _Wordin
     except CallFailedError as error:
         if error.kind is not FailureClass.BAD_REQUEST:
             raise
-        return f"tokens are {wording.whose}, the chat template could not be requested"
+        return f"its tokenizer is {wording.whose}; its chat template could not be checked"
     own_ids = ChatRenderer(tokenizer).prompt_ids(_CHAT, [])
     if server_ids is not None and own_ids != server_ids:
-        at, mine, other = _parting(own_ids, server_ids, tokenizer)
+        at, mine, other = _first_difference(own_ids, server_ids, tokenizer)
         raise ModelError(
-            f"{wording.names} have different chat templates, {wording.if_template_differs}: from "
-            f"token {at} on {mine!r} and {other!r}",
+            f"{wording.names} have different chat templates, {wording.if_template_differs}: token "
+            f"ids of the same conversation differ from index {at} on ({mine!r}, {other!r})",
             wording.template_fix,
         )
-    return f"tokens and chat template are {wording.whose}"
+    return f"its tokenizer and chat template are {wording.whose}"
 
 
 async def _check_scores(teacher: ServedTeacher, tokenizer: Any, max_context: int) -> float:
-    """Returns by how many nats, on average, scores of the same tokens differ between calls.
+    """Returns the mean absolute difference, in nats, of the same tokens' scores between calls.
 
-    The tokens are scored twice, and once more without their second half. A prefix cache that
-    affects the scores shows up there. Raises TeacherError if the difference is too large.
+    The tokens are scored twice in full, then without their second half, which reveals a prefix
+    cache that affects the scores. Raises TeacherError if the difference is too large.
     """
     ids = (_encode(tokenizer, _TEXT) * _PROBE_TOKENS)[: min(_PROBE_TOKENS, max_context)]
     whole = await _scores(teacher, ids)
@@ -244,9 +249,9 @@ async def _check_scores(teacher: ServedTeacher, tokenizer: Any, max_context: int
     gap = max(_mean_gap(whole, again), _mean_gap(whole, part))
     if not gap <= _TOLERANCE:
         raise TeacherError(
-            f"{teacher.server.root} gives the same tokens other log-probabilities from call to "
-            f"call (they differ by {gap:.3g} nats), so they cannot be trained on",
-            "start it without its prefix cache (vLLM: --no-enable-prefix-caching; SGLang: "
+            f"{teacher.server.root} returns different logprobs for the same tokens in different "
+            f"calls (by {gap:.3g} nats on average), so they cannot be trained on",
+            "start the server without its prefix cache (vLLM: --no-enable-prefix-caching; SGLang: "
             "--disable-radix-cache)",
         )
     return gap
@@ -265,7 +270,7 @@ def _mean_gap(first_scores: TeacherScores, server_scores: TeacherScores) -> floa
 
 
 async def _tokenize(server: ModelServer, body: dict[str, Any]) -> list[int] | None:
-    """Returns the token ids that the server's `/tokenize` gives; None if it has no such path."""
+    """Returns the token ids from the server's `/tokenize`; None if the server has no such path."""
     try:
         return await server.post("/tokenize", body, lambda a: decode_answer(a, _Tokens).tokens)
     except NotServedError:
@@ -276,10 +281,10 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
-def _parting(
+def _first_difference(
     own_ids: Sequence[int], server_ids: Sequence[int], tokenizer: Any
 ) -> tuple[int, str, str]:
-    """Returns the index of the first differing token, and the text of both sides from there on."""
+    """Returns the index of the first differing token, and both texts of the next 8 tokens."""
     pairs = enumerate(zip(own_ids, server_ids, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), min(len(own_ids), len(server_ids)))
     return at, tokenizer.decode(own_ids[at : at + 8]), tokenizer.decode(server_ids[at : at + 8])

@@ -1,6 +1,6 @@
 """A teacher behind a vLLM or SGLang server that scores a student's rollouts.
 
-It builds the requests that ask for the logprobs of given tokens, and reads the responses.
+Builds the requests for the logprobs of given tokens, and parses the responses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,15 +23,15 @@ _Listed = tuple[float | None, int, str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A request for a teacher's log-probabilities of tokens in one sequence."""
+class ScoringRequest:
+    """A request for a teacher's logprobs of given tokens in one sequence."""
 
     model: str
     ids: Sequence[int]
     wanted: Sequence[int]
     """The indices in `ids` of the tokens to score, ascending.
 
-    Index 0 is never among them, because nothing precedes and so predicts the first token.
+    Index 0 is never among them, because a model does not predict the first token.
     """
     top_k: int | None = None
     """The number of most likely tokens to return at each index; None to return none."""
@@ -63,60 +63,63 @@ class Question:
     def start(self) -> int:
         """The index from which SGLang must return entries.
 
-        It is one before the first wanted token, because the first entry has no logprob.
+        That is one before the first token to score, because the first entry has no logprob.
         """
         return min(self.wanted) - 1
 
     def read(self, provider: ScoringProvider, body: bytes) -> TeacherScores:
-        """Returns the scores in a response body.
+        """Parses the scores in a response body.
 
-        Raises UnreadableAnswerError if they do not fit the question.
+        Raises UnreadableAnswerError if they do not match the request.
         """
-        places = self._sglang(body) if provider == "sglang" else self._vllm(body)
-        logprobs = [self._own(place, places[place]) for place in self.wanted]
+        places = self._parse_sglang(body) if provider == "sglang" else self._parse_vllm(body)
+        logprobs = [self._logprob_at(place, places[place]) for place in self.wanted]
         if self.top_k is None:
             return TeacherScores(logprobs)
-        tops = [self._top(place, places[place], self.top_k) for place in self.wanted]
+        tops = [self._top_k_at(place, places[place], self.top_k) for place in self.wanted]
         return TeacherScores(logprobs, [ids for ids, _ in tops], [values for _, values in tops])
 
-    def _own(self, place: int, logprobs: Mapping[int, float]) -> float:
+    def _logprob_at(self, place: int, logprobs: Mapping[int, float]) -> float:
         token = self.ids[place]
         if token not in logprobs:
             raise UnreadableAnswerError(
-                f"token {place} is {token}, and the server scored {sorted(logprobs)[:3]}"
+                f"expected a logprob of token id {token} at index {place}, got those of "
+                f"{sorted(logprobs)[:3]}"
             )
-        return _checked(logprobs[token], place)
+        return _check_logprob(logprobs[token], place)
 
-    def _top(
+    def _top_k_at(
         self, place: int, logprobs: Mapping[int, float], top_k: int
     ) -> tuple[list[int], list[float]]:
-        # The entry also holds the scored token itself, which may not be among the most likely.
+        # The entry also has the scored token itself, which may not be in the top k.
         likeliest = sorted(logprobs, key=lambda token: -logprobs[token])[:top_k]
         if len(likeliest) < top_k:
             raise UnreadableAnswerError(
-                f"{len(likeliest)} of the {top_k} likeliest tokens came for token {place}"
+                f"expected {top_k} top tokens at index {place}, got {len(likeliest)}"
             )
-        return likeliest, [_checked(logprobs[token], place) for token in likeliest]
+        return likeliest, [_check_logprob(logprobs[token], place) for token in likeliest]
 
-    def _vllm(self, body: bytes) -> dict[int, dict[int, float]]:
+    def _parse_vllm(self, body: bytes) -> dict[int, dict[int, float]]:
         choices = decode_answer(body, _VllmAnswer).choices
         scores = choices[0].prompt_logprobs if choices else None
-        if scores is None or len(scores) != len(self.ids):
-            num = None if scores is None else len(scores)
+        if scores is None:
+            raise UnreadableAnswerError("the response has no prompt_logprobs")
+        if len(scores) != len(self.ids):
             raise UnreadableAnswerError(
-                f"prompt_logprobs of {num} tokens came instead of {len(self.ids)}"
+                f"expected prompt_logprobs of {len(self.ids)} tokens, got {len(scores)}"
             )
         return {
             place: {token: one.logprob for token, one in (scores[place] or {}).items()}
             for place in self.wanted
         }
 
-    def _sglang(self, body: bytes) -> dict[int, dict[int, float]]:
+    def _parse_sglang(self, body: bytes) -> dict[int, dict[int, float]]:
         meta = decode_answer(body, _SglangAnswer).meta_info
         scored = meta.input_token_logprobs
         if len(scored) != len(self.ids) - self.start:
             raise UnreadableAnswerError(
-                f"scores of {len(scored)} tokens came instead of {len(self.ids) - self.start}"
+                f"expected input_token_logprobs of {len(self.ids) - self.start} tokens, got "
+                f"{len(scored)}"
             )
         places: dict[int, dict[int, float]] = {}
         for place in self.wanted:
@@ -124,20 +127,22 @@ class Question:
             if self.top_k is not None:
                 tops = meta.input_top_logprobs
                 if tops is None or len(tops) != len(scored):
-                    raise UnreadableAnswerError("the likeliest tokens did not come")
+                    raise UnreadableAnswerError(
+                        "input_top_logprobs is missing or has another length"
+                    )
                 listed += tops[place - self.start] or []
             places[place] = {token: logprob for logprob, token, *_ in listed if logprob is not None}
         return places
 
 
-def _checked(logprob: float, place: int) -> float:
-    """Returns a log-probability, lowered to 0 if rounding put it above.
+def _check_logprob(logprob: float, place: int) -> float:
+    """Returns a logprob, clamped to 0 if rounding put it above.
 
-    Raises UnreadableAnswerError for a value that a model cannot give a sampled token.
+    Raises UnreadableAnswerError for a value that a sampled token cannot have.
     """
     if not _IMPOSSIBLE < logprob <= _ROUNDING:
         raise UnreadableAnswerError(
-            f"the log-probability of token {place} is {logprob:g}: the server masks its logits"
+            f"the logprob of the token at index {place} is {logprob:g}: the server masks its logits"
         )
     return min(logprob, 0.0)
 
@@ -164,7 +169,7 @@ class _SglangAnswer(msgspec.Struct):
 
 
 class ServedTeacher:
-    """Scores the sampled tokens of finished rollouts, with one call per rollout."""
+    """Scores the sampled tokens of finished rollouts, one call per rollout."""
 
     def __init__(
         self,
@@ -184,10 +189,10 @@ class ServedTeacher:
         return self.server.settings.concurrency
 
     async def score(self, trace: TokenTrace) -> TeacherScores:
-        """Returns the teacher's log-probabilities of a rollout's sampled tokens.
+        """Returns the teacher's logprobs of a rollout's sampled tokens.
 
-        Tokens after the last sampled one are not sent, since no score depends on them, and nothing
-        is if there is none.
+        Tokens after the last sampled one are not sent, since no score depends on them. Without
+        sampled tokens, no request is sent.
 
         Raises:
             CallFailedError: every attempt failed, so the rollout has no scores.
@@ -197,8 +202,8 @@ class ServedTeacher:
         if not wanted:
             return TeacherScores([], [], [])
         ids = trace.ids[: wanted[-1] + 1]
-        question = Question(self.model, ids, wanted, self.top_k)
-        path, body = question.request(self.provider)
+        request = ScoringRequest(self.model, ids, wanted, self.top_k)
+        path, body = request.request(self.provider)
         return await self.server.post(
-            path, body, lambda answer: question.read(self.provider, answer), tokens=len(ids)
+            path, body, lambda answer: request.read(self.provider, answer), tokens=len(ids)
         )

@@ -9,14 +9,14 @@ from fakes.model_server import FakeModelServer
 from fakes.raw_endpoint import RawEndpoint, json_reply
 from fakes.waiting import run_async
 from stillroom.errors import InputError, TeacherError
-from stillroom.serving.model_server import ModelServer, UnreadableAnswerError, fitted_sampling
+from stillroom.serving.model_server import ModelServer, UnreadableAnswerError, fit_max_tokens
 from stillroom.teachers.providers import ANY_ENDPOINT, AZURE, PROVIDERS, Endpoint
 from stillroom.types import SamplingSettings
 
 
 def fitted(server, sampling, *, provider=PROVIDERS["vllm"], model="served"):
     endpoint = Endpoint(server.base_url, None, provider)
-    return run_async(partial(fitted_sampling, endpoint, model, sampling, key=None))
+    return run_async(partial(fit_max_tokens, endpoint, model, sampling, key=None))
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def server(tiny_models):
 def test_the_default_leaves_half_of_a_short_context_to_the_prompt(server, provider):
     sampling, note = fitted(server, SamplingSettings(), provider=provider)
     assert sampling.max_tokens == 320
-    assert "takes 640 tokens, so max_tokens is 320" in note
+    assert "has a context length of 640 tokens: max_tokens was lowered to 320" in note
 
 
 @pytest.mark.parametrize("num", [16, 320, 639])
@@ -41,7 +41,7 @@ def test_a_limit_that_was_given_and_fits_is_left_alone(server, num):
 
 
 def test_a_limit_that_leaves_no_room_is_refused_before_any_call(server):
-    with pytest.raises(InputError, match="takes 640 tokens, and max_tokens 640 leaves no room"):
+    with pytest.raises(InputError, match="of 640 tokens: max_tokens 640 leaves no room"):
         fitted(server, SamplingSettings(max_tokens=640))
 
 

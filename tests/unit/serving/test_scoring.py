@@ -136,7 +136,7 @@ def test_a_server_that_starts_again_is_waited_for(loaded, status):
     # Once each, however many calls and attempts there were.
     waits, answers = notes
     assert f"{server.base_url.removesuffix('/v1')} does not answer (HTTP {status}: " in waits
-    assert "the run waits for it for up to 60 minutes" in waits
+    assert "the run waits up to 60 minutes" in waits
     assert "answers again, after " in answers
 
 
@@ -175,12 +175,12 @@ def masked(path, answer):
 @pytest.mark.parametrize(
     ("provider", "shown", "words"),
     [
-        ("sglang", moved, "the server scored"),
-        ("vllm", cut, "prompt_logprobs of 23 tokens came instead of 24"),
-        ("sglang", cut, "scores of 19 tokens came instead of 20"),
+        ("sglang", moved, "at index "),
+        ("vllm", cut, "expected prompt_logprobs of 24 tokens, got 23"),
+        ("sglang", cut, "expected input_token_logprobs of 20 tokens, got 19"),
         ("vllm", masked, "masks its logits"),
         ("sglang", masked, "masks its logits"),
-        ("vllm", lambda _path, _answer: {"choices": []}, "prompt_logprobs of None"),
+        ("vllm", lambda _path, _answer: {"choices": []}, "has no prompt_logprobs"),
         ("vllm", lambda _path, _answer: {"id": 1}, "unreadable response"),
         ("sglang", lambda _path, _answer: {"meta_info": {}}, "unreadable response"),
     ],
@@ -204,7 +204,7 @@ def test_a_rollout_that_the_server_does_not_take_is_not_sent_again(loaded):
 def test_the_key_is_sent_and_a_refused_one_ends_the_run_unseen(loaded):
     with FakeModelServer(loaded, key="secret") as server:
         assert score(server, [trace()], key="secret")
-        with pytest.raises(TeacherError, match="refused the key") as caught:
+        with pytest.raises(TeacherError, match="rejected the key") as caught:
             score(server, [trace()], key="wrong-key")
     assert "KEY" in caught.value.fix
     assert "wrong-key" not in str(caught.value)

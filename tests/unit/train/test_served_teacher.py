@@ -109,7 +109,7 @@ def test_a_run_tells_that_it_waits_for_a_server_that_is_down(tmp_path, tiny_mode
 
     told = [note for note in project.reporter.notes if "answer" in note]
     assert "does not answer (HTTP 503: " in told[0]
-    assert "the run waits for it" in told[0]
+    assert "the run waits up to 60 minutes" in told[0]
     assert "answers again" in told[1]
     assert [metrics["failed"] for metrics in project.reporter.measured] == [0, 0]
 
@@ -167,4 +167,4 @@ def test_a_plans_process_is_given_the_servers_key(tmp_path, tiny_models, monkeyp
 
         reported = api.plan_training(project.workspace, api.PlanTraining())
 
-    assert "tokens and chat template are the student's" in reported.checks[0]
+    assert "its tokenizer and chat template are the student's" in reported.checks[0]

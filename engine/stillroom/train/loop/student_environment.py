@@ -26,7 +26,12 @@ from stillroom.rollout.episode.collect import RolloutContext
 from stillroom.rollout.episode.loop import CutText, Policy, TurnRules, cut_at_tokens
 from stillroom.rollout.plan import ToolsPlan
 from stillroom.rollout.rewards.rewards import Rewarder
-from stillroom.serving.model_server import ModelServer, NotServedError, ServerSettings, lora_rank
+from stillroom.serving.model_server import (
+    ModelServer,
+    NotServedError,
+    ServerSettings,
+    vllm_lora_rank,
+)
 from stillroom.serving.policy import ServedPolicy
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import endpoint_for
@@ -202,7 +207,7 @@ async def open_served_student(
 
 async def _load(server: ModelServer, name: str, folder: Path, *, rank: int) -> None:
     body = {"lora_name": name, "lora_path": str(folder)}
-    served_rank = lora_rank(rank) or rank
+    served_rank = vllm_lora_rank(rank) or rank
     try:
         await server.post("/v1/load_lora_adapter", body, lambda _answer: None)
     except NotServedError as error:

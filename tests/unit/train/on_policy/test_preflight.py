@@ -68,8 +68,8 @@ def test_a_server_of_the_students_family_is_taken_and_told_of(tiny_models, tmp_p
     with FakeModelServer(tiny_models.load("llama", "chatml", seed=1)) as server:
         (note,) = check(tiny_models, tmp_path, server, provider=provider)
 
-    assert "takes 640 tokens" in note
-    assert "tokens and chat template are the student's" in note
+    assert "has a context of 640 tokens" in note
+    assert "its tokenizer and chat template are the student's" in note
 
 
 def test_a_server_that_cannot_cut_text_needs_its_tokenizer_named(tiny_models, tmp_path):
@@ -92,14 +92,14 @@ def test_a_server_with_another_template_is_refused_where_they_part(tiny_models, 
         pytest.raises(ModelError, match="different chat templates") as caught,
     ):
         check(tiny_models, tmp_path, server)
-    assert "from token 0 on '<|im_start|>user" in caught.value.problem
+    assert "differ from index 0 on ('<|im_start|>user" in caught.value.problem
     assert "generate_rollouts" in caught.value.fix
 
 
 def test_a_name_that_is_not_served_is_told_with_those_that_are(tiny_models, tmp_path):
     with (
         FakeModelServer(tiny_models.load("llama", "chatml")) as server,
-        pytest.raises(TeacherError, match="serves no model 'other', but served"),
+        pytest.raises(TeacherError, match="serves no model 'other'; it serves: served"),
     ):
         check(tiny_models, tmp_path, server, path="other")
 
@@ -110,7 +110,7 @@ def test_a_server_that_takes_too_short_conversations_is_refused(
 ):
     loaded = tiny_models.load("llama", "chatml")
     with FakeModelServer(loaded, max_model_len=needed - 1) as server:
-        with pytest.raises(ModelError, match=f"served with {needed - 1} tokens") as caught:
+        with pytest.raises(ModelError, match=f"a context of {needed - 1} tokens") as caught:
             check(tiny_models, tmp_path, server, provider=provider)
         assert "rollout.max_context_window: 255" in caught.value.fix
     with FakeModelServer(loaded, max_model_len=needed) as server:
@@ -133,7 +133,7 @@ def test_scores_that_change_from_call_to_call_are_refused(tiny_models, tmp_path)
     loaded = tiny_models.load("llama", "chatml")
     with (
         FakeModelServer(loaded, shown=shown) as server,
-        pytest.raises(TeacherError, match="from call to call") as caught,
+        pytest.raises(TeacherError, match="in different calls") as caught,
     ):
         check(tiny_models, tmp_path, server)
     assert "--no-enable-prefix-caching" in caught.value.fix
@@ -142,7 +142,7 @@ def test_scores_that_change_from_call_to_call_are_refused(tiny_models, tmp_path)
 def test_nothing_that_answers_is_told_with_its_address(tiny_models, tmp_path):
     with FakeModelServer(tiny_models.load("llama", "chatml")) as server:
         pass
-    with pytest.raises(TeacherError, match=r"nothing answers at http://127\.0\.0\.1"):
+    with pytest.raises(TeacherError, match=r"no response from http://127\.0\.0\.1"):
         check(tiny_models, tmp_path, server)
 
 

@@ -96,7 +96,8 @@ def test_a_few_listed_tokens_bring_a_student_nearer(tmp_path, folders, loaded):
     asked = [body for path, body in server.requested if path == "/v1/completions"]
     assert {body["prompt_logprobs"] for body in asked} == {16}
     assert any(
-        "lists the 16 likeliest at each; tokens and chat" in n for n in project.reporter.notes
+        "returns the top 16 tokens at each position; its tokenizer and chat" in n
+        for n in project.reporter.notes
     )
 
 
@@ -189,7 +190,9 @@ def test_a_plan_says_what_the_server_answered(tmp_path, folders, loaded):
         checks = plan_training(project.workspace, PlanTraining()).checks
 
     assert any("reads the student's text in its own tokens" in check for check in checks)
-    assert any(f"tokens and chat template are those of {teacher}" in check for check in checks)
+    assert any(
+        f"its tokenizer and chat template are those of {teacher}" in check for check in checks
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,7 +200,7 @@ def test_a_plan_says_what_the_server_answered(tmp_path, folders, loaded):
     [
         ({}, {"tokenizer": None}, {}, "set teacher.tokenizer to the folder or hub id"),
         ({}, {"tokenizer": "clerk"}, {}, "have different tokenizers"),
-        ({"max_logprobs": 8}, {}, {}, r"let it list 16 tokens \(vLLM: --max-logprobs\)"),
+        ({"max_logprobs": 8}, {}, {}, r"allow 16 logprobs \(vLLM: --max-logprobs\)"),
         ({}, {"path": "another"}, {}, "serves no model 'another'"),
     ],
 )
@@ -223,7 +226,7 @@ def test_a_server_that_cannot_cut_texts_is_noted(tmp_path, folders, loaded):
         project = project_of(tmp_path, student, served(server, teacher))
         project.train()
 
-    assert any("has no /tokenize, so its tokens were not" in n for n in project.reporter.notes)
+    assert any("has no /tokenize, so its tokenizer was not" in n for n in project.reporter.notes)
 
 
 def test_the_number_of_listed_tokens_is_of_a_server(tmp_path, folders):

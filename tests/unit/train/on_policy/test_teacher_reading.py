@@ -279,7 +279,7 @@ def test_a_server_without_room_for_the_prompt_is_refused(tmp_path, tiny_models):
         served = {"path": "served", "provider": "vllm", "base_url": server.base_url}
         project = small(tmp_path, tiny_models, teacher={"system": SYSTEM} | served)
 
-        with pytest.raises(ModelError, match=r"and \d+ more with the teacher's") as caught:
+        with pytest.raises(ModelError, match=r"plus \d+ for the teacher's own") as caught:
             project.train()
 
     fitting = int(caught.value.fix.rpartition(" ")[2])
