@@ -27,7 +27,7 @@ SCRIPT_LIMIT_S, TESTS_LIMIT_S = 3600, 1800
 HEAD = """# What is promised, and what shows it
 
 `make trust` runs everything named here and writes this page; `tests/thorough/run.py --only 8` does it for one promise. A figure is
-what the script or the tests printed on the day that stands beside it. What has no figure has not been run.
+what the script or the tests printed on the day, and at the commit, that stands beside it. What has no figure has not been run.
 
 | | promise | shown by | figure | on |
 |---|---|---|---|---|
@@ -127,8 +127,16 @@ def show(promise: dict[str, Any], full: bool) -> dict[str, Any]:
     return {
         "figure": "; ".join(figure for figure, _ in parts),
         "passed": all(passed for _, passed in parts),
-        "on": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "on": f"{datetime.datetime.now(datetime.UTC).date().isoformat()} ({commit()})",
     }
+
+
+def commit() -> str:
+    """Returns the commit that is shown, with a plus sign if files differ from it."""
+    words = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
+    return subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def short(test: str) -> str:
