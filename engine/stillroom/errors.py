@@ -6,7 +6,7 @@ _LONGEST = 4000
 
 
 def writable_text(text: str) -> str:
-    """Returns a text that JSON can hold and a person can read: without half characters, and cut."""
+    """Returns a text that can be written as UTF-8 and JSON, and shortened if it is long."""
     text = text.encode("utf-8", errors="backslashreplace").decode("utf-8")
     if len(text) <= _LONGEST:
         return text
@@ -82,7 +82,7 @@ class FailureClass(StrEnum):
     INTERNAL = "internal"
     RATE_LIMIT = "rate_limit"
     REPLAY = "replay"
-    """A tool did not reply to a student's recorded call as it did then."""
+    """A tool replied to a recorded call of the student otherwise than in the recording."""
     REWARD = "reward"
     REWARD_TIMEOUT = "reward_timeout"
     ROLLOUT_TIMEOUT = "rollout_timeout"

@@ -10,7 +10,7 @@ _MOST_WORDS = 3
 
 
 def new_mark() -> str:
-    """Returns a mark that no text can know in advance, and so cannot close."""
+    """Returns a random mark, so that no text can contain it and end the marked part early."""
     return secrets.token_hex(8)
 
 
@@ -51,7 +51,7 @@ def one_line(text: str) -> str:
 
 
 def on_one_line(text: str, *, most: int) -> str:
-    """Returns a short text on one line, so that it cannot pass for a line of somebody else."""
+    """Returns a short text on one line, so that it cannot pass for a line of another author."""
     line = one_line(text)
     return line if len(line) <= most else line[: most - 1] + "…"
 

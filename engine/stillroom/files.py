@@ -24,7 +24,7 @@ _MAX_WAITING = 2
 _SYNCED_AT_ONCE = 64 << 20
 _MAX_DOCUMENT_BYTES = bounds.DOCUMENT.most
 _LONGEST_REASON = 300
-_DAMAGED = "move it elsewhere if another program wrote it, or write it again"
+_DAMAGED = "move it elsewhere if another program wrote it, or create it again"
 
 _Document = TypeVar("_Document")
 
@@ -43,7 +43,7 @@ def file_sha256(path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -
     """Returns the SHA-256 of a file's bytes in hex, read in constant memory.
 
     It reads 2 MB at a time, so that a hashing thread seldom waits for the interpreter's lock. Once
-    `is_stopped` returns True it returns early, with a hash that is of no use.
+    `is_stopped` returns True it returns early, with the hash of a part.
     """
     digest, buffer = hashlib.sha256(), memoryview(bytearray(2 * _BLOCK))
     with path.open("rb", buffering=0) as stream:
@@ -66,7 +66,7 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def partial_name(name: str, ending: str) -> str:
-    """Returns the name of a file while it is written, before it is put in its place."""
+    """Returns the temporary name of a file that is being written."""
     return f".{name}.partial-{ending}"
 
 
@@ -90,7 +90,7 @@ def replacing(path: Path) -> Generator[int]:
 def write_new(path: Path, data: bytes) -> None:
     """Writes a file that does not exist yet; a reader never sees a part of it.
 
-    Raises FileExistsError if there is one, such as that of a process that was first.
+    Raises FileExistsError if there is one, e.g. written by another process meanwhile.
     """
     temporary = path.with_name(partial_name(path.name, secrets.token_hex(4)))
     write_atomic(temporary, data)
@@ -103,7 +103,7 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 def wait_for_disk(path: Path) -> None:
-    """Returns when a file's content, or a folder's list of files, is safe on the disk."""
+    """Waits until a file's content, or a folder's list of files, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

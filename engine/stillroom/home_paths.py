@@ -50,7 +50,7 @@ def as_recorded(path: Path | str) -> str:
 
 
 def as_found(path: Path | str) -> Path:
-    """Returns where a file is that a request or a record names; a path on this machine is kept."""
+    """Returns the path on this machine of a file that a request or record names."""
     known = _known(os.environ.get(_VARIABLE, ""))
     if not known.by_here:
         return Path(path)
@@ -68,7 +68,7 @@ def as_found(path: Path | str) -> Path:
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """The pairs of paths, the most special first."""
+    """The pairs of paths, the longest first."""
 
     by_home: list[tuple[str, str]]
     by_here: list[tuple[str, str]]
@@ -98,9 +98,9 @@ def _below(path: str, folder: str) -> str | None:
 
 
 def name_as_at_home(folder: Path) -> None:
-    """Puts the paths at home into the texts that a library has written into a folder.
+    """Replaces paths of this machine by those at home in text files that a library wrote.
 
-    Such as the name of an adapter's base model in adapter_config.json. Weights are left alone.
+    An example is the base model's path in an adapter's adapter_config.json. Weights stay.
     """
     known = _known(os.environ.get(_VARIABLE, ""))
     for path in sorted(folder.rglob("*")) if known.by_here else ():

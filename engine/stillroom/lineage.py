@@ -84,7 +84,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def seconds_between(start: str, end: str) -> float | None:
-    """Returns the seconds from one time of `now` to another; None if one is none of its."""
+    """Returns the seconds from one time of `now` to another; None if either is no such time."""
     try:
         passed = datetime.fromisoformat(end) - datetime.fromisoformat(start)
     except (ValueError, TypeError):
@@ -210,7 +210,7 @@ class Recording:
                 if not self._may_grow or file.stat().st_size < times[0]:
                     raise DataError(
                         f"{file} has changed while it was read",
-                        "do it again when nothing writes to the file any more",
+                        "repeat the call once no other program writes to the file",
                     )
                 self.grown.append(file)
             self._is_checked = True
@@ -270,7 +270,9 @@ def recorded_files(output: Path) -> list[FileRecord]:
 
 def _manifest_at(path: Path) -> Manifest | None:
     try:
-        return read_json(path, Manifest, fix="delete it; what it said about the file is lost")
+        return read_json(
+            path, Manifest, fix="delete it; the record of how the file was made is lost"
+        )
     except FileNotFoundError:
         return None
 

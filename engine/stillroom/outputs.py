@@ -46,7 +46,7 @@ class OutputHeldError(InputError):
 
 
 def _without_text(schema: dict[str, Any]) -> None:
-    """Removes an option's text from what a calling model reads: the error explains the option."""
+    """Removes an option's description from a tool's schema, since the error explains the option."""
     schema.pop("description", None)
 
 
@@ -137,9 +137,10 @@ def check_replaceable(output: Path, *side: Path, overwrite: bool) -> None:
 
 
 def check_at_once(output: Path, *, overwrite: bool) -> None:
-    """Raises InputError for what can be seen of an output without reading it, which may take long.
+    """Checks whether an output may be replaced, as far as is known without reading it.
 
-    These are that it is being written now, or that no file of its size was written by us.
+    Raises OutputHeldError if it is being written now, and InputError if Stillroom wrote no file of
+    its size there.
     """
     check_free(output)
     size = output.stat().st_size if output.is_file() else 0
@@ -200,7 +201,7 @@ def check_free(output: Path) -> None:
 
 
 class OutputLock:
-    """The lock of an output; its file holds the words that say who has it."""
+    """The lock of an output; its file names the holder."""
 
     def __init__(self, output: Path) -> None:
         self._output = output
@@ -226,7 +227,7 @@ class OutputLock:
                 words = os.pread(handle, _MAX_WORDS, 0).decode("utf-8", errors="replace")
                 raise OutputHeldError(
                     f"{self._output} is being written by {words or 'another process'}",
-                    "wait until that has ended (`stillroom list-runs`), or choose another output",
+                    "wait until it has finished (`stillroom list-runs`), or choose another output",
                 ) from None
             finally:
                 if self._handle is None:

@@ -20,7 +20,7 @@ _ON_THE_WAY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLO
 
 @contextmanager
 def naming(path: Path) -> Generator[None]:
-    """Raises an OSError that names no file again with this path, so that a reader can act on it."""
+    """Adds this path to an OSError that names no file, so that its reader knows which one it is."""
     try:
         yield
     except OSError as error:
@@ -97,7 +97,7 @@ class RealFolder:
 
 
 def real_folder(path: Path, *, create: bool = True) -> RealFolder:
-    """Opens a folder to which no link is on the way; makes it and those above it if they lack.
+    """Opens a folder to which no link is on the way; creates missing folders.
 
     Raises InputError if there is a link, and OSError for everything else.
     """

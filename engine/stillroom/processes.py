@@ -40,7 +40,7 @@ _START_FIELD = 19
 
 
 def process_start(pid: int) -> str | None:
-    """Returns a text that no other process with this pid has, or None if the process has ended.
+    """Returns a text that tells a process from all others with its pid; None if it has ended.
 
     It does not change when the machine's clock is set: on Linux it is the boot's id and the ticks
     from the boot to the process's start, on macOS the start time that the kernel noted.
@@ -107,7 +107,7 @@ def adopt_orphans() -> bool:
 
 
 def memory_share() -> int:
-    """Returns the bytes of memory that one process of others' code may take: half the machine's.
+    """Returns the most bytes of memory for a process that runs user code: half the machine's.
 
     At least 4 GB, so that small machines can load what their tools import.
     """
@@ -116,10 +116,10 @@ def memory_share() -> int:
 
 
 def limit_this_process(*, cpu_s: float | None = None, memory_bytes: int | None = None) -> None:
-    """Limits the seconds of all processors, from now on, and the memory that this process takes.
+    """Limits the CPU seconds that this process takes from now on, and its memory.
 
-    Past the seconds the system kills it; past the memory an allocation fails. macOS keeps to the
-    first limit only.
+    Over the CPU limit the system kills it; over the memory limit an allocation fails. macOS
+    enforces the CPU limit only.
     """
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

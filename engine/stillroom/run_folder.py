@@ -39,7 +39,9 @@ STATE_FILE, REQUEST_FILE, OWNER_LOCK = "run.json", "request.json", "owner.lock"
 LAUNCH_FILE, END_FILE = "launch.json", "ended.json"
 CANCEL_MARK, KILL_MARK = "cancel", "cancel_kill"
 """The file that says that a run shall stop; that a run on another machine shall be killed."""
-_FOREIGN = "if it is no run of yours, move its folder elsewhere; its other files can still be read"
+_FOREIGN = (
+    "if you did not start this run, move its folder elsewhere; its other files can still be read"
+)
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +70,7 @@ class ProcessEnd(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
     """The most memory that it held."""
     out_of_memory: bool = False
-    """Whether it was killed when the kernel killed a process for want of memory."""
+    """Whether it was killed while the kernel was killing processes for lack of memory."""
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,7 +213,7 @@ class RunFolder:
 
     @property
     def is_remote(self) -> bool:
-        """Whether the run's process is on another machine, which a follower here tells about."""
+        """Whether the run's process is on another machine, and a follower copies its state here."""
         return (self.path / REMOTE_FILE).exists()
 
     @property

@@ -102,7 +102,7 @@ class Workspace:
     def output_file(self, name: str | Path, *, label: str) -> Path:
         """Returns the path of a file to write.
 
-        Raises InputError if it is outside the workspace, a folder, or below a file.
+        Raises InputError if it is a folder, has a file as a parent, or is outside the workspace.
         """
         path = self.writable(name, label=label)
         if path.is_dir():
@@ -147,9 +147,9 @@ class Workspace:
         return {name: key for name, key in found.items() if key is not None}
 
     def redactor(self) -> Redactor:
-        """Takes the secrets that this process can read out of texts.
+        """Returns what removes this process's secrets from texts.
 
-        These are the values of variables and of lines of the .env file whose names say so.
+        Secrets are the values of environment variables and .env lines that are named like secrets.
         """
         sources = (_dot_env(self.root / ".env"), os.environ, self.secrets)
         return Redactor(

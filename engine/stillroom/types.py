@@ -293,7 +293,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any]
     """The metadata of the task's row."""
     reward: float | None
-    """The total reward; None if nothing judges its task."""
+    """The total reward; None if no reward function, judge or expected answer applies."""
     rewards: dict[str, float]
     """The single rewards by name."""
     success: bool | None

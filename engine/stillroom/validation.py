@@ -18,7 +18,7 @@ Where = Annotated[str | None, Field(description="Machine of machines.yml")]
 
 
 class StrictModel(BaseModel):
-    """A request or a part of a configuration: no unknown keys, and only numbers that JSON has."""
+    """A request or a part of a configuration: no unknown keys, and only finite numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

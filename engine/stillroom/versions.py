@@ -18,7 +18,7 @@ from stillroom.errors import InputError
 from stillroom.files import file_sha256, read_json, replacing, write_new
 
 LEAST_DIGITS = 8
-"""The least number of hex digits of a SHA-256 that name a content."""
+"""The minimum number of hex digits of a SHA-256 that name a version."""
 FOLDER = ".stillroom"
 _BLOCK = 1 << 20
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -51,7 +51,7 @@ def tag_file(
 ) -> Version:
     """Keeps a copy of a file's content under a tag, and returns the version.
 
-    Raises InputError if the tag stands for other content already or cannot be used, or if the file
+    Raises InputError if the tag names other content already or cannot be used, or if the file
     is outside the workspace.
     """
     _check_tag(tag)
@@ -79,7 +79,7 @@ def tag_file(
     there = _read(record)
     if there.sha256 != sha256:
         raise InputError(
-            f"tag {tag!r} of {known_as} stands for other content ({there.sha256[:12]}; the file is "
+            f"tag {tag!r} of {known_as} names other content ({there.sha256[:12]}; the file is "
             f"now {sha256[:12]})",
             "choose another tag: a tag never changes its meaning",
         )
@@ -130,7 +130,7 @@ def find_version(root: Path, given: str | Path) -> Path | None:
         return path
     raise InputError(
         f"the kept copy of {tagged[0].name} ({copy_of(root, tagged[0])}) is damaged or gone",
-        f"bring back the content {tagged[0].sha256[:12]}, or make the file again",
+        f"restore it (SHA-256 {tagged[0].sha256[:12]}…) from a backup, or create the file again",
     )
 
 
@@ -172,7 +172,7 @@ def _check_tag(tag: str) -> None:
     if not _TAG.fullmatch(tag):
         raise InputError(
             f"tag {tag[:80]!r} cannot be used",
-            "letters, digits, dots, dashes and underscores make a tag, e.g. v1.0",
+            "use letters, digits, dots, dashes and underscores, e.g. v1.0",
         )
     if _CONTENT.fullmatch(tag):
         raise InputError(f"tag {tag!r} looks like a hash", "choose another one, e.g. v1.0")

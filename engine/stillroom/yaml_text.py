@@ -13,7 +13,7 @@ from stillroom import bounds
 
 _MAX_CHARACTERS = bounds.YAML.most
 _MAX_EXPANDED = bounds.YAML_VALUES.most
-"""The most characters and values that a text may stand for once its aliases are written out."""
+"""The most characters and values that a text may have once its aliases are expanded."""
 
 
 def read_yaml(text: str | bytes) -> Any:
@@ -55,7 +55,7 @@ def _check_size(node: yaml.Node, sizes: dict[int, int | None]) -> int:
         parts = node.value if isinstance(node, yaml.SequenceNode) else chain(*node.value)
         size += sum(_check_size(part, sizes) for part in parts)
     if size > _MAX_EXPANDED:
-        problem = f"its aliases stand for more than {_MAX_EXPANDED} values"
+        problem = f"its aliases expand to more than {_MAX_EXPANDED} values"
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
     sizes[id(node)] = size
     return size

@@ -77,7 +77,7 @@ def test_a_tag_never_changes_its_meaning(workspace: Workspace) -> None:
     assert tag(workspace, "train.jsonl", "v1") == first
     write_lines(path, [b"new"])
 
-    with pytest.raises(InputError, match="stands for other content"):
+    with pytest.raises(InputError, match="names other content"):
         tag(workspace, "train.jsonl", "v1")
 
     assert [v.sha256 for v in versions_of(workspace.root, path)] == [first.sha256]

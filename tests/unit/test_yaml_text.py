@@ -23,14 +23,14 @@ MERGES = "\n".join(
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (bomb(), "aliases stand for more than"),
-        (MERGES, "aliases stand for more than"),
+        (bomb(), "aliases expand to more than"),
+        (MERGES, "aliases expand to more than"),
         ("a: &a [*a]", "contains itself"),
         ("a: &a {b: *a}", "contains itself"),
         ("[" * 10_000, "nested too deeply"),
         ("{a: " * 10_000, "nested too deeply"),
         ("a: " + "x" * 300_000, "longer than 256 kB"),
-        (f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 20)}]", "aliases stand for more than"),
+        (f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 20)}]", "aliases expand to more than"),
     ],
 )
 def test_what_stands_for_too_much_is_refused_at_once(text: str, problem: str) -> None:
