@@ -7,6 +7,7 @@ without the others. Exits with 1 if one is broken.
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import subprocess
@@ -131,6 +132,7 @@ def show(promise: dict[str, Any], full: bool) -> dict[str, Any]:
     }
 
 
+@functools.cache  # The figures themselves are files, which are written in between.
 def commit() -> str:
     """Returns the commit that is shown, with a plus sign if files differ from it."""
     words = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
