@@ -132,8 +132,9 @@ async def open_rollout_context(
         notes = [*opened.notes]
         if isinstance(plan.policy, Endpoint):
             key = plan.workspace.read_key(plan.policy.api_key_env)
-            sampling, note = await fit_max_tokens(plan.policy, options.model, sampling, key=key)
-            notes += [note] if note is not None else []
+            tools = opened.tools.schemas if opened.tools is not None else ()
+            fitted = await fit_max_tokens(plan.policy, options.model, sampling, tools, key=key)
+            sampling, notes = fitted.sampling, [*notes, *fitted.notes]
         models = _Models(stack, plan, spending, notes)
         policy = await models.policy(sampling)
         width, figures = _limits_of(policy)

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -30,7 +30,7 @@ from stillroom.teachers.endpoint.http_channel import HttpReply, RedactedChannel
 from stillroom.teachers.limits.limit_types import LimitSettings
 from stillroom.teachers.limits.limiter import Limiter
 from stillroom.teachers.providers import Endpoint
-from stillroom.types import SamplingSettings
+from stillroom.types import SamplingSettings, ToolSchema
 
 DOWN_PATIENCE_S = float(bounds.DOWN.most)
 """The maximum number of seconds that a call waits for a server that is down."""
@@ -151,8 +151,11 @@ class ModelServer:
             self._down_since = None
             self.note(f"{self.root} answers again, after {seconds:.0f} s")
 
-    async def get(self, path: str) -> bytes:
-        """Returns the body at a path, or raises TeacherError if the response is not HTTP 200."""
+    async def fetch(self, path: str, sent: Mapping[str, Any] | None = None) -> bytes:
+        """Returns the response to one GET or, if anything is `sent`, to one POST of it as JSON.
+
+        Raises TeacherError if it is not HTTP 200.
+        """
         import httpx
 
         url = self.root + path
@@ -162,7 +165,7 @@ class ModelServer:
             with anyio.fail_after(seconds):
                 async with (
                     httpx.AsyncClient(headers=headers, timeout=seconds) as client,
-                    client.stream("GET", url) as response,
+                    client.stream("GET" if sent is None else "POST", url, json=sent) as response,
                 ):
                     # Raw: a few bytes may decode to any number.
                     async for block in response.aiter_raw():
@@ -188,8 +191,23 @@ class ModelServer:
 
         Raises TeacherError or UnreadableAnswerError if the server does not list its models.
         """
-        listed = decode_answer(await self.get("/v1/models"), _Models).data
+        listed = decode_answer(await self.fetch("/v1/models"), _Models).data
         return {model.id: model.max_model_len for model in listed}
+
+    async def ignores_tools(self, model: str, tools: Sequence[ToolSchema]) -> bool:
+        """Returns whether the model's chat template leaves tools out; False if that is not known.
+
+        A server that cannot cut a conversation into tokens does not say.
+        """
+        conversation = {"model": model, "messages": [{"role": "user", "content": "?"}]}
+        try:
+            bare, shown = [
+                decode_answer(await self.fetch("/tokenize", request), Tokens).tokens
+                for request in (conversation, {**conversation, "tools": list(tools)})
+            ]
+        except (TeacherError, UnreadableAnswerError):
+            return False
+        return bare == shown
 
     async def _attempt(
         self, path: str, body: bytes, read: Callable[[bytes], _T], tokens: float
@@ -241,37 +259,64 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-async def fit_max_tokens(
-    endpoint: Endpoint, model: str, sampling: SamplingSettings, *, key: str | None
-) -> tuple[SamplingSettings, str | None]:
-    """Returns the settings with a `max_tokens` that fits the server's context, and a note.
+class Tokens(msgspec.Struct):
+    """What a server's /tokenize answers."""
 
-    The default `max_tokens` is lowered to half of the context length; the note reports that, and
-    is None otherwise. Nothing changes if the server states no context length, as hosted providers.
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class FittedSampling:
+    """Settings that fit a server, and what the user should know about it."""
+
+    sampling: SamplingSettings
+    notes: Sequence[str] = ()
+
+
+async def fit_max_tokens(
+    endpoint: Endpoint,
+    model: str,
+    sampling: SamplingSettings,
+    tools: Sequence[ToolSchema] = (),
+    *,
+    key: str | None,
+) -> FittedSampling:
+    """Returns the settings with a `max_tokens` that fits the server's context, and notes.
+
+    The default `max_tokens` is lowered to half of the context length, which a note reports. Another
+    note reports that the chat template leaves the `tools` out. Nothing changes if the server states
+    no context length, as hosted providers.
 
     Raises InputError if a `max_tokens` other than the default leaves no room for a prompt.
     """
     if not endpoint.is_own_server:
-        return sampling, None
+        return FittedSampling(sampling)
+    notes: list[str] = []
     async with ModelServer(endpoint, key=key) as server:
         try:
             context = (await server.context_lengths()).get(model)
         except (TeacherError, UnreadableAnswerError):
             # The first call will report what is wrong with the server.
-            return sampling, None
+            return FittedSampling(sampling)
+        if context is not None and tools and await server.ignores_tools(model, tools):
+            notes.append(
+                f"the chat template of {model} at {endpoint.base_url} leaves tools out, so it "
+                "cannot call them: serve it with a template that shows them (vLLM: "
+                "--chat-template), or take another model"
+            )
     if context is None or sampling.max_tokens <= context // 2:
-        return sampling, None
+        return FittedSampling(sampling, notes)
     where = f"{model} at {endpoint.base_url} has a context length of {context} tokens"
     if sampling.max_tokens != SamplingSettings().max_tokens:
         if sampling.max_tokens < context:
-            return sampling, None
+            return FittedSampling(sampling, notes)
         raise InputError(
             f"{where}: max_tokens {sampling.max_tokens} leaves no room for a prompt",
             f"set max_tokens to {context // 2} or less, or serve the model with a longer context "
             "(vLLM: --max-model-len)",
         )
-    note = f"{where}: max_tokens was lowered to {context // 2} (set max_tokens to override)"
-    return msgspec.structs.replace(sampling, max_tokens=context // 2), note
+    notes.append(f"{where}: max_tokens was lowered to {context // 2} (set max_tokens to override)")
+    return FittedSampling(msgspec.structs.replace(sampling, max_tokens=context // 2), notes)
 
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

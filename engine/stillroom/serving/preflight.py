@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import CallFailedError, FailureClass, ModelError, TeacherError
 from stillroom.models.load import load_tokenizer
@@ -20,6 +18,7 @@ from stillroom.models.resolve import locate_model
 from stillroom.serving.model_server import (
     ModelServer,
     NotServedError,
+    Tokens,
     UnreadableAnswerError,
     decode_answer,
 )
@@ -272,7 +271,7 @@ def _mean_gap(first_scores: TeacherScores, server_scores: TeacherScores) -> floa
 async def _tokenize(server: ModelServer, body: dict[str, Any]) -> list[int] | None:
     """Returns the token ids from the server's `/tokenize`; None if the server has no such path."""
     try:
-        return await server.post("/tokenize", body, lambda a: decode_answer(a, _Tokens).tokens)
+        return await server.post("/tokenize", body, lambda a: decode_answer(a, Tokens).tokens)
     except NotServedError:
         return None
 
@@ -288,7 +287,3 @@ def _first_difference(
     pairs = enumerate(zip(own_ids, server_ids, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), min(len(own_ids), len(server_ids)))
     return at, tokenizer.decode(own_ids[at : at + 8]), tokenizer.decode(server_ids[at : at + 8])
-
-
-class _Tokens(msgspec.Struct):
-    tokens: list[int]

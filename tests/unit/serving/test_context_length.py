@@ -1,4 +1,4 @@
-"""The default for max_tokens is fitted to the context that a server states."""
+"""What a server says of a model before the first call: its context, and whether it shows tools."""
 
 import gzip
 from functools import partial
@@ -13,10 +13,15 @@ from stillroom.serving.model_server import ModelServer, UnreadableAnswerError, f
 from stillroom.teachers.providers import ANY_ENDPOINT, AZURE, PROVIDERS, Endpoint
 from stillroom.types import SamplingSettings
 
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}},
+}
 
-def fitted(server, sampling, *, provider=PROVIDERS["vllm"], model="served"):
+
+def fitted(server, sampling, *, provider=PROVIDERS["vllm"], model="served", tools=()):
     endpoint = Endpoint(server.base_url, None, provider)
-    return run_async(partial(fit_max_tokens, endpoint, model, sampling, key=None))
+    return run_async(partial(fit_max_tokens, endpoint, model, sampling, tools, key=None))
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +32,16 @@ def server(tiny_models):
 
 @pytest.mark.parametrize("provider", [PROVIDERS["vllm"], ANY_ENDPOINT])
 def test_the_default_leaves_half_of_a_short_context_to_the_prompt(server, provider):
-    sampling, note = fitted(server, SamplingSettings(), provider=provider)
-    assert sampling.max_tokens == 320
-    assert "has a context length of 640 tokens: max_tokens was lowered to 320" in note
+    found = fitted(server, SamplingSettings(), provider=provider)
+    assert found.sampling.max_tokens == 320
+    assert "has a context length of 640 tokens: max_tokens was lowered to 320" in found.notes[0]
 
 
 @pytest.mark.parametrize("num", [16, 320, 639])
 def test_a_limit_that_was_given_and_fits_is_left_alone(server, num):
-    assert fitted(server, SamplingSettings(max_tokens=num)) == (
-        SamplingSettings(max_tokens=num),
-        None,
-    )
+    sampling = SamplingSettings(max_tokens=num)
+    found = fitted(server, sampling)
+    assert (found.sampling, list(found.notes)) == (sampling, [])
 
 
 def test_a_limit_that_leaves_no_room_is_refused_before_any_call(server):
@@ -47,7 +51,24 @@ def test_a_limit_that_leaves_no_room_is_refused_before_any_call(server):
 
 def test_a_server_that_states_no_context_is_left_alone(server):
     for options in ({"model": "another"}, {"provider": AZURE}, {"provider": PROVIDERS["openai"]}):
-        assert fitted(server, SamplingSettings(), **options) == (SamplingSettings(), None)
+        found = fitted(server, SamplingSettings(), tools=[TOOL], **options)
+        assert (found.sampling, list(found.notes)) == (SamplingSettings(), [])
+
+
+@pytest.mark.parametrize(
+    ("family", "has_tokenize", "is_told"),
+    [("chatml", True, False), ("gemma", True, True), ("gemma", False, False)],
+)
+def test_a_model_whose_template_leaves_tools_out_is_told_before_the_first_call(
+    tiny_models, family, has_tokenize, is_told
+):
+    loaded = tiny_models.load("llama", family)
+    with FakeModelServer(loaded, has_tokenize=has_tokenize) as found:
+        notes = fitted(found, SamplingSettings(max_tokens=16), tools=[TOOL]).notes
+        without = fitted(found, SamplingSettings(max_tokens=16)).notes
+    assert len(notes) == is_told
+    assert not is_told or "leaves tools out, so it cannot call them" in notes[0]
+    assert list(without) == []
 
 
 @pytest.mark.parametrize(
