@@ -10,7 +10,7 @@ from stillroom.train.student.model import computing_format
 
 
 def train_as_on_cuda(
-    patch: pytest.MonkeyPatch, *, computes_in: torch.dtype = torch.float16
+    patch: pytest.MonkeyPatch, *, compute_dtype: torch.dtype = torch.float16
 ) -> None:
     """Has students compute under autocast, pack for one kernel call, and use autograd throughout.
 
@@ -20,7 +20,7 @@ def train_as_on_cuda(
     patch.setattr("stillroom.models.kernels._varlen_attention", lambda: varlen_attn)
     patch.setattr("stillroom.models.probe.choose_kernel", lambda *_: KernelChoice("varlen"))
     patch.setattr("stillroom.models.lm_head.matrix_head", lambda *_args, **_more: None)
-    patch.setattr("stillroom.train.student.model.computing_format", lambda *_: computes_in)
+    patch.setattr("stillroom.train.student.model.computing_format", lambda *_: compute_dtype)
 
 
 def train_as_on_an_apple_gpu(patch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ SHARED = [PackSpan(300), PackSpan(40, (0,)), PackSpan(90, (0, 1)), PackSpan(1, (
 @pytest.mark.parametrize("spans", [ALONE, SHARED], ids=["alone", "shared"])
 def test_output_and_gradients_are_those_of_spans(dtype, size, window, spans):
     if kernels._varlen_attention() is None:
-        pytest.skip("this torch has no attention for unequal lengths with windows")
+        pytest.skip("this torch has no variable-length attention with windows")
     pack, check = Pack(spans), KernelCheck(dtype)
     draw = torch.Generator("cuda").manual_seed(0)
     inputs = [
@@ -38,7 +38,7 @@ def test_output_and_gradients_are_those_of_spans(dtype, size, window, spans):
 def test_a_model_in_bf16_packs_without_padding(family):
     head = OutputHead(build_family(family).to("cuda"))
 
-    choose_passes(head, computes_in=torch.bfloat16)
+    choose_passes(head, compute_dtype=torch.bfloat16)
 
     assert head.rules.kernel == "varlen"
     assert head.can_pack

@@ -26,13 +26,13 @@ from stillroom.export.serving import PROBE_TOOL, SENTINEL, tool_parser
 from stillroom.export.whole import Whole, write_whole
 from stillroom.export.written import ReadBack, Written
 from stillroom.files import write_json
-from stillroom.models.load import load_tokenizer, put_adapter, read_weights, stop_token_ids
+from stillroom.models.load import attach_adapter, load_tokenizer, read_weights, stop_token_ids
 from stillroom.models.multimodal import (
-    changed_other_parts,
-    is_on_whole,
-    move_to_whole,
+    convert_to_multimodal,
+    is_for_multimodal,
+    multimodal_config,
+    trained_other_weights,
     weight_names,
-    whole_config,
 )
 from stillroom.models.precision import Precision
 from stillroom.models.resolve import ModelLocation
@@ -168,14 +168,14 @@ def _loaded(plan: ExportPlan, precision: Precision) -> Any:
             f"the base model {base.name!r} is quantised, and no adapter can be merged into it",
             "use format adapter, or train on the base's unquantised files",
         )
-    if others := changed_other_parts(plan.checkpoint.folder):
+    if others := trained_other_weights(plan.checkpoint.folder):
         raise ModelError(
             f"the adapter {plan.checkpoint.name!r} changes other parts of a multimodal model too, "
             f"e.g. {others[0]}, and only text parts are merged here",
             "use format adapter, or merge it with peft",
         )
     model = read_weights(base, dtype=torch.float32 if precision == "fp32" else "auto")
-    return put_adapter(model, plan.checkpoint).eval()
+    return attach_adapter(model, plan.checkpoint).eval()
 
 
 def write_adapter(checkpoint: ModelLocation, base: ModelLocation, target: Path) -> Written:
@@ -193,9 +193,9 @@ def write_adapter(checkpoint: ModelLocation, base: ModelLocation, target: Path) 
         shutil.copyfile(path, target / path.name)
     config = msgspec.json.decode((checkpoint.folder / "adapter_config.json").read_bytes())
     write_json(target / "adapter_config.json", {**config, "base_model_name_or_path": base.location})
-    whole = whole_config(base)
-    if whole is not None and not is_on_whole(weight_names(target)):
-        move_to_whole(target, whole.model_type)
+    whole = multimodal_config(base)
+    if whole is not None and not is_for_multimodal(weight_names(target)):
+        convert_to_multimodal(target, whole.model_type)
     tokenizer = load_tokenizer(checkpoint)
     tokenizer.save_pretrained(target)
     write_old_names(target)

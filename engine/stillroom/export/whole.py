@@ -24,7 +24,7 @@ from stillroom.export.request import ExportPlan
 from stillroom.files import write_json
 from stillroom.lineage import ModelRecord, record_folder
 from stillroom.models.load import load_tokenizer, stop_token_ids
-from stillroom.models.multimodal import text_name, whole_config
+from stillroom.models.multimodal import multimodal_config, text_name
 from stillroom.models.resolve import ModelLocation
 from stillroom.settings import Workspace
 
@@ -69,7 +69,7 @@ def find_whole(workspace: Workspace, plan: ExportPlan) -> Whole | None:
 def is_multimodal(location: ModelLocation) -> bool:
     """Whether a model is a multimodal one whose text part is loaded."""
     try:
-        return whole_config(location) is not None
+        return multimodal_config(location) is not None
     except (OSError, ValueError, KeyError):
         return False  # loading it raises the error that says what to do
 

@@ -1,4 +1,4 @@
-"""Token sequences, and the batches that a model runs: padded rows, or one row that packs them.
+"""Token sequences and their batches: padded rows, or all sequences packed in one row.
 
 Shapes: B sequences, T tokens of the longest, N trained tokens of the whole batch.
 """
@@ -11,26 +11,26 @@ import torch
 from torch import Tensor
 
 from stillroom.models.kernels import Pack, PackKernel, PackSpan
-from stillroom.models.prefixes import lay_out, packs
+from stillroom.models.prefixes import group_by_prefix, split_shared_prefixes
 from stillroom.models.rope import RopeBoundary, length_class
 from stillroom.types import TokenTrace
 
 PassLayout = Literal["packed", "padded", "alone"]
-"""packed: one row holds all sequences; padded: each has a row; alone: each has a pass."""
+"""packed: all sequences in one row; padded: a row each; alone: a forward pass each."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
     """One conversation as tokens; `trained[i]` is whether `ids[i]` is trained on or scored.
 
-    The first token has no context to be predicted from, so it is never trained.
+    The first token has no context to be predicted from, so it is never trained on.
     """
 
     ids: list[int]
     trained: list[bool]
     for_teacher: "TokenSequence | None" = None
-    """The same trained tokens as a teacher reads them, after a prompt of its own; None: the teacher
-    reads this sequence."""
+    """The same trained tokens after the teacher's own prompt; None: the teacher scores this
+    sequence."""
 
     @property
     def num_trained(self) -> int:
@@ -45,9 +45,9 @@ class TokenSequence:
 
 
 def sampled_sequence(trace: TokenTrace) -> TokenSequence:
-    """Returns a rollout's tokens, of which those that the policy sampled are trained on.
+    """Returns a rollout as a sequence in which the tokens that the policy sampled are trained on.
 
-    Given tokens after the last sampled one (a reply too long for the context, say) are left out:
+    Tokens after the last sampled one (such as a tool reply that exceeds the context) are dropped:
     no trained token depends on them.
     """
     end = max((i for i, is_sampled in enumerate(trace.sampled, start=1) if is_sampled), default=0)
@@ -56,21 +56,21 @@ def sampled_sequence(trace: TokenTrace) -> TokenSequence:
 
 @dataclass(frozen=True, slots=True)
 class PassRules:
-    """Which sequences a model may run in one pass so that each has the logits it has alone."""
+    """Which sequences may share a forward pass without changing one another's logits."""
 
     layout: PassLayout = "padded"
     kernel: PackKernel = "spans"
-    """What computes the attention of a pack."""
+    """The attention kernel of packs."""
     boundaries: tuple[RopeBoundary, ...] = ()
-    """The lengths on both sides of which rotary frequencies differ."""
+    """The sequence lengths at which the rotary (RoPE) frequencies change."""
 
     @property
     def may_split(self) -> bool:
-        """Whether a batch may take several passes."""
+        """Whether a batch may be split into several passes."""
         return self.layout == "alone" or bool(self.boundaries)
 
     def groups(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Returns the indices of the sequences of each pass, each in ascending order."""
+        """Returns, for each pass, the indices of its sequences in ascending order."""
         if self.layout == "alone":
             return [[index] for index in range(len(lengths))]
         members: dict[tuple[int, ...], list[int]] = {}
@@ -80,7 +80,7 @@ class PassRules:
 
 
 PADDED = PassRules()
-"""The rules of a model that runs any sequences as padded rows."""
+"""The rules of a model that can run any sequences together as padded rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,22 +88,21 @@ class BatchPass:
     """Sequences that run together, and the positions that predict their trained tokens.
 
     Either each sequence is a row, padded on the right (attention is causal, so no real position
-    ever sees padding and no mask is needed), or all of them are one row, a pack.
+    attends to padding and no mask is needed), or all of them are packed in one row.
     """
 
     ids_BT: Tensor
     """The token ids, [B, T] int64; [1, T] for a pack."""
     sources_N: Tensor
-    """The position that predicts each trained token (the one before it), counted across rows,
-    [N]."""
+    """The flat index of the position that predicts each trained token (the one before it), [N]."""
     pack: Pack | None = None
     positions_BT: Tensor | None = None
-    """The position of each token of a pack in its own sequence, [1, T]; None without a pack."""
+    """Each token's position in its own sequence, [1, T]; None unless packed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """A batch of sequences as a model runs it: in one pass, or in several if they must not mix."""
+    """A batch, run in one forward pass, or in several if its sequences may not share one."""
 
     rows_N: Tensor
     """The index of the sequence that each trained token belongs to, [N], in ascending order."""
@@ -111,8 +110,8 @@ class TokenBatch:
     """The id of each trained token, [N]."""
     passes: tuple[BatchPass, ...]
     places_N: Tensor | None = None
-    """The place of each trained token among those of all passes, one pass after another, [N]; None
-    with a single pass."""
+    """The index of each trained token in the concatenated outputs of the passes, [N]; None with a
+    single pass."""
 
     @property
     def num_trained(self) -> int:
@@ -122,7 +121,7 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A pass, and the rows (counted in the pass) and ids of its trained tokens."""
+    """A pass, with the row (within the pass) and the id of each of its trained tokens."""
 
     one_pass: BatchPass
     rows_N: Tensor
@@ -136,24 +135,24 @@ def collate(
     rules: PassRules = PADDED,
     max_tokens: int | None = None,
 ) -> TokenBatch:
-    """Returns one batch of the sequences; its trained tokens are in the sequences' order.
+    """Collates sequences into one batch, whose trained tokens keep the order of the sequences.
 
-    max_tokens: the most tokens of a pass, if a batch may take several; one longer sequence is still
-    a pass.
+    max_tokens: the maximum number of tokens per pass, where a batch may be split; a longer sequence
+    gets a pass of its own.
     """
     groups = rules.groups([len(sequence.ids) for sequence in sequences])
     if max_tokens is not None:
         groups = [
             sorted(group[i] for i in part)
             for group in groups
-            for part in _parts([sequences[i] for i in group], rules, max_tokens)
+            for part in _split([sequences[i] for i in group], rules, max_tokens)
         ]
     parts: list[_Part] = []
     for group in groups:
         members = [sequences[i] for i in group]
         is_packed = rules.layout == "packed"
         parts.append(
-            _packed(members, device, rules.kernel) if is_packed else _padded(members, device)
+            _pack_rows(members, device, rules.kernel) if is_packed else _pad(members, device)
         )
     passes = tuple(part.one_pass for part in parts)
     if len(parts) == 1:
@@ -167,18 +166,18 @@ def collate(
     return TokenBatch(rows_N, targets_N, passes, places_N)
 
 
-def _parts(
+def _split(
     sequences: Sequence[TokenSequence], rules: PassRules, max_tokens: int
 ) -> Iterator[list[int]]:
-    """Yields index groups of sequences that together have at most `max_tokens` tokens in a pass."""
+    """Yields index groups of sequences that fit into one pass of `max_tokens` tokens."""
     ids = [sequence.ids for sequence in sequences]
     if rules.layout == "packed":
-        return packs(ids, max_tokens=max_tokens)
+        return group_by_prefix(ids, max_tokens=max_tokens)
     return microbatches([len(one) for one in ids], max_tokens=max_tokens)
 
 
-def with_empty_passes(batch: TokenBatch, count: int) -> TokenBatch:
-    """Returns the batch with passes over one token more, of which nothing is trained."""
+def add_empty_passes(batch: TokenBatch, count: int) -> TokenBatch:
+    """Returns the batch with `count` passes added that run one token and train none."""
     if not count:
         return batch
     ids_BT = batch.passes[0].ids_BT.new_zeros(1, 1)
@@ -189,7 +188,7 @@ def with_empty_passes(batch: TokenBatch, count: int) -> TokenBatch:
     return replace(batch, passes=(*batch.passes, *[empty] * count), places_N=places_N)
 
 
-def _padded(sequences: Sequence[TokenSequence], device: torch.device) -> _Part:
+def _pad(sequences: Sequence[TokenSequence], device: torch.device) -> _Part:
     longest = max(len(sequence.ids) for sequence in sequences)
     ids_BT = torch.zeros(len(sequences), longest, dtype=torch.int64)
     trained_BT = torch.zeros(len(sequences), longest, dtype=torch.bool)
@@ -203,9 +202,11 @@ def _padded(sequences: Sequence[TokenSequence], device: torch.device) -> _Part:
     return _Part(one_pass, rows_N.to(device), targets_N.to(device))
 
 
-def _packed(sequences: Sequence[TokenSequence], device: torch.device, kernel: PackKernel) -> _Part:
+def _pack_rows(
+    sequences: Sequence[TokenSequence], device: torch.device, kernel: PackKernel
+) -> _Part:
     """Returns the sequences as one row, in which a prefix that several share occurs once."""
-    layout = lay_out([sequence.ids for sequence in sequences])
+    layout = split_shared_prefixes([sequence.ids for sequence in sequences])
     ids: list[int] = []
     positions: list[int] = []
     starts: list[int] = []

@@ -1,13 +1,13 @@
 """Divergences between two models' next-token distributions, each with its gradient in closed form.
 
-Each divergence is written once. The output head in main memory uses its gradient directly
-(models/cpu); everywhere else `differentiable` passes it to autograd, which on its own would keep
+Each divergence is written once. On the CPU the output head uses its gradient directly
+(models/cpu); elsewhere `differentiable` passes it to autograd, which on its own would keep
 several buffers as large as the vocabulary.
 
-For any divergence D of the student's probabilities p the gradient with regard to the student's
-logits is p (g - E[g]), where g is dD/dp and the mean is over p.
-Shapes: N positions, V vocabulary (the columns that both models have), K tokens that the teacher
-finds likeliest, B of these and, if there are others, a bucket that holds all of them.
+For any divergence D of the student's probabilities p, the gradient with respect to the student's
+logits is p (g - E[g]), where g is dD/dp and the expectation is over p.
+Shapes: N positions, V vocabulary (the columns that both models have), K most likely tokens of the
+teacher, B = K + 1 with a bucket that holds all other tokens (B = K if there are none).
 Everything is in nats. Log-probabilities and probabilities are given without gradient.
 """
 
@@ -19,43 +19,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stillroom.models.placement import in_float64
+from stillroom.models.placement import to_float64
 
 # Rounded probabilities of the K tokens may add up to 1. A bucket of probability 0 would make the
-# divergence infinite as soon as the student gives any other token something.
+# divergence infinite as soon as the student gives any other token a probability.
 _MIN_BUCKET = 1e-7
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A divergence at each position, with a function that forms its gradient."""
+    """A divergence at each position, with a function that computes its gradient."""
 
     value_N: Tensor
     form_gradient: Callable[[], Tensor]
-    """Returns the gradient with regard to the student's logits, [N, V]. It overwrites the buffers
-    that the value was computed with, so it can be formed once only."""
+    """Returns the gradient with respect to the student's logits, [N, V]; call it at most once,
+    since it overwrites the buffers of the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """The scores of each sampled token by student and teacher, from which losses are computed."""
+    """Student and teacher scores of each sampled token, from which losses are computed."""
 
     student_N: Tensor
     """The student's log-probability (nats), with gradient."""
     teacher_N: Tensor
     """The teacher's log-probability (nats), without gradient."""
     divergence_N: Tensor
-    """The divergence of the loss, with gradient, or of its baseline, without gradient; zeros if the
-    loss has neither."""
+    """The loss's divergence (with gradient) or its baseline's (without); zeros if neither."""
     entropy_N: Tensor
-    """The student's entropy, without gradient: exact if the loss sees the whole vocabulary, else
+    """The student's entropy, without gradient: exact if the loss uses the whole vocabulary, else
     the negative log-probability of the token."""
 
 
 def shared_logprobs(student_NV: Tensor, teacher_NV: Tensor) -> tuple[Tensor, Tensor]:
     """Returns both models' log-probabilities, from logits, over the columns that both have.
 
-    Columns that only one of the models has are padding of its vocabulary.
+    Columns of only one model are padding of its vocabulary.
     """
     shared = min(student_NV.shape[1], teacher_NV.shape[1])
     student_NV, teacher_NV = student_NV[:, :shared], teacher_NV[:, :shared]
@@ -76,9 +75,9 @@ def jensen_shannon(
 ) -> Divergence:
     """Returns the generalised Jensen-Shannon divergence. Overwrites `teacher_NV`.
 
-    β KL(teacher || M) + (1 - β) KL(student || M) with M = β teacher + (1 - β) student. Divided by
-    β it nears KL(teacher || student) as β nears 0, and divided by 1 - β KL(student || teacher) as β
-    nears 1; β = 0 and β = 1 are these two.
+    β KL(teacher || M) + (1 - β) KL(student || M) with M = β teacher + (1 - β) student. As β
+    approaches 0, the value divided by β approaches KL(teacher || student); as β approaches 1,
+    divided by 1 - β, KL(student || teacher). β = 0 and β = 1 are these two.
     Source: Agarwal et al. 2023 (arXiv 2306.13649), eq. 1.
     """
     if beta == 1:
@@ -93,7 +92,7 @@ def jensen_shannon(
     of_student_N, gaps_NV = _kl(probabilities_NV, student_NV, mixture_NV, out=mixture_NV)
     return Divergence(
         beta * of_teacher_N + (1 - beta) * of_student_N,
-        # The terms of the mixture's own dependence on the student cancel.
+        # The terms from the mixture's dependence on the student cancel.
         lambda: _centred(gaps_NV, of_student_N, probabilities_NV).mul_(1 - beta),
     )
 
@@ -101,12 +100,12 @@ def jensen_shannon(
 def top_k_reverse_kl(
     student_NV: Tensor, teacher_NV: Tensor, probabilities_NV: Tensor, *, k: int
 ) -> Divergence:
-    """Returns KL(student || teacher) over the teacher's k likeliest tokens and a bucket.
+    """Returns KL(student || teacher) over the teacher's k most likely tokens and a bucket.
 
     The bucket holds all other tokens, so that no probability is ignored: the divergence is 0 only
     if the student gives these tokens the teacher's probabilities, and it never exceeds the
     divergence over the whole vocabulary.
-    Source: arXiv 2603.25562 (the teacher's top k, since of its own the student could leave them).
+    Source: arXiv 2603.25562 (top k of the teacher: the student could avoid its own).
     """
     ids_NK = teacher_NV.topk(min(k, teacher_NV.shape[1]), dim=-1).indices
     teacher_NB = bucket_logprobs(teacher_NV, ids_NK)
@@ -122,14 +121,14 @@ def bucket_reverse_kl(
     """
     student_NB = bucket_logprobs(student_NV, ids_NK)
     student_probabilities_NB = student_NB.exp()
-    # Tokens that the student never takes cost nothing, however unlikely they are for the teacher.
+    # Tokens to which the student gives probability 0 cost nothing.
     gaps_NB = torch.where(student_probabilities_NB > 0, student_NB - teacher_NB, 0.0)
     value_N = (student_probabilities_NB * gaps_NB).sum(-1)
 
     def form_gradient() -> Tensor:
         slopes_NB = gaps_NB - value_N[:, None]
-        # Every token of the bucket moves with it. Where the K tokens are the whole vocabulary there
-        # is no bucket: the last column is then a token's, and the scatter overwrites all of this.
+        # All tokens of the bucket share its gradient. Where the K tokens are the whole vocabulary
+        # there is no bucket: the last column is then a token's, and the scatter overwrites this.
         gradient_NV = probabilities_NV * slopes_NB[:, -1:]
         of_tokens_NK = (student_probabilities_NB * slopes_NB)[:, : ids_NK.shape[1]]
         return gradient_NV.scatter_(1, ids_NK, of_tokens_NK)
@@ -140,7 +139,7 @@ def bucket_reverse_kl(
 def bucket_logprobs(logits_NV: Tensor, ids_NK: Tensor) -> Tensor:
     """Returns the log-probabilities of K tokens and, last, of all others together, [N, K + 1].
 
-    Where K tokens are the whole vocabulary there is no bucket: [N, K].
+    If the K tokens are the whole vocabulary there is no bucket: [N, K].
     """
     norms_N1 = torch.logsumexp(logits_NV, dim=-1, keepdim=True)
     tokens_NK = logits_NV.gather(1, ids_NK) - norms_N1
@@ -153,11 +152,11 @@ def bucket_logprobs(logits_NV: Tensor, ids_NK: Tensor) -> Tensor:
 
 
 def with_bucket(logprobs_NK: Tensor) -> Tensor:
-    """Returns K tokens' log-probabilities and, last, that of all other tokens, [N, K + 1].
+    """Appends to K tokens' log-probabilities that of all other tokens together, [N, K + 1].
 
-    This is for a teacher of which only the K tokens' log-probabilities are known.
+    For a teacher that reports only the K tokens' log-probabilities.
     """
-    others_N1 = 1 - in_float64(logprobs_NK).exp().sum(dim=-1, keepdim=True)
+    others_N1 = 1 - to_float64(logprobs_NK).exp().sum(dim=-1, keepdim=True)
     bucket_N1 = others_N1.clamp_min(_MIN_BUCKET).log().to(logprobs_NK)
     return torch.cat([logprobs_NK, bucket_N1], dim=1)
 
@@ -171,9 +170,9 @@ def entropy(logprobs_NV: Tensor, probabilities_NV: Tensor) -> Tensor:
 
 
 def differentiable(logits_NV: Tensor, divergence: Divergence) -> Tensor:
-    """Returns the divergence's values, [N], with their gradient with regard to the logits.
+    """Returns the divergence's values, [N], with their gradient with respect to the logits.
 
-    logits_NV: the student's, over the columns that the divergence was computed from.
+    logits_NV: the student's, over the columns that both models have.
     """
     return _WithGradient.apply(logits_NV, divergence)
 
@@ -196,7 +195,7 @@ class _WithGradient(torch.autograd.Function):
 def _kl(
     probabilities_NV: Tensor, logprobs_NV: Tensor, other_NV: Tensor, *, out: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns KL(probabilities || other), [N], and the gaps of the log-probabilities, in `out`."""
+    """Returns KL(probabilities || other), [N], and the log-probability differences, in `out`."""
     gaps_NV = torch.sub(logprobs_NV, other_NV, out=out)
     value_N = _dot(probabilities_NV, gaps_NV)
     if not torch.isfinite(value_N).all():
@@ -207,7 +206,7 @@ def _kl(
 
 
 def _centred(gaps_NV: Tensor, mean_N: Tensor, probabilities_NV: Tensor) -> Tensor:
-    """Returns p (g - E[g]), which overwrites the gaps g."""
+    """Returns p (g - E[g]), written over `gaps_NV`, which holds g."""
     return gaps_NV.sub_(mean_N[:, None]).mul_(probabilities_NV)
 
 
@@ -221,20 +220,20 @@ def _dot(left_NV: Tensor, right_NV: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TopTokens:
-    """The teacher's likeliest tokens at each position, and what all others have together."""
+    """The teacher's most likely tokens at each position, and the probability of all others."""
 
     ids_NK: Tensor
-    """Likeliest first, so that the first k columns are the k likeliest."""
+    """Most likely first, so that the first k columns are the top k."""
     logprobs_NK: Tensor
     rest_N: Tensor
     """The log-probability of all other tokens together; -inf if there are none."""
 
     def part(self, part: slice) -> "TopTokens":
-        """Returns the tokens at some of the positions."""
+        """Returns the tokens at the positions of a slice."""
         return TopTokens(self.ids_NK[part], self.logprobs_NK[part], self.rest_N[part])
 
     def first(self, k: int) -> "TopTokens":
-        """Returns the `k` likeliest tokens; the others count to the rest."""
+        """Returns the top `k` tokens; the others are added to the rest."""
         if k >= self.ids_NK.shape[1]:
             return self
         parts = [self.logprobs_NK[:, k:], self.rest_N[:, None]]
@@ -244,7 +243,7 @@ class TopTokens:
 
 
 def top_tokens(logits_NV: Tensor, k: int) -> TopTokens:
-    """Returns the `k` likeliest tokens of a distribution; all of them if there are no more."""
+    """Returns the `k` most likely tokens of a distribution, or all of its tokens if fewer."""
     ids_NK = logits_NV.topk(min(k, logits_NV.shape[1]), dim=-1).indices
     logprobs_NB = bucket_logprobs(logits_NV, ids_NK)
     num = ids_NK.shape[1]
@@ -261,9 +260,9 @@ def at_temperature(
     *,
     temperature: float,
 ) -> Divergence:
-    """Returns T² times a divergence of both distributions at the temperature T.
+    """Returns T² times a divergence of both distributions at temperature T.
 
-    The square keeps the gradient as large as at temperature 1, where it is the divergence itself.
+    T² keeps the gradient's scale; at T = 1 this is the divergence itself.
     May overwrite `teacher_NV`.
     Source: Hinton et al. 2015 (arXiv 1503.02531), section 2.
     """
@@ -282,26 +281,26 @@ def at_temperature(
 def top_k_forward_kl(
     student_NV: Tensor, teacher: TopTokens, probabilities_NV: Tensor, *, temperature: float
 ) -> Divergence:
-    """Returns KL(teacher || student) in two parts: which of K tokens it is, and whether it is one.
+    """Returns KL(teacher || student) in two parts: within the top K tokens, and K against the rest.
 
-    The first part compares the distributions among the K tokens at the temperature T, times T² and
-    the probability that the teacher gives them. The second compares the probability of these
-    tokens together at temperature 1, since the rest cannot be known at another one. At temperature
+    The first part compares the distributions within the K tokens at temperature T, times T² and
+    the teacher's total probability of them. The second compares the total probability of these
+    tokens at temperature 1, since the rest is not known at any other temperature. At temperature
     1 the sum is the divergence over the K tokens and a bucket of all others; where the K tokens are
-    the whole vocabulary it is `at_temperature` over all of it.
+    the whole vocabulary it equals `at_temperature` over all of it.
     student_NV: log-probabilities; probabilities_NV: those of the student.
     """
     ids_NK = teacher.ids_NK
     student_NB = bucket_logprobs(student_NV, ids_NK)
     own_NK = student_NB[:, : ids_NK.shape[1]]
-    # Rounding in a store leaves a sum that is not exactly 1.
+    # Rounding in the stored targets leaves a sum that is not exactly 1.
     norm_N1 = torch.logaddexp(teacher.logprobs_NK.logsumexp(dim=1), teacher.rest_N)[:, None]
     logprobs_NK, rest_N = teacher.logprobs_NK - norm_N1, teacher.rest_N - norm_N1[:, 0]
     mass_N, own_mass_N = logprobs_NK.logsumexp(dim=1), own_NK.logsumexp(dim=1)
     among_NK = torch.log_softmax(logprobs_NK / temperature, dim=-1)
     own_among_NK = torch.log_softmax(own_NK / temperature, dim=-1)
     weights_NK = among_NK.exp()
-    # A token that the teacher never takes counts nothing, whatever the student gives it.
+    # A token of teacher probability 0 adds nothing, whatever the student gives it.
     gaps_NK = torch.where(weights_NK > 0, among_NK - own_among_NK, 0.0)
     value_N = mass_N.exp() * (
         temperature**2 * (weights_NK * gaps_NK).sum(dim=1) + mass_N - own_mass_N

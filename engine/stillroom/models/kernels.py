@@ -1,8 +1,8 @@
-"""The attention of packs: span by span on any device, or all spans in one call on a GPU.
+"""The attention of packs: span by span on any device, or all spans in one kernel on a GPU.
 
-A pack is a row of spans. A span attends to itself and to the spans that it follows, and several
-spans may follow the same one: the prefix that their sequences share. No mask of the whole row, of
-T × T numbers, is ever formed.
+A pack is a row of spans. A span attends to itself and to the spans before it in its sequence;
+several spans may follow the same one, the prefix that their sequences share. No mask of the whole
+row, of T × T numbers, is ever allocated.
 Shapes: T tokens of the row, K keys of all spans together, h heads, d size of a head, S spans.
 """
 
@@ -27,12 +27,12 @@ PackKernel = Literal["spans", "varlen"]
 
 _HALF = (torch.bfloat16, torch.float16)
 _MIN_CAPABILITY = (8, 0)
-"""The first GPUs (Ampere) that flash attention runs on."""
+"""The oldest compute capability (Ampere) that flash attention supports."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackSpan:
-    """Tokens of a pack that stand together, and the indices of the earlier spans they follow."""
+    """Consecutive tokens of a pack, and the indices of the earlier spans that they attend to."""
 
     length: int
     before: tuple[int, ...] = ()
@@ -40,26 +40,26 @@ class PackSpan:
 
 @dataclass(frozen=True, slots=True)
 class KernelLayout:
-    """A pack as a kernel for sequences of unequal lengths takes it; each span is a sequence."""
+    """A pack as input of variable-length attention (varlen), with each span as one sequence."""
 
     query_ends_S: Tensor
-    """Where each span's queries end, after a leading 0, [S + 1] int32."""
+    """Cumulative query lengths of the spans, [S + 1] int32, starting with 0."""
     key_ends_S: Tensor
-    """Where each span's keys end, among those of all spans, after a leading 0, [S + 1] int32."""
+    """Cumulative key lengths of the spans, [S + 1] int32, starting with 0."""
     keys_K: Tensor | None
-    """The token that each key is of; None: the tokens in their order, as no prefix is shared."""
+    """The index of the token of each key; None: all tokens in order, as no prefix is shared."""
     most_queries: int
     most_keys: int
 
 
 @dataclass(slots=True)
 class Pack:
-    """The spans of a row; what their attention needs is formed once for all layers."""
+    """The spans of a row; what their attention needs is computed once for all layers."""
 
     spans: Sequence[PackSpan]
     kernel: PackKernel = "spans"
     observer: "KernelCheck | None" = None
-    """What is shown every call of attention, to compare kernels; None: nothing is."""
+    """Called with the inputs of every attention call, to compare kernels; None: not compared."""
     _masks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict[tuple[Any, ...], Tensor])
     _layouts: dict[torch.device, KernelLayout] = field(
         default_factory=dict[torch.device, KernelLayout]
@@ -71,11 +71,11 @@ class Pack:
         return [span.length for span in self.spans]
 
     def mask(self, num_new: int, num_before: int, window: int, like: Tensor) -> Tensor:
-        """Returns the attention mask of a span of `num_new` tokens that follow `num_before` others.
+        """Returns the additive mask of a span of `num_new` tokens after `num_before` others.
 
-        The mask is added to the attention's scores: 0 or -inf, [num_new, num_before + num_new].
+        Its values are 0 or -inf, [num_new, num_before + num_new].
         """
-        # Layers may be on several devices, and a teacher's pass may have another number format.
+        # Layers may be on several devices, and a teacher's pass may have another dtype.
         key = (num_new, num_before, window, like.device, like.dtype)
         if key not in self._masks:
             queries = torch.arange(num_before, num_before + num_new, device=like.device)[:, None]
@@ -86,7 +86,7 @@ class Pack:
         return self._masks[key]
 
     def layout(self, device: torch.device) -> KernelLayout:
-        """Returns the pack as `varlen` takes it."""
+        """Returns the pack as input of the varlen kernel."""
         if device not in self._layouts:
             self._layouts[device] = _layout(self.spans, device)
         return self._layouts[device]
@@ -104,38 +104,38 @@ def attend(
 ) -> Tensor:
     """Returns the causal attention of a pack, [1, T, h, d], by the pack's kernel.
 
-    window: the number of tokens that a token attends to, itself included; None: all.
+    window: the size of the sliding window, including the token itself; None: full attention.
     """
     if pack.observer is not None:
         pack.observer.compare(pack, (query_1hTd, key_1hTd, value_1hTd), window=window, scale=scale)
-    # The kernel knows no dropout.
+    # The varlen kernel does not support dropout.
     if pack.kernel == "varlen" and not dropout:
-        return _by_varlen(pack, query_1hTd, key_1hTd, value_1hTd, window=window, scale=scale)
-    return _by_spans(
+        return _attend_varlen(pack, query_1hTd, key_1hTd, value_1hTd, window=window, scale=scale)
+    return _attend_by_span(
         pack, query_1hTd, key_1hTd, value_1hTd, window=window, scale=scale, dropout=dropout
     )
 
 
 @dataclass(slots=True)
 class KernelCheck:
-    """Compares the attention of `varlen` with that of `spans`, call by call of a model's layers."""
+    """Compares varlen with span-by-span attention at each attention call of a model."""
 
     dtype: torch.dtype
-    """The number format that `varlen` computes in."""
+    """The dtype that `varlen` computes in."""
     gap: float = 0.0
-    """The largest difference of a call's output or gradients, as a share of the largest number."""
+    """The largest error so far of an output or gradient, relative to its largest element."""
 
     @torch.enable_grad()
     def compare(
         self, pack: Pack, inputs: Sequence[Tensor], *, window: int | None, scale: float | None
     ) -> None:
-        """Adds a call; raises ValueError or RuntimeError if `varlen` cannot run it."""
-        # Rounded for both, as only what the kernel makes of its inputs is compared.
+        """Records one call; raises ValueError or RuntimeError if `varlen` does not support it."""
+        # Both get rounded inputs, since only the error of the kernel itself counts.
         given = [tensor.detach().to(self.dtype).requires_grad_() for tensor in inputs]
         exact = [tensor.detach().float().requires_grad_() for tensor in given]
         with torch.autocast(given[0].device.type, enabled=False):
-            found = _by_varlen(pack, *given, window=window, scale=scale)
-            expected = _by_spans(pack, *exact, window=window, scale=scale, dropout=0.0)
+            found = _attend_varlen(pack, *given, window=window, scale=scale)
+            expected = _attend_by_span(pack, *exact, window=window, scale=scale, dropout=0.0)
             found_all = [found, *torch.autograd.grad(found.float().sum(), given)]
             expected_all = [expected, *torch.autograd.grad(expected.sum(), exact)]
         for ours, reference in zip(found_all, expected_all, strict=True):
@@ -143,14 +143,14 @@ class KernelCheck:
 
 
 def relative_gap(found: Tensor, expected: Tensor) -> float:
-    """Returns the largest difference as a share of the largest expected number; inf for NaN."""
+    """Returns the largest absolute error divided by the largest expected value; inf for NaN."""
     gap = (found.to(expected.device) - expected).abs().max() / expected.abs().max()
     return gap.nan_to_num(nan=math.inf).item()
 
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """The kernel of packs on a device; None if none is fast there, with the reason."""
+    """The attention kernel for packs on a device; None, with the reason, if none is fast there."""
 
     kernel: PackKernel | None
     reason: str = ""
@@ -159,23 +159,23 @@ class KernelChoice:
 def choose_kernel(device: torch.device, dtype: torch.dtype) -> KernelChoice:
     """Returns the kernel of packs on a device where attention is computed in `dtype`.
 
-    Whether it can run a model's heads is left to the probe.
+    Whether it supports the model's attention heads is left to `models.probe`.
     """
     # On CUDA a call for each span would start far more kernels than one padded pass does.
     if device.type != "cuda":
         return KernelChoice("spans")
     if dtype not in _HALF:
-        return KernelChoice(None, "torch's attention for unequal lengths needs bf16 or fp16")
+        return KernelChoice(None, "torch's variable-length attention needs bf16 or fp16")
     if torch.cuda.get_device_capability(device) < _MIN_CAPABILITY:
-        return KernelChoice(None, "torch's attention for unequal lengths needs a newer GPU")
+        return KernelChoice(None, "torch's variable-length attention needs a newer GPU")
     if _varlen_attention() is None:
         return KernelChoice(
-            None, f"torch {torch.__version__} has no attention for unequal lengths with windows"
+            None, f"torch {torch.__version__} has no variable-length attention with windows"
         )
     return KernelChoice("varlen")
 
 
-def _by_spans(
+def _attend_by_span(
     pack: Pack,
     query_1hTd: Tensor,
     key_1hTd: Tensor,
@@ -185,7 +185,7 @@ def _by_spans(
     scale: float | None,
     dropout: float,
 ) -> Tensor:
-    # split instead of slices, as the gradient of a slice is a row of zeros as long as the whole
+    # split instead of slices: the gradient of a slice is a tensor of zeros as long as the whole
     # pack.
     parts = [tensor.split(pack.lengths, dim=2) for tensor in (query_1hTd, key_1hTd, value_1hTd)]
     attended: list[Tensor] = []
@@ -208,7 +208,7 @@ def _by_spans(
     return torch.cat(attended, dim=1)
 
 
-def _by_varlen(
+def _attend_varlen(
     pack: Pack,
     query_1hTd: Tensor,
     key_1hTd: Tensor,
@@ -217,16 +217,16 @@ def _by_varlen(
     window: int | None,
     scale: float | None,
 ) -> Tensor:
-    """Raises ValueError for what the kernel cannot run."""
+    """Raises ValueError for a dtype or head size that the kernel does not support."""
     attention = _varlen_attention()
     device = query_1hTd.device
     # Under autocast torch's own attention would cast all three; norms may have left them in fp32.
     is_cast = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if is_cast else value_1hTd.dtype
     if attention is None or dtype not in _HALF:
-        raise ValueError(f"attention for unequal lengths does not run in {dtype}")
+        raise ValueError(f"variable-length attention does not support {dtype}")
     if query_1hTd.shape[-1] != value_1hTd.shape[-1]:
-        raise ValueError("attention for unequal lengths needs keys as wide as values")
+        raise ValueError("variable-length attention needs keys as wide as values")
     query_Thd, key_Khd, value_Khd = (
         tensor[0].transpose(0, 1).to(dtype) for tensor in (query_1hTd, key_1hTd, value_1hTd)
     )
@@ -238,7 +238,7 @@ def _by_varlen(
         if keys_K is not None:
             key_Khd = key_Khd.index_select(0, keys_K)
             value_Khd = value_Khd.index_select(0, keys_K)
-        # The last query of a span is aligned with its last key, so that tokens before it are seen.
+        # The last query of a span is aligned with its last key, so that it attends to the prefix.
         return attention(
             query_Thd, key_Khd, value_Khd, layout.query_ends_S, layout.key_ends_S,
             layout.most_queries, layout.most_keys,
@@ -249,7 +249,7 @@ def _by_varlen(
     if keys_K is None or not torch.is_grad_enabled():
         return attended(*inputs)[None]
     # A prefix's keys and values are copied for each span that follows it. A hundred copies of a
-    # long prompt, kept for every layer, would not fit: they are made again in the backward pass.
+    # long prompt, kept for every layer, would not fit: the backward pass recomputes them.
     output = checkpoint(attended, *inputs, use_reentrant=False, preserve_rng_state=False)
     return cast("Tensor", output)[None]
 
@@ -274,7 +274,7 @@ def _layout(spans: Sequence[PackSpan], device: torch.device) -> KernelLayout:
 
 @functools.cache
 def _varlen_attention() -> Callable[..., Any] | None:
-    """Returns torch's attention for unequal lengths; None for a torch without windows in it."""
+    """Returns torch's variable-length attention; None if this torch lacks windows in it."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -289,9 +289,9 @@ _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def allow_packing(model: Any) -> bool:
-    """Lets the model run packs and returns True, unless its attention is of another kind.
+    """Switches the model to packed attention; False if its attention is not supported.
 
-    Other passes are unchanged. `models.probe` finds out whether packs change its logits.
+    Passes without packs are unchanged. `models.probe` tests whether packs change the logits.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
@@ -303,14 +303,14 @@ def allow_packing(model: Any) -> bool:
 
 
 def forbid_packing(model: Any) -> None:
-    """Takes back `allow_packing`."""
+    """Undoes `allow_packing`."""
     model.set_attn_implementation("sdpa")
 
 
 def packed_inputs(pack: Pack, positions_1T: Tensor) -> dict[str, Any]:
-    """Returns the inputs that the model's body needs for a pack, next to its token ids."""
-    # transformers forms a causal mask of T × T numbers itself, unless it is given one of four
-    # dimensions, which it hands on as it is. The attention of a pack never looks at it.
+    """Returns the inputs that the model's body needs for a pack, in addition to the token ids."""
+    # transformers builds a causal mask of T × T numbers unless it is given a mask of four
+    # dimensions, which it passes on unchanged. Packed attention ignores it.
     no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=positions_1T.device)
     return {
         "position_ids": positions_1T,
@@ -331,7 +331,7 @@ def _attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Returns the attention of a pack, [1, T, h, d]; without one, what transformers returns."""
+    """Returns the attention of a pack, [1, T, h, d]; without a pack, transformers' own result."""
     if stillroom_pack is None:
         return sdpa_attention_forward(
             module, query_1hTd, key_1hTd, value_1hTd, attention_mask,

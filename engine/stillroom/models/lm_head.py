@@ -1,4 +1,4 @@
-"""Runs the output head on chosen positions only: logits are formed for trained tokens, not for all.
+"""Runs the output head at trained positions only, instead of forming logits at all of them.
 
 Shapes: B sequences, T tokens, H hidden size, V vocabulary, N trained tokens.
 """
@@ -15,27 +15,26 @@ from stillroom.models.batches import BatchPass, PassRules, TokenBatch, TokenSequ
 from stillroom.models.cpu.gradients import HandGradients, MatrixHead, matrix_head
 from stillroom.models.kernels import packed_inputs
 from stillroom.models.placement import base_model, body_of, input_device
-from stillroom.models.rope import forget_longer_passes, rope_boundaries, scale_by_positions
+from stillroom.models.rope import reset_dynamic_frequencies, rope_boundaries, scale_by_positions
 
 MAX_LOGITS = 1 << 27
-"""The most logits that are held at a time, unless one position has more."""
+"""The maximum number of logits in memory at a time, unless one position has more."""
 
 _PROBE_TOKENS = 8
-# The tolerance as a share of the largest logit; in short number formats soft-capping rounds several
-# times.
+# The tolerance relative to the largest logit; in bf16 and fp16 soft-capping rounds several times.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
 def max_positions(vocab_size: int) -> int:
-    """Returns the number of positions whose logits may be held at a time."""
+    """Returns the maximum number of positions whose logits may be in memory at a time."""
     return max(1, MAX_LOGITS // vocab_size)
 
 
 class OutputHead:
-    """Runs a causal language model's body and head separately, so that the head runs few positions.
+    """Runs a causal language model's body and its output head separately, at chosen positions.
 
-    It forms logits as the model does, with soft-capping (Gemma) and scaling (Cohere, Granite).
-    `check` compares them with the model's own forward pass, so that a head of an unknown form is
+    Logits are those of the model, with soft-capping (Gemma) and scaling (Cohere, Granite).
+    `check` compares them with the model's own forward pass, so that an unsupported head is
     refused.
     """
 
@@ -44,34 +43,34 @@ class OutputHead:
         self._body = body_of(model)
         self._head = self._base.get_output_embeddings()
         config = self._base.config.get_text_config()
-        forget_longer_passes(self._body)
+        reset_dynamic_frequencies(self._body)
         scale_by_positions(self._body)
         self.rules = PassRules(boundaries=rope_boundaries(config))
-        """Which sequences may share a pass; `models.probe` looks for faster ones."""
+        """Which sequences may share a pass; `choose_passes` sets faster rules."""
         self.may_embed = True
-        """Whether the body may be given embeddings instead of token ids."""
+        """Whether the body accepts embeddings instead of token ids."""
         self.notes: list[str] = []
-        """The note to the user on how rows run: packed on a GPU, or why not in a faster way."""
+        """Notes for the user on how rows run: packed on a GPU, or why a slower way is used."""
         self._softcap = _softcap(config)
         self._scale = _logit_scale(config)
         self._matrix: MatrixHead | None = None
 
     @property
     def base(self) -> Any:
-        """The causal language model, without the peft model that may be around it."""
+        """The causal language model, unwrapped from peft."""
         return self._base
 
     @property
     def can_pack(self) -> bool:
-        """Whether batches are packs."""
+        """Whether batches are packed."""
         return self.rules.layout == "packed"
 
     def collate(
         self, sequences: Sequence[TokenSequence], *, max_tokens: int | None = None
     ) -> TokenBatch:
-        """Returns the sequences as one batch, on the device that the body's inputs must be on.
+        """Collates sequences into one batch, on the device of the body's inputs.
 
-        max_tokens: the most tokens of a pass, if the batch may take several.
+        max_tokens: the maximum number of tokens per pass, where a batch may be split.
         """
         return collate(
             sequences, device=input_device(self._base), rules=self.rules, max_tokens=max_tokens
@@ -79,7 +78,7 @@ class OutputHead:
 
     @property
     def by_hand(self) -> HandGradients | None:
-        """The same model with its head's gradient formed by hand; None: only autograd can do it."""
+        """The same model with hand-written gradients of its head; None: autograd only."""
         if self._matrix is None or self._matrix.weight is not self._head.weight:
             self._matrix = matrix_head(self._head, scale=self._scale, softcap=self._softcap)
         if self._matrix is None:
@@ -94,12 +93,12 @@ class OutputHead:
         return self.run_body(input_ids=ids_BT, use_cache=False)
 
     def run_body(self, **inputs: Any) -> Tensor:
-        """Returns the body's last hidden states for any of its inputs (cache, mask, positions)."""
+        """Returns the last hidden states, [B, T, H], for any inputs (cache, mask, positions)."""
         return self._body(**inputs).last_hidden_state
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
-        """Returns the logits of chosen hidden states, [N, V], in float32."""
-        # A spread model's head may be on another device.
+        """Returns the logits of hidden states, [N, V], in float32."""
+        # With spread: true the head may be on another device.
         logits_NV = self._head(hidden_NH).to(hidden_NH.device).float() * self._scale
         if self._softcap is not None:
             logits_NV = torch.tanh(logits_NV / self._softcap) * self._softcap
@@ -114,7 +113,7 @@ class OutputHead:
     ) -> Tensor:
         """Returns the hidden states that predict the batch's trained tokens, [N, H].
 
-        `embed` returns the embeddings, [B, T, H], of token ids; None: the body embeds them.
+        embed: returns the embeddings, [B, T, H], of token ids; None: the body embeds them.
         """
         parts = [self._pass_hidden(one, embed) for one in batch.passes]
         if batch.places_N is None:
@@ -136,7 +135,7 @@ class OutputHead:
     def batch_logprobs(self, batch: TokenBatch) -> Tensor:
         """Returns the log-probability (nats) of each of the batch's trained tokens, [N].
 
-        If gradients are enabled they have one, formed by autograd.
+        Autograd tracks them if gradients are enabled.
         """
         if not torch.is_grad_enabled() and (by_hand := self.by_hand) is not None:
             return by_hand.logprobs(batch)
@@ -144,7 +143,7 @@ class OutputHead:
         def logprobs(hidden_nH: Tensor, part: slice) -> Tensor:
             return token_logprobs(self.logits(hidden_nH), batch.targets_N[part])
 
-        return in_tiles(logprobs, self.batch_hidden(batch), tile_size=self.max_positions)
+        return compute_in_tiles(logprobs, self.batch_hidden(batch), tile_size=self.max_positions)
 
     @property
     def vocab_size(self) -> int:
@@ -153,12 +152,12 @@ class OutputHead:
 
     @property
     def max_positions(self) -> int:
-        """The number of positions whose logits may be held at a time."""
+        """The maximum number of positions whose logits may be in memory at a time."""
         return max_positions(self.vocab_size)
 
     @torch.no_grad()
     def check(self) -> None:
-        """Raises ModelError if this head's logits are not those of the model's own forward pass."""
+        """Raises ModelError unless this head's logits equal those of the model's forward pass."""
         probe_T = torch.arange(_PROBE_TOKENS, device=input_device(self._base))
         ids_BT = probe_T[None] % self.vocab_size
         was_training = self._base.training
@@ -170,24 +169,24 @@ class OutputHead:
         tolerance = _TOLERANCE.get(self._base.dtype, 2e-2)
         if not gap <= tolerance * model_NV.abs().max().item():
             raise ModelError(
-                f"{type(self._base).__name__} forms its logits in a way that is not known here "
-                f"(they differ by {gap:.3g})",
+                f"the output head of {type(self._base).__name__} is not supported (its logits "
+                f"differ by {gap:.3g})",
                 "use a model of another family (Qwen, Llama, Mistral, Gemma, Phi are tested)",
             )
 
 
-def in_tiles(
+def compute_in_tiles(
     compute: Callable[[Tensor, slice], Tensor], hidden_NH: Tensor, *, tile_size: int
 ) -> Tensor:
-    """Returns `compute` of the hidden states and their slice, at most `tile_size` states at a time.
+    """Applies `compute` to hidden states and their slice, `tile_size` states at a time.
 
-    With more than one tile, the buffers that a tile's gradient needs are not kept but computed
-    again.
+    With several tiles, what a tile's gradient needs is recomputed in the backward pass instead of
+    kept.
     """
     num_positions = hidden_NH.shape[0]
     if num_positions <= tile_size:
         return compute(hidden_NH, slice(0, num_positions))
-    # split instead of slices, as the gradient of a slice is a zero tensor as large as all hidden
+    # split instead of slices: the gradient of a slice is a tensor of zeros as large as all hidden
     # states.
     parts = [
         checkpoint(
@@ -203,13 +202,13 @@ def in_tiles(
 
 
 def _softcap(config: Any) -> float | None:
-    """Returns the bound of the model's logits, under the names of Gemma, RecurrentGemma, xLSTM."""
+    """Returns the soft-cap of the logits, as Gemma, RecurrentGemma or xLSTM names it."""
     names = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
     return next((cap for name in names if (cap := getattr(config, name, None))), None)
 
 
 def _logit_scale(config: Any) -> float:
-    """Returns the factor of the model's logits: Cohere's, Falcon-H1's or Granite's divisor."""
+    """Returns the factor of the logits: Cohere's, or from the divisor of Falcon-H1 or Granite."""
     multiplier = getattr(config, "logit_scale", getattr(config, "lm_head_multiplier", None))
     divisor = getattr(config, "logits_scaling", None)
     return float(multiplier or 1.0) / float(divisor or 1.0)

@@ -1,4 +1,4 @@
-"""Loads models and tokenizers; every failure becomes an error that says what to do."""
+"""Loads models and tokenizers; failures are raised as errors that say what to do."""
 
 import json
 import os
@@ -19,14 +19,14 @@ from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import ModelError
 from stillroom.models.multimodal import (
     KEY_MAPPING,
-    be_language_model,
-    is_on_whole,
-    is_whole,
-    names_on_text_part,
-    quiet_about_other_parts,
-    settings_for,
+    is_for_multimodal,
+    is_multimodal,
+    make_standalone,
+    renamed_settings,
+    silence_unused_weights,
     text_name,
     text_options,
+    text_part_names,
     weight_names,
 )
 from stillroom.models.placement import (
@@ -36,7 +36,7 @@ from stillroom.models.placement import (
     input_device,
     spread_options,
 )
-from stillroom.models.precision import Precision, Quantization, compute_alike, nf4_options
+from stillroom.models.precision import Precision, Quantization, disable_bf16_inference, nf4_options
 from stillroom.models.resolve import ModelLocation, adapter_base
 from stillroom.settings import Workspace
 from stillroom.types import Message
@@ -45,7 +45,7 @@ _CHAT: list[Message] = [
     {"role": "user", "content": "Hello"},
     {"role": "assistant", "content": "Hello"},
 ]
-# Below this number of parameters one thread is faster, since several mostly wait for each other.
+# Below this number of parameters one thread is faster than several, which mostly wait.
 _ONE_THREAD_PARAMETERS = 30_000_000
 
 
@@ -66,7 +66,7 @@ class LoadedModel:
 
     @property
     def max_context(self) -> int:
-        """The most tokens that a sequence may have."""
+        """The maximum number of tokens of a sequence."""
         return context_length(self.model)
 
     @property
@@ -78,7 +78,7 @@ class LoadedModel:
     def check_vocabulary(self) -> None:
         """Raises ModelError if chats need tokens that the model has no embeddings for.
 
-        Tokens that only images or sounds need (Gemma 3) may be without.
+        Tokens that only images or audio need (Gemma 3) may lack one.
         """
         vocabulary: dict[str, int] = self.tokenizer.get_vocab()
         if max(vocabulary.values()) < self.num_embedded:
@@ -92,7 +92,7 @@ class LoadedModel:
     def check_ids(self, sequences: Iterable[Sequence[int]], user: str) -> None:
         """Raises ModelError for a token that the model has no embedding for.
 
-        `user` says in the error who needs the tokens.
+        user: what needs the tokens, for the error.
         """
         largest = max((max(ids, default=0) for ids in sequences), default=0)
         if largest >= (num := self.num_embedded):
@@ -106,11 +106,11 @@ class LoadedModel:
 
 
 def context_length(model: Any) -> int:
-    """Returns the most tokens that a sequence may have, from the model's configuration."""
+    """Returns the maximum number of tokens of a sequence, from the model's configuration."""
     config = model.config.get_text_config()
     trained = getattr(config, "max_position_embeddings", 1 << 20)
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    # Dynamic RoPE stretches the context that the configuration names.
+    # Dynamic RoPE extends the context beyond the configured one.
     stretch = rope["factor"] if rope.get("rope_type") == "dynamic" else 1
     return int(trained * stretch)
 
@@ -122,7 +122,7 @@ def load_tokenizer(location: ModelLocation) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise _cannot_load("tokenizer", location, error) from error
     if not tokenizer.chat_template:
-        tokenizer.chat_template = _template_of_processor(location)
+        tokenizer.chat_template = _processor_template(location)
     if not tokenizer.chat_template:
         raise ModelError(
             f"the tokenizer of {location.name!r} has no chat template",
@@ -132,13 +132,13 @@ def load_tokenizer(location: ModelLocation) -> Any:
         names = ", ".join(sorted(tokenizer.chat_template))
         raise ModelError(
             f"the tokenizer of {location.name!r} has several chat templates ({names})",
-            "copy the model to a folder and keep the one to use there, as chat_template.jinja",
+            "copy the model to a folder and keep only the one to use there, as chat_template.jinja",
         )
     return tokenizer
 
 
-def _template_of_processor(location: ModelLocation) -> Any:
-    """Returns the chat template that a multimodal model keeps next to its tokenizer; else None."""
+def _processor_template(location: ModelLocation) -> Any:
+    """Returns the chat template in a multimodal model's processor files, or None."""
     for name in ("chat_template.json", "processor_config.json"):
         try:
             path = cached_file(location.location, name)
@@ -160,13 +160,13 @@ def load_model(
 ) -> LoadedModel:
     """Returns a model ready to run, with an adapter's weights merged into its base.
 
-    On a base in 4 bits the adapter is not merged, because that cannot be done exactly. Raises
+    On a 4-bit base the adapter is not merged, because that cannot be done exactly. Raises
     ModelError for an adapter with `spread`.
     """
     if location.is_adapter and spread:
         raise ModelError(
-            f"{location.name!r} is an adapter, and only a whole model is spread over devices",
-            "export it merged (export_model) and name that folder",
+            f"spread: true does not support adapters, and {location.name!r} is one",
+            "merge it into its base (export_model) and give that folder",
         )
     tokenizer = load_tokenizer(location)
     if location.is_adapter:
@@ -190,11 +190,11 @@ def load_weights(
     stays: bool = False,
     spread: bool = False,
 ) -> PreTrainedModel:
-    """Returns a causal language model on the best device at hand (CUDA, Apple GPU, CPU).
+    """Returns a causal language model on the best available device (CUDA, Apple GPU, CPU).
 
-    stays: the model is left in main memory, but in the number format for that device (each process
-    moves its own part of the weights there). spread: the model's layers are put on all GPUs; such a
-    model can be run but not trained.
+    stays: keeps the model on the CPU, in the dtype for that device (each process moves its own
+    shard of the weights there). spread: distributes the layers over all GPUs; such a model can run
+    but not be trained.
     """
     device = best_device()
     check_options(device, quantization=quantization, spread=spread)
@@ -204,7 +204,7 @@ def load_weights(
         options |= spread_options()
     model: Any = read_weights(location, dtype=dtype, **options)
     if quantization == "nf4":
-        compute_alike(model)
+        disable_bf16_inference(model)
         return model
     return model if stays or spread else model.to(device)
 
@@ -212,14 +212,14 @@ def load_weights(
 def read_weights(
     location: ModelLocation, *, dtype: torch.dtype | Literal["auto"], **options: Any
 ) -> PreTrainedModel:
-    """Returns a causal language model in main memory; of a multimodal model, its text part only.
+    """Returns a causal language model on the CPU; of a multimodal model, its text part only.
 
-    dtype: `auto` is the number format of the files. options: further ones for `from_pretrained`.
+    dtype: `auto` keeps the dtype of the files. options: passed on to `from_pretrained`.
     """
     transformers.utils.logging.disable_progress_bar()
     try:
         part = text_options(location)
-        with quiet_about_other_parts() if part else nullcontext():
+        with silence_unused_weights() if part else nullcontext():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 location.location,
                 dtype=dtype,
@@ -234,12 +234,12 @@ def read_weights(
     if missing := sorted(report["missing_keys"]):
         # transformers has set the missing weights to random values.
         raise ModelError(
-            f"{len(missing)} weights of {location.name!r} are not in its files, e.g. {missing[0]}",
+            f"the files of {location.name!r} lack {len(missing)} of its weights, e.g. {missing[0]}",
             "use a complete causal language model",
         )
     if part:
-        be_language_model(model)
-    choose_threads(model)
+        make_standalone(model)
+    set_num_threads(model)
     return model
 
 
@@ -252,19 +252,19 @@ def load_adapter(
     is_trainable: bool = False,
     stays: bool = False,
 ) -> Any:
-    """Returns the peft model of a LoRA checkpoint on its base."""
+    """Returns the peft model of a LoRA checkpoint, with its base model loaded."""
     base_location = adapter_base(workspace, location)
     base = load_weights(base_location, precision=precision, quantization=quantization, stays=stays)
-    return put_adapter(base, location, is_trainable=is_trainable)
+    return attach_adapter(base, location, is_trainable=is_trainable)
 
 
-def put_adapter(
+def attach_adapter(
     base: PreTrainedModel, location: ModelLocation, *, is_trainable: bool = False
 ) -> Any:
-    """Returns the peft model of a LoRA checkpoint on the given base.
+    """Returns the peft model of a LoRA checkpoint on the given base model.
 
-    Of an adapter on a whole multimodal model, the weights on the text part are taken. Raises
-    ModelError if weights are missing, because the adapter was made for another model.
+    An adapter of a whole multimodal model is reduced to the weights of the text part. Raises
+    ModelError if weights are missing, because the adapter was trained on another model.
     """
     from peft import PeftConfig, PeftModel
 
@@ -272,13 +272,13 @@ def put_adapter(
     try:
         names = weight_names(location.folder)
         config: Any = PeftConfig.from_pretrained(location.location)
-        if not is_whole(base) and is_on_whole(names):
-            names = names_on_text_part(names)
-            for setting, value in settings_for(config.to_dict(), names, text_name).items():
+        if not is_multimodal(base) and is_for_multimodal(names):
+            names = text_part_names(names)
+            for setting, value in renamed_settings(config.to_dict(), names, text_name).items():
                 setattr(config, setting, set(value) if setting == "target_modules" else value)
             options = {"key_mapping": KEY_MAPPING}
         with warnings.catch_warnings():
-            # It sets missing weights to values that change nothing, and only warns of it.
+            # peft initialises missing weights to a no-op and only warns.
             warnings.filterwarnings("error", message=".*Found missing adapter keys")
             return PeftModel.from_pretrained(
                 base, location.location, config=config, is_trainable=is_trainable, **options
@@ -287,8 +287,8 @@ def put_adapter(
         raise _cannot_load("adapter", location, error) from error
     except UserWarning as warning:
         raise ModelError(
-            f"weights of the adapter {location.name!r} are not in its files: {warning}",
-            "check that the adapter was made for this base model",
+            f"the files of the adapter {location.name!r} lack weights: {warning}",
+            "check that the adapter was trained on this base model",
         ) from warning
 
 
@@ -301,16 +301,16 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
 
 
 def stop_ids_of_tokenizer(tokenizer: Any) -> frozenset[int]:
-    """Returns the tokens that end an assistant turn, as far as its tokenizer and template say."""
+    """Returns the tokens that end an assistant turn, from its tokenizer and template alone."""
     listed: list[Any] = [tokenizer.eos_token_id]
-    # A base model's end of text is often another token than the one its template ends turns with.
+    # A base model's end of text often differs from the token with which its template ends turns.
     with suppress(ModelError):
         listed.append(tokenizer.convert_tokens_to_ids(ChatRenderer(tokenizer).end_of_turn))
     return frozenset(token for token in listed if isinstance(token, int))
 
 
-def choose_threads(model: PreTrainedModel) -> None:
-    """Sets the number of torch's CPU threads by the model's size, unless OMP_NUM_THREADS is set."""
+def set_num_threads(model: PreTrainedModel) -> None:
+    """Sets torch's number of CPU threads by the model's size, unless OMP_NUM_THREADS is set."""
     if "OMP_NUM_THREADS" in os.environ:
         return
     is_small = model.num_parameters() < _ONE_THREAD_PARAMETERS

@@ -1,9 +1,9 @@
 """The text part of a multimodal checkpoint: its configuration, and the names of its weights.
 
 Only the text part is loaded, trained and sampled. On text alone it gives the logits of the whole
-model, which takes pictures and sound as embeddings in place of special tokens. In training an
-adapter is on the text part, which is a language model of its own; other libraries put it on the
-whole multimodal model."""
+model, in which embeddings of images and audio replace special tokens. During training an adapter
+is on the text part, a language model of its own; other libraries put it on the whole multimodal
+model."""
 
 import json
 import re
@@ -22,27 +22,27 @@ from stillroom.errors import ModelError
 from stillroom.files import write_json
 from stillroom.models.resolve import ModelLocation
 
-# The text parts that are no causal language models in transformers, and the ones that compute the
-# same: positions in three dimensions are equal in all three where there are no pictures.
+# Text parts that transformers has no causal language model for, and equivalent model types: their
+# three-dimensional positions are equal in all dimensions without images.
 _SAME_AS = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
 _PICTURE_POSITIONS = ("mrope_section", "mrope_interleaved", "type")
-# The beginnings of the names of the text part's weights: in the files, and in a language model.
+# Name prefixes of the text part's weights: in the files, and in a language model.
 _BEGINNINGS = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
 KEY_MAPPING = {f"^{re.escape(begin)}": end for begin, end in _BEGINNINGS.items()}
-"""From the beginnings of names in a multimodal model to those in a language model, as patterns."""
+"""Patterns of name prefixes in a multimodal model, with those in a language model."""
 
-# The multimodal models that hold a whole language model, head included.
+# Multimodal models that contain a whole language model, including its head.
 _HOLD_LANGUAGE_MODEL = ("llama4",)
 
 
-def whole_config(location: ModelLocation) -> Any | None:
-    """Returns the configuration of a multimodal checkpoint; None for a model of text only.
+def multimodal_config(location: ModelLocation) -> Any | None:
+    """Returns the configuration of a multimodal checkpoint; None for a text-only model.
 
-    A model whose text part cannot be run alone, but which runs as a whole, counts as one of text.
+    A model that runs as a whole, but whose text part cannot run alone, counts as text-only.
     Raises OSError, ValueError or KeyError if the configuration cannot be read.
     """
     config: Any = AutoConfig.from_pretrained(location.location)
@@ -50,37 +50,37 @@ def whole_config(location: ModelLocation) -> Any | None:
 
 
 def language_config(location: ModelLocation) -> Any:
-    """Returns the configuration with which AutoModelForCausalLM makes the model, or its text part.
+    """Returns the configuration for AutoModelForCausalLM: the model's own, or its text part's.
 
-    Raises ModelError if transformers has no causal language model for it, and what `whole_config`
-    does.
+    Raises ModelError if transformers has no causal language model for it, and the errors of
+    `multimodal_config`.
     """
     config: Any = AutoConfig.from_pretrained(location.location)
     language = _text_config(config) if _has_text_part(config) else config
     if type(language) not in MODEL_FOR_CAUSAL_LM_MAPPING and not hasattr(config, "auto_map"):
-        part = "" if language is config else f", with a text part of type {language.model_type!r}"
+        part = "" if language is config else f", text part {language.model_type!r}"
         raise ModelError(
-            f"{location.name!r} is a model of type {config.model_type!r}{part}, and transformers "
-            "has no causal language model of that type",
+            f"transformers has no causal language model for {location.name!r} (model type "
+            f"{config.model_type!r}{part})",
             "use a language model, or a multimodal one of Qwen, Gemma, Mistral or Llama",
         )
     return language
 
 
 def text_options(location: ModelLocation) -> dict[str, Any]:
-    """Returns `from_pretrained`'s options that load the text part; {} for a model of text only.
+    """Returns `from_pretrained`'s options that load the text part; {} for a text-only model.
 
-    Raises what `language_config` does.
+    Raises the errors of `language_config`.
     """
     config = language_config(location)
-    is_part = whole_config(location) is not None
+    is_part = multimodal_config(location) is not None
     return {"config": config, "key_mapping": KEY_MAPPING} if is_part else {}
 
 
 def text_name(name: str) -> str:
-    """Returns the name in a language model of a weight in a multimodal checkpoint's files.
+    """Returns a weight's name in a language model from its name in a multimodal checkpoint.
 
-    Weights of other parts keep their names.
+    Weights outside the text part keep their names.
     """
     for begin, end in _BEGINNINGS.items():
         if name.startswith(begin):
@@ -88,16 +88,16 @@ def text_name(name: str) -> str:
     return name
 
 
-def whole_name(name: str, model_type: str) -> str:
-    """Returns the name in a loaded multimodal model of a weight or module of its text part."""
+def multimodal_name(name: str, model_type: str) -> str:
+    """Returns the name in a loaded multimodal model of a weight or module of the text part."""
     if model_type in _HOLD_LANGUAGE_MODEL:
         return f"language_model.{name}"
     return f"model.language_model.{rest}" if (rest := name.removeprefix("model.")) != name else name
 
 
 @contextmanager
-def quiet_about_other_parts() -> Generator[None]:
-    """Keeps transformers from listing each weight of the other parts as unexpected."""
+def silence_unused_weights() -> Generator[None]:
+    """Suppresses transformers' warnings about each unused weight outside the text part."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -106,16 +106,16 @@ def quiet_about_other_parts() -> Generator[None]:
         logging.set_verbosity(verbosity)
 
 
-def is_whole(model: Any) -> bool:
-    """Whether a loaded model is a multimodal one, whose text part could not be loaded alone."""
+def is_multimodal(model: Any) -> bool:
+    """Whether a loaded model is multimodal because its text part could not be loaded alone."""
     return hasattr(model.config, "text_config")
 
 
-def be_language_model(model: Any) -> None:
-    """Makes a loaded text part be saved as a language model of its own.
+def make_standalone(model: Any) -> None:
+    """Makes a loaded text part save as a standalone language model.
 
-    transformers would give its weights the names that they have in the multimodal checkpoint, and
-    keep a setting that ties the head to the embeddings where the files hold both.
+    transformers would save its weights under their names in the multimodal checkpoint, and keep
+    tie_word_embeddings even where the files have a separate head.
     """
     used: Sequence[Any] = getattr(model, "_weight_conversions", None) or []
     model._weight_conversions = [c for c in used if c.source_patterns[0] not in KEY_MAPPING]
@@ -138,7 +138,7 @@ def _text_config(whole: Any) -> Any:
         rope = settings.get("rope_parameters") or {}
         settings["rope_parameters"] = {k: v for k, v in rope.items() if k not in _PICTURE_POSITIONS}
         text = AutoConfig.for_model(same, **settings)
-    # These settings of the whole count, also where its text part says otherwise or nothing.
+    # These settings of the whole model take precedence over those of its text part.
     for name in ("tie_word_embeddings", "dtype", "quantization_config"):
         if (value := getattr(whole, name, None)) is not None:
             setattr(text, name, value)
@@ -162,38 +162,38 @@ def weight_names(folder: Path) -> list[str]:
         return list(weights.keys())
 
 
-def is_on_whole(names: Iterable[str]) -> bool:
-    """Whether weights of these names belong on a whole multimodal model."""
+def is_for_multimodal(names: Iterable[str]) -> bool:
+    """Whether an adapter with these weight names is for a whole multimodal model."""
     return any(text_name(inner) != inner for inner in map(_inner, names))
 
 
-def names_on_text_part(names: Iterable[str]) -> list[str]:
-    """Returns the names on the text part of the weights of an adapter on a whole model.
+def text_part_names(names: Iterable[str]) -> list[str]:
+    """Returns the weights' names on the text part, from an adapter of a whole model.
 
-    Weights on other parts are left out.
+    Weights outside the text part are left out.
     """
     inner = [name for name in map(_inner, names) if text_name(name) != name or _is_head(name)]
     return [_ROOT + text_name(name) for name in inner]
 
 
-def changed_other_parts(folder: Path) -> list[str]:
-    """Returns the weights of an adapter on a whole model that change other parts than the text."""
+def trained_other_weights(folder: Path) -> list[str]:
+    """Returns the weights outside the text part that an adapter of a whole model has trained."""
     names = weight_names(folder)
-    if not is_on_whole(names):
+    if not is_for_multimodal(names):
         return []
     others = [n for n in names if text_name(_inner(n)) == _inner(n) and not _is_head(_inner(n))]
     with safe_open(folder / ADAPTER_WEIGHTS, "pt") as weights:
-        # A new LoRA adapter changes nothing: its second matrix is zero.
+        # A new LoRA adapter is a no-op: its second matrix is zero.
         return [n for n in others if ".lora_A." not in n and bool(weights.get_tensor(n).any())]
 
 
-def settings_for(
+def renamed_settings(
     settings: dict[str, Any], names: Iterable[str], rename: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Returns the settings that change for another model, on which the weights have these names.
+    """Returns the adapter settings that change when its weights get these names.
 
-    Every adapted module is named in full, because a vision tower may have modules of equal names.
-    rename: returns the name on that model of a weight of this one.
+    Every adapted module is named in full, because a vision tower may have modules with the same
+    suffix. rename: returns the new name of one of the adapter's weights.
     """
     parameters: Collection[str] = settings.get("target_parameters") or ()
     wrapped = tuple(parameter.rpartition(".")[0] for parameter in parameters)
@@ -209,29 +209,29 @@ def settings_for(
     return changed
 
 
-def name_targets_in_full(folder: Path) -> None:
-    """Names every layer of the adapter in a folder, which is one on a text part, in full.
+def expand_target_modules(folder: Path) -> None:
+    """Lists the target modules of a text-part adapter in a folder by their full names.
 
-    peft shortens long lists to common ends of names, which a vision tower may have as well: on the
-    whole model such an adapter would be put on the tower, without its weights and with a warning at
-    most. With full names it is refused. Raises OSError or SafetensorError.
+    peft shortens long lists to common suffixes, which a vision tower may have too: on the whole
+    model peft would add the adapter to the tower as well, without weights and with a warning at
+    most. With full names it raises an error. Raises OSError or SafetensorError.
     """
     file = folder / "adapter_config.json"
     settings: dict[str, Any] = json.loads(file.read_bytes())
-    changed = settings_for(settings, weight_names(folder), lambda name: name)
+    changed = renamed_settings(settings, weight_names(folder), lambda name: name)
     write_json(file, {**settings, **changed})
 
 
-def move_to_whole(folder: Path, model_type: str) -> None:
-    """Rewrites the adapter in a folder, which is one on a text part, as one on the whole model.
+def convert_to_multimodal(folder: Path, model_type: str) -> None:
+    """Rewrites the text-part adapter in a folder as an adapter of the whole multimodal model.
 
-    model_type: the multimodal model's. Raises OSError or SafetensorError.
+    model_type: of the multimodal model. Raises OSError or SafetensorError.
     """
     weights = load_file(folder / ADAPTER_WEIGHTS)
-    moved = {_ROOT + whole_name(_inner(name), model_type): t for name, t in weights.items()}
+    moved = {_ROOT + multimodal_name(_inner(name), model_type): t for name, t in weights.items()}
     file = folder / "adapter_config.json"
     settings: dict[str, Any] = json.loads(file.read_bytes())
-    changed = settings_for(settings, moved, lambda name: whole_name(name, model_type))
+    changed = renamed_settings(settings, moved, lambda name: multimodal_name(name, model_type))
     save_file(moved, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     write_json(file, {**settings, **changed})
 

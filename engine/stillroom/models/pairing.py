@@ -1,4 +1,4 @@
-"""Checks that a teacher can score a student's tokens: what the two models must have in common.
+"""Checks that a teacher can score a student's tokens: same tokenizer, template and turn ends.
 
 Needs no torch, so that the server can refuse a teacher before anything is loaded.
 """
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 OFF_POLICY_ROUTE = (
     "use it off-policy: generate_rollouts with this teacher, then filter_dataset, convert_rollouts "
     "and start_training with dataset_type sft; where rewards exist, continue with "
-    "generate_rollouts(refine=<the student's rollouts>), which mends what the student fails"
+    "generate_rollouts(refine=<the student's rollouts>), which corrects the student's failures"
 )
 """The advice for a teacher that cannot score the student's tokens."""
 REREAD_ROUTE = (
-    "in config.yml of distill let it read the student's text in its own tokens (teacher: {path: …, "
-    "tokens: reread} and algorithm: {loss_fn: byte_reverse_kl})"
+    "compare both byte by byte, each with its own tokenizer (in config.yml of distill: teacher: "
+    "{path: …, tokens: reread} and algorithm: {loss_fn: byte_reverse_kl})"
 )
 """The advice for a teacher whose tokenizer or template differs."""
 
@@ -27,7 +27,7 @@ _API_MODELS = re.compile(
     r"^(openai/|anthropic/|google/)?(gpt-[0-9]|chatgpt|o[0-9](-|$)|claude|gemini(-|$))",
     re.IGNORECASE,
 )
-# The number of characters of two chat templates that an error shows from where they differ.
+# The number of characters that an error shows of each chat template, from where they differ.
 _SHOWN = 40
 
 
@@ -36,13 +36,13 @@ def refuse_api_teacher(path: str) -> None:
     if _API_MODELS.match(path):
         raise ConfigError(
             f"Unsupported teacher model {path!r}: distill needs the log-probability of every token "
-            "the student wrote, and the APIs of OpenAI, Anthropic and Google do not give it",
-            f"take an open-weight teacher with the student's tokenizer, or {OFF_POLICY_ROUTE}",
+            "the student wrote, which the APIs of OpenAI, Anthropic and Google do not return",
+            f"use an open-weight teacher with the student's tokenizer, or {OFF_POLICY_ROUTE}",
         )
 
 
 def check_pair(student: "LoadedModel", teacher: "LoadedModel") -> None:
-    """Raises ModelError unless both models have the same tokens, chat template and turn ends."""
+    """Raises ModelError unless both models have the same tokens, chat template and stop tokens."""
     names = f"student {student.location.name!r} and teacher {teacher.location.name!r}"
     check_tokenizers(names, student.tokenizer, teacher.tokenizer)
     for model in (student, teacher):
@@ -54,8 +54,8 @@ def check_pair(student: "LoadedModel", teacher: "LoadedModel") -> None:
     if student.stop_ids and beyond:
         marks = ", ".join(repr(student.tokenizer.convert_ids_to_tokens(i)) for i in sorted(beyond))
         raise ModelError(
-            f"{names} end their turns with different tokens: the teacher also with {marks}, after "
-            "which the student would generate up to its limit",
+            f"{names} have different end-of-turn tokens: the teacher also ends at {marks}, where "
+            "the student would continue up to its limit",
             "add them to eos_token_id in the student's generation_config.json, "
             f"{REREAD_ROUTE}, or {OFF_POLICY_ROUTE}",
         )
@@ -64,7 +64,7 @@ def check_pair(student: "LoadedModel", teacher: "LoadedModel") -> None:
 def check_tokenizers(names: str, student: Any, teacher: Any) -> None:
     """Raises ModelError unless two tokenizers have the same tokens and chat template.
 
-    `names` describes the two tokenizers in the error.
+    names: the two models, for the error.
     """
     student_ids: dict[str, int] = student.get_vocab()
     teacher_ids: dict[str, int] = teacher.get_vocab()
@@ -75,19 +75,19 @@ def check_tokenizers(names: str, student: Any, teacher: Any) -> None:
         raise ModelError(
             f"{names} have different tokenizers: {len(differing)} tokens differ, e.g. {example!r} "
             f"is {student_ids.get(example)} and {teacher_ids.get(example)}",
-            f"take a teacher of the student's own family, {REREAD_ROUTE}, or {OFF_POLICY_ROUTE}",
+            f"use a teacher of the student's own family, {REREAD_ROUTE}, or {OFF_POLICY_ROUTE}",
         )
     if student.chat_template != teacher.chat_template:
         raise ModelError(
-            f"{names} have different chat templates, so the teacher would score a conversation it "
-            f"was not trained to read: {_difference(student.chat_template, teacher.chat_template)}",
+            f"{names} have different chat templates, so the teacher would score a format that it "
+            f"was not trained on: {_difference(student.chat_template, teacher.chat_template)}",
             f"copy the teacher's chat_template.jinja into the student's folder, {REREAD_ROUTE}, "
             f"or {OFF_POLICY_ROUTE}",
         )
 
 
 def _difference(student_template: str, teacher_template: str) -> str:
-    """Returns the place where two chat templates begin to differ, and how each continues."""
+    """Returns where two chat templates begin to differ, and how each continues from there."""
     pairs = enumerate(zip(student_template, teacher_template, strict=False))
     end = min(len(student_template), len(teacher_template))
     start = next((i for i, (a, b) in pairs if a != b), end)

@@ -1,5 +1,5 @@
-"""Places models: on the best device at hand, or spread over the GPUs and main memory; and has their
-layers recompute what is not kept (gradient checkpointing).
+"""Device placement: the best available device, or layers spread over the GPUs and the CPU; also
+gradient checkpointing.
 """
 
 import importlib.util
@@ -23,9 +23,9 @@ def best_device() -> torch.device:
 
 
 def dtype_for(precision: Precision, device: torch.device) -> torch.dtype:
-    """Returns the number format: `auto` is bf16 on CUDA, and fp32 on a CPU or an Apple GPU.
+    """Returns the dtype: `auto` is bf16 on CUDA, and fp32 on a CPU or an Apple GPU.
 
-    Raises ConfigError for bf16 on an Apple GPU whose system does not have it.
+    Raises ConfigError for bf16 on an Apple GPU whose macOS does not support it.
     """
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -44,13 +44,13 @@ def check_options(device: torch.device, *, quantization: Quantization, spread: b
     named = {"quantization: nf4": quantization is not None, "spread: true": spread}
     if needing := [option for option, is_set in named.items() if is_set]:
         raise ConfigError(
-            f"{' and '.join(needing)} cannot be used on an Apple GPU (mps)",
+            f"an Apple GPU (mps) does not support {' and '.join(needing)}",
             "leave it out; precision: bf16 needs half the memory of fp32",
         )
 
 
-def in_float64(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor in float64, which Apple GPUs lack: their tensors come to main memory."""
+def to_float64(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor in float64, on the CPU if it was on an Apple GPU, which has no float64."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
@@ -59,9 +59,9 @@ def _has_apple_bf16() -> bool:
 
 
 def spread_options() -> dict[str, Any]:
-    """Returns the options of `from_pretrained` that spread a model's layers over all GPUs.
+    """Returns the `from_pretrained` options that spread a model's layers over all GPUs.
 
-    Layers that do not fit stay in main memory, and are copied to a GPU whenever they run.
+    Layers that do not fit stay in CPU memory, and are copied to a GPU whenever they run.
     """
     if importlib.util.find_spec("accelerate") is None:
         raise missing_extra("train", "teacher.spread")
@@ -69,9 +69,9 @@ def spread_options() -> dict[str, Any]:
 
 
 def base_model(model: Any) -> Any:
-    """Returns the model itself; of a peft model the one that it wraps, which runs the adapter too.
+    """Returns the model, or the one that a peft model wraps.
 
-    A peft model puts its adapter into the layers of its base in place.
+    peft puts an adapter into the layers of its base in place, so the returned model runs it too.
     """
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
@@ -83,13 +83,13 @@ def body_of(model: Any) -> Any:
     """
     base = base_model(model)
     body = base.get_decoder()
-    # Where a family names its body in an unusual way (Llama 4), transformers returns the model.
+    # For a body under an unusual name (Llama 4), transformers returns the model itself.
     return base.model if body is base else body
 
 
 def input_device(model: Any) -> torch.device:
     """Returns the device that a model's inputs must be on."""
-    # accelerate puts hooks on a spread model, which hold the device that each layer runs on.
+    # accelerate adds hooks to a spread model, which hold the device that each layer runs on.
     hook = getattr(model.get_input_embeddings(), "_hf_hook", None)
     device = getattr(hook, "execution_device", None)
     if device is None:
@@ -97,23 +97,23 @@ def input_device(model: Any) -> torch.device:
     return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
 
 
-def recompute_layers(model: nn.Module) -> None:
-    """Makes each of the model's layers compute its activations again in the backward pass.
+def enable_gradient_checkpointing(model: nn.Module) -> None:
+    """Enables gradient checkpointing: layers recompute activations in the backward pass.
 
-    transformers' own switch works in training mode only, which would turn dropout on as well.
-    Raises ModelError if the model has no layers that can do so.
+    transformers' own switch works in training mode only, which would also turn dropout on.
+    Raises ModelError if the model does not support it.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if not layers:
         raise ModelError(
-            f"{type(model).__name__} has no layers that can be computed again",
+            f"{type(model).__name__} does not support gradient checkpointing",
             "set model.gradient_checkpointing: false, or use a model of another family",
         )
     for layer in layers:
-        layer.forward = _recomputed(layer.forward)
+        layer.forward = _checkpoint_forward(layer.forward)
 
 
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _checkpoint_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The number formats a model may be loaded in: fp32, bf16, and 4 bits (nf4) under an adapter.
+"""The dtypes that a model may be loaded in: fp32, bf16, and 4 bits (nf4) under an adapter.
 
 Needs no torch until a model is loaded, so that the server can check configurations.
 """
@@ -15,7 +15,7 @@ Precision = Literal["auto", "fp32", "bf16"]
 """`auto` is bf16 on CUDA, and fp32 on a CPU or an Apple GPU."""
 
 Quantization = Literal["nf4"] | None
-"""nf4: 4 bits for each weight of the frozen layers on which an adapter is trained."""
+"""nf4: 4 bits for each weight of the frozen layers under an adapter."""
 
 
 def check_quantization() -> None:
@@ -25,10 +25,10 @@ def check_quantization() -> None:
 
 
 def nf4_options(dtype: "torch.dtype", device: "torch.device") -> dict[str, Any]:
-    """Returns the options of `from_pretrained` that load linear layers in nf4.
+    """Returns the `from_pretrained` options that load linear layers in nf4.
 
     The layers compute in `dtype`; embeddings, norms and the output head stay in `dtype`.
-    Source: Dettmers et al. 2023 (QLoRA), with its second quantisation of the scales.
+    Source: Dettmers et al. 2023 (QLoRA), with double quantisation of the scales.
     """
     check_quantization()
     from transformers import BitsAndBytesConfig
@@ -46,11 +46,11 @@ def nf4_options(dtype: "torch.dtype", device: "torch.device") -> dict[str, Any]:
     }
 
 
-def compute_alike(model: Any) -> None:
-    """Makes quantised layers compute the same with and without gradients.
+def disable_bf16_inference(model: Any) -> None:
+    """Makes quantised layers compute identically with and without gradients.
 
-    On some processors bitsandbytes computes in bf16 whenever gradients are disabled: sampling and
-    the reference of DPO would then run a different model from the one that is trained.
+    On some CPUs bitsandbytes computes in bf16 whenever gradients are disabled: sampling and DPO's
+    reference would then run a different model from the one being trained.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):

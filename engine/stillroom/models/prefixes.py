@@ -5,16 +5,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 MIN_SHARED = 8
-"""A shared prefix of fewer tokens is not worth a piece of its own."""
+"""A shorter shared prefix does not become a piece of its own."""
 # Tokens after a shared prefix need an explicit mask, with which attention is slower than with the
-# causal one. The cost is the square of their number; sharing a token pays for about this much of
-# it.
+# causal one. The cost grows with the square of their number; each shared token saves about this
+# much of it.
 _SQUARE_WORTH = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPiece:
-    """Tokens `start` … `stop` - 1 of the sequence `holder`; `before` are the pieces it follows."""
+    """Tokens `start` … `stop` - 1 of sequence `holder`; `before`: the pieces that precede it."""
 
     holder: int
     start: int
@@ -24,7 +24,7 @@ class SharedPiece:
 
 @dataclass(slots=True)
 class PackLayout:
-    """The pieces that some sequences are cut into, each listed after the pieces that it follows."""
+    """The pieces that sequences are split into, each listed after the pieces that precede it."""
 
     pieces: list[SharedPiece] = field(default_factory=list[SharedPiece])
     of_sequence: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
@@ -32,25 +32,24 @@ class PackLayout:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens of all pieces together."""
+        """The total number of tokens of the pieces."""
         return sum(piece.stop - piece.start for piece in self.pieces)
 
 
 def num_common(left_ids: list[int], right_ids: list[int]) -> int:
     """Returns the length of the longest prefix that two sequences share."""
     shorter = min(len(left_ids), len(right_ids))
-    # One comparison in C comes first: rollouts of one prompt are often equal up to the shorter's
-    # end.
+    # First one comparison in C: rollouts of one prompt are often equal up to the shorter's end.
     if left_ids[:shorter] == right_ids[:shorter]:
         return shorter
     return next(i for i in range(shorter) if left_ids[i] != right_ids[i])
 
 
-def packs(sequences: Sequence[list[int]], *, max_tokens: int) -> Iterator[list[int]]:
-    """Yields index groups of sequences that share prefixes, of about `max_tokens` tokens at most.
+def group_by_prefix(sequences: Sequence[list[int]], *, max_tokens: int) -> Iterator[list[int]]:
+    """Yields index groups of sequences that share prefixes, up to `max_tokens` tokens each.
 
-    The prefix that a sequence shares with the one before it is not counted again. A sequence longer
-    than `max_tokens` gets a group of its own.
+    A prefix that a sequence shares with the previous one is counted once. A sequence longer than
+    `max_tokens` gets a group of its own.
     """
     group: list[int] = []
     total = 0
@@ -66,14 +65,14 @@ def packs(sequences: Sequence[list[int]], *, max_tokens: int) -> Iterator[list[i
         yield group
 
 
-def lay_out(sequences: Sequence[Sequence[int]]) -> PackLayout:
-    """Returns the sequences cut into pieces; a prefix that several of them share is one piece."""
+def split_shared_prefixes(sequences: Sequence[Sequence[int]]) -> PackLayout:
+    """Splits sequences into pieces; a prefix that several of them share is one piece."""
     layout = PackLayout()
-    _add(layout, sequences, list(range(len(sequences))), depth=0, before=())
+    _add_members(layout, sequences, list(range(len(sequences))), depth=0, before=())
     return layout
 
 
-def _add(
+def _add_members(
     layout: PackLayout,
     sequences: Sequence[Sequence[int]],
     members: Sequence[int],
@@ -81,66 +80,66 @@ def _add(
     depth: int,
     before: tuple[int, ...],
 ) -> None:
-    """Adds the members' tokens after their first `depth`, which all of them share."""
+    """Adds the members' tokens from position `depth` on; all members share those before it."""
     by_next: dict[tuple[int, ...], list[int]] = {}
     for index in members:
         following = tuple(sequences[index][depth : depth + MIN_SHARED])
         by_next.setdefault(following, []).append(index)
     for following, group in by_next.items():
-        shared = _shared(sequences, group)
+        shared = _num_shared(sequences, group)
         longest = max(len(sequences[index]) for index in group) - shared
         is_worth_it = (shared - depth) * _SQUARE_WORTH >= longest**2
         if len(group) > 1 and len(following) == MIN_SHARED and is_worth_it:
-            trunk = _piece(layout, SharedPiece(group[0], depth, shared, before))
-            _add(layout, sequences, group, depth=shared, before=(*before, *trunk))
+            trunk = _add_piece(layout, SharedPiece(group[0], depth, shared, before))
+            _add_members(layout, sequences, group, depth=shared, before=(*before, *trunk))
             continue
         for index in group:
-            leaf = _piece(layout, SharedPiece(index, depth, len(sequences[index]), before))
+            leaf = _add_piece(layout, SharedPiece(index, depth, len(sequences[index]), before))
             layout.of_sequence[index] = (*before, *leaf)
 
 
-def _piece(layout: PackLayout, piece: SharedPiece) -> tuple[int, ...]:
-    """Adds the piece, unless it is empty, and returns its index."""
+def _add_piece(layout: PackLayout, piece: SharedPiece) -> tuple[int, ...]:
+    """Adds the piece unless it is empty; returns its index, or ()."""
     if piece.start == piece.stop:
         return ()
     layout.pieces.append(piece)
     return (len(layout.pieces) - 1,)
 
 
-def _shared(sequences: Sequence[Sequence[int]], group: Sequence[int]) -> int:
+def _num_shared(sequences: Sequence[Sequence[int]], group: Sequence[int]) -> int:
     """Returns the length of the longest prefix that all sequences of the group share."""
     members = [list(sequences[index]) for index in group]
-    # All sequences share the prefix that the first and the last in dictionary order share.
+    # The smallest and the largest in lexicographic order share what all of them share.
     return num_common(min(members), max(members))
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """A prefix of `num_tokens` tokens that a sequence shares with the one at `index`."""
+    """A prefix of `num_tokens` tokens that a sequence shares with the sequence at `index`."""
 
     index: int
     num_tokens: int
 
 
 class PrefixIndex:
-    """An index of token sequences that finds the one with the longest prefix in common."""
+    """An index of token sequences for finding the longest prefix shared with one of them."""
 
     def __init__(self, sequences: Sequence[list[int]]) -> None:
         self._ordered = sorted((ids, index) for index, ids in enumerate(sequences))
         self._lengths = sorted({len(ids) for ids in sequences}, reverse=True)
 
     def longest(self, ids: list[int]) -> SharedPrefix | None:
-        """Returns the longest prefix that `ids` shares with a sequence; None without sequences."""
+        """Returns the longest prefix of `ids` shared with a sequence; None without sequences."""
         place = bisect.bisect_left(self._ordered, (ids, -1))
-        # In dictionary order, one of the two neighbours shares the longest prefix.
+        # In lexicographic order, one of the two neighbours shares the longest prefix.
         shares = [
             SharedPrefix(index, num_common(ids, neighbour))
             for neighbour, index in self._ordered[max(0, place - 1) : place + 1]
         ]
         return max(shares, key=lambda share: share.num_tokens, default=None)
 
-    def longest_whole(self, ids: list[int]) -> SharedPrefix | None:
-        """Returns the longest sequence that `ids` begins with as a whole; None without any."""
+    def longest_prefix_of(self, ids: list[int]) -> SharedPrefix | None:
+        """Returns the longest sequence that is a prefix of `ids`; None if there is none."""
         for length in self._lengths:
             if length > len(ids):
                 continue
@@ -152,14 +151,14 @@ class PrefixIndex:
 
 
 def shared_prefixes(sequences: Sequence[list[int]]) -> list[SharedPrefix | None]:
-    """Returns for each sequence the prefix to copy, and the other sequence to run first for it.
+    """Returns for each sequence the longest prefix to copy from one that runs before it, or None.
 
-    None: the sequence shares no prefix with one that is run before it. No two sequences wait for
-    each other, and of equal sequences all but one copy everything from one that copies less itself.
+    No two sequences wait for each other. Of equal sequences all but one copy everything, from the
+    one that copies least.
     """
     shares: list[SharedPrefix | None] = [None] * len(sequences)
     order = sorted(range(len(sequences)), key=lambda i: sequences[i])
-    # common[k]: how many tokens the kth in dictionary order shares with the one before it.
+    # common[k]: how many tokens the kth in lexicographic order shares with the one before it.
     common = [0]
     common += [
         num_common(sequences[order[k - 1]], sequences[order[k]]) for k in range(1, len(order))
@@ -167,7 +166,7 @@ def shared_prefixes(sequences: Sequence[list[int]]) -> list[SharedPrefix | None]
     for k in range(1, len(order)):
         if common[k] == 0:
             continue
-        # Go back to the first of the neighbours that share as much: all of them copy from that one.
+        # Go back to the first neighbour that shares as much: all of them copy from it.
         source = k
         while common[source] >= common[k]:
             source -= 1

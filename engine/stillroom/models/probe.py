@@ -1,8 +1,8 @@
-"""Finds out how a model may run many sequences at once: as a pack, as padded rows, or one by one.
+"""Finds the fastest way to run many sequences on a model: packed, padded rows, or one by one.
 
-A way is taken only if it gives every sequence the logits of a plain pass of its own, also beyond
-every boundary that the configuration names (window, chunk, original context). To keep that cheap, a
-small copy of the model is probed.
+A layout is chosen only if it gives every sequence the logits of a plain forward pass, also beyond
+every boundary in the configuration (window, chunk, original context). To keep that cheap, a small
+copy of the model is tested.
 """
 
 import functools
@@ -34,20 +34,20 @@ from stillroom.models.small_copy import LONGEST_BOUNDARY, build_copy, small_conf
 
 _SHORT = (7, 19, 30)
 _LONG = (12, LONGEST_BOUNDARY + 20, 3, 25, 11, 1)
-"""The tokens of a prefix and of the sequences that continue it."""
-# The differences, as shares of the largest logit, that rounding explains. Attending to another
-# sequence's tokens would change the logits by far more.
+"""The number of tokens of a prefix, then of each sequence that continues it."""
+# Rounding errors relative to the largest logit. Attending to another sequence's tokens would
+# change the logits by far more.
 _TOLERANCE = {torch.float32: 1e-3}
 _SHORT_TOLERANCE = 8e-2
-# The same of one call of attention in bf16 or fp16, whose output and gradients are compared.
+# The same for one attention call in bf16 or fp16: its output and its gradients.
 _KERNEL_TOLERANCE = 5e-2
-# A model that cannot be run in one of the ways may raise any of these.
+# What a model that does not support a layout may raise.
 _CANNOT = (
     TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, StrictDataclassError,
 )  # fmt: skip
 _INSTEAD: dict[PassLayout, str] = {
-    "packed": "padded to the longest of their pass, which takes longer",
-    "padded": "run one by one, which takes longer",
+    "packed": "padded to the longest row of their pass (slower)",
+    "padded": "run one by one (slower)",
 }
 
 
@@ -55,18 +55,18 @@ def choose_passes(
     head: OutputHead,
     *,
     device: torch.device | None = None,
-    computes_in: torch.dtype | None = None,
+    compute_dtype: torch.dtype | None = None,
     kernel: PackKernel | Literal["auto"] | None = "auto",
 ) -> None:
-    """Sets the head's rules to the fastest that leave its logits as they are, and its notes.
+    """Sets the head's rules to the fastest that do not change its logits, and its notes.
 
-    device: where the model will run, if that is not where it is yet (sharded weights).
-    computes_in: the number format of matrix products there, if it is not the weights'. kernel: what
-    computes the attention of packs; auto: what suits the device; None: there are no packs.
-    Raises ModelError if not even sequences that run alone have the model's own logits.
+    device: where the model will run, if it is not there yet (sharded weights). compute_dtype: the
+    dtype of matrix products there, if it differs from the weights'. kernel: the attention kernel of
+    packs; auto: by device; None: no packing. Raises ModelError if even single sequences get logits
+    that differ from the model's own.
     """
     name, model, gap = type(head.base).__name__, head.base, 0.0
-    here, dtype = input_device(model), computes_in or model.dtype
+    here, dtype = input_device(model), compute_dtype or model.dtype
     device = here if device is None else device
     exact = _TOLERANCE[torch.float32]
     copies = (type(model.config.get_text_config()), *small_configs(model))
@@ -83,8 +83,8 @@ def choose_passes(
         head.rules = replace(head.rules, layout=layout, kernel=choice.kernel or "spans")
         gap = gaps.get(layout, math.inf if layout == "packed" else 0.0)
         if gap <= exact and layout == "packed":
-            # The copy has none of the changes that may have been made to this very model.
-            gap = _kernel_gap(head.rules.kernel, device, dtype, *copies) or _own_gap(
+            # The copy lacks any changes that were made to this very model.
+            gap = _kernel_gap(head.rules.kernel, device, dtype, *copies) or _model_gap(
                 head, dtype if device == here else None
             )
         if gap <= exact:
@@ -96,21 +96,21 @@ def choose_passes(
         if layout in _INSTEAD:
             reason = f"{gap:.1%} of the largest" if math.isfinite(gap) else "an unknown amount"
             head.notes.append(
-                f"rows of {name} are {_INSTEAD[layout]}: {layout}, some logits would be off by "
+                f"rows of {name} are {_INSTEAD[layout]}: {layout} rows would change some logits by "
                 f"{reason}"
             )
     raise ModelError(
-        f"{name} forms its logits in a way that is not known here (they differ by {gap:.1%} of the "
+        f"the forward pass of {name} is not supported (its logits differ by {gap:.1%} of the "
         "largest)",
         "use a model of another family (Qwen, Llama, Mistral, Gemma, Phi are tested)",
     )
 
 
-def _own_gap(head: OutputHead, dtype: torch.dtype | None) -> float:
-    """Returns how far a pack of the model itself is off; 0 if rounding explains it.
+def _model_gap(head: OutputHead, dtype: torch.dtype | None) -> float:
+    """Returns the error of the model itself when packed; 0 if rounding explains it.
 
-    dtype: the number format that it computes in; None: it is not yet where it will run, and packs
-    run span by span, in the format of its weights.
+    dtype: the dtype that it computes in; None: the model is not on its device yet, and packs run
+    span by span in the dtype of its weights.
     """
     own: torch.dtype = head.base.dtype
     check = KernelCheck(dtype) if dtype is not None and head.rules.kernel == "varlen" else None
@@ -132,7 +132,7 @@ def _kernel_gap(
     config_class: type[PreTrainedConfig],
     *configs: str,
 ) -> float:
-    """Returns how far a kernel is off in the small copy's attention; 0 if rounding explains it."""
+    """Returns a kernel's error in the small copy's attention; 0 if rounding explains it."""
     if kernel == "spans":
         return 0.0
     for config in configs:
@@ -150,20 +150,20 @@ def _kernel_gap(
 
 @functools.lru_cache(maxsize=32)
 def _copy_gaps(config_class: type[PreTrainedConfig], *configs: str) -> Mapping[str, float]:
-    """Returns how far each way of running the small copy is off, as a share of the largest logit.
+    """Returns the error of the small copy with each layout, relative to the largest logit.
 
-    Nothing is returned for a model of which no small copy can be run.
+    The result is empty if no small copy of the model runs.
     """
     for config in configs:
         try:
             if (model := build_copy(config_class, config)) is not None:
-                return _gaps(OutputHead(model))
+                return _layout_gaps(OutputHead(model))
         except _CANNOT:
             continue
     return {}
 
 
-def _gaps(head: OutputHead) -> Mapping[str, float]:
+def _layout_gaps(head: OutputHead) -> Mapping[str, float]:
     reference = _Reference(head, _LONG)
     gaps = {"padded": reference.gap(head)}
     gaps["embedded"] = reference.gap(head, head.base.get_input_embeddings())
@@ -177,13 +177,13 @@ def _gaps(head: OutputHead) -> Mapping[str, float]:
 
 
 class _Reference:
-    """Sequences, and the logits that plain passes give each of them alone."""
+    """Test sequences, and the logits of each from a plain forward pass of its own."""
 
     @torch.no_grad()
     def __init__(self, head: OutputHead, lengths: Sequence[int]) -> None:
-        ids = _ids(lengths, head.vocab_size)
+        ids = _probe_ids(lengths, head.vocab_size)
         self._sequences = [TokenSequence(one, [True] * len(one)) for one in ids]
-        with _evaluating(head.base) as model:
+        with _eval_mode(head.base) as model:
             alone = [
                 model(input_ids=torch.tensor([one], device=input_device(model)), use_cache=False)
                 for one in ids
@@ -198,12 +198,12 @@ class _Reference:
         *,
         check: KernelCheck | None = None,
     ) -> float:
-        """Returns the largest difference of a batch's logits, as a share of the largest logit.
+        """Returns the largest difference of a batch's logits, relative to the largest logit.
 
-        It is infinite if the batch cannot be run. check: what else compares packs' attention.
+        It is infinite if the batch cannot run. check: also compares the attention kernels of packs.
         """
         try:
-            with _evaluating(head.base):
+            with _eval_mode(head.base):
                 batch = head.collate(self._sequences)
                 for one in batch.passes:
                     if one.pack is not None:
@@ -215,7 +215,7 @@ class _Reference:
 
 
 @contextmanager
-def _evaluating(model: Any) -> Generator[Any]:
+def _eval_mode(model: Any) -> Generator[Any]:
     was_training = model.training
     model.eval()
     try:
@@ -224,8 +224,8 @@ def _evaluating(model: Any) -> Generator[Any]:
         model.train(was_training)
 
 
-def _ids(lengths: Sequence[int], vocabulary: int) -> list[list[int]]:
-    """Returns sequences that share a prefix, and one that does not."""
+def _probe_ids(lengths: Sequence[int], vocabulary: int) -> list[list[int]]:
+    """Returns ids of sequences that share a prefix, and of one that does not."""
     trunk, *leaves = lengths
     ids = [(index * 37 + 11) % vocabulary for index in range(sum(lengths))]
     sequences, start = list[list[int]](), trunk

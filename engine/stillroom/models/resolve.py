@@ -1,4 +1,4 @@
-"""Finds the model that a user named, and records its identity; needs no torch."""
+"""Finds the model that a user named and records its identity; needs no torch."""
 
 import importlib
 import re
@@ -28,7 +28,7 @@ _ACCEPTED = (
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The content of stillroom.json, which is next to the weights of a checkpoint of Stillroom."""
+    """The content of stillroom.json, next to the weights of a checkpoint of Stillroom."""
 
     run_id: str
     method: str
@@ -36,12 +36,12 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     base_model: str
     """The base model of an adapter; for a full checkpoint, the model that training started from."""
     text_part_of: ModelRecord | None = None
-    """The multimodal model whose text part was trained; None if it was a model of text only."""
+    """The multimodal model whose text part was trained; None for a text-only model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """The place of a model: a local folder (`is_local`) or a hub id."""
+    """Where a model is: a local folder (`is_local`) or a hub id."""
 
     name: str
     """The name that the user wrote."""
@@ -55,17 +55,17 @@ class ModelLocation:
 
     @property
     def recorded(self) -> str:
-        """What records call it: a hub id, or the folder's path on the user's machine."""
+        """Its name in records: a hub id, or the folder's path on the user's machine."""
         return as_recorded(self.location) if self.is_local else self.location
 
     @property
     def inputs(self) -> list[Path]:
-        """The folder of a local model, which a run fixes; [] for a model on the hub."""
+        """The folder of a local model, whose hash a run records; [] for a model on the hub."""
         return [self.folder] if self.is_local else []
 
     @property
     def is_adapter(self) -> bool:
-        """Whether this is a LoRA adapter that needs its base model."""
+        """Whether this is a LoRA adapter, which needs its base model."""
         return self.is_local and (self.folder / "adapter_config.json").is_file()
 
     @property
@@ -85,8 +85,8 @@ class ModelLocation:
 def locate_model(workspace: Workspace, name: str) -> ModelLocation:
     """Returns the location of the model that the user called `name`.
 
-    A name is, in this order: one of the demo's models, a local folder, a run id, a hub id.
-    Raises a ModelError that says what was looked for.
+    Tried in this order: a demo model, a local folder, a run id, a hub id. Raises ModelError, which
+    lists what was tried.
     """
     if name in DEMO_MODELS:
         return ModelLocation(name, str(DEMO_MODELS[name]), is_local=True)
@@ -98,7 +98,7 @@ def locate_model(workspace: Workspace, name: str) -> ModelLocation:
         return _checkpoint_of_run(name, run)
     if _SERVICE_ID.fullmatch(name):
         raise ModelError(
-            f"{name!r} is a model id of a hosted service, which is not on the Hugging Face Hub",
+            f"{name!r} is a model id of a hosted service, not of the Hugging Face Hub",
             "download the weights from the service, and give their folder",
         )
     if _HUB_ID.fullmatch(name):
@@ -138,9 +138,9 @@ def _checkpoint_of_run(name: str, run: Path) -> ModelLocation:
 
 
 def identify(location: ModelLocation, *, role: str) -> ModelRecord:
-    """Returns a manifest's record of a model that was used.
+    """Returns the manifest's record of a model: its name, with a content hash or commit.
 
-    It holds the hash of a local folder's files, or the commit of a hub model.
+    The hash is of a local folder's files, the commit of a hub model.
     """
     if location.is_local:
         sha256 = record_folder(location.folder).sha256

@@ -1,8 +1,8 @@
-"""Layers that depend on the length of the pass they run in, or on the tokens before it.
+"""Rotary embeddings and query scales that depend on the length of the forward pass.
 
 Longrope (Phi-3, Phi-4-mini) has one set of frequencies for passes within the original context and
-another for longer ones; dynamic NTK (some Llamas) has frequencies of its own for each length beyond
-it. A sequence that shares a pass with one of another class would be computed with the wrong ones.
+another for longer ones; dynamic NTK (some Llamas) has different frequencies for each length beyond
+it. A sequence that shares a pass with one of another class would get the wrong ones.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,53 +18,53 @@ _MARK = "stillroom_forgets_longer_passes"
 
 @dataclass(frozen=True, slots=True)
 class RopeBoundary:
-    """A length beyond which a pass is computed with other frequencies."""
+    """A pass length beyond which the rotary frequencies change."""
 
     original: int
-    """The most tokens of a pass that is computed with the original frequencies."""
+    """The maximum length of a pass that uses the original frequencies."""
     is_per_length: bool = False
-    """Whether each length beyond has frequencies of its own (dynamic NTK), not all the same."""
+    """Whether each longer length has its own frequencies (dynamic NTK), instead of one set."""
 
     def length_class(self, length: int) -> int:
-        """Returns a number that is equal for two lengths if their frequencies are."""
+        """Returns a number that is equal for two lengths with the same frequencies."""
         if length <= self.original:
             return 0
         return length if self.is_per_length else 1
 
 
 def rope_boundaries(config: Any) -> tuple[RopeBoundary, ...]:
-    """Returns the boundaries that a model's configuration names; () for almost every model."""
+    """Returns the boundaries in a model's configuration; () for almost every model."""
     text = config.get_text_config()
     parameters: Any = getattr(text, "rope_parameters", None) or {}
-    # A model whose types of layers have frequencies of their own has a dictionary for each type.
+    # A model with frequencies per layer type has a dictionary for each type.
     sets = [p for p in parameters.values() if isinstance(p, Mapping)] or [parameters]
     return tuple(dict.fromkeys(_boundaries(text, sets)))
 
 
 def length_class(boundaries: Iterable[RopeBoundary], length: int) -> tuple[int, ...]:
-    """Returns a key that is equal for the lengths that may share a pass."""
+    """Returns a key that is equal for lengths that may share a pass."""
     return tuple(boundary.length_class(length) for boundary in boundaries)
 
 
-def forget_longer_passes(body: nn.Module) -> None:
-    """Makes each pass with dynamic NTK frequencies independent of the passes before it.
+def reset_dynamic_frequencies(body: nn.Module) -> None:
+    """Resets dynamic NTK frequencies before each pass, so that passes are independent.
 
-    transformers keeps the frequencies of the longest pass so far until one within the original
-    context comes.
+    transformers keeps the frequencies of the longest pass so far until a pass within the original
+    context.
     """
     for module in body.modules():
         types: Any = getattr(module, "rope_type", None)
         names = types.values() if isinstance(types, Mapping) else [types]
         if any("dynamic" in str(name) for name in names) and not hasattr(module, _MARK):
-            module.register_forward_pre_hook(_forget)
+            module.register_forward_pre_hook(_reset_frequencies)
             setattr(module, _MARK, True)
 
 
 def scale_by_positions(body: nn.Module) -> None:
-    """Makes layers that scale queries by their place (Llama 4) take it from the given positions.
+    """Makes layers that scale queries by position (Llama 4) use the given position ids.
 
-    transformers counts the tokens before a pass instead, which is wrong for a row of a batch whose
-    rows are at different places, and for the second sequence of a pack.
+    transformers counts the tokens before a pass instead, which is wrong for rows at different
+    positions, and for the second sequence of a pack.
     """
     for layer in body.modules():
         attention: Any = getattr(layer, "self_attn", None)
@@ -79,7 +79,7 @@ def _keep_positions(layer: Any, _inputs: Any, options: Mapping[str, Any]) -> Non
 
 
 def _scale_queries(attention: Any, _module: Any, _inputs: Any, query_BTH: Tensor) -> Tensor:
-    """Returns a pass's queries, each multiplied by the factor of its position.
+    """Returns a pass's queries, each multiplied by the scale of its position.
 
     Source: transformers' Llama4TextAttention; arXiv 2501.19399.
     """
@@ -92,7 +92,7 @@ def _boundaries(text: Any, sets: Iterable[Mapping[str, Any]]) -> Iterable[RopeBo
     for parameters in sets:
         kind = str(parameters.get("rope_type", parameters.get("type", "")))
         if "dynamic" in kind:
-            # transformers takes the context that dynamic frequencies start from from here.
+            # transformers reads the original context of dynamic frequencies here.
             yield RopeBoundary(int(text.max_position_embeddings), is_per_length=True)
         elif kind == "longrope" or "long_mscale" in parameters:
             original = parameters.get("original_max_position_embeddings")
@@ -100,8 +100,8 @@ def _boundaries(text: Any, sets: Iterable[Mapping[str, Any]]) -> Iterable[RopeBo
             yield RopeBoundary(int(original or text.max_position_embeddings))
 
 
-def _forget(module: nn.Module, _inputs: Any) -> None:
-    """Gives a module of rotary embeddings the frequencies of the original context again."""
+def _reset_frequencies(module: nn.Module, _inputs: Any) -> None:
+    """Restores the frequencies of the original context in a rotary embedding module."""
     for name in [name for name in dir(module) if name.endswith("original_inv_freq")]:
         current = name.replace("original_inv_freq", "inv_freq")
         original: Any = getattr(module, name)

@@ -1,7 +1,7 @@
 """Makes a small copy of a model: a few narrow layers of every type, with random weights.
 
-The copy runs the same code as the model, and a few dozen tokens are on both sides of every window,
-chunk and original context that its configuration names.
+The copy runs the same code as the model, and its windows, chunks and original context are so short
+that a few dozen tokens cross all of them.
 """
 
 import json
@@ -19,7 +19,7 @@ LONGEST_BOUNDARY = 64
 
 _WINDOW, _CHUNK, _CONTEXT = 8, 16, 24
 _VOCABULARY, _WIDTH, _INNER, _HEADS, _HEAD_SIZE = 128, 64, 32, 4, 16
-# The widest weights that a copy may have, as a number of parameters.
+# The largest number of parameters that a copy may have.
 _MOST_PARAMETERS = 250_000_000
 _MAMBA_HEADS = (
     ("mamba_n_heads", "mamba_d_head", "mamba_n_groups"),
@@ -27,7 +27,7 @@ _MAMBA_HEADS = (
     ("n_mamba_heads", "mamba_headdim", "mamba_ngroups"),
     ("num_heads", "head_dim", "n_groups"),
 )
-"""The names of the number of a Mamba layer's heads, of their size and of the number of groups."""
+"""The setting names of a Mamba layer's number of heads, head size and number of groups."""
 _FEWER = {
     "linear_num_heads": _HEADS,
     "linear_num_key_heads": _HEADS // 2,
@@ -39,7 +39,7 @@ _FEWER = {
     "q_lora_rank": _INNER,
     "kv_lora_rank": _INNER,
 }
-"""The most of what may be fewer without other numbers changing too."""
+"""Maximum values of settings that can shrink without changing others."""
 _BOUNDARIES = {
     "sliding_window": _WINDOW,
     "attention_window_size": _WINDOW,
@@ -54,19 +54,19 @@ _BOUNDARIES = {
 
 
 def small_configs(model: Any) -> list[str]:
-    """Returns configurations of a copy as JSON, the smallest first; not each can be built."""
+    """Returns configurations of a copy as JSON, smallest first; some may fail to build."""
     text: Any = base_model(model).config.get_text_config()
     total = int(text.num_hidden_layers)
-    cut = _with_near_boundaries(_cut_to_layers(text.to_dict(), total, _num_layers(model, text)))
-    narrow = _narrowed(cut, text)
-    candidates = (_with_few_heads(narrow), narrow, cut)
+    cut = _lower_boundaries(_cut_to_layers(text.to_dict(), total, _num_leading_layers(model, text)))
+    narrow = _narrow_layers(cut, text)
+    candidates = (_reduce_heads(narrow), narrow, cut)
     return [json.dumps(one, sort_keys=True) for one in candidates]
 
 
 def build_copy(config_class: type[PreTrainedConfig], config: str) -> Any:
-    """Returns a model with random weights in main memory, or None if it would be too large.
+    """Returns a model with random weights on the CPU, or None if it would be too large.
 
-    Errors of the model's own code are passed on. The state of the random numbers is kept.
+    Errors of the model's own code are raised. The random state is left unchanged.
     """
     made = config_class.from_dict(json.loads(config))
     with torch.device("meta"):
@@ -78,8 +78,8 @@ def build_copy(config_class: type[PreTrainedConfig], config: str) -> Any:
         return AutoModelForCausalLM.from_config(made, dtype=torch.float32).eval()
 
 
-def _num_layers(model: Any, text: Any) -> int:
-    """Returns how many of the first layers have every type that the model's layers are of."""
+def _num_leading_layers(model: Any, text: Any) -> int:
+    """Returns the number of leading layers that cover every layer type of the model."""
     total = int(text.num_hidden_layers)
     stacks = [m for m in body_of(model).modules() if isinstance(m, nn.ModuleList)]
     layers = next((stack for stack in stacks if len(stack) == total), None)
@@ -91,12 +91,12 @@ def _num_layers(model: Any, text: Any) -> int:
         parts = frozenset(type(module).__name__ for module in layer.modules())
         seen.setdefault((kind, parts), index)
     num = max(2, max(seen.values()) + 1)
-    # Layers at the end may use keys and values of earlier ones.
+    # The last layers may share keys and values with earlier ones.
     return min(total, 2 * num if getattr(text, "num_kv_shared_layers", 0) else num)
 
 
 def _cut_to_layers(config: dict[str, Any], total: int, num: int) -> dict[str, Any]:
-    """Returns the configuration with fewer layers; what it lists layer by layer is cut."""
+    """Returns the configuration with the first `num` layers, per-layer lists included."""
 
     def cut_off(value: Any) -> Any:
         if isinstance(value, list) and len(value) == total:
@@ -112,8 +112,8 @@ def _cut_to_layers(config: dict[str, Any], total: int, num: int) -> dict[str, An
     return cut
 
 
-def _with_near_boundaries(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the configuration with every boundary moved to within some dozens of tokens."""
+def _lower_boundaries(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the configuration with every boundary lowered to a few dozen tokens."""
 
     def moved(name: str, value: Any) -> Any:
         if isinstance(value, dict):
@@ -127,10 +127,10 @@ def _with_near_boundaries(config: Mapping[str, Any]) -> dict[str, Any]:
     return near
 
 
-def _narrowed(config: Mapping[str, Any], text: Any) -> dict[str, Any]:
+def _narrow_layers(config: Mapping[str, Any], text: Any) -> dict[str, Any]:
     """Returns the configuration with narrow layers, a small vocabulary and larger random weights.
 
-    The number and the size of heads stay, since much else depends on them.
+    The number and size of heads are unchanged, since other settings depend on them.
     """
     narrow = dict(config)
     heads = getattr(text, "num_attention_heads", None)
@@ -138,21 +138,21 @@ def _narrowed(config: Mapping[str, Any], text: Any) -> dict[str, Any]:
         narrow["head_dim"] = text.hidden_size // heads
     narrow["hidden_size"] = min(_WIDTH, text.hidden_size)
     for name in [name for name in narrow if name.endswith("intermediate_size")]:
-        narrow[name] = _smaller(narrow[name], _INNER)
+        narrow[name] = _cap(narrow[name], _INNER)
     for name in ("vocab_size", "vocab_size_per_layer_input"):
         if name in narrow:
-            narrow[name] = _smaller(narrow[name], _VOCABULARY)
+            narrow[name] = _cap(narrow[name], _VOCABULARY)
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         narrow[name] = None
-    # Large enough that what a token attends to shows in the logits.
+    # Large enough that attention to a token shows in the logits.
     narrow["initializer_range"] = 0.2
     return narrow
 
 
-def _with_few_heads(narrow: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the narrow configuration with few heads of every kind; attention's keep their size.
+def _reduce_heads(narrow: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the narrow configuration with few heads; attention heads keep their size.
 
-    Some families need other numbers to go with these.
+    Some families need other settings adapted to the number of heads.
     """
     few = dict(narrow)
     heads, shared = few.get("num_attention_heads"), few.get("num_key_value_heads")
@@ -160,7 +160,7 @@ def _with_few_heads(narrow: Mapping[str, Any]) -> dict[str, Any]:
         few["num_attention_heads"] = min(_HEADS, heads)
     if shared:
         few["num_key_value_heads"] = min(_HEADS if shared == heads else _HEADS // 2, shared)
-    few |= {name: _smaller(few[name], most) for name, most in _FEWER.items() if name in few}
+    few |= {name: _cap(few[name], most) for name, most in _FEWER.items() if name in few}
     inner = int(few.get("mamba_expand") or few.get("expand") or 2) * int(few["hidden_size"])
     for num_heads, head_size, num_groups in _MAMBA_HEADS:
         if few.get(num_heads):
@@ -172,7 +172,7 @@ def _with_few_heads(narrow: Mapping[str, Any]) -> dict[str, Any]:
     return few
 
 
-def _smaller(value: Any, most: int) -> Any:
+def _cap(value: Any, most: int) -> Any:
     if isinstance(value, list):
-        return [_smaller(one, most) for one in value]
+        return [_cap(one, most) for one in value]
     return min(value, most) if isinstance(value, int) else value

@@ -1,4 +1,4 @@
-"""Loads the tokenizer of a model that a user named, for stages that need no weights."""
+"""Loads the tokenizer of a model that a user named, for operations that need no weights."""
 
 from typing import Any
 

@@ -129,7 +129,7 @@ class SlotTable:
         # The last token must be run in any case, because the logits after it are not kept.
         most = len(newcomer.ids) - 1
         longest = (
-            slots.longest_whole(newcomer.ids[:most])
+            slots.longest_prefix_of(newcomer.ids[:most])
             if self._is_whole
             else (slots.longest(newcomer.ids))
         )

@@ -151,7 +151,7 @@ def test_a_teacher_with_other_tokens_is_compared_at_each_byte(tiny_models):
 
 
 def test_a_teacher_that_cannot_read_the_model_is_refused(tiny_models, rollouts):
-    with pytest.raises(ModelError, match="think before each answer") as caught:
+    with pytest.raises(ModelError, match="always thinks before an answer") as caught:
         measure(
             tiny_models,
             tiny_models.folder("llama", "chatml"),

@@ -6,10 +6,10 @@ from fakes.families import build_family
 from stillroom.models.batches import (
     PassRules,
     TokenSequence,
+    add_empty_passes,
     collate,
     microbatches,
     sampled_sequence,
-    with_empty_passes,
 )
 from stillroom.models.lm_head import OutputHead
 from stillroom.types import TokenTrace
@@ -107,7 +107,7 @@ def test_empty_passes_change_no_hidden_state():
     single = head.collate([TokenSequence(rows[0], [True] * 9)])
 
     for batch in (both, single):
-        longer = with_empty_passes(batch, 2)
+        longer = add_empty_passes(batch, 2)
 
         assert len(longer.passes) == len(batch.passes) + 2
         assert torch.equal(head.batch_hidden(longer), head.batch_hidden(batch))

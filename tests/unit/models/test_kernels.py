@@ -118,7 +118,7 @@ def test_numbers_under_autocast_are_cast_as_torchs_own_attention_casts_them():
         found = attend(Pack(ALONE, "varlen"), query, key, value.bfloat16())
 
     assert found.dtype == torch.bfloat16
-    with pytest.raises(ValueError, match=r"does not run in torch\.float32"):
+    with pytest.raises(ValueError, match=r"does not support torch\.float32"):
         attend(Pack(ALONE, "varlen"), query, key, value)
 
 
@@ -135,11 +135,11 @@ def test_on_cuda_all_spans_run_at_once_if_torch_and_the_gpu_can(monkeypatch):
 
     assert chosen() == chosen(torch.float16) == KernelChoice("varlen")
     assert chosen(torch.float32) == KernelChoice(
-        None, "torch's attention for unequal lengths needs bf16 or fp16"
+        None, "torch's variable-length attention needs bf16 or fp16"
     )
     assert "needs a newer GPU" in chosen(capability=(7, 5)).reason
     monkeypatch.setattr(kernels, "_varlen_attention", lambda: None)
-    assert "has no attention for unequal lengths" in chosen().reason
+    assert "has no variable-length attention" in chosen().reason
 
 
 def test_the_torch_that_is_installed_has_the_kernel_that_is_stood_in_for(monkeypatch):
@@ -177,7 +177,7 @@ def test_a_model_packs_by_the_kernel_of_cuda_and_says_so(family):
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         padded = head.batch_logits(head.collate(sequences()))
-    choose_passes(head, computes_in=torch.bfloat16, kernel="varlen")
+    choose_passes(head, compute_dtype=torch.bfloat16, kernel="varlen")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         batch = head.collate(sequences())
         packed = head.batch_logits(batch)
@@ -215,7 +215,7 @@ def test_a_kernel_that_computes_something_else_is_found_out(monkeypatch, attenti
     # The result for a copy is kept, and other tests have probed this one.
     head = OutputHead(build_family("gemma3", initializer_range=0.31))
 
-    choose_passes(head, computes_in=torch.bfloat16, kernel="varlen")
+    choose_passes(head, compute_dtype=torch.bfloat16, kernel="varlen")
 
     assert head.rules.layout == "padded"
     assert "rows of Gemma3ForCausalLM are padded" in head.notes[0]
@@ -233,13 +233,13 @@ def test_weights_that_are_yet_to_be_sharded_are_probed_where_they_are(monkeypatc
     other = torch.device("cpu", 0)
     head = OutputHead(build_family("qwen3", initializer_range=0.32))
 
-    choose_passes(head, device=other, computes_in=torch.bfloat16, kernel="varlen")
+    choose_passes(head, device=other, compute_dtype=torch.bfloat16, kernel="varlen")
 
     assert (head.can_pack, head.rules.kernel) == (True, "varlen")
     # Forward and backward pass of the copy's two layers, and none of the model's own two.
     assert calls == [torch.bfloat16] * 4
 
-    choose_passes(head, computes_in=torch.bfloat16, kernel="varlen")
+    choose_passes(head, compute_dtype=torch.bfloat16, kernel="varlen")
 
     # The model's own sequences are too short to share a prefix, which is copied anew backwards.
     assert len(calls) == 4 + 4 + 2
@@ -249,7 +249,7 @@ def test_a_kernel_that_cannot_run_a_models_heads_leaves_it_to_padded_rows():
     # DeepSeek's keys are wider than its values.
     head = OutputHead(build_family("deepseek-v3"))
 
-    choose_passes(head, computes_in=torch.bfloat16, kernel="varlen")
+    choose_passes(head, compute_dtype=torch.bfloat16, kernel="varlen")
 
     assert head.rules.layout == "padded"
     assert len(head.notes) == 1
@@ -265,5 +265,5 @@ def test_where_packs_would_be_slow_rows_are_padded_and_the_note_says_why(monkeyp
 
     assert head.rules.layout == "padded"
     [note] = head.notes
-    assert note.startswith("rows of Qwen3ForCausalLM are padded to the longest of their pass")
+    assert note.startswith("rows of Qwen3ForCausalLM are padded to the longest row of their pass")
     assert note.endswith(": no kernel here")

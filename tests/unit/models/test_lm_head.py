@@ -6,7 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fakes.tiny_models import ARCHITECTURES, build_model, build_tokenizer
 from stillroom.errors import ModelError
 from stillroom.models.batches import TokenSequence, collate
-from stillroom.models.lm_head import OutputHead, in_tiles, token_logprobs
+from stillroom.models.lm_head import OutputHead, compute_in_tiles, token_logprobs
 
 IDS = torch.randint(0, 352, (2, 20), generator=torch.Generator().manual_seed(0))
 TOKENIZER = build_tokenizer("chatml")
@@ -78,7 +78,7 @@ def test_an_unknown_head_is_refused(size):
     )  # fmt: skip
     model = OddHead(config)
 
-    with pytest.raises(ModelError, match="OddHead forms its logits in a way that is not known"):
+    with pytest.raises(ModelError, match="the output head of OddHead is not supported"):
         OutputHead(model).check()
 
 
@@ -111,7 +111,7 @@ def test_tiles_give_the_values_and_gradients_of_the_whole(most):
         largest.append(len(hidden_NH))
         return token_logprobs(hidden_NH @ weights, targets[part])
 
-    found = in_tiles(logprobs, hidden, tile_size=most)
+    found = compute_in_tiles(logprobs, hidden, tile_size=most)
     ours = torch.autograd.grad((found * targets).sum(), (weights, hidden))
 
     assert max(largest) == min(most, 12)

@@ -1,4 +1,4 @@
-"""Prefixes that sequences share, in packs and in the cache."""
+"""Prefixes that sequences share, in group_by_prefix and in the cache."""
 
 import random
 
@@ -9,10 +9,10 @@ from stillroom.models.prefixes import (
     MIN_SHARED,
     PrefixIndex,
     SharedPrefix,
-    lay_out,
+    group_by_prefix,
     num_common,
-    packs,
     shared_prefixes,
+    split_shared_prefixes,
 )
 
 START = list(range(100, 120))
@@ -29,7 +29,7 @@ def test_a_system_prompt_of_all_and_the_prompt_of_each_pair_are_shared_in_turn()
     first, second = [*START, *range(30, 50)], [*START, *range(60, 80)]
     sequences = [[*first, 1], [*first, 2], [*second, 1], [*second, 2]]
 
-    layout = lay_out(sequences)
+    layout = split_shared_prefixes(sequences)
 
     assert layout.num_tokens == 20 + 2 * (20 + 2)
     assert reported(layout, sequences, 3) == sequences[3]
@@ -39,7 +39,7 @@ def test_a_system_prompt_of_all_and_the_prompt_of_each_pair_are_shared_in_turn()
 def test_a_sequence_that_others_go_on_from_has_no_piece_of_its_own():
     sequences = [START, [*START, 1], [*START, 2]]
 
-    layout = lay_out(sequences)
+    layout = split_shared_prefixes(sequences)
 
     assert layout.of_sequence[0] == (0,)
     assert layout.num_tokens == len(START) + 2
@@ -50,8 +50,8 @@ def test_a_few_common_tokens_are_not_worth_a_mask_over_long_ones():
     long = [[*few, *[index] * 400] for index in range(3)]
     short = [[*few, *[index] * 20] for index in range(3)]
 
-    assert lay_out(long).num_tokens == 3 * 408
-    assert lay_out(short).num_tokens == 8 + 3 * 20
+    assert split_shared_prefixes(long).num_tokens == 3 * 408
+    assert split_shared_prefixes(short).num_tokens == 8 + 3 * 20
 
 
 @settings(max_examples=200)
@@ -59,7 +59,7 @@ def test_a_few_common_tokens_are_not_worth_a_mask_over_long_ones():
 def test_the_pieces_of_a_sequence_are_the_sequence(rows, start):
     sequences = [start + row for row in rows]
 
-    layout = lay_out(sequences)
+    layout = split_shared_prefixes(sequences)
 
     assert [reported(layout, sequences, i) for i in range(len(sequences))] == sequences
     assert layout.num_tokens <= sum(map(len, sequences))
@@ -73,10 +73,10 @@ def test_the_pieces_of_a_sequence_are_the_sequence(rows, start):
 def test_what_begins_alike_is_packed_together():
     sequences = [[*START, 1, 2], [9, 9], [*START, 3], [9, 8, 7]]
 
-    assert list(packs(sequences, max_tokens=23)) == [[3, 1], [0, 2]]
-    assert list(packs(sequences, max_tokens=26)) == [[3, 1, 0], [2]]
-    assert list(packs(sequences, max_tokens=1)) == [[3], [1], [0], [2]]
-    assert list(packs([], max_tokens=5)) == []
+    assert list(group_by_prefix(sequences, max_tokens=23)) == [[3, 1], [0, 2]]
+    assert list(group_by_prefix(sequences, max_tokens=26)) == [[3, 1, 0], [2]]
+    assert list(group_by_prefix(sequences, max_tokens=1)) == [[3], [1], [0], [2]]
+    assert list(group_by_prefix([], max_tokens=5)) == []
 
 
 def drawn(rng, count):

@@ -75,7 +75,7 @@ def test_an_apple_gpu_packs_span_by_span_in_fp32(tiny_models, monkeypatch, step)
 
     assert (student.head.rules.kernel, student.head.can_pack) == ("spans", True)
     assert student.by_hand is None
-    assert student.computes_in is None
+    assert student.compute_dtype is None
     assert loss == pytest.approx(expected[0], rel=1e-5)
     assert largest_gap(found, expected[1]) < 1e-3
 

@@ -22,7 +22,7 @@ from stillroom.export.request import ExportModel
 from stillroom.export.run import export_model
 from stillroom.lineage import record_folder
 from stillroom.models.load import load_model
-from stillroom.models.multimodal import move_to_whole
+from stillroom.models.multimodal import convert_to_multimodal
 from stillroom.models.resolve import ModelLocation, locate_model
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(12)]
@@ -121,7 +121,7 @@ def test_an_adapter_goes_between_the_text_part_and_the_whole_model(tmp_path, nam
     meant.save_pretrained(tmp_path / "apart", save_embedding_layers=False)
     tokenizer_beside(tmp_path / "apart", base)
 
-    move_to_whole(tmp_path / "apart", name)
+    convert_to_multimodal(tmp_path / "apart", name)
 
     whole = AutoModelForImageTextToText.from_pretrained(base).eval()
     adapted = PeftModel.from_pretrained(whole, tmp_path / "apart").eval()
@@ -151,7 +151,7 @@ def test_an_adapter_of_another_model_is_refused_and_not_run_as_nothing(tmp_path,
     renamed = {n.replace("self_attn", "attention"): t for n, t in load_file(file).items()}
     save_file(renamed, file, metadata={"format": "pt"})
 
-    with pytest.raises(ModelError, match="weights of the adapter 'run-1' are not in its"):
+    with pytest.raises(ModelError, match="the files of the adapter 'run-1' lack"):
         ours(project, "run-1")
 
 
@@ -162,7 +162,7 @@ def test_a_run_that_trained_a_whole_model_is_not_resumed_on_its_text_part(tmp_pa
         if name == "final":
             continue
         file = project.checkpoint(name) / "adapter_config.json"
-        move_to_whole(file.parent, "gemma3")
+        convert_to_multimodal(file.parent, "gemma3")
         config = json.loads(file.read_text("utf-8"))
         leaves = sorted({module.rpartition(".")[2] for module in config["target_modules"]})
         file.write_text(json.dumps({**config, "target_modules": leaves}), encoding="utf-8")

@@ -62,7 +62,9 @@ def test_a_run_says_what_it_leaves_out_and_which_fast_way_it_cannot_take(tmp_pat
     project.train()
 
     [padded, unbalanced, *_] = project.reporter.notes
-    assert padded.startswith("rows of Qwen2MoeForCausalLM are padded to the longest of their pass")
+    assert padded.startswith(
+        "rows of Qwen2MoeForCausalLM are padded to the longest row of their pass"
+    )
     assert unbalanced.startswith("the loss has no term that balances the routers' experts")
 
 

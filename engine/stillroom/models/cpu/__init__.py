@@ -1,1 +1,1 @@
-"""Gradients formed by hand for models in main memory; use this package through `gradients`."""
+"""Hand-written gradients for models on the CPU; import this package through `gradients`."""

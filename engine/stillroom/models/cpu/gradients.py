@@ -1,11 +1,11 @@
-"""Gradients formed by hand for models in main memory; the only module of this package to import.
+"""Hand-written gradients for models on the CPU; the only module of this package to import.
 
-Everywhere else, and for models that this cannot run, gradients are autograd's. `OutputHead.by_hand`
-says which it is: a `HandGradients`, or None.
+Everywhere else, and for models that this does not support, autograd computes the gradients.
+`OutputHead.by_hand` says which: a `HandGradients`, or None.
 
 They exist for speed where there is no GPU. With a vocabulary of 152k and a hidden size of
 256 (benchmarks/on_policy, full reverse KL) an update by autograd takes 1.40 times the CPU time
-(12.5 s against 8.9 to 9.6 s) and 2.5 GB of memory at most instead of 2.0 GB.
+(12.5 s against 8.9 to 9.6 s) and peaks at 2.5 GB of memory instead of 2.0 GB.
 Shapes: B sequences, T tokens, N trained tokens of a batch, n of a tile, H hidden size, V
 vocabulary.
 """
@@ -36,22 +36,22 @@ class TeacherTile:
     """The teacher's log-probabilities (nats) of the sampled tokens, [n]."""
     divergence: Divergence | None = None
     entropy_n: Tensor | None = None
-    """The entropy (nats) of the student's distributions, [n]; None: the negative log-probability
-    stands for it."""
+    """The entropy (nats) of the student's distributions, [n]; None: estimated by the negative
+    log-probability of the token."""
 
 
 def tile_positions(vocab_size: int) -> int:
-    """Returns the number of positions whose logits are held at a time."""
+    """Returns the number of positions per tile."""
     return max(1, TILE_NUMBERS // vocab_size)
 
 
 @dataclass(frozen=True, slots=True)
 class HandGradients:
-    """A language model in main memory whose output head's gradient is formed by hand."""
+    """A language model on the CPU whose output head's gradient is computed without autograd."""
 
     matrix: MatrixHead
     embeddings: nn.Module | None
-    """The token embeddings, whose gradient is then formed by hand too; None: by autograd."""
+    """The token embeddings, if their gradient is computed by hand too; None: by autograd."""
     batch_hidden: Callable[[TokenBatch, Callable[[Tensor], Tensor] | None], Tensor]
     """The function that returns the hidden states that predict a batch's trained tokens, [N, H];
     its second argument embeds token ids, or is None."""
@@ -59,16 +59,16 @@ class HandGradients:
     def logprobs(self, batch: TokenBatch) -> Tensor:
         """Returns the log-probabilities (nats) of the batch's trained tokens, [N].
 
-        They have a gradient if gradients are enabled; only one backward pass may follow.
+        They carry a gradient if gradients are enabled, for a single backward pass.
         """
         if not torch.is_grad_enabled():
             return self.matrix.logprobs(self.batch_hidden(batch, None), batch.targets_N)
         return _TokenLogprobs.apply(self._hidden(batch), batch.targets_N, self.matrix)
 
     def add_nll_gradient(self, batch: TokenBatch, *, scale: float) -> float:
-        """Adds the gradient of `scale` × the trained tokens' summed negative log-likelihood.
+        """Adds the gradient of `scale` × the summed negative log-likelihood of the trained tokens.
 
-        Returns the sum (nats, not scaled).
+        Returns the unscaled sum (nats).
         """
         hidden_NH = self._hidden(batch)
         logprobs_N, gradient_NH = self.matrix.add_nll_gradient(
@@ -83,11 +83,11 @@ class HandGradients:
         compare: Callable[[slice, Tensor, Tensor], TeacherTile],
         losses: Callable[[slice, TokenScores], Tensor],
     ) -> None:
-        """Adds the gradient of the sum of any loss of the tokens' scores, tile by tile.
+        """Adds the gradient of a sum of per-token losses, tile by tile.
 
-        compare: gets a tile's trained tokens, the student's log-probabilities and its
-        probabilities, [n, V] each.
-        losses: gets the tile's tokens and their scores, to build the losses on, [n].
+        compare: takes a tile's slice of the trained tokens, the student's log-probabilities and its
+        probabilities, both [n, V], and returns the teacher's scores.
+        losses: takes the tile's slice and its scores, and returns the losses, [n].
         """
 
         def logit_gradient(part: slice, logits_nV: Tensor) -> Tensor:
@@ -100,8 +100,7 @@ class HandGradients:
             if teacher.divergence is not None:
                 divergence_n = teacher.divergence.value_N.detach().requires_grad_()
             entropy_n = -student_n.detach() if teacher.entropy_n is None else teacher.entropy_n
-            # Autograd forms the gradient of the losses themselves, which are a few numbers per
-            # token.
+            # Autograd differentiates the losses themselves, which are a few numbers per token.
             with torch.enable_grad():
                 scores = TokenScores(student_n, teacher.logprobs_n, divergence_n, entropy_n)
                 losses(part, scores).sum().backward()
@@ -128,22 +127,22 @@ class HandGradients:
         return _log_softmax_in_place(self.matrix.logits(hidden_nH))
 
     def probabilities_of_tile(self, hidden_nH: Tensor) -> Tensor:
-        """Returns the vocabulary's probabilities, [n, V]; the next tile overwrites them."""
+        """Returns the probabilities over the vocabulary, [n, V]; the next tile overwrites them."""
         logits_nV = self.matrix.logits(hidden_nH)
         return torch.softmax(logits_nV, -1, out=logits_nV)
 
     def _hidden(self, batch: TokenBatch) -> Tensor:
         """Returns the hidden states that predict the batch's trained tokens, with gradient.
 
-        The gradient of the embeddings is added row by row in the backward pass: autograd would form
-        one as large as the vocabulary.
+        The gradient of the embeddings is added row by row in the backward pass: autograd would
+        allocate one as large as the vocabulary.
         """
         table = _plain_table(self.embeddings)
         return self.batch_hidden(batch, None if table is None else partial(_embed, table))
 
 
 def _embed(table: nn.Embedding, ids_BT: Tensor) -> Tensor:
-    """Returns embeddings, [B, T, H], whose gradient is added to the table's row by row."""
+    """Returns embeddings, [B, T, H], whose backward pass adds to the table's gradient by row."""
     embedded_BTH = nn.functional.embedding(ids_BT, table.weight.detach())
     embedded_BTH.requires_grad_()
 
@@ -179,7 +178,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _plain_table(embeddings: nn.Module | None) -> nn.Embedding | None:
-    """Returns the embeddings if they are trained and a plain table of rows, or else None."""
+    """Returns the embeddings if they are trained and a plain embedding table, else None."""
     if type(embeddings) is not nn.Embedding or embeddings.max_norm is not None:
         return None
     if not embeddings.weight.requires_grad or embeddings.scale_grad_by_freq:

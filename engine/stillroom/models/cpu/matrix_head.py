@@ -1,9 +1,8 @@
-"""Log-probabilities and their gradients where the output head is one matrix, without autograd.
+"""Log-probabilities and their gradients for an output head that is one matrix, without autograd.
 
-The trained tokens are gone through in tiles, so that few positions' logits are held at a time. The
-gradient with regard to a tile's logits is formed in their place, before the next tile overwrites
-them: three matrix products are enough (two if the head is frozen), where autograd with tiles would
-need four.
+The trained tokens are processed in tiles, so that only a tile's logits are in memory. The
+gradient with respect to a tile's logits overwrites them before the next tile is computed: three
+matrix products are enough (two if the head is frozen), where autograd with tiles would need four.
 Shapes: N trained tokens, n of a tile, H hidden size, V vocabulary.
 """
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 TILE_NUMBERS = 1 << 25
-"""The most logits in one tile, unless one position has more."""
+"""The maximum number of logits per tile, unless one position has more."""
 
 
 class MatrixHead:
@@ -25,7 +24,7 @@ class MatrixHead:
         self.weight = weight
         self._scale = scale
         self._softcap = softcap
-        # Both buffers are as large as the vocabulary and are kept from step to step: allocating
+        # Both buffers are as large as the vocabulary and are reused from step to step: allocating
         # such a buffer (the system clears every page of it) costs as much as filling it.
         self._tile: Tensor | None = None
         self._gradient: Tensor | None = None
@@ -40,15 +39,16 @@ class MatrixHead:
     def add_nll_gradient(
         self, hidden_NH: Tensor, targets_N: Tensor, *, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """Returns the tokens' log-probabilities and the gradient of `scale` × their negative sum.
+        """Adds to the weight's gradient that of `scale` × the tokens' negative log-likelihood.
 
-        The gradient with regard to the weight is added to it; the one returned is [N, H].
+        Returns the tokens' log-probabilities, [N], and the gradient with respect to the hidden
+        states, [N, H].
         """
         logprobs_N = hidden_NH.new_empty(len(targets_N), dtype=torch.float32)
         gradient_NH = torch.empty_like(hidden_NH)
         for part in self._tiles(len(targets_N)):
             hidden_nH = hidden_NH[part]
-            logprobs_N[part], wrong_nV = self._wrongness(hidden_nH, targets_N[part])
+            logprobs_N[part], wrong_nV = self._nll_gradient(hidden_nH, targets_N[part])
             gradient_NH[part] = (wrong_nV @ self.weight).mul_(scale)
             self._add_to_weight(wrong_nV, hidden_nH, scale)
         return logprobs_N, gradient_NH
@@ -61,7 +61,7 @@ class MatrixHead:
         wrong_nV = None
         tiles = list(self._tiles(len(targets_N)))
         for part in tiles:
-            logprobs_N[part], wrong_nV = self._wrongness(hidden_NH[part], targets_N[part])
+            logprobs_N[part], wrong_nV = self._nll_gradient(hidden_NH[part], targets_N[part])
             torch.mm(wrong_nV, self.weight, out=gradient_NH[part])
         return MatrixScores(
             logprobs_N,
@@ -74,18 +74,18 @@ class MatrixHead:
 
     @torch.no_grad()
     def score_gradient(self, scores: "MatrixScores", weights_N: Tensor) -> Tensor:
-        """Adds the weight's gradient of Σ weights_N × log-probability, once for these scores.
+        """Adds the weight's gradient of Σ weights_N × log-probability; call once per `scores`.
 
-        Returns the gradient with regard to the hidden states, [N, H].
+        Returns the gradient with respect to the hidden states, [N, H].
         """
         if self.weight.requires_grad:
             for part in self._tiles(len(weights_N)):
                 hidden_nH = scores.hidden_NH[part]
-                wrong_nV = scores.wrong_NV
-                # The gradient is formed again unless it is still there from the only tile: another
-                # caller may have used the head's buffer.
+                wrong_nV = scores.logit_gradient_NV
+                # Recomputed unless the head's buffer still holds it from the only tile: another
+                # caller may have used the buffer.
                 if wrong_nV is None or scores.num_tiles_formed != self._num_tiles_formed:
-                    _, wrong_nV = self._wrongness(hidden_nH, scores.targets_N[part])
+                    _, wrong_nV = self._nll_gradient(hidden_nH, scores.targets_N[part])
                 weighted_nH = hidden_nH * weights_N[part, None].to(hidden_nH.dtype)
                 self._add_to_weight(wrong_nV, weighted_nH, -1.0)
         return scores.gradient_NH.mul_(-weights_N[:, None].to(scores.gradient_NH.dtype))
@@ -96,44 +96,45 @@ class MatrixHead:
     ) -> Tensor:
         """Adds the weight's gradient of any loss, tile by tile; returns the hidden states', [N, H].
 
-        `learn` gets a tile's tokens and their logits, which it may overwrite, and returns the
-        loss's gradient with regard to these. A tile's logits stay below `tile_numbers` numbers.
+        learn: takes a tile's slice and its logits, which it may overwrite, and returns the gradient
+        of the loss with respect to them.
+        tile_numbers: the maximum number of logits per tile.
         """
         gradient_NH = torch.empty_like(hidden_NH)
         for part in self._tiles(len(hidden_NH), tile_numbers):
-            logits_nV, slope_nV = self._shaped(self._product(hidden_NH[part]))
-            gradient_nV = self._unshaped(learn(part, logits_nV), slope_nV)
+            logits_nV, slope_nV = self._scale_and_cap(self._product(hidden_NH[part]))
+            gradient_nV = self._product_gradient(learn(part, logits_nV), slope_nV)
             torch.mm(gradient_nV, self.weight, out=gradient_NH[part])
             self._add_to_weight(gradient_nV, hidden_NH[part], 1.0)
         return gradient_NH
 
     @torch.no_grad()
     def logits(self, hidden_nH: Tensor) -> Tensor:
-        """Returns a tile's logits in float32, [n, V]; they are overwritten by the next tile."""
-        return self._shaped(self._product(hidden_nH))[0]
+        """Returns a tile's logits in float32, [n, V]; the next tile overwrites them."""
+        return self._scale_and_cap(self._product(hidden_nH))[0]
 
     @torch.no_grad()
     def logprobs(self, hidden_NH: Tensor, targets_N: Tensor) -> Tensor:
         """Returns the tokens' log-probabilities (nats), [N], without gradient."""
         parts = [
-            self._wrongness(hidden_NH[part], targets_N[part])[0]
+            self._nll_gradient(hidden_NH[part], targets_N[part])[0]
             for part in self._tiles(len(targets_N))
         ]
         return torch.cat(parts) if parts else hidden_NH.new_empty(0, dtype=torch.float32)
 
     def _tiles(self, count: int, tile_numbers: int | None = None) -> Iterator[slice]:
-        """Yields the slices of `count` tokens whose logits are held at a time."""
+        """Yields slices of `count` tokens, one for each tile."""
         size = max(1, (tile_numbers or TILE_NUMBERS) // self.vocab_size)
         for start in range(0, count, size):
             yield slice(start, min(count, start + size))
 
-    def _wrongness(self, hidden_nH: Tensor, targets_n: Tensor) -> tuple[Tensor, Tensor]:
+    def _nll_gradient(self, hidden_nH: Tensor, targets_n: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the log-probabilities, [n], and the gradient of their negative sum, [n, V].
 
-        That gradient, with regard to the matrix product, is the probabilities, less 1 at the
-        targets, before `_unshaped`. It is overwritten by the next tile.
+        The gradient is with respect to the matrix product: the probabilities minus 1 at the
+        targets, then `_product_gradient`. The next tile overwrites it.
         """
-        logits_nV, slope_nV = self._shaped(self._product(hidden_nH))
+        logits_nV, slope_nV = self._scale_and_cap(self._product(hidden_nH))
         chosen_n1 = logits_nV.gather(1, targets_n[:, None])
         greatest_n = logits_nV.amax(-1)
         wrong_nV = torch.softmax(logits_nV, -1, out=logits_nV)
@@ -141,10 +142,10 @@ class MatrixHead:
         # needed anyway also gives the norm, without a second pass of exponentials.
         logprobs_n = chosen_n1[:, 0] - greatest_n + wrong_nV.amax(-1).log()
         wrong_nV.scatter_add_(1, targets_n[:, None], torch.full_like(chosen_n1, -1.0))
-        return logprobs_n, self._unshaped(wrong_nV, slope_nV)
+        return logprobs_n, self._product_gradient(wrong_nV, slope_nV)
 
-    def _shaped(self, logits_nV: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns the product scaled and soft-capped in place, and the slope of the cap, if any."""
+    def _scale_and_cap(self, logits_nV: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Scales and soft-caps the product in place; returns it and the cap's slope, if any."""
         if self._scale != 1.0:
             logits_nV.mul_(self._scale)
         if self._softcap is None:
@@ -153,8 +154,8 @@ class MatrixHead:
         slope_nV = 1 - logits_nV**2
         return logits_nV.mul_(self._softcap), slope_nV
 
-    def _unshaped(self, gradient_nV: Tensor, slope_nV: Tensor | None) -> Tensor:
-        """Returns the gradient with regard to the product, from that with regard to the logits."""
+    def _product_gradient(self, gradient_nV: Tensor, slope_nV: Tensor | None) -> Tensor:
+        """Returns the gradient with respect to the product, given that of the logits."""
         if slope_nV is not None:
             gradient_nV.mul_(slope_nV)
         if self._scale != 1.0:
@@ -173,7 +174,7 @@ class MatrixHead:
         return torch.mm(hidden_nH, self.weight.T, out=self._tile[:numbers].view(shape))
 
     def _add_to_weight(self, gradient_nV: Tensor, hidden_nH: Tensor, scale: float) -> None:
-        """Adds a tile's part to the weight's gradient, if the weight is trained."""
+        """Adds a tile's share to the weight's gradient, if the weight is trained."""
         if not self.weight.requires_grad:
             return
         if self.weight.grad is None:
@@ -185,21 +186,21 @@ class MatrixHead:
 
 @dataclass(frozen=True, slots=True)
 class MatrixScores:
-    """The log-probabilities of tokens, with the tensors that their gradient needs."""
+    """The log-probabilities of tokens, with the tensors that their backward pass needs."""
 
     logprobs_N: Tensor
     hidden_NH: Tensor
     targets_N: Tensor
     gradient_NH: Tensor
-    """The gradient of each token's negative log-probability with regard to its own hidden state."""
-    wrong_NV: Tensor | None
-    """The gradient with regard to the logits, if all tokens fit one tile; else None."""
+    """The gradient of each token's negative log-probability with respect to its hidden state."""
+    logit_gradient_NV: Tensor | None
+    """The gradient with respect to the logits, if all tokens fit one tile; else None."""
     num_tiles_formed: int
-    """The number of tiles that the head had formed then; each overwrites the one before it."""
+    """How many tiles the head had computed by then; each overwrites the previous one."""
 
 
 def matrix_head(head: Any, *, scale: float, softcap: float | None) -> MatrixHead | None:
-    """Returns the head as a matrix, or None if it is not a plain matrix or not in main memory."""
+    """Returns the head as a `MatrixHead`; None if it is not a single dense matrix on the CPU."""
     if type(head) is not nn.Linear or "bias" in dict(head.named_parameters()):
         return None
     weight = head.weight

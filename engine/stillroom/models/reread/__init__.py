@@ -1,1 +1,1 @@
-"""A teacher with a tokenizer and a template of its own reads the student's text again, by bytes."""
+"""Compares a student with a teacher that has another tokenizer or chat template, byte by byte."""

@@ -1,10 +1,10 @@
-"""The reverse KL over next bytes: two models with other tokenizers compared on the same text.
+"""The reverse KL over next bytes, between two models with different tokenizers on the same text.
 
-At each place of a turn (a `Unit`) a model's probabilities of the next tokens are added up to those
-of the next byte, given the bytes of the token that are fixed already; ends of turns and openings of
-calls are symbols in addition to the 256 bytes. Symbols that only one side distinguishes at the
-place count as one. This takes each text to be cut as the tokenizer cuts it; other ways of cutting
-the same text have nearly no probability.
+At each position of a turn (a `Unit`) a model's next-token probabilities are summed into next-byte
+probabilities, given the bytes of the current token that are already fixed; ends of turns and
+openings of calls are symbols in addition to the 256 bytes. Symbols that only one side distinguishes
+count as one. This assumes each tokenizer's own segmentation; other ways of splitting the same text
+have almost no probability.
 Shapes: n positions of a tile, V vocabulary, P tokens of a trie (sorted), R ranges of them, M units,
 S symbols.
 """
@@ -17,36 +17,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stillroom.models.placement import in_float64
+from stillroom.models.placement import to_float64
 from stillroom.models.reread.byte_units import Choice
 from stillroom.models.reread.token_bytes import ByteTrie
 
 LEAST = 1e-7
-"""The least probability that a symbol counts with, so that one symbol costs at most 16 nats."""
+"""The minimum probability of a symbol, so that one symbol costs at most 16 nats."""
 NUM_BYTES = 256
 _SMALL_VOCABULARY = 2048
-"""Below it, row by row is slower in main memory: 36 µs a row for the demo's 569 tokens, against 5;
-with 152k tokens it is 0.26 ms against 2.7."""
+"""Below it, summing row by row is slower on the CPU: 36 µs a row for the demo's 569 tokens, against
+5; with 152k tokens it is 0.26 ms against 2.7."""
 
 
 @dataclass(frozen=True, slots=True)
 class TriePlaces:
-    """Where units stand in one side's trie: a few numbers for each prefix that occurs."""
+    """The positions of units in one side's trie: a few numbers for each prefix that occurs."""
 
     low_M: Tensor
     high_M: Tensor
     starts_M: Tensor
-    """The first sorted token of each next byte, and the end, [M, 257]."""
+    """The first sorted token that continues with each byte, and the end, [M, 257]."""
     is_root_M: Tensor
 
     def part(self, part: slice) -> "TriePlaces":
-        """Returns some of the places."""
+        """Returns the entries of a slice."""
         return TriePlaces(
             self.low_M[part], self.high_M[part], self.starts_M[part], self.is_root_M[part]
         )
 
     def rows(self, chosen_m: Tensor) -> "TriePlaces":
-        """Returns the places with these indices."""
+        """Returns the entries at these indices."""
         return TriePlaces(
             self.low_M[chosen_m],
             self.high_M[chosen_m],
@@ -56,7 +56,7 @@ class TriePlaces:
 
 
 def trie_places(trie: ByteTrie, prefixes: Sequence[bytes], device: torch.device) -> TriePlaces:
-    """Returns the places of units whose tokens begin with these bytes."""
+    """Returns the trie positions of units whose tokens begin with these bytes."""
     index = {prefix: place for place, prefix in enumerate(dict.fromkeys(prefixes))}
     nodes = [trie.node(prefix) for prefix in index]
     of_unit = np.array([index[prefix] for prefix in prefixes], dtype=np.int64)
@@ -71,14 +71,14 @@ def trie_places(trie: ByteTrie, prefixes: Sequence[bytes], device: torch.device)
 
 
 class TokenRanges:
-    """One side's tokens, cut wherever the sums of some units begin or end.
+    """Ranges of one side's sorted tokens, split wherever the sums of some units begin or end.
 
-    A tile's units need few of the vocabulary's sums, so that everything after one pass over the
-    probabilities works on R ranges of sorted tokens; tokens that are not text are in none.
+    A tile's units need few of the possible sums, so that everything after one pass over the
+    probabilities works on R ranges; markers, which are not text, are in no range.
     """
 
     def __init__(self, order_P: Tensor, vocab_size: int, cuts: Sequence[TriePlaces] | None) -> None:
-        """`cuts`: the places of the units; None for those of any unit: each token is a range."""
+        """cuts: the trie positions of the units; None: every token is a range of its own."""
         num_sorted = len(order_P)
         is_cut = torch.full((num_sorted + 1,), cuts is None, device=order_P.device)
         is_cut[0] = is_cut[num_sorted] = True
@@ -87,11 +87,11 @@ class TokenRanges:
                 is_cut[tokens.flatten().long()] = True
         self.order_P = order_P
         self.number_P = is_cut.cumsum(0) - 1
-        """The number of the range that holds each sorted token; R for the end of all, [P + 1]."""
+        """The index of the range that holds each sorted token, and R for the end, [P + 1]."""
         self.first_R = is_cut.nonzero()[:-1, 0]
         """The first sorted token of each range."""
         self.of_token_V = torch.full((vocab_size,), len(self.first_R), device=order_P.device)
-        """The number of each token's range; R for tokens that are not text."""
+        """The index of each token's range; R for tokens that are not text."""
         self.of_token_V[order_P] = self.number_P[:-1]
 
     def __len__(self) -> int:
@@ -107,7 +107,7 @@ class SortedSums:
         order_P: Tensor,
         cuts: Sequence[TriePlaces] | None = None,
     ) -> None:
-        """`cuts`: the places that the sums are needed at; None for any."""
+        """cuts: the trie positions at which sums are needed; None for any."""
         self.probabilities_nV = probabilities_nV
         self.ranges = TokenRanges(order_P, probabilities_nV.shape[1], cuts)
         is_small = probabilities_nV.shape[1] < _SMALL_VOCABULARY
@@ -117,30 +117,30 @@ class SortedSums:
         )
 
     def at(self, rows_m: Tensor, tokens: Tensor) -> Tensor:
-        """Returns the sums before sorted tokens, [m] or [m, k], of the tile's rows `rows_m`."""
+        """Returns the cumulative sums before sorted tokens, [m] or [m, k], in rows `rows_m`."""
         base = rows_m * self._sums.shape[1]
         numbers = self.ranges.number_P[tokens]
         return self._sums.flatten()[(base if tokens.ndim == 1 else base[:, None]) + numbers]
 
 
 def sums_row_by_row(probabilities_nV: Tensor, ranges: TokenRanges) -> Tensor:
-    """Returns the sums before each range and that of all, [n, R + 1], fast in main memory.
+    """Returns the sums before each range and the total, [n, R + 1]; fast on the CPU.
 
-    Each probability is added to its range where it stands; one row fits the cache.
+    Probabilities are added in the vocabulary's order, one row at a time, which fits the cache.
     """
     sums_nR = probabilities_nV.new_zeros(
         len(probabilities_nV), len(ranges) + 1, dtype=torch.float64
     )
     for sums_R, row_V in zip(sums_nR, probabilities_nV, strict=True):
         sums_R.scatter_add_(0, ranges.of_token_V, row_V.double())
-    # The last column is of tokens in no range.
+    # The last column collects tokens in no range.
     return torch.nn.functional.pad(sums_nR[:, :-1], (1, 0)).cumsum(1)
 
 
 def sums_of_sorted(probabilities_nV: Tensor, ranges: TokenRanges) -> Tensor:
-    """Returns the same for all rows at once.
+    """Returns the sums of `sums_row_by_row` for all rows at once.
 
-    On a GPU adding where they stand would be in any order, which changes the last digits.
+    On a GPU scatter-adds run in any order, which would change the last digits.
     """
     sorted_nP = probabilities_nV.index_select(1, ranges.order_P)
     sums_nP = sorted_nP.cumsum(1, dtype=torch.float64)
@@ -155,9 +155,9 @@ class SideSymbols:
     probabilities_mS: Tensor
     """[m, 256 + the choice's symbols], in float64."""
     is_known_mS: Tensor
-    """Which symbols the side can tell apart there."""
+    """Which symbols the side can distinguish there."""
     total_m: Tensor
-    """The probability of what is known of the token so far."""
+    """The probability of the bytes that are already fixed in the token."""
 
 
 def side_symbols(
@@ -181,7 +181,7 @@ def side_symbols(
         mass_m = bytes_m[:, letters].sum(1)
         is_known = known_m[:, letters].all(1)
         if ids:
-            marks_m = in_float64(sums.probabilities_nV[:, list(ids)][rows_m]).sum(1)
+            marks_m = to_float64(sums.probabilities_nV[:, list(ids)][rows_m]).sum(1)
             mass_m, is_known = mass_m + marks_m, is_known & places.is_root_M
         columns.append(mass_m[:, None])
         known.append(is_known[:, None])
@@ -195,13 +195,13 @@ def side_symbols(
 def with_longer_tokens(
     side: SideSymbols, sums: SortedSums, rows_m: Tensor, before: TriePlaces, choice: Choice
 ) -> SideSymbols:
-    """Returns a teacher's symbols at the ends of its tokens, where these might have gone on.
+    """Returns a teacher's symbols at the ends of its tokens, including longer tokens.
 
-    The student's text is cut as the teacher's tokenizer cuts it, but the teacher may be nearly sure
-    of a longer token: after `c` of an item `candle`, what it says after the token `c` does not
-    count, as that token has no probability. So next bytes are those within longer tokens and, by
-    the share of the token itself, those that follow it.
-    rows_m, before: the rows of the tokens before, and their places; the root stands for none.
+    The student's text is tokenized as the teacher's tokenizer does, but the teacher may be nearly
+    sure of a longer token: after `c` of an item `candle`, its distribution after the token `c` does
+    not count, as that token has no probability. So a next byte's probability is the sum over longer
+    tokens and, weighted by the token itself, over what follows it.
+    rows_m, before: the rows of the previous tokens, and their positions; the root stands for none.
     """
     starts = before.starts_M.long()
     edges = sums.at(rows_m, starts)
@@ -219,7 +219,7 @@ def with_longer_tokens(
 
 
 class NextSymbols(Protocol):
-    """What a teacher says comes next, at some of its positions."""
+    """A teacher's next-symbol probabilities at some of its positions."""
 
     def at(
         self, rows_m: Tensor, places: TriePlaces, before: TriePlaces, choice: Choice
@@ -233,7 +233,7 @@ class NextSymbols(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SummedSymbols:
-    """The next symbols of a teacher whose whole distributions are known."""
+    """The next symbols of a teacher with full next-token distributions."""
 
     sums: SortedSums
 
@@ -252,13 +252,13 @@ class UnitKl:
 
     value_m: Tensor
     gaps_mS: Tensor
-    """log p_student - log p_teacher of each symbol, and last of all others together, [m, S + 1]."""
+    """log p_student - log p_teacher of each symbol and, last, of all others, [m, S + 1]."""
     is_shared_mS: Tensor
-    """Which symbols both sides can tell apart."""
+    """Which symbols both sides can distinguish."""
 
 
 def unit_kl(student: SideSymbols, teacher: SideSymbols) -> UnitKl:
-    """Returns KL(student || teacher) over the symbols that both sides can tell apart."""
+    """Returns KL(student || teacher) over the symbols that both sides can distinguish."""
     is_shared = student.is_known_mS & teacher.is_known_mS
     ours, their = (_with_others(side, is_shared) for side in (student, teacher))
     gaps = ours.log() - their.log()
@@ -272,9 +272,9 @@ def _with_others(side: SideSymbols, is_shared_mS: Tensor) -> Tensor:
 
 
 class SlopeSums:
-    """Collects how the divergence changes with each token's probability, over a tile.
+    """Accumulates the derivative of the divergence with respect to each token's probability.
 
-    What is added to some of the sorted tokens is kept as its two ends, and summed up once.
+    What is added to a range of sorted tokens is stored at its two ends, and summed up once.
     """
 
     def __init__(self, ranges: TokenRanges, num_rows: int) -> None:
@@ -287,7 +287,7 @@ class SlopeSums:
     def add(
         self, rows_m: Tensor, places: TriePlaces, choice: Choice, kl: UnitKl, student: SideSymbols
     ) -> None:
-        """Adds the slopes of units of one choice."""
+        """Adds the derivatives at units of one choice."""
         others_m = kl.gaps_mS[:, -1]
         slopes_mS = (kl.gaps_mS[:, :-1] - others_m[:, None]) * kl.is_shared_mS
         slopes_mS = slopes_mS / student.total_m.clamp_min(1e-300)[:, None]
@@ -312,7 +312,7 @@ class SlopeSums:
         self._ends.view(-1).index_add_(0, places.flatten(), values.flatten())
 
     def gradient(self, probabilities_nV: Tensor, out_nV: Tensor) -> Tensor:
-        """Returns the gradient with regard to the student's logits, [n, V], in `out_nV`."""
+        """Returns the gradient with respect to the student's logits, [n, V], in `out_nV`."""
         slopes_nR = self._ends.cumsum(1)
         slopes_nR[:, -1] = 0
         slopes_nR = (slopes_nR + self._rows[:, None]).to(probabilities_nV)
@@ -323,25 +323,25 @@ class SlopeSums:
         return out_nV.mul_(probabilities_nV)
 
 
-class _Following(NamedTuple):
-    """The listed probabilities of what continues the beginnings of tokens."""
+class _Continuations(NamedTuple):
+    """The listed probabilities of tokens that begin with given bytes."""
 
     bytes_m: Tensor
-    """Of each next byte, [m, 256]."""
+    """Of tokens that continue with each byte, [m, 256]."""
     ended_m: Tensor
-    """Of the token that is the beginning itself."""
+    """Of the token that is exactly these bytes."""
     total_m: Tensor
-    """Of all tokens with the beginning, with their share of the tail."""
+    """Of all these tokens, with their share of the tail."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedTokens:
-    """The tokens that a server listed at a teacher's positions: a `NextSymbols`."""
+    """The top tokens that a server returned at a teacher's positions: a `NextSymbols`."""
 
     ids_kK: Tensor
     """The ids; -1 where fewer tokens are listed."""
     places_kK: Tensor
-    """The tokens' places in the teacher's trie; -1 for those that it does not hold."""
+    """The tokens' indices in the teacher's trie; -1 for those that are not in it."""
     probabilities_kK: Tensor
     """In float64; 0 where fewer tokens are listed."""
     num_sorted: int
@@ -357,8 +357,8 @@ class ListedTokens:
     ) -> "ListedTokens":
         """Returns the listed tokens of all positions.
 
-        listed: the ids of the likeliest tokens at each position, and their log-probabilities in
-        nats. own: the token that stands there in the text, which need not be among them.
+        listed: the ids of the most likely tokens at each position, and their log-probabilities in
+        nats. own: the token of the text, which need not be among them.
         """
         shape = len(listed), len(listed[0][0]) if listed else 0
         ids_kK = np.array([ids for ids, _ in listed], np.int64).reshape(shape)
@@ -380,7 +380,7 @@ class ListedTokens:
         )
 
     def part(self, part: slice) -> "ListedTokens":
-        """Returns the listed tokens of some of the positions."""
+        """Returns the listed tokens at the positions of a slice."""
         return replace(
             self,
             ids_kK=self.ids_kK[part],
@@ -396,15 +396,15 @@ class ListedTokens:
         rows_m: their positions; `places` and `before` as in `with_longer_tokens`.
         """
         is_all_m = places.is_root_M & (not choice.is_conditional)
-        here = self._following(rows_m, places, is_all_m)
+        here = self._continuations(rows_m, places, is_all_m)
         symbols_m = [
             here.bytes_m[:, list(symbol.teacher_bytes)].sum(1)
-            + self._of_marks(rows_m, symbol.teacher_ids) * places.is_root_M
+            + self._marker_probability(rows_m, symbol.teacher_ids) * places.is_root_M
             for symbol in choice.symbols
         ]
         after_mS = torch.column_stack([here.bytes_m, *symbols_m]) / here.total_m[:, None]
-        # The token before might have been a longer one, see `with_longer_tokens`.
-        longer = self._following((rows_m - 1).clamp_min(0), before, torch.zeros_like(is_all_m))
+        # The previous token might have been a longer one, see `with_longer_tokens`.
+        longer = self._continuations((rows_m - 1).clamp_min(0), before, torch.zeros_like(is_all_m))
         longer_m = [
             longer.bytes_m[:, list(symbol.teacher_bytes)].sum(1) for symbol in choice.symbols
         ]
@@ -413,12 +413,14 @@ class ListedTokens:
         probabilities_mS = torch.where(before.is_root_M[:, None], after_mS, mixed_mS)
         return SideSymbols(probabilities_mS, probabilities_mS > 0, here.total_m)
 
-    def _following(self, rows_m: Tensor, places: TriePlaces, is_all_m: Tensor) -> _Following:
-        """Returns what continues the beginnings at `places`; `is_all_m`: any token counts."""
+    def _continuations(
+        self, rows_m: Tensor, places: TriePlaces, is_all_m: Tensor
+    ) -> _Continuations:
+        """Returns the continuations of the bytes at `places`; `is_all_m`: any token counts."""
         probabilities_mK, places_mK = self.probabilities_kK[rows_m], self.places_kK[rows_m]
         is_inside = (places_mK >= places.low_M[:, None]) & (places_mK < places.high_M[:, None])
         inside_mK = probabilities_mK * is_inside
-        # Column 0 holds what ends with the beginning, and column b + 1 what continues with byte b.
+        # Column 0: tokens that end with these bytes; column b + 1: those that continue with byte b.
         columns_mK = torch.searchsorted(places.starts_M.long(), places_mK, right=True)
         sums = inside_mK.new_zeros(len(rows_m), NUM_BYTES + 2)
         sums.scatter_add_(1, columns_mK, inside_mK)
@@ -428,9 +430,9 @@ class ListedTokens:
         tail_m = (1 - probabilities_mK.sum(1)).clamp_min(0)
         total_m = inside_mK.sum(1) + tail_m * share_m
         total_m = torch.where(is_all_m, torch.ones_like(total_m), total_m).clamp_min(1e-300)
-        return _Following(sums[:, 1 : NUM_BYTES + 1], sums[:, 0], total_m)
+        return _Continuations(sums[:, 1 : NUM_BYTES + 1], sums[:, 0], total_m)
 
-    def _of_marks(self, rows_m: Tensor, ids: tuple[int, ...]) -> Tensor:
-        """Returns the listed probability of a mark's tokens."""
+    def _marker_probability(self, rows_m: Tensor, ids: tuple[int, ...]) -> Tensor:
+        """Returns the listed probability of a marker's tokens."""
         marks = torch.tensor(ids, dtype=torch.int64, device=rows_m.device)
         return (self.probabilities_kK[rows_m] * torch.isin(self.ids_kK[rows_m], marks)).sum(1)

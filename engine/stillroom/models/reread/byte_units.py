@@ -1,9 +1,8 @@
-"""Where two models' readings of a turn can be compared byte by byte, and over which symbols.
+"""The positions of a turn at which two models are compared byte by byte, and their symbols.
 
-A unit is a place in the turn at which both models say what comes next: the next byte, or a mark of
-the template (a call's opening, the end of the turn). A model may be at the beginning of a token or
-within one there; in a token its probabilities are those of the tokens that continue as this one
-has.
+A unit is a position at which both models predict what comes next: the next byte, or a marker of
+the template (a call's opening, the end of the turn). It may be at the start of a token or inside
+one; inside a token a model's probabilities are those of the tokens that begin with the same bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,18 +14,18 @@ from stillroom.models.reread.turns import (
     Kind,
     TurnMarks,
     TurnPart,
-    shared_start,
+    common_prefix,
+    json_object_end,
     texts_between,
-    whole_json,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A mark as one symbol: the tokens and the bytes that begin it on each side.
+    """A marker as one symbol: the tokens and the bytes that begin it on each side.
 
-    A byte that begins a mark on one side only and is not text counts to nothing on the other; a
-    blank that may be text as well counts to the symbol on both.
+    A byte that begins a marker on one side only, and is not text, is ignored on the other;
+    whitespace that may also be text counts as the symbol on both.
     """
 
     student_ids: tuple[int, ...] = ()
@@ -37,35 +36,35 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The symbols that are distinguished at a place; all others count as one."""
+    """The symbols that are distinguished at a position; all others count as one."""
 
     symbols: tuple[Symbol, ...]
     has_bytes: bool = True
-    """Whether each next byte is a symbol."""
+    """Whether each next byte is a symbol of its own."""
     is_conditional: bool = False
-    """Whether only bytes count, because one side has chosen to write text by an earlier mark."""
+    """Whether only bytes count, because an earlier marker of one side has started text."""
     of_kind: Mapping[Kind, int] = field(default_factory=dict[Kind, int])
-    """256 and the index of the symbol that begins what may follow, by the kind of that part."""
+    """256 plus the index of the symbol that begins the next part, by that part's kind."""
 
 
 class Unit(NamedTuple):
-    """A place at which both models are compared."""
+    """A position at which both models are compared."""
 
     student_token: int
     student_prefix: bytes
-    """The bytes of the student's token that are fixed before the place."""
+    """The bytes of the student's token before the position."""
     teacher_token: int
     teacher_prefix: bytes
     teacher_before: bytes
-    """The teacher's token before, if the place is where it ends and it might have gone on."""
+    """The teacher's previous token, if the position is at its end and it might be longer."""
     choice: int
-    """The index of its choice."""
+    """The index in `Choices.known`."""
     symbol: int
-    """The byte that was sampled, or 256 and the index of the choice's symbol; -1: neither."""
+    """The sampled byte, or 256 plus the index of the choice's symbol; -1: neither."""
 
 
 class ReadingSide(NamedTuple):
-    """One model's tokenizer with its template's marks."""
+    """One model's tokenizer with the markers of its template."""
 
     tokenizer: Any
     tokens: TokenBytes
@@ -75,7 +74,7 @@ class ReadingSide(NamedTuple):
 
 @dataclass(slots=True)
 class Choices:
-    """The choices of a pair of models, found as they are needed."""
+    """The choices of a pair of models, created as they are needed."""
 
     student: ReadingSide
     teacher: ReadingSide
@@ -83,16 +82,16 @@ class Choices:
     _index: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
 
     def within(self, kind: Kind, text: bytes = b"") -> int:
-        """Returns the choice at a byte within a part, or right after its last byte.
+        """Returns the choice at a byte inside a part, or right after its last byte.
 
-        text: the part so far, whose last blank may be the one that a mark begins with.
+        text: the part so far; if it ends in whitespace, a marker may have begun with that.
         """
         return self._get("blank" if text[-1:].isspace() else "within", kind)
 
     def after(self, kind: Kind) -> "Chosen | None":
-        """Returns the choice of what follows a part, past what follows in any case.
+        """Returns the choice of what follows a part, after the text that is written in any case.
 
-        None if nothing follows it on both sides.
+        None if nothing follows the part on both sides.
         """
         texts = self._texts(kind)
         if not texts[0]:
@@ -103,11 +102,11 @@ class Choices:
         return Chosen(len(student.encode()), len(teacher.encode()), self._get("after", kind))
 
     def closing(self, kind: Kind) -> str:
-        """Returns what the teacher's template writes after a part, whatever follows."""
+        """Returns the text that the teacher's template always writes after a part."""
         return lead(self.teacher, self._texts(kind)[1])
 
-    def first_of(self, kind: Kind, before: Kind) -> int:
-        """Returns the choice at a part's first byte."""
+    def at_first_byte(self, kind: Kind, before: Kind) -> int:
+        """Returns the choice at the first byte of a part."""
         if kind != "text" or before not in ("start", "thought"):
             return self.within(kind)
         if self.begins_freely(before):
@@ -115,13 +114,13 @@ class Choices:
         return self._get("bytes", "text")
 
     def begins_freely(self, kind: Kind) -> bool:
-        """Whether content follows a part of this kind without a mark of its own on both sides."""
+        """Whether content may follow such a part on both sides without a marker of its own."""
         texts = self._texts(kind)
         sides = zip((self.student, self.teacher), texts, strict=True)
         return all("text" in one and one["text"] == lead(side, one) for side, one in sides)
 
     def _texts(self, kind: Kind) -> tuple[dict[Kind, str], dict[Kind, str]]:
-        """Returns what each template writes before each kind of part that may follow on both."""
+        """Returns each template's text before each kind of part that may follow on both sides."""
         ours, other = (texts_between(side.marks, kind) for side in (self.student, self.teacher))
         both = ours.keys() & other.keys()
         return {k: t for k, t in ours.items() if k in both}, {
@@ -132,14 +131,14 @@ class Choices:
         key = (place, kind)
         if key not in self._index:
             self._index[key] = len(self.known)
-            self.known.append(self._made(place, kind))
+            self.known.append(self._build(place, kind))
         return self._index[key]
 
-    def _made(self, place: str, kind: Kind) -> Choice:
+    def _build(self, place: str, kind: Kind) -> Choice:
         if place == "bytes":
             return Choice((), is_conditional=True)
         if place != "after" and kind == "arguments":
-            # Arguments end by themselves, so no mark can follow one of their bytes.
+            # Arguments end at their last brace, so no marker can follow one of their bytes.
             return Choice(())
         ours, other = self._texts(kind)
         if place == "after":
@@ -150,13 +149,13 @@ class Choices:
         for following in sorted(ours):
             if ours[following] and other[following]:
                 is_end = following == "end"
-                starts[following] = _symbol(
+                starts[following] = _build_symbol(
                     _begin(self.student, ours[following], is_end=is_end),
                     _begin(self.teacher, other[following], is_end=is_end),
                     is_text=is_text,
                     is_after_blank=place == "blank",
                 )
-        symbols = _merged(list(starts.values()))
+        symbols = _merge(list(starts.values()))
         of_kind: dict[Kind, int] = {
             following: 256 + index
             for following, start in starts.items()
@@ -166,12 +165,12 @@ class Choices:
         return Choice(symbols, has_bytes=has_bytes, of_kind=of_kind)
 
     def symbol_of(self, choice: int, following: Kind) -> int:
-        """Returns the number of the symbol that begins what follows; -1 if none stands for it."""
+        """Returns the number of the symbol that begins the next part; -1 if there is none."""
         return self.known[choice].of_kind.get(following, -1)
 
 
 class Chosen(NamedTuple):
-    """A choice, and how many bytes each template writes before it in any case."""
+    """A choice, and the number of bytes that each template always writes before it."""
 
     student_lead: int
     teacher_lead: int
@@ -179,9 +178,9 @@ class Chosen(NamedTuple):
 
 
 def lead(side: ReadingSide, texts: Mapping[Kind, str]) -> str:
-    """Returns what a template writes whatever follows; up to its first mark if that is fixed."""
+    """Returns the text that a template writes in any case; up to its first marker if fixed."""
     if len(texts) != 1:
-        return shared_start(*texts.values())
+        return common_prefix(*texts.values())
     [text] = texts.values()
     before = b""
     for token in encode(side.tokenizer, text):
@@ -196,7 +195,7 @@ def _without_lead(side: ReadingSide, texts: Mapping[Kind, str]) -> dict[Kind, st
 
 
 class _Begin(NamedTuple):
-    """How one side begins a mark: with a blank and a token, a token, or a byte of text."""
+    """How one side begins a marker: whitespace and a token, a token, or a byte of text."""
 
     ids: tuple[int, ...]
     blank: int | None = None
@@ -212,10 +211,10 @@ def _begin(side: ReadingSide, text: str, *, is_end: bool) -> _Begin:
     return _Begin(tuple(sorted({first, *ends})), blank)
 
 
-def _symbol(one: _Begin, two: _Begin, *, is_text: bool, is_after_blank: bool) -> Symbol:
-    """Returns the symbol of a mark from how student and teacher begin it.
+def _build_symbol(one: _Begin, two: _Begin, *, is_text: bool, is_after_blank: bool) -> Symbol:
+    """Returns the symbol of a marker that begins as `one` (student) and `two` (teacher).
 
-    is_text: whether text may continue here, so that a blank may be text or begin the mark.
+    is_text: whether text may continue here, so that whitespace may be text or begin the marker.
     """
     if one.byte is not None or two.byte is not None or not is_text:
         bytes_ = [
@@ -225,13 +224,13 @@ def _symbol(one: _Begin, two: _Begin, *, is_text: bool, is_after_blank: bool) ->
         return Symbol(one.ids, two.ids, *bytes_)
     blanks = tuple(sorted({blank for blank in (one.blank, two.blank) if blank is not None}))
     if is_after_blank or one.blank == two.blank:
-        # The blank has been written, or is the same byte on both sides.
+        # The whitespace has been written, or is the same byte on both sides.
         blanks = ()
     return Symbol(one.ids, two.ids, blanks, blanks)
 
 
-def _merged(symbols: Sequence[Symbol]) -> tuple[Symbol, ...]:
-    """Returns the symbols, joined where they begin with the same token or byte on a side."""
+def _merge(symbols: Sequence[Symbol]) -> tuple[Symbol, ...]:
+    """Returns the symbols, merged where they begin with the same token or byte on a side."""
     merged: list[Symbol] = []
     for symbol in symbols:
         one = symbol
@@ -258,15 +257,15 @@ def _columns(symbol: Symbol) -> tuple[tuple[int, ...], ...]:
 
 
 def is_whole_call(part: TurnPart) -> bool:
-    """Whether a part is the arguments of a call, from their first to their last brace."""
+    """Whether a part is the complete arguments of a call, a JSON object."""
     if part.kind != "arguments":
         return False
     text = part.text.decode()
-    return whole_json(text) == len(text)
+    return json_object_end(text) == len(text)
 
 
 class Places:
-    """The tokens of one side's turn, by the byte at which each begins."""
+    """The tokens of one side's turn, by byte offset."""
 
     def __init__(self, side: ReadingSide, ids: Sequence[int]) -> None:
         self._words = [side.tokens.of_token[token] for token in ids]
@@ -276,7 +275,7 @@ class Places:
         ]
 
     def at(self, byte: int) -> tuple[int, bytes] | None:
-        """Returns the token that holds a byte, and its bytes before; None if nothing is known."""
+        """Returns the index of a byte's token and the token's earlier bytes; None if unknown."""
         if not 0 <= byte < len(self._place):
             return None
         index, offset = self._place[byte]
@@ -285,13 +284,13 @@ class Places:
         return index, self._words[index][:offset]
 
     def word_before(self, index: int, prefix: bytes) -> bytes:
-        """Returns the text of the token before, if a token begins here and that is no mark."""
+        """Returns the previous token's text if a token begins here and that one is no marker."""
         is_text = not prefix and index > 0 and not self._is_mark[index - 1]
         return self._words[index - 1] if is_text else b""
 
 
 class WrittenParts(NamedTuple):
-    """The parts of a turn in one side's text."""
+    """The tokens of a turn on one side, and the byte at which each part starts."""
 
     places: Places
     starts: Sequence[int]
@@ -305,7 +304,7 @@ def turn_units(
     *,
     is_ended: bool,
 ) -> list[Unit]:
-    """Returns the units of a turn, in order; both sides have the same parts."""
+    """Returns the units of a turn, in order; `parts` are the same on both sides."""
     units: list[Unit] = []
 
     def add(student_byte: int, teacher_byte: int, choice: int, symbol: int) -> None:
@@ -315,7 +314,7 @@ def turn_units(
             units.append(Unit(*here, *there, before, choice, symbol))
 
     def end_part(before: TurnPart | None, following: Kind | None, at: tuple[int, int]) -> None:
-        """Adds the places at which it is decided that a part ends and what follows it."""
+        """Adds the positions that decide whether a part ends and what follows it."""
         kind: Kind = before.kind if before is not None else "start"
         is_call = before is not None and is_whole_call(before)
         if before is not None and not is_call:
@@ -337,7 +336,7 @@ def turn_units(
         for offset, byte in enumerate(part.text):
             choice = choices.within(part.kind, part.text[:offset])
             if offset == 0:
-                choice = choices.first_of(part.kind, kind_before)
+                choice = choices.at_first_byte(part.kind, kind_before)
             add(starts[0] + offset, starts[1] + offset, choice, byte)
         before, at = part, (starts[0] + len(part.text), starts[1] + len(part.text))
     end_part(before, "end" if is_ended else None, at)

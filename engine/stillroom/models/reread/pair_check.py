@@ -1,4 +1,4 @@
-"""Checks that a teacher with tokens of its own can read the student's text, before any rollout."""
+"""Checks, before any rollout, that a teacher with another tokenizer can read the student's text."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from stillroom.errors import ConfigError, ModelError
 from stillroom.models.load import LoadedModel, stop_ids_of_tokenizer
 from stillroom.models.pairing import OFF_POLICY_ROUTE, check_pair, check_tokenizers
 from stillroom.models.reread.byte_units import ReadingSide
-from stillroom.models.reread.rereading import Reader, ReadingPair, shown_turn
+from stillroom.models.reread.rereading import Reader, ReadingPair, render_turn
 from stillroom.models.reread.token_bytes import PROBE, encode
 from stillroom.models.reread.turns import Kind, TurnPart, TurnParts
 from stillroom.types import Message, ToolCall, ToolSchema
@@ -22,16 +22,16 @@ _TOOL: ToolSchema = {
         "parameters": {"type": "object", "properties": {"key": {"type": "string"}}},
     },
 }
-# Some templates escape letters beyond ASCII; the teacher is shown them as the student wrote them.
+# Some templates escape non-ASCII letters; the teacher gets them as the student wrote them.
 _ARGUMENTS = '{"key": "a \\"quoted\\" \\\\ {x}", "n": [1, 2.5, null]}'
 
 
 def open_pair(
     student: LoadedModel, teacher: LoadedModel, reasoning_mode: ReasoningMode | None = None
 ) -> ReadingPair | None:
-    """Returns the pair of two models that cut text otherwise; None if they do so alike.
+    """Returns the pair if the models' tokenizers or chat templates differ, else None.
 
-    Raises an EngineError, with what to do, if the teacher could not read what the student writes.
+    Raises EngineError, with a fix, if the teacher cannot read what the student writes.
     """
     try:
         check_pair(student, teacher)
@@ -45,7 +45,7 @@ def open_pair(
         _reader(role, model.location.name, model.tokenizer, model.stop_ids, reasoning_mode)
         for role, model in (("student", student), ("teacher", teacher))
     )
-    return _checked(ReadingPair(*readers, max_context=teacher.max_context))
+    return _check(ReadingPair(*readers, max_context=teacher.max_context))
 
 
 def open_pair_with_tokenizer(
@@ -56,10 +56,7 @@ def open_pair_with_tokenizer(
     *,
     max_context: int,
 ) -> ReadingPair | None:
-    """Returns the pair of a student and a teacher of which only the tokenizer is here.
-
-    The rest is as with `open_pair`.
-    """
+    """Like `open_pair`, for a teacher on a server, of which only the tokenizer is loaded."""
     name = student.location.name
     try:
         check_tokenizers(
@@ -76,11 +73,11 @@ def open_pair_with_tokenizer(
             "teacher", teacher_name, tokenizer, stop_ids_of_tokenizer(tokenizer), reasoning_mode
         ),
     )
-    return _checked(ReadingPair(*readers, max_context=max_context))
+    return _check(ReadingPair(*readers, max_context=max_context))
 
 
 def reading_note(teacher: str, pair: ReadingPair | None, *, is_served: bool = False) -> str:
-    """Returns what the user should know about how a teacher reads."""
+    """Returns the note to the user on how a teacher scores the student's text."""
     if pair is None:
         loss_fn = "top_k_reverse_kl" if is_served else "full_reverse_kl"
         return (
@@ -90,17 +87,16 @@ def reading_note(teacher: str, pair: ReadingPair | None, *, is_served: bool = Fa
     probe = "The answer is 1234. What do seven red lamps cost in the shop?"
     counts = [len(encode(one.tokenizer, probe)) for one in (pair.student, pair.teacher)]
     return (
-        f"{pair.teacher.name} reads the student's text in its own tokens ({counts[1]} where the "
-        f"student has {counts[0]}), and both are compared byte by byte (byte_reverse_kl); see the "
-        "metrics byte_share, not_compared and teacher_tokens"
+        f"{pair.teacher.name} scores the student's text with its own tokenizer ({counts[1]} tokens "
+        f"where the student has {counts[0]}), and both are compared byte by byte "
+        "(byte_reverse_kl); see the metrics byte_share, not_compared and teacher_tokens"
     )
 
 
 def check_reading(pair: ReadingPair) -> None:
-    """Raises ModelError unless the teacher can be shown what the student may write.
+    """Raises ModelError unless the teacher's template can render what the student may write.
 
-    Needs no weights. Whether calls can be shown matters only to students with tools:
-    `check_calls` says so.
+    Needs no weights. Tool calls matter only to students with tools: see `check_calls`.
     """
     names = f"{pair.student.name} and {pair.teacher.name}"
     is_thinking = [
@@ -108,48 +104,47 @@ def check_reading(pair: ReadingPair) -> None:
     ]
     if is_thinking[1] and not is_thinking[0]:
         raise ModelError(
-            f"{names}: the teacher's chat template makes it think before each answer, and the "
+            f"{names}: the teacher's chat template always thinks before an answer, and the "
             "student's does not",
-            "set rollout.reasoning_mode: disabled if the teacher's template has that choice, or "
-            f"take a teacher that answers at once, or {OFF_POLICY_ROUTE}",
+            "set rollout.reasoning_mode: disabled if the teacher's template supports it, use a "
+            f"teacher that answers without thinking, or {OFF_POLICY_ROUTE}",
         )
     for tools in ([], [_TOOL]):
         choices = pair.choices(tools)
         for side, reader in ((choices.student, pair.student), (choices.teacher, pair.teacher)):
             if not side.marks.end_text:
                 raise ModelError(
-                    f"the chat template of {reader.name} writes nothing after an answer, so its "
-                    "end cannot be compared",
-                    f"add an end of turn to chat_template.jinja, or {OFF_POLICY_ROUTE}",
+                    f"the chat template of {reader.name} writes no end of turn after an answer, so "
+                    "the ends of answers cannot be compared",
+                    f"add an end-of-turn token to chat_template.jinja, or {OFF_POLICY_ROUTE}",
                 )
             _check_shown(side, reader, tools)
     plain = pair.choices([])
     if plain.student.marks.has_thought and not plain.teacher.marks.has_thought:
         raise ModelError(
-            f"{names}: the student may think before it answers, and the teacher's chat template "
-            "does not show thinking",
-            "set rollout.reasoning_mode: disabled if the student's template has that choice, or "
-            f"take a teacher that thinks, or {OFF_POLICY_ROUTE}",
+            f"{names}: the student may think before it answers, but the teacher's chat template "
+            "does not render thinking",
+            "set rollout.reasoning_mode: disabled if the student's template supports it, use a "
+            f"teacher that thinks, or {OFF_POLICY_ROUTE}",
         )
 
 
 def check_calls(pair: ReadingPair) -> None:
-    """Raises ModelError unless both templates show tool calls in a form that can be compared."""
+    """Raises ModelError unless both templates render tool calls in a form that can be compared."""
     choices = pair.choices([_TOOL])
     for side, reader in ((choices.student, pair.student), (choices.teacher, pair.teacher)):
         if not side.marks.has_calls:
             raise ModelError(
-                f"the chat template of {reader.name} does not show tool calls as they were "
-                "written, so turns with calls could not be compared with the teacher and would "
-                "teach nothing",
-                "take a teacher whose chat template shows tool calls, add them to "
+                f"the chat template of {reader.name} does not render tool calls verbatim, so turns "
+                "with calls cannot be compared with the teacher and would train nothing",
+                "use a teacher whose chat template renders tool calls, add them to "
                 "chat_template.jinja, train without tools (move tools.py away, and leave "
                 f"rollout.mcp_url and rollout.browse out), or {OFF_POLICY_ROUTE}",
             )
 
 
 def _check_shown(side: ReadingSide, reader: Reader, tools: Sequence[ToolSchema]) -> None:
-    """Raises ModelError if the template writes a turn otherwise than its parts and marks are."""
+    """Raises ModelError unless the template renders a turn as its parts with markers between."""
     probe = PROBE.strip()
     turns: list[tuple[Message, list[TurnPart]]] = [
         ({"role": "assistant", "content": probe}, [TurnPart("text", probe.encode())])
@@ -164,13 +159,13 @@ def _check_shown(side: ReadingSide, reader: Reader, tools: Sequence[ToolSchema])
         parts = [TurnPart("name", b"look_up"), TurnPart("arguments", _ARGUMENTS.encode())]
         turns.append((message, parts))
     for message, parts in turns:
-        shown = shown_turn(side, TurnParts(parts, [], is_ended=True), has_end=True)
+        shown = render_turn(side, TurnParts(parts, [], is_ended=True), has_end=True)
         written = reader.renderer.turn_text(message, tools)
         if shown is None or shown.text != written:
             kind: Kind = parts[-1].kind
             raise ModelError(
                 f"the chat template of {reader.name} changes the {kind} of an assistant's turn, so "
-                "what the student wrote could not be found in it",
+                "the student's text cannot be located in it",
                 f"fix chat_template.jinja, or {OFF_POLICY_ROUTE}",
             )
 
@@ -182,7 +177,7 @@ def _reader(
     stop_ids: frozenset[int],
     reasoning_mode: ReasoningMode | None,
 ) -> Reader:
-    """Returns one of the two models, with the reasoning mode if its template has the choice."""
+    """Returns one side of a pair, with the reasoning mode if its template supports it."""
     try:
         variables = reasoning_variables(tokenizer.chat_template, reasoning_mode)
     except ConfigError:
@@ -191,6 +186,6 @@ def _reader(
     return Reader(f"{role} {name!r}", tokenizer, renderer, stop_ids)
 
 
-def _checked(pair: ReadingPair) -> ReadingPair:
+def _check(pair: ReadingPair) -> ReadingPair:
     check_reading(pair)
     return pair

@@ -1,4 +1,4 @@
-"""A student's rollout as its teacher reads it: other tokens, the same text, compared by bytes."""
+"""Reads a student's rollout with the teacher's tokenizer, for comparison byte by byte."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,25 +23,25 @@ from stillroom.types import Message, TokenTrace, ToolSchema
 
 @dataclass(frozen=True, slots=True)
 class ByteReading:
-    """A rollout in the teacher's tokens, and where it is compared with the student's."""
+    """A rollout in the teacher's tokens, and the positions at which both models are compared."""
 
     tokens: TokenSequence
-    """The teacher's tokens; those of the student's turns count as trained."""
+    """The rollout in the teacher's tokens; those of the student's turns count as trained."""
     units: list[Unit]
-    """The places of comparison. Tokens are counted among the sampled ones, and among the trained
-    ones of `tokens`."""
+    """The positions of comparison. Student tokens are indices among the sampled tokens, teacher
+    tokens among the trained ones of `tokens`."""
     pair: "ReadingPair"
     choices: Choices
-    """The choices that the units name by index."""
+    """The choices that the units refer to by index."""
     num_bytes: int
-    """The bytes that the student sampled, without what its template writes around them."""
+    """The bytes that the student sampled, without the text of its template."""
     num_compared: int
     """The bytes among them that are compared."""
     num_left_out: int
-    """The sampled tokens at which nothing is compared."""
+    """The sampled tokens without any comparison."""
 
     def of_tokens(self, kept: Sequence[int]) -> "ByteReading":
-        """Returns the reading with the comparisons at some sampled tokens only, renumbered."""
+        """Returns the reading with the comparisons at `kept` sampled tokens only, renumbered."""
         place = {token: number for number, token in enumerate(kept)}
         units = [
             unit._replace(student_token=place[unit.student_token])
@@ -53,7 +53,7 @@ class ByteReading:
 
 @dataclass(frozen=True, slots=True)
 class _TeacherTurn:
-    """One turn in the teacher's text: where its parts begin, and its end if it is ended."""
+    """One turn in the teacher's text, and where its parts begin."""
 
     text: str
     starts: list[int]
@@ -61,16 +61,16 @@ class _TeacherTurn:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """One of the two models, as far as texts are concerned."""
+    """One of the two models: its name, tokenizer and template."""
 
     name: str
-    """What errors call it."""
+    """The name in errors."""
     tokenizer: Any
     renderer: ChatRenderer
     stop_ids: frozenset[int]
 
     def side(self, tokens: TokenBytes, tools: Sequence[ToolSchema]) -> ReadingSide:
-        """Returns it with the marks of its template, for conversations with or without tools."""
+        """Returns the tokenizer with its template's markers, with or without tools."""
         marks = turn_marks(self.renderer, tools, self.name)
         return ReadingSide(self.tokenizer, tokens, marks, self.stop_ids)
 
@@ -85,9 +85,9 @@ class ReadingPair:
         *,
         max_context: int,
     ) -> None:
-        """`max_context`: the most tokens that the teacher can read.
+        """max_context: the maximum number of tokens that the teacher can read.
 
-        Raises ModelError, with what to do, for a tokenizer whose tokens' bytes are not known.
+        Raises ModelError, with a fix, for a tokenizer whose tokens' bytes are not known.
         """
         self.student, self.teacher, self.max_context = student, teacher, max_context
         self._bytes = [TokenBytes.of(one.tokenizer, one.name) for one in (student, teacher)]
@@ -95,7 +95,7 @@ class ReadingPair:
         self._choices: dict[bool, Choices] = {}
 
     def choices(self, tools: Sequence[ToolSchema]) -> Choices:
-        """Returns the choices of conversations with or without tools."""
+        """Returns the choices for conversations with or without tools."""
         key = bool(tools)
         if key not in self._choices:
             sides = [
@@ -117,7 +117,7 @@ class ReadingPair:
     ) -> ByteReading:
         """Returns a finished rollout as the teacher reads it; its last `num_turns` were sampled.
 
-        Turns that the teacher's template cannot show end the reading; what follows is left out.
+        The reading ends before the first turn that the teacher's template cannot render.
         """
         return _Rollout(self, trace, messages, tools).read(num_turns)
 
@@ -142,7 +142,7 @@ class _Rollout:
     def read(self, num_turns: int) -> ByteReading:
         spans = sampled_spans(self._trace)
         turns = [i for i, message in enumerate(self._messages) if message["role"] == "assistant"]
-        # A last turn that the curriculum left no tokens for has no span.
+        # A last turn with no tokens left by the curriculum has no span.
         turns = turns[len(turns) - num_turns :][: len(spans)]
         if turns:
             self._add(self._renderer.prompt_ids(self._messages[: turns[0]], self._tools))
@@ -167,18 +167,18 @@ class _Rollout:
         self._is_turn += [is_turn] * len(ids)
 
     def _turn(self, ids: Sequence[int], message: Message, num_before: int) -> str | None:
-        """Adds one turn; returns the teacher's text, or None if its template cannot show it."""
+        """Adds a turn and returns the teacher's text, or None if its template cannot render it."""
         student, teacher = self._choices.student, self._choices.teacher
         text = student.tokens.text(ids)
         has_end = ids[-1] in student.stop_ids
         end = student.tokens.of_token[ids[-1]] if has_end else b""
         if message.get("tool_calls") and not student.marks.has_calls:
-            # The student's own template writes calls in a form that cannot be taken apart.
+            # The student's own template writes calls in a form that cannot be parsed.
             self._num_bytes += len(text) - len(end)
             return None
         read = read_turn(text, student.marks, has_calls=bool(message.get("tool_calls")), end=end)
         self._num_bytes += sum(len(part.text) for part in read.parts) + len(read.rest)
-        shown = shown_turn(
+        shown = render_turn(
             teacher, read, has_end=has_end, closing=self._choices.closing("arguments")
         )
         if shown is None:
@@ -208,7 +208,7 @@ class _Rollout:
     def _reading(self) -> ByteReading:
         num_sampled = sum(self._trace.sampled)
         compared = {unit.student_token for unit in self._units}
-        # What follows the last turn is not read: a prompt alone may be longer than the context.
+        # Nothing after the last turn is read: a prompt alone may be longer than the context.
         end = max((i for i, is_turn in enumerate(self._is_turn) if is_turn), default=0) + 1
         return ByteReading(
             TokenSequence(self._ids[:end], self._is_turn[:end]),
@@ -221,13 +221,13 @@ class _Rollout:
         )
 
 
-def shown_turn(
+def render_turn(
     teacher: ReadingSide, read: TurnParts, *, has_end: bool, closing: str = ""
 ) -> _TeacherTurn | None:
-    """Returns a turn in the teacher's text; None if its template cannot show it.
+    """Returns a turn in the teacher's text; None if its template cannot render it.
 
-    What the student wrote is kept as it is, also where it is not well formed.
-    closing: what the teacher's template writes after a call, whatever follows.
+    The student's text is kept verbatim, even where it is malformed.
+    closing: the text that the teacher's template always writes after a call.
     """
     text, starts = "", list[int]()
     before: Kind = "start"
@@ -251,7 +251,7 @@ def shown_turn(
 
 
 def sampled_spans(trace: TokenTrace) -> list[tuple[int, int]]:
-    """Returns the first token and the end of each run of sampled tokens: one for each turn."""
+    """Returns the start and end of each run of sampled tokens, one for each turn."""
     spans: list[tuple[int, int]] = []
     for index, is_sampled in enumerate(trace.sampled):
         if is_sampled and spans and spans[-1][1] == index:

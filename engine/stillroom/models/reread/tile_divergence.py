@@ -24,17 +24,17 @@ from stillroom.models.reread.byte_units import Choice
 from stillroom.models.reread.rereading import ByteReading
 
 NextSymbolsOf = Callable[[slice, Sequence[TriePlaces]], NextSymbols]
-"""Returns what a teacher says at some of its tokens, from their slice and the places in its trie
-that are asked about."""
+"""Takes a slice of the teacher's tokens and positions in its trie, and returns its predictions
+there."""
 
 
 class ByteDivergences:
-    """The divergences of a batch's sampled tokens, each the sum over the bytes that it holds."""
+    """The divergence of each sampled token of a batch: the sum over the token's bytes."""
 
     def __init__(
         self, readings: Sequence[ByteReading], kept: Sequence[int], device: torch.device
     ) -> None:
-        """`kept`: the number of sampled tokens of each sequence in the batch."""
+        """kept: the number of sampled tokens of each sequence in the batch."""
         pair = readings[0].pair
         self._student, self._teacher = pair.student_trie, pair.teacher_trie
         students, teachers, symbols, choices = [], [], [], []
@@ -77,12 +77,12 @@ class ByteDivergences:
         probabilities_nV: Tensor,
         next_symbols: NextSymbolsOf,
     ) -> tuple[Divergence, Tensor]:
-        """Returns the divergences of a tile's tokens, and the estimates of them, both [n].
+        """Returns the divergences of a tile's tokens, and sampled estimates of them, both [n].
 
         An estimate is the sum of log p_student - log p_teacher of what was sampled.
         student_nV, probabilities_nV: the student's log-probabilities and probabilities; the
-        gradient overwrites the former. `next_symbols` is asked for one more of the teacher's tokens
-        at a time, at most, than the tile has.
+        gradient overwrites the former. next_symbols: called with at most one more teacher token
+        at a time than the tile has.
         """
         num_rows = len(probabilities_nV)
         first, end = np.searchsorted(self._student_of_M, [part.start, part.start + num_rows])
@@ -92,7 +92,7 @@ class ByteDivergences:
         value_n = probabilities_nV.new_zeros(num_rows, dtype=torch.float64)
         gap_n = torch.zeros_like(value_n)
         for start, stop in self._chunks(tile, num_rows):
-            # One more, as a token's end may depend on what the token before it might have been.
+            # One more, because a token's end depends on alternatives to the previous token.
             low = max(0, self._teacher_of_M[start] - 1)
             high = self._teacher_of_M[stop - 1] + 1
             chunk = slice(start, stop)
@@ -120,7 +120,7 @@ class ByteDivergences:
         return divergence, gap_n.to(probabilities_nV)
 
     def _chunks(self, units: slice, most: int) -> list[tuple[int, int]]:
-        """Returns parts of some units that read at most `most` teacher tokens each."""
+        """Returns slices of the units that read at most `most` teacher tokens each."""
         chunks: list[tuple[int, int]] = []
         first, end = units.start, units.stop
         while first < end:
@@ -132,7 +132,7 @@ class ByteDivergences:
 
 
 def _columns(symbols_m: Tensor, choice: Choice, is_shared_mS: Tensor) -> Tensor:
-    """Returns the column of what was sampled: its own, or that of all others together."""
+    """Returns the column of each sampled symbol: its own, or the one for all others."""
     columns_m = symbols_m.clone()
     for index, symbol in enumerate(choice.symbols):
         for letter in symbol.student_bytes:

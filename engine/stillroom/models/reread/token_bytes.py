@@ -1,12 +1,12 @@
-"""The bytes that each token of a tokenizer stands for, and which tokens continue given bytes.
+"""The bytes of each token of a tokenizer, and the tokens that continue given bytes.
 
-A tokenizer fits if the bytes of its tokens, joined, are exactly the text that was encoded. That is
-so for byte-level BPE (GPT-2, Qwen, Llama 3, gpt-oss, Mistral Tekken, tiktoken) and for
-SentencePiece with byte fallback that puts no blank before a text (Gemma).
+A tokenizer is supported if the bytes of its tokens, joined, are exactly the text that was encoded:
+byte-level BPE (GPT-2, Qwen, Llama 3, gpt-oss, Mistral Tekken, tiktoken), and SentencePiece with
+byte fallback that adds no space before a text (Gemma).
 
-All tokens that begin with the same bytes are neighbours once tokens are sorted by their bytes, and
-so are those among them that continue with the same byte. So the probability of each next byte is
-the difference of two cumulative sums, and only the prefixes that occur are looked up.
+With tokens sorted by their bytes, all tokens with one prefix are neighbours, and so are those among
+them with the same next byte. So the probability of each next byte is the difference of two
+cumulative sums, and only the prefixes that occur are looked up.
 """
 
 from bisect import bisect_left, bisect_right
@@ -26,13 +26,13 @@ PROBE = (
     "\u043f\u0440\u0438\u0432\u0435\u0442 \ufb01 \uff21 \u2460 \U0001f642\U0001f469\u200d\U0001f469"
     '  {"item": "l\\u00e9", "n": [1, 2.5, null]}\n\n\n def f(x):  # '
 )
-"""A text with what tokenizers change: line ends, blanks, compatibility characters, emoji, escapes.
-It is in the composed form (NFC), which some byte-level tokenizers put every text into."""
+"""A text with what tokenizers change: line ends, spaces, compatibility characters, emoji, escapes.
+It is in Unicode form NFC, to which some byte-level tokenizers normalise every text."""
 
 
 @lru_cache(maxsize=1)
 def byte_letters() -> dict[str, int]:
-    """Returns the byte of each letter with which byte-level tokenizers write it."""
+    """Returns the byte of each letter of the alphabet of byte-level tokenizers."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]
     letters = {chr(byte): byte for byte in plain}
@@ -62,13 +62,13 @@ class TokenBytes:
     of_token: Sequence[bytes]
     """The bytes by token id; empty for ids that no token has."""
     marks: frozenset[int]
-    """The tokens that are not text: special tokens, and those that the chat template writes."""
+    """Special tokens and tokens that the chat template writes, which are not text."""
 
     @classmethod
     def of(cls, tokenizer: Any, name: str) -> "TokenBytes":
-        """Returns the bytes of a tokenizer's tokens; `name` is what an error calls the model.
+        """Returns the bytes of a tokenizer's tokens; name: the model's name in errors.
 
-        Raises ModelError if the tokens of a text do not add up to its bytes.
+        Raises ModelError if the tokens of a text do not join to its bytes.
         """
         added: dict[int, Any] = tokenizer.added_tokens_decoder
         vocabulary: dict[str, int] = tokenizer.get_vocab()
@@ -87,56 +87,56 @@ class TokenBytes:
                 spelt[token_id] = str(added[token_id]).encode() if is_added else spell(word)
             if b"".join(spelt[token_id] for token_id in ids) == PROBE.encode():
                 return cls(spelt, frozenset(marks))
-        raise _refused(tokenizer, name, ids)
+        raise _tokenizer_error(tokenizer, name, ids)
 
     def text(self, ids: Sequence[int]) -> bytes:
-        """Returns the bytes of tokens, marks included."""
+        """Returns the bytes of tokens, markers included."""
         return b"".join(self.of_token[token_id] for token_id in ids)
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """Returns the tokens of a text, with nothing put before or after it."""
+    """Returns the tokens of a text, without special tokens around it."""
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
-def _refused(tokenizer: Any, name: str, ids: list[int]) -> ModelError:
-    """Returns the error of a tokenizer whose tokens do not add up to the text."""
+def _tokenizer_error(tokenizer: Any, name: str, ids: list[int]) -> ModelError:
+    """Returns the error for a tokenizer whose tokens do not join to the text."""
     decoded: str = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
     first = str(tokenizer.convert_ids_to_tokens(ids[:1])[0]) if ids else ""
     if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
-        problem = f"has no token for some texts and writes {tokenizer.unk_token!r} instead"
+        problem = f"has no token for some texts and uses {tokenizer.unk_token!r} instead"
     elif first.startswith(("\u2581", "\u0120")):
-        problem = "puts a blank before every text, so that pieces of a conversation do not add up"
+        problem = "adds a space before every text, so that parts of a conversation do not join"
     elif decoded != PROBE:
-        problem = "changes texts before it cuts them (case, accents, blanks or characters)"
+        problem = "normalises text before tokenizing it (case, accents, spaces or characters)"
     else:
         problem = "has tokens whose bytes are not known"
     return ModelError(
         f"the tokenizer of {name} {problem}, so its tokens cannot be compared by bytes",
-        "take a model with a byte-level tokenizer, or SentencePiece with byte fallback and no "
-        "blank before a text",
+        "use a model with a byte-level tokenizer, or SentencePiece with byte fallback and no "
+        "space before a text",
     )
 
 
 _MAX_NODES = 1 << 15
-"""The number of prefixes that are kept; each takes a kilobyte."""
+"""The number of cached prefixes; each takes a kilobyte."""
 _BYTES = np.arange(257)
 
 
 @dataclass(frozen=True, slots=True)
 class TrieNode:
-    """The tokens that begin with one prefix, and where the next byte divides them."""
+    """The tokens that begin with one prefix, grouped by their next byte."""
 
     low: int
     high: int
-    """The tokens with the prefix are `low` to `high` of the sorted ones."""
+    """The tokens with the prefix are `low` to `high` in the sorted order."""
     starts: NDArray[np.int32]
     """The first sorted token that continues with each byte, and the end, [257]. Tokens between
-    `low` and the first start are the prefix itself."""
+    `low` and the first start equal the prefix."""
 
 
 class ByteTrie:
-    """A vocabulary's tokens, without its marks, sorted by their bytes."""
+    """A vocabulary's tokens, without markers, sorted by their bytes."""
 
     def __init__(self, tokens: TokenBytes) -> None:
         pairs = sorted(
@@ -153,7 +153,7 @@ class ByteTrie:
         self._nodes: OrderedDict[bytes, TrieNode] = OrderedDict()
 
     def node(self, prefix: bytes) -> TrieNode:
-        """Returns the tokens that begin with a prefix of a token, by their next byte."""
+        """Returns the tokens that begin with a prefix of a token, grouped by their next byte."""
         known = self._nodes.get(prefix)
         if known is not None:
             self._nodes.move_to_end(prefix)

@@ -1,8 +1,8 @@
-"""An assistant's turn as a chat template writes it: its parts, and the marks around them.
+"""Splits an assistant's turn, as a chat template writes it, into its parts and markers.
 
 Both models' texts of a turn have the same parts in the same order: thinking, content, and for each
-call its name and its arguments. What is around them are marks of the template, of which only the
-choice between them means something; they are found by probing the template."""
+call its name and its arguments. The text around them are markers of the template, found by probing
+it; only the choice between markers carries information."""
 
 import itertools
 import json
@@ -23,15 +23,15 @@ _ARGUMENTS = ('{"xqkeyzqx": "xqvalzqx"}', '{"xqkeyvqx": "xqvalvqx"}')
 class TurnMarks:
     """The texts that a chat template writes before, between and after the parts of a turn.
 
-    A text is None where the template cannot show such a turn.
+    A text is None where the template cannot render such a turn.
     """
 
     before_text: str
-    """What a turn begins with before its content."""
+    """The text at the start of a turn, before its content."""
     end_text: str
-    """What ends a turn after its content."""
+    """The text at the end of a turn, after its content."""
     before_call: str | None = None
-    """What a turn begins with before the name of its first call."""
+    """The text at the start of a turn, before the name of its first call."""
     text_to_call: str | None = None
     separator: str | None = None
     """The text between a call's name and its arguments."""
@@ -44,31 +44,31 @@ class TurnMarks:
 
     @property
     def has_calls(self) -> bool:
-        """Whether the template can show a call with its arguments as they were written."""
+        """Whether the template renders a call with its arguments verbatim."""
         return None not in (self.before_call, self.separator, self.end_call)
 
     @property
     def has_thought(self) -> bool:
-        """Whether the template shows the thinking of a turn."""
+        """Whether the template renders thinking."""
         return self.before_thought is not None
 
 
 def turn_marks(renderer: ChatRenderer, tools: Sequence[ToolSchema], name: str) -> TurnMarks:
-    """Returns the marks of a template; `name` is what an error calls the model.
+    """Returns the markers of a template; name: the model's name in errors.
 
-    Raises ModelError if the template does not show the text of a plain answer.
+    Raises ModelError if the template does not render a plain answer verbatim.
     """
 
     def marks(parts: list[str], message: Message) -> list[str] | None:
         try:
-            return _around(renderer.turn_text(message, tools), parts)
+            return _texts_around(renderer.turn_text(message, tools), parts)
         except ModelError:
             return None
 
     plain = marks([_TEXT], _turn(text=_TEXT))
     if plain is None:
         raise ModelError(
-            f"the chat template of {name} does not show a plain answer as it was written",
+            f"the chat template of {name} does not render a plain answer verbatim",
             "fix chat_template.jinja, or use another model",
         )
     found: dict[str, str] = {}
@@ -104,7 +104,7 @@ def _turn(*, thought: str = "", text: str = "", calls: int = 0) -> Message:
     return message
 
 
-def _around(turn: str, parts: Sequence[str]) -> list[str] | None:
+def _texts_around(turn: str, parts: Sequence[str]) -> list[str] | None:
     """Returns the texts before, between and after the parts; None unless each occurs once."""
     found: list[str] = []
     at = 0
@@ -117,15 +117,15 @@ def _around(turn: str, parts: Sequence[str]) -> list[str] | None:
     return [*found, turn[at:]]
 
 
-def shared_start(*texts: str | None) -> str:
-    """Returns what all given texts begin with; texts that are None do not count."""
+def common_prefix(*texts: str | None) -> str:
+    """Returns the longest common prefix of the given texts; None arguments are ignored."""
     given = [text for text in texts if text is not None]
     letters = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*given, strict=False))
     return "".join(column[0] for column in letters)
 
 
-def whole_json(text: str) -> int | None:
-    """Returns where the JSON object that a text begins with ends; None if it has no end."""
+def json_object_end(text: str) -> int | None:
+    """Returns the end of the JSON object at the start of a text; None if it is incomplete."""
     try:
         value, end = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
@@ -135,11 +135,11 @@ def whole_json(text: str) -> int | None:
 
 
 Kind = Literal["start", "thought", "text", "name", "arguments", "end"]
-"""The kind of a part; start and end stand for the turn's two ends."""
+"""The kind of a part; start and end are the two ends of the turn."""
 
 
 class TurnPart(NamedTuple):
-    """A part of a turn with its text."""
+    """A part of a turn, as text."""
 
     kind: Kind
     text: bytes
@@ -147,29 +147,29 @@ class TurnPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TurnParts:
-    """The parts of one turn, and where each begins in the text that the student wrote."""
+    """The parts of one turn, and where each begins in the student's text."""
 
     parts: list[TurnPart]
     starts: list[int]
-    """The first byte of each part in the student's text."""
+    """The byte offset of each part in the student's text."""
     is_ended: bool
-    """Whether the turn is well formed and was ended."""
+    """Whether the turn is well formed and complete."""
     rest: bytes = b""
-    """What follows the last part and could not be read; empty for a well-formed turn."""
+    """The text after the last part that could not be parsed; empty for a well-formed turn."""
 
 
 def read_turn(text: bytes, marks: TurnMarks, *, has_calls: bool, end: bytes) -> TurnParts:
-    """Returns the parts of a turn as its own template writes them.
+    """Splits a turn into its parts, using the markers of the template that it was sampled with.
 
-    has_calls: whether the turn was taken to call tools; else all of it is content.
-    end: the bytes of the token that ended the turn, with which `text` ends; empty if it continued
-    to a limit.
+    has_calls: whether the turn was parsed as tool calls; otherwise all of it is content.
+    end: the bytes of the stop token at the end of `text`; empty if generation was cut off by a
+    limit.
     """
     return _Reader(text, marks, end).read(has_calls=has_calls)
 
 
 class _Reader:
-    """Reads one turn from its first byte on."""
+    """Parses one turn from its first byte."""
 
     def __init__(self, text: bytes, marks: TurnMarks, end: bytes) -> None:
         self._text, self._marks, self._end = text[: len(text) - len(end)], marks, end
@@ -179,35 +179,35 @@ class _Reader:
 
     def read(self, *, has_calls: bool) -> TurnParts:
         if not self._thought():
-            return self._stopped()
+            return self._malformed()
         call = self._call_start() if has_calls else None
         closing = self._closing(self._marks.end_text) if call is None else b""
         stop = len(self._text) - len(closing) if call is None else call
         if stop > self._at and not self._take("text", stop):
-            return self._stopped()
+            return self._malformed()
         if call is not None:
             while True:
                 if not self._call():
-                    return self._stopped()
+                    return self._malformed()
                 between = self._marks.call_to_call
                 if not between or not self._text.startswith(between.encode(), self._at):
                     break
             closing = self._closing(self._marks.end_call or "")
         if self._text[self._at :] != closing:
-            return self._stopped()
+            return self._malformed()
         return TurnParts(self._parts, self._starts, bool(self._end))
 
     def _closing(self, ending: str) -> bytes:
-        """Returns what the template writes before the token that ends the turn, if it is there."""
+        """Returns what the template writes before the stop token, if the text ends with it."""
         closing = ending.encode()
         closing = closing[: len(closing) - len(self._end)] if self._end else b""
         return closing if self._text.endswith(closing) else b""
 
-    def _stopped(self) -> TurnParts:
+    def _malformed(self) -> TurnParts:
         return TurnParts(self._parts, self._starts, False, self._text[self._at :])
 
     def _take(self, kind: Kind, stop: int) -> bool:
-        """Makes the text up to `stop` a part; False if some of it are no whole characters."""
+        """Adds the text up to `stop` as a part; False if it is not valid UTF-8 to its end."""
         taken = self._text[self._at : stop]
         try:
             taken.decode()
@@ -220,7 +220,7 @@ class _Reader:
         return self._at == stop
 
     def _skip(self, mark: str | None) -> bool:
-        """Goes past a mark; False if the text has something else here."""
+        """Advances past a marker; False if the text has something else here."""
         written = (mark or "").encode()
         if mark is None or not self._text.startswith(written, self._at):
             return False
@@ -228,22 +228,22 @@ class _Reader:
         return True
 
     def _thought(self) -> bool:
-        """Reads what comes before the content: thinking, or an empty place for it."""
+        """Parses thinking before the content, or its empty placeholder; False where malformed."""
         marks = self._marks
         if self._skip(marks.before_text or None):
             return True
         before, after = marks.before_thought, marks.thought_to_text
         if before is None or after is None:
             return True
-        # The header may have opened the thinking already.
+        # The turn's header may already have opened the thinking.
         is_open = not before.strip()
         if not is_open and not self._skip(before):
             return True
-        shared = shared_start(after, marks.thought_to_call)
+        shared = common_prefix(after, marks.thought_to_call)
         core = shared.strip()
         stop = self._text.find(core.encode(), self._at)
         if stop < 0:
-            # Where the header may or may not open it, thinking without an end is content.
+            # Unless a marker opened it, thinking without an end is content.
             return True if is_open else self._take("thought", len(self._text)) and False
         blank, _, rest = shared.partition(core)
         inner = stop - len(blank) if self._text[:stop].endswith(blank.encode()) else stop
@@ -255,14 +255,14 @@ class _Reader:
         return True
 
     def _call_start(self) -> int | None:
-        """Returns where the first call's opening begins; None if there is none."""
+        """Returns the offset of the first call's opening marker; None if there is none."""
         marks = self._marks
         opening = marks.before_call or ""
-        core = _core(opening[len(shared_start(opening, marks.before_text)) :])
+        core = _first_line(opening[len(common_prefix(opening, marks.before_text)) :])
         found = self._text.find(core, self._at) if core else -1
         if found < 0:
             return None
-        # A blank before the first word belongs to the template only if the template writes it.
+        # Whitespace before the first word is the template's only if the template writes it.
         for text in (marks.text_to_call or "", opening):
             blank = text[: len(text) - len(text.lstrip())].encode()
             if blank and self._text[self._at : found].endswith(blank):
@@ -270,12 +270,12 @@ class _Reader:
         return found
 
     def _call(self) -> bool:
-        """Reads a call's opening, name and arguments; False where it is not well formed."""
+        """Parses a call's opening, name and arguments; False where malformed."""
         marks = self._marks
         openings = [marks.before_call, marks.text_to_call, marks.call_to_call]
-        # The longest first, as one may be the beginning of another.
+        # Longest first, as one may be a prefix of another.
         known = sorted({text for text in openings if text}, key=len, reverse=True)
-        shared = shared_start(marks.before_call, marks.before_text)
+        shared = common_prefix(marks.before_call, marks.before_text)
         known += [text[len(shared) :] for text in known if shared and text.startswith(shared)]
         known += [text.lstrip() for text in known]
         if not any(self._skip(text) for text in known):
@@ -288,20 +288,20 @@ class _Reader:
             return False
         self._at = stop + len(separator)
         rest = self._text[self._at :].decode(errors="replace")
-        length = whole_json(rest)
+        length = json_object_end(rest)
         if length is None:
             return self._take("arguments", len(self._text)) and False
         return self._take("arguments", self._at + len(rest[:length].encode()))
 
 
-def _core(opening: str) -> bytes:
-    """Returns an opening's first word, by which it is recognised."""
+def _first_line(opening: str) -> bytes:
+    """Returns the first line of an opening marker, by which it is recognised."""
     stripped = opening.strip()
     return stripped.split("\n")[0].encode()
 
 
 def texts_between(marks: TurnMarks, before: Kind) -> dict[Kind, str]:
-    """Returns what the template writes between a part and each kind of part that may follow."""
+    """Returns the template's text between a part and each kind of part that may follow it."""
     choices: dict[Kind, dict[Kind, str | None]] = {
         "start": {
             "text": marks.before_text,

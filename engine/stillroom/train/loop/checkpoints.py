@@ -29,10 +29,10 @@ from stillroom.lineage import (
 )
 from stillroom.models.load import read_weights
 from stillroom.models.multimodal import (
-    is_on_whole,
-    name_targets_in_full,
+    expand_target_modules,
+    is_for_multimodal,
+    multimodal_config,
     weight_names,
-    whole_config,
 )
 from stillroom.models.resolve import (
     CHECKPOINTS,
@@ -111,7 +111,7 @@ def save_checkpoint(
             **({"state_dict": weights} if weights is not None else {}),
         )
         if student.is_adapter and student.text_part_of is not None:
-            name_targets_in_full(temporary)
+            expand_target_modules(temporary)
         student.loaded.tokenizer.save_pretrained(temporary)
         if snapshot is not None:
             _save_snapshot(temporary, snapshot)
@@ -301,5 +301,5 @@ def restore_weights(student: Student, folder: Path) -> None:
 
 def _is_of_whole(location: ModelLocation) -> bool:
     if location.is_adapter:
-        return is_on_whole(weight_names(location.folder))
-    return whole_config(location) is not None
+        return is_for_multimodal(weight_names(location.folder))
+    return multimodal_config(location) is not None

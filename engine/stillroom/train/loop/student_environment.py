@@ -18,7 +18,7 @@ from stillroom.data.formats import Task
 from stillroom.data.instruction import UNCHANGED, PromptViews
 from stillroom.errors import CallFailedError, RunError, TeacherError
 from stillroom.models.load import LoadedModel
-from stillroom.models.multimodal import move_to_whole, whole_config
+from stillroom.models.multimodal import convert_to_multimodal, multimodal_config
 from stillroom.places import make_folder, put_folder
 from stillroom.policy.hf import HFPolicy
 from stillroom.rollout.context import open_tools_and_rewards
@@ -238,7 +238,7 @@ def _write_adapter(student: Student, folder: Path) -> None:
     model: Any = student.module
     make_folder(temporary)
     model.save_pretrained(temporary, save_embedding_layers=False)
-    if (whole := whole_config(student.base)) is not None:
+    if (whole := multimodal_config(student.base)) is not None:
         # The server has the whole multimodal model.
-        move_to_whole(temporary, whole.model_type)
+        convert_to_multimodal(temporary, whole.model_type)
     put_folder(temporary, folder)

@@ -10,7 +10,7 @@ from torch import Tensor
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import DpoRow
 from stillroom.models.batches import TokenSequence
-from stillroom.models.placement import in_float64
+from stillroom.models.placement import to_float64
 from stillroom.train.config.schema import DpoConfig
 from stillroom.train.config.sections import DpoSection
 from stillroom.train.loop.session import Session, TrainResult, encode_rows, hold_out
@@ -228,7 +228,7 @@ def _pair_logprobs(
     sequences += [pair.rejected for pair in pairs]
     batch = student.collate(sequences)
     # In float64, since a difference far below 1 between sums of a thousand nats decides.
-    logprobs_N = in_float64(student.logprobs(batch))
+    logprobs_N = to_float64(student.logprobs(batch))
     sums = sum_by_sequence(logprobs_N, batch.rows_N.to(logprobs_N.device), len(sequences))
     if is_mean:
         sums = sums / sums.new_tensor([sequence.num_trained for sequence in sequences])

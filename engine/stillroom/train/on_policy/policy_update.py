@@ -13,7 +13,7 @@ from torch import Tensor
 from stillroom.errors import TeacherError
 from stillroom.models.batches import TokenBatch, microbatches
 from stillroom.models.divergence import TokenScores
-from stillroom.models.prefixes import packs
+from stillroom.models.prefixes import group_by_prefix
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.schema import DistillConfig
@@ -327,7 +327,7 @@ def _passes(
         lengths = [len(one) for one in ids]
         groups = microbatches(lengths, max_tokens=student.max_microbatch_tokens)
         if student.head.can_pack:
-            groups = packs(ids, max_tokens=student.pack_tokens(max(lengths)))
+            groups = group_by_prefix(ids, max_tokens=student.pack_tokens(max(lengths)))
         for group in groups:
             yield [of_dataset[i] for i in group]
 

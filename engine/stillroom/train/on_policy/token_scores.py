@@ -25,7 +25,7 @@ from stillroom.models.divergence import (
     top_k_forward_kl,
     with_bucket,
 )
-from stillroom.models.lm_head import in_tiles, token_logprobs
+from stillroom.models.lm_head import compute_in_tiles, token_logprobs
 from stillroom.models.reread.byte_chain import (
     ListedTokens,
     NextSymbols,
@@ -176,7 +176,7 @@ def score_by_autograd(
 
     with student.autocast():
         hidden_NH = student.head.batch_hidden(batch)
-    numbers_NC = in_tiles(score, hidden_NH, tile_size=tile_size)
+    numbers_NC = compute_in_tiles(score, hidden_NH, tile_size=tile_size)
     student_N, teacher_N, divergence_N, entropy_N = numbers_NC.unbind(dim=1)
     return TokenScores(student_N, teacher_N.detach(), divergence_N, entropy_N.detach())
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from stillroom.errors import DivergedError, ModelError
 from stillroom.lineage import ModelRecord
-from stillroom.models.batches import TokenBatch, TokenSequence, microbatches, with_empty_passes
+from stillroom.models.batches import TokenBatch, TokenSequence, add_empty_passes, microbatches
 from stillroom.models.cpu.gradients import HandGradients
 from stillroom.models.lm_head import OutputHead
 from stillroom.models.load import LoadedModel, load_tokenizer, load_weights, stop_token_ids
-from stillroom.models.multimodal import whole_config
-from stillroom.models.placement import input_device, recompute_layers
+from stillroom.models.multimodal import multimodal_config
+from stillroom.models.placement import enable_gradient_checkpointing, input_device
 from stillroom.models.precision import Precision
 from stillroom.models.probe import choose_passes
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
@@ -187,12 +187,12 @@ class Student:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Returns a context that runs matrix products in bf16 on CUDA, unless precision is fp32."""
-        if self.computes_in is None:
+        if self.compute_dtype is None:
             return nullcontext()
-        return torch.autocast(self.loaded.device.type, dtype=self.computes_in)
+        return torch.autocast(self.loaded.device.type, dtype=self.compute_dtype)
 
     @property
-    def computes_in(self) -> torch.dtype | None:
+    def compute_dtype(self) -> torch.dtype | None:
         """The number format of matrix products under `autocast`; None: the weights'."""
         return computing_format(self.loaded.device, self.precision)
 
@@ -206,7 +206,7 @@ class Student:
             return batch
         # As in `passes`, where processes share a model they must run it equally often.
         missing = self.peers.num_missing(len(batch.passes))
-        return with_empty_passes(batch, missing)
+        return add_empty_passes(batch, missing)
 
     def passes(self, lengths: Sequence[int]) -> list[list[int]]:
         """Returns the indices of this process's sequences in each forward pass.
@@ -346,12 +346,12 @@ def load_student(
             model = new_adapter(model, section, like=resumed)
     _check_finite(model, section.path)
     if section.gradient_checkpointing:
-        recompute_layers(model)
+        enable_gradient_checkpointing(model)
     head = OutputHead(model)
     head.check()
     # Sharded weights are still in main memory.
     device = torch.device(peers.device) if peers.is_sharded else input_device(model)
-    choose_passes(head, device=device, computes_in=computing_format(device, section.precision))
+    choose_passes(head, device=device, compute_dtype=computing_format(device, section.precision))
     root = None
     if peers.is_sharded:
         root = shard(model, device=peers.device, size=peers.size)
@@ -370,7 +370,7 @@ def _text_part_of(location: ModelLocation, base: ModelLocation) -> ModelRecord |
     for record in (location.record, base.record):
         if record is not None and record.text_part_of is not None:
             return record.text_part_of
-    if whole_config(base) is None:
+    if multimodal_config(base) is None:
         return None
     return ModelRecord(role="multimodal", name=base.name, location=base.recorded)
 

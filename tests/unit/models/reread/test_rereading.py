@@ -10,7 +10,7 @@ import torch
 from fakes.token_kinds import KINDS, kind_tokenizer
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.models.reread.byte_chain import SortedSums, SummedSymbols
-from stillroom.models.reread.rereading import Reader, ReadingPair, sampled_spans, shown_turn
+from stillroom.models.reread.rereading import Reader, ReadingPair, render_turn, sampled_spans
 from stillroom.models.reread.tile_divergence import ByteDivergences
 from stillroom.models.reread.turns import TurnPart, TurnParts
 from stillroom.types import TokenTrace
@@ -161,7 +161,7 @@ def test_every_byte_that_a_student_wrote_is_compared_once_at_the_same_text(stude
             turn.pop("reasoning_content", None)
         parts = parts_of(turn)
         side = pair.choices(tools).student
-        text = shown_turn(side, TurnParts(parts, [], is_ended=True), has_end=True).text
+        text = render_turn(side, TurnParts(parts, [], is_ended=True), has_end=True).text
         ids = shaken(rng, pair, pair.student.tokenizer.encode(text, add_special_tokens=False))
         reading = read_turn(pair, ids, turn, tools)
 
@@ -323,7 +323,7 @@ def test_one_distribution_that_is_cut_in_two_ways_teaches_nothing(student, teach
     side = pair.choices([SCHEMA]).student
     student_ids, readings = [], []
     for turn in turns:
-        shown = shown_turn(side, TurnParts(parts_of(turn), [], is_ended=True), has_end=True)
+        shown = render_turn(side, TurnParts(parts_of(turn), [], is_ended=True), has_end=True)
         student_ids.append(pair.student.tokenizer.encode(shown.text, add_special_tokens=False))
         readings.append(read_turn(pair, student_ids[-1], turn, [SCHEMA]))
     teacher_ids = [

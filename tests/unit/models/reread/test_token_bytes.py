@@ -35,9 +35,9 @@ def blank_first(core):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lower, "changes texts before it cuts them"),
-        (compatible, "changes texts before it cuts them"),
-        (blank_first, "puts a blank before every text"),
+        (lower, "normalises text before tokenizing"),
+        (compatible, "normalises text before tokenizing"),
+        (blank_first, "adds a space before every text"),
     ],
 )
 def test_a_tokenizer_that_changes_texts_is_refused(change, said):
@@ -47,5 +47,5 @@ def test_a_tokenizer_that_changes_texts_is_refused(change, said):
 
 @pytest.mark.parametrize("family", ["mistral", "gemma"])
 def test_sentence_piece_without_bytes_or_with_a_blank_is_refused(family):
-    with pytest.raises(ModelError, match=r"puts a blank|changes texts|has no token"):
+    with pytest.raises(ModelError, match=r"adds a space|normalises text|has no token"):
         TokenBytes.of(mask_tokenizer(MASK_FAMILIES[family]), "teacher 'x'")

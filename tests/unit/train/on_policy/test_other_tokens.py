@@ -69,7 +69,7 @@ def test_a_student_comes_nearer_to_a_teacher_with_other_tokens(tmp_path, tiny_mo
     assert all(metrics["logprob_gap"] < 1e-5 for metrics in measured)
     assert measured[0]["byte_share"] > 0.95
     assert measured[0]["not_compared"] < 0.2
-    assert any("in its own tokens" in note for note in project.reporter.notes)
+    assert any("with its own tokenizer" in note for note in project.reporter.notes)
 
 
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, tiny_models):
@@ -217,7 +217,7 @@ def test_a_teacher_that_always_thinks_is_refused_for_a_student_that_does_not(tmp
         tiny_models.folder("llama", "always-thinks"),
     )
 
-    with pytest.raises(EngineError, match="think before each answer"):
+    with pytest.raises(EngineError, match="always thinks before an answer"):
         project.train()
 
 
@@ -232,7 +232,7 @@ def test_a_teacher_that_cannot_be_shown_tool_calls_is_refused_for_a_student_with
     (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
 
     for refuse in (lambda: plan_training(project.workspace, PlanTraining()), project.train):
-        with pytest.raises(ModelError, match="does not show tool calls as they were") as caught:
+        with pytest.raises(ModelError, match="does not render tool calls verbatim") as caught:
             refuse()
         assert "move tools.py away" in caught.value.fix
     assert project.reporter.measured == []
@@ -310,7 +310,7 @@ def test_each_files_teacher_reads_it_in_tokens_of_its_own(tmp_path, tiny_models)
     assert abs(metrics["teacher_kl/dataset_2"]) < 1e-6
     assert metrics["prefix_tokens"] == 5
     assert metrics["byte_share"] > 0.9
-    reads = [note for note in project.reporter.notes if "in its own tokens" in note]
+    reads = [note for note in project.reporter.notes if "with its own tokenizer" in note]
     whole = [note for note in project.reporter.notes if "has the student's tokenizer" in note]
     assert (len(reads), len(whole)) == (2, 1)
 

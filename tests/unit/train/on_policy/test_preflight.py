@@ -179,6 +179,6 @@ def test_a_teacher_that_ends_its_turns_otherwise_is_refused(tmp_path, tiny_model
     project.config["teacher"] = {"path": str(tmp_path / "teacher")}
     project.write([{"prompt": "a"}] * 4)
 
-    with pytest.raises(ModelError, match="end their turns with different tokens") as caught:
+    with pytest.raises(ModelError, match="have different end-of-turn tokens") as caught:
         project.train()
     assert "generation_config.json" in caught.value.fix

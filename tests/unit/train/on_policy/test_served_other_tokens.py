@@ -189,7 +189,7 @@ def test_a_plan_says_what_the_server_answered(tmp_path, folders, loaded):
 
         checks = plan_training(project.workspace, PlanTraining()).checks
 
-    assert any("reads the student's text in its own tokens" in check for check in checks)
+    assert any("scores the student's text with its own tokenizer" in check for check in checks)
     assert any(
         f"its tokenizer and chat template are those of {teacher}" in check for check in checks
     )
