@@ -28,8 +28,9 @@ class Bound:
             power = next(n for n in (30, 20, 10, 0) if self.most >= 1 << n)
             return f"{self.most >> power:,} {({30: 'GB', 20: 'MB', 10: 'kB', 0: 'bytes'})[power]}"
         if self.unit == "seconds":
-            is_long = self.most >= 120
-            return f"{self.most // 60} min" if is_long else f"{self.most} s"
+            hours, minutes = divmod(self.most // 60, 60)
+            short = f"{minutes} min" if self.most >= 120 else f"{self.most} s"
+            return f"{hours} h" if hours and not minutes else short
         return f"{self.most:,}" if self.unit == "values" else f"{self.most:,} {self.unit}"
 
 
@@ -42,8 +43,11 @@ SCRIPT = Bound(8 << 20, "bytes", _MACHINE, "what a script prints in all", "an er
 SCRIPT_ERRORS = Bound(1 << 14, "bytes", _MACHINE, "its standard error", "only the end is kept")
 PROBED_VALUES = Bound(64, "values", _MACHINE, "its GPUs and Pythons", "the rest is left out")
 PROBED_VALUE = Bound(1000, "characters", _MACHINE, "the name of one of them", "it is cut")
+GROWING_FILES = Bound(10_000, "values", _MACHINE, "files that it sends lines for", "an error")
 LOGIN = Bound(60, "seconds", _MACHINE, "logging in", "it counts as unreachable")
 PROBE = Bound(25, "seconds", _MACHINE, "its answer in `list_machines`", "it is listed without one")
+
+PROVIDER_CALL = Bound(1800, "seconds", _MACHINE, "a call of SkyPilot that rents it", "an error")
 
 _ENDPOINT = "a model's endpoint"
 BODY = Bound(64 << 20, "bytes", _ENDPOINT, "a reply, unpacked too", "the call has failed")
@@ -104,6 +108,16 @@ ZIP_LEVELS = Bound(
     20, "levels", _FILE, "a message whose attachments are put back", "the rest stays as it is"
 )
 AGENT_LEVELS = Bound(20, "levels", _FILE, "sub-agents inside sub-agents", "the rest is refused")
+FORKS = Bound(64, "values", _FILE, "forks of forks of a session", "the rest is left out")
+RESPONSES = Bound(
+    10_000, "values", _FILE, "responses that continue one another", "earlier messages are left out"
+)
+IMPORTING = Bound(6 * 3600, "seconds", _FILE, "an import without a run", "the process is killed")
+FILTERING = Bound(
+    3600, "seconds", _FILE, "filtering, converting or pairing without a run",
+    "the process is killed",
+)  # fmt: skip
+HOST_CONFIG = Bound(8 << 20, "bytes", _FILE, "a host's config in `setup`", "an error")
 INSTRUCTION = Bound(4 << 20, "bytes", _FILE, "an instruction (`context_file`)", "an error")
 EXPECTED = Bound(10_000, "characters", _FILE, "an expected answer", "an error")
 RUBRIC = Bound(1 << 20, "bytes", _FILE, "judge.yml", "an error")
@@ -114,10 +128,12 @@ TOOL_LINE = Bound(
     64 << 20, "bytes", _TOOL, "what tools.py or an MCP server sends at once", "the call has failed"
 )
 TOOL_RESULT = Bound(1_000_000, "characters", _TOOL, "a tool's result", "it is cut, with a note")
+TOOL_ERRORS = Bound(4096, "bytes", _TOOL, "an MCP server's standard error", "only the end is kept")
 TOOL_PAGES = Bound(100, "values", _TOOL, "pages of an MCP server's tools", "an error")
 TOOL_START = Bound(60, "seconds", _TOOL, "loading tools.py", "an error")
 PAGE_HTML = Bound(1_500_000, "characters", _TOOL, "a page's HTML", "it is cut")
 PAGE_TEXT = Bound(400_000, "characters", _TOOL, "a page's text", "it is cut")
 PAGE_ELEMENTS = Bound(400, "values", _TOOL, "links and fields of a page", "the rest is left out")
+PAGE_READ = Bound(32 << 20, "bytes", _TOOL, "a page's text as Markdown", "the page has no text")
 PAGE_MEMORY = Bound(4 << 30, "bytes", _TOOL, "memory for reading a page", "the page has no text")
 PROXY_HEAD = Bound(64 << 10, "bytes", _TOOL, "the head of a page's request", "it is refused")

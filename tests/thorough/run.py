@@ -37,7 +37,8 @@ BOUNDS_HEAD = """
 ## How much is taken of what others send
 
 `engine/stillroom/bounds.py` states each bound once. A model's own answers, calls and rollouts are bounded by the options of a request
-(`max_tokens`, `request_timeout`, `tool_timeout`, `rollout_timeout`, `budget_usd`).
+(`max_tokens`, `request_timeout`, `tool_timeout`, `rollout_timeout`, `budget_usd`). Tools, and work on files, run in processes that get at most
+half of the machine's memory.
 
 | from | of | at most | beyond that |
 |---|---|---|---|

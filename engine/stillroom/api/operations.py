@@ -119,7 +119,7 @@ OPERATIONS = (
         large=RunKind.IMPORT,
         child=ChildWork(
             function="stillroom.importing.run:import_rollouts",
-            timeout_s=6 * 3600,
+            timeout_s=bounds.IMPORTING.most,
             action="importing {input!r}",
             fix="import a part of the files first",
         ),
@@ -163,7 +163,7 @@ OPERATIONS = (
         large=RunKind.FILTER,
         child=ChildWork(
             function="stillroom.jobs.child_work:filter_rows",
-            timeout_s=3600,
+            timeout_s=bounds.FILTERING.most,
             action="filtering {input!r}",
             fix="filter a part of the rows first, and check the regular expressions; "
             f"with ray_address {_LOOK_AT_RAY}",
@@ -181,7 +181,7 @@ OPERATIONS = (
         large=RunKind.CONVERT,
         child=ChildWork(
             function="stillroom.jobs.child_work:convert_rows",
-            timeout_s=3600,
+            timeout_s=bounds.FILTERING.most,
             action="converting {input!r}",
             fix="convert a part of the rows first, and check the function of rewrite; "
             f"with ray_address {_LOOK_AT_RAY}",
@@ -199,7 +199,7 @@ OPERATIONS = (
         large=RunKind.PAIRS,
         child=ChildWork(
             function="stillroom.curate.ray.rollouts:pair_on_ray",
-            timeout_s=3600,
+            timeout_s=bounds.FILTERING.most,
             action="pairing on Ray",
             fix=_LOOK_AT_RAY,
         ),

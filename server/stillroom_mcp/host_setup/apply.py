@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from stillroom import bounds
 from stillroom.errors import InputError
 from stillroom.files import read_json, replacing, write_json
 from stillroom.settings import open_workspace
@@ -21,7 +22,7 @@ from stillroom_mcp.host_setup.hosts import HOSTS, SERVE, SERVER_NAME, Host
 from stillroom_mcp.host_setup.skills import SkillFolder
 from stillroom_mcp.http.listening import default_token_file
 
-_LARGEST = 8 << 20
+_LARGEST = bounds.HOST_CONFIG.most
 
 
 class _Edit(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
+from stillroom import bounds
 from stillroom.importing.json_rows import Row, UnreadableRowError
 from stillroom.importing.payloads.calls import ApiCall, input_messages, read_calls, system_message
 from stillroom.importing.payloads.fields import (
@@ -179,7 +180,7 @@ def envelope_metadata(envelope: Row) -> Row:
 
 
 EARLIER_LOST = "earlier messages are not in the log"
-_MOST_LINKS = 10_000
+_MOST_LINKS = bounds.RESPONSES.most
 
 
 class ResponseChains:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from stillroom import bounds
 from stillroom.files import write_atomic
 from stillroom.places import open_real
 from stillroom.remote.follower.local_run import FollowRecord, GrownFile, write_record
@@ -18,7 +19,7 @@ from stillroom.types import RunStatus
 
 _STEADY_S = 2.0
 """Two measurements of the other clock differ by no more while neither clock is set."""
-_MOST_GROWING_FILES = 10_000
+_MOST_GROWING_FILES = bounds.GROWING_FILES.most
 _NOTHING = GrownFile(remote_bytes=0, local_bytes=0)
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
+from stillroom import bounds
 from stillroom.errors import EngineError, missing_extra
 from stillroom.remote.host import UnreachableError
 from stillroom.remote.machine import SkyPilotCluster
@@ -24,7 +25,7 @@ _CLI_LIMIT_S = 120
 _LONGEST = 600
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _HOUR_S = 3600
-_CALL_LIMIT_S = 1800.0
+_CALL_LIMIT_S = float(bounds.PROVIDER_CALL.most)
 _POLL_S = 2.0
 _PROGRAMS = (r"[s]tillroom\.remote\.(agent|there)", r"[s]tillroom\.jobs\.keeper")
 _CHECK_EVERY_S = 15

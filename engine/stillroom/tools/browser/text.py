@@ -23,7 +23,7 @@ from stillroom import bounds
 from stillroom.errors import missing_extra
 from stillroom.secrecy.environments import bare_environment
 
-MAX_LINE_BYTES = 32 << 20
+MAX_LINE_BYTES = bounds.PAGE_READ.most
 # Beyond this, the system refuses the child more memory, which ends the child.
 _MAX_MEMORY_BYTES = bounds.PAGE_MEMORY.most
 _GONE = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, OSError)

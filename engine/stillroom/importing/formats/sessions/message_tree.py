@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stillroom import bounds
 from stillroom.importing.json_rows import Row, UnreadableRowError
 from stillroom.importing.payloads.fields import (
     as_list,
@@ -346,7 +347,7 @@ def _joined(messages: Iterator[Row]) -> Iterator[Row]:
         yield held
 
 
-MOST_FORKS = 64
+MOST_FORKS = bounds.FORKS.most
 """The most sessions of which each was forked from the one before."""
 
 
