@@ -297,7 +297,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     rewards: dict[str, float]
     """The single rewards by name."""
     success: bool | None
-    """Whether the total reward reaches 0.5; None without a reward."""
+    """Whether the rewards that are no preconditions add up to 0.5; None without a reward."""
     stop_reason: StopReason
     turns: int
     """The number of assistant turns that were sampled."""

@@ -262,8 +262,8 @@ def test_rollouts_of_other_systems_become_rows_too(tmp_path: Path) -> None:
 
     result = convert(tmp_path, "rollouts")
 
-    # rnow's row says itself that it succeeded; for NeMo Gym's the reward decides.
-    assert (result.read, result.converted, result.success_derived) == (4, 2, 1)
+    # The rewards decide: rnow's `success: true` only says that the rollout ran.
+    assert (result.read, result.converted, result.success_derived) == (4, 2, 2)
     assert result.left_out == {"ended by an infrastructure failure": 1, "no success": 1}
     gym, rnow = read_rows(tmp_path / "train.jsonl")
     assert rnow["messages"] == RNOW_ROW["conversation"]

@@ -68,7 +68,12 @@ def test_a_context_is_read_as_it_is_but_for_its_ends(tmp_path):
         (".env", b"KEY=1", InputError, "it holds keys or passwords"),
         ("empty.md", b" \n", ConfigError, "is empty"),
         ("bytes.md", b"\xff\xfe\x00", ConfigError, "is not UTF-8 text"),
-        ("large.md", b"x" * 4_000_001, ConfigError, "has 4 MB, more than any model reads at once"),
+        (
+            "large.md",
+            b"x" * ((4 << 20) + 1),
+            ConfigError,
+            "has 4 MB, more than any model reads at once",
+        ),
     ],
 )
 def test_a_file_that_no_model_can_read_is_refused(tmp_path, name, content, error, problem):

@@ -215,7 +215,7 @@ def test_rollouts_of_other_systems_are_described(tmp_path: Path) -> None:
 
     assert (report.rows, report.good, report.bad) == (6, 4, 2)
     assert report.layouts == {"nemo_gym": 1, "rnow": 2, "stillroom": 1}
-    assert (report.failed, report.success_unknown) == (1, 1)
+    assert (report.failed, report.success_unknown) == (1, 2)
     assert (report.rewards.low, report.rewards.high) == (0.75, 1.0)
     assert report.categories == {"price": 2}
     places = [p.where.removeprefix(f"{tmp_path}/rollouts/") for p in report.problems]

@@ -62,8 +62,12 @@ def rollout_from_rnow(row: Row) -> Row:
     messages: list[Row] = row["conversation"]
     failure = failure_of(row)
     is_truncated = row.get("truncated") is True
+    # rnow writes 0 where a reward failed, which says nothing about the answer.
+    reward = None if failure else as_number(row.get("total_reward"))
     # A rollout that did not complete its task has an answer, which is no success.
     success = row.get("success", False if row.get("completed") is False else None)
+    if success is True and reward is not None:
+        success = None  # rnow writes true for all that ran; the reward judges the answer.
     prompt_tokens = count(row.get("promptTokens"))
     return {
         "id": row["id"] if isinstance(row.get("id"), str) else "",
@@ -72,8 +76,7 @@ def rollout_from_rnow(row: Row) -> Row:
         "messages": messages,
         "tools": row.get("tools") or [],
         "metadata": row.get("metadata") or {},
-        # rnow writes 0 where a reward failed, which says nothing about the answer.
-        "reward": None if failure else as_number(row.get("total_reward")),
+        "reward": reward,
         "rewards": numbers_by_name(row.get("rewards")),
         "success": success if isinstance(success, bool) and not failure else None,
         "stop_reason": ending(messages, is_failed=bool(failure), is_truncated=is_truncated),

@@ -217,6 +217,7 @@ class _KnownVerdict(msgspec.Struct, frozen=True, kw_only=True):
     by_name: dict[str, float]
     calls: int
     answered_by: tuple[Answerer, ...] = ()
+    preconditions: tuple[str, ...] = ()
 
 
 _VERDICT = msgspec.json.Decoder(_KnownVerdict)
@@ -248,7 +249,8 @@ class ScoreJournal:
         if verdict is None:
             return None
         paid = CallTotals(calls=verdict.calls, answered_by=verdict.answered_by)
-        return Judgement(verdict.total, verdict.by_name, paid)
+        gates = verdict.preconditions
+        return Judgement(verdict.total, verdict.by_name, paid, preconditions=gates)
 
     def keep(self, row: str, judgement: Judgement) -> None:
         """Records a judgement if the judge was called for it."""
@@ -260,5 +262,6 @@ class ScoreJournal:
                 by_name=dict(judgement.by_name),
                 calls=judgement.judge.calls,
                 answered_by=judgement.judge.answered_by,
+                preconditions=judgement.preconditions,
             )
             self._log.append(verdict, durable=True)

@@ -1,6 +1,6 @@
 """The rewards of a finished conversation: from rewards.py, the expected answer, or a judge."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stillroom.data.chat.tool_calls import has_call_text
@@ -21,7 +21,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The rewards of a rollout; `total` is None if nothing judges its task."""
+    """The rewards of a rollout; `total` is None if no reward applies to its task."""
 
     total: float | None
     by_name: Mapping[str, float]
@@ -29,11 +29,21 @@ class Judgement:
     """The totals of the judge's calls; None if no judge was called."""
     reasoning: str | None = None
     """The judge's reasoning; None if no judge was called."""
+    preconditions: tuple[str, ...] = ()
+    """The names of the rewards that are preconditions."""
 
     @property
     def success(self) -> bool | None:
-        """Whether the total reward reaches 0.5; None if there is no reward."""
-        return None if self.total is None else self.total >= SUCCESS_THRESHOLD
+        """Whether the sum of the rewards reaches 0.5; None if there is no reward.
+
+        A precondition counts only if it is 0 or the only kind of reward: a wrong answer for which
+        it holds is no success.
+        """
+        if self.total is None:
+            return None
+        others = [self.by_name[name] for name in self.by_name if name not in self.preconditions]
+        is_blocked = any(self.by_name[name] == 0 for name in self.preconditions)
+        return not is_blocked and (sum(others) if others else self.total) >= SUCCESS_THRESHOLD
 
 
 class Rewarder:
@@ -96,8 +106,7 @@ class Rewarder:
 
     def may_block(self, task: Task) -> bool:
         """Returns whether a precondition of a task's rewards may make the judge unnecessary."""
-        named = (self._descriptions.get(name) for name in self._names(task))
-        return any(description is not None and description.precondition for description in named)
+        return bool(self._preconditions(self._names(task)))
 
     async def judge(
         self,
@@ -130,16 +139,17 @@ class Rewarder:
         if not by_name:
             return Judgement(None, {})
         total = 0.0 if self._is_blocked(by_name) else sum(by_name.values())
+        gates = tuple(self._preconditions(by_name))
         if verdict is None:
-            return Judgement(total, by_name)
-        return Judgement(total, by_name, verdict.paid, verdict.reasoning)
+            return Judgement(total, by_name, preconditions=gates)
+        return Judgement(total, by_name, verdict.paid, verdict.reasoning, gates)
 
     def _is_blocked(self, by_name: Mapping[str, float]) -> bool:
-        return any(
-            by_name[name] == 0
-            for name, description in self._descriptions.items()
-            if description.precondition and name in by_name
-        )
+        return any(by_name[name] == 0 for name in self._preconditions(by_name))
+
+    def _preconditions(self, names: Iterable[str]) -> list[str]:
+        known = self._descriptions
+        return [name for name in names if name in known and known[name].precondition]
 
     def _answer_key(self, task: Task) -> AnswerKey | None:
         try:

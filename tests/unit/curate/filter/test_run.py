@@ -367,7 +367,7 @@ def test_rows_of_other_systems_are_filtered_and_kept_as_they_are(tmp_path: Path)
 
     result = filtered(tmp_path, "rollouts", success=True, require_tool_use="price")
 
-    assert (result.read, result.kept, result.success_derived) == (4, 2, 3)
+    assert (result.read, result.kept, result.success_derived) == (4, 2, 4)
     kept = (tmp_path / "kept.jsonl").read_bytes().splitlines()
     assert kept[0] == encoded(GYM_ROW)
     assert json.loads(kept[1]) == RNOW_ROW

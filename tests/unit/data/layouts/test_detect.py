@@ -47,7 +47,7 @@ def test_a_rollout_of_rnow_is_read_whole() -> None:
     ours = as_rollout(RNOW_ROW)
 
     assert ours["messages"] == RNOW_ROW["conversation"]
-    assert (ours["id"], ours["reward"], ours["success"]) == ("sample_1", 0.75, True)
+    assert (ours["id"], ours["reward"], ours["success"]) == ("sample_1", 0.75, None)
     assert ours["rewards"] == {"accuracy": 0.5, "brevity": 0.25}
     assert ours["metadata"] == RNOW_ROW["metadata"]
     assert (ours["stop_reason"], ours["turns"], ours["error"]) == ("answered", 2, None)
@@ -77,7 +77,13 @@ def test_a_failure_of_rnow_is_no_reward_of_zero(changes: Row, kind: str, reporte
 
 @pytest.mark.parametrize(
     ("changes", "success"),
-    [({"completed": False}, False), ({"completed": True}, None), ({"success": True}, True)],
+    [
+        ({"completed": False}, False),
+        ({"completed": True}, None),
+        ({"success": False}, False),
+        # It only says that the rollout ran; total_reward judges the answer.
+        ({"success": True}, None),
+    ],
 )
 def test_a_rollout_of_rnow_that_did_not_complete_is_no_success_and_no_failure(
     changes: Row, success: bool | None

@@ -103,8 +103,26 @@ def test_a_reward_is_the_sum_of_the_named_ones(tmp_path: Path) -> None:
 def test_a_precondition_of_zero_makes_all_zero(tmp_path: Path) -> None:
     one = task(rewards=["brief", "polite"])
 
-    assert judged(tmp_path, one, "please") == Judgement(1.25, {"brief": 0.25, "polite": 1.0})
-    assert judged(tmp_path, one, "now!") == Judgement(0.0, {"brief": 0.25, "polite": 0.0})
+    please, now = judged(tmp_path, one, "please"), judged(tmp_path, one, "now!")
+    assert (please.total, please.by_name) == (1.25, {"brief": 0.25, "polite": 1.0})
+    assert (now.total, now.by_name) == (0.0, {"brief": 0.25, "polite": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("rewards", "is_success"),
+    [
+        ({"polite": 1.0, "right": 0.0}, False),
+        ({"polite": 1.0, "right": 0.5}, True),
+        ({"polite": 0.0, "right": 1.0}, False),
+        ({"polite": 1.0}, True),
+    ],
+)
+def test_a_precondition_that_holds_makes_no_wrong_answer_a_success(
+    rewards: dict[str, float], is_success: bool
+) -> None:
+    judgement = Judgement(sum(rewards.values()), rewards, preconditions=("polite",))
+
+    assert judgement.success is is_success
 
 
 def test_the_expected_answer_counts_beside_others_where_it_is_named(tmp_path: Path) -> None:

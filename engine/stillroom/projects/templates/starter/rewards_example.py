@@ -2,7 +2,7 @@
 
 Rename it to rewards.py and write your own, or delete it. Several rewards are summed, and a sum of
 0.5 is a success, though not each of them may be one. What must hold for any success is written as
-@reward(precondition=True): where it is 0, the sum is 0.
+@reward(precondition=True): where it is 0, the sum is 0; otherwise the other rewards decide.
 """
 
 from stillroom.tools import RewardArgs, reward
