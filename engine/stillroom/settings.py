@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from stillroom.errors import InputError
 from stillroom.home_paths import as_found, as_recorded
-from stillroom.secrecy.commands import with_secrets
+from stillroom.secrecy.commands import restore_secrets
 from stillroom.secrecy.keys import keys_file
 from stillroom.secrecy.readable import check_readable
 from stillroom.secrecy.redaction import Redactor, is_secret_name
@@ -161,7 +161,7 @@ class Workspace:
 
         Raises InputError if a secret was not handed to this process.
         """
-        return with_secrets(command, self.secrets)
+        return restore_secrets(command, self.secrets)
 
     def shown(self, path: Path) -> str:
         """Returns a path as it is shown to a user: relative to the workspace where possible."""

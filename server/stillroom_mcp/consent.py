@@ -151,8 +151,8 @@ async def _allowed(
     """
     name, host = _shown(refused.name), _shown(refused.host)
     question = (
-        f"The agent wants to send the key in {name} to {host}. Nothing says that it is made for "
-        f"this host. May it be sent there, now and later? ({keys_file()} will say so.)"
+        f"The agent wants to send the key in {name} to {host}, which is not "
+        f"allowed yet. May it be sent there, now and later? ({keys_file()} will allow it.)"
     )
     # The answer is bound to the question: it allows no other pair.
     answer = await _asked(context, f"key {name} {host}", question, _MAY_SEND)

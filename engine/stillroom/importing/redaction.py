@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any, cast
 
-from stillroom.secrecy.patterns import PERSONAL_DATA, SECRETS, without_kinds
+from stillroom.secrecy.patterns import PERSONAL_DATA, SECRETS, replace_kinds
 from stillroom.secrecy.redaction import Redactor
 
 _OWN_KEY = "key of this machine"
@@ -68,7 +68,7 @@ class Redaction:
     def _is_clean(self, text: str) -> bool:
         if self._own is not None and self._own.text(text) != text:
             return False
-        return not self._kinds or without_kinds(text, self._kinds, _no_mark) == text
+        return not self._kinds or replace_kinds(text, self._kinds, _no_mark) == text
 
     def value(self, value: Any) -> Any:
         """Returns a JSON value whose strings and field names have marks for what is removed."""
@@ -102,7 +102,7 @@ class Redaction:
             return f"[{kind} {number} removed]"
 
         if self._kinds:
-            text = without_kinds(text, self._kinds, mark)
+            text = replace_kinds(text, self._kinds, mark)
         if self._own is not None:
             clean = self._own.text(text)
             if clean != text:

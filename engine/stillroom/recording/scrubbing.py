@@ -152,7 +152,7 @@ class KeySearch:
 
     def _look(self) -> None:
         data = b"".join(self._parts)
-        self._has_found = self._has_found or self._redactor.is_in(data)
+        self._has_found = self._has_found or self._redactor.contains_secret(data)
         self._parts = [data[max(0, len(data) - self._redactor.reach) :]]
         self._num_new = 0
 

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from stillroom.errors import ConfigError, InputError
 from stillroom.remote.machine import Kind, Machine
 from stillroom.secrecy.keys import check_host, is_loopback, keys_file
-from stillroom.secrecy.readable import check_readable, unreadable
+from stillroom.secrecy.readable import check_readable, parse_error_message
 from stillroom.settings import Workspace
 from stillroom.validation import StrictModel, describe_errors, nearest
 from stillroom.yaml_text import read_yaml
@@ -237,7 +237,7 @@ def _machines_of(path: Path, *, is_own: bool) -> list[Machine]:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except _UNREADABLE as error:
         raise ConfigError(
-            unreadable(path, error), f"correct the syntax; an entry is e.g. {_EXAMPLE}"
+            parse_error_message(path, error), f"correct the syntax; an entry is e.g. {_EXAMPLE}"
         ) from error
     if raw is None or root is None:
         return []

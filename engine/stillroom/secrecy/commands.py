@@ -1,7 +1,7 @@
-"""Hides secrets in command lines and URLs, and puts them back where the command is started.
+"""Replaces secrets in command lines and URLs with placeholders, and restores them on start.
 
-A hidden secret is replaced by a mark with its hash, so that the same command is still known for
-the same, and another secret for another.
+A placeholder contains a hash of its secret, so equal commands stay equal, and commands that differ
+only in a secret stay different.
 """
 
 import functools
@@ -35,24 +35,24 @@ _PATTERNS = tuple(
 _MARK = re.compile(r"\{secret:[0-9a-f]{12}\}")
 
 
-def _hidden(commands: str | Sequence[str] | None) -> str | list[str] | None:
+def _hide_in(commands: str | Sequence[str] | None) -> str | list[str] | None:
     if commands is None or isinstance(commands, str):
         return commands and without_secrets(commands)
     return [without_secrets(command) for command in commands]
 
 
-WITHOUT_SECRETS = PlainSerializer(_hidden)
-"""Marks a field of command lines, whose secrets are then hidden in every form that is written."""
+WITHOUT_SECRETS = PlainSerializer(_hide_in)
+"""Annotation for a field of command lines: serialization replaces their secrets."""
 
 
 def hide_secrets(command: str) -> tuple[str, dict[str, str]]:
-    """Returns a command line or URL with its secrets as marks, and the secret behind each mark.
+    """Returns a command line or URL with placeholders for its secrets, and the secret of each.
 
-    Values of environment variables with a secret's name are hidden anywhere in it.
+    Values of environment variables with a secret's name are replaced wherever they occur.
     """
     secrets: dict[str, str] = {}
-    for value in sorted(_found(command), key=len, reverse=True):
-        mark = _mark(value)
+    for value in sorted(_find_secrets(command), key=len, reverse=True):
+        mark = _placeholder(value)
         replaced = re.sub(rf"(?<![\w]){re.escape(value)}(?!\w)", mark, command)
         if replaced != command:
             secrets[mark] = value
@@ -61,20 +61,20 @@ def hide_secrets(command: str) -> tuple[str, dict[str, str]]:
 
 
 def without_secrets(command: str) -> str:
-    """Returns a command line or URL with its secrets as marks."""
+    """Returns a command line or URL with placeholders for its secrets."""
     return hide_secrets(command)[0]
 
 
-def with_secrets(command: str, secrets: Mapping[str, str]) -> str:
-    """Returns a command line or URL with the marks replaced by their secrets.
+def restore_secrets(command: str, secrets: Mapping[str, str]) -> str:
+    """Returns a command line or URL with the placeholders replaced by their secrets.
 
-    Raises InputError for a mark whose secret is not known.
+    Raises InputError for a placeholder that is not in `secrets`.
     """
     unknown = [mark for mark in _MARK.findall(command) if mark not in secrets]
     if unknown:
         raise InputError(
-            f"the secret behind {unknown[0]} in the MCP server `{command}` is not known here",
-            "give the command with the secret itself, as it was given at first",
+            f"no secret is stored for the placeholder {unknown[0]} in the MCP server `{command}`",
+            "give the command with the secret itself, as in the first call",
         )
     return _MARK.sub(lambda mark: secrets[mark[0]], command)
 
@@ -85,11 +85,11 @@ def secrets_in(commands: Iterable[str]) -> Redactor:
 
 
 def secrets_of_commands(secrets: Mapping[str, str]) -> dict[str, str]:
-    """Returns the secrets of marks in commands, without the keys of endpoints."""
+    """Returns the secrets that belong to placeholders in commands, without endpoints' keys."""
     return {mark: value for mark, value in secrets.items() if _MARK.fullmatch(mark)}
 
 
-def _found(command: str) -> Iterator[str]:
+def _find_secrets(command: str) -> Iterator[str]:
     command = _MARK.sub("…", command)
     for pattern in _PATTERNS:
         for match in pattern.finditer(command):
@@ -104,7 +104,7 @@ def _found(command: str) -> Iterator[str]:
 
 
 @functools.lru_cache(maxsize=256)
-def _mark(value: str) -> str:
-    # A slow hash: marks are written to files, and a short password must not be guessable.
+def _placeholder(value: str) -> str:
+    # A slow hash: placeholders are written to files, and a short password must not be guessable.
     digest = hashlib.scrypt(value.encode(), salt=b"stillroom", n=1 << 12, r=8, p=1, dklen=6)
     return f"{{secret:{digest.hex()}}}"

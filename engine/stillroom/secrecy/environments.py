@@ -1,7 +1,7 @@
-"""The environments of child processes: each has the variables on a list, and no others.
+"""Environments of child processes, built from allowlists of variables.
 
-Keys are not among them. A run's process gets the keys of its endpoints through a pipe, and only the
-client that sends them reads them.
+No allowlist has endpoint keys. A run's process gets the keys of its endpoints through a pipe, and
+only the client that sends them reads them.
 """
 
 import json
@@ -20,40 +20,40 @@ _SYSTEM = re.compile(
     r"|CUDA_\w+|NVIDIA_\w+|ROCR_\w+|HIP_\w+|HSA_\w+|OMP_\w+|MKL_\w+|OPENBLAS_\w+|KMP_\w+"
     r"|GOMP_\w+|MALLOC_\w+|STILLROOM_\w+|COVERAGE_\w+"
 )
-"""Variables for any program: paths, the language, the processors."""
+"""Variables for any program: paths, locale, CPU and GPU settings."""
 _LIBRARIES = re.compile(
     r"HF_\w+|HUGGING_?FACE_\w+|TRANSFORMERS_\w+|TOKENIZERS_\w+|DATASETS_\w+|TORCH\w*|PYTORCH_\w+"
     r"|NCCL_\w+|GLOO_\w+|UCX_\w+|FI_\w+|ACCELERATE_\w+|FSDP_\w+|TRITON_\w+|XLA_\w+|BNB_\w+"
     r"|LLAMA_CPP|CC|CXX|MASTER_(ADDR|PORT)|SLURM_\w+|RAY_\w+|WANDB_\w+|TRACKIO_\w+|PLAYWRIGHT_\w+"
     r"|DOCKER_\w+|CONTAINERS?_\w+|PODMAN_\w+|REGISTRY_AUTH_FILE|SSH_AUTH_SOCK|NUMEXPR_\w+"
 )
-"""The settings of the libraries that a run loads, and of the container engine that it calls."""
+"""Settings of the libraries that a run loads, and of the container engine that it calls."""
 _PROGRAMS = re.compile(
     r"NODE_\w+|NPM_CONFIG_\w+|NVM_\w+|UV_\w+|PIP_\w+|DENO_\w+|BUN_\w+|JAVA_HOME|GOPATH"
     r"|PLAYWRIGHT_\w+|DISPLAY|WAYLAND_DISPLAY|DBUS_SESSION_BUS_ADDRESS",
     re.IGNORECASE,
 )
-"""The settings of the programs that start MCP servers, such as npx and uvx."""
+"""Settings of the programs that start MCP servers, such as npx and uvx."""
 SHARED_SECRETS = "STILLROOM_SECRETS"
-"""The variable with the secrets of a run that several processes share, as JSON by name."""
+"""The variable with the secrets of a multi-process run: a JSON object, name to value."""
 _CLOUDS = re.compile(
     r"SKYPILOT_\w+|SKY_\w+|AWS_\w+|GOOGLE_\w+|CLOUDSDK_\w+|AZURE_\w+|ARM_\w+|KUBECONFIG|KUBE_\w+"
     r"|OCI_\w+|LAMBDA_\w+|RUNPOD_\w+|VAST_\w+|NEBIUS_\w+|PAPERSPACE_\w+|DO_\w+|IBM_\w+"
 )
-"""What SkyPilot and the clouds' own packages are configured with, their keys included."""
+"""Settings of SkyPilot and of the clouds' own packages, including their keys."""
 _HUB_TOKENS = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
-"""Needed to download models, so that a run's own process keeps them."""
+"""Kept in the environment of a run's process, which needs them to download models."""
 PIPED_VARIABLES = "STILLROOM_PIPED_VARIABLES"
-"""The variable with the names of those secrets, with commas between them, that a run's process
-takes from its standard input into its own environment, where libraries look for them."""
+"""The variable with the comma-separated names of the secrets that a run's process reads from its
+standard input and sets in its own environment, where libraries look for them."""
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 
 
 def run_environment(workspace: Path | None = None) -> dict[str, str]:
-    """Returns the environment of a run's process: no secrets but the hub's tokens.
+    """Returns the environment of a run's process; its only secrets are the Hub's tokens.
 
-    The variables that keys.yml gives to tools are in it too, for the tools that the run starts.
-    Waiting threads of torch give up their processor: on a busy machine that is many times faster.
+    It also has the variables that keys.yml allows for tools, for the tools that the run starts.
+    Torch's idle threads sleep instead of spinning, which is many times faster on a busy machine.
     """
     tools = _tool_variables(workspace)
     kept = {
@@ -70,15 +70,15 @@ def run_environment(workspace: Path | None = None) -> dict[str, str]:
 
 
 def renting_environment(workspace: Path | None = None) -> dict[str, str]:
-    """Returns the environment of the process that rents machines, with the clouds' keys."""
+    """Returns the environment of the process that rents machines; it has the clouds' keys."""
     clouds = {k: v for k, v in os.environ.items() if _CLOUDS.fullmatch(k) is not None}
     return run_environment(workspace) | clouds
 
 
 def tool_environment() -> dict[str, str]:
-    """Returns the environment of tools.py, rewards.py, MCP servers and other people's programs.
+    """Returns the environment of tools.py, rewards.py, MCP servers and third-party programs.
 
-    It holds no secrets but those that the user's keys.yml gives to tools.
+    Its only secrets are those that the user's keys.yml allows for tools.
     """
     tools = _tool_variables()
     given = {
@@ -90,7 +90,7 @@ def tool_environment() -> dict[str, str]:
 
 
 def bare_environment() -> dict[str, str]:
-    """Returns an environment without any secret, for programs that read untrusted data."""
+    """Returns an environment without secrets, for programs that read untrusted data."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -99,28 +99,28 @@ def bare_environment() -> dict[str, str]:
 
 
 def container_environment() -> dict[str, str]:
-    """Returns the environment of the command line of a container engine."""
+    """Returns the environment of a container engine's command line, such as docker or podman."""
     engine = re.compile(r"(DOCKER|CONTAINERS?|PODMAN)_\w+|REGISTRY_AUTH_FILE|SSH_AUTH_SOCK")
     settings = {k: v for k, v in os.environ.items() if _is_listed(k, engine)}
     return bare_environment() | settings
 
 
 def ssh_environment() -> dict[str, str]:
-    """Returns the environment of the system's ssh: no keys, which its settings may send along."""
+    """Returns the environment of the system's ssh, without keys, which `SendEnv` could forward."""
     wanted = re.compile(r"SSH_AUTH_SOCK|SSH_AGENT_PID|KRB5CCNAME|DISPLAY|WAYLAND_DISPLAY")
     agents = {name: value for name, value in os.environ.items() if wanted.fullmatch(name)}
-    # A jump host knows nothing of our options, and would ask in a window.
+    # The ssh of a jump host does not get our options, and would ask in a window.
     return bare_environment() | agents | {"SSH_ASKPASS_REQUIRE": "never"}
 
 
 def shared_variables(secrets: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables with a run's secrets, for processes that share the run's work."""
+    """Returns the variables with a run's secrets, for the worker processes of the run."""
     by_name = {name: value for name, value in secrets.items() if name.isidentifier()}
     return by_name | {SHARED_SECRETS: json.dumps(dict(secrets))} if secrets else {}
 
 
 def shared_secrets() -> dict[str, str]:
-    """Returns the secrets of the run whose work this process shares; none if it is alone."""
+    """Returns the secrets of the run that this process is a worker of; empty if it is none."""
     return json.loads(os.environ.get(SHARED_SECRETS, "{}"))
 
 
@@ -138,8 +138,8 @@ def _has_login(address: str) -> bool:
 
 
 def _tool_variables(workspace: Path | None = None) -> frozenset[str]:
-    # The libraries that read keys.yml take longer to load than all else of a small process, such as
-    # a guard of servers, which never asks.
+    # The libraries that read keys.yml take longer to load than the rest of a small process, such as
+    # the guard of MCP servers, which never needs keys.yml.
     from stillroom.secrecy.keys import tool_variables
 
     return tool_variables(workspace)

@@ -1,8 +1,8 @@
 """Which key may be sent to which host, and which variables the user's tools may read.
 
-A key belongs to its provider's own hosts. Every other pair of key and host must be in the user's
-`keys.yml`, which is outside the workspace, where an agent does not write; or, for a key in the
-project's `.env`, next to it.
+A key may be sent to its provider's own hosts. Every other pair of key and host must be allowed by
+the user: in `keys.yml`, which is outside the workspace that agents write to, or, for a key in the
+project's `.env`, by NAME_HOST in that file.
 """
 
 import json
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from stillroom.errors import InputError
 from stillroom.files import write_atomic
 from stillroom.home_paths import as_found, is_away
-from stillroom.secrecy.readable import unreadable
+from stillroom.secrecy.readable import parse_error_message
 
 _FILE = "keys.yml"
 _FIX = "write entries such as - {key: MY_KEY, host: gateway.example.com}"
@@ -27,11 +27,11 @@ _LOCAL_SERVERS = re.compile(
     r"(VLLM|SGLANG|OLLAMA|LLAMA_?CPP|LM_?STUDIO|TGI|LITELLM|LOCAL)"
     r"(_[A-Z0-9]+)*_(KEY|TOKEN)"
 )
-"""Names of keys made for a server on the user's own machine."""
+"""Names of keys for a model server on the user's own machine."""
 
 
 class KeyNotAllowedError(InputError):
-    """A key may not be sent to a host unless the user allows it."""
+    """The user has not allowed this key to be sent to this host."""
 
     def __init__(self, problem: str, fix: str, name: str, host: str) -> None:
         super().__init__(problem, fix)
@@ -40,7 +40,7 @@ class KeyNotAllowedError(InputError):
 
 
 class KeyRule(BaseModel):
-    """One entry of keys.yml: a variable, and the host or the tools that may have its value."""
+    """One entry of keys.yml: allows a host, or the user's tools, to receive a variable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -60,9 +60,9 @@ _RULES = TypeAdapter(tuple[KeyRule, ...])
 
 
 def keys_file() -> Path:
-    """Returns the path of keys.yml: in $STILLROOM_CONFIG, or else in the user's config folder.
+    """Returns the path of keys.yml, in $STILLROOM_CONFIG or in ~/.config/stillroom.
 
-    A run on another machine has the user's, which was sent with it: names and hosts, no keys.
+    A run on another machine reads a copy of the user's file: names and hosts, no keys.
     """
     if is_away():
         return as_found(f"~/.config/stillroom/{_FILE}")
@@ -74,12 +74,12 @@ def keys_file() -> Path:
 
 
 def tool_variables(workspace: Path | None = None) -> frozenset[str]:
-    """Returns the names of the variables that keys.yml gives to the user's tools."""
+    """Returns the names of the variables that keys.yml allows for the user's tools."""
     return frozenset(rule.key for rule in _rules(workspace) if rule.tools)
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether a host is this machine by its name."""
+    """Returns whether a host is `localhost` or a loopback address."""
     return _LOOPBACK.fullmatch(host) is not None
 
 
@@ -88,9 +88,9 @@ def check_host(
 ) -> None:
     """Raises KeyNotAllowedError unless the key in variable `name` may be sent to a host.
 
-    `own` holds the variables whose keys are made for this host. A variable of which one of these
-    is a part, such as OPENAI_API_KEY_2, is taken for another key of the same provider. Keys named
-    after a local server, such as VLLM_API_KEY, may be sent to this machine.
+    `own` lists the variables of the host's provider. A variable whose name contains one of these,
+    such as OPENAI_API_KEY_2, counts as another key of the same provider. Keys named after a local
+    server, such as VLLM_API_KEY, may be sent to this machine.
     """
     if any(variable in name for variable in own):
         return
@@ -100,8 +100,8 @@ def check_host(
         return
     shown = f"[{host}]" if ":" in host else host
     raise KeyNotAllowedError(
-        f"the key in {name} may not be sent to {host}: nothing says that it is made for this host",
-        f"if it may be, the user writes {name}_HOST={shown} below the key in the project's .env, "
+        f"the key in {name} may not be sent to {host}: the user has not allowed this host for it",
+        f"to allow it, the user writes {name}_HOST={shown} below the key in the project's .env, "
         f"or adds this line to {keys_file()}, outside the workspace: "
         f"- {{key: {name}, host: {shown if ':' not in host else repr(host)}}}",
         name,
@@ -110,40 +110,40 @@ def check_host(
 
 
 def allow_host(name: str, host: str) -> None:
-    """Adds to keys.yml that a key may be sent to a host, to which the user has agreed.
+    """Appends an entry to keys.yml that allows a key for a host. The user must have agreed.
 
-    Raises InputError if the file is malformed, or written so that no entry can be appended.
+    Raises InputError if the file is malformed, or is in a form to which no entry can be appended.
     """
     path = keys_file().resolve()
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     entry = f"- {{key: {name}, host: {json.dumps(host)}}}\n"
     text = f"{text.rstrip()}\n{entry}".lstrip()
-    _parsed(path, text)
+    _parse_rules(path, text)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomic(path, text.encode())
 
 
 def _rules(workspace: Path | None) -> tuple[KeyRule, ...]:
-    """Returns the entries of keys.yml; none if there is no such file.
+    """Returns the entries of keys.yml; empty if the file does not exist.
 
-    Raises InputError for a file that is malformed, or in the workspace, where agents write.
+    Raises InputError if the file is malformed, or is in the workspace, where agents write.
     """
     path = keys_file()
     if not path.is_file():
         return ()
     if workspace is not None and path.resolve().is_relative_to(workspace.resolve()):
         raise InputError(
-            f"{path} is inside the workspace, where an agent could allow itself any key",
+            f"{path} is inside the workspace, where an agent could edit it to allow any host",
             "set STILLROOM_CONFIG to a folder outside of it, and move the file there",
         )
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InputError(unreadable(path, error), _FIX) from error
-    return _parsed(path, text)
+        raise InputError(parse_error_message(path, error), _FIX) from error
+    return _parse_rules(path, text)
 
 
-def _parsed(path: Path, text: str) -> tuple[KeyRule, ...]:
+def _parse_rules(path: Path, text: str) -> tuple[KeyRule, ...]:
     """Returns the entries in the text of a keys.yml. Raises InputError if it is malformed."""
     try:
         raw: Any = yaml.safe_load(text)
@@ -153,4 +153,4 @@ def _parsed(path: Path, text: str) -> tuple[KeyRule, ...]:
         place = ".".join(map(str, where["loc"]))
         raise InputError(f"{path}: {place}: {where['msg']}", _FIX) from error
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
-        raise InputError(unreadable(path, error), _FIX) from error
+        raise InputError(parse_error_message(path, error), _FIX) from error

@@ -1,7 +1,7 @@
-"""Decides by Host and Origin whether a request was meant for the server that it reached.
+"""Checks the Host and Origin headers of a request, against DNS rebinding and cross-site requests.
 
-A page in the user's browser can send requests to any port of the machine, and with a name that it
-makes resolve to 127.0.0.1 it could read the answers too.
+A page in the user's browser can send requests to any port of the machine, and with a DNS name that
+resolves to 127.0.0.1 it could read the responses too.
 """
 
 import ipaddress
@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 
 def is_own_host(named: str, own_address: str, allowed: Collection[str] = ()) -> bool:
-    """Returns whether a Host header names this server, on whichever port.
+    """Returns whether a Host header names this server, ignoring the port, which a tunnel changes.
 
-    An address must be `own_address`, the one the request came in at; ports differ behind a tunnel.
-    `allowed` holds other names in lower case.
+    An IP address must be `own_address`, the local address of the connection. `allowed` has further
+    host names in lower case.
     """
     try:
         host = urlsplit(f"//{named}").hostname or ""
@@ -28,9 +28,9 @@ def is_own_host(named: str, own_address: str, allowed: Collection[str] = ()) -> 
 
 
 def is_own_page(origin: str, named: str) -> bool:
-    """Returns whether an Origin header is that of a page of the server that `Host` names.
+    """Returns whether an Origin header is the origin of the server that the Host header names.
 
-    Pages at other ports of this machine are foreign pages, too, and may have its cookies.
+    Pages at other ports of this machine are other origins, although they share its cookies.
     """
     try:
         return urlsplit(origin).netloc.lower() == named.lower()

@@ -1,7 +1,7 @@
-"""Finds which kinds of secrets and personal data a text holds, and replaces them if asked to.
+"""Detects kinds of secrets and personal data in texts, and replaces them on request.
 
-A kind is recognised by a fixed mark (a key's prefix, a header) or by a checksum, not by its looks
-alone: people stop using a filter that drops good rows for a random number.
+A kind is recognised by a fixed keyword (a key's prefix, a header) or by a checksum, never by its
+shape alone: a filter that drops good rows over a random number is soon turned off.
 """
 
 import re
@@ -18,14 +18,14 @@ class SensitiveKind:
     """One kind of secret or personal data, and how to recognise it."""
 
     name: str
-    marks: tuple[str, ...]
-    """The pattern is tried only on texts with one of these; without marks, on every text."""
+    keywords: tuple[str, ...]
+    """The pattern is tried only on texts with one of these; if empty, on every text."""
     pattern: re.Pattern[str]
     is_real: _Check
     end: _End
-    """Returns where in the text the data ends of which the pattern matches the beginning."""
-    least_digits: int = 0
-    """The pattern is tried only on texts with as many digits."""
+    """Returns the end of the data in the text; the pattern may match only its beginning."""
+    min_digits: int = 0
+    """The pattern is tried only on texts with at least this many digits."""
 
 
 def _match_end(_text: str, match: re.Match[str]) -> int:
@@ -34,14 +34,14 @@ def _match_end(_text: str, match: re.Match[str]) -> int:
 
 def _kind(
     name: str,
-    marks: str,
+    keywords: str,
     pattern: str,
     is_real: _Check = bool,
     end: _End = _match_end,
-    least_digits: int = 0,
+    min_digits: int = 0,
 ) -> SensitiveKind:
     found = re.compile(pattern)
-    return SensitiveKind(name, tuple(marks.split()), found, is_real, end, least_digits)
+    return SensitiveKind(name, tuple(keywords.split()), found, is_real, end, min_digits)
 
 
 _KEY_BEGIN = r"-----BEGIN (?:[A-Z]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
@@ -51,7 +51,7 @@ _LONGEST_KEY = 1 << 15
 
 
 def _key_end(text: str, match: re.Match[str]) -> int:
-    """Returns where a private key ends; of a cut one, the last character that may be its."""
+    """Returns the end of a private key; without a footer, the end of its base64 lines."""
     footer = _KEY_END.search(text, match.end(), match.end() + _LONGEST_KEY)
     lines = footer or _KEY_LINES.match(text, match.end())
     return lines.end() if lines else match.end()
@@ -63,7 +63,7 @@ def _looks_random(key: str) -> bool:
     return len(set(body)) >= 8 and not (body.islower() and not any(map(str.isdigit, body)))
 
 
-# An underscore may come first: names of tools and variables are put together with it.
+# An underscore may precede a key: names of tools and variables are joined with it.
 _START, _END = r"(?<![A-Za-z0-9-])", r"(?![A-Za-z0-9_-])"
 
 SECRETS = (
@@ -96,7 +96,7 @@ SECRETS = (
 
 
 def passes_luhn(number: str) -> bool:
-    """Returns whether the last digit is the right Luhn check digit for the others."""
+    """Returns whether the last digit is the Luhn check digit of the others."""
     digits = [int(char) for char in reversed(number) if char.isdigit()]
     doubled = [sum(divmod(2 * digit, 10)) for digit in digits[1::2]]
     return (sum(digits[::2]) + sum(doubled)) % 10 == 0
@@ -110,21 +110,21 @@ _CARD = re.compile(
 
 
 def is_card_number(number: str) -> bool:
-    """Returns whether a number has a card brand's length and prefix, and a right check digit."""
+    """Returns whether a number has a card brand's length and prefix, and a valid check digit."""
     digits = re.sub(r"\D", "", number)
     return _CARD.fullmatch(digits) is not None and passes_luhn(digits)
 
 
 def _card_length(text: str) -> int:
-    """Returns the length of the card number that a text begins with, 0 for none.
+    """Returns the length of the card number at the beginning of a text, or 0.
 
-    An expiry date may follow it.
+    The card number may be followed by an expiry date.
     """
     ends = [*(match.start() for match in re.finditer(r"[ -]", text)), len(text)]
     return max((end for end in ends if is_card_number(text[:end])), default=0)
 
 
-def _card_at(text: str) -> bool:
+def _has_card(text: str) -> bool:
     return _card_length(text) > 0
 
 
@@ -142,20 +142,20 @@ _IBAN_LENGTHS = {
 
 
 def is_iban(text: str) -> bool:
-    """Returns whether a text is an IBAN with its country's length and right check digits."""
+    """Returns whether a text is an IBAN with its country's length and valid check digits."""
     plain = re.sub(r"\s", "", text)
     if len(plain) != _IBAN_LENGTHS.get(plain[:2]):
         return False
     return int("".join(str(int(char, 36)) for char in plain[4:] + plain[:4])) % 97 == 1
 
 
-def _iban_at(text: str) -> bool:
-    """Returns whether the text begins with an IBAN; other words may follow it."""
+def _has_iban(text: str) -> bool:
+    """Returns whether the text begins with an IBAN, which other words may follow."""
     return is_iban(text[: _iban_length(text)])
 
 
 def _iban_length(text: str) -> int:
-    """Returns how many characters a text's first two letters give to an IBAN, blanks included."""
+    """Returns the length, spaces included, of an IBAN of the country in the first two letters."""
     places = [match.end() for match in re.finditer(r"\S", text)]
     length = _IBAN_LENGTHS.get(text[:2], 0)
     return places[length - 1] if 0 < length <= len(places) else 0
@@ -181,7 +181,7 @@ _ADDRESS = r"(?<![\w.+-])[A-Za-z0-9][\w.+-]{0,63}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[
 
 
 def has_reserved_address(text: str) -> bool:
-    """Returns whether a text holds an email address in a domain reserved for examples."""
+    """Returns whether a text has an email address in a domain reserved for examples."""
     return not all(_is_mailbox(found[0]) for found in re.finditer(_ADDRESS, text))
 
 
@@ -192,52 +192,52 @@ PERSONAL_DATA = (
         "+",
         r"(?<![\w+])\+[1-9]\d{0,2}(?:[ .()-]{0,2}\d){7,12}(?!\w)",
         _is_phone,
-        least_digits=8,
+        min_digits=8,
     ),
     _kind(
         "phone number",
         "- . )",
         r"(?<![\w.+-])(?:\([2-9]\d\d\) ?|[2-9]\d\d[-.])[2-9]\d\d[-.]\d{4}(?![\w-]|\.\d)",
         _is_phone,
-        least_digits=10,
+        min_digits=10,
     ),
-    _kind("card number", "", r"[2-6](?<![\w.-].)(?:[ -]?\d){12,18}(?![\w-]|\.\d)", _card_at,
+    _kind("card number", "", r"[2-6](?<![\w.-].)(?:[ -]?\d){12,18}(?![\w-]|\.\d)", _has_card,
         lambda _text, match: match.start() + _card_length(match[0]), 12),
-    _kind("IBAN", "", r"[A-Z](?<![A-Za-z0-9].)[A-Z]\d{2}(?: ?[A-Z0-9]){11,30}", _iban_at,
+    _kind("IBAN", "", r"[A-Z](?<![A-Za-z0-9].)[A-Z]\d{2}(?: ?[A-Z0-9]){11,30}", _has_iban,
         lambda _text, match: match.start() + _iban_length(match[0]), 6),
     _kind(
         "US social security number",
         "-",
         r"(?<![\w-])(?!000|666|9)\d{3}-(?!00)\d\d-(?!0000)\d{4}(?![\w-])",
-        least_digits=9,
+        min_digits=9,
     ),
 )  # fmt: skip
 
 
 def kinds_in(text: str, kinds: tuple[SensitiveKind, ...]) -> list[str]:
     """Returns the names of the kinds found in a text, each once, in the order of `kinds`."""
-    scanned = _unescaped(text)
-    likely = _likely(scanned, kinds)
-    names = (kind.name for kind in likely if next(_places(scanned, kind), None) is not None)
+    scanned = _blank_escapes(text)
+    likely = _candidate_kinds(scanned, kinds)
+    names = (kind.name for kind in likely if next(_find_spans(scanned, kind), None) is not None)
     return list(dict.fromkeys(names))
 
 
-def without_kinds(
-    text: str, kinds: tuple[SensitiveKind, ...], mark: Callable[[str, str], str]
+def replace_kinds(
+    text: str, kinds: tuple[SensitiveKind, ...], replacement: Callable[[str, str], str]
 ) -> str:
-    """Returns a text with a mark in place of all data of these kinds.
+    """Returns a text with all data of these kinds replaced.
 
-    `mark` is called with the kind's name and the text that is replaced.
+    `replacement` is called with the kind's name and the data to replace.
     """
-    scanned = _unescaped(text)
-    likely = _likely(scanned, kinds)
+    scanned = _blank_escapes(text)
+    likely = _candidate_kinds(scanned, kinds)
     if not likely:
         return text
-    found = sorted((*place, kind.name) for kind in likely for place in _places(scanned, kind))
+    found = sorted((*place, kind.name) for kind in likely for place in _find_spans(scanned, kind))
     parts, done = list[str](), 0
     for start, end, name in found:
         if start >= done:
-            parts += (text[done:start], mark(name, text[start:end]))
+            parts += (text[done:start], replacement(name, text[start:end]))
             done = end
     return "".join((*parts, text[done:]))
 
@@ -247,53 +247,55 @@ _NO_DIGITS = bytes(code for code in range(128) if not chr(code).isdecimal())
 _DIGIT = re.compile(r"\d")
 
 
-def _unescaped(text: str) -> str:
-    """Returns a text of the same length with blanks in place of JSON's escapes for blanks.
+def _blank_escapes(text: str) -> str:
+    """Returns a text of the same length with spaces in place of JSON's escapes for whitespace.
 
-    Texts often hold JSON, in which the letter of `\\n` would be taken for the beginning of a word.
+    In a text that contains JSON, the `n` of an escaped `\\n` would look like part of a word.
     """
     return _ESCAPES.sub("  ", text) if "\\" in text else text
 
 
-def _likely(text: str, kinds: tuple[SensitiveKind, ...]) -> Sequence[SensitiveKind]:
-    """Returns the kinds whose marks and digits a text has. Most texts have none's."""
-    screen = _SCREENS.get(id(kinds))
-    if screen is None or screen.kinds is not kinds:
-        screen = _SCREENS[id(kinds)] = _Screen(kinds)
-    marked = {
+def _candidate_kinds(text: str, kinds: tuple[SensitiveKind, ...]) -> Sequence[SensitiveKind]:
+    """Returns the kinds whose keywords and number of digits a text has; mostly none."""
+    index = _KEYWORD_INDEXES.get(id(kinds))
+    if index is None or index.kinds is not kinds:
+        index = _KEYWORD_INDEXES[id(kinds)] = _KeywordIndex(kinds)
+    matched = {
         kind
-        for gate, numbers in screen.gates
+        for gate, numbers in index.gates
         if gate in text
-        for mark, kind in numbers
-        if mark in text
+        for keyword, kind in numbers
+        if keyword in text
     }
-    if not marked and not screen.unmarked:
+    if not matched and not index.without_keywords:
         return ()
     num_digits = _num_digits(text)
-    if not marked and num_digits < screen.least_digits:
+    if not matched and num_digits < index.min_digits:
         return ()
-    found = sorted(marked.union(screen.unmarked))
-    return [kinds[kind] for kind in found if kinds[kind].least_digits <= num_digits]
+    found = sorted(matched.union(index.without_keywords))
+    return [kinds[kind] for kind in found if kinds[kind].min_digits <= num_digits]
 
 
-class _Screen:
-    """The marks of kinds, put together so that most texts are ruled out by a few searches."""
+class _KeywordIndex:
+    """The keywords of kinds, grouped so that a few searches rule out most texts."""
 
     def __init__(self, kinds: tuple[SensitiveKind, ...]) -> None:
         self.kinds = kinds
-        self.unmarked = [number for number, kind in enumerate(kinds) if not kind.marks]
-        self.least_digits = min((kinds[number].least_digits for number in self.unmarked), default=0)
+        self.without_keywords = [number for number, kind in enumerate(kinds) if not kind.keywords]
+        self.min_digits = min(
+            (kinds[number].min_digits for number in self.without_keywords), default=0
+        )
         gates = defaultdict[str, list[tuple[str, int]]](list)
         for number, kind in enumerate(kinds):
-            for mark in kind.marks:
-                gate = next((char for char in _GATES if char in mark), mark)
-                gates[gate].append((mark, number))
+            for keyword in kind.keywords:
+                gate = next((char for char in _GATES if char in keyword), keyword)
+                gates[gate].append((keyword, number))
         self.gates = tuple(gates.items())
 
 
 _GATES = "-_JGAx/."
-"""Characters that many marks have and many texts have not."""
-_SCREENS: dict[int, _Screen] = {}
+"""Characters that are in many keywords and missing from many texts."""
+_KEYWORD_INDEXES: dict[int, _KeywordIndex] = {}
 
 
 def _num_digits(text: str) -> int:
@@ -302,8 +304,8 @@ def _num_digits(text: str) -> int:
     return len(_DIGIT.findall(text))
 
 
-def _places(text: str, kind: SensitiveKind) -> Iterator[tuple[int, int]]:
-    """Yields the start and end of everything of a kind in a text."""
+def _find_spans(text: str, kind: SensitiveKind) -> Iterator[tuple[int, int]]:
+    """Yields the start and end of each occurrence of a kind in a text."""
     for match in kind.pattern.finditer(text):
         if kind.is_real(match[0]):
             yield match.start(), kind.end(text, match)

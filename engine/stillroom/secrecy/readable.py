@@ -1,4 +1,4 @@
-"""Decides which files an operation may read: no devices, no system files, no files of keys."""
+"""Checks that an operation may read a file: no devices, no kernel files, no credentials."""
 
 import re
 import stat
@@ -10,7 +10,7 @@ import msgspec
 from stillroom.errors import InputError
 
 _SYSTEM_FOLDERS = (Path("/proc"), Path("/sys"))
-"""Folders in which the kernel shows processes and devices as files."""
+"""Virtual file systems of the kernel."""
 _SECRET_FOLDERS = frozenset(
     {".aws", ".azure", ".docker", ".gcloud", ".gnupg", ".kube", ".password-store", ".ssh"}
 )
@@ -26,9 +26,9 @@ _SECRET_FILE = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-"""Names of files that hold keys or passwords by convention."""
+"""Names that files with keys or passwords have by convention."""
 _DATA_SUFFIXES = frozenset({".jsonl", ".md", ".py"})
-"""Endings of data, texts and code, which are readable however they are named."""
+"""Suffixes of data, text and code, which are readable whatever their name."""
 _QUOTED = re.compile(r"'[^']{2,}'")
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -37,35 +37,36 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 _FIX = (
-    "give a file of rows, a config or code; what it needs of this file, copy to a file of its own"
+    "give a file of rows, a config or code; to use a part of this file, copy it to a file of its "
+    "own"
 )
 
 
 def check_readable(path: Path) -> None:
-    """Raises InputError for a file that no operation may read, before it is opened.
+    """Raises InputError, before opening it, for a file that no operation may read.
 
-    These are pipes, sockets, devices and the kernel's own files, and files that hold keys by their
-    name, such as `.env`. A link is judged by its own name and by its target.
+    These are pipes, sockets, devices, the kernel's virtual files, and files whose name is one for
+    keys, such as `.env`. For a symbolic link, both its own name and its target are checked.
     """
-    reason = _refusal(path)
+    reason = _unreadable_reason(path)
     if reason is not None:
         raise InputError(f"{str(path)!r} cannot be read: {reason}", _FIX)
 
 
-def _refusal(path: Path) -> str | None:
+def _unreadable_reason(path: Path) -> str | None:
     try:
         real = path.resolve()
-    except (OSError, RuntimeError):  # a circle of links
-        return "its links lead nowhere"
+    except (OSError, RuntimeError):  # a loop of links
+        return "it is in a loop of symbolic links"
     if any(real.is_relative_to(folder) for folder in _SYSTEM_FOLDERS):
-        return "the system shows processes and devices there"
+        return "it is a virtual file of the kernel"
     for named in (path, real):
         if _holds_keys(named):
-            return "by its name it holds keys or passwords"
+            return "files with this name usually contain keys or passwords"
     try:
         kind = stat.S_IFMT(real.stat().st_mode)
     except OSError:
-        return None  # opening the file reports the error better
+        return None  # opening the file gives a better error
     return f"it is {_KINDS[kind]}, not a file" if kind in _KINDS else None
 
 
@@ -76,10 +77,10 @@ def _holds_keys(path: Path) -> bool:
     return not is_data and _SECRET_FILE.fullmatch(path.name) is not None
 
 
-def unreadable(path: Path, error: Exception) -> str:
-    """Returns the error in a YAML or JSON file, and its line, without quoting the file.
+def parse_error_message(path: Path, error: Exception) -> str:
+    """Returns the message of a YAML or JSON parse error, with its line, without quoting the file.
 
-    YAML's own messages quote the line, which may hold anything if the file is of another kind.
+    YAML's own messages quote the line, which could be a secret if the file is not YAML at all.
     """
     mark: Any = getattr(error, "problem_mark", None)
     where = f"{path}:{mark.line + 1}" if mark is not None else str(path)

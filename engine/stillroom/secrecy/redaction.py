@@ -1,4 +1,4 @@
-"""Removes keys from text in every form in which a program may repeat them."""
+"""Removes keys from text in every encoding in which a program may repeat them."""
 
 import base64
 import functools
@@ -7,30 +7,30 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 SHORTEST_SECRET = 8
-"""A shorter key, such as the `EMPTY` that local servers take, is a word and no secret."""
+"""A shorter key, such as the `EMPTY` that local servers accept, is a word and no secret."""
 MARK = "[key]"
-"""The text in place of a secret."""
+"""The placeholder for a secret."""
 _ENCODED = re.compile(rb"%([0-9a-fA-F]{2})|\\+u00([0-9a-fA-F]{2})|\\+/")
-"""An escape in which a character of a key may be hidden."""
+"""An escape that may encode a character of a key."""
 _PERCENT = re.compile(rb"%[0-9a-fA-F]{2}")
 _MOST_ESCAPES = 4
-"""How often a text may be escaped again and still be recognised."""
+"""How many levels of escaping are undone to find a key."""
 _MOST_SPELLED = 64
-"""The most bytes that a character of a key becomes where it is escaped again and again."""
+"""The maximum number of bytes of one character of a key after all levels of escaping."""
 _MOST_HELD = 1 << 14
-"""The most bytes of a line that are held back; no key in any spelling is longer."""
+"""The maximum number of bytes of a line that are held back; no encoded key is longer."""
 _BASE64_AROUND = rb"[A-Za-z0-9+/_\-]{0,4}"
 _BASE64_REST = rb"(?:[A-Za-z0-9+/_\-]|%%(?:25)*2[bBfF]|\\+/|\\+u002[bBfF]){0,%d}={0,2}"
 _LONG_KEY, _MOST_CUT = 16, 32
-"""Of a key with at least so many characters, a beginning is recognised, too: from which at most a
-quarter, and at most so many characters, were cut off."""
+"""A key of at least `_LONG_KEY` bytes is also recognised when truncated: without its last quarter,
+or its last `_MOST_CUT` bytes if that is less."""
 
 
 class Redactor:
-    """Replaces secrets in texts: as they are, in base64 at any offset, and percent-encoded.
+    """Replaces secrets in texts: plain, in base64 at any offset, percent-encoded or JSON-escaped.
 
-    Characters that JSON writes as escapes are recognised too. It costs a few searches for each
-    text, so that all that an endpoint sends can pass through it.
+    It takes a few substring searches per text, so everything that an endpoint sends can be
+    redacted.
     """
 
     def __init__(self, secrets: Iterable[str | None]) -> None:
@@ -38,7 +38,7 @@ class Redactor:
         # The longest first: one key may be the beginning of another.
         self._secrets = sorted(found, key=len, reverse=True)
         plain = [secret.encode() for secret in self._secrets]
-        beginnings = [key[: _least_length(key)] for key in plain]
+        beginnings = [key[: _min_recognised_length(key)] for key in plain]
         encoded = list(dict.fromkeys(form for key in beginnings for form in _base64_forms(key)))
         needles = list(dict.fromkeys([*beginnings, *encoded]))
         # A needle that contains another one is found by that one.
@@ -46,7 +46,7 @@ class Redactor:
             one for one in needles if not any(other != one and other in one for other in needles)
         ]
         self.reach = _MOST_SPELLED * max(map(len, plain), default=0)
-        """The most bytes that a secret takes in any spelling."""
+        """The maximum number of bytes of a secret in any encoding."""
         self._pattern = _any_of(plain, encoded) if plain else None
 
     @property
@@ -62,21 +62,21 @@ class Redactor:
         pattern = self._pattern
         if pattern is None:
             return data
-        return pattern.sub(MARK.encode(), data) if self.is_in(data) else data
+        return pattern.sub(MARK.encode(), data) if self.contains_secret(data) else data
 
-    def is_in(self, data: bytes) -> bool:
-        """Returns whether bytes hold a secret in any spelling."""
+    def contains_secret(self, data: bytes) -> bool:
+        """Returns whether bytes contain a secret in any encoding."""
         for _ in range(_MOST_ESCAPES):
             if any(needle in data for needle in self._needles):
                 return True
             if not _may_be_encoded(data):
                 return False
-            data = _ENCODED.sub(_decoded, data)
+            data = _ENCODED.sub(_decode_escape, data)
         return any(needle in data for needle in self._needles)
 
     def spans(self, data: bytes) -> list[tuple[int, int]]:
-        """Returns the start and end of each secret in bytes, to replace a secret in pieces."""
-        if self._pattern is None or not self.is_in(data):
+        """Returns the start and end of each secret in bytes, for secrets that are split."""
+        if self._pattern is None or not self.contains_secret(data):
             return []
         return [found.span() for found in self._pattern.finditer(data)]
 
@@ -89,7 +89,7 @@ class Redactor:
         return text if clean is data else clean.decode("utf-8", "surrogatepass")
 
     def value(self, value: Any) -> Any:
-        """Returns a JSON value whose strings, keys included, are without the secrets."""
+        """Returns a JSON value without the secrets in its strings and keys."""
         if self._pattern is None:
             return value
         if isinstance(value, str):
@@ -113,7 +113,7 @@ class RedactedStream:
         self._held = b""
 
     def write(self, data: bytes) -> None:
-        """Writes all lines that are complete by now."""
+        """Writes all complete lines, and holds back the rest."""
         data = self._held + data
         end = data.rfind(b"\n") + 1
         if len(data) - end > _MOST_HELD:
@@ -140,39 +140,39 @@ def _base64_forms(key: bytes) -> Iterator[bytes]:
 
 
 def _may_be_encoded(data: bytes) -> bool:
-    # Plain searches first: they are a hundred times as quick as the pattern.
+    # Substring searches first: they are a hundred times faster than the pattern.
     if b"\\u00" in data or b"\\/" in data:
         return True
     return b"%" in data and _PERCENT.search(data) is not None
 
 
-def _decoded(escape: re.Match[bytes]) -> bytes:
+def _decode_escape(escape: re.Match[bytes]) -> bytes:
     digits = escape[1] or escape[2]
     return bytes([int(digits, 16)]) if digits else b"/"
 
 
-def _least_length(key: bytes) -> int:
-    """Returns how many bytes of a key, from its first, are recognised as the key."""
+def _min_recognised_length(key: bytes) -> int:
+    """Returns how many leading bytes of a key are enough to recognise it."""
     return len(key) - min(len(key) // 4, _MOST_CUT) if len(key) >= _LONG_KEY else len(key)
 
 
 def _any_of(plain: Sequence[bytes], encoded: Sequence[bytes]) -> re.Pattern[bytes]:
     # The characters around a base64 form encode the rest of the key.
     rest = _BASE64_REST % (4 + 2 * _MOST_CUT)
-    around = [_BASE64_AROUND + _escaped(form) + rest for form in encoded]
-    return re.compile(b"|".join([*map(_cut_or_whole, plain), *around]))
+    around = [_BASE64_AROUND + _encoding_tolerant(form) + rest for form in encoded]
+    return re.compile(b"|".join([*map(_truncated_or_whole, plain), *around]))
 
 
-def _cut_or_whole(key: bytes) -> bytes:
-    """Returns a pattern for a key or a recognised beginning of it, as much as there is."""
-    least, rest = _least_length(key), b""
+def _truncated_or_whole(key: bytes) -> bytes:
+    """Returns a pattern for a key, and for as much of it as is enough to recognise it."""
+    least, rest = _min_recognised_length(key), b""
     for byte in reversed(key[least:]):
         rest = b"(?:%b%b)?" % (_byte_pattern(byte), rest)
-    return _escaped(key[:least]) + rest
+    return _encoding_tolerant(key[:least]) + rest
 
 
-def _escaped(needle: bytes) -> bytes:
-    """Returns a pattern for bytes of which each may be percent-encoded or escaped as in JSON."""
+def _encoding_tolerant(needle: bytes) -> bytes:
+    """Returns a pattern for bytes, each plain, percent-encoded or JSON-escaped."""
     return b"".join(_byte_pattern(byte) for byte in needle)
 
 
@@ -186,8 +186,8 @@ def _byte_pattern(byte: int) -> bytes:
     return rb"(?:%b|%%(?:25)*%b|\\+u00%b%b)" % (plain, digits, digits, slash)
 
 
-# Each word must end there, so AWS_ACCESS_KEY_ID and APIKEY match, TOKENIZERS_PARALLELISM and
-# max_tokens do not.
+# The words must be complete: AWS_ACCESS_KEY_ID and APIKEY match, but not TOKENIZERS_PARALLELISM
+# and max_tokens.
 _SECRET_NAME = re.compile(
     r"((KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|JWT|_PAT|_PWD|^PAT)S?|TOKEN"
     r"|(API|ACCESS|AUTH)[-_]?TOKENS)(?=[-_.]|\d|$)|(^|[-_])AUTH(ORIZATION)?$",
@@ -198,5 +198,5 @@ _NAMES_OF_NAMES = re.compile(r"(^|[-_.])(api_key_env|eos_token|pad_token|bos_tok
 
 @functools.lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
-    """Returns whether a variable, option or key with this name holds a secret."""
+    """Returns whether a variable, option or JSON key with this name usually has a secret value."""
     return _SECRET_NAME.search(name) is not None and not _NAMES_OF_NAMES.search(name)

@@ -9,7 +9,7 @@ from pydantic import ModelWrapValidatorHandler, ValidationError, model_validator
 from stillroom.errors import DocumentError, InputError
 from stillroom.lineage import ModelRecord
 from stillroom.models.resolve import ModelLocation, locate_model
-from stillroom.secrecy.readable import unreadable
+from stillroom.secrecy.readable import parse_error_message
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import FREE, Price, known_price, price_for
 from stillroom.teachers.providers import (
@@ -113,4 +113,4 @@ def read_choice(path: Path, kind: type[_Choice], *, what: str, fix: str) -> _Cho
         problem = f"{path}: {describe_errors(error, kind)}"
         raise DocumentError(f"the {what} {problem}", fix) from error
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise DocumentError(f"the {what} {unreadable(path, error)}", fix) from error
+        raise DocumentError(f"the {what} {parse_error_message(path, error)}", fix) from error

@@ -18,7 +18,7 @@ from stillroom import bounds
 from stillroom.errors import DocumentError, InputError, TeacherError
 from stillroom.files import write_atomic
 from stillroom.lineage import now
-from stillroom.secrecy.readable import check_readable, unreadable
+from stillroom.secrecy.readable import check_readable, parse_error_message
 from stillroom.settings import Workspace
 from stillroom.types import Usage
 from stillroom.yaml_text import read_yaml
@@ -98,7 +98,7 @@ def read_price_list(path: Path) -> PriceList:
         return PriceList(str(read["as_of"]), prices)
     except (yaml.YAMLError, AttributeError, TypeError, ValueError, KeyError) as error:
         raise DocumentError(
-            unreadable(path, error), "write it again with `stillroom prices --refresh`"
+            parse_error_message(path, error), "write it again with `stillroom prices --refresh`"
         ) from error
 
 
@@ -165,7 +165,7 @@ def _read_prices(workspace: Workspace) -> _PricesFile:
         return _PricesFile({str(name): _own_price(entry) for name, entry in read.items()}, hourly)
     except (yaml.YAMLError, AttributeError, TypeError, ValueError, KeyError) as error:
         raise DocumentError(
-            unreadable(path, error),
+            parse_error_message(path, error),
             'write lines such as "my-model": {input: 0.15, output: 0.60}, and for this machine '
             f"{MACHINE}: {{usd_per_hour: 1.2}}",
         ) from error

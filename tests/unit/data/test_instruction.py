@@ -65,7 +65,7 @@ def test_a_context_is_read_as_it_is_but_for_its_ends(tmp_path):
     ("name", "content", "error", "problem"),
     [
         ("gone.md", None, InputError, "does not exist"),
-        (".env", b"KEY=1", InputError, "it holds keys or passwords"),
+        (".env", b"KEY=1", InputError, "usually contain keys or passwords"),
         ("empty.md", b" \n", ConfigError, "is empty"),
         ("bytes.md", b"\xff\xfe\x00", ConfigError, "is not UTF-8 text"),
         (

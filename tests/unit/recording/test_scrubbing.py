@@ -87,9 +87,9 @@ def test_a_key_is_found_wherever_the_parts_of_a_text_are_cut(spelled):
 class CountingRedactor(Redactor):
     num_read = 0
 
-    def is_in(self, data: bytes) -> bool:
+    def contains_secret(self, data: bytes) -> bool:
         self.num_read += len(data)
-        return super().is_in(data)
+        return super().contains_secret(data)
 
 
 def test_little_is_left_to_read_at_the_end_of_a_long_stream():

@@ -3,7 +3,7 @@
 import pytest
 
 from stillroom.errors import InputError
-from stillroom.secrecy.commands import hide_secrets, secrets_in, with_secrets, without_secrets
+from stillroom.secrecy.commands import hide_secrets, restore_secrets, secrets_in, without_secrets
 
 HIDDEN = [
     ("npx shop-mcp --token hunter2", "hunter2"),
@@ -28,7 +28,7 @@ HIDDEN = [
 def test_a_secret_is_hidden_and_put_back(command: str, secret: str):
     shown, secrets = hide_secrets(command)
     assert secret not in shown
-    assert with_secrets(shown, secrets) == command
+    assert restore_secrets(shown, secrets) == command
     # A hidden command stays as it is, so that a resumed run is known for the same.
     assert hide_secrets(shown) == (shown, {})
     assert without_secrets(command.replace(secret, "another1another2ABC")) != shown
@@ -56,8 +56,8 @@ def test_a_value_of_a_secret_variable_is_hidden_wherever_it_stands(monkeypatch):
 
 def test_a_secret_that_is_not_known_is_asked_for():
     shown, _ = hide_secrets("npx shop-mcp --token hunter2")
-    with pytest.raises(InputError, match="is not known here"):
-        with_secrets(shown, {})
+    with pytest.raises(InputError, match="no secret is stored for the placeholder"):
+        restore_secrets(shown, {})
 
 
 def test_what_a_server_repeats_of_its_secrets_is_taken_out():

@@ -42,7 +42,7 @@ def test_a_file_of_keys_is_refused_by_its_name(tmp_path: Path, name: str):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(CANARY)
-    with pytest.raises(InputError, match="holds keys"):
+    with pytest.raises(InputError, match="usually contain keys"):
         check_readable(path)
 
 

@@ -196,7 +196,9 @@ def test_a_token_is_made_once_for_this_user_alone(state_folder: Path) -> None:
     assert stat.S_IMODE(default_token_file().stat().st_mode) == 0o600
     assert [path.name for path in state_folder.iterdir()] == ["token"]
     assert made.value not in repr(made)
-    with pytest.raises(InputError, match="cannot be read: by its name it holds keys"):
+    with pytest.raises(
+        InputError, match="cannot be read: files with this name usually contain keys"
+    ):
         check_readable(default_token_file())
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from stillroom.errors import ConfigError
 from stillroom.models.pairing import OFF_POLICY_ROUTE
-from stillroom.secrecy.readable import check_readable, unreadable
+from stillroom.secrecy.readable import check_readable, parse_error_message
 from stillroom.teachers.providers import PROVIDERS
 from stillroom.train.config.schema import (
     CONFIGS,
@@ -212,7 +212,7 @@ def _read(path: Path, source: Path) -> dict[str, Any]:
     try:
         raw: Any = msgspec.json.decode(data) if path.suffix == ".json" else read_yaml(data)
     except _UNREADABLE as error:
-        raise ConfigError(unreadable(path, error), "correct the syntax") from error
+        raise ConfigError(parse_error_message(path, error), "correct the syntax") from error
     if not isinstance(raw, dict):
         raise ConfigError(
             f"{path}: must hold keys and values, not {type(raw).__name__}",
