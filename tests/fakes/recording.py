@@ -14,9 +14,9 @@ from fakes.raw_endpoint import RawEndpoint, RawRequest, Step
 from stillroom.recording.admission import Admission
 from stillroom.recording.journal import CallJournal, journals_in
 from stillroom.recording.proxy import RecordingProxy
-from stillroom.recording.records import RecordedCall, decoded_call
+from stillroom.recording.records import RecordedCall, decode_call
 from stillroom.recording.serving import Service, running
-from stillroom.recording.upstreams import upstreams_of
+from stillroom.recording.upstreams import parse_upstreams
 
 CHAT = "/v1/chat/completions"
 
@@ -60,7 +60,7 @@ def recording(
 ) -> Iterator[str]:
     """Records into a folder, and yields the proxy's address."""
     journal = journal_kind(folder)
-    proxy = RecordingProxy(journal, upstreams_of(upstreams), Admission(token, hosts), **options)
+    proxy = RecordingProxy(journal, parse_upstreams(upstreams), Admission(token, hosts), **options)
     try:
         with in_thread(proxy) as url:
             yield url
@@ -88,7 +88,7 @@ class SlowJournal(CallJournal):
 def calls_in(folder: Path) -> list[RecordedCall]:
     """The calls of a folder's journals."""
     lines = [line for path in journals_in(folder) for line in path.read_bytes().splitlines()]
-    return [decoded_call(line) for line in lines]
+    return [decode_call(line) for line in lines]
 
 
 def wait_until(is_so) -> None:

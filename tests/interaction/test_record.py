@@ -184,10 +184,10 @@ def _plain(message: dict) -> dict:
     [
         ((), "no upstream was given"),
         (("--upstream", "openai", "--replay", "."), "--replay calls no upstream"),
-        (("--upstream", "http://a:b@c.example"), "holds a login"),
+        (("--upstream", "http://a:b@c.example"), "contains a login"),
         (("--upstream", "http://c.example/?key=1"), "has a query"),
-        (("--upstream", "opnai"), "neither a known provider nor an address"),
-        (("--upstream", "openai", "http://c.example"), "has no name"),
+        (("--upstream", "opnai"), "neither a known provider nor a URL"),
+        (("--upstream", "openai", "http://c.example"), "needs a name"),
         (("--upstream", "openai", "openai=http://c.example"), "two upstreams are called"),
         (("--upstream", "openai", "--output", "../x"), "is outside the workspace"),
         (("--upstream", "openai", "--max-body-mb", "0"), "--max-body-mb"),

@@ -1,4 +1,4 @@
-"""Decides which requests are admitted: they name the proxy, have its token and are from no page."""
+"""Admits requests that name the proxy in Host, have its token and are from no other web page."""
 
 import hmac
 from collections.abc import Collection
@@ -16,14 +16,14 @@ _TOKEN_PATH = "/token/"  # noqa: S105 (the beginning of a path)
 
 
 class RefusedError(Exception):
-    """A request is not forwarded."""
+    """A request is answered with an error instead of being forwarded."""
 
     def __init__(self, status: int, code: str, problem: str, fix: str) -> None:
         super().__init__(status, code, problem, fix)
         self.status, self.code, self.problem, self.fix = status, code, problem, fix
 
     def response(self) -> web.Response:
-        """Returns the reply to the request, in a form that clients of all APIs display."""
+        """Returns the error response, in a form that clients of all APIs display."""
         text = f"{self.problem}\nfix: {self.fix}"
         error = {"type": "stillroom_record", "code": self.code, "message": text}
         return web.Response(
@@ -35,37 +35,37 @@ class RefusedError(Exception):
 
     @classmethod
     def no_reply(cls, problem: str) -> Self:
-        """Returns the refusal of a request that the upstream has not answered."""
+        """Returns the error for a request that the upstream did not answer."""
         return cls(
-            502, "no_reply", f"the upstream gave no reply: {problem}",
-            "check the address that `stillroom record --upstream` was given, and the network",
+            502, "no_reply", f"the upstream did not reply: {problem}",
+            "check the network, and the address in `stillroom record --upstream`",
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The token and the host names with which a request is admitted."""
+    """The token and host names that a request must use."""
 
     token: str | None = None
-    """None if every program of this machine may call."""
+    """None if any program on this machine may call."""
     allowed_hosts: Collection[str] = ()
-    """Further names of the proxy, in lower case, besides localhost and its own address."""
+    """Names of the proxy in lower case, in addition to localhost and its own address."""
 
-    def admitted(self, head: RequestHead, own_address: str) -> str:
-        """Returns the target of a request without the token. Raises RefusedError.
+    def admit(self, head: RequestHead, own_address: str) -> str:
+        """Returns the request target without the token. Raises RefusedError.
 
-        `own_address` is the address of this machine at which the request came in.
+        `own_address` is the local address of the connection.
         """
         if not head.target.startswith("/"):
             raise RefusedError(
-                400, "no_path", "the request names a whole URL, and this is not an open proxy",
+                400, "no_path", "the request target is an absolute URL; this is a reverse proxy",
                 "set the address of `stillroom record` as base_url, not as an HTTP proxy",
             )  # fmt: skip
         self._check_host_and_origin(head, own_address)
         if head.headers.get("upgrade", "").lower() == "websocket":
             raise RefusedError(
-                501, "no_upgrade", "WebSockets are not forwarded",
-                "set the proxy's address for calls over HTTP only",
+                501, "no_upgrade", "WebSockets are not supported",
+                "use the proxy's address for HTTP calls only",
             )  # fmt: skip
         target, shown = head.target, [head.headers.get(TOKEN_HEADER, "")]
         if target.startswith(_TOKEN_PATH):
@@ -75,7 +75,7 @@ class Admission:
         if self.token is None or any(self._is_token(text) for text in shown):
             return target
         raise RefusedError(
-            401, "no_token", "the request has no token of this proxy",
+            401, "no_token", "the request does not have this proxy's token",
             "send the header `x-stillroom-token`, or put /token/TOKEN before the path of base_url",
         )  # fmt: skip
 
@@ -88,13 +88,13 @@ class Admission:
         hosts = head.headers.getall("host", [])
         if len(hosts) != 1 or not is_own_host(hosts[0], own_address, self.allowed_hosts):
             raise RefusedError(
-                403, "other_host", f"the Host {', '.join(hosts)!r} is not this proxy",
-                "call it by the address it printed, or start it with --allow-host and the name "
-                "that leads to it",
+                403, "other_host", f"the Host header {', '.join(hosts)!r} does not name this proxy",
+                "use the address that the proxy printed, or restart it with --allow-host and this "
+                "name",
             )  # fmt: skip
         for origin in head.headers.getall("origin", []):
             if not is_own_page(origin, hosts[0]):
                 raise RefusedError(
-                    403, "other_page", "a page of another site may not call this proxy",
+                    403, "other_page", "web pages of another origin may not call this proxy",
                     "call it from a program, not from a browser",
                 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Captures a call while it passes through the proxy, and makes its record."""
+"""Captures a call while it passes through the proxy, and encodes its journal line."""
 
 import re
 import time
@@ -25,11 +25,11 @@ from stillroom.recording.records import (
     RecordedReply,
     RecordedRequest,
     content_of,
-    encoded_ahead,
-    encoded_call,
+    encode_call,
+    preencoded,
 )
 from stillroom.recording.request_keys import request_keys, without_keys
-from stillroom.recording.scrubbing import StreamText, redactor_of, scrubbed
+from stillroom.recording.scrubbing import StreamText, redactor_of, scrub
 from stillroom.recording.upstreams import Upstream
 
 _LAST_EVENT = re.compile(
@@ -37,16 +37,16 @@ _LAST_EVENT = re.compile(
     rb"|event: ?(?:message_stop|error|response\.(?:completed|incomplete|failed))\r?\n"
     rb'|data: ?\{"type": ?"(?:message_stop|response\.(?:completed|incomplete|failed))")'
 )
-"""The event after which a client stops reading a stream. Texts inside events have their line ends
-escaped, so no text matches."""
+"""The event after which a client stops reading a stream. Newlines in the JSON of an event are
+escaped, so text inside an event cannot match."""
 _TAIL = 80
-"""The most bytes of an unfinished line in which such an event may have begun."""
+"""The maximum number of bytes of an incomplete line that may be the beginning of such an event."""
 _LONGEST_KEY = 4096
-NOT_DECODED = "its encoding could not be undone"
+NOT_DECODED = "its content encoding could not be decoded"
 
 
 class CapturedBody:
-    """The body of a request or reply, up to a limit, without its content encoding."""
+    """The body of a request or reply, decoded, up to `limit` bytes."""
 
     def __init__(self, limit: int, decoder: Decoder | None = None) -> None:
         self.parts: list[bytes] = []
@@ -56,7 +56,7 @@ class CapturedBody:
         self.limit, self._decoder = limit, decoder
 
     def add(self, data: bytes) -> bytes:
-        """Captures bytes and returns them decoded, without those beyond the limit."""
+        """Captures the next bytes and returns them, decoded and cut at the limit."""
         if self.cut is not None:
             return b""
         if self._decoder is not None:
@@ -82,10 +82,10 @@ class CapturedBody:
 class CallCapture:
     """A call that is being recorded.
 
-    The client gets the end of its reply only when the call is in the journal. To keep that wait
-    short, `prepare` and `process_pending` make most of the record while the call is in progress.
-    `limit` is the maximum number of bytes recorded of the request, and of the reply. `secrets` are
-    removed from the record, like the keys of the request itself.
+    The client gets the end of its reply only after the call is in the journal. To keep that wait
+    short, `prepare` and `process_pending` encode most of the record while the call is in progress.
+    `limit` is the maximum number of bytes recorded per request and per reply. `secrets` are removed
+    from the record, in addition to the keys in the request itself.
     """
 
     def __init__(
@@ -120,15 +120,15 @@ class CallCapture:
         return b"".join(self._body.parts)
 
     def prepare(self) -> None:
-        """Makes the record of the request, which is complete."""
+        """Encodes the record of the request, whose body is complete."""
         self._read_request()
         self._prepared = self._call()
 
     def _read_request(self) -> None:
-        """Decodes the request's body as far as it arrived, and takes note of its keys."""
+        """Decodes the request's body as far as it arrived, and collects its keys."""
         encodings = self._head.headers.get("content-encoding")
         if encodings:
-            self._body = _body_with(encodings, self._limit)
+            self._body = _new_body(encodings, self._limit)
             for part in self.request.parts:
                 self._body.add(part)
             self._body.cut = self._body.cut or self.request.cut
@@ -138,7 +138,7 @@ class CallCapture:
             return
         self._redactor = redactor
         if self._stream is not None and self._reply is not None:
-            # The reply began before the end of the request, and was searched for fewer keys.
+            # The reply began before the end of the request: keys found since were not searched for.
             self._stream, self._reply_head = StreamText(redactor), None
             for part in self._reply.parts:
                 self._stream.add(part)
@@ -148,10 +148,10 @@ class CallCapture:
         self._status, self._headers = (status, reason), headers
         if is_event_stream(headers):
             self._stream = StreamText(self._redactor)
-        self._reply = _body_with(headers.get("content-encoding", ""), self._limit)
+        self._reply = _new_body(headers.get("content-encoding", ""), self._limit)
 
     def add(self, data: bytes) -> bool:
-        """Captures bytes of the reply. Returns whether a client stops reading the stream here."""
+        """Captures the reply's next bytes. Returns whether clients stop reading after them."""
         if self._first_block is None:
             self._first_block = time.perf_counter()
         data = self._reply.add(data) if self._reply else b""
@@ -160,18 +160,18 @@ class CallCapture:
         self._stream.add(data)
         window = self._tail + data
         start = window.rfind(b"\n")
-        # A longer line is no such event, and its rest must not be taken for a new line.
+        # A longer line is no such event, and its rest must not look like a new line.
         self._tail = window[start:] if start >= 0 and len(window) - start <= _TAIL else b"-"
         return _LAST_EVENT.search(window) is not None
 
     def process_pending(self) -> None:
-        """Makes the record of a stream so far."""
+        """Encodes the part of a streamed reply that has arrived."""
         if self._stream is not None:
             self._stream.process_pending()
             self._reply_head = self._reply_head or self._reply_without_content()
 
     def line(self, end: CallEnd, problem: str | None = None) -> bytes:
-        """Returns the journal line of the call, which ends now, without keys."""
+        """Ends the call and returns its journal line, without keys."""
         seconds = time.perf_counter() - self._began
         if self._prepared is None:
             self._read_request()
@@ -184,7 +184,7 @@ class CallCapture:
             problem=None if problem is None else self._redactor.text(problem),
             reply=self._reply_record(),
         )
-        return encoded_call(call)
+        return encode_call(call)
 
     def _call(self) -> RecordedCall:
         """Returns the record of the call without its reply."""
@@ -202,12 +202,12 @@ class CallCapture:
             duration_s=0.0,
             end="proxy_stopped",
             session=redactor.text(session) if session else None,
-            request=encoded_ahead(request, RecordedRequest),
+            request=preencoded(request, RecordedRequest),
         )
 
     def _request_record(self) -> RecordedRequest:
         headers = recorded_request_headers(self._head.headers)
-        content = _content(self._body, scrubbed(b"".join(self._body.parts), self._redactor))
+        content = _content(self._body, scrub(b"".join(self._body.parts), self._redactor))
         return RecordedRequest(content=content, headers=self._redactor.value(headers))
 
     def _reply_without_content(self) -> RecordedReply:
@@ -226,17 +226,17 @@ class CallCapture:
         sizes = [len(part) for part in reply.parts] if stream is not None and reply.is_whole else []
         encoded = stream.encoded() if stream is not None else None
         if encoded is not None and reply.is_whole:
-            content = Content(text=encoded_ahead(encoded, str))
+            content = Content(text=preencoded(encoded, str))
             return msgspec.structs.replace(head, content=content, blocks=sizes)
         data = b"".join(reply.parts)
-        clean = scrubbed(data, self._redactor, stream)
-        # Removing a key has changed the sizes of the blocks.
+        clean = scrub(data, self._redactor, stream)
+        # Removing a key changed the sizes of the blocks.
         sizes = sizes if clean is data else []
         return msgspec.structs.replace(head, content=_content(reply, clean), blocks=sizes)
 
 
-def _body_with(encodings: str, limit: int) -> CapturedBody:
-    """Returns the capture of a body with these encodings; of an unknown one it captures nothing."""
+def _new_body(encodings: str, limit: int) -> CapturedBody:
+    """Returns the capture of a body with these encodings; an unknown encoding captures nothing."""
     try:
         return CapturedBody(limit, Decoder(encodings) if encodings else None)
     except UndecodableError as error:
@@ -246,5 +246,5 @@ def _body_with(encodings: str, limit: int) -> CapturedBody:
 
 
 def _content(body: CapturedBody, data: bytes) -> Content:
-    # The cut may be inside a key, whose beginning would not be recognised.
+    # The body may be cut inside a key, and the beginning of a key might not be recognised.
     return content_of(data if body.is_whole else data[:-_LONGEST_KEY], cut=body.cut)

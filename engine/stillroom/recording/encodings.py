@@ -1,4 +1,4 @@
-"""Undoes content encodings block by block, because the journal holds plain contents."""
+"""Decodes content encodings block by block, because the journal stores decoded contents."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,23 +13,23 @@ from aiohttp.compression_utils import (
 
 
 class UndecodableError(Exception):
-    """A content is not in the encoding that its header names."""
+    """A body is not in the encoding that its Content-Encoding header names."""
 
 
 class Decoder:
-    """Undoes the content encodings of one body. Raises UndecodableError for an unknown encoding."""
+    """Decodes the content encodings of one body. Raises UndecodableError for an unknown one."""
 
     def __init__(self, encodings: str) -> None:
         names = [name.strip().lower() for name in encodings.split(",")]
         names = [name for name in names if name not in ("", "identity")]
         for name in names:
             if name not in _DECOMPRESSORS:
-                raise UndecodableError(f"the encoding {name[:40]!r} is not known")
-        # The encoding that was applied last is undone first.
+                raise UndecodableError(f"unknown content encoding {name[:40]!r}")
+        # The encoding that was applied last is decoded first.
         self._steps = [_DECOMPRESSORS[name]() for name in reversed(names)]
 
     def decode(self, data: bytes, limit: int) -> bytes:
-        """Returns the next decoded bytes, at most about `limit` of them."""
+        """Decodes the next bytes; returns at most about `limit` of them."""
         for step in self._steps:
             try:
                 data = step.decompress_sync(data, limit)
@@ -39,7 +39,7 @@ class Decoder:
 
 
 class _DeflateDecompressor:
-    """Decodes `deflate`: a zlib stream by the standard, but a raw one from many servers."""
+    """Decodes `deflate`: a zlib stream (RFC 9110), or raw deflate as many servers send."""
 
     def __init__(self) -> None:
         self._inner: ZLibDecompressor | None = None
@@ -60,10 +60,10 @@ _DECOMPRESSORS: Mapping[str, Callable[[], Any]] = {
 )  # fmt: skip
 
 
-def known_encodings(accepted: str) -> str:
-    """Returns an Accept-Encoding header without the encodings that cannot be undone here.
+def decodable_encodings(accepted: str) -> str:
+    """Returns an Accept-Encoding header without the encodings that cannot be decoded.
 
-    If all of them can be undone, the header is returned unchanged.
+    If all of them can be decoded, the header is returned unchanged.
     """
     offered = [part.strip() for part in accepted.split(",")]
     known = [

@@ -1,4 +1,4 @@
-"""Which headers of requests and replies are forwarded, recorded, or hold keys."""
+"""Selects the headers of requests and replies that are forwarded and recorded."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,12 +34,12 @@ _NOT_RECORDED = frozenset(("content-length", "content-encoding", "set-cookie", "
 Headers = CIMultiDict[str]
 
 
-def decoded_headers(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Returns headers as text: UTF-8, or Latin-1 where a value is not UTF-8."""
-    return CIMultiDict((name.decode("latin-1"), _text(value)) for name, value in raw)
+def decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Decodes raw headers as UTF-8, or as Latin-1 where a value is not UTF-8."""
+    return CIMultiDict((name.decode("latin-1"), _decode_value(value)) for name, value in raw)
 
 
-def _text(value: bytes) -> str:
+def _decode_value(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -48,21 +48,21 @@ def _text(value: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """The first line of a request and its headers."""
+    """The request line and headers of a request."""
 
     method: str
     target: str
-    """The path and query, still quoted."""
+    """The path and query, percent-encoded as received."""
     headers: Headers
 
     @classmethod
     def of(cls, request: web.BaseRequest) -> Self:
-        """Returns the head of a request as it came."""
-        return cls(request.method, request.raw_path, decoded_headers(request.raw_headers))
+        """Returns the head of a request as it was received."""
+        return cls(request.method, request.raw_path, decode_headers(request.raw_headers))
 
 
 def end_to_end(headers: Headers) -> Headers:
-    """Returns the headers that a proxy forwards: all but those of the connection itself."""
+    """Returns the headers that a proxy forwards: all but the hop-by-hop ones (RFC 9110, 7.6.1)."""
     listed = ",".join(headers.getall("connection", ())).split(",")
     # Content-Length describes the message, whatever a Connection header says.
     dropped = _HOP_BY_HOP | ({name.strip().lower() for name in listed} - {"content-length"})
@@ -70,12 +70,12 @@ def end_to_end(headers: Headers) -> Headers:
 
 
 def is_event_stream(headers: Headers) -> bool:
-    """Returns whether a reply with these headers is a stream of events."""
+    """Returns whether a reply with these headers is a stream of server-sent events."""
     return headers.get("content-type", "").lower().startswith("text/event-stream")
 
 
 def upstream_headers(head: RequestHead) -> Headers:
-    """Returns the headers that go to the upstream."""
+    """Returns the headers of a request that are sent to the upstream."""
     kept = end_to_end(head.headers)
     for name in _FOR_THE_PROXY:
         kept.popall(name, None)

@@ -1,4 +1,4 @@
-"""The journal of recorded calls: a call is on the disk before the client gets its reply's end."""
+"""The journal of recorded calls: a call is on disk before the client gets the end of its reply."""
 
 import os
 import threading
@@ -14,27 +14,27 @@ from stillroom.recording.records import JOURNAL_NAME
 
 LOCK_NAME = ".recording.lock"
 _FULL = 256 << 20
-"""The size in bytes from which on calls are written to the next journal."""
+"""The size in bytes of a journal after which the next one is started."""
 _PROBE = bytes(1 << 16)
 
 Outcome = Exception | None
-"""Why a call is not on the disk; None if it is."""
-_Waiting = tuple[bytes, Callable[[Outcome], None]]
+"""The error that kept a call from being written; None if it is on disk."""
+_QueuedCall = tuple[bytes, Callable[[Outcome], None]]
 _sync = getattr(os, "fdatasync", os.fsync)
 
 
 class CallJournal:
-    """Writes calls to numbered files in a folder, which only one process at a time does.
+    """Writes calls to numbered files in a folder, locked against other processes.
 
-    A thread writes all waiting calls at once, followed by one sync. A failed write leaves the file
-    as it was.
+    A thread writes all queued calls at once, followed by one sync. A failed write leaves the file
+    unchanged.
     """
 
     def __init__(self, folder: Path, *, full_at: int = _FULL) -> None:
         self.folder, self._full_at = folder, full_at
-        self._lock = _locked(folder)
+        self._lock = _acquire_lock(folder)
         self.num_cut = 0
-        """The number of bytes of torn lines that a killed process left."""
+        """The number of bytes cut off: incomplete lines that a killed process left."""
         try:
             number = 1
             for path in journals_in(folder):
@@ -44,21 +44,21 @@ class CallJournal:
         except BaseException:
             self._lock.release()
             raise
-        self._waiting = SimpleQueue[_Waiting | None]()
+        self._queue = SimpleQueue[_QueuedCall | None]()
         self._file = threading.Lock()
         self.num_calls = 0
         self._thread = threading.Thread(target=self._write_all, name="journal", daemon=True)
         self._thread.start()
 
     def append(self, line: bytes, done: Callable[[Outcome], None]) -> None:
-        """Puts a call's line in the queue.
+        """Queues a call's line to be written.
 
-        `done` is called from another thread once it is on the disk, or could not be written.
+        `done` is called from the writing thread once the line is on disk, or has failed.
         """
-        self._waiting.put((line, done))
+        self._queue.put((line, done))
 
     def can_write(self) -> bool:
-        """Returns whether bytes can be written now, after a failed write."""
+        """Returns whether writing works again after a failed write."""
         with self._file:
             try:
                 self._prepare()
@@ -71,8 +71,8 @@ class CallJournal:
                 return False
 
     def close(self) -> None:
-        """Writes all waiting calls, and lets another process write to the folder."""
-        self._waiting.put(None)
+        """Writes all queued calls, and releases the lock on the folder."""
+        self._queue.put(None)
         self._thread.join()  # no limit: no recorded call may be lost
         os.close(self._handle)
         self._lock.release()
@@ -81,7 +81,7 @@ class CallJournal:
         path = self.folder / f"calls-{number:04d}.jsonl"
         handle = open_real(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
-            # Only the user may read the calls of their programs.
+            # The calls of a user's programs are readable by that user only.
             os.fchmod(handle, 0o600)
             size = os.fstat(handle).st_size
             wait_for_disk(self.folder)
@@ -92,12 +92,12 @@ class CallJournal:
         self._handle, self._size, self._is_torn = handle, size, False
 
     def _prepare(self) -> None:
-        """Makes the file ready for the next lines. Raises OSError if it cannot be."""
+        """Opens the next file, or removes a torn line, if necessary. Raises OSError."""
         handle = self._handle
-        # Nothing could read calls that are written to a deleted file.
+        # Calls written to a deleted file would be lost.
         is_gone = os.fstat(handle).st_nlink == 0
         if is_gone or self._size >= self._full_at:
-            # The next file is opened first, so that no connection gets the descriptor in between.
+            # The next file is opened first, so that no connection can reuse the descriptor.
             self._open(self._number if is_gone else self._number + 1)
             os.close(handle)
         elif self._is_torn:
@@ -106,10 +106,10 @@ class CallJournal:
     def _write_all(self) -> None:
         is_closing = False
         while not is_closing:
-            found = [self._waiting.get()]  # no limit: `close` puts a None
+            found = [self._queue.get()]  # no limit: `close` puts a None
             with suppress(Empty):
                 while True:
-                    found.append(self._waiting.get_nowait())
+                    found.append(self._queue.get_nowait())
             is_closing = None in found
             batch = [one for one in found if one is not None]
             if not batch:
@@ -130,7 +130,7 @@ class CallJournal:
                 rest = rest[os.write(self._handle, rest) :]
             _sync(self._handle)
         except OSError as error:
-            # Neither torn lines may remain, nor calls whose clients saw no end.
+            # No torn line may remain, and no call whose client did not see the end of its reply.
             with suppress(OSError):
                 os.ftruncate(self._handle, self._size)
             return error
@@ -139,12 +139,12 @@ class CallJournal:
         return None
 
 
-def _locked(folder: Path) -> FileLock:
+def _acquire_lock(folder: Path) -> FileLock:
     make_folder(folder)
     lock = FileLock(folder / LOCK_NAME)
     if not lock.try_acquire():
         raise InputError(
-            f"another `stillroom record` writes into {folder}",
+            f"another `stillroom record` is writing to {folder}",
             "stop it, or give another folder with --output",
         )
     return lock

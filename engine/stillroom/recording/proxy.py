@@ -12,10 +12,10 @@ from aiohttp import web
 from stillroom import bounds
 from stillroom.recording.admission import Admission, RefusedError
 from stillroom.recording.capture import CallCapture, CapturedBody
-from stillroom.recording.encodings import known_encodings
+from stillroom.recording.encodings import decodable_encodings
 from stillroom.recording.headers import RequestHead, end_to_end, upstream_headers
 from stillroom.recording.journal import CallJournal, Outcome
-from stillroom.recording.records import CallEnd, kind_of
+from stillroom.recording.records import CallEnd, call_kind
 from stillroom.recording.serving import Service, abort, cut_off, response_with
 from stillroom.recording.spending import CallBudget, Reservation
 from stillroom.recording.upstream_client import (
@@ -27,19 +27,19 @@ from stillroom.recording.upstream_client import (
 from stillroom.recording.upstreams import Upstream, route
 
 MOST_KEPT = bounds.RECORDED.most
-"""The default for the most bytes that are recorded of a request, and of a reply."""
+"""The default maximum number of bytes recorded per request and per reply."""
 _MOST_REPEATED = 1 << 20
 _COST_NOTHING = ("/count_tokens", "/tokenize", "/detokenize")
-"""The ends of paths to which a POST calls no model."""
+"""Endings of paths where a POST request calls no model."""
 _WAIT_FOR_END_S = 0.025
-"""Seconds for which the last event of a stream waits for the end of the reply behind it."""
+"""Seconds for which the last event of a stream is held back to wait for the end of the reply."""
 
 
 class RecordingProxy(Service):
     """Answers each request with the reply of its upstream.
 
-    `secrets` are removed from all records; the keys of a request are removed from its own record.
-    With a `budget`, what cannot be priced is not forwarded.
+    `secrets` are removed from all records, and the keys of a request from its own record.
+    With a `budget`, requests whose cost is unknown are refused.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RecordingProxy(Service):
         self._secrets = tuple(secrets)
         self._upstreams, self._most_kept, self._budget = upstreams, most_kept, budget
         self._is_failing = False
-        """Whether the last call could not be written."""
+        """Whether writing the last call failed."""
         self._num_complaints = Counter[str]()
 
     async def answer(self, request: web.Request, head: RequestHead) -> web.StreamResponse:
@@ -68,25 +68,25 @@ class RecordingProxy(Service):
         if found is None:
             names = ", ".join(f"/{upstream.name}" for upstream in self._upstreams)
             raise RefusedError(
-                404, "no_upstream", "the path names none of the upstreams",
-                f"begin it with one of {names}, as in the base_url that was printed",
+                404, "no_upstream", "the path does not begin with the name of an upstream",
+                f"begin it with one of {names}, as in the printed base_url",
             )  # fmt: skip
         upstream, path = found
         head = replace(head, target=path)
-        kind = kind_of(head.method, path)
+        kind = call_kind(head.method, path)
         if kind is None:
-            self._check_costs_nothing(head)
+            self._check_is_free(head)
             return await self._forward(request, upstream, head)
         self._check_journal()
         capture = CallCapture(
             kind, upstream, head, limit=self._most_kept, secrets=self._secrets
         )  # fmt: skip
-        call = _RecordedExchange(capture, self.journal, self._note)
+        call = _RecordedExchange(capture, self.journal, self._note_outcome)
         body = None
         if request.body_exists:
             body = RequestBody(request.content, capture.request, capture.prepare)
         if self._budget is not None:
-            call.reserved = await _reserved(self._budget, body, capture)
+            call.reserved = await _reserve(self._budget, body, capture)
         try:
             return await self._forward_and_record(request, upstream, head, body, call)
         except (asyncio.CancelledError, ConnectionError):
@@ -98,12 +98,12 @@ class RecordingProxy(Service):
         await self._client.aclose()
 
     def _check_journal(self) -> None:
-        """Raises RefusedError if calls cannot be recorded, before the call is paid for."""
+        """Raises RefusedError, before a call costs anything, if it could not be recorded."""
         if self._is_failing and not self.journal.can_write():
             raise RefusedError(
-                503, "journal", f"calls cannot be recorded in {self.journal.folder}",
-                "make room on the disk, or give another folder with --output; the next call "
-                "is recorded again as soon as it can be",
+                503, "journal", f"the journal in {self.journal.folder} cannot be written",
+                "make room on the disk, or give another folder with --output; calls are "
+                "forwarded again as soon as writing works",
             )  # fmt: skip
         self._is_failing = False
 
@@ -117,7 +117,7 @@ class RecordingProxy(Service):
         try:
             reply = await self._client.send(upstream, head, upstream_headers(head), body)
         except UpstreamError as error:
-            raise RefusedError.no_reply(self._no_reply(upstream, error)) from error
+            raise RefusedError.no_reply(self._report_no_reply(upstream, error)) from error
         try:
             response = _response(request, reply)
             await response.prepare(request)
@@ -126,14 +126,14 @@ class RecordingProxy(Service):
         finally:
             reply.close()
 
-    def _check_costs_nothing(self, head: RequestHead) -> None:
-        """Raises RefusedError for a request that may cost what the budget does not see."""
+    def _check_is_free(self, head: RequestHead) -> None:
+        """Raises RefusedError for a request whose cost cannot be counted against the budget."""
         path = head.target.partition("?")[0].rstrip("/")
         if self._budget is None or head.method != "POST" or path.endswith(_COST_NOTHING):
             return
         raise RefusedError(
-            402, "no_price", f"there is a budget, and what POST {path} costs is not known",
-            "call it at its own address, or start `stillroom record` without --budget-usd",
+            402, "no_price", f"--budget-usd cannot count the cost of POST {path}",
+            "call the endpoint directly, or start `stillroom record` without --budget-usd",
         )  # fmt: skip
 
     async def _forward_and_record(
@@ -144,17 +144,17 @@ class RecordingProxy(Service):
         body: RequestBody | None,
         call: "_RecordedExchange",
     ) -> web.StreamResponse:
-        """Forwards a model call and its reply, which ends only when the call is on the disk."""
+        """Forwards a model call; the reply ends only once the call is on disk."""
         headers = upstream_headers(head)
         if accepted := headers.getall("accept-encoding", ()):
-            headers["Accept-Encoding"] = known_encodings(", ".join(accepted))
+            headers["Accept-Encoding"] = decodable_encodings(", ".join(accepted))
         try:
             reply = await self._client.send(upstream, head, headers, body)
         except UpstreamError as error:
-            problem = self._no_reply(upstream, error)
+            problem = self._report_no_reply(upstream, error)
             if not error.was_sent:
                 call.give_back()
-            if not await call.recorded("upstream_left", problem):
+            if not await call.end_and_wait("upstream_left", problem):
                 abort(request)
             raise RefusedError.no_reply(problem) from error
         try:
@@ -162,19 +162,19 @@ class RecordingProxy(Service):
         finally:
             reply.close()
 
-    def _no_reply(self, upstream: Upstream, error: UpstreamError) -> str:
+    def _report_no_reply(self, upstream: Upstream, error: UpstreamError) -> str:
         problem = f"{upstream.origin}: {error}"
-        self._complain(f"no reply from {problem}")
+        self._report_problem(f"no reply from {problem}")
         return problem
 
-    def _note(self, outcome: Outcome) -> None:
-        """Records whether a call could be written; the journal's thread calls it."""
+    def _note_outcome(self, outcome: Outcome) -> None:
+        """Remembers and reports a failed write. Called from the journal's thread."""
         if outcome is not None:
             self._is_failing = True
-            self._complain(f"a call was not recorded, and its reply was broken off: {outcome}")
+            self._report_problem(f"a call was not recorded and its reply was aborted: {outcome}")
 
-    def _complain(self, problem: str) -> None:
-        """Writes a line to standard error; of a repeated problem only the 1st, 2nd, 4th, 8th, …"""
+    def _report_problem(self, problem: str) -> None:
+        """Writes a line to standard error; a repeated one only the 1st, 2nd, 4th, 8th … time."""
         self._num_complaints[problem] += 1
         times = self._num_complaints[problem]
         if times & (times - 1) == 0:
@@ -191,18 +191,18 @@ class _RecordedExchange:
     ) -> None:
         self.capture = capture
         self.reserved: Reservation | None = None
-        """The part of the budget that is held for the call."""
-        self._journal, self._note = journal, note
-        self._is_ended = False
+        """The part of the budget that is reserved for the call."""
+        self._journal, self._note_outcome = journal, note
+        self._has_ended = False
 
     def give_back(self) -> None:
-        """Frees the part of the budget of a call that did not reach its endpoint."""
+        """Frees the reservation of a call that did not reach its endpoint."""
         if self.reserved is not None:
             self.reserved.give_back()
             self.reserved = None
 
-    async def recorded(self, end: CallEnd, problem: str | None = None) -> bool:
-        """Returns once the call is on the disk; False if it could not be written."""
+    async def end_and_wait(self, end: CallEnd, problem: str | None = None) -> bool:
+        """Ends the call and waits until it is on disk; returns False if writing failed."""
         loop = asyncio.get_running_loop()
         written = loop.create_future()
 
@@ -224,13 +224,13 @@ class _RecordedExchange:
         problem: str | None = None,
         done: Callable[[Outcome], None] = lambda _: None,
     ) -> None:
-        """Puts the call into the journal's queue, unless it has ended before."""
-        if self._is_ended:
+        """Queues the call for the journal, unless it was queued before."""
+        if self._has_ended:
             return
-        self._is_ended = True
+        self._has_ended = True
 
         def finish(outcome: Outcome) -> None:
-            self._note(outcome)
+            self._note_outcome(outcome)
             done(outcome)
 
         try:
@@ -243,16 +243,16 @@ class _RecordedExchange:
             self._journal.append(line, finish)
 
 
-async def _reserved(
+async def _reserve(
     budget: CallBudget, body: RequestBody | None, capture: CallCapture
 ) -> Reservation:
-    """Returns once a call's part of the budget is held; its body has arrived by then.
+    """Reads a call's body, and reserves its maximum cost.
 
-    Raises RefusedError if the budget does not suffice, or the call cannot be priced.
+    Raises RefusedError if the budget does not cover it, or its cost is unknown.
     """
     if body is not None and not await body.whole():
         raise RefusedError(
-            413, "too_long", "the call has a budget, and its request is too long to be priced",
+            413, "too_long", "the request is too long to estimate its cost for --budget-usd",
             "start `stillroom record` again with a higher --max-body-mb",
         )  # fmt: skip
     return await budget.reserve(capture.request_content())
@@ -261,7 +261,7 @@ async def _reserved(
 async def _forward_recorded_reply(
     request: web.Request, upstream: Upstream, reply: UpstreamReply, call: _RecordedExchange
 ) -> web.StreamResponse:
-    """Forwards a reply, and holds back its end, or the event after which clients stop reading."""
+    """Forwards a reply, holding back its end until the call is on disk."""
     response = _response(request, reply)
     call.capture.begin_reply(reply.status, reply.reason, reply.headers)
     if not reply.is_received:
@@ -272,7 +272,7 @@ async def _forward_recorded_reply(
         await _forward_until_end(response, reply, call.capture, held)
     except UpstreamError as error:
         problem = f"{upstream.origin}: {error}"
-    if not await call.recorded("upstream_left" if problem else "whole", problem):
+    if not await call.end_and_wait("upstream_left" if problem else "whole", problem):
         abort(request)
         return response
     await response.prepare(request)
@@ -288,7 +288,7 @@ async def _forward_recorded_reply(
 async def _forward_until_end(
     response: web.StreamResponse, reply: UpstreamReply, capture: CallCapture, held: list[bytes]
 ) -> None:
-    """Forwards blocks as they arrive; those that may end the reply for the client go to `held`."""
+    """Forwards blocks as they arrive; those after which clients stop reading go to `held`."""
     while block := await reply.next_block():
         held.append(block)
         if capture.add(block):

@@ -10,14 +10,14 @@ T = TypeVar("T")
 CallKind = Literal["chat", "responses", "messages"]
 """The API of a call: OpenAI's chat completions or Responses, or Anthropic's Messages."""
 CallEnd = Literal["whole", "client_left", "upstream_left", "proxy_stopped"]
-"""Whether a reply was complete, or else which side ended it."""
+"""`whole` for a complete reply, or else the side that ended it early."""
 
 BEGINNING = b'{"stillroom_record":1,'
-"""The first bytes of every line."""
+"""The first bytes of every journal line."""
 JOURNAL_NAME = re.compile(r"calls-\d{4,}\.jsonl")
 
-_OF_A_THREAD = re.compile(r"/threads/[^/]+/messages$")
-"""The path that adds a message to a thread of OpenAI's Assistants, which no model answers."""
+_THREAD_MESSAGES = re.compile(r"/threads/[^/]+/messages$")
+"""The path that adds a message to a thread of OpenAI's Assistants API; it calls no model."""
 _KINDS: dict[str, CallKind] = {
     "/chat/completions": "chat",
     "/responses": "responses",
@@ -25,18 +25,18 @@ _KINDS: dict[str, CallKind] = {
 }
 
 
-def kind_of(method: str, path: str) -> CallKind | None:
-    """Returns the API of a request by its path; None for one that is not recorded."""
+def call_kind(method: str, path: str) -> CallKind | None:
+    """Returns the API that a request's path belongs to; None if the request is not recorded."""
     if method != "POST":
         return None
     path = path.partition("?")[0].rstrip("/")
-    if _OF_A_THREAD.search(path):
+    if _THREAD_MESSAGES.search(path):
         return None
     return next((kind for end, kind in _KINDS.items() if path.endswith(end)), None)
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The content of a request or reply, without its transfer and content encodings."""
+    """The content of a request or reply, decoded from its transfer and content encodings."""
 
     text: str | None = None
     """The content, if it is UTF-8."""
@@ -54,7 +54,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def content_of(data: bytes, *, cut: str | None = None) -> Content:
-    """Returns the content that holds these bytes."""
+    """Returns these bytes as text, or as base64 if they are not UTF-8."""
     try:
         return Content(text=data.decode(), cut=cut)
     except UnicodeDecodeError:
@@ -62,11 +62,11 @@ def content_of(data: bytes, *, cut: str | None = None) -> Content:
 
 
 class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request, without its keys."""
+    """A request, without keys."""
 
     content: Content
     headers: dict[str, str] = {}
-    """The headers that change what a model answers, or name the program that called."""
+    """The headers that affect the model's answer or name the client."""
 
 
 class RecordedReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,17 +75,17 @@ class RecordedReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     status: int
     reason: str = ""
     headers: list[tuple[str, str]] = []
-    """The headers in their order, without those of the connection, of encodings and of cookies."""
+    """The headers in order, without hop-by-hop headers, encodings and cookies."""
     content: Content
     blocks: list[int] = []
     """The sizes in bytes of the blocks in which a stream's `content` arrived."""
 
 
 class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One call, which is one line of a journal. The keys never change."""
+    """One call, one line of a journal. The JSON keys never change."""
 
     stillroom_record: Literal[1]
-    """The version of the layout."""
+    """The version of the format."""
     id: str
     kind: CallKind
     path: str
@@ -93,15 +93,15 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     upstream: str
     """The scheme, host and port to which the call was sent."""
     started_at: str
-    """When the request arrived, in ISO 8601."""
+    """When the request arrived (ISO 8601)."""
     duration_s: float
     """Seconds from the request to the end of the reply."""
     first_block_s: float | None = None
-    """Seconds from the request to the first bytes of the reply's content."""
+    """Seconds from the request to the first bytes of the reply's body."""
     end: CallEnd
     provider: str | None = None
     session: str | None = None
-    """The client's name for the conversation, from the header `x-stillroom-session`."""
+    """The client's id of the conversation, from the header `x-stillroom-session`."""
     problem: str | None = None
     """Why the reply is missing or incomplete."""
     request: RecordedRequest
@@ -111,17 +111,17 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 _DECODER = msgspec.json.Decoder(RecordedCall)
 
 
-def decoded_call(line: bytes | memoryview) -> RecordedCall:
-    """Returns the call in a journal's line. Raises ValueError (msgspec's too) if it holds none."""
+def decode_call(line: bytes | memoryview) -> RecordedCall:
+    """Decodes a line of a journal. Raises ValueError (or msgspec's subclass of it)."""
     return _DECODER.decode(line)
 
 
-def encoded_ahead(data: bytes, _kind: type[T]) -> T:
-    """Returns a value for a field of this type that is already encoded as JSON."""
+def preencoded(data: bytes, _kind: type[T]) -> T:
+    """Returns JSON text that msgspec inserts as it is, typed as the field's value."""
     return cast("T", msgspec.Raw(data))
 
 
-def encoded_call(call: RecordedCall) -> bytes:
-    """Returns the line of a call, with its newline."""
-    # The version comes first in spite of `omit_defaults`, since it has no default.
+def encode_call(call: RecordedCall) -> bytes:
+    """Encodes a call as a line of a journal, with the newline."""
+    # `omit_defaults` keeps the version first, since it has no default.
     return msgspec.json.encode(call) + b"\n"

@@ -1,4 +1,4 @@
-"""Answers requests with the replies that were recorded for them, without a network."""
+"""Answers requests with the replies that were recorded for them, without network access."""
 
 import asyncio
 import re
@@ -9,7 +9,7 @@ from stillroom import bounds
 from stillroom.errors import EngineError
 from stillroom.recording.admission import Admission, RefusedError
 from stillroom.recording.headers import Headers, RequestHead, is_event_stream
-from stillroom.recording.records import kind_of
+from stillroom.recording.records import call_kind
 from stillroom.recording.request_keys import request_keys
 from stillroom.recording.scrubbing import redactor_of
 from stillroom.recording.serving import Service, cut_off, response_with
@@ -20,7 +20,7 @@ _MOST_BYTES = bounds.REPLAYED.most
 
 
 class Replay(Service):
-    """Answers the requests of all clients from a tape."""
+    """Answers requests from a tape."""
 
     def __init__(self, tape: Tape, admission: Admission) -> None:
         super().__init__(admission)
@@ -33,7 +33,7 @@ class Replay(Service):
         headers = Headers(reply.headers)
         is_stream = bool(reply.blocks) or is_event_stream(headers)
         if not is_stream:
-            # A truncated reply announces more bytes than it has.
+            # The Content-Length of a truncated reply is larger than the part that was recorded.
             headers["Content-Length"] = str(len(data) + (not replayed.is_whole))
         entry = replayed.entry
         place = f"{entry.path.name}:{entry.line}; {replayed.number} of {replayed.total}"
@@ -42,7 +42,7 @@ class Replay(Service):
         await response.prepare(request)
         for block in _blocks(data, reply.blocks) if is_stream else [data]:
             await response.write(block)
-            # Each block is sent by itself.
+            # Each block is a separate write.
             await asyncio.sleep(0)
         if not replayed.is_whole:
             cut_off(request, response)
@@ -55,14 +55,14 @@ class Replay(Service):
     def _find(self, head: RequestHead, data: bytes) -> Replayed:
         """Returns the recorded reply to a request.
 
-        Raises RefusedError, which names the nearest recorded request.
+        Raises RefusedError, naming the most similar recorded request, if there is none.
         """
         path = head.target.partition("?")[0]
-        kind = kind_of(head.method, head.target)
+        kind = call_kind(head.method, head.target)
         if kind is None:
             raise RefusedError(
-                404, "not_recorded", f"{head.method} {path} is not a call that is recorded",
-                "replay answers POSTs to …/chat/completions, …/responses and …/messages",
+                404, "not_recorded", f"{head.method} {path} is not a model call",
+                "replay answers POST requests to …/chat/completions, …/responses and …/messages",
             )  # fmt: skip
         # The recorded request has no keys either.
         data = redactor_of(request_keys(head, data)).data(data)
@@ -74,18 +74,18 @@ class Replay(Service):
             nearest = self._tape.nearest(key, data)
         except (EngineError, OSError, ValueError) as error:
             raise RefusedError(
-                500, "tape", f"the recorded calls cannot be read: {error}",
-                "start the replay again with their journals",
+                500, "tape", f"a journal cannot be read: {error}",
+                "restart the replay with the complete journals",
             ) from error  # fmt: skip
-        other = f"; the nearest is {nearest}" if nearest else f", and no other call of {kind}"
+        other = f"; the nearest is {nearest}" if nearest else f"; no {kind} call was recorded"
         raise RefusedError(
-            404, "not_recorded", f"no recorded call has this request{other}",
-            "make the request as it was recorded, or record it: stillroom record --upstream …",
+            404, "not_recorded", f"no recorded call matches this request{other}",
+            "send the request as it was recorded, or record it: stillroom record --upstream …",
         )  # fmt: skip
 
 
 async def _content(request: web.Request) -> bytes:
-    """Returns the body of a request, or the beginning of one too long to have been recorded."""
+    """Returns the body of a request, or only its beginning if it is too long to be recorded."""
     data = b""
     async for block in request.content.iter_any():
         data += block
@@ -95,7 +95,7 @@ async def _content(request: web.Request) -> bytes:
 
 
 def _blocks(data: bytes, sizes: list[int]) -> list[bytes]:
-    """Returns a stream in its recorded blocks; without them, one event per block."""
+    """Splits a stream into its recorded blocks; without sizes, into its events."""
     if sum(sizes) != len(data):
         return [event for event in _EVENT.findall(data) if event]
     blocks: list[bytes] = []

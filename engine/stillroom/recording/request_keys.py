@@ -1,4 +1,4 @@
-"""Finds the keys in a request: in its headers, its URL and the fields of its body for keys."""
+"""Finds API keys in a request: in its headers, its URL and the fields of its body."""
 
 import base64
 import binascii
@@ -23,14 +23,14 @@ _KEY_NAMES = frozenset(
         "x-amz-credential",
     )
 )
-"""Names of headers, parameters and fields that hold keys, besides those that `is_secret_name` knows
-and all that end with `signature`."""
+"""Names of headers, parameters and fields with keys, in addition to those that `is_secret_name`
+matches and all that end with `signature`."""
 _KEY_PARAMETERS = frozenset(("code", "sig"))
-"""Further names of parameters of URLs that hold keys: Azure's."""
+"""Names of URL parameters with keys, used by Azure."""
 _HEADERS = frozenset(("headers", "extra_headers", "extraheaders"))
-"""The fields of a request for headers that the endpoint sends to a tool's server."""
+"""The request fields with headers that the endpoint sends to a tool's server."""
 _TOKEN = re.compile(r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])[\w.~+=:-]{16,}", re.ASCII)
-"""A header's value that may be a key although the header's name does not say so."""
+"""A header's value that may be a key although its name is not one of a key."""
 _OTHER_NAMES = frozenset(("prompt_cache_key", "tool_choice"))
 _SCHEME = re.compile(r"^[A-Za-z][\w-]*\s+")
 _AUTH_PARAMETER = re.compile(
@@ -39,18 +39,18 @@ _AUTH_PARAMETER = re.compile(
 """The parameters of an Authorization header, such as AWS's `Signature=`, that are secret."""
 _PARAMETER = re.compile(r"[?&;](?P<name>[^=&;/?]*)=")
 _CONVERSATION = frozenset(("messages", "input", "instructions", "system", "prompt"))
-"""The fields of a request that hold the conversation, which is recorded as it is."""
+"""The request fields with the conversation, which is recorded unchanged."""
 _URL = re.compile(r"https?://\S+")
 _FIELD = re.compile(rb'"([\w.-]{1,64})"\s*:\s*"((?:[^"\\]|\\.)*)', re.DOTALL)
 
 
 def request_keys(head: RequestHead, body: bytes) -> tuple[str, ...]:
-    """Returns the keys in a request, each once, in every form in which a reply may repeat them."""
+    """Returns the distinct keys in a request, in every form in which a reply may repeat them."""
     return tuple(dict.fromkeys((*_keys_in_head(head), *_keys_in_body(body))))
 
 
 def without_keys(url: str) -> str:
-    """Returns a URL, or a path and query, with a mark in place of each key."""
+    """Returns a URL, or a path and query, with a placeholder in place of each key."""
     for start, end in reversed([*_key_spans(url)]):
         url = url[:start] + MARK + url[end:]
     return url
@@ -66,12 +66,12 @@ def _is_key_name(name: str) -> bool:
 def _keys_in_head(head: RequestHead) -> Iterator[str]:
     for name, value in head.headers.items():
         if _is_key_name(name):
-            yield from _forms(value)
+            yield from _secret_forms(value)
     yield from _keys_in_url(head.target)
 
 
-def _forms(value: str) -> Iterator[str]:
-    """Yields the value of a header or field for keys, and the parts of it that are secret."""
+def _secret_forms(value: str) -> Iterator[str]:
+    """Yields the value of a key's header or field, and the secret parts of the value."""
     plain = _SCHEME.sub("", value)
     yield value
     yield plain
@@ -97,14 +97,14 @@ def _keys_in_url(url: str) -> Iterator[str]:
 
 
 def _key_spans(url: str) -> Iterator[tuple[int, int]]:
-    """Yields the start and end of the value of each parameter for keys, in query and path."""
+    """Yields the start and end of each key in a URL's parameters, in query and path."""
     query, last = url.find("?"), 0
     for match in _PARAMETER.finditer(url):
         start = match.end()
         name = unquote_plus(match["name"])
         if match.start() < last or not (_is_key_name(name) or name.lower() in _KEY_PARAMETERS):
             continue
-        # Not up to a semicolon: where only & separates parameters, it belongs to the key.
+        # Not up to a semicolon, which is part of the key where only & separates parameters.
         stops = "&" if 0 <= query < start else "/?"
         last = min((at for stop in stops if (at := url.find(stop, start)) >= 0), default=len(url))
         if last > start:
@@ -112,17 +112,17 @@ def _key_spans(url: str) -> Iterator[tuple[int, int]]:
 
 
 def _keys_in_body(body: bytes) -> Iterator[str]:
-    """Yields the keys in the fields that the providers' APIs have for them.
+    """Yields the keys in a request body.
 
-    These are `api_key`, `tools[].authorization`, `tools[].headers`, `domain_secrets[].value`,
-    `mcp_servers[]`, `data_sources[]` and any other field outside the conversation whose name, or
-    that of the object in which it is the `value`, says so.
+    These are in `api_key`, `tools[].authorization`, `tools[].headers`, `domain_secrets[].value`,
+    `mcp_servers[]`, `data_sources[]` and any other field outside the conversation with a key's
+    name. A field called `value` has the name of its object.
     """
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         pending = [(k, msgspec.json.decode(v)) for k, v in fields.items() if k not in _CONVERSATION]
     except (ValueError, RecursionError):
-        # Of a body that is not complete, fields are found wherever they are.
+        # An incomplete body cannot be parsed, so its fields are found by a pattern.
         pending = [(k.decode(), v.decode(errors="replace")) for k, v in _FIELD.findall(body)]
     while pending:
         name, value = pending.pop()
@@ -131,13 +131,13 @@ def _keys_in_body(body: bytes) -> Iterator[str]:
         elif isinstance(value, list):
             pending += [(name, one) for one in cast("list[Any]", value)]
         elif isinstance(value, str) and _is_key_name(name):
-            yield from _forms(value)
+            yield from _secret_forms(value)
         elif isinstance(value, str) and _URL.fullmatch(value):
             yield from _keys_in_url(value)
 
 
 def _fields_of(name: str, value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the fields of an object, each under the name that says whether it is a key."""
+    """Yields the fields of an object, with the name by which a field counts as a key."""
     for inner, field in value.items():
         is_token = name.lower() in _HEADERS and isinstance(field, str) and _TOKEN.fullmatch(field)
         if is_token or (inner == "value" and _is_key_name(name)):

@@ -1,4 +1,4 @@
-"""Removes keys from recorded contents, including keys that a stream splits into pieces."""
+"""Removes keys from recorded contents, including keys that a stream splits across events."""
 
 import functools
 import re
@@ -15,29 +15,29 @@ _PIECES = re.compile(
     rb'|summary|input|output|code|transcript|name)": ?"([^"\\]*(?:\\.[^"\\]*)*)"',
     re.DOTALL,
 )
-"""The fields of a stream's events that hold pieces of text."""
+"""The fields of a stream's events with pieces of a text (deltas)."""
 _SEVERAL_TEXTS = re.compile(rb'index": ?[1-9]')
-"""Matches events of a stream that has several texts in turn, such as the choices of `n: 2`."""
+"""Matches events of a stream with several interleaved texts, such as the choices of `n: 2`."""
 _LINES = re.compile(rb"[^\n]+")
 _MOST_REDACTORS = 256
 _MIN_PENDING = 512
-"""The least number of pending bytes that are processed at once; fewer would cost more in all."""
+"""The minimum number of pending bytes to process at once; smaller batches cost more in total."""
 
 Span = tuple[int, int]
 TextName = tuple[bytes, tuple[int, ...]]
-"""The field in which a text's pieces are, and the indices of its choice, tool call or output."""
+"""The field with a text's pieces, and the indices of its choice, tool call or output."""
 
 
 @functools.lru_cache(maxsize=_MOST_REDACTORS)
 def redactor_of(keys: tuple[str, ...]) -> Redactor:
-    """Returns a redactor of these keys. It is cached: it is slow to make, and calls share keys."""
+    """Returns a cached redactor of these keys: it is slow to build, and calls share keys."""
     return Redactor(keys)
 
 
 class StreamText:
-    """The text of a stream, encoded for its record while the stream is still arriving.
+    """The text of a stream, encoded for its record while the stream is arriving.
 
-    Keys are searched in the stream itself, and in the texts put together from its events' pieces.
+    Keys are searched for in the stream itself, and in the texts joined from its events' pieces.
     """
 
     def __init__(self, redactor: Redactor) -> None:
@@ -49,13 +49,13 @@ class StreamText:
         self._is_utf8 = True
 
     def add(self, data: bytes) -> None:
-        """Takes the next bytes of the stream."""
+        """Adds the next bytes of the stream."""
         self._pending.append(data)
         self._num_pending += len(data)
         self._has_line_end = self._has_line_end or b"\n" in data
 
     def process_pending(self) -> None:
-        """Processes the complete lines that have arrived, if they are enough to be worth it."""
+        """Processes the complete lines that have arrived, if there are enough of them."""
         if not self._has_line_end or self._num_pending < _MIN_PENDING:
             return
         data = b"".join(self._pending)
@@ -65,7 +65,7 @@ class StreamText:
         self._read(data[:end])
 
     def encoded(self) -> bytes | None:
-        """Returns the ended stream as a JSON string; None if it holds keys or is not UTF-8."""
+        """Returns the complete stream as a JSON string; None if it has keys or is not UTF-8."""
         rest, self._pending = b"".join(self._pending), []
         self._read(rest)
         if not self._is_utf8 or self._whole.has_found or self.texts_with_keys():
@@ -73,7 +73,7 @@ class StreamText:
         return b'"%b"' % b"".join(self._encoded)
 
     def texts_with_keys(self) -> list[TextName]:
-        """Returns the names of the texts whose joined pieces hold a key."""
+        """Returns the names of the texts with a key in their joined pieces."""
         return [name for name, search in self._texts.items() if search.has_found]
 
     def _read(self, lines: bytes) -> None:
@@ -87,7 +87,7 @@ class StreamText:
 
 
 def _pieces(lines: bytes) -> dict[TextName, list[Span]]:
-    """Returns where the pieces of each text are in the lines of a stream."""
+    """Returns the spans of each text's pieces in the lines of a stream."""
     pieces = defaultdict[TextName, list[Span]](list)
     if _SEVERAL_TEXTS.search(lines) is None:
         for match in _PIECES.finditer(lines):
@@ -104,7 +104,7 @@ def _pieces(lines: bytes) -> dict[TextName, list[Span]]:
 
 
 def _text_names(line: bytes) -> list[TextName]:
-    """Returns the names of the texts whose pieces an event holds, in their order."""
+    """Returns the names of the texts whose pieces are in an event, in order."""
     try:
         event = msgspec.json.decode(line.partition(b":")[2])
     except (ValueError, RecursionError):
@@ -121,13 +121,13 @@ def _text_names(line: bytes) -> list[TextName]:
         elif isinstance(value, list):
             pending += reversed([(name, one, indices) for one in cast("list[Any]", value)])
         elif isinstance(value, str) and _PIECES.fullmatch(b'"%b":""' % name.encode()):
-            # An index of 0 is the same text as in events without an index.
+            # Events without an index belong to the same text as those with index 0.
             names.append((name.encode(), indices if any(indices) else ()))
     return names
 
 
 class KeySearch:
-    """Searches keys in a text that arrives in parts, even if a key is split between them."""
+    """Searches for keys in a text that arrives in parts, even if a key is split between them."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
@@ -136,31 +136,31 @@ class KeySearch:
         self._has_found = False
 
     def add(self, data: bytes) -> None:
-        """Takes the next part."""
+        """Adds the next part."""
         self._parts.append(data)
         self._num_new += len(data)
         # A part is searched together with the preceding bytes in which a key may begin.
         if self._num_new >= self._redactor.reach:
-            self._look()
+            self._search()
 
     @property
     def has_found(self) -> bool:
-        """Whether the parts so far hold a key."""
+        """Whether the parts so far contain a key."""
         if self._num_new:
-            self._look()
+            self._search()
         return self._has_found
 
-    def _look(self) -> None:
+    def _search(self) -> None:
         data = b"".join(self._parts)
         self._has_found = self._has_found or self._redactor.contains_secret(data)
         self._parts = [data[max(0, len(data) - self._redactor.reach) :]]
         self._num_new = 0
 
 
-def scrubbed(data: bytes, redactor: Redactor, stream: StreamText | None = None) -> bytes:
-    """Returns a content without keys; the same object if it held none.
+def scrub(data: bytes, redactor: Redactor, stream: StreamText | None = None) -> bytes:
+    """Returns a content without keys; the same object if it has none.
 
-    `stream` has processed the content, if it is a stream.
+    For a streamed reply, `stream` has processed the same content.
     """
     data = redactor.data(data)
     names = stream.texts_with_keys() if stream is not None else ()
@@ -177,7 +177,7 @@ def scrubbed(data: bytes, redactor: Redactor, stream: StreamText | None = None) 
 
 
 def _cuts(data: bytes, pieces: Sequence[Span], redactor: Redactor) -> list[tuple[Span, bytes]]:
-    """Returns the spans in a text's pieces that belong to keys, each with its replacement."""
+    """Returns the spans of keys within a text's pieces, each with its replacement."""
     text = b"".join([data[start:end] for start, end in pieces])
     found = redactor.spans(text)
     cuts: list[tuple[Span, bytes]] = []

@@ -1,4 +1,4 @@
-"""Serves the proxy or a replay at a socket until the process is stopped."""
+"""Serves the proxy or a replay on a socket until the process is stopped."""
 
 import asyncio
 import logging
@@ -20,40 +20,40 @@ from stillroom.recording.admission import Admission, RefusedError
 from stillroom.recording.headers import Headers, RequestHead
 
 _LONGEST_LINE = bounds.REQUEST_LINE.most
-"""The most bytes of a request's first line, and of each of its headers."""
+"""The maximum number of bytes of a request line, and of each header."""
 _MOST_HEADERS = bounds.REQUEST_HEADERS.most
 _KEEP_ALIVE_S = float(bounds.IDLE.most)
 _LINGER_S = 2.0
-"""Seconds for which the rest of a request is read after an early reply."""
+"""Seconds for which the rest of a request is read after an early response."""
 _CANCEL_S = 0.02
 _LOOK_EVERY_S = 0.02
 _MOST_FILES = 1 << 16
 _STOP_S = 10.0
-"""Seconds that open calls have to end when the process is stopped."""
+"""The grace period in seconds for open calls when the process is stopped."""
 _PASSED_HEADERS = web.RequestKey("passed_headers", Headers)
 
 
 class Service(ABC):
-    """Answers HTTP requests, and counts the open ones."""
+    """An HTTP service that counts its open requests."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self.num_open = 0
-        """The number of requests that are being answered."""
+        """The number of requests in progress."""
         self.is_stopping = False
         self.is_cancelling = False
         """Whether requests are cancelled because the process stops, not because clients left."""
 
     @abstractmethod
     async def answer(self, request: web.Request, head: RequestHead) -> web.StreamResponse:
-        """Answers a request; `head` is its head without the token. Raises RefusedError."""
+        """Answers a request; `head` has no token. Raises RefusedError."""
 
     @abstractmethod
     async def aclose(self) -> None:
         """Closes the files and connections of the service."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answers an admitted request, and refuses others."""
+        """Answers a request, or refuses it if it is not admitted."""
         self.num_open += 1
         try:
             response = await self._admit_and_answer(request)
@@ -74,7 +74,7 @@ class Service(ABC):
     async def _admit_and_answer(self, request: web.Request) -> web.StreamResponse:
         head = RequestHead.of(request)
         own_address = str((request.get_extra_info("sockname") or ("",))[0])
-        target = self._admission.admitted(head, own_address)
+        target = self._admission.admit(head, own_address)
         return await self.answer(request, RequestHead(head.method, target, head.headers))
 
 
@@ -88,13 +88,13 @@ def _report(error: Exception) -> None:
 def response_with(
     request: web.Request, status: int, reason: str, headers: Headers
 ) -> web.StreamResponse:
-    """Returns a response with exactly these headers and those of its framing."""
+    """Returns a response with exactly these headers and those for its framing."""
     request[_PASSED_HEADERS] = headers
     return web.StreamResponse(status=status, reason=reason, headers=headers)
 
 
 async def _drop_own_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Removes the headers that aiohttp adds to each response."""
+    """Removes the headers that aiohttp adds to every response."""
     passed = request.get(_PASSED_HEADERS)
     own = (SERVER, DATE) if passed is None else (SERVER, DATE, CONTENT_TYPE)
     for name in own:
@@ -109,9 +109,9 @@ def abort(request: web.Request) -> None:
 
 
 def cut_off(request: web.Request, response: web.StreamResponse) -> None:
-    """Closes the connection of an incomplete reply after the part that was sent.
+    """Ends an incomplete reply after the part that was sent, and closes its connection.
 
-    A reply that neither a length nor chunks frame needs a reset to be seen as incomplete.
+    A reply with neither Content-Length nor chunks looks incomplete to a client only after a reset.
     """
     is_framed = response.content_length is not None or "transfer-encoding" in response.headers
     if not is_framed:
@@ -122,13 +122,13 @@ def cut_off(request: web.Request, response: web.StreamResponse) -> None:
 
 @asynccontextmanager
 async def running(service: Service, listener: socket.socket) -> AsyncGenerator[web.SockSite]:
-    """Answers the requests at a socket, and cancels those that are open at the end."""
+    """Serves requests on a socket; on exit, cancels those that are still open."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await service.handle(request)
 
-    # A middleware and no route: no route matches the targets of some refused requests.
+    # A middleware instead of a route: no route matches the targets of some refused requests.
     app = web.Application(middlewares=[answer])
     app.on_response_prepare.append(_drop_own_headers)
     silent = logging.Logger("stillroom.recording")
@@ -136,7 +136,7 @@ async def running(service: Service, listener: socket.socket) -> AsyncGenerator[w
     runner = web.AppRunner(
         app,
         access_log=None,
-        # The parser's errors quote the request, which may hold keys.
+        # The parser's errors quote the request, which may contain keys.
         logger=silent,
         handler_cancellation=True,
         auto_decompress=False,
@@ -155,7 +155,7 @@ async def running(service: Service, listener: socket.socket) -> AsyncGenerator[w
     finally:
         service.is_stopping = service.is_cancelling = True
         await runner.cleanup()
-        # The cancelled requests record that they were cancelled.
+        # Cancelled requests are recorded as cancelled.
         await asyncio.sleep(0)
         await service.aclose()
 
@@ -163,18 +163,18 @@ async def running(service: Service, listener: socket.socket) -> AsyncGenerator[w
 def run_until_stopped(
     service: Service, listener: socket.socket, *, stop_s: float = _STOP_S
 ) -> None:
-    """Serves until SIGINT or SIGTERM; a second signal ends the open requests."""
+    """Serves until SIGINT or SIGTERM; a second signal cancels the open requests."""
     _raise_file_limit()
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(_serve(service, listener, stop_s))
 
 
 def _raise_file_limit() -> None:
-    """Raises the limit of open files as far as allowed: each call has two connections."""
+    """Raises the limit of open files as far as possible: each call has two connections."""
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if most == resource.RLIM_INFINITY else min(most, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        # macOS has a lower limit of its own than the one that it states.
+        # macOS enforces a lower limit than it reports.
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
@@ -183,7 +183,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
     except ImportError:
-        # It has no version for Windows.
+        # uvloop does not support Windows.
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
 
@@ -204,7 +204,7 @@ async def _serve(service: Service, listener: socket.socket, stop_s: float) -> No
         if service.num_open:
             sys.stderr.write(
                 f"stillroom record: waiting up to {stop_s:g} s for {service.num_open} calls to end "
-                "(a second signal ends them at once)\n"
+                "(send a second signal to cancel them)\n"
             )
             sys.stderr.flush()
         deadline = loop.time() + stop_s

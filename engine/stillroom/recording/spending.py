@@ -1,22 +1,22 @@
-"""Keeps what recorded calls cost within a number of dollars, as a run of rollouts does."""
+"""Keeps the cost of recorded calls within a budget in dollars."""
 
 from collections.abc import Callable
 
 import msgspec
 
 from stillroom.recording.admission import RefusedError
-from stillroom.recording.records import RecordedCall, decoded_call
+from stillroom.recording.records import RecordedCall, decode_call
 from stillroom.teachers.budget import NOTHING, Budget, BudgetSpentError, Cost
 from stillroom.teachers.pricing import Price
 from stillroom.types import Usage
 
 _UNSTATED_TOKENS = 4096
-"""The most tokens that a reply is expected to have if its request does not limit them."""
+"""The expected maximum number of tokens of a reply whose request sets no limit."""
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 class _Request(msgspec.Struct):
-    """The fields of a request that decide what it may cost."""
+    """The fields of a request that limit its cost."""
 
     model: str
     max_completion_tokens: int | None = None
@@ -31,9 +31,9 @@ class _Request(msgspec.Struct):
 
 
 class CallBudget:
-    """Lets calls through as long as they cannot exceed a budget.
+    """Admits calls as long as they cannot exceed a budget.
 
-    `price_of` returns the price of a model, and `usage_of` the tokens that a call's reply reports.
+    `price_of` returns the price of a model, and `usage_of` the usage that a call's reply reports.
     """
 
     def __init__(
@@ -47,21 +47,24 @@ class CallBudget:
         self._price_of, self.usage_of = price_of, usage_of
         self._prices = dict[str, Price]()
         self._more = Usage()
-        """The most tokens that a call took beyond what was expected of it."""
+        """The maximum number of tokens by which a call exceeded its expected usage."""
 
     def count(self, call: RecordedCall) -> bool:
-        """Counts a call of an earlier recording; returns whether its model has a price."""
+        """Adds the cost of a call recorded earlier; returns False if its model has no price."""
         planned = self._planned(call.request.content.data)
         if planned is not None:
             self.budget.spent += planned.cost_of(call)
         return planned is not None
 
     async def reserve(self, body: bytes) -> "Reservation":
-        """Returns once what a request may cost is free. Raises RefusedError if it never will be."""
+        """Waits until the budget covers a request's maximum cost, and reserves it.
+
+        Raises RefusedError if the budget can never cover it, or the model has no price.
+        """
         reserved = self._planned(body)
         if reserved is None:
             raise RefusedError(
-                402, "no_price", "the call has a budget, and its model's price is not known",
+                402, "no_price", "--budget-usd needs the price of the model, which is unknown",
                 "write it into prices.yml, in dollars per million tokens (0 for a server of your "
                 "own): \"my-model\": {input: 0.15, output: 0.60}; or `stillroom prices --refresh`",
             )  # fmt: skip
@@ -70,19 +73,19 @@ class CallBudget:
         except BudgetSpentError as error:
             raise RefusedError(
                 402, "budget_spent",
-                f"the recorded calls have cost ${self.budget.spent.usd:.4g} of ${self.budget.usd:g}"
-                f", and this one may cost ${reserved.worst.usd:.4g}",
-                "start `stillroom record` again with a higher --budget-usd, or lower the request's "
-                "limit of tokens",
+                f"the budget of ${self.budget.usd:g} does not cover this call: "
+                f"${self.budget.spent.usd:.4g} is spent, and it may cost ${reserved.worst.usd:.4g}",
+                "restart `stillroom record` with a higher --budget-usd, or lower the request's "
+                "token limit",
             ) from error  # fmt: skip
         self.budget.send(reserved.worst)
         return reserved
 
     def _planned(self, body: bytes) -> "Reservation | None":
-        """Returns what a request may cost; None if its model has no price.
+        """Returns a request's maximum cost; None if its model has no price.
 
-        A prompt has at most one token per byte of the request. To that comes the most by which
-        earlier calls exceeded what was expected of them.
+        A prompt has at most one token per byte of the request. The maximum excess of earlier calls
+        over their expected usage is added.
         """
         try:
             request = msgspec.json.decode(body, type=_Request)
@@ -97,7 +100,7 @@ class CallBudget:
         return Reservation(self, price, expected, Cost.of(usage, price.of(usage)))
 
     def learn(self, expected: Usage, usage: Usage) -> None:
-        """Notes by how much a call exceeded what was expected of it."""
+        """Remembers by how much a call exceeded its expected usage."""
         prompt = usage.prompt_tokens - expected.prompt_tokens
         completion = usage.completion_tokens - expected.completion_tokens
         self._more = Usage(
@@ -107,16 +110,16 @@ class CallBudget:
 
 
 class Reservation:
-    """The part of a budget that is held for one call."""
+    """The part of a budget that is reserved for one call."""
 
     def __init__(self, of: CallBudget, price: Price, expected: Usage, worst: Cost) -> None:
         self.worst = worst
         self._of, self._price, self._expected = of, price, expected
 
     def cost_of(self, call: RecordedCall) -> Cost:
-        """Returns what a call cost: nothing if the endpoint refused it.
+        """Returns the cost of a call: nothing if the endpoint refused it.
 
-        A reply that does not report its tokens, or that broke off, counts at its worst.
+        A reply without usage, or an incomplete one, counts at the maximum cost.
         """
         usage = None
         if call.reply is not None:
@@ -127,9 +130,9 @@ class Reservation:
         return Cost.of(usage, self._price.of(usage))
 
     def settle(self, line: bytes) -> None:
-        """Replaces what was held by what the call of a journal's line cost."""
-        self._of.budget.settle(self.worst, self.cost_of(decoded_call(line)))
+        """Replaces the reservation by the cost of the call in a journal line."""
+        self._of.budget.settle(self.worst, self.cost_of(decode_call(line)))
 
     def give_back(self) -> None:
-        """Frees what was held for a call that did not reach its endpoint."""
+        """Frees the reservation of a call that did not reach its endpoint."""
         self._of.budget.settle(self.worst, NOTHING)

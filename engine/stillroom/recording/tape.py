@@ -1,6 +1,6 @@
-"""The recorded calls of journals, looked up by their requests.
+"""Looks up the recorded calls of journals by their requests.
 
-Two requests match if their JSON does, apart from key order and the fields that name the caller.
+Two requests match if their JSON is equal, ignoring key order and the fields that name the caller.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from stillroom.data.row_files import RowReader, read_row_lines
 from stillroom.errors import DataError, InputError
 from stillroom.files import canonical_json
 from stillroom.recording.journal import journals_in
-from stillroom.recording.records import CallKind, RecordedCall, RecordedReply, decoded_call
+from stillroom.recording.records import CallKind, RecordedCall, RecordedReply, decode_call
 
 _REPLAYED = ("whole", "upstream_left")
 _VOLATILE = frozenset(
@@ -31,7 +31,7 @@ _VOLATILE = frozenset(
         "prompt_cache_retention",
     )
 )
-"""Fields that name the caller or a cache, and change no answer."""
+"""Fields that name the caller or a cache and do not affect the answer."""
 _DEPLOYMENT = re.compile(r"/deployments/([^/]+)/")
 _DIGEST_BYTES = 16
 _MOST_SHOWN = 120
@@ -44,18 +44,18 @@ class RequestKey:
 
     kind: CallKind
     digest: bytes
-    """The hash of all fields that are compared."""
+    """The hash of all compared fields."""
     rest: bytes
-    """The hash of all those fields except the messages."""
+    """The hash of the compared fields without the messages."""
     messages: tuple[bytes, ...]
     """The hash of each message."""
 
 
 def request_key(kind: CallKind, path: str, data: bytes) -> RequestKey:
-    """Returns the key of a request. A body that is no JSON object matches only byte for byte."""
+    """Returns the key of a request. A body that is not a JSON object is compared byte for byte."""
     deployment = _DEPLOYMENT.search(path)
     place = [kind, deployment[1] if deployment else ""]
-    body = decoded_body(data)
+    body = parse_body(data)
     if body is None:
         return RequestKey(kind, _digest([*place, data.hex()]), b"", ())
     counted = {name: value for name, value in body.items() if name not in _VOLATILE}
@@ -67,8 +67,8 @@ def request_key(kind: CallKind, path: str, data: bytes) -> RequestKey:
     )
 
 
-def decoded_body(data: bytes) -> dict[str, Any] | None:
-    """Returns the JSON object that a request's content is, or None."""
+def parse_body(data: bytes) -> dict[str, Any] | None:
+    """Returns a request's content as a JSON object; None if it is not one."""
     try:
         body = msgspec.json.decode(data)
     except (ValueError, RecursionError):
@@ -85,20 +85,20 @@ def _digest(value: Any) -> bytes:
 
 
 def first_difference(given: bytes, recorded: bytes) -> str:
-    """Returns, in one line, the first place where two requests differ and both values."""
-    new, old = decoded_body(given), decoded_body(recorded)
+    """Describes in one line the first place where two requests differ, with both values."""
+    new, old = parse_body(given), parse_body(recorded)
     if new is None or old is None:
-        return "their bytes"
+        return "the bytes of the body"
     new, old = ({k: v for k, v in body.items() if k not in _VOLATILE} for body in (new, old))
     difference = _difference(new, old, "")
     if difference is None:
         return "the deployment in the path"
     place, new_value, old_value = difference
-    return f"{place.lstrip('.')}: {_shown(new_value)} here, {_shown(old_value)} recorded"
+    return f"{place.lstrip('.')}: {_abbreviate(new_value)} here, {_abbreviate(old_value)} recorded"
 
 
 def _difference(new: Any, old: Any, place: str) -> tuple[str, Any, Any] | None:
-    """Returns the first place where two JSON values differ, with the value of each."""
+    """Returns the path of the first difference between two JSON values, and both values."""
     if isinstance(new, dict) and isinstance(old, dict):
         names = dict.fromkeys([*cast("dict[str, Any]", new), *cast("dict[str, Any]", old)])
         pairs = [(f"{place}.{k}", new.get(k, _ABSENT), old.get(k, _ABSENT)) for k in names]
@@ -111,7 +111,7 @@ def _difference(new: Any, old: Any, place: str) -> tuple[str, Any, Any] | None:
     return next((one for one in found if one is not None), None)
 
 
-def _shown(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     if value is _ABSENT:
         return "nothing"
     text = msgspec.json.encode(value).decode()
@@ -120,7 +120,7 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TapeEntry:
-    """The place of a recorded call."""
+    """The location of a recorded call in a journal."""
 
     path: Path
     line: int
@@ -135,7 +135,7 @@ class TapeEntry:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The reply to a request, and the place and number of the recorded call."""
+    """The recorded reply to a request, and the location and number of its call."""
 
     reply: RecordedReply
     is_whole: bool
@@ -145,9 +145,9 @@ class Replayed:
 
 
 class Tape:
-    """The calls of some journals; replies to the same request are returned in their order.
+    """The calls of journals. Replies to repeated equal requests are returned in recorded order.
 
-    Raises InputError if there are no calls, and DataError for a line that holds no call.
+    Raises InputError if no call can be replayed, and DataError for a line that is not a call.
     """
 
     def __init__(self, places: Sequence[Path]) -> None:
@@ -155,7 +155,7 @@ class Tape:
         self._given = defaultdict[bytes, int](int)
         self._rows = RowReader()
         self.num_left_out = 0
-        """The number of calls that cannot be replayed: the client left, or a part is missing."""
+        """The number of calls that cannot be replayed: the client left, or the record is cut."""
         for place in places:
             for path in journals_in(place) if place.is_dir() else [place]:
                 self._read(path)
@@ -164,7 +164,7 @@ class Tape:
         if not self._entries:
             shown = ", ".join(map(str, places))
             raise InputError(
-                f"{shown} holds no recorded call that can be answered again",
+                f"{shown} has no recorded call that can be replayed",
                 "record some first: stillroom record --upstream …",
             )
 
@@ -176,15 +176,15 @@ class Tape:
     def _read(self, path: Path) -> None:
         for line in read_row_lines(path):
             try:
-                call = decoded_call(line.utf8)
+                call = decode_call(line.utf8)
             except (ValueError, RecursionError) as error:
                 if path.stat().st_size == line.offset + line.num_bytes:
-                    # The recorder was killed while it wrote its last line, or is writing it now.
+                    # The recorder was killed while it wrote the last line, or is writing it now.
                     self.num_left_out += 1
                     continue
                 raise DataError(
-                    f"{path}:{line.number} holds no recorded call: {str(error)[:200]}",
-                    "give the journals of `stillroom record`, as it wrote them",
+                    f"{path}:{line.number} is not a recorded call: {str(error)[:200]}",
+                    "give unmodified journals of `stillroom record`",
                 ) from error
             contents = [call.request.content, *([call.reply.content] if call.reply else [])]
             has_all = len(contents) == 2 and all(content.cut is None for content in contents)
@@ -196,7 +196,7 @@ class Tape:
             self._entries[key.digest].append(entry)
 
     def answer(self, key: RequestKey) -> Replayed | None:
-        """Returns the next reply to a request, and the last one again after it; None if unknown."""
+        """Returns the next reply to a request, or the last again after all; None if unknown."""
         entries = self._entries.get(key.digest)
         if entries is None:
             return None
@@ -205,13 +205,13 @@ class Tape:
         entry = entries[min(number, len(entries)) - 1]
         call = self._call(entry)
         if call.reply is None:
-            raise DataError(f"{entry} has changed", "start the replay again")
+            raise DataError(f"{entry} has changed since the replay started", "restart the replay")
         return Replayed(call.reply, call.end == "whole", entry, number, len(entries))
 
     def nearest(self, key: RequestKey, data: bytes) -> str | None:
-        """Returns the most similar recorded request, and the first difference.
+        """Describes the most similar recorded request and its first difference.
 
-        None if no call of the same API was recorded.
+        Returns None if no call of the same API was recorded.
         """
         entries = [
             entry for known in self._entries.values() for entry in known
@@ -228,11 +228,11 @@ class Tape:
         self._rows.__exit__()
 
     def _call(self, entry: TapeEntry) -> RecordedCall:
-        return decoded_call(self._rows.read(entry.path, entry.offset, entry.num_bytes))
+        return decode_call(self._rows.read(entry.path, entry.offset, entry.num_bytes))
 
 
 def _likeness(known: RequestKey, given: RequestKey) -> tuple[int, bool, int]:
-    """Returns how similar two requests are: by the messages that they share, then by the rest."""
+    """Returns a sort key for similarity: by shared leading messages, then by the other fields."""
     pairs = zip(known.messages, given.messages, strict=False)
     num_shared = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
     return num_shared, known.rest == given.rest, -abs(len(known.messages) - len(given.messages))

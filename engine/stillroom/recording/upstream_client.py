@@ -1,4 +1,4 @@
-"""Sends requests to the upstreams over pooled connections."""
+"""Sends requests to upstreams over pooled connections."""
 
 import asyncio
 import ssl
@@ -12,7 +12,7 @@ from yarl import URL
 from stillroom import bounds
 from stillroom.errors import InputError
 from stillroom.recording.capture import CapturedBody
-from stillroom.recording.headers import Headers, RequestHead, decoded_headers
+from stillroom.recording.headers import Headers, RequestHead, decode_headers
 from stillroom.recording.upstreams import Upstream
 from stillroom.teachers.endpoint.aiohttp_channel import ReplyConnector
 from stillroom.teachers.endpoint.attempts import http_proxy
@@ -20,14 +20,14 @@ from stillroom.teachers.endpoint.attempts import http_proxy
 _CONNECT_S = bounds.CONNECT.most
 _KEEP_ALIVE_S = 30.0
 _CLOSED_WITHIN_S = 1.0
-"""A disconnection this soon after sending means that the idle connection was already closed."""
+"""A disconnect this soon after sending means that the pooled connection was already closed."""
 _LONGEST_LINE = bounds.UPSTREAM_LINE.most
 _MOST_HEADERS = bounds.UPSTREAM_HEADERS.most
 _AUTO_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 
 class UpstreamError(Exception):
-    """The upstream gave no reply, or not all of it; the message says why."""
+    """The upstream did not reply, or its reply is incomplete."""
 
     def __init__(self, reason: str, *, was_sent: bool = True) -> None:
         super().__init__(reason)
@@ -36,7 +36,7 @@ class UpstreamError(Exception):
 
 
 class RequestBody:
-    """The body of a client's request, which can be sent again as far as it was captured."""
+    """The body of a client's request, which can be resent from the captured part."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class RequestBody:
         self._content, self._when_whole = content, when_whole
 
     async def blocks(self) -> AsyncIterator[bytes]:
-        """Yields the body from its beginning."""
+        """Yields the whole body: the captured part, then the rest as it arrives."""
         for part in [*self.captured.parts]:
             yield part
         async for block in self._content.iter_any():
@@ -71,32 +71,32 @@ class UpstreamReply:
     def __init__(self, reply: aiohttp.ClientResponse) -> None:
         self._reply = reply
         self.status, self.reason = reply.status, reply.reason or ""
-        self.headers: Headers = decoded_headers(reply.raw_headers)
+        self.headers: Headers = decode_headers(reply.raw_headers)
         connection = reply.connection
         self._unframed_connection: ResponseHandler | None = None
-        """The connection whose end is the reply's; None if a length or chunks show the end."""
+        """The connection that is closed to end the reply; None with Content-Length or chunks."""
         is_framed = "Content-Length" in reply.headers or "Transfer-Encoding" in reply.headers
         if connection is not None and not is_framed:
             self._unframed_connection = connection.protocol
 
     @property
     def is_received(self) -> bool:
-        """Whether all of the reply has arrived, even if not all of it has been read."""
+        """Whether the whole reply has arrived, read or not."""
         return self._reply.content.is_eof()
 
     @property
     def is_read(self) -> bool:
-        """Whether all of the reply has been read."""
+        """Whether the whole reply has been read."""
         return self._reply.content.at_eof()
 
     async def next_block(self) -> bytes:
-        """Returns the next chunk, or the part of it that has arrived; b"" after the end.
+        """Returns the next chunk, or the part of it that has arrived; b"" at the end.
 
-        Raises UpstreamError if the upstream broke the reply off.
+        Raises UpstreamError if the upstream aborted the reply.
         """
         try:
             while not self._reply.content.at_eof():
-                # The end of a chunk that was already read comes as an empty block.
+                # readchunk returns an empty block for the end of a chunk that was already read.
                 block, _ = await self._reply.content.readchunk()
                 if block:
                     return block
@@ -104,16 +104,16 @@ class UpstreamReply:
             raise UpstreamError(_reason(error)) from error
         connection = self._unframed_connection
         if connection is not None and isinstance(connection.exception(), OSError):
-            raise UpstreamError("it reset the connection")
+            raise UpstreamError("connection reset by the upstream")
         return b""
 
     def close(self) -> None:
-        """Closes the connection, unless the reply was read whole."""
+        """Closes the connection, or returns it to the pool if the reply was read completely."""
         self._reply.close()
 
 
 class UpstreamClient:
-    """Sends requests. With `has_tls`, upstreams show a certificate that the system trusts."""
+    """Sends requests. With `has_tls`, certificates are verified with the system's trust store."""
 
     def __init__(self, *, has_tls: bool) -> None:
         self._has_tls = has_tls
@@ -124,8 +124,8 @@ class UpstreamClient:
     ) -> UpstreamReply:
         """Sends a request and returns the reply once its headers arrive. Raises UpstreamError.
 
-        Only a request that met an idle connection which the upstream had just closed is sent again.
-        Any other one may have been processed, and billed, already.
+        A request is resent only if its pooled connection turned out to be closed. In any other
+        case the upstream may have processed, and billed, the request.
         """
         session = self._session = self._session or _new_session(has_tls=self._has_tls)
         loop = asyncio.get_running_loop()
@@ -140,7 +140,7 @@ class UpstreamClient:
                     data=body.blocks() if body else None,
                     skip_auto_headers=_AUTO_HEADERS,
                     allow_redirects=False,
-                    # The proxy of the environment sees the name of the upstream only.
+                    # The proxy in HTTPS_PROXY sees only the upstream's host name.
                     proxy=http_proxy(upstream.origin) if upstream.scheme == "https" else None,
                     trace_request_ctx=attempt,
                 )
@@ -148,14 +148,14 @@ class UpstreamClient:
                 is_cut = isinstance(error, (aiohttp.ServerDisconnectedError, ConnectionError))
                 is_stale = attempt.is_reused and loop.time() - sent_at < _CLOSED_WITHIN_S
                 if is_cut and is_stale and (body is None or body.captured.is_whole):
-                    # The writer of the last attempt stops reading the body.
+                    # The previous attempt's writer must stop reading the body.
                     await asyncio.sleep(0)
                     continue
                 was_sent = not isinstance(error, (aiohttp.ClientConnectorError, InputError))
                 raise UpstreamError(_reason(error), was_sent=was_sent) from error
             if reply.status == 101:
                 reply.close()
-                raise UpstreamError("its reply is not HTTP/1.1: it changes the protocol")
+                raise UpstreamError("the reply is not HTTP/1.1: 101 Switching Protocols")
             return UpstreamReply(reply)
 
     async def aclose(self) -> None:
@@ -173,7 +173,7 @@ def _new_session(*, has_tls: bool) -> aiohttp.ClientSession:
             keepalive_timeout=_KEEP_ALIVE_S,
             ssl=ssl.create_default_context() if has_tls else True,
         ),
-        # A cookie set in one program's call must not be sent with another program's.
+        # A cookie from one program's call must not be sent with another program's call.
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         max_line_size=_LONGEST_LINE,
@@ -193,20 +193,20 @@ async def _note_reuse(
 
 
 def _reason(error: Exception) -> str:
-    """Returns why there is no reply, without the URL: it may hold a key, or the proxy's login."""
+    """Describes an error without the URL, which may contain a key or the proxy's login."""
     if isinstance(error, TimeoutError):
-        return f"it did not answer within {_CONNECT_S:g} s"
+        return f"connecting timed out after {_CONNECT_S:g} s"
     if isinstance(error, aiohttp.ClientHttpProxyError):
-        return f"the proxy of the environment refused the connection: {error.message}"
+        return f"the proxy in HTTP_PROXY or HTTPS_PROXY refused the connection: {error.message}"
     if isinstance(error, aiohttp.ServerDisconnectedError):
-        return "it closed the connection"
+        return "the upstream closed the connection without a reply"
     if isinstance(error, aiohttp.ClientPayloadError):
-        return "it broke its reply off"
+        return "the upstream closed the connection in the middle of its reply"
     if isinstance(error, aiohttp.InvalidURL):
-        return "the path is not a URL"
+        return "the path is not valid in a URL"
     if isinstance(error, InputError):
         return error.problem
     if isinstance(error, aiohttp.ClientResponseError):
         # The colon is followed by bytes that the upstream sent.
-        return f"its reply is not HTTP/1.1: {error.message.partition(':')[0]}"
+        return f"the reply is not HTTP/1.1: {error.message.partition(':')[0]}"
     return str(error)

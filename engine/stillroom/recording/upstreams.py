@@ -1,4 +1,4 @@
-"""The endpoints behind the proxy: their addresses, and what a client sets to reach each of them."""
+"""The endpoints behind the proxy, and the base URL with which a client reaches each of them."""
 
 import ipaddress
 import re
@@ -18,10 +18,10 @@ _PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One endpoint. Its host is the only one that requests to it can reach."""
+    """One endpoint behind the proxy."""
 
     name: str
-    """The first part of its paths if there are several upstreams; a known provider's own name."""
+    """The first segment of its paths on the proxy, if there are several upstreams."""
     scheme: str
     host: str
     port: int
@@ -31,41 +31,41 @@ class Upstream:
 
     @property
     def origin(self) -> str:
-        """The scheme, host and port, without the port that the scheme implies."""
+        """The scheme and host, and the port unless it is the scheme's default."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
         return f"{self.scheme}://{host}{port}"
 
 
-def upstreams_of(given: Sequence[str]) -> tuple[Upstream, ...]:
-    """Returns the upstreams that a user named: a provider, a URL or NAME=URL each.
+def parse_upstreams(given: Sequence[str]) -> tuple[Upstream, ...]:
+    """Parses the values of `--upstream`: each a provider, a URL or NAME=URL.
 
-    Raises InputError for one that is no endpoint, and where two have the same name.
+    Raises InputError for an invalid address, and for two upstreams of the same name.
     """
-    upstreams = tuple(_upstream(text, is_alone=len(given) == 1) for text in given)
+    upstreams = tuple(_parse_upstream(text, is_alone=len(given) == 1) for text in given)
     names = [upstream.name for upstream in upstreams]
     for name in names:
         if names.count(name) > 1:
             raise InputError(
-                f"two upstreams are called {name!r}, so a path cannot tell them apart",
+                f"two upstreams are called {name!r}, but their names are part of their paths",
                 "give one of them another name: --upstream NAME=URL",
             )
     return upstreams
 
 
 def check_no_loop(upstreams: Sequence[Upstream], listener: socket.socket) -> None:
-    """Raises InputError for an upstream that is the proxy itself, listening at this socket."""
+    """Raises InputError if an upstream is the proxy itself, listening on this socket."""
     own_host, port, *_ = listener.getsockname()
     for upstream in upstreams:
-        if upstream.port == port and _leads_to(upstream.host, own_host):
+        if upstream.port == port and _resolves_to(upstream.host, own_host):
             raise InputError(
                 f"the upstream {upstream.origin} is this proxy itself",
-                "give the endpoint's own address, or another port with --port",
+                "give the address of the endpoint, or another port for the proxy with --port",
             )
 
 
-def _leads_to(host: str, own_host: str) -> bool:
-    """Returns whether a host is the address at which a socket listens, or one of all of them."""
+def _resolves_to(host: str, own_host: str) -> bool:
+    """Returns whether a host name resolves to the address on which a socket listens."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -73,7 +73,7 @@ def _leads_to(host: str, own_host: str) -> bool:
     for family, kind, _, _, address in found:
         if address[0] == own_host:
             return True
-        # A socket that listens at all addresses is reached at each address of this machine.
+        # A socket bound to 0.0.0.0 or :: is reached at every address of this machine.
         if ipaddress.ip_address(own_host).is_unspecified:
             with socket.socket(family, kind) as probe, suppress(OSError):
                 probe.bind(address)
@@ -81,63 +81,65 @@ def _leads_to(host: str, own_host: str) -> bool:
     return False
 
 
-def _upstream(text: str, *, is_alone: bool) -> Upstream:
+def _parse_upstream(text: str, *, is_alone: bool) -> Upstream:
     name, separator, url = text.partition("=")
     if not separator or not _NAME.fullmatch(name):
         name, url = "", text
     if url in PROVIDERS and PROVIDERS[url].base_url:
         name, url = name or url, PROVIDERS[url].base_url
-    parts = _address(url)
+    parts = _parse_address(url)
     scheme, host = parts.scheme, parts.hostname or ""
     provider = provider_at(host) if scheme == "https" else None
     name = name or provider or ("upstream" if is_alone else "")
     if not name:
         raise InputError(
-            f"the upstream {url!r} has no name, and with several of them each needs one",
-            f"write --upstream NAME={url}; it is then reached at /NAME",
+            f"the upstream {url!r} needs a name, since there are several upstreams",
+            f"write --upstream NAME={url}; its path on the proxy is then /NAME",
         )
     if name in _RESERVED:
-        raise InputError(f"an upstream cannot be called {name!r}", "give it another name")
+        raise InputError(
+            f"the upstream name {name!r} is reserved", "give another name: --upstream NAME=URL"
+        )
     path = parts.path.rstrip("/") or "/v1"
     return Upstream(name, scheme, host, parts.port or _PORTS[scheme], path, provider)
 
 
-def _address(url: str) -> SplitResult:
+def _parse_address(url: str) -> SplitResult:
     parts = url_parts(url)
     if parts is None:
         named = ", ".join(sorted(name for name, one in PROVIDERS.items() if one.base_url))
         raise InputError(
-            f"the upstream {url!r} is neither a known provider nor an address",
-            f"give one of {named}, or an address such as https://api.openai.com/v1 or "
+            f"the upstream {url!r} is neither a known provider nor a URL",
+            f"give one of {named}, or a URL such as https://api.openai.com/v1 or "
             "NAME=http://127.0.0.1:8000/v1",
         )
     if "@" in parts.netloc:
         raise InputError(
-            "the upstream's address holds a login, which would be shown and recorded",
-            "take it out; the proxy passes on the keys that clients send",
+            "the upstream's URL contains a login, which would be printed and recorded",
+            "remove it; the proxy forwards the keys that clients send",
         )
     if parts.query or parts.fragment:
         raise InputError(
-            "the upstream's address has a query, and queries come from the clients",
-            "remove the question mark and what follows it",
+            "the upstream's URL has a query, but only clients may send queries",
+            "remove the question mark and everything after it",
         )
     return parts
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """What programs set so that their calls go through the proxy."""
+    """The base URLs with which programs call through the proxy."""
 
     openai: str
-    """The base_url of OpenAI's clients, and of all that speak like them."""
+    """The base_url for OpenAI-compatible clients."""
     anthropic: str
-    """The base_url of Anthropic's clients, which append /v1 themselves."""
+    """The base_url for Anthropic's clients, which append /v1 themselves."""
 
 
 def client_settings(upstream: Upstream, address: str, *, is_alone: bool) -> ClientSettings:
-    """Returns the base URLs for an upstream; `address` is the proxy's, with a token if it has one.
+    """Returns the base URLs for an upstream. `address` is the proxy's, with its token if any.
 
-    A client's URL is the upstream's own, with the proxy in place of scheme and host.
+    A base URL is the upstream's own, with the proxy's address in place of scheme and host.
     """
     base = address if is_alone else f"{address}/{upstream.name}"
     openai = base + upstream.base_path
@@ -145,21 +147,21 @@ def client_settings(upstream: Upstream, address: str, *, is_alone: bool) -> Clie
 
 
 def route(target: str, upstreams: Sequence[Upstream]) -> tuple[Upstream, str] | None:
-    """Returns the upstream of a path, and the path there; None if it leads to none.
+    """Returns the upstream for a path, and the path at the upstream; None if no upstream matches.
 
-    A single upstream has all paths; of several each has those after its name.
+    A single upstream gets all paths; one of several gets those that begin with its name.
     """
     if len(upstreams) == 1:
         return upstreams[0], target
     for upstream in upstreams:
-        inner = _after(target, upstream.name)
+        inner = _strip_name(target, upstream.name)
         if inner is not None:
             return upstream, inner
     return None
 
 
-def _after(target: str, name: str) -> str | None:
-    """Returns what follows `/name` in a path, or None if it does not begin so."""
+def _strip_name(target: str, name: str) -> str | None:
+    """Returns the part of a path after `/name`; None if the path does not begin with it."""
     rest = target.removeprefix(f"/{name}")
     if rest == target or (rest and rest[0] not in "/?"):
         return None

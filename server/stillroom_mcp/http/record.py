@@ -18,7 +18,7 @@ from stillroom.recording.replay import Replay
 from stillroom.recording.serving import run_until_stopped
 from stillroom.recording.spending import CallBudget
 from stillroom.recording.tape import Tape
-from stillroom.recording.upstreams import Upstream, check_no_loop, client_settings, upstreams_of
+from stillroom.recording.upstreams import Upstream, check_no_loop, client_settings, parse_upstreams
 from stillroom.settings import Workspace, open_workspace
 from stillroom.teachers.pricing import price_for
 from stillroom_mcp.http.listening import (
@@ -97,7 +97,7 @@ def _token(file: str | None) -> ServerToken:
 def _record(
     workspace: Workspace, options: argparse.Namespace, token: ServerToken, admission: Admission
 ) -> int:
-    upstreams = upstreams_of(options.upstream)
+    upstreams = parse_upstreams(options.upstream)
     folder = workspace.writable(options.output, label="output")
     budget = _budget(workspace, folder, options.budget_usd)
     secrets = [*workspace.redactor().secrets, *([token.value] if token.value else [])]

@@ -71,8 +71,8 @@ TWO_LENGTHS = b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
 @pytest.mark.parametrize(
     ("sent", "status", "said"),
     [
-        (b"GET http://example.com/ HTTP/1.1\r\n" + HOST + b"\r\n", 400, b"not an open proxy"),
-        (b"CONNECT a:443 HTTP/1.1\r\n" + HOST + b"\r\n", 400, b"not an open proxy"),
+        (b"GET http://example.com/ HTTP/1.1\r\n" + HOST + b"\r\n", 400, b"is an absolute URL"),
+        (b"CONNECT a:443 HTTP/1.1\r\n" + HOST + b"\r\n", 400, b"is an absolute URL"),
         (b"nonsense\r\n\r\n", 400, b"Invalid method"),
         (b"GET / HTTP/1.1\r\n" + HOST + UPGRADE, 501, b"WebSockets"),
         (b"POST / HTTP/1.1\r\n" + HOST + TWO_LENGTHS, 400, b"can't be present with"),

@@ -90,7 +90,7 @@ def test_a_full_journal_is_followed_by_the_next(tmp_path):
 
 def test_a_second_recorder_is_kept_out_of_the_folder(tmp_path):
     journal = CallJournal(tmp_path)
-    with pytest.raises(InputError, match=r"another `stillroom record` writes into"):
+    with pytest.raises(InputError, match=r"another `stillroom record` is writing to"):
         CallJournal(tmp_path)
     journal.close()
     CallJournal(tmp_path).close()
@@ -114,12 +114,10 @@ def test_a_call_of_which_no_line_can_be_made_is_broken_off_and_costs_no_other(
         recording(tmp_path, endpoint.url) as url,
     ):
         with monkeypatch.context() as patch:
-            patch.setattr("stillroom.recording.capture.encoded_call", fail)
+            patch.setattr("stillroom.recording.capture.encode_call", fail)
             assert _is_broken_off(url)
         assert request(url, "POST", CHAT, b"{}").body == b'"x"'
-    assert (
-        "a call was not recorded, and its reply was broken off: this one" in capsys.readouterr().err
-    )
+    assert "a call was not recorded and its reply was aborted: this one" in capsys.readouterr().err
     assert len(calls_in(tmp_path)) == 1
 
 

@@ -27,7 +27,7 @@ from fakes.recording import (
 )
 from stillroom.recording import encodings
 from stillroom.recording.journal import CallJournal
-from stillroom.recording.records import kind_of
+from stillroom.recording.records import call_kind
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hé"}]}).encode()
 REPLY = b'{"choices":[{"message":{"role":"assistant","content":"yes"}}]}'
@@ -427,7 +427,7 @@ def test_of_several_upstreams_each_is_reached_by_its_name(tmp_path):
     ],
 )
 def test_which_requests_are_recorded(method, path, kind):
-    assert kind_of(method, path) == kind
+    assert call_kind(method, path) == kind
 
 
 @pytest.mark.parametrize(

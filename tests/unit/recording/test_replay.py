@@ -96,10 +96,10 @@ def test_an_unknown_request_is_told_the_nearest_recorded_one_and_what_differs(tm
         assert b"messages[3]" in request(url, "POST", CHAT, more).body
         more = body("z", top_p=1)
         assert b"top_p: 1 here, nothing recorded" in request(url, "POST", CHAT, more).body
-        assert b"no other call of messages" in request(url, "POST", "/v1/messages", body()).body
+        assert b"no messages call was recorded" in request(url, "POST", "/v1/messages", body()).body
         assert request(url, "POST", CHAT, b"\xff{").status == 404
         assert request(url, "POST", CHAT, b"[" * 5000).status == 404
-        assert b"not a call that is recorded" in request(url, "GET", "/v1/models").body
+        assert b"GET /v1/models is not a model call" in request(url, "GET", "/v1/models").body
 
 
 def test_a_reply_that_the_endpoint_broke_off_is_broken_off_again(tmp_path):
@@ -141,12 +141,10 @@ def test_a_token_is_asked_for_in_replay_too(tmp_path):
 
 
 def test_what_holds_no_recorded_call_is_refused_with_what_to_do(tmp_path):
-    with pytest.raises(
-        InputError, match=r"holds no recorded call(.|\n)*stillroom record --upstream"
-    ):
+    with pytest.raises(InputError, match=r"has no recorded call(.|\n)*stillroom record --upstream"):
         Tape([tmp_path])
     (tmp_path / "calls-0001.jsonl").write_bytes(b'{"a": 1}\n')
-    with pytest.raises(DataError, match=r"calls-0001\.jsonl:1 holds no recorded call"):
+    with pytest.raises(DataError, match=r"calls-0001\.jsonl:1 is not a recorded call"):
         Tape([tmp_path])
 
 

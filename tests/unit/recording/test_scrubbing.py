@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillroom.recording.scrubbing import KeySearch, StreamText, scrubbed
+from stillroom.recording.scrubbing import KeySearch, StreamText, scrub
 from stillroom.secrecy.redaction import Redactor
 
 KEYS = ("Bearer sk-canary/5f+2d81c0", "sk-canary/5f+2d81c0")
@@ -61,8 +61,8 @@ def test_a_stream_read_in_any_blocks_is_scrubbed_as_the_whole(
     at_once = StreamText(redactor)
     at_once.add(data)
     assert encoded == at_once.encoded()
-    clean = scrubbed(data, redactor, at_once)
-    assert scrubbed(data, redactor, stream) == clean
+    clean = scrub(data, redactor, at_once)
+    assert scrub(data, redactor, stream) == clean
     # It is ready ahead exactly if it can stay as it is.
     is_text = b"\xff" not in data
     assert (encoded is not None) == (clean is data and is_text)

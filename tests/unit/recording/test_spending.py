@@ -54,7 +54,10 @@ def test_calls_are_refused_once_the_next_one_might_exceed_the_budget(tmp_path):
     assert budget.budget.spent.usd == pytest.approx(9)
     error = json.loads(replies[-1].body)["error"]
     assert error["code"] == "budget_spent"
-    assert "have cost $9 of $10, and this one may cost $4" in error["message"]
+    assert (
+        "budget of $10 does not cover this call: $9 is spent, and it may cost $4"
+        in error["message"]
+    )
     assert "--budget-usd" in error["message"]
 
 
@@ -164,7 +167,7 @@ def test_calls_at_once_wait_for_one_another_where_the_budget_is_near(tmp_path):
 def test_what_cannot_be_priced_is_not_forwarded(tmp_path, call):
     (reply,), sent = after(tmp_path, budget_of(10), completion(3), call)
     assert (reply.status, sent) == (402, [])
-    assert "price is not known" in json.loads(reply.body)["error"]["message"]
+    assert "needs the price of the model" in json.loads(reply.body)["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_the_proxy_of_the_environment_opens_a_tunnel(tmp_path, no_proxies, certi
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (b"HTTP/1.1 407 Who are you\r\n\r\n", b"of the environment refused the connection: Who"),
+        (b"HTTP/1.1 407 Who are you\r\n\r\n", b"HTTPS_PROXY refused the connection: Who"),
         (b"what\r\n\r\n", b"not HTTP/1.1"),
     ],
 )

@@ -30,7 +30,7 @@ from stillroom.recording.records import (
     Content,
     RecordedCall,
     RecordedReply,
-    decoded_call,
+    decode_call,
 )
 from stillroom.types import Usage
 
@@ -115,7 +115,7 @@ def _decoded(line: Line) -> RecordedCall:
     if line.is_cut:
         raise UnreadableRowError(NOT_A_CALL, f"the line {TOO_LONG}")
     try:
-        return decoded_call(line.utf8)
+        return decode_call(line.utf8)
     except (ValueError, RecursionError) as error:
         raise UnreadableRowError(NOT_A_CALL, str(error)[:200]) from error
 

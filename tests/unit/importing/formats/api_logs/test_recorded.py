@@ -12,7 +12,7 @@ from stillroom.recording.records import (
     RecordedReply,
     RecordedRequest,
     content_of,
-    encoded_call,
+    encode_call,
 )
 
 NAME = "stillroom_record"
@@ -29,7 +29,7 @@ def line(data=b"", *, kind="chat", end="whole", status=200, sent=ASKED, is_strea
         request=RecordedRequest(content=content_of(sent)),
         reply=None if data is None else reply, **more,
     )  # fmt: skip
-    return encoded_call(call).rstrip()
+    return encode_call(call).rstrip()
 
 
 def stream(*events):
