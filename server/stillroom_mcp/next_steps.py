@@ -277,6 +277,7 @@ def _after_success(result: api.RunReport) -> str:
         tried = "" if outcome.get("verified") else "verify=50 would let its files answer first; "
         return f"{tried}tell the user of the warnings, and read {outcome['card']}{serve}"
     doubt = "it ended with alarms, so look closely: " if result.alarms else ""
+    doubt += first_remark(result.kind, outcome)
     there = f", where={result.where}" if result.where is not None else ""
     return (
         f"{doubt}evaluate_model(provider=hf, model={result.run_id}, data=<held-out prompts>{there})"
@@ -302,6 +303,18 @@ def after_compare_evaluations(request: api.CompareEvaluations, result: api.Compa
             "unclear": "decide nothing yet: ",
         }[result.decision.verdict] + result.decision.because
     decided = f"{result.decision.because}; " if result.decision is not None else ""
+    for comparison in result.comparisons:
+        if not comparison.tasks_won and not comparison.tasks_lost:
+            return (
+                f"{decided}no task came out differently for {comparison.candidate}: it may be the "
+                "baseline's own weights, or have learnt nothing; look at its training (get_run)"
+            )
+        if comparison.tasks_unshared > comparison.tasks_shared:
+            return (
+                f"{decided}only {comparison.tasks_shared} tasks are in both evaluations of "
+                f"{comparison.candidate}, and {comparison.tasks_unshared} in one: evaluate both on "
+                "the same prompts"
+            )
     if all(comparison.is_significant for comparison in result.comparisons):
         return f"{decided}no interval includes 0: the differences are real on tasks like these"
     return f"{decided}where an interval includes 0, no difference was shown: evaluate on more tasks"

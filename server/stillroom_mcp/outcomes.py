@@ -103,8 +103,20 @@ def _of_evaluation(outcome: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
+def _of_training(outcome: Mapping[str, Any]) -> Iterator[str]:
+    left_out, rows = sum((outcome.get("skipped") or {}).values()), outcome.get("rows") or 0
+    if left_out > _MANY * (left_out + rows):
+        yield (
+            f"tell the user that {left_out} of {left_out + rows} rows were left out of the "
+            "training (skipped says why)"
+        )
+
+
 _REMARKS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
     RunKind.ROLLOUTS: _of_rollouts,
     RunKind.SCORE: _of_scores,
     RunKind.EVALUATE: _of_evaluation,
+    RunKind.SFT: _of_training,
+    RunKind.DPO: _of_training,
+    RunKind.DISTILL: _of_training,
 }

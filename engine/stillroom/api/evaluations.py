@@ -30,6 +30,8 @@ class CompareEvaluations(StrictModel):
     def _names_another(self) -> Self:
         if not self.candidates and self.teacher is None:
             raise ValueError("give candidates, or the teacher's evaluation")
+        if self.baseline in (*self.candidates, self.teacher):
+            raise ValueError(f"{self.baseline} would be compared with itself")
         return self
 
 

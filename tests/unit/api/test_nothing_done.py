@@ -1,7 +1,7 @@
 """A run that did nothing fails, or its next step says so: every way in every operation.
 
-Those of training are in tests/unit/train. Left out are operations whose result is the work itself,
-such as show_lineage.
+Those of training are in tests/unit/train/test_nothing_learnt.py. Left out are operations whose
+result is the work itself, such as show_lineage.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from pydantic import ValidationError
 
 from fakes.chat_endpoint import ScriptedTeacher, Served, completion, refused, serve
 from fakes.judges import judgement
@@ -152,6 +153,33 @@ def compared_without_shared_tasks(workspace: Workspace) -> str:
     return str(compare(*evaluations))
 
 
+def compared(root_answers: tuple[str, str], shares: int = 2) -> Any:
+    """Compares two evaluations, of which the second has only some of the first one's prompts."""
+
+    def case(workspace: Workspace) -> str:
+        prompts = [{**PROMPTS[0], "prompt": f"prompt {n}"} for n in range(12)]
+        for name, answer, chosen in zip(
+            "ab", root_answers, (prompts, prompts[:shares]), strict=True
+        ):
+            evaluated(answer, chosen)(workspace)
+            (workspace.runs / "run").rename(workspace.runs / name)
+        evaluations = [
+            msgspec.json.decode((workspace.runs / name / RESULT_FILE).read_bytes(), type=Evaluation)
+            for name in "ab"
+        ]
+        request = api.CompareEvaluations(baseline="a", candidates=("b",))
+        report = api.ComparisonReport(comparisons=[compare(*evaluations)])
+        return told("compare_evaluations", request, report)
+
+    return case
+
+
+def compared_with_itself(_workspace: Workspace) -> str:
+    with pytest.raises(ValidationError) as caught:
+        api.CompareEvaluations(baseline="a", candidates=("b", "a"))
+    return str(caught.value)
+
+
 def curated(name: str, request: Callable[..., Any], *rows: Any, **options: Any) -> Any:
     def case(workspace: Workspace) -> str:
         path = "path" if name in ("validate_dataset", "inspect_examples") else "input"
@@ -222,6 +250,15 @@ WAYS: dict[str, tuple[Callable[[Workspace], str], str]] = {
     "evaluation: all are cut": (evaluated(CUT, max_tokens=5), "2 of the answers were cut"),
     "evaluation: all fill the context": (evaluated(CUT), "2 of the answers filled the context"),
     "comparison: no shared tasks": (compared_without_shared_tasks, "share 0 tasks"),
+    "comparison: with itself": (compared_with_itself, "a would be compared with itself"),
+    "comparison: no task differs": (
+        compared(("12", "12"), shares=12),
+        "no task came out differently for",
+    ),
+    "comparison: few shared tasks": (
+        compared(("7", "12")),
+        "only 2 tasks are in both evaluations of",
+    ),
     "filter: no rows": (curated("filter_dataset", api.FilterDataset), "holds no rows"),
     "filter: nothing passes": (
         curated("filter_dataset", api.FilterDataset, RIGHT, min_reward=9),
@@ -245,6 +282,10 @@ WAYS: dict[str, tuple[Callable[[Workspace], str], str]] = {
     "validation: all bad": (
         curated("validate_dataset", api.ValidateDataset, {"a": 1}, format="rollouts"),
         "fix the 1 bad rows",
+    ),
+    "examples: no rows": (
+        curated("inspect_examples", api.InspectExamples),
+        "start 0 is beyond the 0 rows",
     ),
     "examples: none can be shown": (
         curated("inspect_examples", api.InspectExamples, {"a": 1}),

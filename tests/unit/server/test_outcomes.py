@@ -58,6 +58,12 @@ ACCURACY = {"value": 0.7, "low": 0.6, "high": 0.8, "n": 100}
             "at temperature 1 it solves 10%",
         ),
         (RunKind.SFT, {"steps": 3}, ""),
+        (RunKind.SFT, {"rows": 99, "skipped": {"longer than max_length": 3}}, ""),
+        (
+            RunKind.DPO,
+            {"rows": 80, "skipped": {"longer than max_length": 15, "no tokens": 5}},
+            "20 of 100 rows were left out of the training",
+        ),
     ],
 )
 def test_what_is_odd_is_said_first(kind: RunKind, outcome: dict[str, Any], remark: str) -> None:
