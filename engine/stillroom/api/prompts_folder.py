@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from stillroom.data.formats import RowFormat, read_rows, task_from_row
 from stillroom.errors import ConfigError, DataError, InputError
 from stillroom.evaluate.request import EvaluateModel
-from stillroom.rollout.journal.journal import begun_settings
+from stillroom.rollout.journal.journal import recorded_settings
 from stillroom.rollout.request import NO_FILE, EpisodeOptions, GenerateRollouts, RolloutOptions
 from stillroom.settings import Workspace
 from stillroom.tools.user.pool import TOOLS_FILE
@@ -57,7 +57,7 @@ def complete_rollouts(
     found = {name: value for name, value in _options(section) if name not in given}
     if "tools" not in given and (tools := _of_project(workspace, prompts, TOOLS_FILE)) is not None:
         found["tools"] = workspace.shown(tools)
-    recorded = begun_settings(workspace.output_file(request.output, label="output"))
+    recorded = recorded_settings(workspace.output_file(request.output, label="output"))
     if recorded is not None:
         found = _as_begun(found, request, recorded)
     if "tools" in found:

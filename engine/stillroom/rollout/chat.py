@@ -1,4 +1,4 @@
-"""A conversation of a person with a model and its tools, to try what a student does."""
+"""An interactive chat with a model and its tools, to try a student by hand."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -10,7 +10,7 @@ from pydantic import Field
 from stillroom.data.formats import Task, load_tasks
 from stillroom.errors import CallFailedError, InputError
 from stillroom.rollout.context import open_rollout_context
-from stillroom.rollout.episode.collect import RolloutContext, opened_tools
+from stillroom.rollout.episode.collect import RolloutContext, open_task_tools
 from stillroom.rollout.episode.loop import Episode, play_episode
 from stillroom.rollout.journal.records import EpisodeRecorder
 from stillroom.rollout.plan import plan_rollouts, sampling_settings
@@ -20,7 +20,7 @@ from stillroom.tools.source import ToolResult
 from stillroom.types import Message, SampledTurn, StopReason
 
 _ENDS = {
-    StopReason.MAX_TURNS: "it called tools until max_turns",
+    StopReason.MAX_TURNS: "reached max_turns while still calling tools",
     StopReason.MAX_TOKENS: "cut at max_tokens",
     StopReason.CONTEXT_WINDOW: "the conversation fills its context: start a new one",
     StopReason.CONTENT_FILTER: "the endpoint withheld the rest",
@@ -28,16 +28,16 @@ _ENDS = {
 
 
 class ChatWithModel(RolloutOptions):
-    """Ask for a conversation with a model."""
+    """Request for a chat with a model."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     data: Annotated[
-        str | None, Field(description="Prompts: the tools see the metadata of a row of it")
+        str | None, Field(description="Prompts file; the tools get its row's metadata")
     ] = None
-    row: Annotated[int, Field(ge=0, description="That row, from 0; its messages come first")] = 0
+    row: Annotated[int, Field(ge=0, description="Row of data, from 0; its messages come first")] = 0
 
 
-class _Shown(EpisodeRecorder):
+class _TurnPrinter(EpisodeRecorder):
     """Shows each turn and each tool's reply as soon as it arrives."""
 
     def __init__(self, show: Callable[[Message], None]) -> None:
@@ -52,8 +52,7 @@ class _Shown(EpisodeRecorder):
 
 
 class Conversation:
-    """An open conversation. The whole conversation is rendered again for each message, as
-    a server does it."""
+    """An open conversation. Each message renders the whole history again, as a chat server does."""
 
     def __init__(
         self, context: RolloutContext, task: Task, show: Callable[[Message], None]
@@ -63,14 +62,14 @@ class Conversation:
         self.messages: list[Message] = list(task.messages)
 
     def start_over(self) -> None:
-        """Forgets all messages but those that the conversation began with."""
+        """Resets the conversation to the messages that it began with."""
         self.messages = list(self._task.messages)
 
     async def say(self, text: str | None) -> str | None:
-        """Lets the model answer a user's message, or the messages so far if it is None.
+        """Sends a user's message and plays the model's answer; None continues the messages so far.
 
-        Each turn and tool reply is shown as it comes. Returns why the answer ended early or failed;
-        None if it is whole. After a failure the conversation is as it was before.
+        Shows each turn and tool reply as it arrives. Returns why the answer was cut short or
+        failed; None if it is complete. A failure leaves the conversation unchanged.
         """
         said: list[Message] = [] if text is None else [{"role": "user", "content": text}]
         episode = Episode(messages=[*self.messages, *said])
@@ -78,16 +77,16 @@ class Conversation:
         self._num_answers += 1
         try:
             async with (
-                opened_tools(task, self._context.tools, self._context.cut_reply) as tools,
+                open_task_tools(task, self._context.tools, self._context.cut_reply) as tools,
                 self._context.policy.converse(
                     list(episode.messages), tools.schemas, seed_key=f"chat:{self._num_answers}"
                 ) as conversation,
             ):
                 await play_episode(
-                    episode, conversation, _Shown(self._show), tools, self._context.rules
+                    episode, conversation, _TurnPrinter(self._show), tools, self._context.rules
                 )
         except CallFailedError as error:
-            return f"the call failed, and your message was taken back: {error.message}"
+            return f"the call failed, your message was not kept: {error.message}"
         if episode.messages[-1].get("tool_calls"):
             # No template takes a call without its reply.
             del episode.messages[-1]
@@ -124,7 +123,7 @@ def _task(workspace: Workspace, request: ChatWithModel) -> Task:
     tasks = load_tasks(workspace.existing(request.data, label="data"))
     if request.row >= len(tasks):
         raise InputError(
-            f"row {request.row} is beyond the {len(tasks)} rows of {request.data}",
+            f"row {request.row} is out of range: {request.data} has {len(tasks)} rows",
             f"give a row from 0 to {len(tasks) - 1}",
         )
     # Rewards are for whole rollouts.

@@ -56,7 +56,7 @@ class ToolsAndRewards:
     tools: ToolSource | None
     """All tools as one source; None if there are none."""
     notes: Sequence[str]
-    """Notes on the tools for the user, e.g. that images must be fetched."""
+    """Notes on the tools for the user, e.g. that container images must be pulled."""
 
 
 @asynccontextmanager
@@ -183,15 +183,16 @@ def _check_tools(tasks: Sequence[Task], tools: ToolSource | None) -> None:
         if unknown:
             has = f"the tools are: {', '.join(sorted(known))}" if known else "no tools are given"
             raise DataError(
-                f"task {task.task_id} names the tool {min(unknown)!r}, but {has}",
-                "give the file with `tools`, or take the name out of the row's 'tools'",
+                f"task {task.task_id} names the unknown tool {min(unknown)!r}; {has}",
+                "pass the file that defines it as `tools`, or remove the name from the row's "
+                "'tools'",
             )
 
 
 def _limits_of(policy: Policy) -> tuple[Callable[[], int], Callable[[], dict[str, float]]]:
-    """Returns two functions, for the number of conversations the policy can take and its figures.
+    """Returns two functions: one for the policy's concurrency limit, one for its metrics.
 
-    Both change as the run learns what an endpoint allows; a model in this process has no limits.
+    Both change as the run adapts to an endpoint's rate limits; a model in this process has none.
     """
     if not isinstance(policy, OpenAITeacher):
         return lambda: 0, dict[str, float]
@@ -375,7 +376,7 @@ class _ToolSources:
 
     @asynccontextmanager
     async def open(self, pool: UserPool | None) -> AsyncGenerator[ToolSource | None]:
-        """Opens all tools as one source, or yields None if there are none; `pool` is open already.
+        """Opens all tools as one source, or yields None if there are none; `pool` is already open.
 
         Raises InputError if two tools have the same name, and whatever a source raises.
         """
@@ -384,7 +385,7 @@ class _ToolSources:
             if pool is not None and pool.schemas and self._plan.tools_file is not None:
                 name = self._plan.workspace.shown(self._plan.tools_file.path)
                 sources[name] = pool
-            for server in self._servers_outside():
+            for server in self._external_servers():
                 tools = await stack.enter_async_context(
                     MCPTools(
                         self._plan.workspace.command(server),
@@ -406,16 +407,17 @@ class _ToolSources:
             else:
                 yield next(iter(sources.values()), None)
 
-    def _servers_outside(self) -> list[str]:
-        """Returns the MCP servers without the one that runs in the rows' containers.
+    def _external_servers(self) -> list[str]:
+        """Returns the MCP servers except the one that runs in the rows' containers.
 
-        Others' configurations name that one as localhost:8931; its tools come with the containers.
+        Other systems' configurations name that server localhost:8931; the containers supply its
+        tools.
         """
         servers = self._plan.mcp_servers
         inside = {one for one in servers if self._tasks and is_port_here(one, MCP_PORT)}
         self.notes += [
-            f"mcp_url {one}: taken for the server in the rows' containers; write http://{one}/mcp "
-            "for one on this machine"
+            f"mcp_url {one} is treated as the server in the rows' containers; for a server on this "
+            f"machine write http://{one}/mcp"
             for one in sorted(inside)
         ]
         return [one for one in servers if one not in inside]

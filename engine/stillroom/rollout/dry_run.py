@@ -82,7 +82,7 @@ async def dry_run(
 async def forecast_rollouts(
     plan: RolloutPlan, price: Price | None, specs: Sequence[RolloutSpec], *, output: str
 ) -> Forecast:
-    """Returns a forecast of rollouts of which none is done yet; calls no model, writes no file."""
+    """Returns a forecast of rollouts that have not started; calls no model and writes no file."""
     tasks = [spec.task for spec in specs]
     seen, seen_in = _logged_rows(plan)
     counts = RequestedRollouts(len(specs), seen_in or output)
@@ -90,10 +90,10 @@ async def forecast_rollouts(
 
 
 def _logged_rows(plan: RolloutPlan) -> tuple[list[FinishedRow], str]:
-    """Returns rows of the log that the prompts were imported from, and the name of their file.
+    """Returns sample rows of the log that the prompts were imported from, and their file's name.
 
-    They are some of the rollouts that the import wrote with the prompts, those whose tokens the log
-    has; none if the prompts were not imported.
+    The rows are imported rollouts with token counts; there are none if the prompts were not
+    imported.
     """
     manifest = read_manifest(plan.prompts_file)
     output = manifest.request.get("output") if manifest is not None else None
@@ -111,7 +111,7 @@ def _logged_rows(plan: RolloutPlan) -> tuple[list[FinishedRow], str]:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """The turns that an output already has, and rows from which the expected numbers follow."""
+    """The turns that an output already has, and the rows that the expected numbers are based on."""
 
     known: Mapping[RolloutKey, KnownSteps] = field(default_factory=dict[RolloutKey, KnownSteps])
     rows: Sequence[FinishedRow] = ()
@@ -190,8 +190,8 @@ def _refining(
 ) -> RolloutLoad:
     """Returns the load of a rollout in which the teacher takes over from a student.
 
-    The student's turns are sent with each call of the teacher; it calls nothing if the critic finds
-    no turn wrong.
+    The student's turns are sent with each call of the teacher, which is not called if the critic
+    finds no turn wrong.
     """
     turns = [[turn, *replies] for turn, replies in rollout.steps]
     sent = len(msgspec.json.encode(turns))
@@ -220,7 +220,7 @@ def _judge_loads(
 ) -> Callable[[Task, bool], JudgeLoad | None]:
     """Returns a function that returns the judge's load for a task; None without a judge call.
 
-    Its second argument says whether no judge call is on record yet for the rollout.
+    Its second argument is True if the rollout has no recorded judge call yet.
     """
 
     def load(task: Task, is_new: bool) -> JudgeLoad | None:
@@ -239,6 +239,7 @@ def _judge_loads(
 
 
 def _text_bytes(messages: Sequence[Message]) -> int:
-    """Returns the bytes of the text in the messages, without pictures, whose tokens vary."""
+    """Returns the bytes of the messages' text; images are left out, since their token counts
+    vary."""
     contents = (message.get("content") for message in messages)
     return sum(len(content.encode()) for content in contents if isinstance(content, str))

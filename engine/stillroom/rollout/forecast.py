@@ -13,9 +13,9 @@ from stillroom.teachers.pricing import Price
 from stillroom.types import Usage
 
 _BYTES_PER_TOKEN = 4.0
-"""The bytes per token to expect of English text."""
+"""Expected bytes per token of English text."""
 _MAX_BYTES_PER_TOKEN = 8.0
-"""The most bytes per token, which bounds the tokens of a prompt from below."""
+"""Upper bound on bytes per token, which gives the lower bound on a prompt's tokens."""
 _EXPECTED_TURNS_WITH_TOOLS = 4.0
 _EXPECTED_REPLY_TOKENS = 200.0
 TEMPLATE_TOKENS = 512
@@ -23,7 +23,8 @@ TEMPLATE_TOKENS = 512
 FRAME_TOKENS = 64
 """The most tokens that a chat template adds for a turn and the messages that follow it."""
 ASSUMED_REPLY_TOKENS = 16_384
-"""The most tokens that the tools' replies to one turn are assumed to have if nothing cuts them."""
+"""The assumed upper bound on the tokens of the tools' replies to one turn, if nothing truncates
+them."""
 _CUT_NOTE_BYTES = 80
 """The bytes allowed for the note that marks a reply as cut."""
 _MAX_BYTES_PER_CHARACTER = 4
@@ -58,7 +59,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     already_done: int
     todo: int
     calls: ForecastRange
-    """The calls of the model, without the judge's; the same holds for the two token fields."""
+    """The model's calls, without the judge's; likewise the two token fields."""
     prompt_tokens: ForecastRange
     completion_tokens: ForecastRange
     judge: JudgeForecast | None
@@ -79,19 +80,19 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class JudgeLoad:
-    """The size of the question to a judge about one rollout, as far as it is known beforehand."""
+    """The size of a judge's prompt about one rollout, as far as known in advance."""
 
     text_bytes: int
-    """The bytes of the question's text alone, without the answer and the conversation."""
+    """The bytes of the prompt's text alone, without the answer and the conversation."""
     request_bytes: int
-    """The bytes of the question as it is sent, in JSON."""
+    """The bytes of the prompt as sent, in JSON."""
     is_certain: bool
-    """Whether the judge is called in any case."""
+    """Whether the judge is certain to be called."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutLoad:
-    """The size of one rollout that is still to do, as far as it is known beforehand."""
+    """The size of one rollout that is still to run, as far as known in advance."""
 
     text_bytes: int
     """The bytes of the prompt's text alone."""
@@ -100,13 +101,13 @@ class RolloutLoad:
     max_turns: int
     """The most turns of the rollout; 1 if nothing can follow the first turn."""
     num_known: int = 0
-    """The number of turns that are on record and are not sampled again."""
+    """The number of recorded turns, which are not sampled again."""
     judge: JudgeLoad | None = None
-    """The size of the judge's question; None if no judge is called."""
+    """The size of the judge's prompt; None if no judge is called."""
     critic: JudgeLoad | None = None
-    """The size of the question to a critic of a student's rollout; None if no critic is called."""
+    """The size of the critic's prompt about a student's rollout; None if no critic is called."""
     is_certain: bool = True
-    """Whether the model is called in any case."""
+    """Whether the model is certain to be called."""
 
     @property
     def max_calls(self) -> int:
@@ -136,7 +137,8 @@ class CallRules:
 
     @property
     def max_tool_tokens(self) -> int:
-        """The most tokens of the tools' replies to a turn; an assumption if nothing cuts them."""
+        """The most tokens of the tools' replies to a turn; an assumption if nothing truncates
+        them."""
         if self.max_tool_response is None:
             return ASSUMED_REPLY_TOKENS
         return _MAX_BYTES_PER_CHARACTER * self.max_tool_response + _CUT_NOTE_BYTES
@@ -174,10 +176,10 @@ def forecast(
 ) -> Forecast:
     """Returns the calls, tokens and cost of the rollouts that are still to do.
 
-    `finished` are rows of the output, or of the log that the prompts are from, from which the
-    expected numbers follow; without rows, a call is expected to write half of its token limit.
-    Without tools and nudge a rollout is one call, so the number of calls is exact. The lowest and
-    highest numbers hold under the result's `assumes`.
+    `finished` are the rows of the output, or of the log that the prompts were imported from, that
+    the expected numbers are based on; without rows, a call is expected to use half of its token
+    limit. Without tools and nudge a rollout is one call, so the number of calls is exact. The
+    lowest and highest numbers hold under the result's `assumes`.
     """
     turns = _expected_turns(finished, rules)
     completion = _expected_completion(finished, rules.max_tokens, turns)
@@ -221,9 +223,9 @@ def forecast(
 def _assumptions(rules: CallRules) -> list[str]:
     frame = (
         f"high: a token is at least a byte, a chat template adds at most {TEMPLATE_TOKENS} tokens "
-        f"to a call and {FRAME_TOKENS} to a turn, and no call that broke off is billed"
+        f"to a call and {FRAME_TOKENS} to a turn, and no interrupted call is billed"
     )
-    assumptions = ["low: no rollout fails, and 8 bytes of text are at least a token", frame]
+    assumptions = ["low: no rollout fails, and a token is at most 8 bytes of text", frame]
     if rules.has_tools and rules.max_turns > 1:
         reason = (
             "set max_tool_response to bound each reply"
@@ -245,7 +247,7 @@ def _expected_turns(seen: Sequence[FinishedRow], rules: CallRules) -> float:
 
 
 def _expected_completion(seen: Sequence[FinishedRow], max_tokens: int, turns: float) -> float:
-    """Returns the number of tokens that a call is expected to write."""
+    """Returns the expected completion tokens per call."""
     if seen:
         per_call = sum(row.usage.completion_tokens for row in seen) / len(seen) / turns
         # The limit is needed because some endpoints write more than max_tokens.
@@ -265,7 +267,7 @@ def _expected_prompt(
         return len(loads) * num_seen_tokens / len(seen)
     growth = completion + rules.expected_reply_tokens
     return sum(
-        _grown(load.request_bytes / _BYTES_PER_TOKEN, growth, min(turns, load.max_calls))
+        _summed_prompts(load.request_bytes / _BYTES_PER_TOKEN, growth, min(turns, load.max_calls))
         for load in loads
     )
 
@@ -274,11 +276,11 @@ def _max_prompt(load: RolloutLoad, rules: CallRules) -> float:
     if not load.max_calls:
         return 0.0
     growth = rules.max_tokens + rules.max_reply_tokens + FRAME_TOKENS
-    return _grown(load.request_bytes + TEMPLATE_TOKENS, growth, load.max_turns)
+    return _summed_prompts(load.request_bytes + TEMPLATE_TOKENS, growth, load.max_turns)
 
 
-def _grown(prompt: float, growth: float, turns: float) -> float:
-    """Returns the prompt tokens of all calls of a rollout.
+def _summed_prompts(prompt: float, growth: float, turns: float) -> float:
+    """Returns the prompt tokens of a rollout, summed over its calls.
 
     Each call sends the whole conversation so far, which grows by `growth` tokens with each turn.
     """
@@ -310,15 +312,14 @@ def _critic_forecast(
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """The shape of a judge's or critic's question."""
+    """The limits of a judge's or critic's calls."""
 
     max_tokens: int
     tries: int
     shown: int
-    """The most tokens of the rollout that its question shows in addition to what is known
-    beforehand."""
+    """The most tokens of the rollout that the prompt adds to those known in advance."""
     answer: float
-    """The tokens that are expected of these."""
+    """The expected number of these tokens."""
 
 
 def _question_forecast(
@@ -330,7 +331,9 @@ def _question_forecast(
         sum(load.text_bytes for load in certain) / _MAX_BYTES_PER_TOKEN,
         sum(load.request_bytes / _BYTES_PER_TOKEN + question.answer for load in loads),
         sum(
-            _grown(load.request_bytes + question.shown + TEMPLATE_TOKENS, retry, question.tries)
+            _summed_prompts(
+                load.request_bytes + question.shown + TEMPLATE_TOKENS, retry, question.tries
+            )
             for load in loads
         ),
     )

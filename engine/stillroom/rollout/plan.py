@@ -1,4 +1,4 @@
-"""The plan of a rollout run, in which all that its request names is looked up and checked."""
+"""The plan of a rollout run: resolves and checks everything that the request names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -49,12 +49,12 @@ class ToolsPlan:
 
     @property
     def key_names(self) -> list[str | None]:
-        """The variables with the keys that the run's endpoints are sent."""
+        """The environment variables with the API keys of the run's endpoints."""
         return []
 
     @property
     def redactor(self) -> Redactor:
-        """Takes the keys of the endpoints and the MCP servers' secrets out of texts."""
+        """Removes the endpoints' keys and the MCP servers' secrets from texts."""
         keys = self.workspace.read_keys(self.key_names)
         known = Redactor([*self.workspace.secrets.values(), *keys.values()])
         return known | secrets_in(self.mcp_servers)
@@ -78,14 +78,14 @@ class RolloutPlan(ToolsPlan):
     """The model that answers: an endpoint, or the files of a model to load into the process."""
     judge: JudgePlan | None
     instruction: Instruction = UNINSTRUCTED
-    """What the model reads before each conversation."""
+    """The system message and context that precede each conversation."""
     context_file: Path | None = None
     refine: RefinePlan | None = None
-    """What the rollouts refine; None if they begin at the prompts."""
+    """The student's rollouts to refine; None if the rollouts begin at the prompts."""
 
     @property
     def key_names(self) -> list[str | None]:
-        """The variables with the keys that the rollouts' endpoints are sent."""
+        """The environment variables with the API keys of the rollouts' endpoints."""
         critic = self.refine.critic.policy if self.refine and self.refine.critic else None
         endpoints = [self.policy, self.judge.endpoint if self.judge else None, critic]
         return [one.api_key_env for one in endpoints if isinstance(one, Endpoint)]
@@ -100,7 +100,7 @@ class RolloutPlan(ToolsPlan):
 
     @property
     def inputs(self) -> list[Path]:
-        """These files, and the folders of the models in this process."""
+        """`files`, and the folders of the models in this process."""
         models = [self.policy, self.refine.student if self.refine else None]
         locations = [one for one in models if isinstance(one, ModelLocation)]
         return [*self.files, *(path for one in locations for path in one.inputs)]
@@ -108,8 +108,8 @@ class RolloutPlan(ToolsPlan):
     def load_tasks(self) -> list[Task]:
         """Returns the tasks of the prompts file that the options `n` and `entries` choose.
 
-        The model reads them with its instruction, and their ids are those of their rows, so that
-        evaluations with different instructions can be compared.
+        They include the run's instruction but keep the ids of their rows, so that evaluations with
+        different instructions can be compared.
         """
         tasks = [self.instruction.put_before_task(task) for task in load_tasks(self.prompts_file)]
         return select_entries(tasks, n=self.options.n, entries=self.options.entries)
@@ -126,22 +126,22 @@ class GenerationPlan:
     """The price of the model's tokens; None if it is unknown."""
 
     def open_failed(self) -> FailedRollouts | None:
-        """Reads which rollouts the student failed; None if none are refined."""
+        """Returns the student's failed rollouts; None if the run refines none."""
         return FailedRollouts(self.rollouts.refine.files) if self.rollouts.refine else None
 
     def open_tasks(self, failed: FailedRollouts | None = None) -> TaskFile:
-        """Opens the run's tasks, with the instruction that the request gives.
+        """Opens the run's tasks, with the request's instruction.
 
-        A system message changes their ids; a context does not. If a student's rollouts are
-        refined, these are the tasks that it failed, with the ids that they have there: it may have
-        read that system message, or the rows' own. Raises InputError if it failed none of them.
+        A system message changes their ids; a context does not. If a student's rollouts are refined,
+        these are the tasks that it failed, with the ids in its rollouts: it may have had that
+        system message in its prompt, or the rows' own. Raises InputError if it failed none of them.
         """
         request = self.request
         if failed is None:
             failed = self.open_failed()
         if failed is None:
             tasks = TaskFile(self.rollouts.prompts_file, self._instructed)
-            return tasks.chosen(chosen_numbers(len(tasks), n=request.n, entries=request.entries))
+            return tasks.chosen(chosen_indices(len(tasks), n=request.n, entries=request.entries))
         wanted = failed.tasks if request.begins_inside else failed.hard_tasks
 
         def instructed(task: Task) -> Task:
@@ -151,22 +151,21 @@ class GenerationPlan:
             return msgspec.structs.replace(changed, task_id=task.task_id)
 
         tasks = TaskFile(self.rollouts.prompts_file, instructed)
-        chosen = chosen_numbers(len(tasks), n=None, entries=request.entries)
+        chosen = chosen_indices(len(tasks), n=None, entries=request.entries)
         numbers = [number for number in chosen if tasks.id_of(number) in wanted][: request.n]
         if not numbers:
-            fix = (
-                "give the prompts that its rollouts were made of, with the system message they have"
-            )
+            fix = "give the prompts and the system message that its rollouts were generated with"
             if request.begins_inside and request.system is not None:
-                fix += "; another one for the teacher goes with takeover start alone"
+                fix += "; only takeover start allows a different one for the teacher"
             raise InputError(
-                f"the student failed none of the prompts of {request.input} in {request.refine}",
+                f"no prompt of {request.input} has a failed rollout in {request.refine}",
                 fix,
             )
         return tasks.chosen(numbers)
 
     def _instructed(self, task: Task) -> Task:
-        """Returns a task as the model reads it; a system message of the request changes its id."""
+        """Returns a task with the run's instruction; a system message of the request changes its
+        id."""
         context = Instruction(context=self.rollouts.instruction.context)
         return context.put_before_task(with_system(task, self.request.system))
 
@@ -176,9 +175,9 @@ def plan_rollouts(
 ) -> RolloutPlan:
     """Returns the plan of rollouts with these options, for the prompts in a file.
 
-    Names are looked up and small files read, but no model is loaded and no call made, so that the
-    server process can check requests with it. A dry run, which makes no call either, needs no keys.
-    Raises InputError for everything that can be found wrong before a process is started.
+    Resolves names and reads small files, but loads no model and makes no call, so that the server
+    process can check requests with it. A dry run, which makes no call either, needs no keys. Raises
+    InputError for every error that can be found before a process is started.
     """
     context_file = context = None
     if options.context_file is not None:
@@ -202,8 +201,8 @@ def plan_rollouts(
 def plan_generation(workspace: Workspace, request: GenerateRollouts) -> GenerationPlan:
     """Returns the plan of a rollout run.
 
-    Raises InputError for everything that can be found wrong before a process is started, including
-    a budget in dollars while a price is unknown.
+    Raises InputError for every error that can be found before a process is started, including
+    budget_usd with an unknown price.
     """
     prompts = workspace.existing(request.input, label="input")
     output = workspace.output_file(request.output, label="output")
@@ -219,7 +218,7 @@ def plan_generation(workspace: Workspace, request: GenerateRollouts) -> Generati
 def plan_price(plan: RolloutPlan, *, has_budget: bool) -> Price | None:
     """Returns the price of the policy's tokens; None if it is unknown.
 
-    Raises InputError if there is a budget in dollars and a price, the judge's too, is unknown.
+    Raises InputError if budget_usd is set and a price, of the model or the judge, is unknown.
     """
     if plan.judge is not None:
         # Called for its InputError, which says where to write the price.
@@ -228,7 +227,7 @@ def plan_price(plan: RolloutPlan, *, has_budget: bool) -> Price | None:
 
 
 def user_file(workspace: Workspace, name: str, *, kind: str) -> UserFile | None:
-    """Returns a tools or rewards file as it is now, or None if its name is `none`."""
+    """Reads a tools or rewards file; returns None if its name is `none`."""
     if name == NO_FILE:
         return None
     path = workspace.existing(name, label=f"{kind} file")
@@ -249,7 +248,7 @@ def sampling_settings(options: RolloutOptions, *, temperature: float) -> Samplin
 
 
 def with_system(task: Task, system: str | None) -> Task:
-    """Returns the task with this system message in place of its own; None changes nothing.
+    """Returns the task with this system message in place of its own; None keeps its own.
 
     The message is part of the prompt, so a task whose message is set also gets another id.
     """
@@ -278,7 +277,7 @@ _SHAPING_OPTIONS = (
 
 
 def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]:
-    """Returns the settings that shape a rollout; a run that resumes an output must have the same.
+    """Returns the settings that shape a rollout; resuming an output requires the same ones.
 
     `weights` identifies the weights of a model in this process; it is None if they are not known.
     """
@@ -306,11 +305,11 @@ def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]
 
 def select_entries(tasks: list[Task], *, n: int | None, entries: str | None) -> list[Task]:
     """Returns the tasks that `entries` (e.g. "0,2,5-9", 0-based) and `n` choose."""
-    return [tasks[number] for number in chosen_numbers(len(tasks), n=n, entries=entries)]
+    return [tasks[number] for number in chosen_indices(len(tasks), n=n, entries=entries)]
 
 
-def chosen_numbers(length: int, *, n: int | None, entries: str | None) -> Sequence[int]:
-    """Returns the numbers of the chosen prompts among `length`, from 0."""
+def chosen_indices(length: int, *, n: int | None, entries: str | None) -> Sequence[int]:
+    """Returns the 0-based indices of the chosen prompts among `length`."""
     return (range(length) if entries is None else _indices(entries, length))[:n]
 
 
@@ -327,7 +326,8 @@ def _indices(entries: str, length: int) -> list[int]:
             ) from None
         if not 0 <= start <= end < length:
             raise InputError(
-                f"entries {entries!r}: {part.strip()!r} is outside the file's 0-{length - 1}",
+                f"entries {entries!r}: {part.strip()!r} is out of range: the file has "
+                f"0-{length - 1}",
                 f"choose among 0-{length - 1}",
             )
         indices += range(start, end + 1)

@@ -1,4 +1,4 @@
-"""A student's rollouts, which a teacher refines: the options, the plan, and the failed rollouts."""
+"""Plans how a teacher refines a student's rollouts, and reads the failed ones."""
 
 from array import array
 from collections import Counter
@@ -24,11 +24,11 @@ from stillroom.teachers.providers import IN_PROCESS, Endpoint
 from stillroom.types import Failure, Message, StopReason, TeacherRecord
 
 _FAILED_SHARE = 0.5
-"""The share of a prompt's rollouts that the student must have failed, for the prompt to be hard."""
+"""The minimum share of failed rollouts that makes a prompt hard."""
 
 
 class CriticFile(ModelChoice):
-    """The content of critic.yml: the model that says which turn of a rollout is wrong first."""
+    """The content of critic.yml: the model that finds the first wrong turn of a rollout."""
 
     max_tokens: Annotated[int, Field(ge=8)] = 1024
     """The most tokens of one reply of the critic, its thinking included."""
@@ -46,14 +46,15 @@ class CriticPlan:
 
 @dataclass(frozen=True, slots=True)
 class RefinePlan:
-    """A checked `refine`: the files of the student's rollouts, and who takes part."""
+    """A checked `refine`: the files of the student's rollouts, and the models that take part."""
 
     options: RefineOptions
     files: list[Path]
     student: ModelLocation | None
     """The student, if it continues after the teacher's turn."""
     record: TeacherRecord | None
-    """The student as its rollouts name it, with its sampling settings; None likewise."""
+    """The student's record in its rollouts, with its sampling settings; None if `student` is
+    None."""
     critic: CriticPlan | None
 
     @property
@@ -79,7 +80,7 @@ def plan_refinement(
 ) -> RefinePlan | None:
     """Returns the plan of a refinement; None if there is none.
 
-    Raises InputError for everything that can be found wrong before anything is spent.
+    Raises InputError for every error that can be found before anything is spent.
     """
     if options.refine is None:
         return None
@@ -93,8 +94,8 @@ def plan_refinement(
     record = None if first is None else _StudentRow.read(files[0], first.number, first.data).teacher
     if record is None or record.provider not in IN_PROCESS:
         raise InputError(
-            f"turns one: {options.refine} was not sampled from a model in this process, so that "
-            "its student cannot continue",
+            f"turns one: the student of {options.refine} cannot continue, since it was not "
+            "sampled in-process",
             "generate the student's rollouts with provider hf, or use turns rest",
         )
     student = ModelChoice.model_validate({"model": record.model, "provider": record.provider})
@@ -161,9 +162,9 @@ class RecordedRollout:
 
 
 class FailedRollouts:
-    """The failed rollouts in some files, each read when it is needed.
+    """The failed rollouts in a list of files, read lazily.
 
-    Raises DataError if a line is no rollout, or if no rollout has a reward.
+    Raises DataError if a line is not a rollout, or if no rollout has a reward.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -187,7 +188,7 @@ class FailedRollouts:
                 self._sizes.append(line.num_bytes)
         if not rewarded:
             raise DataError(
-                f"no rollout in {files[0]} was rewarded, so none counts as failed",
+                f"no rollout in {files[0]} has a reward, so none counts as failed",
                 "generate the student's rollouts with rewards, or give the prompts expected_answer",
             )
         self.hard_tasks = {

@@ -25,8 +25,8 @@ TrainedTurns = Literal["all", "teacher"]
 class EpisodeOptions(StrictModel):
     """The options of a rollout that requests and config.yml's `rollout` section share.
 
-    An option that is added here is known to all of them, and a request takes it from the config.yml
-    in the folder of its prompts.
+    An option added here is available in all of them, and a request takes its default from the
+    config.yml in the folder of its prompts.
     """
 
     max_tokens: Annotated[int, Field(ge=1, description="Per assistant turn")] = 2048
@@ -36,11 +36,11 @@ class EpisodeOptions(StrictModel):
         tuple[str, ...], Field(description="Private hosts (host:port, CIDR) it may open")
     ] = ()
     termination_policy: Annotated[
-        TerminationPolicy, Field(description="max_turns: goes on without tool calls")
+        TerminationPolicy, Field(description="max_turns: continues without tool calls")
     ] = "last_tool"
-    nudge: Annotated[str, Field(min_length=1, description="max_turns: what the user then says")] = (
-        DEFAULT_NUDGE
-    )
+    nudge: Annotated[
+        str, Field(min_length=1, description="User message after a turn without calls")
+    ] = DEFAULT_NUDGE
     include_thinking: Annotated[
         bool, Field(description="Endpoints: send earlier reasoning back")
     ] = False
@@ -57,7 +57,7 @@ class EpisodeOptions(StrictModel):
 
     @property
     def nudge_to_send(self) -> str | None:
-        """The user message after a turn without a tool call; None if such a turn is the end."""
+        """The user message after a turn without a tool call; None if such a turn ends it."""
         return self.nudge if self.termination_policy == "max_turns" else None
 
 
@@ -79,16 +79,14 @@ class RolloutOptions(JudgeOptions, EpisodeOptions, ModelChoice):
     model: Annotated[str, Field(description="At the provider; for hf a folder, hub id or run id")]
     provider: Annotated[
         ProviderName,
-        Field(
-            description="By the model's name, else hf (in-process, as demo); with base_url: openai"
-        ),
+        Field(description="Default: by model name, else hf (in-process); with base_url openai"),
     ] = "hf"
     base_url: Annotated[str | None, Field(description="Any OpenAI-compatible endpoint")] = None
     api_key_env: Annotated[
         str | None, Field(description="NAME of the environment variable with the key")
     ] = None
     tools: Annotated[
-        str, Field(description="Python file with @tool functions, or none; tools.py is found")
+        str, Field(description="Python file with @tool functions, or none; default: tools.py")
     ] = NO_FILE
     mcp_servers: Annotated[
         tuple[str, ...],
@@ -113,7 +111,7 @@ class RolloutOptions(JudgeOptions, EpisodeOptions, ModelChoice):
     concurrency: Annotated[int, Field(ge=1, le=4096, description="Conversations at once")] = 20
     max_concurrency: Annotated[
         int | None,
-        Field(ge=1, le=4096, description="Endpoints: it may grow to"),
+        Field(ge=1, le=4096, description="Endpoints: may grow up to"),
     ] = None
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: int | None = None
@@ -136,15 +134,15 @@ class RefineOptions(StrictModel):
     """Which of a student's failed rollouts a teacher refines, and where in them it takes over."""
 
     refine: Annotated[
-        str | None, Field(description="A student's rollouts: do only what it failed there")
+        str | None, Field(description="A student's rollouts: redo the failed ones")
     ] = None
     takeover: Annotated[
         Takeover,
-        Field(description="It takes over where it acts otherwise, or a critic says"),
+        Field(description="Where: first differing action, or a critic's choice"),
     ] = "first_difference"
-    turns: Annotated[Literal["rest", "one"], Field(description="one: then the student goes on")] = (
-        "rest"
-    )
+    turns: Annotated[
+        Literal["rest", "one"], Field(description="one: then the student continues")
+    ] = "rest"
     critic: Annotated[str, Field(description="critic.yml: another model; none: the teacher")] = (
         "none"
     )
@@ -152,8 +150,8 @@ class RefineOptions(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_its_old_name(cls, given: Any) -> Any:
-        """Takes `where` of a refinement for takeover, its old name; else it names a machine."""
+    def _accept_old_takeover_name(cls, given: Any) -> Any:
+        """Accepts `where`, the old name of takeover, in a refinement; else it names a machine."""
         if not isinstance(given, dict):
             return given
         fields = dict(cast("dict[str, Any]", given))
@@ -172,27 +170,27 @@ class RefineOptions(StrictModel):
             raise ValueError(f"{min(given, default='takeover')} needs refine: a student's rollouts")
         if self.takeover == "start" and given:
             raise ValueError(
-                f"{min(given)} needs takeover first_difference or critic: with start the teacher "
-                "writes every turn"
+                f"{min(given)} requires takeover first_difference or critic: with start the "
+                "teacher writes every turn"
             )
         if self.critic != "none" and self.takeover != "critic":
-            raise ValueError("critic names who criticises: set takeover to critic")
+            raise ValueError("critic requires takeover: critic")
         if not self.begins_inside:
             return self
         if getattr(self, "context_file", None) is not None:
             raise ValueError(
-                "context_file is for takeover start: within a student's rollouts it would be read "
-                "by the student too"
+                "context_file requires takeover: start, since otherwise the student's prompt would "
+                "include it too"
             )
         several, ray = getattr(self, "samples_per_prompt", 1), getattr(self, "ray_address", None)
         if several > 1:
             raise ValueError(
-                "samples_per_prompt stays 1: each failed rollout is refined once, unless takeover "
-                "is start"
+                "samples_per_prompt must be 1 unless takeover is start: each failed rollout is "
+                "refined once"
             )
         if ray is not None:
             raise ValueError(
-                "ray_address is for takeover start: rollouts are refined by one process"
+                "ray_address requires takeover: start; rollouts are refined in one process"
             )
         return self
 
@@ -206,7 +204,7 @@ class GenerateRollouts(PlacedRequest, RefineOptions, RolloutOptions):
     """The request for rollouts: the model answers each prompt, using tools; every conversation is
     kept."""
 
-    input: Annotated[str, Field(description="Prompts: .txt (one a line) or .jsonl")]
+    input: Annotated[str, Field(description="Prompts: .txt (one per line) or .jsonl")]
     output: Annotated[str, Field(description="Rows are appended")] = "rollouts/rollouts.jsonl"
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
     budget_usd: Annotated[

@@ -108,7 +108,7 @@ class AnswererWatch:
         self._requested, self._whose = requested, whose
         self._seen = {answerer.model for answerers in before for answerer in answerers}
 
-    def news(self, answerers: Sequence[Answerer]) -> Iterator[str]:
+    def new_model_notes(self, answerers: Sequence[Answerer]) -> Iterator[str]:
         """Yields a note for each model that is new among those that answered a rollout."""
         for model in dict.fromkeys(answerer.model for answerer in answerers):
             if model in self._seen:
@@ -116,11 +116,11 @@ class AnswererWatch:
             if self._seen:
                 before = ", ".join(sorted(self._seen)[:_MAX_SHOWN])
                 yield (
-                    f"another model answers for {self._requested!r} now: {model!r}, before: "
-                    f"{before}; {self._whose} says who answered it (answered_by)"
+                    f"the endpoint now answers {self._requested!r} with {model!r}, before: "
+                    f"{before}; {self._whose} names its model in answered_by"
                 )
             elif model != self._requested:
-                yield f"{model!r} answers for {self._requested!r}, as the endpoint says"
+                yield f"the endpoint reports {model!r} for the requested model {self._requested!r}"
             self._seen.add(model)
 
 
@@ -149,11 +149,11 @@ class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: float | None
     """The cost in USD of this run's calls; None if a price is unknown."""
     unconfirmed_usd: float
-    """The most USD that may have been billed in addition to cost_usd: for calls that broke off, and
-    for answers that did not say how many tokens they took. The budget counts it."""
+    """The most USD that may have been billed in addition to cost_usd: for interrupted calls, and
+    for replies without token counts. The budget counts it."""
     lost_calls: int
-    """The most calls that were in flight when a run was killed and may be paid for twice; the most
-    that they cost is part of unconfirmed_usd."""
+    """Upper bound on the calls in flight when a run was killed, which may be paid for twice; their
+    worst-case cost is part of unconfirmed_usd."""
     answered_by: dict[str, int]
     """The number of succeeded rollouts by the model that answered, as the endpoint names it."""
     restarted: int
@@ -326,7 +326,7 @@ def nothing_succeeded(result: RolloutsResult | Forecast) -> RunError | None:
         return None
     reasons = [f"{num} failed with {kind}" for kind, num in result.failed_by_class.items()]
     if result.omitted:
-        limit = f" since {result.stopped_by} was reached" if result.stopped_by else ""
+        limit = f" because {result.stopped_by} was reached" if result.stopped_by else ""
         reasons.append(f"{result.omitted} were not started or not finished{limit}")
     return RunError(
         f"none of {result.requested} rollouts succeeded: {', '.join(reasons)}",

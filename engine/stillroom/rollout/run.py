@@ -50,7 +50,7 @@ from stillroom.teachers.run_limits import machine_share
 from stillroom.types import Trajectory
 
 _MAX_FAILURES_WITHOUT_SUCCESS = 20
-"""After this many failures without a success the set-up is taken to be broken, and the run ends."""
+"""The run ends after this many failures without a success: its set-up is probably broken."""
 
 
 async def generate_rollouts(
@@ -61,14 +61,13 @@ async def generate_rollouts(
     reporter: Reporter,
     part: RunPart | None = None,
 ) -> RolloutsResult | Forecast:
-    """Does the requested rollouts and returns the counts; `folder` is the run's own folder.
+    """Runs the requested rollouts and returns the counts; `folder` is the run's own folder.
 
-    A dry run returns a forecast instead. With a `part` only the rollouts of that part are done.
-
-    Rollouts that the output already has are not done again. If an earlier run left a rollout
-    unfinished, its finished calls are replayed rather than paid for again.
-    Raises RunCancelledError, with the counts so far, if the run is cancelled before it is done; the
-    calls that were in flight have been recorded by then.
+    A dry run returns a forecast instead. With a `part`, runs only that part's rollouts. Rollouts
+    that the output already has are not repeated. If an earlier run left a rollout unfinished, its
+    finished calls are replayed rather than paid for again. Raises RunCancelledError, with the
+    counts so far, if the run is cancelled before it is done; the calls that were in flight have
+    been recorded by then.
     """
     started = time.monotonic()
     # Planned before any file is opened, since the request may be refused.
@@ -147,7 +146,7 @@ class _Run:
         self._progress, self._concurrency = progress, plan.request.concurrency
 
     async def collect(self, todo: RolloutSpecs, context: RolloutContext, folder: Path) -> None:
-        """Does the rollouts; each outcome is written to a file before it is counted."""
+        """Runs the rollouts; each outcome is written to a file before it is counted."""
         with AppendLog(folder / "failures.jsonl") as failures:
 
             async def on_outcome(outcome: Outcome) -> None:
@@ -158,7 +157,7 @@ class _Run:
                 else:
                     failures.append(failure_row(outcome))
                 self._tally.add(outcome)
-                self._stop_if_hopeless(outcome)
+                self._stop_if_none_succeeds(outcome)
                 self._progress.report(context.figures())
 
             self._progress.report(context.figures())
@@ -175,7 +174,10 @@ class _Run:
 
     def _note_answerers(self, rollout: Trajectory) -> None:
         judged_by = rollout.judge.answered_by if rollout.judge is not None else ()
-        for text in (*self._watch.news(rollout.answered_by), *self._judge_watch.news(judged_by)):
+        for text in (
+            *self._watch.new_model_notes(rollout.answered_by),
+            *self._judge_watch.new_model_notes(judged_by),
+        ):
             self._reporter.note(text)
 
     def _note_calls_in_text(self, rollout: Trajectory) -> None:
@@ -184,12 +186,13 @@ class _Run:
         if not self._has_calls_in_text and any(map(is_from_text, calls)):
             self._has_calls_in_text = True
             self._reporter.note(
-                f"{rollout.teacher.model!r}: its server left tool calls in the text, which were "
-                "read as calls; start it with a parser for them (vLLM: --enable-auto-tool-choice "
-                "--tool-call-parser NAME; SGLang: --tool-call-parser NAME; llama.cpp: --jinja)"
+                f"the server of {rollout.teacher.model!r} left tool calls in the text, which were "
+                "parsed as calls; start it with a tool-call parser (vLLM: "
+                "--enable-auto-tool-choice --tool-call-parser NAME; SGLang: --tool-call-parser "
+                "NAME; llama.cpp: --jinja)"
             )
 
-    def _stop_if_hopeless(self, outcome: Outcome) -> None:
+    def _stop_if_none_succeeds(self, outcome: Outcome) -> None:
         """Raises TeacherError once many rollouts have failed and none has ever succeeded."""
         num_failed = self._tally.failed.total()
         # A success of an earlier run counts too, since it shows that the set-up can work.
@@ -230,7 +233,7 @@ def _terms_notes(origin: RolloutOrigin) -> Iterator[str]:
     for model in origin.models:
         if model.terms is not None:
             yield (
-                f"{model.location}'s terms may restrict training other models on what it answers: "
+                f"{model.location}'s terms may restrict training other models on its outputs: "
                 f"see {model.terms}"
             )
 
@@ -241,6 +244,6 @@ def _killed_notes(orphaned: Outstanding) -> Iterator[str]:
     if calls:
         usd = f" and ${worst.usd:.4g}" if worst.usd else ""
         yield (
-            f"the run before this one was killed with at most {calls} calls out, which may be paid "
+            f"the previous run was killed with at most {calls} calls in flight, which may be paid "
             f"for twice: up to {worst.tokens} tokens{usd} count as spent for them"
         )

@@ -51,7 +51,7 @@ def check_output(output: Path, sources: Sequence[Path]) -> None:
     if holds_rollouts(output):
         raise InputError(
             f"the output {output} holds rollouts that generate_rollouts wrote",
-            "choose another output; delete the file yourself if it is not needed any more",
+            "choose another output; delete the file yourself if it is no longer needed",
         )
 
 

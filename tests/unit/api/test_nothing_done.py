@@ -211,7 +211,7 @@ WAYS: dict[str, tuple[Callable[[Workspace], str], str]] = {
     "rollouts: all failed": (rolled_out(refused(400)), "none of 2 rollouts succeeded: 2 failed"),
     "rollouts: the budget is too small for one call": (
         rolled_out("12", max_total_tokens=1),
-        "2 were not started or not finished since max_total_tokens was reached",
+        "2 were not started or not finished because max_total_tokens was reached",
     ),
     "rollouts: nothing judges them": (
         rolled_out("12", [{"prompt": "a"}]),
@@ -224,11 +224,14 @@ WAYS: dict[str, tuple[Callable[[Workspace], str], str]] = {
         "the model wrote nothing",
     ),
     "rollouts: all were done before": (done_already, "nothing was called"),
-    "rollouts: the student failed none": (nothing_to_refine, "the student failed none"),
+    "rollouts: the student failed none": (nothing_to_refine, "has a failed rollout in"),
     "rollouts: the teacher takes over in none": (not_taken_over, "the teacher took over in no"),
     "score: no rows": (scored(), "none of the 0 rows"),
     "score: no rollouts": (scored({"a": 1}), "none of the 1 rows"),
-    "score: nothing judges them": (scored(rollout_row()), "nothing judges the 1 rollouts"),
+    "score: nothing judges them": (
+        scored(rollout_row()),
+        "no reward function, judge or expected answer for any of the 1 rollouts",
+    ),
     "score: no reward can be computed": (
         scored(RIGHT, rewards=BROKEN_REWARDS),
         "no reward could be computed",

@@ -273,7 +273,7 @@ def test_a_dry_run_finds_what_would_stop_the_run(tmp_path: Path) -> None:
     write_tools(tmp_path, TOOLS.format(character="x", length=1))
     endpoint = MeteredEndpoint(1, wordy=0.5, framing=0, eager=0)
 
-    with pytest.raises(DataError, match="names the tool 'prize'"):
+    with pytest.raises(DataError, match="names the unknown tool 'prize'"):
         run_of(workspace, endpoint, dry_run=True, tools="tools.py")
 
 

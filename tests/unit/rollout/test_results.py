@@ -49,7 +49,7 @@ def test_each_row_says_who_answered_it_and_a_change_is_told(workspace: Workspace
     assert first["answered_by"] == [{"model": "m-2026-05-01", "fingerprint": None}, new]
     assert [row["answered_by"] for row in others] == [[new], [new]]
     assert result.answered_by == {"m-2026-05-01": 1, "m-2026-09-01": 3}
-    assert notes[0] == "'m-2026-05-01' answers for 'm', as the endpoint says"
+    assert notes[0] == "the endpoint reports 'm-2026-05-01' for the requested model 'm'"
     assert "'m-2026-09-01', before: m-2026-05-01" in notes[1]
     assert len(notes) == 2
     [model] = json.loads((workspace.root / "out.jsonl.manifest.json").read_bytes())["models"]
@@ -68,7 +68,7 @@ def test_a_change_between_two_runs_is_told_and_all_rows_are_in_the_manifest(
 
     assert result.answered_by == {"m-2026-05-01": 2, "m-2026-09-01": 1}
     assert len(notes) == 1
-    assert "another model answers for 'm' now" in notes[0]
+    assert "the endpoint now answers 'm' with" in notes[0]
     [model] = json.loads((workspace.root / "out.jsonl.manifest.json").read_bytes())["models"]
     assert [one["rows"] for one in model["answered_by"]] == [2, 1]
 
@@ -105,10 +105,10 @@ def test_a_providers_terms_are_told_before_the_first_call_and_kept(
 def test_the_name_that_was_asked_for_is_no_news() -> None:
     watch = AnswererWatch("m", [])
 
-    assert list(watch.news([Answerer(model="m")])) == []
-    assert list(watch.news([Answerer(model="m", fingerprint="fp_2")])) == []
-    assert len(list(watch.news([Answerer(model="n")]))) == 1
-    assert list(watch.news([Answerer(model="n"), Answerer(model="m")])) == []
+    assert list(watch.new_model_notes([Answerer(model="m")])) == []
+    assert list(watch.new_model_notes([Answerer(model="m", fingerprint="fp_2")])) == []
+    assert len(list(watch.new_model_notes([Answerer(model="n")]))) == 1
+    assert list(watch.new_model_notes([Answerer(model="n"), Answerer(model="m")])) == []
 
 
 def test_only_the_model_that_was_asked_has_answerers() -> None:

@@ -429,8 +429,8 @@ def test_rollouts_that_were_begun_with_other_rewards_go_on_and_are_then_judged_b
     with pytest.raises(InputError, match="rewards_modules was") as caught:
         run_of(workspace, ScriptedTeacher(), rewards="rewards.py")
     said = re.fullmatch(
-        r"make the same call with (rewards=(\S+)); when it is done, "
-        r"score_rollouts\(input=(\S+), output=<another file>\) with the new rewards .*",
+        r"resume it with (rewards=(\S+)), then score all its rows .* "
+        r"score_rollouts\(input=(\S+), output=<another file>\); or choose another output",
         caught.value.fix,
     )
     assert said is not None
@@ -456,10 +456,10 @@ def test_rewards_that_came_later_and_another_judge_are_told_apart_in_what_to_do(
 
     with pytest.raises(InputError) as caught:
         run_of(workspace, ScriptedTeacher(), rewards="rewards.py")
-    assert "the same call with rewards=none;" in caught.value.fix
+    assert "resume it with rewards=none, then score" in caught.value.fix
     with pytest.raises(InputError) as caught:
         run_of(workspace, ScriptedTeacher(), answer_match="exact")
-    assert "the judge and rewards that it began with; when it is done, score" in caught.value.fix
+    assert "resume it with the original judge and rewards, then score" in caught.value.fix
     with pytest.raises(InputError) as caught:
         run_of(workspace, ScriptedTeacher(), answer_match="exact", seed=1)
     assert "score_rollouts" not in caught.value.fix
@@ -568,7 +568,10 @@ def test_calls_that_the_endpoint_leaves_in_the_text_are_calls_and_never_answers(
 @pytest.mark.parametrize(
     ("row", "text"),
     [
-        ({"prompt": "a", "tools": ["prize"]}, "names the tool 'prize', but the tools are: price"),
+        (
+            {"prompt": "a", "tools": ["prize"]},
+            "names the unknown tool 'prize'; the tools are: price",
+        ),
         ({"prompt": "a", "rewards": ["nice"]}, "names the reward 'nice'"),
         ({"prompt": ""}, "prompt must be a text"),
     ],
@@ -636,7 +639,7 @@ def test_a_truncated_answer_and_a_missing_reward_are_counted(workspace: Workspac
         ({"output": "folder"}, "folder"),
         ({"input": "folder"}, "folder"),
         ({"input": "none.jsonl"}, "does not exist"),
-        ({"entries": "3"}, "outside the file's 0-2"),
+        ({"entries": "3"}, "out of range: the file has 0-2"),
     ],
 )
 def test_a_run_that_cannot_be_done_is_refused_and_leaves_the_files_alone(
@@ -866,7 +869,7 @@ def test_a_rollout_that_takes_too_long_has_failed_and_goes_on_from_there(
     assert (result.calls, result.unconfirmed_usd) == (5, 0)
     [failure] = read_rows(workspace.runs / "run" / "failures.jsonl")
     assert (failure["class"], failure["turns"]) == ("rollout_timeout", 1)
-    assert "within 2 s" in failure["message"]
+    assert "after 2 s" in failure["message"]
 
     second = ScriptedTeacher()
     result = run_of(workspace, second, concurrency=3)

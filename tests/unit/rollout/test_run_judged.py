@@ -147,8 +147,8 @@ def test_rows_and_manifest_say_which_model_judged_and_a_change_is_told(
         ("j-2026-05", 1),
     ]
     first, second = reporter.notes
-    assert first == "'j-2026-05' answers for 'j', as the endpoint says"
-    assert "'j-2026-09', before: j-2026-05; a row's judge says who" in second
+    assert first == "the endpoint reports 'j-2026-05' for the requested model 'j'"
+    assert "'j-2026-09', before: j-2026-05; a row's judge names" in second
 
 
 @pytest.mark.parametrize("cut_at", range(4 * NUM_PROMPTS))

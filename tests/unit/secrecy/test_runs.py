@@ -92,5 +92,5 @@ def test_a_runs_keys_and_servers_secrets_are_in_none_of_its_files(
         assert again.result["already_done"] == 2
         other = run(workspace, endpoint, "another-secret-55")
         assert other.error is not None
-        assert "begun with other settings: mcp_servers was" in other.error.problem
+        assert "started with different settings: mcp_servers was" in other.error.problem
         assert "another-secret" not in other.error.problem

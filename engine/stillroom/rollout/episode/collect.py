@@ -58,20 +58,21 @@ from stillroom.types import (
 
 @dataclass(frozen=True, slots=True)
 class RolloutSpec:
-    """One rollout to do: a task and the number of its sample."""
+    """One rollout to run: a task and a sample number."""
 
     task: Task
     sample: int
 
     @property
     def key(self) -> RolloutKey:
-        """The identity of the rollout, which is the same in every process."""
+        """The rollout's identity, equal in every process."""
         return RolloutKey(self.task.task_id, self.sample)
 
 
 @dataclass(frozen=True, slots=True)
 class FailedRollout:
-    """A rollout that infrastructure ended. It gets no row and no reward; a later run repeats it."""
+    """A rollout ended by an infrastructure failure. It gets no row and no reward; a rerun repeats
+    it."""
 
     key: RolloutKey
     failure: Failure
@@ -93,8 +94,10 @@ class Refiner(Protocol):
         """Returns how the rollout was refined."""
         ...
 
-    def weighted(self, messages: Sequence[Message], authors: Sequence[Author]) -> list[Message]:
-        """Returns the messages with the weights of those that are trained."""
+    def with_loss_weights(
+        self, messages: Sequence[Message], authors: Sequence[Author]
+    ) -> list[Message]:
+        """Returns the messages with their loss weights."""
         ...
 
 
@@ -112,12 +115,12 @@ class RolloutContext:
     timeout_s: float | None = None
     """The most seconds for a rollout with its rewards, once its tools are open; None: no limit."""
     figures: Callable[[], dict[str, float]] = dict[str, float]
-    """A function that returns current figures of the policy, e.g. the calls allowed per second."""
+    """A function that returns the policy's current metrics, e.g. the allowed calls per second."""
     notes: Sequence[str] = ()
-    """Notes on the tools for the user, e.g. that images must be fetched."""
+    """Notes on the tools for the user, e.g. that container images must be pulled."""
     width: Callable[[], int] = lambda: 0
-    """A function that returns how many conversations the policy can take now. More than
-    `concurrency` of them run if it returns a larger number."""
+    """A function that returns the policy's current concurrency limit. A limit above `concurrency`
+    replaces it."""
     refiner: Refiner | None = None
     """The policy, if it refines a student's rollouts; else None."""
 
@@ -140,7 +143,7 @@ _RecorderFor = Callable[[RolloutKey], EpisodeRecorder]
 
 
 def specs_for(tasks: Sequence[Task], samples_per_task: int) -> list[RolloutSpec]:
-    """Returns the rollouts to do; a task that is listed twice gets twice as many samples."""
+    """Returns the rollouts to run; a task that is listed twice gets twice as many samples."""
     num_samples: dict[str, int] = {}
     specs: list[RolloutSpec] = []
     for task in tasks:
@@ -151,7 +154,7 @@ def specs_for(tasks: Sequence[Task], samples_per_task: int) -> list[RolloutSpec]
 
 
 class RolloutSpecs:
-    """The rollouts to do of the tasks in a file, each read when its turn comes."""
+    """The rollouts of the tasks in a file; each task is read lazily."""
 
     def __init__(self, tasks: TaskFile, samples_per_task: int) -> None:
         self._tasks, self._samples = tasks, samples_per_task
@@ -166,7 +169,7 @@ class RolloutSpecs:
         self._numbers: Sequence[int] = range(len(tasks) * samples_per_task)
 
     def where(self, is_wanted: Callable[[RolloutKey], bool]) -> "RolloutSpecs":
-        """Returns only those rollouts whose keys are wanted."""
+        """Returns the rollouts whose keys satisfy `is_wanted`."""
         chosen = copy.copy(self)
         numbers = (number for number in self._numbers if is_wanted(self._key(number)))
         chosen._numbers = array("Q", numbers)
@@ -174,7 +177,7 @@ class RolloutSpecs:
 
     @property
     def keys(self) -> Iterator[RolloutKey]:
-        """The keys of the rollouts, whose tasks are not read for them."""
+        """Yields the rollouts' keys without reading their tasks."""
         return map(self._key, self._numbers)
 
     def _key(self, number: int) -> RolloutKey:
@@ -198,10 +201,10 @@ async def collect_rollouts(
     on_outcome: Callable[[Outcome], Awaitable[None]],
     recorder_for: _RecorderFor | None = None,
 ) -> str | None:
-    """Does the rollouts and calls `on_outcome` with the outcome of each.
+    """Runs the rollouts and calls `on_outcome` with each outcome.
 
     At first `concurrency` rollouts run at once, and more when `context.width()` allows more.
-    Returns the name of the budget limit that ended the work early, or None.
+    Returns the name of the budget limit that stopped the run early, or None.
     """
     workers = _Workers(iter(specs), context, on_outcome, recorder_for)
     with _rare_garbage_collection():
@@ -222,8 +225,8 @@ async def collect_rollouts(
 def _rare_garbage_collection() -> Generator[None]:
     """Makes Python's garbage collector run less often inside the block.
 
-    Hundreds of conversations are alive at once and hold few reference cycles; searching them again
-    and again took a tenth of the time of a call when it was measured.
+    Hundreds of conversations are alive at once and hold few reference cycles; searching them
+    repeatedly took a measured 10 % of the time of a call.
     """
     before = gc.get_threshold()
     # A threshold of 0 means that the collector is off; it stays off.
@@ -257,7 +260,7 @@ class _Workers:
         return self.done.is_set()
 
     async def work(self) -> None:
-        """Does one rollout after another until none is left to start or the budget is spent."""
+        """Runs one rollout after another until none is left to start or the budget is spent."""
         for spec in self._waiting:
             recorder = self._recorder_for(spec.key) if self._recorder_for else EpisodeRecorder()
             try:
@@ -282,7 +285,7 @@ async def _one_rollout(
     try:
         seed_key = f"{task.task_id}:{spec.sample}"
         async with (
-            opened_tools(task, context.tools, context.cut_reply) as tools,
+            open_task_tools(task, context.tools, context.cut_reply) as tools,
             context.policy.converse(
                 task.messages, tools.schemas, seed_key=seed_key
             ) as conversation,
@@ -296,8 +299,8 @@ async def _one_rollout(
             dropped = recorder.dropped() + (critic or CallTotals()) + episode.unused
             if refiner is not None:
                 refined = refiner.refinement(conversation, episode, critic)
-                episode.messages = refiner.weighted(episode.messages, episode.authors)
-            ended = _EndedEpisode(
+                episode.messages = refiner.with_loss_weights(episode.messages, episode.authors)
+            ended = _FinishedEpisode(
                 episode, judgement, dropped, conversation.trace(), started_at, seconds, refined
             )
             return _trajectory(spec, context, ended)
@@ -329,12 +332,12 @@ def _deadline(timeout_s: float | None) -> Generator[None]:
     with anyio.move_on_after(timeout_s) as scope:
         yield
     if scope.cancelled_caught:
-        message = f"not done within {timeout_s:g} s (rollout_timeout)"
+        message = f"timed out after {timeout_s:g} s (rollout_timeout)"
         raise CallFailedError(FailureClass.ROLLOUT_TIMEOUT, message)
 
 
 @asynccontextmanager
-async def opened_tools(
+async def open_task_tools(
     task: Task, source: ToolSource | None, cut: CutText | None
 ) -> AsyncGenerator[OfferedTools]:
     """Opens the tools that a task may use; nothing is opened for a task without tools."""
@@ -347,8 +350,8 @@ async def opened_tools(
 
 
 @dataclass(frozen=True, slots=True)
-class _EndedEpisode:
-    """A rollout that has ended, with its rewards, dropped calls, token trace and times."""
+class _FinishedEpisode:
+    """A finished rollout with its rewards, dropped calls, token trace and times."""
 
     episode: Episode
     judgement: Judgement
@@ -365,7 +368,7 @@ class _EndedEpisode:
         return total_usd((self.episode.cost_usd, self.dropped.cost_usd, judge_usd))
 
 
-def _trajectory(spec: RolloutSpec, context: RolloutContext, ended: _EndedEpisode) -> Trajectory:
+def _trajectory(spec: RolloutSpec, context: RolloutContext, ended: _FinishedEpisode) -> Trajectory:
     episode, judgement = ended.episode, ended.judgement
     return Trajectory(
         id=f"{spec.task.task_id}-{spec.sample}",

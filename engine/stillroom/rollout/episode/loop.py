@@ -115,7 +115,8 @@ class TurnRules:
 
     max_turns: int
     nudge: str | None = None
-    """The user message sent after a turn without a tool call; None if such a turn is the end."""
+    """The user message sent after a turn without a tool call; None if such a turn ends the
+    rollout."""
 
     @classmethod
     def of(cls, options: EpisodeOptions) -> Self:
@@ -212,7 +213,7 @@ async def _results(
 
 
 def needs_lost_state(recorder: EpisodeRecorder, rules: TurnRules) -> bool:
-    """Returns whether a resumed rollout would need tool state that ended with another process."""
+    """Returns whether resuming needs tool state that was lost with the previous process."""
     turns: list[SampledTurn] = []
     has_replies = False
     while (turn := recorder.known_turn(len(turns))) is not None:
@@ -283,7 +284,7 @@ def tool_task(task: Task) -> ToolTask:
 def offered_tools(task: Task, tools: ToolSource | None) -> list[ToolSchema]:
     """Returns the schemas of the tools that a task may use, in the order of the sources.
 
-    A schema that the task's own row gives replaces the source's schema of the same name.
+    A schema in the task's row replaces the source's schema with the same name.
     """
     if tools is None:
         return []

@@ -1,4 +1,4 @@
-"""The finished rows of an output, packed so that very many fit into memory."""
+"""The finished rows of an output, packed to keep millions of them in memory."""
 
 from array import array
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ _PACKED = msgspec.msgpack.Decoder(_Packed)
 
 
 class FinishedRows(Mapping[RolloutKey, FinishedRow]):
-    """The finished rows of an output by the key of their rollout, in some 200 bytes each."""
+    """The finished rows of an output by rollout key, at about 200 bytes each."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -40,7 +40,7 @@ class FinishedRows(Mapping[RolloutKey, FinishedRow]):
         # By the hash of a key, which takes less than the key; its row has the key itself.
         self._numbers: dict[int, int] = {}
         self._answerers: dict[Answerers, int] = {}
-        """The groups of models that answered; most rows have the same one."""
+        """The groups of models that answered; most rows share one group."""
         self._answered_by, self._judged_by = array("I"), array("I")
         self._groups: list[Answerers] = []
 

@@ -44,10 +44,10 @@ can lose the records since the last sync."""
 _SETTINGS = "settings.json"
 _GIVEN_REWARDS = "given_rewards.py"
 _JUDGING = {"rewards_sha256", "rewards_modules", "judge", "answer_match"}
-"""The settings that shape how a rollout is judged, and not the rollout."""
+"""Settings that change how a rollout is judged, but not the rollout."""
 _LATE = ("weights", "tools_modules", "rewards_modules")
-"""Settings that are not always known: the commit of a model from the hub only once the model has
-been fetched, and the modules of tools.py and rewards.py only since some version."""
+"""Settings that may be unknown: the commit of a hub model before its download, and the modules of
+tools.py and rewards.py in outputs of older versions."""
 
 
 def holds_rollouts(path: Path) -> bool:
@@ -66,14 +66,14 @@ def journal_path(output: Path) -> Path:
     return journal_folder(output) / "journal.jsonl"
 
 
-def begun_settings(output: Path) -> dict[str, Any] | None:
-    """Returns the settings that an output was begun with; None if it was not begun."""
+def recorded_settings(output: Path) -> dict[str, Any] | None:
+    """Returns the settings that an output was started with; None if no run has started it."""
     path = journal_folder(output) / _SETTINGS
     return msgspec.json.decode(path.read_bytes()) if _is_begun(output) and path.exists() else None
 
 
 def check_settings(output: Path, settings: Mapping[str, Any]) -> None:
-    """Raises InputError if an output was begun with other settings, or by another program."""
+    """Raises InputError if an output was started with different settings or by another program."""
     if not _is_begun(output):
         return
     path = journal_folder(output) / _SETTINGS
@@ -94,25 +94,24 @@ def check_settings(output: Path, settings: Mapping[str, Any]) -> None:
     if changed:
         shown = "; ".join(f"{n} was {before.get(n)!r}, now {now.get(n)!r}" for n in changed)
         raise InputError(
-            f"{output} was begun with other settings: {shown}",
+            f"{output} was started with different settings: {shown}",
             _how_to_judge_again(output, before, changed)
             if _JUDGING.issuperset(changed)
-            else "use the settings that it was begun with to resume it, or choose another output",
+            else "use the original settings to resume it, or choose another output",
         )
 
 
 def _how_to_judge_again(output: Path, before: Mapping[str, Any], changed: Sequence[str]) -> str:
     """Returns how to resume a run if the judge or the rewards have changed."""
-    kept, old = journal_folder(output) / _GIVEN_REWARDS, "the judge and rewards that it began with"
+    kept, old = journal_folder(output) / _GIVEN_REWARDS, "the original judge and rewards"
     if all(name.startswith("rewards") for name in changed):
         if before.get("rewards_sha256") is None:
             old = "rewards=none"
         elif kept.exists():
             old = f"rewards={kept}"
     return (
-        f"make the same call with {old}; when it is done, score_rollouts(input={output}, "
-        "output=<another file>) with the new rewards judges all its rows and calls no teacher; or "
-        "choose another output"
+        f"resume it with {old}, then score all its rows with the new rewards, without calling the "
+        f"teacher: score_rollouts(input={output}, output=<another file>); or choose another output"
     )
 
 
@@ -172,12 +171,12 @@ class RolloutStore:
 
     @property
     def orphaned(self) -> Outstanding:
-        """The most calls that the last run had in flight when it was killed; none if it was not."""
+        """Upper bound on the calls in flight when the last run was killed; none if it was not."""
         return self._before.outstanding
 
     @property
     def lost(self) -> Outstanding:
-        """The most calls that all killed runs had in flight, the last run included."""
+        """Upper bound on the calls in flight when any run was killed, the last run included."""
         return self._before.lost + self._before.outstanding
 
     def recorder(self, key: RolloutKey) -> EpisodeRecorder:
@@ -206,11 +205,11 @@ class RolloutStore:
         self.append(UnconfirmedRecord(tokens=worst.tokens, usd=worst.usd))
 
     def record_outstanding(self, outstanding: Outstanding) -> None:
-        """Records the most that may be billed if this process is killed now."""
+        """Records an upper bound on what may be billed if this process is killed now."""
         self._append_outstanding(outstanding, begins=not self._has_sent)
         self._has_sent = True
 
-    def inherit(self, lost: Outstanding) -> None:
+    def record_lost(self, lost: Outstanding) -> None:
         """Records the calls that other processes had in flight when they were killed."""
         self._is_empty = False
         self._unconfirmed = self._unconfirmed + lost.worst
@@ -223,9 +222,9 @@ class RolloutStore:
         )
 
     def spent(self) -> Cost:
-        """Returns the cost of earlier runs, with calls that were interrupted, also by a kill.
+        """Returns the cost of earlier runs, including calls interrupted by an error or a kill.
 
-        Where a row and the journal differ the larger cost counts: rows of older versions can lack
+        Where a row and the journal differ, the larger cost counts: rows of older versions may lack
         calls that are in the journal.
         """
         by_step, on_finished = self._before.spent, self._before.spent_on_finished
@@ -245,7 +244,7 @@ class RolloutStore:
         return sum(unfinished, start=paid)
 
     def close(self, *, is_complete: bool) -> None:
-        """Closes the files, and deletes the journal if nothing depends on it any more.
+        """Closes the files, and deletes the journal if it is no longer needed.
 
         The cost of interrupted calls stays in the journal, since no row includes it.
         """

@@ -22,42 +22,42 @@ class RolloutKey(NamedTuple):
     sample: int
 
 
-class _OfRollout(msgspec.Struct, frozen=True, kw_only=True):
+class _RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A record of one rollout."""
 
     task_id: str
     sample: int
 
 
-class TurnRecord(_OfRollout, frozen=True, kw_only=True, tag="turn"):
+class TurnRecord(_RolloutRecord, frozen=True, kw_only=True, tag="turn"):
     """A finished model call."""
 
     index: int
     turn: SampledTurn
 
 
-class RepliesRecord(_OfRollout, frozen=True, kw_only=True, tag="replies"):
+class RepliesRecord(_RolloutRecord, frozen=True, kw_only=True, tag="replies"):
     """The tools' replies to a turn."""
 
     index: int
     replies: list[ToolResult]
 
 
-class JudgeRecord(_OfRollout, frozen=True, kw_only=True, tag="judge"):
-    """A finished call of the judge, including one whose reply is no valid judgement."""
+class JudgeRecord(_RolloutRecord, frozen=True, kw_only=True, tag="judge"):
+    """A finished call of the judge, even if its reply is not a valid judgement."""
 
     index: int
     turn: SampledTurn
 
 
-class CriticRecord(_OfRollout, frozen=True, kw_only=True, tag="critic"):
-    """A finished call of the critic, including one whose reply names no turn."""
+class CriticRecord(_RolloutRecord, frozen=True, kw_only=True, tag="critic"):
+    """A finished call of the critic, even if its reply names no turn."""
 
     index: int
     turn: SampledTurn
 
 
-class RestartRecord(_OfRollout, frozen=True, kw_only=True, tag="restart"):
+class RestartRecord(_RolloutRecord, frozen=True, kw_only=True, tag="restart"):
     """A restart of a rollout, whose earlier records no longer count: its tools' state is gone."""
 
     dropped: CallTotals | None = None
@@ -72,7 +72,7 @@ class UnconfirmedRecord(msgspec.Struct, frozen=True, kw_only=True, tag="unconfir
 
 
 class OutstandingRecord(msgspec.Struct, frozen=True, kw_only=True, tag="outstanding"):
-    """An upper bound on the calls that have no answer yet, valid until the next such record.
+    """An upper bound on the calls in flight, valid until the next OutstandingRecord.
 
     It is written before the calls are sent, so that the journal has them even after a kill.
     """
@@ -81,7 +81,8 @@ class OutstandingRecord(msgspec.Struct, frozen=True, kw_only=True, tag="outstand
     tokens: int
     usd: float
     begins: bool = False
-    """Whether a new process wrote this record: what was outstanding before it is then lost."""
+    """Whether this is a new process's first record, so that calls outstanding before it are
+    lost."""
 
 
 StepRecord = TurnRecord | RepliesRecord | JudgeRecord | CriticRecord | RestartRecord
@@ -143,7 +144,7 @@ class KnownSteps:
     judge: list[SampledTurn] = field(default_factory=list[SampledTurn])
     """The judge's replies, in the order of its calls."""
     critic: list[SampledTurn] = field(default_factory=list[SampledTurn])
-    """The critic's replies; they hold however often the rollout is restarted."""
+    """The critic's replies; they stay valid when the rollout is restarted."""
     dropped: CallTotals = field(default_factory=CallTotals)
     """The totals of the calls that were made before the rollout was restarted."""
 
@@ -173,8 +174,8 @@ class KnownSteps:
     def add(self, record: StepRecord) -> None:
         """Adds the next recorded step.
 
-        A step that does not follow the one before it is ignored: it belongs to another conversation
-        of the same rollout.
+        A step that does not continue the previous one is ignored: it belongs to an earlier attempt
+        at the rollout.
         """
         match record:
             case RestartRecord():
@@ -192,7 +193,7 @@ class KnownSteps:
                 pass
 
     def records(self, key: RolloutKey) -> Iterator[StepRecord]:
-        """Yields the records that repeat these steps in another journal."""
+        """Yields the records that copy these steps into another journal."""
         task_id, sample = key
         if self.dropped.calls:
             yield RestartRecord(task_id=task_id, sample=sample, dropped=self.dropped)
@@ -208,16 +209,16 @@ class KnownSteps:
 
 
 class PackedCosts:
-    """The costs of very many rollouts, added up by rollout, in some 130 bytes each."""
+    """Costs summed per rollout, at about 130 bytes for each rollout."""
 
     def __init__(self) -> None:
-        # By the hash of a key: that two of a million keys have the same 64 bits is not to be
-        # expected, and the two costs would only be added up.
+        # Keyed by a 64-bit hash: a collision is unlikely among a million keys, and would only add
+        # two costs up.
         self._places: dict[int, int] = {}
         self._tokens, self._usd = array("Q"), array("d")
 
     def add(self, key: RolloutKey, cost: Cost) -> None:
-        """Adds a cost to that of a rollout."""
+        """Adds a cost to a rollout's total."""
         place = self._places.setdefault(hash(key), len(self._tokens))
         if place == len(self._tokens):
             self._tokens.append(0)
@@ -233,7 +234,7 @@ class PackedCosts:
 
 @dataclass(slots=True)
 class JournalContent:
-    """The content of a journal, added up by rollout."""
+    """The content of a journal, summed per rollout."""
 
     known: dict[RolloutKey, KnownSteps] = field(default_factory=dict[RolloutKey, KnownSteps])
     """The recorded steps of each unfinished rollout."""
@@ -242,13 +243,13 @@ class JournalContent:
     spent: dict[RolloutKey, Cost] = field(default_factory=dict[RolloutKey, Cost])
     """The cost of these calls as it counts against a budget; an unknown price counts as 0."""
     spent_on_finished: PackedCosts = field(default_factory=PackedCosts)
-    """The same of each finished rollout."""
+    """The cost of the recorded calls of each finished rollout."""
     unconfirmed: Cost = field(default_factory=Cost)
     """The summed worst-case cost of interrupted calls that may have been billed."""
     outstanding: Outstanding = field(default_factory=Outstanding)
-    """The most calls that the last process had in flight; they are lost if it was killed."""
+    """Upper bound on the last process's calls in flight; they are lost if it was killed."""
     lost: Outstanding = field(default_factory=Outstanding)
-    """The most calls that the killed processes before it had in flight."""
+    """Upper bound on the calls that earlier, killed processes had in flight."""
 
     def add(self, record: Record, finished: Collection[RolloutKey]) -> None:
         """Adds the next record; of a finished rollout only the cost is kept, not the steps."""
@@ -282,15 +283,15 @@ class JournalContent:
 def read_journal(journal: Path, finished: Collection[RolloutKey]) -> JournalContent:
     """Returns the content of a journal; `finished` are the rollouts that already have a row."""
     content = JournalContent()
-    for record in decoded_lines(journal, RECORD, "a step of a rollout"):
+    for record in decoded_lines(journal, RECORD, "a valid journal record"):
         content.add(record, finished)
     return content
 
 
 def decoded_lines(path: Path, decoder: msgspec.json.Decoder[_T], kind: str) -> Iterator[_T]:
-    """Yields the lines of an output or a journal, decoded; none if there is no such file.
+    """Yields the decoded lines of an output or a journal; none if the file does not exist.
 
-    Raises DataError for a line that is not `kind`.
+    Raises DataError for a line that cannot be decoded; `kind` names what it should be.
     """
     for line in read_lines(path) if path.exists() else ():
         try:
@@ -301,13 +302,13 @@ def decoded_lines(path: Path, decoder: msgspec.json.Decoder[_T], kind: str) -> I
                 return
             raise DataError(
                 f"{path}:{line.number} is not {kind}: {error}",
-                "the file was edited: remove the line (its work is then done again), or choose "
+                "the file was edited: remove the line (its step is then repeated), or choose "
                 "another output",
             ) from error
 
 
 class JudgeRecorder(Protocol):
-    """Records the judge's calls of one rollout, and knows those of earlier runs."""
+    """Records the judge's calls of one rollout, and returns those of earlier runs."""
 
     def judge_turns(self) -> Sequence[SampledTurn]:
         """Returns the judge's earlier replies, including those that are no valid judgement."""
@@ -319,9 +320,9 @@ class JudgeRecorder(Protocol):
 
 
 class EpisodeRecorder:
-    """Records the finished steps of one rollout, so that none is paid for twice.
+    """Records the finished steps of one rollout, so that no step is paid for twice.
 
-    This one keeps nothing and knows no earlier step, for rollouts that are never resumed.
+    This base class records nothing and has no earlier steps, for rollouts that are never resumed.
     """
 
     def known_turn(self, index: int) -> SampledTurn | None:
@@ -339,7 +340,7 @@ class EpisodeRecorder:
         return ()
 
     def start_over(self) -> None:
-        """Drops the known steps, because the tool state that they led to is gone."""
+        """Drops the known steps, because their tool state is lost."""
 
     def dropped(self) -> CallTotals:
         """Returns the totals of the calls that were paid for and then dropped."""

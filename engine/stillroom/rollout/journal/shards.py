@@ -1,8 +1,8 @@
-"""A run split into shards, one for each worker, and how the shards become one output again.
+"""Splits a run into shards, one for each worker, and merges the shards into one output.
 
-Each shard is an output file with its own journal, in the folder of the whole run's journal. A
-shard begins with the recorded steps of its rollouts, so that any worker can do any rollout: a rerun
-merges what the shards of a killed run hold, and splits the rest again.
+Each shard is an output file with its own journal, in the folder of the whole run's journal. A shard
+begins with the recorded steps of its rollouts, so that any worker can do any rollout: a rerun
+merges the shards of a killed run and splits the remaining rollouts again.
 """
 
 import math
@@ -43,7 +43,7 @@ _Settings = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class RunPart:
-    """The part of a run that one process does."""
+    """The part of a run that one process executes."""
 
     keys: frozenset[RolloutKey]
     budget: Budget
@@ -183,9 +183,9 @@ def prepare_shards(
     shards: Sequence[Shard],
     known: Mapping[RolloutKey, KnownSteps],
 ) -> None:
-    """Writes the files that the shards begin with: the known steps of their rollouts.
+    """Writes each shard's initial files, with the known steps of its rollouts.
 
-    The folder gets its final name when it is complete, so a kill leaves all of the steps or none.
+    The folder is renamed into place when complete, so a kill leaves all of the steps or none.
     """
     unfinished = _folder(output).with_name("shards.new")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -203,7 +203,7 @@ def prepare_shards(
 
 
 def _seed_path(path: Path) -> Path:
-    """Returns the path of the file with the number of records a shard's journal began with."""
+    """Returns the path of the file with the initial number of records in a shard's journal."""
     return path.with_suffix(".seed")
 
 
@@ -228,7 +228,7 @@ def merge_shards(
         paths = sorted(folder.glob("[0-9]*.jsonl"))
         lost = sum((_merge(path, settings, store) for path in paths), start=Outstanding())
         if lost.calls:
-            store.inherit(lost)
+            store.record_lost(lost)
         for key in [key for key in store.known if key in store.finished]:
             del store.known[key]
     finally:
@@ -285,7 +285,7 @@ def recorded_costs(path: Path, settings: _Settings) -> RecordedCosts:
 def _open_when_free(path: Path, settings: _Settings) -> RolloutStore:
     """Opens a shard's files once no process writes to them.
 
-    When a driver has been killed, Ray ends its workers only after a while, so this waits for them.
+    Ray stops the workers of a killed driver with a delay, so this waits for them.
     Raises InputError if a process still writes to the files after that time.
     """
     deadline = time.monotonic() + _WRITER_WAIT_S
@@ -296,7 +296,7 @@ def _open_when_free(path: Path, settings: _Settings) -> RolloutStore:
             if time.monotonic() > deadline:
                 raise InputError(
                     f"a worker of an earlier run is still writing {path}",
-                    "end that run (`stillroom list-runs`, `ray list actors`), then start again",
+                    "stop that run (`stillroom list-runs`, `ray list actors`), then start again",
                 ) from error
         time.sleep(_WRITER_POLL_S)
 
@@ -304,9 +304,9 @@ def _open_when_free(path: Path, settings: _Settings) -> RolloutStore:
 def unmerged_steps(
     output: Path, finished: Mapping[RolloutKey, FinishedRow]
 ) -> tuple[dict[RolloutKey, FinishedRow], dict[RolloutKey, KnownSteps]]:
-    """Returns the finished rows and the recorded steps of shards that are not merged yet.
+    """Returns the finished rows and the recorded steps, including those of unmerged shards.
 
-    Such shards belong to a run that was killed or is still going. Nothing is written.
+    Unmerged shards belong to a run that was killed or is still running. Nothing is written.
     """
     rows, known = dict[RolloutKey, FinishedRow](), dict[RolloutKey, KnownSteps]()
     for path in sorted(_folder(output).glob("[0-9]*.jsonl")):

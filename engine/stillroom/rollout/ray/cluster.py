@@ -16,12 +16,13 @@ _OBJECT_STORE_BYTES = 100 << 20
 
 @contextmanager
 def ray_cluster(address: str | None, *, num_cpus: int | None = None) -> Generator[Any]:
-    """Yields the module `ray`, connected to a cluster; an existing connection is used and kept.
+    """Yields the module `ray`, connected to a cluster; an existing connection is reused and left
+    open.
 
     `num_cpus` is for a cluster that is started on this machine (`local`); None takes all cores.
     Raises MissingExtraError without Ray, and RunError if no cluster answers.
     """
-    with _kept_sigterm_handler():
+    with _restore_sigterm_handler():
         try:
             ray: Any = importlib.import_module("ray")
         except ModuleNotFoundError as error:
@@ -58,8 +59,9 @@ def _connect(ray: Any, address: str | None, num_cpus: int | None) -> None:
 
 
 @contextmanager
-def _kept_sigterm_handler() -> Generator[None]:
-    """Restores this process's SIGTERM handler, which Ray replaces by one that ends the process."""
+def _restore_sigterm_handler() -> Generator[None]:
+    """Restores this process's SIGTERM handler, which Ray replaces with one that ends the
+    process."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield

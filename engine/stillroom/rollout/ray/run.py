@@ -1,9 +1,9 @@
 """Runs rollouts on a Ray cluster: each worker does a shard, and the driver owns the output.
 
-A worker runs `generate_rollouts` on files of its own, so each of its model calls is on record
-before it is used, whichever process is killed and when. The driver splits the rollouts into shards,
-copies finished rows into the output as they come, and merges the rest when the shards have ended.
-Driver and workers must see the workspace under the same path.
+A worker runs `generate_rollouts` on its own files, so each model call is recorded before it is
+used, whichever process is killed and when. The driver splits the rollouts into shards, copies
+finished rows into the output as they come, and merges the rest when the shards have ended. Driver
+and workers must see the workspace under the same path.
 """
 
 import functools
@@ -51,13 +51,12 @@ _LIMITS_OF_SHARES = {"budget_usd", "max_total_tokens"}
 async def generate_on_ray(
     workspace: Workspace, request: GenerateRollouts, *, folder: Path, reporter: Reporter
 ) -> RolloutsResult | Forecast:
-    """Does what `generate_rollouts` does, split over `ray_workers` workers of a Ray cluster.
+    """Runs `generate_rollouts` split over `ray_workers` workers of a Ray cluster.
 
-    Each worker gets a share of the rollouts, of the concurrency and of the budget; what the shares
-    leave of the budget is split again in another round. If the worker of a shard dies, one other
-    worker continues it; if that dies too, the rest of the shard counts as failed.
-    Raises MissingExtraError without Ray, RunError if no cluster answers, and whatever
-    `generate_rollouts` raises.
+    Each worker gets a share of the rollouts, of the concurrency and of the budget; the unspent
+    budget is split again in another round. If the worker of a shard dies, one other worker
+    continues it; if that dies too, the rest of the shard counts as failed. Raises MissingExtraError
+    without Ray, RunError if no cluster answers, and whatever `generate_rollouts` raises.
     """
     if request.dry_run:
         return await generate_rollouts(workspace, request, folder=folder, reporter=reporter)
@@ -148,7 +147,7 @@ class _RayRun:
             driver = ShardDriver(self._ray, state, round_)
             async with anyio.create_task_group() as group:
                 for shard in shards:
-                    group.start_soon(driver.do, shard)
+                    group.start_soon(driver.run_shard, shard)
         finally:
             store.close(is_complete=False)
         if round_.num_lost == round_.num_shards and not state.tally.rows:
@@ -167,11 +166,11 @@ class _RayRun:
         if cpus < num_shards:
             self._state.note(
                 f"the Ray cluster has {cpus} CPUs for {num_shards} workers of one CPU each; "
-                "the others begin when there is room"
+                "the others wait for a free CPU"
             )
 
 
 def _remaining(request: GenerateRollouts, spent: Cost) -> RemainingBudget:
-    """Returns what is left of the request's budget after the output's earlier costs."""
+    """Returns the request's budget minus the output's recorded costs."""
     whole = RemainingBudget(request.budget_usd or math.inf, request.max_total_tokens or math.inf)
     return whole.less([spent])

@@ -40,7 +40,7 @@ from stillroom.teachers.budget import Budget, Cost, Outstanding
 from stillroom.teachers.providers import IN_PROCESS
 
 _ATTEMPTS = 2
-"""The number of workers that try a shard in turn, each after the one before it has died."""
+"""The number of attempts at a shard; a new worker takes over when one dies."""
 _POLL_S = 0.2
 _STOP_WAIT_S = 30.0
 """The most seconds that a worker may take to stop and record its calls in flight."""
@@ -49,7 +49,7 @@ _FAILURE = msgspec.json.Decoder(FailureRow)
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """The job of one worker: a request, the rollouts to do of it, and a share of the budget."""
+    """The job of one worker: a request, and its share of the rollouts and of the budget."""
 
     workspace: str
     """The path of the driver's workspace, which the worker's node must have too."""
@@ -86,16 +86,16 @@ class WorkerProgress:
 
 
 class ShardWorker:
-    """The Ray actor of a shard; other threads answer its other methods while `run` works."""
+    """The Ray actor of a shard; its other methods run on other threads while `run` works."""
 
     def __init__(self) -> None:
         self._reporter = _LatestReports()
 
     def run(self, job: ShardJob) -> ShardEnd:
-        """Does the shard and returns how it ended."""
+        """Runs the shard and returns its outcome."""
         budget = Budget(usd=job.usd, tokens=job.tokens, minutes=job.minutes)
         try:
-            _check_place(job)
+            _check_node(job)
             work = functools.partial(
                 generate_rollouts,
                 folder=Path(job.folder),
@@ -121,7 +121,7 @@ class ShardWorker:
         return WorkerProgress(dict(self._reporter.figures), tuple(self._reporter.notes))
 
     def cancel(self) -> None:
-        """Asks `run` to stop; it then records the calls in flight and ends."""
+        """Asks `run` to stop; it then records the calls in flight and returns."""
         self._reporter.stop()
 
 
@@ -156,11 +156,11 @@ class _LatestReports:
         return self._is_stopped
 
 
-def _check_place(job: ShardJob) -> None:
-    """Raises RunError if the worker lacks the driver's files or has another version."""
+def _check_node(job: ShardJob) -> None:
+    """Raises RunError if the node lacks the driver's workspace or has a different version."""
     if not Path(job.folder).parent.is_dir():
         raise RunError(
-            f"the workspace {job.workspace!r} of the driver is not on the Ray node "
+            f"the driver's workspace {job.workspace!r} does not exist on the Ray node "
             f"{platform.node()!r}",
             "keep the workspace on a file system that all nodes have under the same path",
         )
@@ -199,13 +199,14 @@ class RayRunState:
         self._notes: set[str] = set()
 
     def note(self, text: str) -> None:
-        """Passes a note on to the user, but only once if several workers send it."""
+        """Forwards a note to the user, once even if several workers send it."""
         if text not in self._notes:
             self._notes.add(text)
             self.reporter.note(text)
 
     def stop(self, error: EngineError) -> None:
-        """Makes all workers record their calls and end; the run raises the first error given."""
+        """Makes all workers record their calls and stop; the run raises the first error passed
+        here."""
         self.error = self.error or error
 
     def is_stopping(self) -> bool:
@@ -215,7 +216,7 @@ class RayRunState:
 
 @dataclass(slots=True)
 class Round:
-    """The state of one round, in which the shards of one split are done."""
+    """The state of one round, which runs the shards of one split."""
 
     store: RolloutStore
     num_shards: int
@@ -241,8 +242,8 @@ class ShardDriver:
         self._ray, self._state, self._round = ray, state, round_
         self._output, self._request = state.plan.output, state.plan.request
 
-    async def do(self, shard: Shard) -> None:
-        """Does one shard on up to two workers; the second continues it if the first dies.
+    async def run_shard(self, shard: Shard) -> None:
+        """Runs one shard on up to two workers; the second continues it if the first dies.
 
         If both die, the rest of the shard counts as failed.
         """
@@ -252,7 +253,7 @@ class ShardDriver:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 state.note(
-                    f"the worker of shard {shard.number} died, another one continues: {death}"
+                    f"the worker of shard {shard.number} died and another one continues: {death}"
                 )
             death, spent = await self._attempt(shard, remaining, tail)
             self._round.spent.append(spent)
@@ -268,7 +269,7 @@ class ShardDriver:
     async def _attempt(
         self, shard: Shard, remaining: RemainingBudget, tail: ShardTail
     ) -> tuple[str | None, Cost]:
-        """Lets one worker do the shard; returns the reason if it died, else None, and its cost."""
+        """Runs the shard on one worker; returns the reason if it died, else None, and its cost."""
         path, settings = shard_output(self._output, shard.number), self._state.settings
         before = await anyio.to_thread.run_sync(recorded_costs, path, settings)
         worker = self._start_worker()
@@ -306,7 +307,7 @@ class ShardDriver:
                     stopped_at = clock
                 # A worker that never answered is still waiting for room in the cluster.
                 if number not in progress or clock - stopped_at > _STOP_WAIT_S:
-                    raise _WorkerLostError("it did not stop when it was cancelled")
+                    raise _WorkerLostError("it did not stop after cancellation")
             if self._is_ready(next_progress):
                 progress[number] = self._ray.get(next_progress)
                 next_progress = worker.progress.remote()

@@ -1,5 +1,4 @@
-"""The request for new rewards of finished rollouts, and its plan, checked before anything is
-spent."""
+"""The request to score finished rollouts again, and its plan, checked before anything is spent."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +50,7 @@ class ScoringPlan:
 def plan_scoring(workspace: Workspace, request: ScoreRollouts) -> ScoringPlan:
     """Checks a scoring request and returns its plan.
 
-    Raises InputError for everything that can be seen to be wrong before anything is spent.
+    Raises InputError for every error that can be found before anything is spent.
     """
     source = workspace.existing(request.input, label="input")
     output = workspace.output_file(request.output, label="output")

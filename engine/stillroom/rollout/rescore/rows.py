@@ -72,7 +72,7 @@ def input_rows(source: Path) -> Iterator[InputRow]:
             where = f"{file}:{line.number}"
             if line.is_cut:
                 # Every row must be copied to the output, but this one was too long to read whole.
-                raise DataError(f"{where} {TOO_LONG}", "take that line out of the file")
+                raise DataError(f"{where} {TOO_LONG}", "remove that line from the file")
             yield _input_row(where, line)
 
 
@@ -152,7 +152,7 @@ class ScoreResult(msgspec.Struct, frozen=True, kw_only=True):
     judge_calls_replayed: int
     """The number of judge calls that an unfinished run of the same command had already paid for."""
     problems: list[str]
-    """The problems of the first rows that are no rollouts or cannot be judged, with file:line."""
+    """The problems of the first rows that are not rollouts or cannot be judged, with file:line."""
 
 
 class ScoreTally:
@@ -174,7 +174,7 @@ class ScoreTally:
         return ()
 
     def record_judge_turn(self, index: int, turn: SampledTurn) -> None:
-        """Counts a reply of the judge, including one that is no valid judgement."""
+        """Counts a reply of the judge, even if it is not a valid judgement."""
         self.calls += 1
         self.usage += turn.usage
 

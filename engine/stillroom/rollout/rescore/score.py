@@ -54,9 +54,9 @@ async def score_rollouts(
 
     The output is written whole or not at all; only reward, rewards and success change in a row.
     Until it is complete the judge's verdicts are kept in a journal, so that the same command does
-    not pay for them again.
-    Raises RunCancelledError between batches of rows if the run is cancelled, DataError if nothing
-    judges any row, and RunError if no reward at all could be computed.
+    not pay for them again. Raises RunCancelledError between batches of rows if the run is
+    cancelled, DataError if no row has a reward function, judge or expected answer, and RunError if
+    no reward could be computed.
     """
     plan = plan_scoring(workspace, request)
     source, output, judge = plan.source, plan.output, plan.judge
@@ -142,12 +142,12 @@ class _Run:
             judged = await self._judge_all(batch, request)
             stop_if_cancelled(self._reporter)
             for row, judgement in zip(batch, judged, strict=True):
-                rows.write_raw(self._settled(row, judgement))
+                rows.write_raw(self._output_line(row, judgement))
             self._report()
         tally = self.tally
         if tally.failed and not tally.after:
             raise RunError(
-                f"no reward could be computed, the first: {tally.problems[0]}",
+                f"no reward could be computed; the first error: {tally.problems[0]}",
                 "fix rewards.py or the judge's options, then start again",
             )
 
@@ -197,7 +197,7 @@ class _Run:
         self._verdicts.keep(row.key, judgement)
         return judgement
 
-    def _settled(self, row: InputRow, judged: Judgement | CallFailedError | None) -> bytes:
+    def _output_line(self, row: InputRow, judged: Judgement | CallFailedError | None) -> bytes:
         """Counts a row and returns its line for the output."""
         tally, rollout = self.tally, row.rollout
         tally.read += 1
@@ -215,7 +215,7 @@ class _Run:
         tally.after.append(judged.total)
         if judged.judge is not None:
             tally.judged_by[judged.judge.answered_by] += 1
-            for text in self._watch.news(judged.judge.answered_by):
+            for text in self._watch.new_model_notes(judged.judge.answered_by):
                 self._reporter.note(text)
         tally.num_success += judged.success is True
         if judged.reasoning is not None:
@@ -261,12 +261,13 @@ def _check_all(source: Path, rewarder: Rewarder) -> int:
     if not num_rollouts:
         raise DataError(
             f"none of the {total} rows of {source} is a rollout that can be judged",
-            "give rollouts of generate_rollouts or import_rollouts; validate_dataset says what is "
-            "wrong with each row",
+            "give rollouts of generate_rollouts or import_rollouts; validate_dataset reports the "
+            "problem of each row",
         )
     if not num_judged:
         raise DataError(
-            f"nothing judges the {num_rollouts} rollouts of {source}",
+            f"no reward function, judge or expected answer for any of the {num_rollouts} rollouts "
+            f"of {source}",
             "give rewards=rewards.py or judge=judge.yml; without them a row needs "
             "metadata.expected_answer",
         )

@@ -21,7 +21,7 @@ _MARKERS = re.compile(
 _BOXED = re.compile(r"\\f?boxed[ \t]{0,3}\{")
 _ARTICLES = frozenset({"a", "an", "the"})
 _OTHER = re.compile(r"[^\w\s#%&@+]|_")
-"""The characters that `normalised` may replace: no letters, digits, blanks or kept signs."""
+"""The characters that `normalize` may replace: no letters, digits, blanks or kept signs."""
 _DELETED = frozenset(".'\u2019")
 _SIGNS = {0x2044: "/"} | dict.fromkeys((0x2010, 0x2011, 0x2012, 0x2013, 0x2212), "-")
 """Replacements for the fraction slash of ½ and for the dashes that mean a minus sign."""
@@ -82,13 +82,13 @@ def fields_in(text: str) -> dict[str, str] | None:
 
 
 def as_text(value: Any) -> str:
-    """Returns a JSON value as a text: of a text itself, of null nothing, else its JSON."""
+    """Returns a JSON value as text: strings unchanged, null as "", other values as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
     return msgspec.json.encode(value).decode()
 
 
-def plain(text: str) -> str:
+def lowercased(text: str) -> str:
     """Returns a text in lower case, with single blanks between its words."""
     return " ".join(text.casefold().split())
 
@@ -99,12 +99,12 @@ def _words_pattern(wanted: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w.,-]){re.escape(wanted)}(?![\w-]|[.,]\d)")
 
 
-def holds_words(text: str, wanted: str) -> bool:
-    """Returns whether a text contains `wanted` as whole words; both must come from `plain`."""
+def contains_words(text: str, wanted: str) -> bool:
+    """Returns whether a text contains `wanted` as whole words; both must come from `lowercased`."""
     return bool(wanted) and _words_pattern(wanted).search(text) is not None
 
 
-def normalised(text: str) -> str:
+def normalize(text: str) -> str:
     """Returns a text in lower case, without punctuation, articles and Unicode variants.
 
     The signs and decimal points of numbers are kept: -3 is not 3, and 1.5 is not 15.
@@ -188,15 +188,15 @@ def number_in(text: str) -> Number | None:
     """
     marked = marked_answer(text)
     if marked is not None:
-        return next(_valid(_NUMBER.finditer(_spelt_out(marked.rpartition("=")[2]))), None)
-    return next(_valid(reversed(list(_NUMBER.finditer(_spelt_out(text))))), None)
+        return next(_valid(_NUMBER.finditer(_with_ascii_numbers(marked.rpartition("=")[2]))), None)
+    return next(_valid(reversed(list(_NUMBER.finditer(_with_ascii_numbers(text))))), None)
 
 
 def _valid(matches: Iterable[re.Match[str]]) -> Iterator[Number]:
     return (number for match in matches if (number := _number(match)) is not None)
 
 
-def _spelt_out(text: str) -> str:
+def _with_ascii_numbers(text: str) -> str:
     """Returns a text with its numbers rewritten in plain ASCII: 3/4, 1.2e5, 1200."""
     text = _SUPERSCRIPT_RUN.sub(lambda run: "^" + run.group().translate(_SUPERSCRIPTS), text)
     # These two precede NFKC, which turns 1½ into 11/2 and a thin blank into an ordinary one.
@@ -236,9 +236,9 @@ def _decimal(digits: str) -> Fraction | None:
 
 def letter_of(expected: str, choices: Mapping[str, str] | None) -> str | None:
     """Returns the letter of the expected option, given by letter or text; None if there is none."""
-    wanted = normalised(expected)
+    wanted = normalize(expected)
     for letter, text in (choices or {}).items():
-        if normalised(text) == wanted:
+        if normalize(text) == wanted:
             return letter
     bare = expected.strip().strip("()[].:").upper()
     is_letter = len(bare) == 1 and bare.isascii() and bare.isalpha()
@@ -274,15 +274,16 @@ def _letter_at(region: str) -> str | None:
 
 
 def _by_text(region: str, choices: Mapping[str, str]) -> str | None:
-    said = normalised(region)
-    same = [letter for letter, text in choices.items() if normalised(text) == said]
+    said = normalize(region)
+    same = [letter for letter, text in choices.items() if normalize(text) == said]
     if same:
         return same[0] if len(same) == 1 else None
-    held = [letter for letter, text in choices.items() if holds_words(plain(region), plain(text))]
+    words = lowercased(region)
+    held = [one for one, text in choices.items() if contains_words(words, lowercased(text))]
     # A text with "New York" also holds the option "York": the longest is meant if it holds all.
     longest = max(held, key=lambda letter: len(choices[letter]), default=None)
     if longest is None:
         return None
-    whole = plain(choices[longest])
-    is_clear = all(holds_words(whole, plain(choices[letter])) for letter in held)
+    whole = lowercased(choices[longest])
+    is_clear = all(contains_words(whole, lowercased(choices[letter])) for letter in held)
     return longest if is_clear else None

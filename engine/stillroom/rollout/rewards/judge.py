@@ -174,7 +174,7 @@ def judge_messages(
 
 
 def read_verdict(reply: str, *, is_cut: bool = False) -> Verdict | str:
-    """Returns the verdict in a reply, or what is wrong with the reply.
+    """Returns the verdict in a reply, or the problem with the reply.
 
     Thinking before the JSON object and text around it (a code fence, a sentence) are skipped. Two
     JSON objects are refused: one of them may be quoted from the answer that is judged.
@@ -208,7 +208,7 @@ def rubric_path(workspace: Workspace, rubric: str) -> Path | None:
 
 
 def rubric_text(rubric: str, path: Path | None) -> str:
-    """Returns the text of a rubric, or that of the file at `path`, which the rubric names.
+    """Returns the text of a rubric, read from `path` if the rubric names a file.
 
     Raises InputError if it is empty or the file can't be read.
     """
@@ -224,7 +224,7 @@ def rubric_text(rubric: str, path: Path | None) -> str:
             ) from error
     if not text.strip():
         raise InputError(
-            "the rubric of the judge is empty", "write what makes an answer good at `rubric`"
+            "the rubric of the judge is empty", "describe under `rubric` what makes an answer good"
         )
     return text
 
@@ -270,7 +270,7 @@ def transcript(messages: Sequence[Message]) -> str:
 
 
 def shown_text(message: Message) -> str:
-    """Returns a message's text; of a part that is no text, such as an image, its type."""
+    """Returns a message's text, with the type of each part that is not text, such as an image."""
     content = message.get("content")
     if content is None or isinstance(content, str):
         return content or ""
@@ -283,9 +283,9 @@ def _part_text(part: Mapping[str, Any]) -> str:
 
 
 def in_tags(parts: Iterable[tuple[str, str]], nonce: str, *, most: int) -> list[str]:
-    """Returns named texts that others wrote, each in tags that end in the nonce.
+    """Returns named untrusted texts, each in tags that end in the nonce.
 
-    Of a text of more than `most` characters a note replaces the middle.
+    In a text of more than `most` characters, a note replaces the middle.
     """
     return [
         f"<{name}-{nonce}>\n{_shortened(text, most)}\n</{name}-{nonce}>" for name, text in parts

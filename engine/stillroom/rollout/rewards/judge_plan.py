@@ -41,7 +41,7 @@ class JudgeFile(ModelChoice):
     def _is_an_endpoint(cls, provider: str) -> str:
         if provider in IN_PROCESS:
             raise ValueError(
-                "a judge is called over HTTP: serve the model with vllm, sglang, ollama"
+                "a judge must be an HTTP endpoint: serve the model with vllm, sglang or ollama"
             )
         return provider
 
@@ -70,7 +70,7 @@ def plan_judge(workspace: Workspace, name: str, *, needs_key: bool = True) -> Ju
     """Returns the plan of the judge in a judge.yml; None if its name is `none`.
 
     Without `needs_key` the judge will not be called, so its key need not be set.
-    Raises InputError for a judge that cannot work, before anything is spent.
+    Raises InputError for an unusable judge, before anything is spent.
     """
     if name == NO_FILE:
         return None

@@ -14,17 +14,17 @@ from stillroom.rollout.rewards.answers import (
     Number,
     as_text,
     chosen_letter,
+    contains_words,
     fields_in,
     final_answers,
-    holds_words,
     letter_of,
-    normalised,
+    lowercased,
+    normalize,
     number_in,
-    plain,
 )
 
 MAX_ANSWER_CHARACTERS = bounds.ANSWER.most
-"""The most characters that are read of a text: only its end, where the answer is."""
+"""The most characters of a text that are searched, from its end, where the answer is."""
 _MAX_EXPECTED_CHARACTERS = bounds.EXPECTED.most
 _FIELDS = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
 
@@ -47,7 +47,7 @@ class AnswerMatch(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far a number may be from the expected one; it is enough to be within one bound."""
+    """How far a number may be from the expected one; either bound suffices."""
 
     absolute: float = 0.0
     relative: float | None = None
@@ -97,7 +97,7 @@ def answer_key(
 
 
 def expected_from(answer: str) -> str | dict[str, Any]:
-    """Returns the expected_answer by which this answer is right: its fields if it is an object."""
+    """Returns the expected_answer that this answer matches: its fields if it is an object."""
     try:
         return _FIELDS.decode(answer) or answer
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -118,12 +118,13 @@ def is_accepted(text: str, key: AnswerKey) -> bool:
 
 
 def _is_part(text: str, expected: str, key: AnswerKey) -> bool:
-    """Returns whether a text gives a part of the answer; a part that is blank is in each."""
+    """Returns whether a text gives a part of the answer; a blank part is in every text."""
     return not expected.strip() or is_match(text, expected, key)
 
 
 def _is_field(field: str, expected: str, key: AnswerKey) -> bool:
-    """Returns whether a field of a JSON object is a part of the answer; a blank one stays blank."""
+    """Returns whether a JSON field gives a part of the answer; only a blank field matches a blank
+    part."""
     return is_match(field, expected, key) if expected.strip() else not field.strip()
 
 
@@ -132,7 +133,7 @@ def is_match(text: str, expected: str, key: AnswerKey) -> bool:
     text = text[-MAX_ANSWER_CHARACTERS:]
     match key.match:
         case AnswerMatch.CONTAINED:
-            return holds_words(plain(text), plain(expected))
+            return contains_words(lowercased(text), lowercased(expected))
         case AnswerMatch.EXACT:
             return bool(expected.strip()) and text.strip() == expected.strip()
         case AnswerMatch.NORMALISED:
@@ -144,8 +145,8 @@ def is_match(text: str, expected: str, key: AnswerKey) -> bool:
 
 
 def _is_normalised_match(text: str, expected: str) -> bool:
-    wanted = normalised(expected)
-    return bool(wanted) and any(normalised(part) == wanted for part in final_answers(text))
+    wanted = normalize(expected)
+    return bool(wanted) and any(normalize(part) == wanted for part in final_answers(text))
 
 
 def _is_numeric_match(text: str, expected: str, tolerance: Tolerance) -> bool:
@@ -180,7 +181,7 @@ def _is_same_choice(text: str, expected: str, choices: Mapping[str, str] | None)
 def _accepted_fields(expected: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     if not expected:
         raise DataError(
-            "expected_answer is an empty object", "write the parts of the answer, or leave it out"
+            "expected_answer is an empty object", "write the parts of the answer, or remove it"
         )
     texts = {k: as_text(v) if v is None or isinstance(v, bool) else v for k, v in expected.items()}
     return {name: _accepted(text) for name, text in texts.items()}
@@ -190,12 +191,12 @@ def _accepted(expected: Any) -> tuple[str, ...]:
     answers = cast("Sequence[Any]", expected if isinstance(expected, list) else [expected])
     if not answers:
         raise DataError(
-            "expected_answer is an empty list", "write the accepted answers, or leave it out"
+            "expected_answer is an empty list", "write the accepted answers, or remove it"
         )
     for answer in answers:
         if not isinstance(answer, str | int | float):
             raise DataError(
-                f"expected_answer must be a text, a number, a list of them or an object, not "
+                f"expected_answer must be a string, a number, a list of them or an object, not "
                 f"{describe(answer)}",
                 'write e.g. "Paris", 12, ["Paris", "City of Paris"] or, for an answer of two '
                 'parts, {"city": "Paris", "year": 1889}',
@@ -261,7 +262,7 @@ def _choices(value: Any) -> dict[str, str] | None:
     are_fine = all(len(k) == 1 and k.isalpha() and isinstance(v, str) for k, v in named.items())
     if not named or len(named) > 26 or not are_fine:
         raise DataError(
-            f"choices must be up to 26 texts, not {describe(value)}",
+            f"choices must be up to 26 strings, not {describe(value)}",
             'write ["Paris", "Rome"] or {"A": "Paris", "B": "Rome"}',
         )
     return {letter.upper(): text for letter, text in named.items()}

@@ -78,14 +78,14 @@ class Rewarder:
             if JUDGE in wanted and not has_judge and not is_judge_optional:
                 raise DataError(
                     f"task {task.task_id} names the reward 'judge', but no judge is given",
-                    "give judge=judge.yml, or take the name out of the row's 'rewards'",
+                    "give judge=judge.yml, or remove the name from the row's 'rewards'",
                 )
             unknown = wanted - known - {JUDGE}
             if unknown and self._descriptions:
                 raise DataError(
                     f"task {task.task_id} names the reward {min(unknown)!r}, which rewards.py"
-                    f" does not have (it has: {', '.join(self._descriptions)})",
-                    "add the function with @reward, or take the name out of the row's 'rewards'",
+                    f" does not define (it defines: {', '.join(self._descriptions)})",
+                    "add the function with @reward, or remove the name from the row's 'rewards'",
                 )
             if _EXPECTED_ANSWER in self._names(task):
                 self._answer_key(task)
@@ -176,7 +176,7 @@ class Rewarder:
 def last_answer(messages: Sequence[Message]) -> str:
     """Returns the last assistant message's text without its thinking; "" if it calls tools.
 
-    A call that the model's server left in the text is no answer either.
+    A tool call that the model's server left in the text is not an answer either.
     """
     last = next((m for m in reversed(messages) if m["role"] == "assistant"), None)
     if last is None or last.get("tool_calls"):

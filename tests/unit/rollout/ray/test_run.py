@@ -336,7 +336,7 @@ def job_of(workspace: Workspace, **changes) -> ShardJob:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"folder": "/nowhere/shards/000.run"}, "is not on the Ray node"),
+        ({"folder": "/nowhere/shards/000.run"}, "does not exist on the Ray node"),
         ({"version": "0.0.0-other"}, "0.0.0-other"),
     ],
 )

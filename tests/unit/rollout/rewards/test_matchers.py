@@ -12,7 +12,7 @@ from stillroom.rollout.rewards.answers import (
     final_answers,
     letter_of,
     marked_answer,
-    normalised,
+    normalize,
     number_in,
     without_thinking,
 )
@@ -94,7 +94,7 @@ def test_an_answer_in_the_very_words_always_matches(text: str) -> None:
     assert matches(f"so: {text} .", text)
     assert matches(text, text, "exact")
     assert matches(f"\n{text} ", text, "exact")
-    assert matches(text, text, "normalised") == bool(normalised(text))
+    assert matches(text, text, "normalised") == bool(normalize(text))
 
 
 @pytest.mark.parametrize(

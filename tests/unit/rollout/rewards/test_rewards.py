@@ -151,7 +151,7 @@ def test_a_name_that_rewards_py_does_not_have_is_refused_before_the_run(tmp_path
             rewarder = Rewarder(pool)
             known = task(rewards=["right", "expected_answer"], metadata={"expected_answer": "7"})
             rewarder.check([known, task()])
-            with pytest.raises(DataError, match=r"'rihgt'.*it has: right, brief, polite, fail"):
+            with pytest.raises(DataError, match=r"'rihgt'.*it defines: right, brief, polite, fail"):
                 rewarder.check([known, task(rewards=["rihgt"])])
 
     run_async(main)
