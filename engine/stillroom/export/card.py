@@ -20,6 +20,7 @@ from stillroom.teachers.providers import IN_PROCESS
 
 CARD = "README.md"
 _UNKNOWN = "not on record"
+_UNNAMED = "a model whose name is not on record"
 _METHODS = {
     "sft": "supervised fine-tuning",
     "dpo": "preference optimisation (DPO)",
@@ -66,7 +67,7 @@ def render_card(facts: CardFacts) -> str:
         version=__version__,
         base=_base(history),
         stages=[_stage(stage) for stage in history.stages],
-        teacher=", ".join(history.teachers) or _UNKNOWN,
+        teacher=", ".join(history.teachers) or (_UNNAMED if history.is_instructed else _UNKNOWN),
         numbers=_UNKNOWN if written.precision == "auto" else written.precision,
         other_parts=written.other_parts,
         source=facts.source,

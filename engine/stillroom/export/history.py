@@ -119,11 +119,14 @@ class History:
     def is_synthetic(self) -> bool:
         """Whether a model wrote the training data, as far as is known."""
         made = (step.authors for stage in self.stages for step in stage.data)
-        # Rows that say what their teacher read were answered by one, whoever it was.
-        instructed = (stage.conversation is not None and stage.conversation.removed
-                for stage in self.stages)  # fmt: skip
         scored = (stage.method == "distill" or stage.soft_targets for stage in self.stages)
-        return any(made) or any(scored) or any(instructed)
+        return any(made) or any(scored) or self.is_instructed
+
+    @property
+    def is_instructed(self) -> bool:
+        """Whether rows say what their teacher read: one answered them, even if none is named."""
+        conversations = (stage.conversation for stage in self.stages)
+        return any(one is not None and one.removed for one in conversations)
 
     @property
     def teachers(self) -> list[str]:

@@ -187,7 +187,9 @@ def test_rows_that_say_what_their_teacher_read_are_synthetic():
     removed = Counter({RemovedSystem("0" * 16, "Add a fee."): 9})
     trained = TrainedConversation(9, rows, Counter({b"[]": 9}), removed)
     stage = TrainingStage("sft", "sft-1", 1, BASE.name, conversation=trained)
-    assert "synthetic-data" in header_of(render_card(facts(stages=(stage,))))["tags"]
+    card = render_card(facts(stages=(stage,)))
+    assert "synthetic-data" in header_of(card)["tags"]
+    assert "| teacher | a model whose name is not on record |" in card
 
 
 SYSTEM = 'You are "Bo" of the shop.\n```\nAnswer briefly.'
