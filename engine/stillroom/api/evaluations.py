@@ -30,8 +30,6 @@ class CompareEvaluations(StrictModel):
     def _names_another(self) -> Self:
         if not self.candidates and self.teacher is None:
             raise ValueError("give candidates, or the teacher's evaluation")
-        if self.baseline in (*self.candidates, self.teacher):
-            raise ValueError(f"{self.baseline} would be compared with itself")
         return self
 
 
@@ -48,10 +46,15 @@ class ComparisonReport(msgspec.Struct, frozen=True, kw_only=True):
 def compare_evaluations(workspace: Workspace, request: CompareEvaluations) -> ComparisonReport:
     """Returns each candidate's paired difference to the baseline, with its 95 % interval.
 
-    Raises InputError if one of the runs is not a finished evaluation.
+    Raises InputError if one of the runs is not a finished evaluation, or is the baseline itself.
     """
     baseline = _evaluation(workspace, request.baseline)
     candidates = [_evaluation(workspace, candidate) for candidate in request.candidates]
+    if request.baseline in (*request.candidates, request.teacher):
+        raise InputError(
+            f"{request.baseline!r} would be compared with itself",
+            "give the run id of another evaluation of the same prompts",
+        )
     comparisons = [compare(baseline, candidate) for candidate in candidates]
     if request.teacher is None:
         return ComparisonReport(comparisons=comparisons)

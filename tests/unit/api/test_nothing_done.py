@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from pydantic import ValidationError
 
 from fakes.chat_endpoint import ScriptedTeacher, Served, completion, refused, serve
 from fakes.judges import judgement
@@ -29,8 +28,10 @@ from stillroom.evaluate.compare import compare
 from stillroom.evaluate.files import RESULT_FILE, Evaluation
 from stillroom.evaluate.run import evaluate_model
 from stillroom.importing.run import import_rollouts
+from stillroom.lineage import now
 from stillroom.rollout.rescore.score import score_rollouts
 from stillroom.rollout.results import nothing_succeeded
+from stillroom.run_folder import RunFolder, RunState
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
 from stillroom_mcp.next_steps import next_step
@@ -174,10 +175,13 @@ def compared(root_answers: tuple[str, str], shares: int = 2) -> Any:
     return case
 
 
-def compared_with_itself(_workspace: Workspace) -> str:
-    with pytest.raises(ValidationError) as caught:
-        api.CompareEvaluations(baseline="a", candidates=("b", "a"))
-    return str(caught.value)
+def compared_with_itself(workspace: Workspace) -> str:
+    evaluated("12")(workspace)
+    RunFolder(workspace.runs / "run").write(
+        RunState(run_id="run", kind=RunKind.EVALUATE, status=RunStatus.SUCCEEDED, created_at=now())
+    )
+    request = api.CompareEvaluations(baseline="run", candidates=("run",))
+    return str(api.compare_evaluations(workspace, request))
 
 
 def curated(name: str, request: Callable[..., Any], *rows: Any, **options: Any) -> Any:
@@ -253,7 +257,7 @@ WAYS: dict[str, tuple[Callable[[Workspace], str], str]] = {
     "evaluation: all are cut": (evaluated(CUT, max_tokens=5), "2 of the answers were cut"),
     "evaluation: all fill the context": (evaluated(CUT), "2 of the answers filled the context"),
     "comparison: no shared tasks": (compared_without_shared_tasks, "share 0 tasks"),
-    "comparison: with itself": (compared_with_itself, "a would be compared with itself"),
+    "comparison: with itself": (compared_with_itself, "'run' would be compared with itself"),
     "comparison: no task differs": (
         compared(("12", "12"), shares=12),
         "no task came out differently for",
