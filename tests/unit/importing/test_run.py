@@ -213,8 +213,8 @@ def test_secrets_and_personal_data_become_numbered_marks(tmp_path):
 
 def test_keys_are_taken_out_of_names_and_ids_and_calls_still_find_their_results(tmp_path):
     schema = {"type": "object", "properties": {KEY: {"type": "string"}}, "required": [KEY]}
-    tool = {"type": "function", "function": {"name": f"look.{KEY}", "parameters": schema}}
-    reply = asks_for(f"look.{KEY}", f"call {KEY}", **{KEY: "x"})
+    tool = {"type": "function", "function": {"name": f"look_{KEY}", "parameters": schema}}
+    reply = asks_for(f"look_{KEY}", f"call {KEY}", **{KEY: "x"})
     history = [{"role": "user", "content": "Hi", "name": KEY}]
     known = {"model": f"ft:{KEY}", "id": KEY, "session_id": KEY, "metadata": {KEY: {KEY: 1}}}
     rows = [
