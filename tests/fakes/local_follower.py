@@ -49,8 +49,8 @@ class CutChannel(LocalChannel):
 class PreparedHost(ChannelHost):
     """A machine that has everything: the code and the packages of the tests."""
 
-    def prepare(self, spec, say) -> None:
-        say("nothing to install")
+    def prepare(self, spec, report) -> None:
+        report("nothing to install")
 
 
 def open_local(machine: Machine) -> PreparedHost:

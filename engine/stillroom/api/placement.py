@@ -14,7 +14,7 @@ from stillroom.projects.setup import CheckSetup, SetupReport
 from stillroom.projects.setup import check_setup as check_this_machine
 from stillroom.remote.bundle.job_spec import PackedJob, pack
 from stillroom.remote.bundle.needs import Needs
-from stillroom.remote.bundle.refusals import least_budget, refuse_needs, refuse_request
+from stillroom.remote.bundle.refusals import min_budget_usd, refuse_needs, refuse_request
 from stillroom.remote.known_machines import remote_runs
 from stillroom.remote.machine import Machine, RayCluster
 from stillroom.remote.machine_checks import check_machine
@@ -124,7 +124,7 @@ def _within_budget(
             is_over = view is not None and view.phase == "over"
             spent += cost if is_over else max(cost, spec.budget_usd or 0.0)
     left = (machine.budget_usd - spent) / num_runs
-    if left <= least_budget(machine):
+    if left <= min_budget_usd(machine):
         raise InputError(
             f"of the budget_usd of ${machine.budget_usd:g} that {machine.file} gives "
             f"{machine.name}, this workspace's runs have used or reserved ${spent:.2f}",
@@ -160,7 +160,7 @@ def _with_rest(
     request: StartTraining, machine: Machine, budget: float, spent: float
 ) -> tuple[StartTraining, list[str]]:
     left = budget - spent
-    if left <= least_budget(machine):
+    if left <= min_budget_usd(machine):
         raise InputError(
             f"${max(0.0, left):.4f} is left of the budget of ${budget:g} that {request.resume} was "
             "started with: too little to resume it",

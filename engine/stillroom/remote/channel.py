@@ -1,4 +1,4 @@
-"""Starts commands on a machine, and connects to their standard input and output.
+"""Runs commands on a machine, with pipes to their standard input and output.
 
 There are two kinds of channel: ssh (`ssh/connection.py`), and a subprocess of this machine.
 """
@@ -23,9 +23,9 @@ from stillroom.remote.host import (
     UnreachableError,
 )
 
-# The command itself comes through standard input, as one line: it is then read by a POSIX shell
-# whatever the login shell is (fish and csh quote in other ways), and no list of processes shows it.
-# `read` takes no byte after the line; the rest is the command's own input.
+# The command is sent as one line on standard input: so a POSIX shell parses it, whatever the login
+# shell (fish and csh quote differently), and it does not appear in lists of processes. `read`
+# consumes no byte after the line; the rest is the command's own input.
 SHELL_LINE = "exec sh -c 'IFS= read -r line && eval \"$line\"'"
 _SCRIPT_END_MARK = "--stillroom-script-end--"
 _SCRIPT_END = re.compile(_SCRIPT_END_MARK + r"(\d{1,3})", re.ASCII)
@@ -39,7 +39,7 @@ _Message = TypeVar("_Message")
 
 
 class PipedProcess(subprocess.Popen[bytes]):
-    """A process over three pipes; only the end of its standard error is kept."""
+    """A process with three pipes; only the tail of its standard error is kept."""
 
     def __init__(
         self, arguments: Sequence[str], environment: Mapping[str, str] | None = None
@@ -57,12 +57,12 @@ class PipedProcess(subprocess.Popen[bytes]):
         self._reader.start()
 
     def last_errors(self) -> str:
-        """Returns the end of what it has printed to its standard error."""
+        """Returns the tail of the process's standard error."""
         self._reader.join(_END_WAIT_S / 10)
         return self._printed_errors.decode("utf-8", errors="replace").strip()
 
     def _read_errors(self) -> None:
-        # A machine may print without end, so that neither a file nor all of it is kept.
+        # The output is unbounded, so it is neither kept whole nor written to a file.
         with cast("IO[bytes]", self.stderr) as stream:
             while data := os.read(stream.fileno(), _MAX_STDERR_BYTES):
                 self._printed_errors = (self._printed_errors + data)[-_MAX_STDERR_BYTES:]
@@ -73,45 +73,45 @@ class Channel(Protocol):
 
     @property
     def name(self) -> str:
-        """What errors call the machine."""
+        """The machine's name in error messages."""
         ...
 
     def open(self) -> PipedProcess:
-        """Starts a shell on the machine that reads one line and runs it.
+        """Starts a shell on the machine that reads one line and executes it.
 
         Raises UnreachableError or MachineError.
         """
         ...
 
     def explain(self, exit_code: int | None, printed: str) -> EngineError | None:
-        """Returns what a broken command's exit code and standard error say about the connection.
+        """Returns the connection error behind a failed command's exit code and standard error.
 
-        None if they say nothing about it.
+        None if the connection was not the cause.
         """
         ...
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         ...
 
 
 class LocalChannel:
-    """Runs the commands on this machine, as jobs of Hugging Face do inside their container."""
+    """Runs commands on this machine; used inside the container of a Hugging Face job."""
 
     def __init__(self, *, environment: Mapping[str, str] | None = None) -> None:
         self._environment = dict(os.environ if environment is None else environment)
 
     @property
     def name(self) -> str:
-        """What errors call the machine."""
+        """The machine's name in error messages."""
         return "this machine"
 
     def open(self) -> PipedProcess:
-        """Starts a shell that reads one line and runs it."""
+        """Starts a shell that reads one line and executes it."""
         return PipedProcess(["sh", "-c", SHELL_LINE], self._environment)
 
     def explain(self, exit_code: int | None, printed: str) -> EngineError | None:
-        """Returns None: there is no connection that could be lost."""
+        """Returns None: there is no connection that could fail."""
         return None
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class LocalChannel:
 
 
 class _RemoteProcess:
-    """A shell line that runs on a machine, with its pipes."""
+    """A command line that runs on a machine, with its pipes."""
 
     def __init__(self, channel: Channel, process: PipedProcess) -> None:
         self._channel, self._process = channel, process
@@ -128,145 +128,147 @@ class _RemoteProcess:
         self._frames = Frames(self._source, self._sink)
 
     def begin(self, line: str) -> None:
-        """Has the machine's shell run a line, which must print the mark of `frames.py`."""
-        with suppress(OSError):  # The reading below finds out why it has ended.
+        """Sends the line to the machine's shell; the command must print the mark of `frames.py`."""
+        with suppress(OSError):  # If the shell has exited, the read below finds out why.
             self._sink.write(line.encode() + b"\n")
             self._sink.flush()
         try:
             self._frames.skip_greeting()
         except BrokenStreamError as broken:
-            raise self._lost(broken) from broken
+            raise self._connection_error(broken) from broken
 
     def _printed(self) -> str:
-        """Returns the command's standard error, once it has ended: its last lines come with it."""
+        """Waits for the command to exit, and returns the tail of its standard error."""
         try:
             self._process.wait(_CLOSE_WAIT_S)
         except subprocess.TimeoutExpired:
-            # One that prints without end only ends once nobody reads it.
+            # A command that prints without end exits only once its pipes are closed.
             _close_pipes(self._process)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_WAIT_S)
         return self._process.last_errors()
 
-    def _lost(self, broken: BrokenStreamError) -> EngineError:
+    def _connection_error(self, broken: BrokenStreamError) -> EngineError:
         printed = self._printed()
         explained = self._channel.explain(self._process.returncode, printed)
         if explained is not None:
             return explained
         name = self._channel.name
-        return UnreachableError(f"connection to {name} lost: {printed or broken}", _TRY_AGAIN)
+        return UnreachableError(f"connection to {name} lost: {printed or broken}", _RETRIED)
 
 
 class RemoteCommand(_RemoteProcess):
-    """A command of the agent on a machine: requests are sent to it, and replies come back."""
+    """A command of the agent on a machine, which receives requests and sends replies."""
 
     def send(self, request: object, *, is_last: bool = False) -> None:
-        """Sends a request. Raises as `receive` does if the command has ended."""
+        """Sends a request. Raises the errors of `receive` if the command has exited."""
         try:
             self._frames.send(request)
             if is_last:
                 self._frames.end()
         except BrokenStreamError as broken:
-            # The command may have said why before it ended.
+            # The command may have sent an error before it exited.
             for _ in self.replies(object):
                 pass
             raise UnreachableError(
-                f"{self._channel.name} stopped listening: {broken}", _TRY_AGAIN
+                f"the agent on {self._channel.name} exited: {broken}", _RETRIED
             ) from broken
 
     def receive(self, kind: type[_Message] | Any) -> _Message | None:
         """Returns the next reply, or None after the last.
 
-        Raises MachineError or MachineGoneError with an error of the command, and UnreachableError
+        Raises MachineError or MachineGoneError if the command sent an error, and UnreachableError
         if the connection was lost.
         """
         try:
             return self._frames.receive(kind)
         except BrokenStreamError as broken:
-            raise self._lost(broken) from broken
+            raise self._connection_error(broken) from broken
         except EngineError as error:
             problem = f"{self._channel.name}: {error.problem}"
             is_gone = isinstance(error, MachineGoneError)
             raise (MachineGoneError if is_gone else MachineError)(problem, error.fix) from error
 
     def expect(self, kind: type[_Message]) -> _Message:
-        """Returns the next reply, where there must be one."""
+        """Returns the next reply. Raises UnreachableError if there is none."""
         message = self.receive(kind)
         if message is None:
-            raise UnreachableError(f"{self._channel.name} gave no answer", _TRY_AGAIN)
+            raise UnreachableError(f"{self._channel.name} sent no reply", _RETRIED)
         return message
 
     def replies(self, kind: type[_Message] | Any) -> Generator[_Message]:
-        """Yields the replies up to the last."""
+        """Yields all replies."""
         while (message := self.receive(kind)) is not None:
             yield message
 
 
 class RemoteScript(_RemoteProcess):
-    """A shell script that runs on a machine, needs no agent on it, and prints lines of text."""
+    """A shell script that runs on a machine without the agent, and prints lines of text."""
 
     def write(self, data: bytes, *, is_last: bool = True) -> None:
-        """Writes to the script's standard input, and ends it after the last."""
-        with suppress(OSError):  # The script has ended; its exit code says why.
+        """Writes to the script's standard input, and closes it if `is_last`."""
+        with suppress(OSError):  # The script has exited; its exit code tells why.
             self._sink.write(data)
             self._sink.flush()
             if is_last:
                 self._sink.close()
 
     def lines(self) -> Generator[str]:
-        """Yields what the script prints. Raises MachineError if the script fails.
+        """Yields the lines that the script prints.
 
-        Raises UnreachableError if the connection is lost.
+        Raises MachineError if the script fails, and UnreachableError if the connection is lost.
         """
         num_left = _MAX_SCRIPT_BYTES
         while line := self._source.readline(num_left):
             num_left -= len(line)
             if num_left <= 0:
                 limit = f"{_MAX_SCRIPT_BYTES >> 20} MB"
-                raise self._failed(f"it printed more than {limit}, where a few lines are expected")
+                raise self._script_error(
+                    f"it printed more than {limit}, where a few lines are expected"
+                )
             text = line.decode("utf-8", errors="replace").rstrip("\n")
             if ended := _SCRIPT_END.fullmatch(text):
                 if code := int(ended[1]):
-                    raise self._failed(self._printed() or f"it ended with exit code {code}")
+                    raise self._script_error(self._printed() or f"it exited with code {code}")
                 return
             yield text
-        raise self._lost(BrokenStreamError("the script's output ended early"))
+        raise self._connection_error(BrokenStreamError("the script's output ended early"))
 
-    def _failed(self, printed: str) -> EngineError:
+    def _script_error(self, printed: str) -> EngineError:
         return script_error(self._channel.name, printed)
 
 
 def script_error(name: str, printed: str) -> MachineError:
-    """Returns what to do about a script that failed on a machine, from what it printed."""
+    """Returns the error for a script that failed on a machine, given what it printed."""
     problem = f"{name}: {printed[-1500:]}"
-    if _NO_ROOM.search(printed):
+    if _DISK_FULL.search(printed):
         return MachineError(f"the disk of {name} is full: {printed[-500:]}", FREE_DISK)
-    if _NO_RIGHT.search(printed):
+    if _NOT_PERMITTED.search(printed):
         return MachineError(problem, OTHER_FOLDER)
     return MachineError(problem, "fix this on the machine, then start again")
 
 
-_NO_ROOM = re.compile("No space left|Disk quota|File too large|File size limit")
-_NO_RIGHT = re.compile("cannot create directory|denied|not permitted|Read-only file system")
-_TRY_AGAIN = "it is retried; if it stays so, look at the machine with check_setup"
+_DISK_FULL = re.compile("No space left|Disk quota|File too large|File size limit")
+_NOT_PERMITTED = re.compile("cannot create directory|denied|not permitted|Read-only file system")
+_RETRIED = "it is retried; if it persists, check the machine with check_setup"
 
 
 @contextmanager
 def run_command(channel: Channel, line: str) -> Generator[RemoteCommand]:
-    """Runs a command line (POSIX sh) that writes frames, for the length of the block."""
+    """Runs a command line (POSIX sh) that exchanges frames, for the duration of the block."""
     process = channel.open()
     try:
         command = RemoteCommand(channel, process)
         command.begin(_one_line(line))
         yield command
     finally:
-        _end(process)
+        _end_process(process)
 
 
 @contextmanager
 def run_script(channel: Channel, script: str) -> Generator[RemoteScript]:
-    """Runs a script (POSIX sh) that needs no agent, for the length of the block."""
-    # In other languages its errors would not be understood.
+    """Runs a script (POSIX sh) that needs no agent, for the duration of the block."""
+    # Errors are recognised by their English text.
     begin = f"export LC_ALL=C\necho {MARK.decode().strip()}"
     text = f"{begin}\n({script}\n)\nprintf '\\n{_SCRIPT_END_MARK}%s\\n' $?\n"
     process = channel.open()
@@ -275,11 +277,11 @@ def run_script(channel: Channel, script: str) -> Generator[RemoteScript]:
         running.begin(_one_line(text))
         yield running
     finally:
-        _end(process)
+        _end_process(process)
 
 
 def _one_line(script: str) -> str:
-    """Returns a line of sh that does the same as several."""
+    """Returns a script as a single line of sh."""
     if "\n" not in script:
         return script
     escaped = script.replace("\\", "\\\\").replace("\n", "\\n")
@@ -287,11 +289,11 @@ def _one_line(script: str) -> str:
 
 
 def shell_words(words: Sequence[str]) -> str:
-    """Returns words as a POSIX shell reads them; a `~/` at a word's start is the home folder."""
-    return " ".join(_word(word) for word in words)
+    """Quotes and joins words for a POSIX shell; a leading `~/` becomes the home folder."""
+    return " ".join(_quote_word(word) for word in words)
 
 
-def _word(word: str) -> str:
+def _quote_word(word: str) -> str:
     if word == "~":
         return '"$HOME"'
     if word.startswith("~/"):
@@ -305,8 +307,8 @@ def _close_pipes(process: PipedProcess) -> None:
             cast("IO[bytes]", stream).close()
 
 
-def _end(process: PipedProcess) -> None:
-    """Closes a process's input, which ends the remote command, and waits for its end."""
+def _end_process(process: PipedProcess) -> None:
+    """Closes a process's pipes, which ends the remote command, and waits until it exits."""
     _close_pipes(process)
     for end in (lambda: None, process.terminate, process.kill):
         end()

@@ -1,7 +1,7 @@
-"""Messages over a pair of byte streams: a header line of JSON with a length, then the message.
+"""Messages over a pair of byte streams: a JSON header line with the length, then the message.
 
-The agent on a machine and the local code exchange them. What a shell's start files print before
-the first message is passed over; a stream that ends without the end's own frame has been broken.
+The agent on a machine and the local code exchange them. Output of the shell's start files before
+the first message is skipped; a stream that ends without an end frame counts as broken.
 """
 
 import zlib
@@ -14,7 +14,7 @@ from stillroom.errors import EngineError
 from stillroom.remote.host import MachineGoneError
 
 MARK = b"--stillroom-frames-1--\n"
-"""Written before the first message, since a machine may greet whoever connects."""
+"""Written before the first message, since a machine may print a greeting."""
 _MAX_GREETING_BYTES = bounds.GREETING.most
 _MAX_HEADER_BYTES = bounds.FRAME_HEADER.most
 _MAX_MESSAGE_BYTES = bounds.FRAME.most
@@ -23,16 +23,16 @@ _Message = TypeVar("_Message")
 
 
 class BrokenStreamError(Exception):
-    """The stream ended, or had data that is not a message; the client has to connect again."""
+    """The stream ended early or had invalid data; the client has to reconnect."""
 
     def __init__(self, reason: str, *, output: str = "") -> None:
         super().__init__(reason)
         self.output = output
-        """What came instead of messages, e.g. from a machine that refuses the log-in."""
+        """The output received instead of messages, e.g. of a machine that rejects the login."""
 
 
 class RemoteError(msgspec.Struct, frozen=True, kw_only=True):
-    """An error of the agent."""
+    """An error sent by the agent."""
 
     problem: Annotated[str, msgspec.Meta(max_length=20_000)]
     fix: Annotated[str, msgspec.Meta(max_length=20_000)]
@@ -55,49 +55,49 @@ class Frames:
         self._packing, self._unpacking = zlib.compressobj(), zlib.decompressobj()
 
     def begin(self) -> None:
-        """Marks for the other side that messages follow."""
+        """Writes the mark after which messages follow."""
         self._write(MARK)
 
     def skip_greeting(self) -> bytes:
-        """Passes over what comes before the messages and returns it.
+        """Skips the output before the first message and returns it.
 
-        Raises BrokenStreamError if they never begin.
+        Raises BrokenStreamError if no message follows.
         """
         seen = bytearray()
         while not seen.endswith(MARK):
             byte = self._read(1)
             if not byte or len(seen) > _MAX_GREETING_BYTES:
-                raise BrokenStreamError(_shown(bytes(seen)), output=_text(bytes(seen)))
+                raise BrokenStreamError(_describe(bytes(seen)), output=_text(bytes(seen)))
             seen += byte
         return bytes(seen[: -len(MARK)])
 
     def send(self, message: object, *, is_packed: bool = False) -> None:
-        """Sends one message; packed if it is much like others before it, as a run's states are."""
+        """Sends one message; `is_packed` compresses it together with earlier, similar ones."""
         body = msgspec.msgpack.encode(message)
         if is_packed:
             body = self._packing.compress(body) + self._packing.flush(zlib.Z_SYNC_FLUSH)
         self._send(body, "message", is_packed=is_packed)
 
     def send_error(self, error: EngineError) -> None:
-        """Sends an error, which the other side raises."""
+        """Sends an error, which `receive` raises on the other side."""
         is_gone = isinstance(error, MachineGoneError)
         shown = RemoteError(problem=error.problem, fix=error.fix, is_gone=is_gone)
         self._send(msgspec.msgpack.encode(shown), "error")
 
     def end(self) -> None:
-        """Marks for the other side that no message follows, and that all went well."""
+        """Sends the end frame: no message follows, and there was no error."""
         self._send(b"", "end")
 
     def receive(self, kind: type[_Message] | Any) -> _Message | None:
-        """Returns the next message, or None if the other side has said that none follows.
+        """Returns the next message, or None after the end frame.
 
-        Raises EngineError with an error of the other side, and BrokenStreamError.
+        Raises EngineError for an error that the other side sent, and BrokenStreamError.
         """
         line = self._read_line()
         try:
             header = msgspec.json.decode(line, type=_Header)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise BrokenStreamError(f"{_shown(line)} ({error})") from error
+            raise BrokenStreamError(f"{_describe(line)} ({error})") from error
         body = self._read(header.length)
         if len(body) < header.length:
             raise BrokenStreamError("the stream ended inside a message")
@@ -111,7 +111,7 @@ class Frames:
         try:
             data = self._unpacking.decompress(body, _MAX_MESSAGE_BYTES)
         except zlib.error as error:
-            raise BrokenStreamError(f"a message that cannot be unpacked: {error}") from error
+            raise BrokenStreamError(f"a message cannot be decompressed: {error}") from error
         if self._unpacking.unconsumed_tail:
             raise BrokenStreamError(f"a message of over {_MAX_MESSAGE_BYTES} bytes")
         return data
@@ -121,9 +121,9 @@ class Frames:
             if header.holds == "message":
                 return msgspec.msgpack.decode(body, type=kind)
             error = msgspec.msgpack.decode(body, type=RemoteError)
-        # ValueError: no UTF-8; RecursionError: nested deeper than any message of ours.
+        # ValueError: invalid UTF-8; RecursionError: nested deeper than any valid message.
         except (msgspec.MsgspecError, ValueError, RecursionError) as broken:
-            raise BrokenStreamError(f"a message of another kind: {broken}") from broken
+            raise BrokenStreamError(f"unexpected message: {broken}") from broken
         raise (MachineGoneError if error.is_gone else EngineError)(error.problem, error.fix)
 
     def _read_line(self) -> bytes:
@@ -132,7 +132,7 @@ class Frames:
         except (OSError, ValueError) as error:
             raise BrokenStreamError(str(error)) from error
         if not line.endswith(b"\n"):
-            raise BrokenStreamError(_shown(line) if line else "the stream ended")
+            raise BrokenStreamError(_describe(line) if line else "the stream ended")
         return line
 
     def _read(self, size: int) -> bytes:
@@ -156,9 +156,9 @@ class Frames:
             raise BrokenStreamError(str(error)) from error
 
 
-def _shown(data: bytes) -> str:
-    """Returns the end of what came, to be quoted."""
-    return f"it said {_text(data)!r}" if _text(data) else "it said nothing"
+def _describe(data: bytes) -> str:
+    """Returns a description of the received data for an error message."""
+    return f"received {_text(data)!r}" if _text(data) else "no output received"
 
 
 def _text(data: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The hashes of files, kept between runs: a file that has not changed is not hashed again."""
+"""A cache of file hashes: a file that has not changed is not hashed again."""
 
 import time
 from collections.abc import Callable
@@ -14,30 +14,30 @@ _MOST_KNOWN = 50_000
 
 
 class _Known(msgspec.Struct, frozen=True, array_like=True):
-    """The hash of a file that had this stamp."""
+    """The hash of a file, and the file's stamp when it was hashed."""
 
     stamp: str
     sha256: str
 
 
 class HashCache:
-    """The SHA-256 of files by their paths, kept in a file of its own."""
+    """The SHA-256 of files by path, stored in a JSON file."""
 
     def __init__(self, path: Path, *, settled_after_s: float = 2.0) -> None:
-        """settled_after_s: a file that changed more recently may change again within the
-        resolution of its time of change, so that its hash is not kept.
+        """settled_after_s: the hash of a file that changed more recently is not cached, since it
+        may change again within the resolution of its modification time.
         """
         self._path, self._settled_after_s = path, settled_after_s
         self._known: dict[str, _Known] = {}
         self._has_news = False
-        # A cache that cannot be read is built again.
+        # A cache that cannot be read is rebuilt.
         with suppress(OSError, DataError):
             self._known = read_json(path, dict[str, _Known])
 
     def hash_of(self, path: Path, is_stopped: Callable[[], bool] = lambda: False) -> str:
-        """Returns the SHA-256 of a file, from its content only if that may have changed.
+        """Returns the SHA-256 of a file, which is read only if it may have changed.
 
-        Once `is_stopped` it returns early, with a hash that is of no use and is not kept.
+        Once `is_stopped`, returns early with an invalid hash that is not cached.
         """
         stamp = _stamp(path)
         known = self._known.pop(str(path), None)
@@ -46,12 +46,12 @@ class HashCache:
             if is_stopped() or _stamp(path) != stamp or not self._is_settled(path):
                 return known.sha256
             self._has_news = True
-        # The last used are last, and kept.
+        # Ordered by last use, so that the least recently used are dropped.
         self._known[str(path)] = known
         return known.sha256
 
     def save(self) -> None:
-        """Writes the hashes, unless they cannot be written: they are then computed again."""
+        """Writes the cache; does nothing if it cannot be written."""
         if self._has_news:
             kept = dict(list(self._known.items())[-_MOST_KNOWN:])
             with suppress(OSError, EngineError):

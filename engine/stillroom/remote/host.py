@@ -1,4 +1,4 @@
-"""What any machine that does runs can do; `ssh/host.py` and `providers/` implement it."""
+"""The interface to a machine that executes runs; `ssh/host.py` and `providers/` implement it."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Protocol
@@ -16,96 +16,95 @@ FREE_DISK = (
     "free some space on the machine (its folder `store` may be deleted while nothing is being sent "
     "to it), or give the machine another `folder:` in machines.yml"
 )
-OTHER_FOLDER = "give the machine a `folder:` in machines.yml that its user may write to"
+OTHER_FOLDER = "set the machine's `folder:` in machines.yml to one that its user can write to"
 
 
 class UnreachableError(EngineError):
-    """The machine did not answer. That says nothing about the run, which may well continue."""
+    """The machine did not answer. Its run may still continue."""
 
 
 class MachineGoneError(EngineError):
-    """The machine no longer exists (a spot machine was taken back, a job was ended from outside),
-    or it no longer has the folder of a run that was started on it.
+    """The machine no longer exists, e.g. a preempted spot machine or a job cancelled by others, or
+    the folder of a run that was started on it was deleted.
 
-    Of a run that had started, only the downloaded files are left; one that had not may be started
-    again.
+    If the run had started, only its downloaded files are left; otherwise it can be started again.
     """
 
 
 class MachineError(EngineError):
-    """The machine exists, but something on it or about it has to be fixed by a user."""
+    """The machine exists, but a user has to fix something on it or in its configuration."""
 
 
 class RunHost(Protocol):
-    """A machine on which runs are done.
+    """A machine that executes runs.
 
-    Each method may be called again after it failed, and then resumes or finds its work done.
-    Each raises UnreachableError if the machine does not answer, MachineGoneError if it never will,
-    and MachineError for what waiting does not fix (a full disk, a changed host key, no Python),
-    with what to do.
+    Each method is idempotent: called again after a failure, it resumes. Each raises
+    UnreachableError if the machine does not answer, MachineGoneError if it no longer exists, and
+    MachineError for a problem that waiting does not fix (a full disk, a changed host key, no
+    Python).
     """
 
     def provision(self) -> None:
-        """Starts the machine, where it is ours to stop; returns when it can be reached."""
+        """Provisions the machine if Stillroom manages it; returns when it can be reached."""
         ...
 
     def price_per_hour(self) -> float | None:
-        """Returns the US dollars for an hour: what machines.yml says, else what its provider says.
+        """Returns the price in US dollars per hour, from machines.yml or else from its provider.
 
-        It is called after `provision`, when the provider has chosen the machine.
+        Must be called after `provision`, when the provider has chosen the machine.
         """
         ...
 
     def facts(self) -> MachineFacts:
-        """Looks at the machine without changing anything on it."""
+        """Probes the machine without changing anything on it."""
         ...
 
-    def prepare(self, spec: JobSpec, say: Callable[[str], None]) -> None:
-        """Puts this code and the run's packages on it, in environments that are made once.
+    def prepare(self, spec: JobSpec, report: Callable[[str], None]) -> None:
+        """Installs this code and the run's packages on the machine, in reusable environments.
 
-        `say` is given a short text for each thing that takes long, and an empty one from time to
-        time while it lasts.
+        `report` is called with a short text for each slow step, and with an empty text from time to
+        time while a step lasts.
         """
         ...
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
-        """Returns the hashes that are not stored yet, with the bytes of each that already are."""
+        """Returns the hashes that the machine lacks, each with the bytes that it already has."""
         ...
 
     def send(self, blobs: Sequence[Blob], have: Mapping[str, int]) -> Iterator[int]:
-        """Sends contents, each resumed where an earlier call ended; yields bytes as they go.
+        """Sends blobs, resuming partial ones at the offsets in `have`; yields the bytes sent.
 
-        A content counts only when the machine has verified its hash.
+        A blob counts as stored only when the machine has verified its hash.
         """
         ...
 
     def start(self, run: LaunchRequest) -> None:
-        """Starts a run's detached worker. A run that was started before is left alone."""
+        """Starts a run's detached worker; does nothing if the run was started before."""
         ...
 
     def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[RunUpdate]:
         """Yields a run's updates until it has ended, at least a Heartbeat every few seconds.
 
-        `seen` has the bytes of each growing file (path relative to the workspace) that are here.
+        `seen` has the local size of each growing file, by its path relative to the workspace.
         """
         ...
 
     def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
-        """Yields the bytes of a finished file of a run, from `offset` on."""
+        """Yields the bytes of a run's finished file, from `offset` on."""
         ...
 
     def cancel(self, run_id: str, *, kill: bool) -> None:
-        """Asks a run to stop; with `kill` ends its processes."""
+        """Asks a run to stop; with `kill`, kills its processes."""
         ...
 
     def remove(self, run_id: str) -> None:
-        """Deletes a run's folder; contents that other runs may need stay."""
+        """Deletes a run's folder on the machine; stored blobs stay for other runs."""
         ...
 
     def release(self) -> None:
-        """Stops the machine, where it is ours to stop and no other run is on it."""
+        """Releases the machine if Stillroom provisioned it and no other run is on it."""
         ...
 
     def close(self) -> None:
-        """Ends the connection; what runs on the machine continues."""
+        """Closes the connection; processes on the machine continue."""
         ...

@@ -1,4 +1,4 @@
-"""Opens the connection to a machine of any kind, and releases one that no run needs."""
+"""Opens machines of any kind, and releases machines that no run needs."""
 
 from pathlib import Path
 
@@ -8,13 +8,13 @@ from stillroom.remote.machine import HfJobsFlavor, Machine, RayCluster, SkyPilot
 from stillroom.remote.providers.provision_log import ProvisionedMachine, ProvisionLog
 from stillroom.remote.ssh.host import SshHost
 
-# The providers' modules are loaded when they are needed: servers list machines at each look.
+# The providers' modules are imported lazily, because servers list machines often.
 
 
 def open_host(machine: Machine, *, run: Path | None = None) -> RunHost:
-    """Returns a machine on which runs can be done; nothing is connected or provisioned yet.
+    """Returns the host of a machine; nothing is connected or provisioned yet.
 
-    run: the folder here of the run that it is for; without one no machine is ever provisioned.
+    run: the local folder of the run that it is for; without one, no machine is ever provisioned.
     Raises MissingExtraError if the package for such machines is not installed.
     """
     match machine.access:
@@ -30,18 +30,18 @@ def open_host(machine: Machine, *, run: Path | None = None) -> RunHost:
             return open_job(machine, run)
         case RayCluster():
             raise InputError(
-                f"{machine.name} is a Ray cluster, and only its runs connect to it",
+                f"{machine.name} is a Ray cluster, which only its runs can connect to",
                 "inspect the cluster with `ray status`",
             )
         case _:
             raise InputError(
-                f"{machine.name} is a kind of machine that this version does not know",
+                f"{machine.name} is a kind of machine that this version does not support",
                 "use the version of stillroom that started the run",
             )
 
 
 def release_machine(entry: ProvisionedMachine, log: ProvisionLog) -> None:
-    """Releases a machine that was provisioned, unless a run has begun to use it meanwhile."""
+    """Releases a provisioned machine, unless a run has started to use it in the meantime."""
     if isinstance(entry.machine.access, HfJobsFlavor):
         from stillroom.remote.providers.hf_jobs import release_job
 

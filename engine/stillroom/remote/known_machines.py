@@ -1,7 +1,7 @@
-"""What is known of a machine without a connection: its last answers, and how fast runs were.
+"""What is known about a machine without connecting to it: its last probe, and its runs' speed.
 
-An answer is kept in the workspace, so that a plan for a machine that is down, or busy, needs no
-connection. It counts for the entry of machines.yml that it was given for, and for no other.
+The last probe is cached in the workspace, so that planning for a machine that is down or busy needs
+no connection. It is valid only while the machine's entry in machines.yml does not change.
 """
 
 import re
@@ -30,66 +30,66 @@ _TRAINING = (RunKind.SFT, RunKind.DPO, RunKind.DISTILL)
 
 
 class KnownMachine(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of .stillroom/machines/<name>.json: what a machine answered last."""
+    """The content of .stillroom/machines/<name>.json: a machine's last probe."""
 
     address: str
-    """A hash of how it was reached, without its price and limits."""
+    """A hash of the machine's address, without its price and limits."""
     asked_at: str
     facts: MachineFacts
     price_per_hour: float | None = None
-    """What its provider charges for an hour, in US dollars; None if that is not known."""
+    """The provider's price in US dollars per hour; None if unknown."""
 
 
 def probe_machine(workspace: Workspace, machine: Machine, host: RunHost) -> MachineFacts:
-    """Probes a machine, or the provider of one that is not up, and keeps the answer.
+    """Probes a machine, or its provider if it is not up, and caches the result.
 
-    Raises an EngineError if there is none.
+    Raises an EngineError if the probe fails.
     """
     try:
         facts = host.facts()
         price = host.price_per_hour() if machine.access.is_provisioned else None
     finally:
         host.close()
-    remember(workspace, machine, facts, price)
+    save_facts(workspace, machine, facts, price)
     return facts
 
 
-def remember(
+def save_facts(
     workspace: Workspace,
     machine: Machine,
     facts: MachineFacts,
     price_per_hour: float | None = None,
 ) -> None:
-    """Keeps what a machine has answered, for plans and lists to come."""
+    """Caches the result of a probe for later plans and lists."""
     if facts.num_processors is None:
-        return  # It is not up, and which one it will be is not known.
-    file = _file(workspace, machine)
+        return  # The machine is not up, and its hardware is not known yet.
+    file = _facts_file(workspace, machine)
     make_folder(file.parent)
     known = KnownMachine(
-        address=_address(machine), asked_at=now(), facts=facts, price_per_hour=price_per_hour
+        address=_address_hash(machine), asked_at=now(), facts=facts, price_per_hour=price_per_hour
     )
     write_json(file, known)
 
 
-def recall(workspace: Workspace, machine: Machine) -> KnownMachine | None:
-    """Returns what a machine answered last; None if it never did, or its entry has changed."""
+def load_facts(workspace: Workspace, machine: Machine) -> KnownMachine | None:
+    """Returns a machine's cached probe; None if there is none or its entry has changed since."""
     try:
-        known = read_json(_file(workspace, machine), KnownMachine)
+        known = read_json(_facts_file(workspace, machine), KnownMachine)
     except (OSError, DataError):
         return None
-    return known if known.address == _address(machine) else None
+    return known if known.address == _address_hash(machine) else None
 
 
-def _file(workspace: Workspace, machine: Machine) -> Path:
+def _facts_file(workspace: Workspace, machine: Machine) -> Path:
     return workspace.root / ".stillroom" / "machines" / f"{machine.name}.json"
 
 
-def _address(machine: Machine) -> str:
+def _address_hash(machine: Machine) -> str:
     return content_hash(msgspec.to_builtins((*machine.kinds, machine.python)))
 
 
 def remote_runs(workspace: Workspace) -> Iterator[tuple[RunFolder, JobSpec, RemoteView | None]]:
-    """Yields the runs that are or were done on other machines, in no particular order."""
+    """Yields the workspace's runs on other machines, in no particular order."""
     for folder in all_runs(workspace):
         with suppress(OSError, DataError):
             spec = read_json(folder.path / REMOTE_FILE, JobSpec)
@@ -97,7 +97,7 @@ def remote_runs(workspace: Workspace) -> Iterator[tuple[RunFolder, JobSpec, Remo
 
 
 def read_view(folder: RunFolder) -> RemoteView | None:
-    """Returns what the follower has noted of a remote run; None before it has, or of others."""
+    """Returns the follower's view of a remote run; None if it has not written one, or if local."""
     try:
         return read_json(folder.path / VIEW_FILE, RemoteView)
     except (OSError, DataError):
@@ -107,9 +107,9 @@ def read_view(folder: RunFolder) -> RemoteView | None:
 def hardware_of(
     workspace: Workspace, machine: Machine, config: TrainConfig | None = None
 ) -> Hardware:
-    """Returns what is known of a machine's hardware, and of its speed in this very training."""
-    known = recall(workspace, machine)
-    measured = _measured(workspace, machine, config) if config is not None else None
+    """Returns a machine's known hardware, and the speed of an earlier run of the same training."""
+    known = load_facts(workspace, machine)
+    measured = _earlier_rate(workspace, machine, config) if config is not None else None
     prices = (
         machine.price_per_hour,
         known.price_per_hour if known is not None else None,
@@ -135,27 +135,27 @@ def hardware_of(
         memory_gb=facts.memory_gb,
         free_disk_gb=facts.free_disk_gb,
         price_per_hour=price,
-        # A cluster's disk and a job's go with them.
+        # The disk of a cluster or a job is deleted with it.
         is_installed=facts.stillroom_version is not None and not machine.access.is_provisioned,
         measured=measured,
     )
 
 
 def _gpu_names(text: str) -> list[str]:
-    """Returns the names in one of `MachineFacts.gpus`; of a provider's `4 x A10G, …` four."""
+    """Returns one name per GPU of an element of `MachineFacts.gpus`; four for `4 x A10G, …`."""
     name = text.rpartition(",")[0] or text
     several = re.fullmatch(r"(\d{1,2}) x (.+)", name)
     return [several[2]] * int(several[1]) if several else [name]
 
 
 def _earlier_price(workspace: Workspace, machine: Machine) -> float | None:
-    """Returns what an hour of a rented machine cost in its last run; None if not known."""
+    """Returns what a provisioned machine cost per hour in its last run, in USD; None if unknown."""
     if not machine.access.is_provisioned:
         return None
     found = [
         (view.last_contact or "", view.machine_usd / view.seconds_used * _HOUR_S)
         for _, spec, view in remote_runs(workspace)
-        if _address(spec.machine) == _address(machine)
+        if _address_hash(spec.machine) == _address_hash(machine)
         and view is not None
         and view.machine_usd
         and view.seconds_used
@@ -163,28 +163,36 @@ def _earlier_price(workspace: Workspace, machine: Machine) -> float | None:
     return max(found)[1] if found else None
 
 
-def _measured(workspace: Workspace, machine: Machine, config: TrainConfig) -> EarlierRate | None:
-    """Returns the rate of the last run of the same training on a machine; None if there is none.
+def _earlier_rate(
+    workspace: Workspace, machine: Machine, config: TrainConfig
+) -> EarlierRate | None:
+    """Returns the speed of the last run of the same training on a machine; None if there is none.
 
-    A failed run may have measured its slow first steps: it counts only if none succeeded.
+    A failed run counts only if none succeeded, since it may have measured only slow first steps.
     """
-    wanted = _settings(config.model_dump(mode="json"))
+    wanted = _speed_settings(config.model_dump(mode="json"))
     found = list[tuple[bool, str, EarlierRate]]()
     for folder, spec, _ in remote_runs(workspace):
-        if spec.machine.name != machine.name or _address(spec.machine) != _address(machine):
+        if spec.machine.name != machine.name or _address_hash(spec.machine) != _address_hash(
+            machine
+        ):
             continue
         with suppress(OSError, DataError):
             state = folder.read()
             rate = state.metrics.get("tokens_per_s") if state.kind in _TRAINING else None
-            if rate and _settings(read_json(folder.path / "config.json", dict[str, Any])) == wanted:
+            if (
+                rate
+                and _speed_settings(read_json(folder.path / "config.json", dict[str, Any]))
+                == wanted
+            ):
                 has_succeeded = state.status is RunStatus.SUCCEEDED
                 earlier = EarlierRate(folder.run_id, rate)
                 found.append((has_succeeded, state.created_at, earlier))
     return max(found, key=lambda run: run[:2])[2] if found else None
 
 
-def _settings(config: Mapping[str, Any]) -> list[Any]:
-    """Returns the settings on which a training's speed depends most."""
+def _speed_settings(config: Mapping[str, Any]) -> list[Any]:
+    """Returns the settings that most affect the speed of a training run."""
     model, data = config.get("model") or {}, config.get("data") or {}
     names = ("path", "qlora_rank", "precision", "quantization", "gradient_checkpointing")
     chosen = [config.get("dataset_type"), *(model.get(name) for name in names)]

@@ -1,4 +1,4 @@
-"""The kinds of machines on which runs can be done, each as remote.json keeps it.
+"""The kinds of machines on which runs can be executed, as they are stored in remote.json.
 
 A new kind is a struct here, a field of `Machine` and an element of its `kinds`; its section of
 machines.yml is in `machines.py`, and `hosts.py` opens and releases it.
@@ -12,53 +12,53 @@ import msgspec
 
 Kind = Literal["ssh", "skypilot", "hf_jobs", "ray"]
 _FLAVOR_GPUS = {"a100": "A100 80GB"}
-"""GPUs of flavors that have more memory than the plain name says."""
+"""GPU names of flavors that do not state the GPU's memory."""
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """How a kind of machine is reached, and from when on it costs money.
+    """How a kind of machine is reached, and when it starts to cost money.
 
-    As it stands it is a kind that this version of Stillroom does not know.
+    The base class stands for a kind that this version of Stillroom does not know.
     """
 
     kind: ClassVar[Kind | Literal["unknown"]] = "unknown"
     is_provisioned: ClassVar[bool] = False
-    """Whether we provision the machine, and so have to release it."""
+    """Whether Stillroom provisions the machine and so has to release it."""
     bills_from: ClassVar[Literal["provision", "contact", "start"]] = "contact"
-    """What the hours that it costs begin with."""
+    """The event from which the machine is billed."""
     can_be_probed: ClassVar[bool] = True
-    """Whether the machine, or its provider, says what hardware it has."""
+    """Whether the machine or its provider can be queried for its hardware."""
 
     @property
     def summary(self) -> str:
-        """How the machine is reached, or what is requested from its provider, in a line."""
+        """One line on how the machine is reached, or what is requested from its provider."""
         return ""
 
     @property
     def key_host(self) -> str | None:
-        """The host that stands for it in keys.yml; None for the machine's name."""
+        """The machine's host in keys.yml; None if that is the machine's name."""
         return None
 
     @property
     def requested_gpus(self) -> list[str]:
-        """The GPUs that machines.yml requests from a provider, one name for each."""
+        """The names of the GPUs that machines.yml requests from a provider, one per GPU."""
         return []
 
     def release_command(self, name: str, request_id: str | None) -> str | None:
-        """Returns the command with which the user releases it by hand; None if nobody has to."""
+        """Returns the shell command that releases the machine; None if none is needed."""
         return None
 
 
 class SshAddress(Access, frozen=True, kw_only=True):
-    """A machine that the system's own ssh reaches."""
+    """A machine that is reached with the system's ssh."""
 
     kind = "ssh"
 
     host: str
-    """What `ssh` is given: an alias of ~/.ssh/config, or user@host."""
+    """The host argument of `ssh`: an alias of ~/.ssh/config, or user@host."""
     port: int | None = None
     options: list[str] = []
-    """More arguments for `ssh`, such as `-F` and a file, before the host."""
+    """Additional arguments of `ssh`, such as `-F FILE`, before the host."""
 
     @property
     def summary(self) -> str:
@@ -72,7 +72,7 @@ class SshAddress(Access, frozen=True, kw_only=True):
 
 
 class SkyPilotCluster(Access, frozen=True, kw_only=True):
-    """A cluster that SkyPilot provisions; then ssh reaches it by its name."""
+    """A cluster that SkyPilot provisions and that ssh then reaches by its name."""
 
     kind = "skypilot"
     is_provisioned = True
@@ -81,7 +81,7 @@ class SkyPilotCluster(Access, frozen=True, kw_only=True):
     resources: dict[str, object]
     """The arguments of `sky.Resources`, as machines.yml has them: accelerators, use_spot, …"""
     autostop: int = 10
-    """The idle minutes after which SkyPilot deletes it by itself."""
+    """The idle time in minutes after which SkyPilot deletes the cluster."""
 
     @property
     def summary(self) -> str:
@@ -90,7 +90,7 @@ class SkyPilotCluster(Access, frozen=True, kw_only=True):
 
     @property
     def accelerator(self) -> tuple[str, int] | None:
-        """The one accelerator that is requested, and how many; None if none or any of several."""
+        """The requested accelerator and its count; None if there is none or a choice of several."""
         wanted = self.resources.get("accelerators")
         if isinstance(wanted, Mapping) and len(wanted) == 1:
             ((name, count),) = cast("Mapping[str, Any]", wanted).items()
@@ -110,12 +110,12 @@ class SkyPilotCluster(Access, frozen=True, kw_only=True):
         return [name] * max(1, count) if name else []
 
     def release_command(self, name: str, request_id: str | None) -> str:
-        """Returns the command of SkyPilot that deletes the cluster."""
+        """Returns SkyPilot's command that deletes the cluster."""
         return f"sky down -y {name}"
 
 
 class HfJobsFlavor(Access, frozen=True, kw_only=True):
-    """A job of huggingface_hub; its state and checkpoints go through a private bucket."""
+    """A Hugging Face job; its state and checkpoints are exchanged through a private bucket."""
 
     kind = "hf_jobs"
     is_provisioned = True
@@ -123,7 +123,7 @@ class HfJobsFlavor(Access, frozen=True, kw_only=True):
 
     flavor: str
     timeout: str = "4h"
-    """The time after which the service ends the job by itself."""
+    """The time after which the service terminates the job."""
     namespace: str | None = None
     image: str | None = None
 
@@ -134,7 +134,7 @@ class HfJobsFlavor(Access, frozen=True, kw_only=True):
 
     @property
     def requested_gpus(self) -> list[str]:
-        """The GPUs of the flavor, as its name says them."""
+        """The flavor's GPUs, derived from its name."""
         name, times, num = self.flavor.partition("-")[0].partition("x")
         size = re.search(r"x(\d+)$", self.flavor)
         if name.startswith("cpu") or name == "zero":
@@ -143,20 +143,20 @@ class HfJobsFlavor(Access, frozen=True, kw_only=True):
         return [_FLAVOR_GPUS.get(name, name.upper())] * count
 
     def release_command(self, name: str, request_id: str | None) -> str:
-        """Returns the command of the hub that ends the job."""
-        # Without its id, which a kill may have kept from us, it is found by its name.
+        """Returns the `hf` command that cancels the job."""
+        # The id is unknown if the process was killed before it received it.
         return f"hf jobs cancel {request_id or f'ID  # the id of {name} in `hf jobs ps`'}"
 
 
 class RayCluster(Access, frozen=True, kw_only=True):
-    """A Ray cluster; the run's own process stays here, and the cluster does its work."""
+    """A Ray cluster; the run's process is local and distributes its work over the cluster."""
 
     kind = "ray"
     can_be_probed = False
 
     address: str
     workers: int | None = None
-    """The processes that do the work; None: as many as the request or config.yml says."""
+    """The number of worker processes; None for that of the request or config.yml."""
 
     @property
     def summary(self) -> str:
@@ -165,35 +165,35 @@ class RayCluster(Access, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of machines.yml, as remote.json keeps it: exactly one kind is set."""
+    """An entry of machines.yml, as it is stored in remote.json; exactly one kind is set."""
 
     name: str
     file: str = ""
-    """The machines.yml that names it; keys go to a machine of the user's own file only."""
+    """The machines.yml with this entry; keys are sent only to machines in the user's own file."""
     ssh: SshAddress | None = None
     skypilot: SkyPilotCluster | None = None
     hf_jobs: HfJobsFlavor | None = None
     ray: RayCluster | None = None
     price_per_hour: float | None = None
-    """US dollars for an hour of the machine; None if it is not known."""
+    """The machine's price in US dollars per hour; None if unknown."""
     budget_usd: float | None = None
-    """The most that all runs of a workspace on it may cost together; None for no limit."""
+    """The maximum total cost of a workspace's runs on the machine; None for no limit."""
     folder: str = "~/.stillroom-remote"
-    """The folder on that machine that holds everything of Stillroom's."""
+    """The folder on the machine that holds all of Stillroom's files."""
     python: str | None = None
-    """An interpreter on it whose packages are used, such as an image's own torch; None: the first
-    Python of at least 3.11, or one that uv installs, with packages of our own."""
+    """An interpreter on the machine whose packages are used, such as an image's torch. If None, the
+    first Python of at least 3.11, or one that uv installs, gets its packages from Stillroom."""
     max_hours: float = 24.0
-    """The hours after which a run on it stops by itself, with a checkpoint, reached or not."""
+    """The hours after which a run stops with a checkpoint, even if the connection is lost."""
     keep_remote: bool = False
-    """Whether a run's folder on it stays when all its files have been downloaded."""
+    """Whether a run's folder stays on the machine after all its files have been downloaded."""
 
     @property
     def access(self) -> Access:
-        """How the machine is reached: the one of its kinds that is set."""
+        """How the machine is reached: the kind that is set."""
         return next((kind for kind in self.kinds if kind is not None), Access())
 
     @property
     def kinds(self) -> tuple[Access | None, ...]:
-        """The section of each kind, of which one is set."""
+        """The sections of all kinds, of which exactly one is set."""
         return self.ssh, self.skypilot, self.hf_jobs, self.ray

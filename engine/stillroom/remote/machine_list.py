@@ -1,4 +1,4 @@
-"""Lists the machines of machines.yml: their state, the runs on them, and what still costs."""
+"""Lists the machines of machines.yml: their state, their runs, and their current cost."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ from stillroom import bounds
 from stillroom.errors import EngineError
 from stillroom.remote.host import RunHost
 from stillroom.remote.hosts import open_host
-from stillroom.remote.known_machines import hardware_of, probe_machine, recall, remote_runs
+from stillroom.remote.known_machines import hardware_of, load_facts, probe_machine, remote_runs
 from stillroom.remote.machine import Machine
 from stillroom.remote.machines import all_machines
 from stillroom.remote.providers.clean_up import start_clean_up, wake_followers
@@ -25,12 +25,11 @@ from stillroom.types import OthersText
 from stillroom.validation import StrictModel
 
 PROBE_S = float(bounds.PROBE.most)
-"""How long the answers of probed machines are waited for; agent hosts end a call after 60 s."""
+"""The timeout of all probes together; agent hosts time out a call after 60 s."""
 
 MachineState = Literal["in_use", "answers", "unreachable", "up", "down", "not_asked"]
-"""`up`: it was provisioned and no run needs it, so it is being released; `down`: it costs nothing
-and is provisioned for a run; `not_asked`: no run of this workspace is on it, and this call did not
-probe it."""
+"""`up`: provisioned, but no run needs it, so it is being released; `down`: not provisioned, so it
+costs nothing; `not_asked`: no run of this workspace is on it, and this call did not probe it."""
 
 
 class ListMachines(StrictModel):
@@ -42,7 +41,7 @@ class ListMachines(StrictModel):
 
 
 class MachineRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that a machine does, or is about to do."""
+    """A run that is active on a machine or waits for it."""
 
     run_id: str
     phase: str
@@ -52,7 +51,7 @@ class MachineRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine of machines.yml, or one that is still up although its entry is gone."""
+    """One machine of machines.yml, or one that is still up after its entry was removed."""
 
     name: str
     kind: str
@@ -60,44 +59,44 @@ class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
     """How it is reached, or what is requested from its provider."""
     state: MachineState
     computes: OthersText
-    """Its GPUs or processors, as it answered last."""
+    """Its GPUs or processors, from its last probe."""
     gpu_memory_gb: list[float]
     free_disk_gb: float | None
     asked_at: str | None
-    """When it was probed last; None if it never was."""
+    """When it was last probed; None if it never was."""
     price_per_hour: float | None
     usd_per_hour_now: float | None
-    """What it costs at the moment as far as we cause it; 0 if nothing, None if not known."""
+    """The current cost of Stillroom's use of it; 0 if it is not used, None if unknown."""
     spent_usd: float
-    """What this workspace's runs on it have cost, without teachers."""
+    """What this workspace's runs on it have cost, without their teachers."""
     runs: list[MachineRun]
     problem: OthersText | None = None
-    """Why it did not answer, or may cost without need, and what to do."""
+    """Why it did not answer, or why it may cost money although no run needs it, and what to do."""
 
 
 class MachineList(msgspec.Struct, frozen=True, kw_only=True):
-    """The machines, those of the project first."""
+    """The machines, the project's first."""
 
     machines: list[MachineSummary]
     usd_per_hour_now: float
-    """What all of them cost at the moment, as far as it is known."""
+    """The current cost of all machines whose price is known."""
 
 
 @dataclass(slots=True)
 class _Listed:
-    """What is known of one machine: its runs, what of it is provisioned, and what it answered."""
+    """One machine with its runs, its provisioned instances, and its answer to the probe."""
 
     machine: Machine
     runs: list[MachineRun] = field(default_factory=list[MachineRun])
     """This workspace's runs on it that are not over."""
     spent_usd: float = 0.0
     is_used: bool = False
-    """Whether a run of this workspace has the machine at this moment."""
+    """Whether a run of this workspace is using the machine now."""
     provisioned: list[ProvisionedMachine] = field(default_factory=list[ProvisionedMachine])
     answer: MachineFacts | EngineError | None = None
 
     def add(self, folder: RunFolder, view: RemoteView | None) -> None:
-        """Counts a run on it; `view` is None if its follower has not begun."""
+        """Adds a run on the machine; `view` is None if its follower has not written one yet."""
         view = view or RemoteView(where=self.machine.name, phase="waiting")
         self.spent_usd += view.machine_usd or 0.0
         if view.phase == "over":
@@ -115,13 +114,13 @@ class _Listed:
 
     @property
     def abandoned(self) -> ProvisionedMachine | None:
-        """What is provisioned although no run of any workspace needs it any more."""
+        """A provisioned machine that no run of any workspace needs any more; None if none."""
         return next((entry for entry in self.provisioned if entry.is_abandoned), None)
 
     def summary(self, workspace: Workspace) -> MachineSummary:
-        """Returns what is shown of it."""
+        """Returns the machine's entry in the result."""
         machine = self.machine
-        known, hardware = recall(workspace, machine), hardware_of(workspace, machine)
+        known, hardware = load_facts(workspace, machine), hardware_of(workspace, machine)
         price = hardware.price_per_hour
         if machine.price_per_hour is None and self.provisioned:
             price = self.provisioned[0].price_per_hour or price
@@ -158,8 +157,8 @@ class _Listed:
     def _problem(self) -> str | None:
         if (entry := self.abandoned) is not None:
             return (
-                f"it is up since {entry.since} and no run needs it: it is being released now; if "
-                f"it is still listed in some minutes, run `{entry.release_command}`"
+                f"up since {entry.since}, but no run needs it: it is being released now; if it is "
+                f"still listed in a few minutes, run `{entry.release_command}`"
             )
         if isinstance(self.answer, EngineError):
             return f"{self.answer.problem} ({self.answer.fix})"
@@ -170,13 +169,13 @@ def list_machines(
     workspace: Workspace,
     request: ListMachines,
     *,
-    opened: Callable[[Machine], RunHost] = open_host,
+    open_machine: Callable[[Machine], RunHost] = open_host,
     provision_log: ProvisionLog | None = None,
     release: Callable[[ProvisionLog], None] = start_clean_up,
 ) -> MachineList:
-    """Returns all machines; with `check` each is probed, for at most 25 seconds altogether.
+    """Returns all machines; with `check`, probes them concurrently within 25 seconds.
 
-    What was provisioned and no run needs is released by a process that is started here.
+    Starts a process that releases provisioned machines that no run needs.
     Raises ConfigError if machines.yml is malformed.
     """
     machines = all_machines(workspace)
@@ -186,7 +185,7 @@ def list_machines(
         wake_followers(entry)
         listed.setdefault(entry.machine.name, _Listed(entry.machine)).provisioned.append(entry)
     if request.check:
-        for name, answer in probe_all(workspace, machines, opened).items():
+        for name, answer in probe_all(workspace, machines, open_machine).items():
             listed[name].answer = answer
     for folder, spec, view in remote_runs(workspace):
         if spec.machine.name in listed:
@@ -201,19 +200,19 @@ def list_machines(
 def probe_all(
     workspace: Workspace,
     machines: Sequence[Machine],
-    opened: Callable[[Machine], RunHost],
+    open_machine: Callable[[Machine], RunHost],
     *,
     most_s: float = PROBE_S,
 ) -> Mapping[str, MachineFacts | EngineError]:
-    """Returns what each machine answers by its name, or why it does not, within a time.
+    """Probes machines concurrently; returns each one's facts, or its error, by name.
 
-    Of a machine that is not up its provider may answer; nothing is provisioned.
+    For a machine that is not up, its provider is queried; nothing is provisioned.
     """
     answers: dict[str, MachineFacts | EngineError] = {}
 
     def ask(machine: Machine) -> None:
         try:
-            answers[machine.name] = probe_machine(workspace, machine, opened(machine))
+            answers[machine.name] = probe_machine(workspace, machine, open_machine(machine))
         except EngineError as error:
             answers[machine.name] = error
 
@@ -225,6 +224,6 @@ def probe_all(
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     silent = EngineError(
-        f"it did not answer within {most_s:g} s", "look whether `ssh` reaches it by hand"
+        f"the probe timed out after {most_s:g} s", "check whether `ssh` can connect to it"
     )
     return {machine.name: answers.get(machine.name, silent) for machine in probed}

@@ -1,8 +1,8 @@
-"""Reads machines.yml, which names the machines on which runs can be done.
+"""Reads machines.yml, which lists the machines on which runs can be executed.
 
-The project's file is in the workspace and wins over the user's own, which is next to keys.yml.
-Whatever is in the workspace may have been written by an agent or come with somebody's project,
-so that it can neither give `ssh` options, which run programs here, nor receive keys unasked.
+The project's file, in the workspace, takes precedence over the user's own, next to keys.yml. Files
+in the workspace are not trusted, since an agent or a third party may have written them: they may
+not set `ssh` options, which can run local programs, and their machines receive no keys by default.
 """
 
 import re
@@ -24,9 +24,9 @@ from stillroom.yaml_text import read_yaml
 
 MACHINES_FILE = "machines.yml"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_HERE = frozenset({"local", "localhost", "here", "this"})
-_TAKEN = frozenset({"start", "first_difference", "critic"})
-"""Values of the former `where` of generate_rollouts, which older requests still have."""
+_LOCAL_NAMES = frozenset({"local", "localhost", "here", "this"})
+_RESERVED_NAMES = frozenset({"start", "first_difference", "critic"})
+"""Values of an earlier `where` option of generate_rollouts, which older requests still use."""
 _EXAMPLE = "gpu-box: {ssh: me@host, price_per_hour: 2.40}"
 _SSH_PORT = 22
 _UNREADABLE = (OSError, yaml.YAMLError, ValueError, RecursionError)
@@ -41,25 +41,25 @@ class _Ssh(StrictModel):
 
     @field_validator("host")
     @classmethod
-    def _is_a_host(cls, host: str) -> str:
+    def _check_host(cls, host: str) -> str:
         if host.startswith("-"):
-            raise ValueError("a host cannot begin with `-`: ssh would take it for an option")
+            raise ValueError("a host cannot begin with `-`: ssh would parse it as an option")
         if "://" in host or any(map(str.isspace, host)):
-            raise ValueError("write it as ssh takes it: an alias of ~/.ssh/config, or user@host")
+            raise ValueError("must be a host as ssh accepts it: an alias, or user@host")
         if re.fullmatch(r"[^:]+:\d+", host):
             name, _, port = host.partition(":")
-            raise ValueError(f"write the port on its own: {{host: {name}, port: {port}}}")
+            raise ValueError(f"give the port separately: {{host: {name}, port: {port}}}")
         if not host.rpartition("@")[2]:
-            raise ValueError("the host's name is missing")
+            raise ValueError("the host name is missing")
         return host
 
     @model_validator(mode="after")
-    def _is_another_machine(self) -> "_Ssh":
-        # A forwarded port leads to another place: a container, a virtual machine, a tunnel's end.
+    def _check_not_local(self) -> "_Ssh":
+        # A forwarded port leads elsewhere: to a container, a virtual machine, a tunnel's far end.
         if is_loopback(self.host.rpartition("@")[2].lower()) and self.port in (None, _SSH_PORT):
             raise ValueError(
-                "host is this machine: a run without `where` is done here "
-                "(for a forwarded port give `port`)"
+                "host is this machine: leave `where` out to run locally "
+                "(for a forwarded port, set `port`)"
             )
         return self
 
@@ -82,11 +82,11 @@ class _Ray(StrictModel):
 
 
 _SHORT_FORMS = {"ssh": "host", "hf_jobs": "flavor", "ray": "address"}
-"""The key for which a section's value stands that is a text alone."""
+"""The key that a section's value is expanded to if the value is a plain string."""
 
 
 class _Entry(StrictModel):
-    """One machine of machines.yml, with each short form written out."""
+    """One machine of machines.yml, with short forms expanded."""
 
     ssh: _Ssh | None = None
     skypilot: _SkyPilot | None = None
@@ -100,34 +100,34 @@ class _Entry(StrictModel):
     keep_remote: bool = False
 
     def machine(self, name: str, file: str) -> Machine:
-        """Returns the machine that the entry of a file names."""
+        """Returns the entry as a Machine; `file` is the machines.yml that has the entry."""
         values = {"name": name, "file": file, **self.model_dump(exclude_none=True)}
         return msgspec.convert(values, Machine)
 
     @field_validator("folder")
     @classmethod
-    def _is_a_folder(cls, folder: str) -> str:
+    def _check_folder(cls, folder: str) -> str:
         parts = folder.rstrip("/").split("/")
         if parts[0] not in ("~", "") or len(parts) == 1 or ".." in parts:
-            raise ValueError("give an absolute path or one that begins with ~/, e.g. /data/runs")
+            raise ValueError("must be an absolute path or begin with ~/, e.g. /data/runs")
         return folder
 
     @field_validator("python")
     @classmethod
-    def _is_a_program(cls, python: str | None) -> str | None:
+    def _check_python(cls, python: str | None) -> str | None:
         if python is not None and python.startswith("-"):
-            raise ValueError("give the path of an interpreter on that machine")
+            raise ValueError("must be the path of an interpreter on that machine")
         return python
 
     @model_validator(mode="before")
     @classmethod
-    def _written_out(cls, value: Any) -> Any:
+    def _expand_short_forms(cls, value: Any) -> Any:
         if not isinstance(value, dict):
-            raise ValueError(f"must hold keys and values, e.g. {_EXAMPLE}")
+            raise ValueError(f"must be a mapping, e.g. {_EXAMPLE}")
         entry = dict(cast("dict[str, Any]", value))
         kinds = get_args(Kind)
         if sum(entry.get(kind) is not None for kind in kinds) != 1:
-            meant = "; `host` and `user` are written as ssh: user@host" if "host" in entry else ""
+            meant = "; write `host` and `user` as ssh: user@host" if "host" in entry else ""
             raise ValueError(f"needs exactly one of {', '.join(kinds)}{meant}")
         for kind, key in _SHORT_FORMS.items():
             if isinstance(entry.get(kind), str):
@@ -140,17 +140,20 @@ class _Entry(StrictModel):
         return entry
 
     @model_validator(mode="after")
-    def _has_a_price(self) -> "_Entry":
+    def _check_budget(self) -> "_Entry":
         if self.budget_usd is not None and self.price_per_hour is None and self.ssh is not None:
-            raise ValueError("budget_usd counts what the machine costs: give price_per_hour too")
+            raise ValueError("budget_usd limits the machine's cost, so it needs price_per_hour")
         if self.budget_usd is not None and self.ray is not None:
-            raise ValueError("budget_usd: a Ray cluster is not billed by stillroom")
+            raise ValueError("budget_usd is not supported for a Ray cluster: its price is unknown")
         return self
 
     @model_validator(mode="after")
-    def _keeps_no_cluster(self) -> "_Entry":
+    def _check_keep_remote(self) -> "_Entry":
         if self.keep_remote and self.skypilot is not None:
-            raise ValueError("keep_remote: a cluster is deleted after its last run, disk and all")
+            raise ValueError(
+                "keep_remote is not supported: a cluster is deleted with its disk after its last "
+                "run"
+            )
         return self
 
 
@@ -162,14 +165,14 @@ def users_machines_file() -> Path:
 def find_machine(workspace: Workspace, name: str) -> Machine:
     """Returns the machine with this name.
 
-    Raises InputError if neither file names it, and ConfigError if a file is malformed.
+    Raises InputError if neither machines.yml has it, and ConfigError if one is malformed.
     """
     machines = {machine.name: machine for machine in all_machines(workspace)}
     if name in machines:
         return machines[name]
-    if name.lower() in _HERE:
+    if name.lower() in _LOCAL_NAMES:
         raise InputError(
-            f"where: {name!r} is not a machine in machines.yml", "leave `where` out to run here"
+            f"where: {name!r} is not a machine in machines.yml", "leave `where` out to run locally"
         )
     known = ", ".join(machines) or "none yet"
     entry = (
@@ -177,36 +180,37 @@ def find_machine(workspace: Workspace, name: str) -> Machine:
     )
     raise InputError(
         f"where: there is no machine {name[:80]!r}{nearest(name, list(machines))} (known: {known})",
-        f"name it in {workspace.root / MACHINES_FILE} or {users_machines_file()}, e.g. {entry} "
+        f"add it to {workspace.root / MACHINES_FILE} or {users_machines_file()}, e.g. {entry} "
         "(ssh: an alias of ~/.ssh/config, or user@host; ask the user for the price)",
     )
 
 
 def all_machines(workspace: Workspace) -> list[Machine]:
-    """Returns every machine, the project's first; of two with one name the project's.
+    """Returns all machines, the project's first; the project's entry wins if names are equal.
 
-    Raises ConfigError for a file that is malformed, with the line.
+    Raises ConfigError, with the line, if a file is malformed.
     """
     files = [workspace.root / MACHINES_FILE, users_machines_file()]
     machines = dict[str, Machine]()
     for path in files:
-        for machine in _machines_of(path, is_own=is_users_own(workspace, path)):
+        for machine in _machines_of(path, is_own=is_user_owned(workspace, path)):
             machines.setdefault(machine.name, machine)
     return list(machines.values())
 
 
-def is_users_own(workspace: Workspace, path: Path) -> bool:
-    """Whether only the user writes a machines.yml: it is the user's, and not in the workspace."""
+def is_user_owned(workspace: Workspace, path: Path) -> bool:
+    """Whether a machines.yml is the user's own and lies outside of the workspace."""
     is_users_file = path.resolve() == users_machines_file().resolve()
     return is_users_file and not path.resolve().is_relative_to(workspace.root)
 
 
-def check_keys_may_go(workspace: Workspace, machine: Machine, key_names: Sequence[str]) -> None:
-    """Raises InputError if a secret must not be handed to a machine.
+def check_keys_allowed(workspace: Workspace, machine: Machine, key_names: Sequence[str]) -> None:
+    """Raises InputError if a secret may not be sent to a machine.
 
-    It may if the user's own machines.yml names the machine, or keys.yml the key and the host.
+    It may if the machine is in the user's own machines.yml, or if keys.yml allows the key for its
+    host.
     """
-    if machine.file and is_users_own(workspace, Path(machine.file)):
+    if machine.file and is_user_owned(workspace, Path(machine.file)):
         return
     for name in key_names:
         try:
@@ -219,11 +223,11 @@ def check_keys_may_go(workspace: Workspace, machine: Machine, key_names: Sequenc
             )
         except InputError as error:
             raise InputError(
-                f"the run needs {name}, and {machine.name!r} is named in the workspace "
-                f"({machine.file}), where anybody's project may name a machine",
-                f"if the machine may have the key, the user moves its entry to "
-                f"{users_machines_file()} (the workspace's would win over it). Or the key alone is "
-                f"allowed: {error.fix}",
+                f"the run needs {name}, but {machine.name!r} is defined in the workspace "
+                f"({machine.file}), whose machines are not trusted with keys",
+                f"ask the user to move the entry to {users_machines_file()}, which trusts the "
+                "machine with all keys (an entry left in the workspace takes precedence), or to "
+                f"allow this key only: {error.fix}",
             ) from error
 
 
@@ -237,14 +241,14 @@ def _machines_of(path: Path, *, is_own: bool) -> list[Machine]:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except _UNREADABLE as error:
         raise ConfigError(
-            parse_error_message(path, error), f"correct the syntax; an entry is e.g. {_EXAMPLE}"
+            parse_error_message(path, error), f"correct the syntax; example entry: {_EXAMPLE}"
         ) from error
     if raw is None or root is None:
         return []
-    _check_keys(path, root)
+    _check_duplicate_keys(path, root)
     if not isinstance(raw, dict):
         raise ConfigError(
-            f"{path}:1: must hold names of machines, not {type(raw).__name__}",
+            f"{path}:1: must be a mapping of machine names, not {type(raw).__name__}",
             f"write e.g. {_EXAMPLE}",
         )
     entries = cast("dict[object, object]", raw).items()
@@ -252,13 +256,13 @@ def _machines_of(path: Path, *, is_own: bool) -> list[Machine]:
 
 
 def _machine(path: Path, root: yaml.Node, name: object, value: object, *, is_own: bool) -> Machine:
-    fix = f"correct the file; an entry is e.g. {_EXAMPLE}"
+    fix = f"correct the file; example entry: {_EXAMPLE}"
     where = f"{path}:{_line_of(root, (name,))}: "
     if not isinstance(name, str) or not _is_name(name):
         shown = repr(name)[:80]
         raise ConfigError(
-            f"{where}{shown} cannot name a machine",
-            "take letters, digits, `.`, `_` and `-`, and no word such as local or start",
+            f"{where}{shown} is not a valid machine name",
+            "use letters, digits, `.`, `_` and `-`, and no reserved word such as local or start",
         )
     try:
         entry = _Entry.model_validate(value)
@@ -270,18 +274,19 @@ def _machine(path: Path, root: yaml.Node, name: object, value: object, *, is_own
     if entry.ssh is not None and entry.ssh.options and not is_own:
         raise ConfigError(
             f"{path}:{_line_of(root, (name, 'ssh', 'options'))}: {name}: ssh.options can make ssh "
-            "run any program here, so the workspace's file cannot give them",
-            f"the user writes them to ~/.ssh/config, or moves the entry to {users_machines_file()}",
+            "run any local program, so they are not allowed in the workspace's machines.yml",
+            "ask the user to set them in ~/.ssh/config, or to move the entry to "
+            f"{users_machines_file()}",
         )
     return entry.machine(name, str(path))
 
 
 def _is_name(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None and name.lower() not in _HERE | _TAKEN
+    return _NAME.fullmatch(name) is not None and name.lower() not in _LOCAL_NAMES | _RESERVED_NAMES
 
 
-def _check_keys(path: Path, node: yaml.Node) -> None:
-    """Raises ConfigError for a key that stands twice: YAML would silently drop the first."""
+def _check_duplicate_keys(path: Path, node: yaml.Node) -> None:
+    """Raises ConfigError for a duplicate key, whose first value YAML would silently drop."""
     if not isinstance(node, yaml.MappingNode):
         return
     lines = dict[str, int]()
@@ -289,24 +294,24 @@ def _check_keys(path: Path, node: yaml.Node) -> None:
         line = key.start_mark.line + 1
         if lines.setdefault(key.value if isinstance(key.value, str) else "", line) != line:
             raise ConfigError(
-                f"{path}:{line}: {key.value!r} is already in line {lines[key.value]}",
+                f"{path}:{line}: duplicate key {key.value!r}, already on line {lines[key.value]}",
                 "remove one of them",
             )
-        _check_keys(path, value)
+        _check_duplicate_keys(path, value)
 
 
 def _line_of(root: yaml.Node, place: Sequence[object]) -> int:
-    """Returns the line of the innermost value on the way to a place that the text has."""
+    """Returns the line of the value at `place`, or of its innermost parent in the file."""
     node, line = root, root.start_mark.line + 1
     for part in place:
-        inner = _inner(node, part)
+        inner = _child_of(node, part)
         if inner is None:
-            continue  # a short form that was written out
+            continue  # a key that only the expanded form has
         line, node = inner
     return line
 
 
-def _inner(node: yaml.Node, part: object) -> tuple[int, yaml.Node] | None:
+def _child_of(node: yaml.Node, part: object) -> tuple[int, yaml.Node] | None:
     if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
         return node.value[part].start_mark.line + 1, node.value[part]
     if isinstance(node, yaml.MappingNode):

@@ -1,4 +1,4 @@
-"""plan_training with `where`: the forecast for a machine, from what is known of it."""
+"""plan_training with `where`: the forecast for a machine, from its known hardware and runs."""
 
 from collections.abc import Callable
 
@@ -20,12 +20,12 @@ def plan_training(
     workspace: Workspace,
     request: PlanTraining,
     *,
-    opened: Callable[[Machine], RunHost] = open_host,
+    open_machine: Callable[[Machine], RunHost] = open_host,
 ) -> TrainingForecast:
-    """Returns the forecast of a training, on this machine or on that which the request names.
+    """Returns the forecast of a training run, on this machine or on the request's `where`.
 
-    A machine of which nothing is known yet is probed once. Raises an EngineError for what would be
-    refused when the training is started.
+    A machine whose hardware is not known yet is probed once. Raises an EngineError if
+    start_training would reject the request.
     """
     if request.where is None:
         return child_work.plan_training(workspace, request)
@@ -34,22 +34,24 @@ def plan_training(
     refuse_config(config, chosen)
     first = hardware_of(workspace, chosen, config)
     if not first.is_known:
-        _probe(workspace, chosen, opened)
+        _probe(workspace, chosen, open_machine)
         first = hardware_of(workspace, chosen, config)
     others = [machine for machine in all_machines(workspace) if machine.name != chosen.name]
     known = (hardware_of(workspace, machine, config) for machine in others)
     try:
         from stillroom.train.planning.other_machines import plan_elsewhere
     except ModuleNotFoundError as error:
-        raise missing_extra("train", "planning, here or for another machine,") from error
+        raise missing_extra("train", "planning a training run") from error
     return plan_elsewhere(workspace, request, [first, *(one for one in known if one.is_known)])
 
 
-def _probe(workspace: Workspace, machine: Machine, opened: Callable[[Machine], RunHost]) -> None:
-    """Keeps what a machine answers. Raises an EngineError if it does not, or cannot be probed."""
+def _probe(
+    workspace: Workspace, machine: Machine, open_machine: Callable[[Machine], RunHost]
+) -> None:
+    """Probes a machine and caches the result. Raises an EngineError if it cannot be probed."""
     if not machine.access.can_be_probed:
         raise InputError(
             f"{machine.name} is a Ray cluster, whose GPUs stillroom cannot query",
-            "plan without where for the memory; `ray status` shows the cluster's GPUs",
+            "plan without where to see the memory needed; `ray status` shows the cluster's GPUs",
         )
-    probe_machine(workspace, machine, opened(machine))
+    probe_machine(workspace, machine, open_machine(machine))

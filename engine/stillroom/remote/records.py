@@ -1,8 +1,8 @@
 """The records of remote runs: the machine, the job spec, the agent's messages, the view.
 
-A remote run has two folders. The local one is the run's own: everything that looks at runs reads
-it. The one on the machine belongs to an ordinary worker in a workspace made for this run alone. The
-follower (`remote/follower/`), a local process, is the only one that writes the local folder.
+A remote run has two folders. The local one is the run's own, and all tools read it. The one on the
+machine belongs to an ordinary worker, in a workspace made for this run alone. Only the follower
+(`remote/follower/`), a local process, writes the local folder.
 """
 
 from typing import Annotated, Literal
@@ -12,9 +12,9 @@ import msgspec
 from stillroom.remote.machine import Machine
 
 RUN_FILE = "run:"
-"""How the source of a sent file begins that is in the run's own folder."""
+"""The prefix of a sent file's source if the file is in the run's own folder."""
 PACKAGE = "package:"
-"""How a place begins that is inside Stillroom's own package, which the machine has already."""
+"""The prefix of a place inside Stillroom's own package, which the machine already has."""
 
 
 _Path = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -30,51 +30,51 @@ class SentFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that the run reads: its local path, and its path on the machine."""
 
     source: str
-    """Its absolute local path; or `RUN_FILE` and the name of a file in the run's folder."""
+    """Its absolute local path, or `RUN_FILE` and the name of a file in the run's folder."""
     place: str
     """Its path on the machine, relative to the folder with `workspace/` and `outside/`."""
 
 
 class PathMapping(msgspec.Struct, frozen=True, kw_only=True):
-    """A local folder or file, and the place that stands for it (see `home_paths.py`)."""
+    """Maps a local file or folder to its path on the machine (see `home_paths.py`)."""
 
     home: str
-    """Its absolute local path, which is what requests name and what outputs record."""
+    """Its absolute local path, which requests name and outputs record."""
     place: str
-    """Its path on the machine, relative as `SentFile.place`; or `PACKAGE` and a path inside
-    Stillroom's own package. For the home `~` it is the user's own local folder, as it is (see
+    """Its path on the machine, relative like `SentFile.place`, or `PACKAGE` and a path inside
+    Stillroom's own package. For the home `~`, the user's local home folder itself (see
     `home_paths.home_variable`)."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of remote.json: all that the follower needs to have a run done on a machine.
+    """The content of remote.json: what the follower needs to execute a run on a machine.
 
-    It holds no secrets, only their names.
+    It has no secrets, only their names.
     """
 
     machine: Machine
     files: list[SentFile]
     home_paths: list[PathMapping]
     key_names: list[str] = []
-    """The secrets that the run's process needs, by the names of their variables."""
+    """The names of the environment variables of the secrets that the run's process needs."""
     variables: list[str] = []
-    """Those of them that have to be in the process's environment, where libraries look for them:
-    HF_TOKEN, WANDB_API_KEY, and what keys.yml gives to tools."""
+    """The subset of `key_names` that must be in the process's environment, where libraries read
+    them: HF_TOKEN, WANDB_API_KEY, and the keys that keys.yml allows for tools."""
     packages: list[str] = []
-    """The requirements of tools.py and rewards.py besides our own, e.g. `rapidfuzz==3.9`."""
+    """The requirements of tools.py and rewards.py, e.g. `rapidfuzz==3.9`."""
     extras: list[str] = []
     """The extras of Stillroom that the run needs, e.g. `train`."""
     outputs: list[str] = []
     """The files and folders that the run writes outside of its own folder, relative to the
-    workspace; what else begins with their names (manifests, journals) is downloaded with them."""
+    workspace; files whose names begin with theirs (manifests, journals) are downloaded too."""
     start_after: list[str] = []
     """The local runs that must have ended before anything is sent."""
     budget_usd: float | None = None
-    """The most that machine and teacher may cost together; None for no limit."""
+    """The maximum cost of machine and teacher together; None for no limit."""
 
 
 class Blob(msgspec.Struct, frozen=True, kw_only=True):
-    """A content that is sent: named by its hash, so that it is sent once."""
+    """File content to send, identified by its hash so that it is sent only once."""
 
     sha256: str
     num_bytes: int
@@ -83,7 +83,7 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that the run's folder on the machine must hold before the run starts."""
+    """A file that must be in the run's folder on the machine before the run starts."""
 
     place: str
     sha256: str
@@ -91,35 +91,35 @@ class PlacedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The request of `start`: the run to launch; requesting it twice launches it once."""
+    """The request of `start`: the run to launch. Repeated requests launch it only once."""
 
     run_id: str
     files: list[PlacedFile]
     home_paths: list[PathMapping]
     home_root: str
-    """The local workspace; its counterpart on the machine is `workspace/`."""
+    """The path of the local workspace; on the machine it is `workspace/`."""
     request: bytes
-    """The local request.json; the agent writes its own workspace and inputs into it."""
+    """The local request.json; the agent replaces its workspace and inputs."""
     copies: dict[str, bytes] = {}
-    """The small files of the run's folder, by their names (given_config.yml)."""
+    """The contents of small files of the run's folder by name, e.g. given_config.yml."""
     notes: list[str] = []
     """The run's first notes to the user."""
     outputs: list[str] = []
     secrets: dict[str, str] = {}
-    """Handed to the worker through its standard input, and written nowhere."""
+    """The secrets by name, passed to the worker through its standard input, never to disk."""
     variables: list[str] = []
-    """Those of the secrets that the worker's environment holds too, as `JobSpec.variables`."""
+    """The secrets that are also set in the worker's environment, as in `JobSpec.variables`."""
     max_hours: float
     price_per_hour: float | None = None
     budget_usd: float | None = None
     spent_usd: float = 0.0
     """What the machine has cost before the start: provisioning, sending, installing."""
     reserve_s: float = 0.0
-    """The seconds of the machine that are reserved for the last checkpoint and its download."""
+    """The machine time in seconds reserved for the last checkpoint and its download."""
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """A request of `put`: a piece of a content, and the size of the whole."""
+    """A request of `put`: a piece of a blob, and the size of the whole blob."""
 
     sha256: str
     num_bytes: int
@@ -128,21 +128,21 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PieceStored(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply to a content's last piece: whether the whole has the right hash."""
+    """The reply to a blob's last piece: whether the blob is stored and has the right hash."""
 
     sha256: str
     is_stored: bool
 
 
 class FollowRequest(msgspec.Struct, frozen=True, array_like=True):
-    """The request of `follow`: a run, and how many bytes of its appended files are known."""
+    """The request of `follow`: a run, and the known size in bytes of each of its growing files."""
 
     run_id: str
     seen: dict[str, int] = {}
 
 
 class FetchRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A request of `fetch`: a finished file of a run, and the first byte of it that is wanted."""
+    """A request of `fetch`: a finished file of a run, and the offset to read it from."""
 
     run_id: str
     path: str
@@ -151,7 +151,7 @@ class FetchRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CancelRequest(msgspec.Struct, frozen=True, array_like=True):
-    """The request of `cancel`: that a run stops, or that its processes are killed."""
+    """The request of `cancel`: asks a run to stop, or with `kill` kills its processes."""
 
     run_id: str
     kill: bool = False
@@ -161,13 +161,13 @@ class RemoteFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of a run on a machine that is finished and may be downloaded."""
 
     path: _Path
-    """Relative to the workspace on the machine, and so to the local one."""
+    """Relative to the workspace, both on the machine and locally."""
     sha256: _Sha256
     num_bytes: _Size
 
 
 class AppendedLines(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
-    """Whole new lines of a file that the run appends to; `offset` 0 replaces the file."""
+    """Complete new lines of a file that the run appends to; `offset` 0 replaces the file."""
 
     path: _Path
     offset: _Size
@@ -175,22 +175,22 @@ class AppendedLines(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
 
 
 class RemoteState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
-    """The run's state, as `read_run` sees it on the machine: the truth about its process."""
+    """The run's state, as `read_run` returns it on the machine."""
 
     run_json: Annotated[bytes, msgspec.Meta(max_length=8 << 20)]
     elapsed_s: float
     """Seconds since the start, by the machine's monotonic clock."""
     root: _Path
-    """The machine's absolute path of the folder with `workspace/` and `outside/`, which texts may
-    name."""
+    """The machine's absolute path of the folder with `workspace/` and `outside/`; logs and messages
+    may contain it."""
     clock: float
-    """The machine's time, in seconds since the epoch, when this was sent."""
+    """The machine's clock, in seconds since the epoch, when this was sent."""
 
 
 class RemoteFiles(msgspec.Struct, frozen=True, kw_only=True, tag="files"):
-    """All finished files of the run by now, e.g. each whole checkpoint.
+    """All files of the run that are finished so far, e.g. complete checkpoints.
 
-    `is_last`: the run has ended, and these are all there will be.
+    `is_last`: the run has ended, and the list is complete.
     """
 
     files: Annotated[list[RemoteFile], msgspec.Meta(max_length=200_000)]
@@ -198,7 +198,7 @@ class RemoteFiles(msgspec.Struct, frozen=True, kw_only=True, tag="files"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
-    """Nothing new, but the connection is alive."""
+    """A sign that the connection is alive, sent while there is nothing new."""
 
 
 RunUpdate = AppendedLines | RemoteState | RemoteFiles | Heartbeat
@@ -206,7 +206,7 @@ RunUpdate = AppendedLines | RemoteState | RemoteFiles | Heartbeat
 
 
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What check_setup finds on a machine; None where it could not be found out."""
+    """The result of probing a machine; a field is None if it could not be determined."""
 
     system: str
     python: str | None = None
@@ -216,39 +216,39 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     memory_gb: float | None = None
     free_disk_gb: float | None = None
     blocked_folder: str | None = None
-    """The folder that would have to be written to and must not be."""
+    """The folder that is not writable, so that Stillroom's folder cannot be created."""
     gpus: list[str] = []
     """Each GPU's name and memory, e.g. `NVIDIA H100 80GB HBM3, 79.6 GB`."""
     gpu_memory_gb: list[float] = []
     driver: str | None = None
     stillroom_version: str | None = None
-    """The version of Stillroom that was sent last; None if none was."""
+    """The version of Stillroom on the machine; None if none is installed."""
     has_same_code: bool = False
-    """Whether the machine has exactly this version's code."""
+    """Whether the machine has exactly the local code."""
     clock_ahead_s: float | None = None
     """How far its clock is ahead of the local one."""
     start_s: float | None = None
-    """How long the agent took to answer, from the call to its first line."""
+    """The time from starting the agent to its first reply."""
 
 
 Phase = Literal[
     "waiting", "bringing_up", "preparing", "sending", "running", "bringing_back", "over"
 ]
-"""How far the follower has come with a run."""
+"""The phase of a remote run."""
 
 
 class RemoteView(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of remote_view.json: how old the view is, and what the machine has cost."""
+    """The content of remote_view.json: the phase, last contact and machine cost of a remote run."""
 
     where: str
     phase: Phase
     last_contact: str | None = None
-    """When the machine answered last; None if it never has."""
+    """When the machine last answered; None if it never has."""
     problem: str | None = None
-    """Why it cannot be reached at the moment, and what to do; None if it can."""
+    """Why the machine cannot be reached at present, and what to do; None if it can."""
     machine_usd: float | None = None
-    """What the machine has cost so far; None without a price."""
+    """The machine's cost so far; None without a price."""
     seconds_used: float = msgspec.field(name="seconds_there", default=0.0)
-    """How long the machine has been used, by its own monotonic clock where it is known."""
+    """How long the machine has been used, by its own monotonic clock if known."""
     has_started: bool = False
-    """Whether the launch was requested: from then on only the machine knows how the run stands."""
+    """Whether the launch was requested; from then on only the machine knows the run's state."""

@@ -1,4 +1,4 @@
-"""Which files of a run on another machine come back, and which stay where they are."""
+"""Decides which files of a run on another machine are downloaded."""
 
 from collections.abc import Sequence
 from pathlib import PurePosixPath
@@ -24,7 +24,7 @@ from stillroom.run_folder import (
 )
 
 TEXTS = ("log.txt", "events.jsonl")
-"""The growing files of a run's folder whose texts may name paths of the machine."""
+"""The growing files of a run's folder that may contain paths of the machine."""
 _KEPT_APART = frozenset(
     {
         *(STATE_FILE, REQUEST_FILE, LIMITS_FILE, LAUNCH_FILE, OWNER_LOCK, END_FILE),
@@ -33,17 +33,17 @@ _KEPT_APART = frozenset(
         *TEXTS,
     }
 )
-"""The files of a run's folder that each side has for itself, or that grow."""
+"""The files of a run's folder that are not downloaded: each side has its own, or they grow."""
 
 
 def is_safe(path: str) -> bool:
-    """Returns whether a path that another machine names stays inside the folder it belongs to."""
+    """Returns whether a path from another machine is relative and stays inside its folder."""
     parts = PurePosixPath(path).parts
     return bool(parts) and not path.startswith("/") and ".." not in parts and "\0" not in path
 
 
 def is_of_run_folder(path: str, run_id: str) -> bool:
-    """Returns whether a path relative to the workspace is a file of the run's folder that comes."""
+    """Returns whether a path, relative to the workspace, is a run file that is downloaded."""
     parts = PurePosixPath(path).parts
     if not is_safe(path) or parts[:2] != ("runs", run_id) or len(parts) < 3:
         return False
@@ -51,21 +51,21 @@ def is_of_run_folder(path: str, run_id: str) -> bool:
 
 
 def is_output(path: str, outputs: Sequence[str]) -> bool:
-    """Returns whether a file is one of a run's outputs or belongs to one, as a manifest does."""
+    """Returns whether a file is one of a run's outputs or belongs to one, like a manifest."""
     return is_safe(path) and any(_belongs(PurePosixPath(path), output) for output in outputs)
 
 
 def is_temporary(name: str) -> bool:
-    """Returns whether a file is only there while something is written or locked."""
+    """Returns whether a file name is that of a lock or of a file that is still being written."""
     endings = (".lock", ".going", ".new", ".shorter")
     parts = (".partial", ".replaced-")
     return name.startswith(".") and (name.endswith(endings) or any(part in name for part in parts))
 
 
 def unit_of(path: str, outputs: Sequence[str]) -> str:
-    """Returns the folder whose files are put in place together, or the file's own path.
+    """Returns the folder that is moved into place as a whole, or the file's own path.
 
-    A checkpoint and an exported model are complete or absent.
+    A checkpoint or an exported model is thus complete or absent.
     """
     for output in outputs:
         if path.startswith(f"{output}/"):

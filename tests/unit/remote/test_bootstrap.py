@@ -136,9 +136,9 @@ def test_a_machine_with_an_old_python_gets_uv_from_its_pip_and_a_python_from_uv(
 
     assert (before.python_version, before.has_uv) == ("3.8.10", False)
     assert said == [
-        "getting uv on box, which installs a newer Python",
-        "getting Python on box",
-        "sending stillroom's code to box",
+        "installing uv on box to get a newer Python",
+        "installing Python on box",
+        "uploading stillroom's code to box",
     ]
     assert host.missing([]) == {}
     version = ".".join(map(str, sys.version_info[:2]))
@@ -172,7 +172,7 @@ def test_an_old_python_without_pip_is_named_with_its_version(box: Box):
 def test_a_given_python_that_is_too_old_is_refused(box: Box):
     old = box.give("old", OLD)
 
-    with pytest.raises(MachineError, match=r"is Python 3\.8\.10, and stillroom needs"):
+    with pytest.raises(MachineError, match=r"is Python 3\.8\.10, but stillroom needs"):
         prepare(box.host(str(old)))
 
 
@@ -214,7 +214,7 @@ def test_what_is_no_answer_to_the_installer_is_quoted(box: Box, answer: str):
     box.give("python3", f"#!/bin/sh\n{text}\n")
     box.give_uv()
 
-    with pytest.raises(MachineError, match=r"box answered with .* where it should describe"):
+    with pytest.raises(MachineError, match=r"box sent .* instead of the list of its packages"):
         prepare(box.host())
 
 
@@ -321,7 +321,7 @@ def to_install(*requirements: str, there: dict[str, str] | None = None, **marks:
         [Requirement(each) for each in requirements],
         local=HERE,
         remote=there or {},
-        marks={**LINUX, **marks},
+        markers={**LINUX, **marks},
     )
 
 

@@ -251,9 +251,9 @@ def test_files_that_tools_name_go_with_them_but_no_keys(workspace):
         "workspace/q.txt",
     ]
     assert packed.notes == [
-        "sent with the code, which names it: kb/ (2 files)",
-        "sent with the code, which names it: prices.csv",
-        "sent with the code, which names it: q.txt",
+        "sent, because the code refers to it: kb/ (2 files)",
+        "sent, because the code refers to it: prices.csv",
+        "sent, because the code refers to it: q.txt",
     ]
 
 
@@ -295,11 +295,11 @@ def test_a_machine_of_the_workspaces_own_file_gets_no_keys(workspace, monkeypatc
     monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789abcdef")
     monkeypatch.setenv("HF_TOKEN", "hf_0123456789abcdef")
     written(workspace.root / "machines.yml", "box: {ssh: somebody@else.test}")
-    with pytest.raises(InputError, match="named in the workspace"):
+    with pytest.raises(InputError, match="defined in the workspace"):
         pack(workspace, box(workspace), Needs(key_names=["OPENAI_API_KEY"]))
     packed = pack(workspace, box(workspace), Needs(models=[locate_model(workspace, "org/model")]))
     assert packed.secrets == {}
-    assert "HF_TOKEN stays here" in packed.notes[0]
+    assert "HF_TOKEN is not sent" in packed.notes[0]
 
 
 def test_a_file_of_keys_within_a_model_is_refused(workspace):
@@ -371,7 +371,7 @@ def test_an_output_behind_a_link_is_written_where_it_leads(tmp_path, workspace):
 def test_a_workspace_whose_runs_lie_behind_a_link_is_refused(workspace):
     (workspace.root / "elsewhere").mkdir()
     (workspace.root / "runs").symlink_to("elsewhere")
-    with pytest.raises(InputError, match="nothing is downloaded through one"):
+    with pytest.raises(InputError, match="runs are not downloaded through links"):
         pack(workspace, box(workspace), Needs())
 
 

@@ -166,7 +166,7 @@ def test_a_host_that_nobody_knows():
     error = failure(SshAddress(host="no-such-host.invalid"))
 
     assert isinstance(error, UnreachableError)
-    assert "no machine is called 'no-such-host.invalid' (gpu-box)" in error.problem
+    assert "cannot resolve the host 'no-such-host.invalid' (gpu-box)" in error.problem
     assert "machines.yml" in error.fix
     assert "`ssh no-such-host.invalid`" in error.fix
 
@@ -196,7 +196,7 @@ def test_a_key_that_the_machine_does_not_accept(ssh_user: SshUser, tmp_path: Pat
     error = failure(ssh_user.address)
 
     assert isinstance(error, MachineError)
-    assert "did not let us log in" in error.problem
+    assert "rejected the login" in error.problem
     assert "Permission denied (publickey)" in error.problem
     assert "ssh-copy-id" in error.fix
     assert "ssh-add" in error.fix
@@ -217,7 +217,7 @@ def test_a_connection_that_the_user_holds_is_used_where_we_may_not_log_in(ssh_us
             assert held.poll() is None
         finally:
             end_process(held)
-        assert "hold a connection open" in failure(ssh_user.address).fix
+        assert "keep a shared connection open" in failure(ssh_user.address).fix
 
 
 def test_a_machine_that_refuses_in_its_own_words_is_quoted(sshd: Sshd, tmp_path: Path):
@@ -231,7 +231,7 @@ def test_a_machine_whose_key_was_never_accepted(ssh_user: SshUser):
     error = failure(ssh_user.address)
 
     assert isinstance(error, MachineError)
-    assert "not known to your ssh yet" in error.problem
+    assert "is not in your known_hosts yet" in error.problem
     assert "never accepts a key for you" in error.fix
     assert ssh_user.known_hosts.read_text() == ""
 
@@ -264,5 +264,5 @@ def test_without_ssh_the_fix_is_its_package(ssh_user: SshUser, monkeypatch, tmp_
     monkeypatch.setenv("PATH", str(tmp_path))
     error = failure(ssh_user.address)
 
-    assert "no `ssh` on this machine" in error.problem
+    assert "`ssh`, which is needed" in error.problem
     assert "openssh-client" in error.fix

@@ -72,7 +72,7 @@ class ScriptedHost:
     def facts(self) -> MachineFacts:
         raise FULL
 
-    def prepare(self, spec: JobSpec, say: Callable[[str], None]) -> None:
+    def prepare(self, spec: JobSpec, report: Callable[[str], None]) -> None:
         self._call("prepare")
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
@@ -337,10 +337,10 @@ def test_the_meter_moves_while_a_machine_is_provisioned_and_installs(
     seen: list[float] = []
 
     class Installing(ScriptedHost):
-        def prepare(self, spec: JobSpec, say: Callable[[str], None]) -> None:
+        def prepare(self, spec: JobSpec, report: Callable[[str], None]) -> None:
             for _ in range(3 * (step == "prepare")):
                 a_minute_passes()
-                say("")
+                report("")
 
     def a_minute_passes() -> None:
         seen.append(view(folder).machine_usd or 0.0)

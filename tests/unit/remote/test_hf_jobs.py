@@ -61,8 +61,8 @@ class Inner:
         self.started: list[LaunchRequest] = []
         self.cancelled: list[bool] = []
 
-    def prepare(self, spec: JobSpec, say: Callable[[str], None]) -> None:
-        say("installing")
+    def prepare(self, spec: JobSpec, report: Callable[[str], None]) -> None:
+        report("installing")
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
         return {blob.sha256: 0 for blob in blobs if blob.sha256 not in self.contents}

@@ -66,7 +66,7 @@ def test_a_bare_machine_is_made_ready_and_sent_to(tmp_path: Path, user: SshUser,
     host.prepare(order_for(host, extras=["train"]), sent.append)
     after = host.facts()
 
-    assert [text for text in sent if text] == ["sending stillroom's code to gpu-box"]
+    assert [text for text in sent if text] == ["uploading stillroom's code to gpu-box"]
     assert (before.has_same_code, before.stillroom_version, before.start_s) == (False, None, None)
     assert after.has_same_code
     assert after.stillroom_version is not None
@@ -103,7 +103,7 @@ def test_files_that_were_deleted_or_changed_there_come_back(user: SshUser, host:
     host.prepare(order_for(host), said.append)
 
     assert [text for text in said if text] == [
-        "sending stillroom's code to gpu-box again: files of it have changed on it"
+        "uploading stillroom's code to gpu-box again: its files have changed"
     ]
     with closing(host_of(user)) as other:  # It finds the environment without making one.
         assert other.missing([]) == {}
@@ -203,12 +203,12 @@ def test_a_folder_that_must_not_be_written_is_named(user: SshUser):
     host = host_of(user, folder="/sys/stillroom")
     with closing(host), pytest.raises(MachineError, match="/sys") as caught:
         host.prepare(order_for(host), nothing)
-    assert "give the machine a `folder:`" in caught.value.fix
+    assert "set the machine's `folder:`" in caught.value.fix
 
 
 def test_a_given_python_that_is_not_there(user: SshUser):
     with closing(SshHost(user.machine(python="/opt/none/bin/python"))) as host:
-        with pytest.raises(MachineError, match="'/opt/none/bin/python' of machines"):
+        with pytest.raises(MachineError, match="'/opt/none/bin/python' in machines"):
             host.prepare(order_for(host), nothing)
         assert host.facts().python is None
 

@@ -10,7 +10,7 @@ from stillroom.errors import InputError
 from stillroom.files import write_json
 from stillroom.lineage import now
 from stillroom.remote.host import UnreachableError
-from stillroom.remote.known_machines import hardware_of, recall, remember
+from stillroom.remote.known_machines import hardware_of, load_facts, save_facts
 from stillroom.remote.machines import find_machine
 from stillroom.remote.planning import plan_training
 from stillroom.remote.records import RemoteView
@@ -59,9 +59,9 @@ def test_what_a_provider_is_asked_for_is_known_before_it_is_up(tmp_path, entry, 
 def test_what_a_machine_answered_wins(tmp_path):
     workspace = name_machines(tmp_path, BOX)
     machine = find_machine(workspace, "gpu-box")
-    assert recall(workspace, machine) is None
+    assert load_facts(workspace, machine) is None
 
-    remember(workspace, machine, GPU_BOX)
+    save_facts(workspace, machine, GPU_BOX)
     hardware = hardware_of(workspace, machine)
 
     assert list(hardware.gpus) == ["NVIDIA H100 80GB HBM3"]
@@ -71,12 +71,12 @@ def test_what_a_machine_answered_wins(tmp_path):
 
 def test_a_price_that_changed_does_not_make_it_another_machine(tmp_path):
     workspace = name_machines(tmp_path, BOX)
-    remember(workspace, find_machine(workspace, "gpu-box"), GPU_BOX)
+    save_facts(workspace, find_machine(workspace, "gpu-box"), GPU_BOX)
 
     dearer = name_machines(tmp_path, BOX.replace("2.40", "3.40"))
 
     assert hardware_of(dearer, find_machine(dearer, "gpu-box")).price_per_hour == 3.4
-    assert recall(dearer, find_machine(dearer, "gpu-box")) is not None
+    assert load_facts(dearer, find_machine(dearer, "gpu-box")) is not None
 
 
 def test_the_rate_is_that_of_the_last_run_of_the_same_training_there(tmp_path):
@@ -149,24 +149,24 @@ def project(tmp_path, tiny_models):
 
 
 def test_a_machine_is_asked_once_and_the_known_ones_are_weighed_beside_it(project):
-    opened = ScriptedMachines({"gpu-box": GPU_BOX})
+    open_machine = ScriptedMachines({"gpu-box": GPU_BOX})
     request = PlanTraining(where="gpu-box")
 
-    plan_training(project.workspace, request, opened=opened)
-    result = plan_training(project.workspace, request, opened=opened)
+    plan_training(project.workspace, request, open_machine=open_machine)
+    result = plan_training(project.workspace, request, open_machine=open_machine)
 
-    assert opened.asked == ["gpu-box"]
-    assert opened.num_open == 0
+    assert open_machine.asked == ["gpu-box"]
+    assert open_machine.num_open == 0
     assert [one.machine for one in result.machines] == ["gpu-box", "sky"]
     assert (result.device, result.memory_free_gb) == ("cuda", pytest.approx(78.9))
     assert result.disk_free_gb == 500.0
 
 
 def test_a_machine_that_does_not_answer_is_an_error_and_no_guess(project):
-    opened = ScriptedMachines({"far": UnreachableError("no route to far", "is it on?")})
+    open_machine = ScriptedMachines({"far": UnreachableError("no route to far", "is it on?")})
 
     with pytest.raises(UnreachableError, match="no route"):
-        plan_training(project.workspace, PlanTraining(where="far"), opened=opened)
+        plan_training(project.workspace, PlanTraining(where="far"), open_machine=open_machine)
 
 
 @pytest.mark.parametrize(
@@ -178,22 +178,26 @@ def test_a_machine_that_does_not_answer_is_an_error_and_no_guess(project):
     ],
 )
 def test_what_start_training_would_refuse_is_refused(project, where, overrides, problem):
-    opened = ScriptedMachines({"gpu-box": GPU_BOX})
+    open_machine = ScriptedMachines({"gpu-box": GPU_BOX})
 
     with pytest.raises(InputError, match=problem):
         plan_training(
-            project.workspace, PlanTraining(where=where, overrides=overrides), opened=opened
+            project.workspace,
+            PlanTraining(where=where, overrides=overrides),
+            open_machine=open_machine,
         )
 
 
 def test_several_models_are_planned_one_after_another_on_each_machine(project, tiny_models):
-    opened = ScriptedMachines({"gpu-box": GPU_BOX})
+    open_machine = ScriptedMachines({"gpu-box": GPU_BOX})
     path = str(tiny_models.folder("llama", "chatml"))
     other = str(tiny_models.folder("qwen3", "chatml"))
     request = PlanTraining(where="gpu-box", overrides=(f"model.path=[{path}, {other}]",))
     requests = requests_per_model(project.workspace, request)
 
-    forecasts = [plan_training(project.workspace, one, opened=opened) for one in requests]
+    forecasts = [
+        plan_training(project.workspace, one, open_machine=open_machine) for one in requests
+    ]
     both = combined_forecast(requests, forecasts)
 
     assert [one.machine for one in both.machines] == ["gpu-box", "sky"]

@@ -10,7 +10,7 @@ from fakes.machines import GPU_BOX, ScriptedMachines, name_machines
 from stillroom.errors import InputError, missing_extra
 from stillroom.projects.setup import CheckSetup
 from stillroom.remote.host import UnreachableError
-from stillroom.remote.known_machines import recall
+from stillroom.remote.known_machines import load_facts
 from stillroom.remote.machine_checks import check_machine
 from stillroom.remote.machine_list import ListMachines, list_machines
 from stillroom.remote.machines import find_machine
@@ -24,8 +24,10 @@ BOX = "gpu-box: {ssh: me@host, price_per_hour: 2.40}\n"
 def checked(tmp_path, answer=GPU_BOX, text=BOX, **request):
     workspace = name_machines(tmp_path, text)
     name = text.partition(":")[0]
-    opened = ScriptedMachines({name: answer})
-    report = check_machine(workspace, CheckSetup(where=name, **request), name, opened=opened)
+    open_machine = ScriptedMachines({name: answer})
+    report = check_machine(
+        workspace, CheckSetup(where=name, **request), name, open_machine=open_machine
+    )
     return report, {check.name: check for check in report.checks}
 
 
@@ -44,7 +46,7 @@ def test_a_good_machine_is_ready_and_remembered(tmp_path):
     assert "the first start sends it" in checks["stillroom"].detail
     assert "2.5 s" in checks["stillroom"].detail
     workspace = name_machines(tmp_path, BOX)
-    known = recall(workspace, find_machine(workspace, "gpu-box"))
+    known = load_facts(workspace, find_machine(workspace, "gpu-box"))
     assert known is not None
     assert known.facts == GPU_BOX
 
@@ -53,11 +55,11 @@ def test_a_good_machine_is_ready_and_remembered(tmp_path):
     ("facts", "name", "status", "said"),
     [
         ({"python_version": "3.9.2"}, "python", "missing", "astral.sh/uv/install.sh"),
-        ({"python": None, "python_version": None}, "python", "missing", "or name one with"),
+        ({"python": None, "python_version": None}, "python", "missing", "or set `python:`"),
         ({"python_version": "3.9.2", "has_uv": True}, "python", "ok", None),
         ({"free_disk_gb": 3.0}, "disk", "note", "`folder:`"),
         ({"free_disk_gb": None}, "disk", "note", None),
-        ({"blocked_folder": "/data"}, "disk", "missing", "may write to"),
+        ({"blocked_folder": "/data"}, "disk", "missing", "can write to"),
         ({"gpus": [], "gpu_memory_gb": []}, "gpu", "note", "nvidia-smi"),
         ({"clock_ahead_s": 7200.0}, "clock", "note", None),
         ({"has_same_code": True}, "stillroom", "ok", None),
@@ -86,7 +88,7 @@ def test_a_cluster_that_is_down_is_no_fault(tmp_path):
 
     assert report.ready
     assert "a run provisions it" in (checks["connection"].fix or "")
-    assert "its provider says the price" in checks["machine"].detail
+    assert "priced by its provider" in checks["machine"].detail
 
 
 def test_a_package_that_is_missing_here_is_a_lack_of_a_rented_machine_too(tmp_path):
@@ -129,8 +131,8 @@ def test_a_given_python_that_does_not_do_is_named(tmp_path, version):
     report, checks = checked(tmp_path, facts, text=text)
 
     assert not report.ready
-    assert "`python: /opt/python` does not run on it" in checks["python"].detail
-    assert "leave `python:` out" in (checks["python"].fix or "")
+    assert "`python: /opt/python` is not a working Python 3.11 or newer" in checks["python"].detail
+    assert "or remove it" in (checks["python"].fix or "")
 
 
 def test_a_model_is_sent_or_downloaded_there(tmp_path):
@@ -138,7 +140,7 @@ def test_a_model_is_sent_or_downloaded_there(tmp_path):
     assert checks["model"].status == "ok"
 
     _, checks = checked(tmp_path, model="Qwen/Qwen3-0.6B")
-    assert "downloaded on it" in checks["model"].detail
+    assert "downloaded by the machine" in checks["model"].detail
 
 
 def test_a_name_that_no_machine_has_is_refused(tmp_path):
@@ -164,7 +166,7 @@ def test_what_a_machine_says_of_itself_stands_between_marks(tmp_path):
         listed = list_machines(
             workspace,
             ListMachines(check=True),
-            opened=ScriptedMachines({"gpu-box": answer}),
+            open_machine=ScriptedMachines({"gpu-box": answer}),
             provision_log=ProvisionLog(tmp_path / "log"),
         )
         for result in (report, listed):

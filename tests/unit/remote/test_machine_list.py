@@ -32,11 +32,11 @@ def provision_log(tmp_path):
     return ProvisionLog(tmp_path / "provision_log")
 
 
-def listed(workspace, provision_log, *, check=False, opened=NOBODY, release=None):
+def listed(workspace, provision_log, *, check=False, open_machine=NOBODY, release=None):
     return list_machines(
         workspace,
         ListMachines(check=check),
-        opened=opened,
+        open_machine=open_machine,
         provision_log=provision_log,
         release=release or (lambda _log: pytest.fail("a run needs it")),
     )
@@ -104,12 +104,12 @@ def test_a_check_asks_each_machine_once_and_keeps_what_it_answers(tmp_path, prov
     workspace = name_machines(tmp_path, TWO + "far: {ssh: far}\n")
     silent = UnreachableError("far does not answer", "look at its network")
     planned = MachineFacts(system="a cluster that is not up", gpus=["A100-80GB:2"])
-    opened = ScriptedMachines({"gpu-box": GPU_BOX, "far": silent, "sky": planned})
+    open_machine = ScriptedMachines({"gpu-box": GPU_BOX, "far": silent, "sky": planned})
 
-    box, sky, far = listed(workspace, provision_log, check=True, opened=opened).machines
+    box, sky, far = listed(workspace, provision_log, check=True, open_machine=open_machine).machines
 
-    assert sorted(opened.asked) == ["far", "gpu-box", "sky"]
-    assert opened.num_open == 0
+    assert sorted(open_machine.asked) == ["far", "gpu-box", "sky"]
+    assert open_machine.num_open == 0
     assert (box.state, box.computes) == ("answers", "NVIDIA H100 80GB HBM3")
     assert (box.gpu_memory_gb, box.free_disk_gb) == ([79.6], 500.0)
     assert (far.state, far.problem) == ("unreachable", "far does not answer (look at its network)")
@@ -122,8 +122,11 @@ def test_a_check_asks_each_machine_once_and_keeps_what_it_answers(tmp_path, prov
 def test_another_address_under_the_same_name_is_another_machine(tmp_path, provision_log):
     workspace = name_machines(tmp_path, TWO)
     away = UnreachableError("it is not up", "-")
-    opened = ScriptedMachines({"gpu-box": GPU_BOX, "sky": away})
-    assert listed(workspace, provision_log, check=True, opened=opened).machines[1].state == "down"
+    open_machine = ScriptedMachines({"gpu-box": GPU_BOX, "sky": away})
+    assert (
+        listed(workspace, provision_log, check=True, open_machine=open_machine).machines[1].state
+        == "down"
+    )
 
     changed = name_machines(tmp_path, TWO.replace("me@host", "me@other"))
 
@@ -143,7 +146,7 @@ def test_a_machine_that_never_answers_is_not_waited_for(tmp_path):
     answer = probe_all(workspace, [machine], Hanging({"gpu-box": GPU_BOX}), most_s=0.05)["gpu-box"]
     free.set()
 
-    assert "did not answer within 0.05 s" in str(answer)
+    assert "timed out after 0.05 s" in str(answer)
 
 
 def test_what_is_up_without_a_run_costs_and_says_how_to_put_it_down(tmp_path, provision_log):
@@ -179,9 +182,9 @@ def test_what_a_provider_lists_of_a_machine_that_is_not_up_is_known(tmp_path, pr
         gpus=["4 x Nvidia A10G, 96 GB in all"],
         gpu_memory_gb=[24.0] * 4,
     )
-    opened = ScriptedMachines({"hub": listing}, price_per_hour=5.0)
+    open_machine = ScriptedMachines({"hub": listing}, price_per_hour=5.0)
 
-    hub = listed(workspace, provision_log, check=True, opened=opened).machines[0]
+    hub = listed(workspace, provision_log, check=True, open_machine=open_machine).machines[0]
 
     assert (hub.state, hub.computes, hub.usd_per_hour_now) == ("down", "4 x Nvidia A10G", 0.0)
     assert (hub.price_per_hour, hub.gpu_memory_gb) == (5.0, [24.0] * 4)

@@ -9,7 +9,7 @@ from stillroom.errors import ConfigError, InputError
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.remote.machines import (
     all_machines,
-    check_keys_may_go,
+    check_keys_allowed,
     find_machine,
     users_machines_file,
 )
@@ -80,30 +80,30 @@ cluster: {ray: "ray://head:10001"}
         ("a: {ssh: me@host, pric_per_hour: 2}", 1, "did you mean 'price_per_hour'"),
         ("a: {ssh: me@host}\nb:\n  ssh: me@host\n  max_hours: 0\n", 4, "greater than 0"),
         ("a:\n  price_per_hour: 2\n", 1, "exactly one of ssh"),
-        ("a: {skypilot: {cpus: 4}, keep_remote: true}", 1, "is deleted after its last run"),
+        ("a: {skypilot: {cpus: 4}, keep_remote: true}", 1, "keep_remote is not supported"),
         ("a: {ssh: h, ray: 'ray://h:1'}", 1, "exactly one of ssh"),
-        ("a: {ssh: h, budget_usd: 5}", 1, "give price_per_hour too"),
-        ("a: {ray: 'ray://h:1', budget_usd: 5}", 1, "not billed"),
+        ("a: {ssh: h, budget_usd: 5}", 1, "so it needs price_per_hour"),
+        ("a: {ray: 'ray://h:1', budget_usd: 5}", 1, "not supported for a Ray cluster"),
         ("a: {ssh: }", 1, "exactly one of ssh"),
         ("a:\n  ssh: '-oProxyCommand=sh'\n", 2, "cannot begin with `-`"),
         ("a:\n  ssh:\n    host: '-oProxyCommand=sh'\n", 3, "cannot begin with `-`"),
         ("a: {ssh: ''}", 1, "host"),
-        ("a: {ssh: me@}", 1, "host's name is missing"),
+        ("a: {ssh: me@}", 1, "host name is missing"),
         ("a: {ssh: localhost}", 1, "this machine"),
         ("a: {ssh: me@127.0.0.1}", 1, "this machine"),
         ("a: {ssh: {host: '::1', port: 22}}", 1, "this machine"),
         ("a: {ssh: 'me@host:2222'}", 1, "{host: me@host, port: 2222}"),
-        ("a: {ssh: 'ssh://me@host'}", 1, "as ssh takes it"),
-        ("a: {ssh: 'me@host rm -rf'}", 1, "as ssh takes it"),
+        ("a: {ssh: 'ssh://me@host'}", 1, "as ssh accepts it"),
+        ("a: {ssh: 'me@host rm -rf'}", 1, "as ssh accepts it"),
         ("a: {ssh: h, folder: ../x}", 1, "absolute path"),
         ("a: {ssh: h, folder: '~'}", 1, "absolute path"),
         ("a: {ssh: h, python: -c}", 1, "interpreter"),
-        ("a: {ssh: h}\na: {ssh: g}\n", 2, "is already in line 1"),
-        ("a: {ssh: h}\nlocal: {ssh: g}\n", 2, "cannot name a machine"),
-        ("a: {ssh: h}\n../b: {ssh: g}\n", 2, "cannot name a machine"),
-        ("- a\n", 1, "names of machines"),
+        ("a: {ssh: h}\na: {ssh: g}\n", 2, "already on line 1"),
+        ("a: {ssh: h}\nlocal: {ssh: g}\n", 2, "not a valid machine name"),
+        ("a: {ssh: h}\n../b: {ssh: g}\n", 2, "not a valid machine name"),
+        ("- a\n", 1, "mapping of machine names"),
         ("a: [ssh\nb: c\n", 2, "not readable"),
-        ("a: host\n", 1, "keys and values"),
+        ("a: host\n", 1, "must be a mapping"),
         ("a: {hf_jobs: {flavor: x, timeout: soon}}", 1, "timeout"),
         ("a: {skypilot: {autostop: 5}}", 1, "resources"),
     ],
@@ -130,34 +130,34 @@ def test_a_machine_that_nobody_named_is_refused_with_the_nearest_one(workspace):
         find_machine(workspace, "gpu-bx")
     with pytest.raises(InputError) as caught:
         find_machine(workspace, "localhost")
-    assert caught.value.fix == "leave `where` out to run here"
+    assert caught.value.fix == "leave `where` out to run locally"
 
 
 def test_a_machine_of_the_workspace_gets_neither_options_nor_keys(workspace):
     write(workspace, "a: {ssh: {host: h, options: ['-oProxyCommand=sh -c evil']}}\n")
-    with pytest.raises(ConfigError, match=r"ssh\.options can make ssh run any program"):
+    with pytest.raises(ConfigError, match=r"ssh\.options can make ssh run any local program"):
         all_machines(workspace)
     write(workspace, "a: {ssh: me@h}\n")
     machine = find_machine(workspace, "a")
-    check_keys_may_go(workspace, machine, [])
+    check_keys_allowed(workspace, machine, [])
     with pytest.raises(InputError) as caught:
-        check_keys_may_go(workspace, machine, ["OPENAI_API_KEY"])
+        check_keys_allowed(workspace, machine, ["OPENAI_API_KEY"])
     assert str(users_machines_file()) in caught.value.fix
     own_keys = users_machines_file().with_name("keys.yml")
     own_keys.write_text("- {key: OPENAI_API_KEY, host: h}\n", encoding="utf-8")
-    check_keys_may_go(workspace, machine, ["OPENAI_API_KEY"])
+    check_keys_allowed(workspace, machine, ["OPENAI_API_KEY"])
 
 
 def test_a_machine_of_the_users_own_file_gets_the_keys_that_a_run_needs(workspace):
     write_own("a: {ssh: me@h}\n")
-    check_keys_may_go(workspace, find_machine(workspace, "a"), ["OPENAI_API_KEY"])
+    check_keys_allowed(workspace, find_machine(workspace, "a"), ["OPENAI_API_KEY"])
 
 
 def test_the_users_file_does_not_count_as_own_within_the_workspace(workspace, monkeypatch):
     monkeypatch.setenv("STILLROOM_CONFIG", str(workspace.root))
     write(workspace, "a: {ssh: me@h}\n")
     with pytest.raises(InputError, match="OPENAI_API_KEY"):
-        check_keys_may_go(workspace, find_machine(workspace, "a"), ["OPENAI_API_KEY"])
+        check_keys_allowed(workspace, find_machine(workspace, "a"), ["OPENAI_API_KEY"])
 
 
 @pytest.fixture

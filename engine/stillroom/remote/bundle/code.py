@@ -1,4 +1,4 @@
-"""What tools.py, rewards.py and MCP servers need on a machine: packages, and files they name."""
+"""What tools.py, rewards.py and MCP servers need on a machine: packages and files."""
 
 import ast
 import importlib.metadata
@@ -18,48 +18,48 @@ from stillroom.tools.mcp.spec import parse_spec
 from stillroom.tools.user.file import UserFile
 from stillroom.tools.user.modules import modules_imported
 
-_OURS = frozenset({"stillroom", "stillroom_mcp", "rnow"})
-_NOT_NAMED = frozenset({"", ".", "..", "runs", ".stillroom", ".git", ".venv", "checkpoints"})
+_OWN_PACKAGES = frozenset({"stillroom", "stillroom_mcp", "rnow"})
+_IGNORED_NAMES = frozenset({"", ".", "..", "runs", ".stillroom", ".git", ".venv", "checkpoints"})
 _LONGEST_NAME = 200
 _MOST_FILES = 2000
 _MOST_BYTES = 256 << 20
-"""The most that a folder named by code may hold to be sent with it."""
+"""The maximum size of a folder that is sent because code refers to it."""
 
 
-def packages_of(files: Iterable[UserFile]) -> list[str]:
-    """Returns the packages that the user's files import, each with the version that is here.
+def pinned_packages(files: Iterable[UserFile]) -> list[str]:
+    """Returns the packages that the user's files import, pinned to the installed versions.
 
-    Raises InputError for a package that was not installed from an index: nobody else has it.
+    Raises InputError for a package that was installed from a local folder instead of an index.
     """
-    names = sorted({name for file in files for name in _foreign_imports(file)})
+    names = sorted({name for file in files for name in _third_party_imports(file)})
     if not names:
         return []
     known = _distributions()
-    wanted = {dist for name in names for dist in _with_module(name, known)}
-    return [_pinned(dist) for dist in sorted(wanted, key=str.lower)]
+    wanted = {dist for name in names for dist in _distributions_of(name, known)}
+    return [_pinned_requirement(dist) for dist in sorted(wanted, key=str.lower)]
 
 
-def add_named_files(
+def add_referenced_files(
     workspace: Workspace, places: FileLayout, files: Sequence[UserFile], servers: Sequence[str]
 ) -> list[str]:
-    """Adds the files that code and the command lines of MCP servers name; returns notes on them.
+    """Adds the files that code and MCP command lines refer to; returns notes for the user.
 
-    A name is a string in the code that leads to a file or folder of the workspace, from the
-    folder of the code or from the workspace.
+    A reference is a string literal that is the path of a file or folder in the workspace, relative
+    to the code's folder or to the workspace.
     """
     sent, left_out = list[str](), list[str]()
     for file in files:
         folders = (file.path.parent, workspace.root)
-        for text in sorted({text for code in _codes(file) for text in _strings(code)}):
-            _add_named(workspace, places, folders, text, sent, left_out)
+        for text in sorted({text for code in _sources(file) for text in _string_literals(code)}):
+            _add_referenced(workspace, places, folders, text, sent, left_out)
     for server in servers:
         for word in parse_spec(server).command:
-            _add_named(workspace, places, (workspace.root,), word, sent, left_out)
-    notes = [f"sent with the code, which names it: {name}" for name in sorted(sent)]
-    return notes + [f"not sent, though the code names it: {name}" for name in left_out]
+            _add_referenced(workspace, places, (workspace.root,), word, sent, left_out)
+    notes = [f"sent, because the code refers to it: {name}" for name in sorted(sent)]
+    return notes + [f"not sent, although the code refers to it: {name}" for name in left_out]
 
 
-def _add_named(
+def _add_referenced(
     workspace: Workspace,
     places: FileLayout,
     folders: Sequence[Path],
@@ -67,7 +67,7 @@ def _add_named(
     sent: list[str],
     left_out: list[str],
 ) -> None:
-    path = _path_named(workspace.root, folders, text)
+    path = _referenced_path(workspace.root, folders, text)
     if path is None or path in places:
         return
     shown = workspace.shown(path)
@@ -75,21 +75,21 @@ def _add_named(
         places.add(path)
         sent.append(shown)
         return
-    files = _within(path)
+    files = _files_below(path)
     if files is None:
-        left_out.append(f"{shown} (over {_MOST_FILES} files or {_MOST_BYTES >> 20} MB)")
+        left_out.append(f"{shown} (more than {_MOST_FILES} files or {_MOST_BYTES >> 20} MB)")
     elif files:
         for file in files:
             places.add(file)
         sent.append(f"{shown}/ ({len(files)} files)")
 
 
-def _path_named(root: Path, folders: Sequence[Path], text: str) -> Path | None:
-    """Returns the readable file or folder in the workspace to which a name leads, if any."""
+def _referenced_path(root: Path, folders: Sequence[Path], text: str) -> Path | None:
+    """Returns the readable file or folder in the workspace that a string refers to, if any."""
     name = text.strip().rstrip("/")
-    if name.strip("/") in _NOT_NAMED or len(name) > _LONGEST_NAME or not name.isprintable():
+    if name.strip("/") in _IGNORED_NAMES or len(name) > _LONGEST_NAME or not name.isprintable():
         return None
-    # `f"{FOLDER}/kb.json"` holds the text "/kb.json".
+    # `f"{FOLDER}/kb.json"` has the string literal "/kb.json".
     names = [name, name.lstrip("/")] if name.startswith("/") else [name]
     for path in (folder / name for folder in folders for name in names):
         try:
@@ -104,8 +104,8 @@ def _path_named(root: Path, folders: Sequence[Path], text: str) -> Path | None:
     return None
 
 
-def _within(folder: Path) -> list[Path] | None:
-    """Returns the readable files in a folder; None if they are too many or too large."""
+def _files_below(folder: Path) -> list[Path] | None:
+    """Returns the readable files below a folder; None if they are too many or too large."""
     found, num_bytes = list[Path](), 0
     for path in folder.rglob("*"):
         if any(part.startswith(".") or part == "__pycache__" for part in path.parts[-3:]):
@@ -123,12 +123,12 @@ def _within(folder: Path) -> list[Path] | None:
     return sorted(found)
 
 
-def _codes(file: UserFile) -> Iterator[bytes]:
+def _sources(file: UserFile) -> Iterator[bytes]:
     yield file.code
     yield from file.modules.values()
 
 
-def _strings(code: bytes) -> Iterator[str]:
+def _string_literals(code: bytes) -> Iterator[str]:
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError):
@@ -138,13 +138,13 @@ def _strings(code: bytes) -> Iterator[str]:
             yield node.value
 
 
-def _foreign_imports(file: UserFile) -> Iterator[str]:
-    """Yields the modules that a file imports not being Python's, Stillroom's or its own."""
+def _third_party_imports(file: UserFile) -> Iterator[str]:
+    """Yields the third-party modules that a file imports."""
     own = {place.partition("/")[0].removesuffix(".py") for place in file.modules}
-    for code in _codes(file):
+    for code in _sources(file):
         for module in modules_imported(code):
             top = module.partition(".")[0]
-            if top not in own and top not in _OURS and top not in sys.stdlib_module_names:
+            if top not in own and top not in _OWN_PACKAGES and top not in sys.stdlib_module_names:
                 yield module
 
 
@@ -153,30 +153,30 @@ def _distributions() -> Mapping[str, list[str]]:
     return importlib.metadata.packages_distributions()
 
 
-def _with_module(module: str, known: Mapping[str, list[str]]) -> list[str]:
-    """Returns the distributions that a module belongs to: of a shared top level those with it."""
+def _distributions_of(module: str, known: Mapping[str, list[str]]) -> list[str]:
+    """Returns the distributions that provide a module; namespace packages may have several."""
     names = sorted(set(known.get(module.partition(".")[0], ())))
     if len(names) < 2:
         return names
     place = re.compile(re.escape(module.replace(".", "/")) + r"(\.py|/|\.)")
-    return [name for name in names if _holds(name, place)] or names
+    return [name for name in names if _provides(name, place)] or names
 
 
-def _holds(name: str, place: re.Pattern[str]) -> bool:
+def _provides(name: str, place: re.Pattern[str]) -> bool:
     files = importlib.metadata.distribution(name).files or ()
     return any(place.match(file.as_posix()) for file in files)
 
 
-def _pinned(name: str) -> str:
+def _pinned_requirement(name: str) -> str:
     distribution = importlib.metadata.distribution(name)
     source = distribution.read_text("direct_url.json")
     url = json.loads(source).get("url", "") if source else ""
     if url.startswith("file:"):
         folder = unquote(urlsplit(url).path)
         raise InputError(
-            f"the code imports {name}, which is installed here from {folder}: another machine "
-            "cannot fetch it",
+            f"the code imports {name}, which is installed from the local folder {folder}: another "
+            "machine cannot install it",
             "put its modules next to the code that imports them, or install it from an index",
         )
-    # The build (`+cpu`) depends on the machine.
+    # The local version label (`+cpu`) depends on the machine.
     return f"{name}=={distribution.version.partition('+')[0]}"

@@ -1,4 +1,4 @@
-"""Makes the spec of a job on another machine: what is sent, what comes back, what it may cost."""
+"""Builds the spec of a run on another machine: its files, its outputs, and its budget."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,19 +8,19 @@ import msgspec
 
 from stillroom.errors import DataError, InputError
 from stillroom.lineage import folder_files, manifest_path, pending_manifest, read_manifest
-from stillroom.remote.bundle.code import add_named_files, packages_of
+from stillroom.remote.bundle.code import add_referenced_files, pinned_packages
 from stillroom.remote.bundle.layout import FileLayout
 from stillroom.remote.bundle.models import (
-    add_history,
+    add_card_inputs,
     add_model,
-    add_resumed,
-    add_run,
+    add_resume_files,
+    add_run_records,
     add_tags,
-    add_tokenizer,
+    add_tokenizer_files,
 )
 from stillroom.remote.bundle.needs import Needs
 from stillroom.remote.machine import Machine
-from stillroom.remote.machines import check_keys_may_go
+from stillroom.remote.machines import check_keys_allowed
 from stillroom.remote.records import RUN_FILE, JobSpec
 from stillroom.rollout.journal.journal import journal_folder
 from stillroom.run_folder import REMOTE_FILE, RunFolder, given_config
@@ -33,20 +33,20 @@ _HUB_KEYS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 @dataclass(frozen=True, slots=True)
 class PackedJob:
-    """A job spec, and what its user should know about it."""
+    """A job spec, with notes for the user and the run's secrets."""
 
     spec: JobSpec
     notes: Sequence[str] = ()
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """The secrets by name, which the spec only names."""
+    """The values of the secrets by name; the spec has only the names."""
 
     def after(self, runs: Sequence[str]) -> "PackedJob":
-        """Returns it for a run that begins once other local runs have ended."""
+        """Returns a copy that starts once other local runs have ended."""
         return replace(self, spec=msgspec.structs.replace(self.spec, start_after=list(runs)))
 
     @property
     def copies(self) -> dict[str, bytes]:
-        """The file of the run's folder with the spec."""
+        """The file with the spec that is copied to the run's folder, by name."""
         return {REMOTE_FILE: msgspec.json.encode(self.spec)}
 
 
@@ -57,27 +57,28 @@ def pack(
     *,
     budget_usd: float | None = None,
 ) -> PackedJob:
-    """Returns the job spec of a run; only the names and sizes of files are looked at.
+    """Returns the job spec of a run; file contents are not read yet.
 
-    Raises InputError for a secret that the machine must not have, a package that nobody else can
-    install, and an output that cannot be downloaded.
+    Raises InputError for a secret that may not be sent to the machine, a package that is not on an
+    index, and an output that cannot be downloaded.
     """
     if workspace.runs != workspace.root / "runs":
         raise InputError(
-            f"{workspace.root / 'runs'} is a link, and nothing is downloaded through one",
-            "make it a real folder, or leave where out",
+            f"{workspace.root / 'runs'} is a symbolic link, and runs are not downloaded through "
+            "links",
+            "replace it by a real folder, or leave where out",
         )
     places = FileLayout(workspace)
     _add_files(workspace, places, needs)
     for model in needs.models:
         add_model(workspace, places, model)
     for name in needs.tokenizers:
-        add_tokenizer(workspace, places, name)
+        add_tokenizer_files(workspace, places, name)
     if needs.exported is not None:
-        add_history(workspace, places, needs.exported)
+        add_card_inputs(workspace, places, needs.exported)
     if needs.resume is not None:
-        add_resumed(workspace, places, needs.resume)
-    notes = add_named_files(workspace, places, needs.code, needs.servers)
+        add_resume_files(workspace, places, needs.resume)
+    notes = add_referenced_files(workspace, places, needs.code, needs.servers)
     outputs = [_add_output(workspace, places, name, needs) for name in needs.outputs]
     secrets, variables, key_notes = _secrets(workspace, machine, needs)
     if secrets or needs.code:
@@ -88,7 +89,7 @@ def pack(
         home_paths=places.home_paths,
         key_names=list(secrets),
         variables=variables,
-        packages=packages_of(needs.code),
+        packages=pinned_packages(needs.code),
         extras=list(needs.extras),
         outputs=outputs,
         budget_usd=budget_usd,
@@ -97,13 +98,12 @@ def pack(
 
 
 def _cost_notes(machine: Machine, budget_usd: float | None) -> list[str]:
-    """Returns what a run may cost that nobody has given a budget, where the price is known."""
+    """Returns a note on the maximum cost of a run without a budget, if the price is known."""
     if budget_usd is not None or not machine.price_per_hour:
         return []
     most = machine.price_per_hour * machine.max_hours
-    limit = f"it is stopped by max_hours ({machine.max_hours:g})"
-    price = f"${machine.price_per_hour:g} an hour"
-    return [f"no budget: {machine.name} may cost ${most:.2f} for this run: {limit} at {price}"]
+    limit = f"max_hours: {machine.max_hours:g}, ${machine.price_per_hour:g} an hour"
+    return [f"no budget_usd: this run may cost up to ${most:.2f} on {machine.name} ({limit})"]
 
 
 def _add_files(workspace: Workspace, places: FileLayout, needs: Needs) -> None:
@@ -112,41 +112,41 @@ def _add_files(workspace: Workspace, places: FileLayout, needs: Needs) -> None:
         places.add_manifests(path)
         add_tags(workspace, places, path)
     if needs.config is not None:
-        # The run's own copy: a later edit of config.yml does not reach it.
+        # The run's own copy, so that later edits of config.yml do not affect it.
         places.add(needs.config, source=f"{RUN_FILE}{given_config(needs.config)}")
     places.add_all([workspace.root / PRICES_FILE, workspace.root / LIST_FILE])
     for name in needs.records:
-        if (run := _run_named(workspace, name)) is not None:
-            add_run(workspace, places, run)
+        if (run := _run_id_of(workspace, name)) is not None:
+            add_run_records(workspace, places, run)
 
 
-def _run_named(workspace: Workspace, name: str) -> str | None:
-    """Returns the id of the run that a name of a request means; None if it means a file."""
+def _run_id_of(workspace: Workspace, name: str) -> str | None:
+    """Returns the run id that a name in a request refers to; None if it refers to a file."""
     path = workspace.path(name)
     run = RunFolder(workspace.runs / name if "/" not in name and not path.exists() else path)
     return run.run_id if run.path.parent == workspace.runs and run.is_run else None
 
 
 def _add_output(workspace: Workspace, places: FileLayout, name: str, needs: Needs) -> str:
-    """Adds what exists of an unfinished output; returns its path relative to the workspace."""
+    """Adds an unfinished output's files; returns its path relative to the workspace."""
     output = workspace.writable(name, label="output")
     if needs.exported is not None and output.is_dir() and any(output.iterdir()):
         raise InputError(
-            f"output {workspace.shown(output)!r} holds an earlier export, which an export on "
-            "another machine cannot replace",
-            "give a folder that is new, or delete that one",
+            f"output {workspace.shown(output)!r} has an earlier export, which an export on another "
+            "machine cannot replace",
+            "give a new folder, or delete this one",
         )
     relative = places.relative(output)
     if relative is None:
-        raise InputError(f"{output} is outside the workspace", "give an output inside of it")
-    places.name(name, output)
+        raise InputError(f"{output} is outside the workspace", "give an output inside it")
+    places.add_alias(name, output)
     for path in _output_files(output, needs):
         places.add(path)
     return relative
 
 
 def _output_files(output: Path, needs: Needs) -> list[Path]:
-    """Returns the files of an unfinished output with its journal, or of a store of targets."""
+    """Returns the files of an unfinished output and its journal, or of a soft-target store."""
     if output.is_dir():
         rows = {str(path) for path in needs.files}
         return [path for path in folder_files(output) if _is_store_of(path, rows)]
@@ -158,7 +158,7 @@ def _output_files(output: Path, needs: Needs) -> list[Path]:
 
 
 def _is_store_of(path: Path, rows: set[str]) -> bool:
-    """Returns whether a file belongs to a store that a teacher made of one of these files."""
+    """Returns whether a file belongs to a store of soft targets for one of these row files."""
     store = path.with_name(path.name.removesuffix(manifest_path(Path("x")).name.removeprefix("x")))
     try:
         manifest = read_manifest(store)
@@ -170,18 +170,18 @@ def _is_store_of(path: Path, rows: set[str]) -> bool:
 def _secrets(
     workspace: Workspace, machine: Machine, needs: Needs
 ) -> tuple[dict[str, str], list[str], list[str]]:
-    """Returns the secrets of a run, which of them its environment holds, and notes on others."""
+    """Returns a run's secrets, the names of those in its environment, and notes on omitted keys."""
     called = workspace.read_keys(needs.key_names)
     tools = sorted(tool_variables(workspace.root)) if needs.code or needs.servers else []
     around = workspace.read_keys([*needs.tracker_keys, *tools])
-    check_keys_may_go(workspace, machine, [*called, *around])
+    check_keys_allowed(workspace, machine, [*called, *around])
     is_from_hub = any(not model.is_local for model in needs.models)
     hub = workspace.read_keys(_HUB_KEYS) if is_from_hub else {}
     notes = list[str]()
     try:
-        check_keys_may_go(workspace, machine, list(hub))
+        check_keys_allowed(workspace, machine, list(hub))
     except InputError as error:
-        # Most models of the hub need none.
-        notes.append(f"{', '.join(hub)} stays here: {error.problem}; {error.fix}")
+        # Most models of the hub can be downloaded without a token.
+        notes.append(f"{', '.join(hub)} is not sent: {error.problem}; {error.fix}")
         hub = {}
     return called | around | hub, [*around, *hub], notes

@@ -1,7 +1,7 @@
-"""The files of a run: their contents, and their places on another machine.
+"""The files of a run, and their paths ("places") on another machine.
 
-The workspace becomes `workspace/`, and every other file is below `outside/` by its whole path, so
-that no two files ever meet. Stillroom's own package is on the machine already.
+The workspace becomes `workspace/`; any other file is put below `outside/` under its absolute path,
+so that places are unique. Stillroom's own package is on the machine already.
 """
 
 import os
@@ -30,11 +30,11 @@ from stillroom.versions import FOLDER
 
 _WORKSPACE, _OUTSIDE = "workspace", "outside"
 _CONFIG = f"{_OUTSIDE}/~config"
-"""The place of keys.yml's folder: no local path begins so."""
+"""The place of the folder with keys.yml; it cannot collide with that of a local path."""
 
 
 class FileLayout:
-    """Collects the files of a run, each once, with its place on the other machine."""
+    """Collects the files of a run, without duplicates, with their places on the other machine."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -51,27 +51,27 @@ class FileLayout:
 
     @property
     def home_paths(self) -> list[PathMapping]:
-        """The local paths, each with the place that stands for it; of several the first counts."""
+        """Maps local paths to their places; the first match counts."""
         return [PathMapping(home=home, place=place) for home, place in self._home.items()]
 
     def __contains__(self, path: Path) -> bool:
-        return self._place(_plain(path)) in self._files
+        return self._place(_normalized(path)) in self._files
 
     def add(self, path: Path, *, source: str | None = None) -> None:
-        """Adds a file; `source` is what is sent in its stead.
+        """Adds a file; if `source` is given, that file's content is sent instead.
 
-        Raises InputError for a file that holds keys by its name.
+        Raises InputError for a file that contains keys according to its name, such as `.env`.
         """
         check_readable(path)
-        place = self._place(_plain(path))
+        place = self._place(_normalized(path))
         if place.startswith(PACKAGE):
             return
         if place.startswith(f"{_OUTSIDE}/"):
-            self._home.setdefault(_plain(path), place)
+            self._home.setdefault(_normalized(path), place)
         self._files.setdefault(place, source or str(path))
 
     def add_all(self, paths: Iterable[Path]) -> None:
-        """Adds files, and the files of folders."""
+        """Adds files, and all files of folders; skips paths that do not exist."""
         for path in paths:
             if path.is_dir():
                 self.add_folder(path)
@@ -79,16 +79,16 @@ class FileLayout:
                 self.add(path)
 
     def add_folder(self, folder: Path, *, most_bytes: int | None = None) -> None:
-        """Adds the files of a folder as `lineage.folder_files` lists them, and its manifest.
+        """Adds a folder's files as listed by `lineage.folder_files`, and its manifest.
 
-        With `most_bytes` only those that are no larger. Raises InputError for one that holds keys
-        by its name.
+        Skips files larger than `most_bytes`. Raises InputError for a file that contains keys
+        according to its name.
         """
-        place = self._place(_plain(folder))
+        place = self._place(_normalized(folder))
         if place.startswith(PACKAGE):
             return
         if place.startswith(f"{_OUTSIDE}/"):
-            self._home.setdefault(_plain(folder), place)
+            self._home.setdefault(_normalized(folder), place)
         manifest = folder / FOLDER_MANIFEST
         for path in [*folder_files(folder), *([manifest] if manifest.is_file() else [])]:
             if most_bytes is None or path.stat().st_size <= most_bytes:
@@ -96,25 +96,25 @@ class FileLayout:
                 self._files.setdefault(f"{place}/{path.relative_to(folder).as_posix()}", str(path))
 
     def add_manifests(self, path: Path) -> None:
-        """Adds the manifest of a file, also one that is about to be put in place."""
+        """Adds the manifest of a file, or its pending manifest, if they exist."""
         if not path.is_dir():
             self.add_all([manifest_path(path), pending_manifest(path)])
 
     def add_keys_file(self) -> None:
-        """Adds the user's keys.yml, which says which key may go where; it holds no keys."""
+        """Adds the user's keys.yml, which lists the hosts that each key may be sent to, no keys."""
         if (path := keys_file()).is_file():
             self._home.setdefault(str(Path.home() / ".config" / "stillroom"), _CONFIG)
             self._files.setdefault(f"{_CONFIG}/{path.name}", str(path))
 
-    def name(self, name: str, path: Path) -> None:
-        """Lets a name of a request or of config.yml lead to what stands for `path`."""
-        written = _plain(self._workspace.root / Path(name).expanduser())
-        if written != _plain(path):
-            self._home.setdefault(written, self._place(_plain(path)))
+    def add_alias(self, name: str, path: Path) -> None:
+        """Maps a path, as written in a request or in config.yml, to the place of `path`."""
+        written = _normalized(self._workspace.root / Path(name).expanduser())
+        if written != _normalized(path):
+            self._home.setdefault(written, self._place(_normalized(path)))
 
     def relative(self, path: Path) -> str | None:
         """Returns the path of an output relative to the workspace; None if it is outside."""
-        first, _, rest = self._place(_plain(path)).partition("/")
+        first, _, rest = self._place(_normalized(path)).partition("/")
         return rest if first == _WORKSPACE and rest else None
 
     def _place(self, path: str) -> str:
@@ -127,8 +127,8 @@ class FileLayout:
         return _OUTSIDE + path
 
 
-def _plain(path: Path) -> str:
-    """Returns a path without `..`; links stay, since requests and records name them."""
+def _normalized(path: Path) -> str:
+    """Returns an absolute path without `..`; links are kept, as requests and records name them."""
     return os.path.normpath(path.absolute())
 
 
@@ -137,33 +137,33 @@ _CACHE = "hashes.json"
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What the files of a job hold, and each one's place on the other machine."""
+    """The contents of a run's files, and the files' places on the other machine."""
 
     blobs: list[Blob]
-    """Each content once."""
+    """The distinct contents."""
     files: list[PlacedFile]
 
 
 def read_contents(
     run: RunFolder, spec: JobSpec, *, is_stopped: Callable[[], bool] = lambda: False
 ) -> Contents:
-    """Returns the contents of a run's files as they are now.
+    """Hashes a run's files and returns their contents and places.
 
-    Raises RunError if one of them has changed since the run was started.
+    Raises RunError if a file has changed since the run was started.
     """
     root = Path(run.read_request().workspace)
     known = HashCache(root / FOLDER / _CACHE)
     blobs, files = dict[str, Blob](), list[PlacedFile]()
     run.check_inputs()
     for sent in spec.files:
-        path = _source(run, sent.source)
+        path = _source_path(run, sent.source)
         try:
             stat = path.stat()
             sha256 = known.hash_of(path, is_stopped)
         except FileNotFoundError as error:
             raise RunError(
-                f"{path} is gone since this run was started",
-                "put it back, or start the run again without it",
+                f"{path} was deleted since this run was started",
+                "restore the file, or start the run again without it",
             ) from error
         blob = Blob(sha256=sha256, num_bytes=stat.st_size, source=str(path))
         blobs.setdefault(sha256, blob)
@@ -174,7 +174,7 @@ def read_contents(
     return Contents(list(blobs.values()), files)
 
 
-def _source(run: RunFolder, source: str) -> Path:
+def _source_path(run: RunFolder, source: str) -> Path:
     if source.startswith(RUN_FILE):
         return run.path / source.removeprefix(RUN_FILE)
     return Path(source)

@@ -1,4 +1,4 @@
-"""What a checked request needs on another machine, by its kind."""
+"""What a validated request needs on another machine, for each kind of request."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from stillroom.train.config.request import StartTraining, TrainingPlan
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An address that a run calls, and what a user knows it by."""
+    """A URL that a run calls, and its label in error messages."""
 
     label: str
     url: str
@@ -27,29 +27,29 @@ class Needs:
     """What a run reads, writes and calls."""
 
     files: Sequence[Path] = ()
-    """Files and folders that it reads, as its request fixes them."""
+    """Files and folders that it reads."""
     prompts: Sequence[Path] = ()
-    """The files among them whose rows may name containers."""
+    """The files whose rows may name containers."""
     models: Sequence[ModelLocation] = ()
     tokenizers: Sequence[str] = ()
-    """Models that servers hold, of which the run reads the tokenizer."""
+    """Models that are served elsewhere, of which the run reads only the tokenizer."""
     code: Sequence[UserFile] = ()
     servers: Sequence[str] = ()
     """The command lines and URLs of MCP servers."""
     addresses: Sequence[Address] = ()
     outputs: Sequence[str] = ()
-    """What it writes outside of its own folder, as the request names it."""
+    """Files and folders that it writes outside of its own folder, as named in the request."""
     key_names: Sequence[str | None] = ()
     tracker_keys: Sequence[str] = ()
-    """Keys that libraries look for in the environment."""
+    """Keys that libraries read from the environment."""
     extras: Sequence[str] = ()
     config: Path | None = None
-    """The config.yml, of which the run's own copy is sent."""
+    """The config.yml; the run's own copy of it is sent."""
     resume: str | None = None
     exported: ModelLocation | None = None
-    """The checkpoint whose history a model card describes."""
+    """The checkpoint whose history the model card describes."""
     records: Sequence[str] = ()
-    """Names in the request that may be the ids of runs, whose records are read."""
+    """Names in the request that may be ids of runs, whose records are read."""
 
 
 def needs_of_training(request: StartTraining, plan: TrainingPlan) -> Needs:
@@ -79,7 +79,7 @@ def needs_of_training(request: StartTraining, plan: TrainingPlan) -> Needs:
         outputs=[store] if store is not None else [],
         key_names=plan.key_names,
         tracker_keys=["WANDB_API_KEY"] if trainer.wandb_project is not None else [],
-        extras=_chosen(extras),
+        extras=_enabled(extras),
         config=plan.config_file,
         resume=request.resume,
     )
@@ -155,7 +155,7 @@ def _needs_of_rollouts(
         ],
         outputs=outputs,
         key_names=plan.key_names,
-        extras=_chosen(extras),
+        extras=_enabled(extras),
         records=[refine.options.refine] if refine is not None and refine.options.refine else [],
     )
 
@@ -166,7 +166,7 @@ def _addresses_of_training(plan: TrainingPlan) -> Iterator[Address]:
         if teacher.section.is_served and teacher.base_url is not None:
             yield Address("teacher.base_url", teacher.base_url)
         elif teacher.section.is_served:
-            # The default of such a server is a port of the machine it is called from.
+            # The default address of such a server is on localhost.
             yield Address("teacher.base_url", "http://localhost")
     if config.rollout.server is not None:
         yield Address("rollout.server.base_url", str(config.rollout.server.base_url))
@@ -180,5 +180,5 @@ def _files(*files: UserFile | None) -> list[UserFile]:
     return [file for file in files if file is not None]
 
 
-def _chosen(extras: dict[str, bool]) -> list[str]:
+def _enabled(extras: dict[str, bool]) -> list[str]:
     return [extra for extra, is_needed in extras.items() if is_needed]

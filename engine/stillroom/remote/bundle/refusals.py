@@ -1,4 +1,4 @@
-"""What cannot be done on another machine, refused by name before anything is sent."""
+"""Checks that reject, before anything is sent, what cannot be done on another machine."""
 
 import ipaddress
 import itertools
@@ -22,9 +22,9 @@ from stillroom.tools.mcp.spec import parse_spec
 from stillroom.train.config.schema import TrainConfig
 from stillroom.validation import PlacedRequest
 
-_LEAST_BOUGHT_S = 60.0
-_LOOKED_AT = 1000
-"""As many rows of a file are looked at as training and rollouts check at a call."""
+_MIN_BUDGET_S = 60.0
+_MAX_ROWS = 1000
+"""The number of rows of a file that are checked, as in the checks of training and rollouts."""
 
 
 class _ContainerRow(msgspec.Struct):
@@ -32,84 +32,83 @@ class _ContainerRow(msgspec.Struct):
 
 
 def refuse_request(request: PlacedRequest, machine: Machine) -> None:
-    """Raises InputError for options of a request that mean this machine."""
+    """Raises InputError for options of a request that only work on the local machine."""
     if getattr(request, "dry_run", False):
         raise InputError(
             "dry_run calls nothing, so it needs no other machine", "leave where out with dry_run"
         )
     if isinstance(request, GenerateRollouts) and request.ray_address is not None:
         raise InputError(
-            f"ray_address and where: {machine.name} both say where the rollouts are made",
+            f"ray_address and where: {machine.name} both set where the rollouts run",
             "leave one of them out",
         )
     if isinstance(request, ExportModel) and request.format == "gguf":
         raise InputError(
-            "format gguf needs llama.cpp, which is a folder of this machine",
-            f"export it as merged with where: {machine.name}, or as gguf without where",
+            "format gguf needs llama.cpp's folder, which is on the local machine",
+            f"export with format merged and where: {machine.name}, or with gguf without where",
         )
-    # Before any key is looked at, as the user would allow one for an address that cannot do.
+    # Checked before keys, so that the user is not asked to allow a key for an unusable address.
     if (url := getattr(request, "base_url", None)) is not None:
         _refuse_local(Address("the model", url), machine)
     budget = getattr(request, "budget_usd", None)
     if budget is not None and machine.price_per_hour is None and not machine.access.is_provisioned:
         raise InputError(
-            f"budget_usd counts what {machine.name} costs, and its price is not known",
-            f"write price_per_hour to the entry {machine.name} in {machine.file} (0 if its hours "
-            "cost nothing)",
+            f"budget_usd includes the cost of {machine.name}, whose price is unknown",
+            f"set price_per_hour of {machine.name} in {machine.file} (0 if it is free)",
         )
     if budget is not None and machine.price_per_hour:
-        _refuse_too_little(budget, machine.price_per_hour, machine)
+        _refuse_small_budget(budget, machine.price_per_hour, machine)
 
 
-def least_budget(machine: Machine) -> float:
-    """Returns the US dollars below which a budget is spent before a run has begun."""
-    return (machine.price_per_hour or 0.0) * _LEAST_BOUGHT_S / 3600
+def min_budget_usd(machine: Machine) -> float:
+    """Returns the minimum budget in US dollars: the price of a minute of the machine."""
+    return (machine.price_per_hour or 0.0) * _MIN_BUDGET_S / 3600
 
 
-def _refuse_too_little(budget_usd: float, price_per_hour: float, machine: Machine) -> None:
-    """Raises InputError for a budget that would be spent before the run has begun."""
-    least = least_budget(machine)
+def _refuse_small_budget(budget_usd: float, price_per_hour: float, machine: Machine) -> None:
+    """Raises InputError for a budget that would be spent before the run has started."""
+    least = min_budget_usd(machine)
     if budget_usd < least:
         raise InputError(
             f"budget_usd {budget_usd:g} pays for {budget_usd / price_per_hour * 3600:.0f} s of "
             f"{machine.name} (${price_per_hour:g} an hour), too little to upload and start a run",
-            f"give at least ${least:.2f}, and some minutes more for a machine's first run, which "
+            f"give at least ${least:.2f}, plus some minutes for a machine's first run, which "
             "installs packages; or leave where out",
         )
 
 
 def refuse_config(config: TrainConfig, machine: Machine) -> None:
-    """Raises InputError for settings of config.yml that mean this machine, or a cluster."""
+    """Raises InputError for settings of config.yml that need the local machine or a cluster."""
     launcher = config.launcher
     if launcher.kind == "ray":
         raise InputError(
-            f"launcher: ray and where: {machine.name} both say where the training is done",
-            "take launcher: local (or accelerate for several GPUs) with where, or leave where out",
+            f"launcher: ray and where: {machine.name} both set where the training runs",
+            "use launcher: local (or accelerate for several GPUs) with where, or leave where out",
         )
     if launcher.num_machines > 1:
         raise InputError(
-            f"launcher.num_machines {launcher.num_machines} needs processes on other machines than "
-            f"{machine.name}, which stillroom does not start",
+            f"launcher.num_machines {launcher.num_machines} is not supported with where: stillroom "
+            f"starts processes on {machine.name} only",
             "train on one machine: launcher.num_machines=1",
         )
     if config.trainer.trackio_project is not None:
         raise InputError(
-            "trainer.trackio_project writes its metrics to a database on the machine that trains, "
-            "and they would not be downloaded",
-            "use trainer.tensorboard or trainer.wandb_project; the run's metrics.jsonl is "
-            "downloaded anyway",
+            "trainer.trackio_project is not supported with where: its metrics stay in a database "
+            "on the machine that trains",
+            "use trainer.tensorboard or trainer.wandb_project; the run's metrics.jsonl is always "
+            "downloaded",
         )
 
 
 def refuse_needs(needs: Needs, machine: Machine) -> None:
-    """Raises InputError for servers and containers that only this machine has."""
+    """Raises InputError for servers and containers that exist only on the local machine."""
     for server in needs.servers:
         spec = parse_spec(server)
         if hide_secrets(server)[1]:
             raise InputError(
-                "the command line or URL of an MCP server holds a secret, which would be visible "
-                f"on {machine.name}",
-                "let the server read the key from a variable, and name that in the user's "
+                "the command line or URL of an MCP server contains a secret, which would be "
+                f"visible on {machine.name}",
+                "let the server read the key from an environment variable, listed in the user's "
                 "keys.yml: - {key: NAME, tools: true}",
             )
         if not spec.command:
@@ -123,15 +122,15 @@ def _refuse_local(address: Address, machine: Machine) -> None:
     host = urlsplit(address.url).hostname or ""
     if _is_this_machine(host.lower()):
         raise InputError(
-            f"{address.label} is at {address.url}, which on {machine.name} would be a different "
-            "machine than here",
-            f"give an address that {machine.name} reaches, load the model in the run (provider hf)"
-            ", or leave where out",
+            f"{address.label} is at {address.url}, which {machine.name} cannot reach: on it, that "
+            "address is its own",
+            f"give an address that {machine.name} can reach, load the model in the run (provider "
+            "hf), or leave where out",
         )
 
 
 def _is_this_machine(host: str) -> bool:
-    """Whether a host means the machine that calls it, also spelled as 127.1 or 0.0.0.0, say."""
+    """Whether a host is a loopback address, in any spelling such as 127.1 or 0.0.0.0."""
     if is_loopback(host) or host.endswith((".localhost", "-localhost")):
         return True
     try:
@@ -145,19 +144,19 @@ def _refuse_dockerfiles(prompts: Sequence[Path], machine: Machine) -> None:
     for path in prompts:
         if path.suffix == ".txt":
             continue
-        for line in itertools.islice(read_row_lines(path), _LOOKED_AT):
-            name = _container_of(line.data)
+        for line in itertools.islice(read_row_lines(path), _MAX_ROWS):
+            name = _docker_image_of(line.data)
             if name is not None and name.startswith(LOCAL):
                 raise InputError(
-                    f"{path}:{line.number}: docker {name!r} is built from a folder of this machine",
-                    f"name an image that {machine.name} can fetch, or leave where out",
+                    f"{path}:{line.number}: docker {name!r} is built from a local folder",
+                    f"give an image that {machine.name} can pull, or leave where out",
                 )
 
 
-def _container_of(row: bytes) -> str | None:
+def _docker_image_of(row: bytes) -> str | None:
     if b'"docker"' not in row:
         return None
     try:
         return msgspec.json.decode(row, type=_ContainerRow).docker
     except (msgspec.DecodeError, RecursionError):
-        return None  # the run says what is wrong with the row
+        return None  # The run reports the malformed row.

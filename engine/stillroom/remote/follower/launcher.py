@@ -18,7 +18,7 @@ from stillroom.remote.follower.local_run import (
     write_record,
 )
 from stillroom.remote.host import RunHost
-from stillroom.remote.known_machines import recall, remember
+from stillroom.remote.known_machines import load_facts, save_facts
 from stillroom.remote.records import LaunchRequest, PlacedFile
 from stillroom.remote.run_files import is_output
 from stillroom.run_folder import RunFolder
@@ -106,10 +106,10 @@ class Launcher:
     def _remember_facts(self) -> None:
         """Keeps what the machine has, for plans to come, unless that is known."""
         workspace, machine = Workspace(self._run.root), self._run.spec.machine
-        if recall(workspace, machine) is None:
+        if load_facts(workspace, machine) is None:
             # Without them a plan is less exact; the run is unaffected.
             with suppress(EngineError, OSError):
-                remember(workspace, machine, self._host.facts(), self._run.record.price_per_hour)
+                save_facts(workspace, machine, self._host.facts(), self._run.record.price_per_hour)
 
     def _wait_for_earlier_runs(self) -> None:
         folder = self._run.folder

@@ -126,11 +126,11 @@ class HfJobsHost:
             gpu_memory_gb=[] if chip is None else _each(chip),
         )
 
-    def prepare(self, spec: JobSpec, say: Callable[[str], None]) -> None:
+    def prepare(self, spec: JobSpec, report: Callable[[str], None]) -> None:
         """Puts our code and what the job has to install into the bucket."""
         bucket, code = self._bucket, code_path(code_hash())
         if code not in bucket.sizes([code]):
-            say(f"sending stillroom's code to {bucket.name}")
+            report(f"sending stillroom's code to {bucket.name}")
             bucket.put([(code_archive(), code)])
         packages = JobPackages(spec=spec, home=local_packages())
         bucket.put([(msgspec.msgpack.encode(packages), self._paths.packages)])

@@ -1,7 +1,7 @@
-"""Puts our code on a machine, and makes an environment in which it runs.
+"""Installs Stillroom's code on a machine, with a Python environment in which it runs.
 
-The machine needs a POSIX shell only. The first Python of at least 3.11 is used, or one that uv
-installs; all our files are in the machine's one folder.
+The machine only needs a POSIX shell. The first Python of at least 3.11 is used, or one that uv
+installs; all files are below the machine's `folder`.
 """
 
 import gzip
@@ -42,7 +42,7 @@ from stillroom.remote.ssh.requirements import (
 
 _Answer = TypeVar("_Answer")
 
-_NEWEST = ".".join(map(str, MIN_PYTHON))
+_MIN_VERSION = ".".join(map(str, MIN_PYTHON))
 _UNPACK = """
 umask 077
 folder={folder}
@@ -84,8 +84,8 @@ exec {python} -E -P "$folder/code/{code}/stillroom/remote/agent/environment.py"
 """
 
 
-def look(channel: Channel, machine: Machine) -> Probe:
-    """Looks at a machine without changing anything on it."""
+def run_probe(channel: Channel, machine: Machine) -> Probe:
+    """Probes a machine without changing anything on it."""
     minor = platform.python_version_tuple()[1]
     names = [f"python3.{minor}", "python3.13", "python3.12", "python3.11", "python3.14"]
     pythons = [machine.python] if machine.python else [*names, "python3", "python"]
@@ -96,80 +96,80 @@ def prepare(
     channel: Channel,
     machine: Machine,
     spec: JobSpec | None,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     local: LocalPackages | None = None,
 ) -> str:
-    """Makes sure that the machine has our code and its packages; returns the interpreter to use.
+    """Installs Stillroom's code and its packages if needed; returns the interpreter to use.
 
-    Without a `spec` any environment of this code will do, and a new one has none of the extras.
-    `local` says what is installed on the user's machine, where this process does not run on it.
+    Without a `spec`, any environment with this code is used, and a new one gets no extras. `local`
+    are the packages installed on the user's machine, if this process runs elsewhere.
     """
-    found = look(channel, machine)
+    found = run_probe(channel, machine)
     if spec is None and found.ready is not None:
         return found.ready
     if (blocked := found.facts.blocked_folder) is not None:
-        problem = f"{machine.folder} cannot be made, as {blocked} must not be written to"
+        problem = f"{machine.folder} cannot be created: {blocked} is not writable"
         raise MachineError(f"{machine.name}: {problem}", OTHER_FOLDER)
-    tools = _base_python(channel, machine, found, say)
+    tools = _base_python(channel, machine, found, report)
     local = local or local_packages()
     extras, packages = (spec.extras, spec.packages) if spec else ([], [])
     wanted = own_requirements(local, extras, packages), local.versions
     if not found.facts.has_same_code:
-        say(f"sending stillroom's code to {machine.name}")
+        report(f"uploading stillroom's code to {machine.name}")
         _send_code(channel, machine)
-    if (ready := _environment(channel, machine, tools, wanted, say)) is not None:
+    if (ready := _make_environment(channel, machine, tools, wanted, report)) is not None:
         return ready
-    say(f"sending stillroom's code to {machine.name} again: files of it have changed on it")
-    _send_code(channel, machine, anew=True)
-    if (ready := _environment(channel, machine, tools, wanted, say)) is not None:
+    report(f"uploading stillroom's code to {machine.name} again: its files have changed")
+    _send_code(channel, machine, replace=True)
+    if (ready := _make_environment(channel, machine, tools, wanted, report)) is not None:
         return ready
     raise MachineError(
-        f"{machine.name} changes the files of stillroom's code in {machine.folder}",
-        "find out what deletes or edits files in that folder, or " + OTHER_FOLDER,
+        f"the files of stillroom's code in {machine.folder} keep changing on {machine.name}",
+        "find out which process deletes or edits files in that folder, or " + OTHER_FOLDER,
     )
 
 
 def _base_python(
-    channel: Channel, machine: Machine, found: Probe, say: Callable[[str], None]
+    channel: Channel, machine: Machine, found: Probe, report: Callable[[str], None]
 ) -> tuple[str, str | None]:
-    """Returns the interpreter under the environment, and uv if that is to install the packages."""
+    """Returns the base interpreter, and the path of uv, or None to use pip."""
     if machine.python is not None:
-        return _given_python(machine, found), None
+        return _configured_python(machine, found), None
     if found.python is not None and (found.python.has_pip or found.uv is not None):
         return found.python.path, found.uv
     uv = found.uv
     if uv is None and found.pythons:
-        say(f"getting uv on {machine.name}, which installs a newer Python")
-        uv = _uv_by_pip(channel, machine, found.pythons)
+        report(f"installing uv on {machine.name} to get a newer Python")
+        uv = _install_uv(channel, machine, found.pythons)
     if uv is None:
-        raise MachineError(_no_python(machine, found.pythons), _GET_ONE)
-    say(f"getting Python on {machine.name}")
+        raise MachineError(_no_python(machine, found.pythons), _INSTALL_PYTHON)
+    report(f"installing Python on {machine.name}")
     wanted = ".".join(platform.python_version_tuple()[:2])
     folder = shell_words([machine.folder])
     script = _GET_PYTHON.format(folder=folder, uv=shell_words([uv]), version=wanted)
-    return _only_line(channel, script), uv
+    return _last_line(channel, script), uv
 
 
-_GET_ONE = (
-    f"install Python {_NEWEST} or newer on it (Debian/Ubuntu: apt-get install python3 "
-    "python3-venv), or uv, which installs one (https://docs.astral.sh/uv), or name an interpreter "
-    "with `python:` in machines.yml"
+_INSTALL_PYTHON = (
+    f"install Python {_MIN_VERSION} or newer on the machine (Debian/Ubuntu: apt-get install "
+    "python3 python3-venv), or uv, which installs Python (https://docs.astral.sh/uv), or set "
+    "`python:` in machines.yml to an interpreter"
 )
 
 
-def _given_python(machine: Machine, found: Probe) -> str:
+def _configured_python(machine: Machine, found: Probe) -> str:
     python = next(iter(found.pythons), None)
     if python is None:
         raise MachineError(
-            f"{machine.name}: the interpreter {machine.python!r} of machines.yml does not run",
-            "give `python:` the path of one that does, or leave it out",
+            f"{machine.name}: the interpreter {machine.python!r} in machines.yml does not run",
+            "set `python:` to the path of a working interpreter, or remove it",
         )
     if not python.is_new_enough:
         version = ".".join(map(str, python.version))
         raise MachineError(
-            f"{machine.name}: {machine.python!r} is Python {version}, and stillroom needs "
-            f"{_NEWEST} or newer",
-            "give `python:` a newer one, or leave it out",
+            f"{machine.name}: {machine.python!r} is Python {version}, but stillroom needs "
+            f"{_MIN_VERSION} or newer",
+            "set `python:` to a newer interpreter, or remove it",
         )
     return python.path
 
@@ -183,33 +183,33 @@ def _no_python(machine: Machine, pythons: Sequence[RemotePython]) -> str:
     return f"{machine.name} has only Python {versions}, and uv could not be installed"
 
 
-def _uv_by_pip(channel: Channel, machine: Machine, pythons: Sequence[RemotePython]) -> str | None:
-    """Returns uv as an old Python's pip installs it; None if no Python of the machine has a pip."""
+def _install_uv(channel: Channel, machine: Machine, pythons: Sequence[RemotePython]) -> str | None:
+    """Installs uv with the pip of an old Python; returns its path, or None if no Python has pip."""
     for python in pythons:
         script = _GET_UV.format(
             paths=PATHS, folder=shell_words([machine.folder]), python=shell_words([python.path])
         )
         try:
-            return _only_line(channel, script)
+            return _last_line(channel, script)
         except MachineError:
             continue
     return None
 
 
-def _only_line(channel: Channel, script: str) -> str:
-    """Returns the last line that a script prints which is not empty."""
+def _last_line(channel: Channel, script: str) -> str:
+    """Runs a script and returns the last non-empty line that it prints."""
     with run_script(channel, script) as running:
         running.write(b"")
         return next(reversed([line for line in running.lines() if line]), "")
 
 
-def _send_code(channel: Channel, machine: Machine, *, anew: bool = False) -> None:
+def _send_code(channel: Channel, machine: Machine, *, replace: bool = False) -> None:
     archive = code_archive()
     script = _UNPACK.format(
         folder=shell_words([machine.folder]),
         code=code_hash(),
         size=len(archive),
-        forget='rm -rf "$code"' if anew else "",
+        forget='rm -rf "$code"' if replace else "",
     )
     with run_script(channel, script) as running:
         running.write(archive)
@@ -217,16 +217,16 @@ def _send_code(channel: Channel, machine: Machine, *, anew: bool = False) -> Non
             pass
 
 
-def _environment(
+def _make_environment(
     channel: Channel,
     machine: Machine,
     tools: tuple[str, str | None],
     wanted: tuple[Sequence[Requirement], Mapping[str, str]],
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> str | None:
-    """Has the machine make the environment, unless it has it, and returns its interpreter.
+    """Creates the environment on the machine unless it exists; returns its interpreter.
 
-    None if the code on the machine is not what was sent.
+    Returns None if the code on the machine differs from the code that was sent.
     """
     python, uv = tools
     script = _ENVIRONMENT.format(
@@ -239,8 +239,8 @@ def _environment(
         lines = running.lines()
         root = next(lines, "")
         uses_packages = machine.python is not None
-        _ask(running, {"root": root, "code": code_hash(), "uses_packages": uses_packages})
-        answer = _read_answer(machine, next(lines, ""), _Installed)
+        _send_request(running, {"root": root, "code": code_hash(), "uses_packages": uses_packages})
+        answer = _read_reply(machine, next(lines, ""), _Installed)
         if answer.code != code_hash():
             return None
         try:
@@ -248,16 +248,16 @@ def _environment(
                 wanted[0],
                 local=wanted[1],
                 remote=canonical(answer.installed),
-                marks=answer.marks,
+                markers=answer.marks,
             )
-        except ValueError as error:  # of a version that is none
-            raise _unreadable(machine, str(answer.marks)) from error
-        _ask(running, _install_request(python, uv, missing, answer.marks), is_last=True)
-        return _outcome(machine, lines, say)
+        except ValueError as error:  # An invalid version.
+            raise _unreadable_reply(machine, str(answer.marks)) from error
+        _send_request(running, _install_request(python, uv, missing, answer.marks), is_last=True)
+        return _wait_for_python(machine, lines, report)
 
 
 class _Installed(msgspec.Struct, frozen=True):
-    """What the machine has: the first answer of `environment.py`."""
+    """The first reply of `environment.py`: the machine's code and packages."""
 
     code: str
     installed: list[tuple[str, str]]
@@ -265,38 +265,39 @@ class _Installed(msgspec.Struct, frozen=True):
 
 
 class _Progress(msgspec.Struct, frozen=True):
-    """A later answer: how far the installation is, or how it ended."""
+    """A later reply of `environment.py`: the installation's progress or result."""
 
     say: str | None = None
     failed: str | None = None
     python: str | None = None
 
 
-def _read_answer(machine: Machine, line: str, kind: type[_Answer]) -> _Answer:
+def _read_reply(machine: Machine, line: str, kind: type[_Answer]) -> _Answer:
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise _unreadable(machine, line) from error
+        raise _unreadable_reply(machine, line) from error
 
 
-def _unreadable(machine: Machine, line: str) -> MachineError:
+def _unreadable_reply(machine: Machine, line: str) -> MachineError:
     return MachineError(
-        f"{machine.name} answered with {line[:200]!r} where it should describe its packages",
-        "look at the machine with check_setup; something on it prints into the connection",
+        f"{machine.name} sent {line[:200]!r} instead of the list of its packages",
+        "check the machine with check_setup; something on it prints into the connection",
     )
 
 
-def _outcome(machine: Machine, lines: Iterator[str], say: Callable[[str], None]) -> str:
-    """Returns the interpreter that the machine names last; passes on what it says before."""
+def _wait_for_python(machine: Machine, lines: Iterator[str], report: Callable[[str], None]) -> str:
+    """Reports the installation's progress, and returns the environment's interpreter."""
     for line in filter(None, lines):
-        answer = _read_answer(machine, line, _Progress)
+        answer = _read_reply(machine, line, _Progress)
         if answer.failed is not None:
-            raise _not_made(machine, answer.failed)
+            raise _install_error(machine, answer.failed)
         if answer.python is not None:
             return answer.python
-        say("" if answer.say is None else f"{machine.name}: {answer.say}")
+        report("" if answer.say is None else f"{machine.name}: {answer.say}")
     raise MachineError(
-        f"creating the Python environment on {machine.name} failed without a message", _GET_ONE
+        f"creating the Python environment on {machine.name} failed without a message",
+        _INSTALL_PYTHON,
     )
 
 
@@ -304,10 +305,10 @@ def _install_request(
     python: str, uv: str | None, missing: PackagesToInstall, marks: Mapping[str, str]
 ) -> dict[str, Any]:
     base = [python, marks.get("python_full_version"), missing.requirements, missing.constraints]
-    packages_key = _key(base)
+    packages_key = _short_hash(base)
     return {
         "code": code_hash(),
-        "key": _key([packages_key, code_hash()]),
+        "key": _short_hash([packages_key, code_hash()]),
         "packages_key": packages_key,
         "requirements": missing.requirements,
         "constraints": missing.constraints,
@@ -315,15 +316,17 @@ def _install_request(
     }
 
 
-def _key(parts: Sequence[object]) -> str:
+def _short_hash(parts: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _ask(running: RemoteScript, value: Mapping[str, Any], *, is_last: bool = False) -> None:
+def _send_request(
+    running: RemoteScript, value: Mapping[str, Any], *, is_last: bool = False
+) -> None:
     running.write(json.dumps(value).encode() + b"\n", is_last=is_last)
 
 
-def _not_made(machine: Machine, failure: str) -> MachineError:
+def _install_error(machine: Machine, failure: str) -> MachineError:
     known = script_error(machine.name, failure)
     if known.fix == FREE_DISK:
         return known
@@ -336,13 +339,13 @@ def _not_made(machine: Machine, failure: str) -> MachineError:
 
 @cache
 def code_hash() -> str:
-    """Returns a name for the code of this process's own package, as its files are."""
+    """Returns a hash of the files of the installed `stillroom` package."""
     return code_hash_of(_files())
 
 
 @cache
 def code_archive() -> bytes:
-    """Returns the package's files as a tar.gz; the same files give the same bytes."""
+    """Returns the package's files as a tar.gz, byte for byte reproducible."""
     archive = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=archive, mode="wb", mtime=0, compresslevel=4) as packed,
@@ -357,5 +360,5 @@ def code_archive() -> bytes:
 
 @cache
 def _files() -> list[tuple[str, bytes]]:
-    """Returns the files as they were at the first call, so that hash and archive agree."""
+    """Returns the files as of the first call, so that hash and archive match."""
     return list(code_files(Path(stillroom.__file__).parent))

@@ -1,8 +1,8 @@
-"""One connection to a machine through the system's own ssh, over which all commands go.
+"""One connection to a machine through the system's ssh, shared by all commands.
 
-ssh shares it between its processes (ControlMaster) through a socket in a folder of the user's own.
-The process that owns it holds a pipe to a command on the machine: when this process ends, however
-it ends, the pipe closes, that command ends, and with it the connection.
+ssh shares it between processes (ControlMaster) through a socket in a folder of the user's own. The
+ssh process that owns the connection runs a command whose input is a pipe from this process: when
+this process exits for any reason, the pipe closes, and with it the command and the connection.
 """
 
 import os
@@ -32,7 +32,7 @@ _ALIVE_EVERY_S = 3
 _ALIVE_TRIES = 3
 _HELD_LINE = f"echo {MARK.decode().strip()}; exec cat >/dev/null"
 _NO_ANSWER = 255
-"""ssh's exit code for its own errors, as against those of the command."""
+"""ssh's exit code for its own errors, as opposed to those of the command."""
 _OPTIONS = {
     "BatchMode": "yes",
     "ConnectTimeout": str(_CONNECT_S),
@@ -40,7 +40,7 @@ _OPTIONS = {
     "ServerAliveCountMax": str(_ALIVE_TRIES),
     "ControlPersist": "no",
     "LogLevel": "ERROR",
-    # Overrides settings in the user's ssh config that only suit interactive sessions.
+    # Overrides settings in the user's ssh config that are for interactive sessions.
     "RemoteCommand": "none",
     "RequestTTY": "no",
     "ForwardAgent": "no",
@@ -48,31 +48,31 @@ _OPTIONS = {
     "ClearAllForwardings": "yes",
     "PermitLocalCommand": "no",
 }
-"""A dead connection is noticed within about 12 seconds; ssh prompts for no password."""
+"""A dead connection is detected within about 12 seconds; ssh never prompts for a password."""
 
 
 class SshChannel:
-    """Runs commands on a machine that ssh reaches, over one connection that is made when needed.
+    """Runs commands on a machine over one ssh connection, which is opened when needed.
 
-    Several threads may run commands at once.
+    Thread-safe.
     """
 
     def __init__(self, name: str, address: SshAddress) -> None:
         self._name, self._address = name, address
         self._owner: PipedProcess | None = None
         self._socket: Path | None = None
-        """Where our connection is shared; None where one that the user holds open is used."""
+        """The socket of the shared connection; None if the user's own open connection is used."""
         self._making = threading.Lock()
 
     @property
     def name(self) -> str:
-        """What errors call the machine."""
+        """The machine's name in error messages."""
         return self._name
 
     def open(self) -> PipedProcess:
-        """Starts a shell on the machine that reads one line and runs it.
+        """Starts a shell on the machine that reads one line and executes it.
 
-        Raises UnreachableError or MachineError if there is no connection and none can be made.
+        Raises UnreachableError or MachineError if no connection can be opened.
         """
         with self._making:
             if self._owner is None or self._owner.poll() is not None:
@@ -80,14 +80,14 @@ class SshChannel:
         return self._start(is_owner=False)
 
     def explain(self, exit_code: int | None, printed: str) -> EngineError | None:
-        """Returns what a broken command says about the connection; None if it was the command."""
+        """Returns the connection error behind a failed command; None if there is none."""
         owner = self._owner
         if exit_code == _NO_ANSWER or owner is None or owner.poll() is not None:
             return broken_connection(self._name, self._address, printed)
         return None
 
     def close(self) -> None:
-        """Ends the connection, and with it the commands that still run."""
+        """Closes the connection and all commands that still run over it."""
         with self._making:
             self._drop()
 
@@ -97,7 +97,7 @@ class SshChannel:
         try:
             self._log_in()
         except LoginRefusedError:
-            # A machine that asks for a code each time may have a connection that the user holds.
+            # With one-time codes, the user may hold a shared connection open.
             self._socket = None
             if not self._is_held_by_user():
                 raise
@@ -106,7 +106,7 @@ class SshChannel:
     def _log_in(self) -> None:
         owner = self._start(is_owner=True)
         self._owner = owner
-        # It may hang in a log-in that never answers, and reading has no limit of its own.
+        # The login may hang, and reading has no timeout of its own.
         limit = threading.Timer(_LOGIN_S, owner.kill)
         limit.start()
         try:
@@ -127,7 +127,7 @@ class SshChannel:
         for stream in (owner.stdin, owner.stdout):
             with suppress(OSError):
                 cast("IO[bytes]", stream).close()
-        # On its own it would wait for the other commands' end.
+        # By itself it would wait until the other commands exit.
         end_process(owner, grace_s=_ALIVE_EVERY_S)
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
@@ -140,7 +140,7 @@ class SshChannel:
         return PipedProcess([*self._arguments(options), SHELL_LINE], ssh_environment())
 
     def _is_held_by_user(self) -> bool:
-        """Returns whether the user's own settings share a connection, and it is open."""
+        """Returns whether the user's ssh config shares a connection that is open now."""
         program, *rest = self._arguments({})
         try:
             check = subprocess.run(
@@ -158,17 +158,17 @@ class SshChannel:
         program = shutil.which("ssh")
         if program is None:
             raise MachineError(
-                f"there is no `ssh` on this machine, which reaches {self._name}",
-                "install OpenSSH's client (Debian/Ubuntu: apt-get install openssh-client)",
+                f"`ssh`, which is needed to connect to {self._name}, is not installed here",
+                "install the OpenSSH client (Debian/Ubuntu: apt-get install openssh-client)",
             )
         words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
         port = [] if self._address.port is None else ["-p", str(self._address.port)]
-        # The first of two settings counts, so that ours come before the user's.
+        # ssh uses the first value of an option, so ours come before the user's.
         return [program, "-T", *words, *self._address.options, *port, "--", self._address.host]
 
 
 def _greet(owner: PipedProcess) -> None:
-    """Returns when the machine has answered. Raises BrokenStreamError if it does not."""
+    """Waits until the machine has answered. Raises BrokenStreamError if it does not."""
     with suppress(OSError):
         stream = cast("IO[bytes]", owner.stdin)
         stream.write(_HELD_LINE.encode() + b"\n")
@@ -177,7 +177,7 @@ def _greet(owner: PipedProcess) -> None:
 
 
 def _socket_folder() -> Path:
-    """Returns a folder for sockets that only this user may enter; their paths must be short."""
+    """Returns a private folder for sockets, in /tmp because socket paths must be short."""
     folder = Path("/tmp") / f"stillroom-ssh-{os.getuid()}"  # noqa: S108
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -185,14 +185,14 @@ def _socket_folder() -> Path:
     is_safe = stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid()
     if not is_safe or state.st_mode & 0o77:
         raise MachineError(
-            f"{folder} is not a folder of yours with mode 0700",
-            "delete it: it has only the sockets of ssh connections, and is created again",
+            f"{folder} is not a folder that you own with mode 0700",
+            "delete it: it contains only sockets of ssh connections, and is created again",
         )
     return folder
 
 
 _MACHINES = "machines.yml"
-# What a machine prints is in the same text as ssh's own words, and the user is to run this.
+# The text also has output of the machine, which must not choose the command for the user to run.
 _KEYGEN = re.compile(r"ssh-keygen -f ['\"]?[\w./~ -]+['\"]? -R ['\"]?[\[\]\w.:-]+['\"]?")
 _CONFIG = re.compile(r"Bad (owner|configuration|permissions)|terminating, \d+ bad|percent_expand")
 
@@ -202,31 +202,31 @@ class LoginRefusedError(MachineError):
 
 
 def broken_connection(name: str, address: SshAddress, printed: str) -> EngineError:
-    """Returns the error for a connection that was lost or never made, from what ssh printed."""
-    last = " ".join(printed.split())[-500:] or "ssh said nothing"
+    """Returns the error for a connection that failed or was lost, given what ssh printed."""
+    last = " ".join(printed.split())[-500:] or "ssh printed nothing"
     by_hand = ssh_command(address)
     if "IDENTIFICATION HAS CHANGED" in printed:
         return _changed_key(name, address, printed)
     if "Host key verification failed" in printed or "host key is known" in printed:
         return MachineError(
-            f"{name} ({address.host}) is not known to your ssh yet: {last}",
-            f"run `{by_hand}` once by hand, compare the key's fingerprint with the machine's, and "
-            "accept it; stillroom never accepts a key for you",
+            f"the host key of {name} ({address.host}) is not in your known_hosts yet: {last}",
+            f"run `{by_hand}` once in a terminal, compare the key's fingerprint with the "
+            "machine's, and accept it; stillroom never accepts a key for you",
         )
     if "Permission denied" in printed or "Too many authentication failures" in printed:
         return LoginRefusedError(
-            f"{name} ({address.host}) did not let us log in: {last}",
-            f"see whether the user is right (`user@host` in machines.yml, or User in "
-            f"~/.ssh/config), and make `{by_hand}` work without a password: put your public key "
-            "on it (`ssh-copy-id`), or unlock the local key (`ssh-add`), or name it in "
-            "~/.ssh/config; if it asks for a code each time, hold a connection open that ssh "
-            "shares (ControlMaster, ControlPath and ServerAliveInterval in ~/.ssh/config), which "
-            "is then used",
+            f"{name} ({address.host}) rejected the login: {last}",
+            f"check the user name (`user@host` in machines.yml, or User in ~/.ssh/config), and "
+            f"make `{by_hand}` work without a password: install your public key on the machine "
+            "(`ssh-copy-id`), unlock the local key (`ssh-add`), or set IdentityFile in "
+            "~/.ssh/config; if the machine asks for a one-time code, keep a shared connection open "
+            "(ControlMaster, ControlPath and ServerAliveInterval in ~/.ssh/config), which is then "
+            "used",
         )
     if _CONFIG.search(printed):
         return MachineError(
-            f"ssh refuses its own settings for {name}: {last}",
-            f"fix the file that it names, until `{by_hand}` works",
+            f"ssh rejects its configuration for {name}: {last}",
+            f"fix the file in the message until `{by_hand}` works",
         )
     return _unreachable(name, address, printed, last)
 
@@ -238,13 +238,13 @@ def _unreachable(name: str, address: SshAddress, printed: str, last: str) -> Unr
             f"check the local network and the name {address.host!r} in {_MACHINES} and "
             f"~/.ssh/config: `{by_hand}`"
         )
-        return UnreachableError(f"no machine is called {address.host!r} ({name}): {last}", fix)
+        return UnreachableError(f"cannot resolve the host {address.host!r} ({name}): {last}", fix)
     if "Connection refused" in printed:
-        fix = f"check that the machine is up and its port right (`port:` in {_MACHINES})"
+        fix = f"check that the machine is up and that its port is right (`port:` in {_MACHINES})"
         return UnreachableError(f"{name} ({address.host}) refuses connections: {last}", fix)
     return UnreachableError(
         f"{name} ({address.host}) does not answer: {last}",
-        f"it is retried; if it stays so, see whether `{by_hand}` works",
+        f"it is retried; if it persists, check whether `{by_hand}` works",
     )
 
 
@@ -252,14 +252,15 @@ def _changed_key(name: str, address: SshAddress, printed: str) -> MachineError:
     quoted = _KEYGEN.search(printed)
     command = quoted[0].strip() if quoted else f"ssh-keygen -R {address.host}"
     return MachineError(
-        f"the host key of {name} ({address.host}) has changed: it is a new machine, or somebody "
-        "intercepts the connection",
-        "find out which from whoever runs it. Only if it is known to be new, you (never stillroom) "
-        f"remove the old key with `{command}`, then `{ssh_command(address)}` to accept the new one",
+        f"the host key of {name} ({address.host}) has changed: the machine was reinstalled, or "
+        "somebody is intercepting the connection",
+        "ask whoever runs the machine which it is. Only if it was reinstalled, the user (never "
+        f"stillroom) removes the old key with `{command}`, then runs `{ssh_command(address)}` to "
+        "accept the new one",
     )
 
 
 def ssh_command(address: SshAddress) -> str:
-    """Returns the command by which a user tries the same connection."""
+    """Returns the command with which a user can try the same connection."""
     port = [] if address.port is None else ["-p", str(address.port)]
     return " ".join(["ssh", *address.options, *port, address.host])

@@ -1,4 +1,4 @@
-"""A machine behind a channel, as a `RunHost`: every method is a command of its agent."""
+"""A `RunHost` for a machine behind a channel: each method runs a command of the agent there."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -25,14 +25,14 @@ from stillroom.remote.records import (
     PieceStored,
     RunUpdate,
 )
-from stillroom.remote.ssh.bootstrap import look, prepare
+from stillroom.remote.ssh.bootstrap import prepare, run_probe
 from stillroom.remote.ssh.connection import SshChannel
 from stillroom.remote.ssh.requirements import LocalPackages
 
 _Reply = TypeVar("_Reply")
 _PIECE_BYTES = 1 << 20
-_MOST_UNANSWERED = 200
-"""Replies that wait in the pipe while we still send; they must fit into it."""
+_MAX_PENDING = 200
+"""The maximum number of unread replies while sending; they must fit into the pipe's buffer."""
 
 
 class ChannelHost:
@@ -46,28 +46,28 @@ class ChannelHost:
         python: str | None = None,
         local: LocalPackages | None = None,
     ) -> None:
-        """`python`: an interpreter that has this code already; else `prepare` finds one.
+        """python: an interpreter that has this code already; if None, `prepare` finds one.
 
-        local: what is installed on the user's machine, where this process does not run on it.
+        local: the packages on the user's machine, if this process runs elsewhere.
         """
         self.machine, self._channel, self._python = machine, channel, python
         self._local = local
         self._has_all = python is not None
         self._fetching: tuple[RemoteCommand, ExitStack] | None = None
-        """A `fetch` that is open, and what ends it."""
+        """An open `fetch` command, and the stack that closes it."""
 
     def provision(self) -> None:
-        """Connects; the machine is not ours to start."""
+        """Connects to the machine, which Stillroom does not manage."""
         with run_command(self._channel, _HELLO):
             pass
 
     def price_per_hour(self) -> float | None:
-        """Returns the US dollars for an hour of the machine, as machines.yml says."""
+        """Returns the machine's price in US dollars per hour, from machines.yml."""
         return self.machine.price_per_hour
 
     def facts(self) -> MachineFacts:
-        """Looks at the machine without changing anything on it."""
-        found = look(self._channel, self.machine)
+        """Probes the machine without changing anything on it."""
+        found = run_probe(self._channel, self.machine)
         if found.ready is None:
             return found.facts
         self._python = found.ready
@@ -75,18 +75,18 @@ class ChannelHost:
         self.missing([])
         return msgspec.structs.replace(found.facts, start_s=round(time.monotonic() - begun, 2))
 
-    def prepare(self, spec: JobSpec, say: Callable[[str], None]) -> None:
-        """Puts this code and the run's packages on the machine, in environments that are reused."""
+    def prepare(self, spec: JobSpec, report: Callable[[str], None]) -> None:
+        """Installs this code and the run's packages on the machine, in reusable environments."""
         if not self._has_all:
-            self._python = prepare(self._channel, self.machine, spec, say, self._local)
+            self._python = prepare(self._channel, self.machine, spec, report, self._local)
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
-        """Returns the hashes that are not stored yet, with the bytes of each that already are."""
+        """Returns the hashes that the machine lacks, each with the bytes that it already has."""
         sizes = {blob.sha256: blob.num_bytes for blob in blobs}
-        return self._ask("have", sizes, MissingBlobs)[0]
+        return self._call("have", sizes, MissingBlobs)[0]
 
     def send(self, blobs: Sequence[Blob], have: Mapping[str, int]) -> Iterator[int]:
-        """Sends contents, each resumed where an earlier call ended; yields bytes as they go."""
+        """Sends blobs, resuming partial ones at the offsets in `have`; yields the bytes sent."""
         with self.command("put") as put:
             sender = _Sender(put)
             for blob in {blob.sha256: blob for blob in blobs}.values():
@@ -94,8 +94,8 @@ class ChannelHost:
             yield from sender.finish()
 
     def start(self, run: LaunchRequest) -> None:
-        """Starts a run's detached worker. A run that was started before is left alone."""
-        self._ask("start", run)
+        """Starts a run's detached worker; does nothing if the run was started before."""
+        self._call("start", run)
 
     def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[RunUpdate]:
         """Yields a run's updates until it has ended, at least a Heartbeat every few seconds."""
@@ -104,9 +104,9 @@ class ChannelHost:
             yield from follow.replies(RunUpdate)
 
     def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
-        """Yields the bytes of a finished file of a run, from `offset` on.
+        """Yields the bytes of a run's finished file, from `offset` on.
 
-        One command serves one file after another: to start it takes longer than most files.
+        One command serves many files, because starting it takes longer than most downloads.
         """
         opened, self._fetching = self._fetching or self._open("fetch"), None
         command, at_end = opened
@@ -115,24 +115,24 @@ class ChannelHost:
             while data := command.expect(bytes):
                 yield data
         except BaseException:
-            # Otherwise the rest of this file would come next.
+            # Otherwise the next fetch would read the rest of this file.
             at_end.close()
             raise
         self._fetching = opened
 
     def cancel(self, run_id: str, *, kill: bool) -> None:
-        """Asks a run to stop; with `kill` ends its processes."""
-        self._ask("cancel", CancelRequest(run_id, kill))
+        """Asks a run to stop; with `kill`, kills its processes."""
+        self._call("cancel", CancelRequest(run_id, kill))
 
     def remove(self, run_id: str) -> None:
-        """Deletes a run's folder; contents that other runs may need stay."""
-        self._ask("remove", run_id)
+        """Deletes a run's folder on the machine; stored blobs stay for other runs."""
+        self._call("remove", run_id)
 
     def release(self) -> None:
-        """Does nothing: the machine is not ours to stop."""
+        """Does nothing: Stillroom does not manage the machine."""
 
     def close(self) -> None:
-        """Ends the connection; what runs on the machine continues."""
+        """Closes the connection; processes on the machine continue."""
         if self._fetching is not None:
             self._fetching[1].close()
             self._fetching = None
@@ -140,10 +140,10 @@ class ChannelHost:
 
     @contextmanager
     def command(self, name: str) -> Generator[RemoteCommand]:
-        """Starts a command of the agent; `agent/__main__.py` has their names."""
+        """Runs a command of the agent, by its name in `agent/__main__.py`, for the block."""
         if self._python is None:
-            # Following a run takes none of the extras that the run itself needs.
-            self._python = prepare(self._channel, self.machine, None, _say_nothing, self._local)
+            # Following a run needs none of the run's extras.
+            self._python = prepare(self._channel, self.machine, None, _ignore, self._local)
         python = self._python
         words = [python, "-P", "-m", "stillroom.remote.agent", self.machine.folder, name]
         line = "unset PYTHONPATH PYTHONHOME; exec " + shell_words(words)
@@ -151,7 +151,7 @@ class ChannelHost:
             with run_command(self._channel, line) as command:
                 yield command
         except UnreachableError:
-            # The environment may have been deleted; looking it up again is quick.
+            # The environment may have been deleted, so it is looked up again, which is fast.
             self._python = python if self._has_all else None
             raise
 
@@ -159,18 +159,18 @@ class ChannelHost:
         opened = ExitStack()
         return opened.enter_context(self.command(name)), opened
 
-    def _ask(self, name: str, request: object, kind: type[_Reply] | Any = None) -> list[_Reply]:
-        """Sends the only request of a command, and returns its replies."""
+    def _call(self, name: str, request: object, kind: type[_Reply] | Any = None) -> list[_Reply]:
+        """Runs a command with a single request, and returns its replies."""
         with self.command(name) as command:
             command.send(request, is_last=True)
             return list(command.replies(kind))
 
 
 class SshHost(ChannelHost):
-    """A machine that the system's own ssh reaches."""
+    """A machine that is reached with the system's ssh."""
 
     def __init__(self, machine: Machine, address: SshAddress | None = None) -> None:
-        """`address` is given where machines.yml does not know it, as for a rented machine."""
+        """address: the machine's address if it is not in machines.yml, as for a cloud machine."""
         reached = address or machine.ssh
         if reached is None:
             raise ValueError(f"{machine.name} has no address")
@@ -180,20 +180,20 @@ class SshHost(ChannelHost):
 _HELLO = f"printf '%s\\n' '{MARK.decode().strip()}'"
 
 
-def _say_nothing(_text: str) -> None:
-    """Nobody waits to hear how an environment is prepared."""
+def _ignore(_text: str) -> None:
+    """Ignores a progress report."""
 
 
 class _Sender:
-    """Sends contents over one `put`, and keeps count of the replies that are still to come."""
+    """Sends blobs over one `put` command, and tracks the replies that are still outstanding."""
 
     def __init__(self, put: RemoteCommand) -> None:
         self._put = put
-        self._unanswered = dict[str, Blob]()
+        self._pending = dict[str, Blob]()
         self._resumed = set[str]()
 
     def send(self, blob: Blob, offset: int) -> Iterator[int]:
-        """Sends a content from `offset` on, and yields the bytes of each piece."""
+        """Sends a blob from `offset` on, and yields the size of each piece sent."""
         if offset:
             self._resumed.add(blob.sha256)
         with Path(blob.source).open("rb") as stream:
@@ -201,7 +201,7 @@ class _Sender:
             while True:
                 data = stream.read(min(_PIECE_BYTES, blob.num_bytes - offset))
                 if not data and offset < blob.num_bytes:
-                    raise _changed(blob)
+                    raise _changed_error(blob)
                 self._put.send(
                     Piece(sha256=blob.sha256, num_bytes=blob.num_bytes, offset=offset, data=data)
                 )
@@ -209,29 +209,29 @@ class _Sender:
                 yield len(data)
                 if offset == blob.num_bytes:
                     break
-        self._unanswered[blob.sha256] = blob
-        while len(self._unanswered) > _MOST_UNANSWERED:
+        self._pending[blob.sha256] = blob
+        while len(self._pending) > _MAX_PENDING:
             yield from self._take_reply()
 
     def finish(self) -> Iterator[int]:
-        """Waits until the machine has verified all contents."""
-        while self._unanswered:
+        """Waits until the machine has verified all blobs; yields the sizes of pieces sent again."""
+        while self._pending:
             yield from self._take_reply()
 
     def _take_reply(self) -> Iterator[int]:
         reply = self._put.expect(PieceStored)
-        blob = self._unanswered.pop(reply.sha256)
+        blob = self._pending.pop(reply.sha256)
         if reply.is_stored:
             return
         if blob.sha256 not in self._resumed:
-            raise _changed(blob)
-        # What an earlier connection had stored was wrong, so all of it is sent again.
+            raise _changed_error(blob)
+        # The part from an earlier connection was wrong, so the whole blob is sent again.
         self._resumed.remove(blob.sha256)
         yield from self.send(blob, 0)
 
 
-def _changed(blob: Blob) -> MachineError:
+def _changed_error(blob: Blob) -> MachineError:
     return MachineError(
         f"{blob.source} has changed since this run was started",
-        "start the run again: the new run sends the changed file",
+        "start the run again: the new run uploads the changed file",
     )

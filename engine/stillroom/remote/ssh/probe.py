@@ -1,4 +1,4 @@
-"""What a machine has, found out by a shell script that needs nothing but a POSIX shell."""
+"""Probes a machine's hardware and software with a script that only needs a POSIX shell."""
 
 import re
 import time
@@ -15,15 +15,15 @@ _NAMES = frozenset(
     {"clock", "system", "python", "uv", "processors", "memory", "blocked", "disk", "gpu"}
     | {"code", "version", "ready"}
 )
-"""How the lines of the script begin; a machine may print anything between them."""
+"""The first words of the script's output lines; other lines are ignored."""
 _MOST_VALUES, _LONGEST_VALUE = bounds.PROBED_VALUES.most, bounds.PROBED_VALUE.most
-# A session without a log-in shell often lacks what the user's start files add.
+# A session without a login shell often lacks paths that the user's start files add.
 PATHS = (
     'PATH="$PATH:$HOME/.local/bin:$HOME/.cargo/bin:/usr/local/bin:/opt/conda/bin'
     ":$HOME/miniconda3/bin:$HOME/miniforge3/bin:/opt/homebrew/bin:/usr/local/nvidia/bin"
     ':/usr/lib/wsl/lib"'
 )
-_ABOUT_PYTHON = """
+_PYTHON_SCRIPT = """
 import sys
 try:
     import ensurepip
@@ -69,44 +69,45 @@ true
 
 @dataclass(frozen=True, slots=True)
 class RemotePython:
-    """A Python that the machine has."""
+    """A Python interpreter on the machine."""
 
     path: str
     version: tuple[int, ...]
     has_pip: bool
-    """Whether it can put pip into a new environment."""
+    """Whether it has ensurepip, which installs pip into a new environment."""
 
     @property
     def is_new_enough(self) -> bool:
-        """Whether our code runs in it."""
+        """Whether Stillroom supports this version."""
         return self.version >= MIN_PYTHON
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What the machine has."""
+    """The result of probing a machine."""
 
     facts: MachineFacts
     pythons: list[RemotePython]
-    """In the order of preference."""
+    """In order of preference."""
     uv: str | None
+    """The path of uv; None if it is not installed."""
     ready: str | None
-    """An environment with exactly this code, from an earlier run."""
+    """The interpreter of an existing environment with exactly this code; None if there is none."""
 
     @property
     def python(self) -> RemotePython | None:
-        """The Python that would be used; None if there is none that is new enough."""
+        """The first Python that is new enough; None if there is none."""
         return next((python for python in self.pythons if python.is_new_enough), None)
 
 
 def probe(channel: Channel, folder: str, *, code: str, pythons: Sequence[str]) -> Probe:
-    """Looks at a machine without changing anything; `pythons` are names or paths to try."""
+    """Probes a machine without changing anything; `pythons` are names or paths to try."""
     script = _SCRIPT.format(
         paths=PATHS,
         folder=shell_words([folder]),
         code=code,
         pythons=shell_words(pythons),
-        about=shell_words([_ABOUT_PYTHON.strip()]),
+        about=shell_words([_PYTHON_SCRIPT.strip()]),
     )
     values = defaultdict[str, list[str]](list)
     with run_script(channel, script) as running:
@@ -116,11 +117,11 @@ def probe(channel: Channel, folder: str, *, code: str, pythons: Sequence[str]) -
             name, _, value = line.partition(" ")
             if name in _NAMES and len(values[name]) < _MOST_VALUES:
                 values[name].append(value.strip()[:_LONGEST_VALUE])
-    return _probe_of(values, begun_at, code)
+    return _parse_probe(values, begun_at, code)
 
 
-def _probe_of(values: dict[str, list[str]], begun_at: float, code: str) -> Probe:
-    found = [python for line in values["python"] if (python := _python(line)) is not None]
+def _parse_probe(values: dict[str, list[str]], begun_at: float, code: str) -> Probe:
+    found = [python for line in values["python"] if (python := _parse_python(line)) is not None]
     pythons = {python.path: python for python in found}
     gpus = [gpu.split(", ", 2) for gpu in values["gpu"] if gpu.count(", ") >= 2]
     memory_gb = [_gibibytes(gpu[0]) for gpu in gpus]
@@ -133,7 +134,7 @@ def _probe_of(values: dict[str, list[str]], begun_at: float, code: str) -> Probe
         python_version=".".join(map(str, chosen.version)) if chosen else None,
         has_uv=bool(values["uv"]),
         num_processors=int(_number(values["processors"]) or 0) or None,
-        memory_gb=_least(values["memory"]),
+        memory_gb=_min_gb(values["memory"]),
         free_disk_gb=None if (disk := _number(values["disk"])) is None else disk / 1e9,
         blocked_folder=_first(values["blocked"]),
         gpus=[f"{gpu[2]}, {size:.1f} GB" for gpu, size in zip(gpus, memory_gb, strict=True)],
@@ -151,7 +152,7 @@ def _probe_of(values: dict[str, list[str]], begun_at: float, code: str) -> Probe
     )
 
 
-def _python(line: str) -> RemotePython | None:
+def _parse_python(line: str) -> RemotePython | None:
     parts = re.fullmatch(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4}) ([01]) (\S.*)", line, re.ASCII)
     if parts is None:
         return None
@@ -160,7 +161,7 @@ def _python(line: str) -> RemotePython | None:
 
 
 def _gibibytes(mebibytes: str) -> float:
-    """Returns a GPU's memory; 0 if nvidia-smi does not say it, as on machines that share theirs."""
+    """Returns a GPU's memory in GiB; 0 if nvidia-smi does not report it, as with shared memory."""
     return round((_number([mebibytes]) or 0.0) / 1024, 1)
 
 
@@ -174,7 +175,7 @@ def _number(values: Sequence[str]) -> float | None:
     return float(found[0]) if found else None
 
 
-def _least(values: Sequence[str]) -> float | None:
-    """Returns the memory in GB: the machine's own, or less where a container has a limit."""
+def _min_gb(values: Sequence[str]) -> float | None:
+    """Returns the smallest value in GB: the machine's memory, or a container's lower limit."""
     sizes = [size for value in values if (size := _number([value])) is not None]
     return min(sizes) / 1e9 if sizes else None

@@ -1,6 +1,6 @@
-"""Which packages a machine still lacks for our code: the versions that are installed locally.
+"""Determines which packages a machine lacks, at the versions that are installed locally.
 
-All functions are pure but `home_packages`, which reads what is installed.
+All functions are pure except `local_packages`, which reads the installed packages.
 """
 
 import importlib.metadata
@@ -16,17 +16,17 @@ from packaging.version import InvalidVersion, Version
 from stillroom.remote.host import MachineError
 
 _DISTRIBUTION = "stillroom"
-_CHOSEN_BY_TORCH = ("nvidia-", "cuda-", "triton", "pytorch-triton")
-"""Packages whose versions follow from torch's build, which follows from the machine's GPU."""
+_SET_BY_TORCH = ("nvidia-", "cuda-", "triton", "pytorch-triton")
+"""Packages whose versions are determined by torch's build, and so by the machine's GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackagesToInstall:
-    """What the machine's installer is given."""
+    """The arguments of the machine's package installer."""
 
     requirements: list[str]
     constraints: list[str]
-    """The versions of whatever comes with them."""
+    """The versions of their dependencies."""
 
 
 def packages_to_install(
@@ -34,50 +34,50 @@ def packages_to_install(
     *,
     local: Mapping[str, str],
     remote: Mapping[str, str],
-    marks: Mapping[str, str],
+    markers: Mapping[str, str],
 ) -> PackagesToInstall:
-    """Returns what a machine lacks, at the versions that are installed locally.
+    """Returns the packages that a machine lacks, at the versions that are installed locally.
 
-    local, remote: versions by name. What the machine has and fits a requirement is kept.
-    marks: what requirements' markers ask of the machine, e.g. `python_version`.
+    local, remote: installed versions by name. Remote packages that fit a requirement are kept.
+    markers: the machine's values of environment markers (PEP 508), e.g. `python_version`.
     """
-    lacking = [r for r in requirements if _applies(r, marks) and not _fits(r, remote)]
+    lacking = [r for r in requirements if _applies(r, markers) and not _is_satisfied(r, remote)]
     named = {canonicalize_name(requirement.name) for requirement in lacking}
-    # Packages of the image keep their versions if they can; its torch was built for its driver.
+    # Packages of the image keep their versions if possible; its torch was built for its driver.
     pins = {name: version for name, version in local.items() if name not in remote}
     pins |= {name: version for name, version in remote.items() if name == "torch"}
     constraints = [
-        f"{name}=={_public(version)}"
+        f"{name}=={_public_version(version)}"
         for name, version in sorted(pins.items())
-        if not name.startswith(_CHOSEN_BY_TORCH) and name not in {_DISTRIBUTION, *named}
+        if not name.startswith(_SET_BY_TORCH) and name not in {_DISTRIBUTION, *named}
     ]
-    missing = {_pinned(requirement, local) for requirement in lacking}
+    missing = {_pin(requirement, local) for requirement in lacking}
     return PackagesToInstall(sorted(missing), constraints if missing else [])
 
 
 class LocalPackages(msgspec.Struct, frozen=True, kw_only=True):
-    """What is installed locally, from which follows what a machine has to install."""
+    """The locally installed packages, which determine what a machine has to install."""
 
     requires: list[str]
-    """The requirements of our own package, as its metadata has them."""
+    """Stillroom's requirements, from its metadata."""
     versions: dict[str, str]
-    """The installed packages with their versions, by their canonical names."""
+    """The installed versions by canonical package name."""
 
 
 @cache
 def local_packages() -> LocalPackages:
-    """Returns what is installed locally, as it was at the first call.
+    """Returns the locally installed packages, as of the first call.
 
-    Raises MachineError if our own package is not installed.
+    Raises MachineError if Stillroom itself is not installed as a package.
     """
     try:
         lines = importlib.metadata.requires(_DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError as error:
         raise MachineError(
-            "stillroom is not installed as a local package, so what it needs is not known",
+            "stillroom is not installed as a package here, so its requirements are unknown",
             "install it with `pip install stillroom`, or `pip install -e .` in its folder",
         ) from error
-    # Each `metadata` parses a file anew.
+    # Each access to `metadata` parses the file again.
     texts = [each.metadata for each in importlib.metadata.distributions()]
     installed = canonical((text["Name"], text["Version"]) for text in texts)
     return LocalPackages(requires=lines, versions=installed)
@@ -86,7 +86,7 @@ def local_packages() -> LocalPackages:
 def own_requirements(
     local: LocalPackages, extras: Sequence[str], packages: Sequence[str]
 ) -> list[Requirement]:
-    """Returns what Stillroom and its extras need, and the packages that a run needs besides."""
+    """Returns the requirements of Stillroom and its extras, and a run's additional packages."""
     found = [Requirement(line) for line in local.requires]
     wanted, seen = [""], set[str]()
     chosen: list[Requirement] = []
@@ -107,53 +107,53 @@ def own_requirements(
 
 
 def canonical(versions: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Returns versions by canonical names; the first of a name counts, as for an import."""
+    """Returns versions by canonical name; the first one of a name counts, as for imports."""
     found: dict[str, str] = {}
     for name, version in versions:
-        if name and version and _version(version) is not None:
+        if name and version and _parse_version(version) is not None:
             found.setdefault(canonicalize_name(name), version)
     return found
 
 
 def _is_of_extra(requirement: Requirement, extra: str) -> bool:
-    """Returns whether a requirement belongs to an extra (or, for "", to the package itself)."""
+    """Returns whether a requirement belongs to an extra, or for "" to the package itself."""
     names_extra = requirement.marker is not None and "extra" in str(requirement.marker)
     if not extra:
         return not names_extra
     return names_extra and f'extra == "{extra}"' in str(requirement.marker)
 
 
-def _applies(requirement: Requirement, marks: Mapping[str, str]) -> bool:
-    """Returns whether a requirement's marker holds on the machine, but for its extra."""
+def _applies(requirement: Requirement, markers: Mapping[str, str]) -> bool:
+    """Returns whether a requirement's marker holds on the machine, ignoring its extra."""
     marker = requirement.marker
     if marker is None:
         return True
     extras = [part.split('"')[1] for part in str(marker).split("extra == ")[1:]] or [""]
-    return any(marker.evaluate({**marks, "extra": extra}) for extra in extras)
+    return any(marker.evaluate({**markers, "extra": extra}) for extra in extras)
 
 
-def _fits(requirement: Requirement, versions: Mapping[str, str]) -> bool:
+def _is_satisfied(requirement: Requirement, versions: Mapping[str, str]) -> bool:
     found = versions.get(canonicalize_name(requirement.name))
     return found is not None and requirement.specifier.contains(found, prereleases=True)
 
 
-def _pinned(requirement: Requirement, local: Mapping[str, str]) -> str:
-    """Returns a requirement at the version that is installed here, if one that fits it is."""
+def _pin(requirement: Requirement, local: Mapping[str, str]) -> str:
+    """Returns a requirement pinned to the locally installed version, if that fits it."""
     extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
     version = local.get(canonicalize_name(requirement.name))
     if requirement.url is not None:
         return f"{requirement.name}{extras} @ {requirement.url}"
-    if version is None or not _fits(requirement, local):
+    if version is None or not _is_satisfied(requirement, local):
         return f"{requirement.name}{extras}{requirement.specifier}"
-    return f"{requirement.name}{extras}=={_public(version)}"
+    return f"{requirement.name}{extras}=={_public_version(version)}"
 
 
-def _public(version: str) -> str:
-    """Returns a version without the build (`+cpu`), which depends on the machine."""
+def _public_version(version: str) -> str:
+    """Returns a version without its local label (`+cpu`), which depends on the machine."""
     return Version(version).public
 
 
-def _version(text: str) -> Version | None:
+def _parse_version(text: str) -> Version | None:
     try:
         return Version(text)
     except InvalidVersion:
