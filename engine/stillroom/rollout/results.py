@@ -167,6 +167,8 @@ class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
     critic: CallTotals | None = None
     """The totals of this run's calls of a critic, which calls, usage and cost_usd count too; None
     without a critic."""
+    last_failure: str | None = None
+    """The message of the last rollout that failed, in its endpoint's or tool's own words."""
 
 
 @dataclass(slots=True)
@@ -183,11 +185,13 @@ class RolloutTally:
     restarted: int = 0
     taken_over: int | None = None
     critic: CallTotals | None = None
+    last_failure: str | None = None
 
     def add(self, outcome: Outcome) -> None:
         """Counts a rollout that has ended."""
         if isinstance(outcome, FailedRollout):
             self.failed[outcome.failure.kind] += 1
+            self.last_failure = outcome.failure.message
             return
         self.rows += 1
         if (refined := outcome.refined) is not None:
@@ -317,6 +321,7 @@ def rollouts_result(
         seconds=round(seconds, 3),
         taken_over=tally.taken_over,
         critic=tally.critic,
+        last_failure=tally.last_failure,
     )
 
 
@@ -328,8 +333,9 @@ def nothing_succeeded(result: RolloutsResult | Forecast) -> RunError | None:
     if result.omitted:
         limit = f" because {result.stopped_by} was reached" if result.stopped_by else ""
         reasons.append(f"{result.omitted} were not started or not finished{limit}")
+    last = f"; the last failure: {result.last_failure}" if result.last_failure else ""
     return RunError(
-        f"none of {result.requested} rollouts succeeded: {', '.join(reasons)}",
+        f"none of {result.requested} rollouts succeeded: {', '.join(reasons)}{last}",
         f"read the run's {FAILURES_FILE}, fix what it reports, and start the run again with the "
         "same output",
     )

@@ -212,7 +212,10 @@ def told(name: str, request: Any, result: Any) -> str:
 CUT = completion("12 an", finish_reason="length")
 WAYS: dict[str, tuple[Callable[[Workspace], str], str]] = {
     "rollouts: no prompts": (rolled_out("12", []), "holds no prompts"),
-    "rollouts: all failed": (rolled_out(refused(400)), "none of 2 rollouts succeeded: 2 failed"),
+    "rollouts: all failed": (
+        rolled_out(refused(400, "max_tokens is above 512")),
+        "2 failed with bad_request; the last failure: HTTP 400: max_tokens is above 512",
+    ),
     "rollouts: the budget is too small for one call": (
         rolled_out("12", max_total_tokens=1),
         "2 were not started or not finished because max_total_tokens was reached",

@@ -400,6 +400,7 @@ class ShardDriver:
                 if key not in self._round.store.finished:
                     failures.append(row)
                     state.failed[key] = row.kind
+                    state.tally.last_failure = row.message
         state.tally.failed = Counter(state.failed.values())
 
     def _report(self) -> None:
