@@ -112,7 +112,7 @@ class RawEndpoint:
                             time.sleep(step)
                         else:
                             connection.sendall(step)
-        except OSError:
+        except (OSError, ValueError):  # ValueError: the request ended inside a chunk
             self.num_hung_up += 1
             self.hung_up.set()
 

@@ -1,5 +1,6 @@
 """Selects the headers of requests and replies that are forwarded and recorded."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
@@ -34,16 +35,29 @@ _NOT_RECORDED = frozenset(("content-length", "content-encoding", "set-cookie", "
 Headers = CIMultiDict[str]
 
 
+_NOT_IN_VALUES = re.compile(r"[\0-\x08\n-\x1f\x7f]")
+
+
 def decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Decodes raw headers as UTF-8, or as Latin-1 where a value is not UTF-8."""
+    """Decodes raw headers as UTF-8, or as Latin-1 where a value is not UTF-8.
+
+    Control characters, which some servers send, become spaces (RFC 9110, 5.5).
+    """
     return CIMultiDict((name.decode("latin-1"), _decode_value(value)) for name, value in raw)
+
+
+def decode_reason(reason: str) -> str:
+    """Decodes a reason phrase as headers are decoded; aiohttp uses surrogates for other bytes.
+    """
+    return _decode_value(reason.encode("utf-8", "surrogateescape"))
 
 
 def _decode_value(value: bytes) -> str:
     try:
-        return value.decode()
+        text = value.decode()
     except UnicodeDecodeError:
-        return value.decode("latin-1")
+        text = value.decode("latin-1")
+    return _NOT_IN_VALUES.sub(" ", text)
 
 
 @dataclass(frozen=True, slots=True)

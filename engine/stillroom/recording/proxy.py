@@ -92,6 +92,9 @@ class RecordingProxy(Service):
         except (asyncio.CancelledError, ConnectionError):
             call.end("proxy_stopped" if self.is_cancelling else "client_left")
             raise
+        except Exception as error:  # the rim of one call, which may have been paid for
+            call.end("proxy_stopped", f"unexpected {type(error).__name__}")
+            raise
 
     async def aclose(self) -> None:
         """Closes the connections to the upstreams."""

@@ -1,6 +1,7 @@
 """Serves the proxy or a replay on a socket until the process is stopped."""
 
 import asyncio
+import functools
 import logging
 import resource
 import signal
@@ -10,9 +11,11 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from typing import cast
 
 from aiohttp import web
 from aiohttp.hdrs import CONTENT_TYPE, DATE, SERVER
+from aiohttp.http import RawRequestMessage
 from aiohttp.typedefs import Handler
 
 from stillroom import bounds
@@ -120,8 +123,28 @@ def cut_off(request: web.Request, response: web.StreamResponse) -> None:
         request.transport.close()
 
 
+class _RequestProtocol(web.RequestHandler):
+    """Closes the connection of a request whose body is not valid HTTP.
+
+    aiohttp would wait for the rest of the body, and its client for a reply.
+    """
+
+    def data_received(self, data: bytes) -> None:
+        """Parses bytes from the connection."""
+        super().data_received(data)
+        if not self._messages or isinstance(self._messages[-1][0], RawRequestMessage):
+            return
+        bodies = [body for _, body in self._messages]
+        if self._current_request is not None:
+            bodies.append(self._current_request.content)
+        if self.transport is not None and not all(body.is_eof() for body in bodies):
+            self.transport.close()
+
+
 @asynccontextmanager
-async def running(service: Service, listener: socket.socket) -> AsyncGenerator[web.SockSite]:
+async def running(
+    service: Service, listener: socket.socket
+) -> AsyncGenerator[asyncio.AbstractServer]:
     """Serves requests on a socket; on exit, cancels those that are still open."""
 
     @web.middleware
@@ -132,28 +155,30 @@ async def running(service: Service, listener: socket.socket) -> AsyncGenerator[w
     app = web.Application(middlewares=[answer])
     app.on_response_prepare.append(_drop_own_headers)
     silent = logging.Logger("stillroom.recording")
-    silent.addHandler(logging.NullHandler())
-    runner = web.AppRunner(
-        app,
-        access_log=None,
+    silent.disabled = True
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CANCEL_S)
+    await runner.setup()
+    loop = asyncio.get_running_loop()
+    connection = functools.partial(
+        _RequestProtocol,
+        cast("web.Server", runner.server),
+        loop=loop,
+        access_log=silent,
         # The parser's errors quote the request, which may contain keys.
         logger=silent,
-        handler_cancellation=True,
         auto_decompress=False,
         keepalive_timeout=_KEEP_ALIVE_S,
         lingering_time=_LINGER_S,
         max_line_size=_LONGEST_LINE,
         max_field_size=_LONGEST_LINE,
         max_headers=_MOST_HEADERS,
-        shutdown_timeout=_CANCEL_S,
     )
-    await runner.setup()
-    site = web.SockSite(runner, listener, backlog=4096)
-    await site.start()
+    server = await loop.create_server(connection, sock=listener, backlog=4096)
     try:
-        yield site
+        yield server
     finally:
         service.is_stopping = service.is_cancelling = True
+        server.close()
         await runner.cleanup()
         # Cancelled requests are recorded as cancelled.
         await asyncio.sleep(0)
@@ -197,10 +222,10 @@ async def _serve(service: Service, listener: socket.socket, stop_s: float) -> No
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
-    async with running(service, listener) as site:
+    async with running(service, listener) as server:
         await stop_requested.wait()
         service.is_stopping = True
-        await site.stop()
+        server.close()
         if service.num_open:
             sys.stderr.write(
                 f"stillroom record: waiting up to {stop_s:g} s for {service.num_open} calls to end "

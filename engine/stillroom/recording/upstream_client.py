@@ -12,7 +12,7 @@ from yarl import URL
 from stillroom import bounds
 from stillroom.errors import InputError
 from stillroom.recording.capture import CapturedBody
-from stillroom.recording.headers import Headers, RequestHead, decode_headers
+from stillroom.recording.headers import Headers, RequestHead, decode_headers, decode_reason
 from stillroom.recording.upstreams import Upstream
 from stillroom.teachers.endpoint.aiohttp_channel import ReplyConnector
 from stillroom.teachers.endpoint.attempts import http_proxy
@@ -70,7 +70,7 @@ class UpstreamReply:
 
     def __init__(self, reply: aiohttp.ClientResponse) -> None:
         self._reply = reply
-        self.status, self.reason = reply.status, reply.reason or ""
+        self.status, self.reason = reply.status, decode_reason(reply.reason or "")
         self.headers: Headers = decode_headers(reply.raw_headers)
         connection = reply.connection
         self._unframed_connection: ResponseHandler | None = None
@@ -145,7 +145,7 @@ class UpstreamClient:
                     trace_request_ctx=attempt,
                 )
             except (aiohttp.ClientError, InputError, OSError, ValueError) as error:
-                is_cut = isinstance(error, (aiohttp.ServerDisconnectedError, ConnectionError))
+                is_cut = isinstance(error, (aiohttp.ServerDisconnectedError, OSError))
                 is_stale = attempt.is_reused and loop.time() - sent_at < _CLOSED_WITHIN_S
                 if is_cut and is_stale and (body is None or body.captured.is_whole):
                     # The previous attempt's writer must stop reading the body.

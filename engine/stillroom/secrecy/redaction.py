@@ -21,6 +21,12 @@ _MOST_HELD = 1 << 14
 """The maximum number of bytes of a line that are held back; no encoded key is longer."""
 _BASE64_AROUND = rb"[A-Za-z0-9+/_\-]{0,4}"
 _BASE64_REST = rb"(?:[A-Za-z0-9+/_\-]|%%(?:25)*2[bBfF]|\\+/|\\+u002[bBfF]){0,%d}={0,2}"
+_MOST_SPELLED_KEY = 256
+"""A longer key is recognised by its first bytes alone, and removed in its full length."""
+_BLOCK = 1 << 14
+_MOST_COMPARED = 100
+"""The maximum number of encoded keys of which each is compared with each."""
+_ANY_CHARACTER = rb"(?:%%(?:25)*[0-9a-fA-F]{2}|\\+u00[0-9a-fA-F]{2}|\\+/|[^\"\\%b]){0,%d}"
 _LONG_KEY, _MOST_CUT = 16, 32
 """A key of at least `_LONG_KEY` bytes is also recognised when truncated: without its last quarter,
 or its last `_MOST_CUT` bytes if that is less."""
@@ -37,17 +43,26 @@ class Redactor:
         found = {secret for secret in secrets if secret and len(secret) >= SHORTEST_SECRET}
         # The longest first: one key may be the beginning of another.
         self._secrets = sorted(found, key=len, reverse=True)
-        plain = [secret.encode() for secret in self._secrets]
-        beginnings = [key[: _min_recognised_length(key)] for key in plain]
-        encoded = list(dict.fromkeys(form for key in beginnings for form in _base64_forms(key)))
-        needles = list(dict.fromkeys([*beginnings, *encoded]))
-        # A needle that contains another one is found by that one.
-        self._needles = [
-            one for one in needles if not any(other != one and other in one for other in needles)
-        ]
-        self.reach = _MOST_SPELLED * max(map(len, plain), default=0)
-        """The maximum number of bytes of a secret in any encoding."""
-        self._pattern = _any_of(plain, encoded) if plain else None
+        self._plain = [secret.encode() for secret in self._secrets]
+        beginnings = [key[: _min_recognised_length(key)] for key in self._plain]
+        self._encoded = list(
+            dict.fromkeys(form for key in beginnings for form in _base64_forms(key))
+        )
+        self._needles = list(dict.fromkeys([*beginnings, *self._encoded]))
+        if len(self._needles) <= _MOST_COMPARED:
+            # A needle that contains another one is found by that one.
+            self._needles = [
+                one for one in self._needles
+                if not any(other != one and other in one for other in self._needles)
+            ]  # fmt: skip
+        longest = max(map(len, self._plain), default=0)
+        self.reach = _MOST_SPELLED * min(longest, _MOST_SPELLED_KEY)
+        """The maximum number of bytes by which a secret is recognised in any encoding."""
+
+    @functools.cached_property
+    def _pattern(self) -> re.Pattern[bytes]:
+        # Made when it is needed: it takes milliseconds, and most texts contain no secret.
+        return _any_of(self._plain, self._encoded)
 
     @property
     def secrets(self) -> Sequence[str]:
@@ -59,13 +74,16 @@ class Redactor:
 
     def data(self, data: bytes) -> bytes:
         """Returns bytes without the secrets."""
-        pattern = self._pattern
-        if pattern is None:
-            return data
-        return pattern.sub(MARK.encode(), data) if self.contains_secret(data) else data
+        parts, place = list[bytes](), 0
+        for start, end in self.spans(data):
+            parts += [data[place:start], MARK.encode()]
+            place = end
+        return b"".join([*parts, data[place:]]) if parts else data
 
     def contains_secret(self, data: bytes) -> bool:
         """Returns whether bytes contain a secret in any encoding."""
+        if not self._needles:
+            return False
         for _ in range(_MOST_ESCAPES):
             if any(needle in data for needle in self._needles):
                 return True
@@ -76,13 +94,26 @@ class Redactor:
 
     def spans(self, data: bytes) -> list[tuple[int, int]]:
         """Returns the start and end of each secret in bytes, for secrets that are split."""
-        if self._pattern is None or not self.contains_secret(data):
+        if not self.contains_secret(data):
             return []
-        return [found.span() for found in self._pattern.finditer(data)]
+        spans, place = list[tuple[int, int]](), 0
+        # The pattern is slow, so it is used only near a secret.
+        for start in range(0, len(data), _BLOCK):
+            end = start + _BLOCK + self.reach
+            if not self.contains_secret(data[start:end]):
+                continue
+            for found in self._pattern.finditer(data, max(start, place), end):
+                if found.start() >= start + _BLOCK:
+                    break
+                # A long secret may end behind this stretch.
+                whole = self._pattern.match(data, found.start()) or found
+                spans.append(whole.span())
+                place = whole.end()
+        return spans
 
     def text(self, text: str) -> str:
         """Returns a text without the secrets."""
-        if self._pattern is None:
+        if not self._secrets:
             return text
         data = text.encode("utf-8", "surrogatepass")
         clean = self.data(data)
@@ -90,7 +121,7 @@ class Redactor:
 
     def value(self, value: Any) -> Any:
         """Returns a JSON value without the secrets in its strings and keys."""
-        if self._pattern is None:
+        if not self._secrets:
             return value
         if isinstance(value, str):
             return self.text(value)
@@ -153,12 +184,15 @@ def _decode_escape(escape: re.Match[bytes]) -> bytes:
 
 def _min_recognised_length(key: bytes) -> int:
     """Returns how many leading bytes of a key are enough to recognise it."""
+    if len(key) > _MOST_SPELLED_KEY:
+        return _MOST_SPELLED_KEY
     return len(key) - min(len(key) // 4, _MOST_CUT) if len(key) >= _LONG_KEY else len(key)
 
 
 def _any_of(plain: Sequence[bytes], encoded: Sequence[bytes]) -> re.Pattern[bytes]:
     # The characters around a base64 form encode the rest of the key.
-    rest = _BASE64_REST % (4 + 2 * _MOST_CUT)
+    longest = max(map(len, plain)) - _MOST_SPELLED_KEY
+    rest = _BASE64_REST % (4 + 2 * max(_MOST_CUT, longest))
     around = [_BASE64_AROUND + _encoding_tolerant(form) + rest for form in encoded]
     return re.compile(b"|".join([*map(_truncated_or_whole, plain), *around]))
 
@@ -166,6 +200,9 @@ def _any_of(plain: Sequence[bytes], encoded: Sequence[bytes]) -> re.Pattern[byte
 def _truncated_or_whole(key: bytes) -> bytes:
     """Returns a pattern for a key, and for as much of it as is enough to recognise it."""
     least, rest = _min_recognised_length(key), b""
+    if len(key) > _MOST_SPELLED_KEY:
+        blank = b"" if any(map(key.__contains__, b" \t")) else rb"\s"
+        return _encoding_tolerant(key[:least]) + _ANY_CHARACTER % (blank, len(key) - least)
     for byte in reversed(key[least:]):
         rest = b"(?:%b%b)?" % (_byte_pattern(byte), rest)
     return _encoding_tolerant(key[:least]) + rest

@@ -8,6 +8,7 @@ import struct
 import threading
 import tracemalloc
 import zlib
+from contextlib import suppress
 from itertools import count
 
 import brotli
@@ -304,6 +305,28 @@ def test_only_a_request_that_met_a_closed_connection_is_sent_again(
     assert len(calls_in(tmp_path)) == 2
 
 
+def test_a_request_that_met_a_connection_which_was_reset_is_sent_again(tmp_path):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        recording(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}") as url,
+        RawClient(url) as client,
+    ):
+        listener.settimeout(10)
+        client.send("POST", CHAT, BODY)
+        with listener.accept()[0] as first:
+            assert BODY in first.recv(1 << 16)
+            first.sendall(json_reply(REPLY))
+            assert client.read().body == REPLY
+            client.send("POST", CHAT, BODY)
+            assert first.recv(1 << 16)
+            first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with listener.accept()[0] as second:
+            assert BODY in second.recv(1 << 16)
+            second.sendall(json_reply(REPLY))
+            assert client.read().body == REPLY
+    assert len(calls_in(tmp_path)) == 2
+
+
 def test_a_request_that_is_refused_on_a_new_connection_is_not_repeated(tmp_path):
     done = exchange(tmp_path, [None], BODY)
     assert (done.reply.status, len(done.requests)) == (502, 1)
@@ -461,6 +484,61 @@ def test_heads_that_announce_another_and_bytes_behind_a_reply_go_no_further(tmp_
             assert (reply.status, reply.body) == (200, REPLY)
             assert "link" not in reply.headers
     assert "expect" not in endpoint.requests[0].headers
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_stream_that_turns_out_to_be_no_http_ends_for_the_client_and_is_recorded(
+    tmp_path, at_once
+):
+    wrong = [STREAM_HEAD, chunk(EVENTS[0]), 0.02, b"zz\r\n", 0.02]
+    done = exchange(tmp_path, [STREAM_HEAD + b"zz\r\n", 0.02] if at_once else wrong, BODY)
+    assert not done.reply.is_whole
+    assert (done.call.end, done.call.reply.status) == ("upstream_left", 200)
+
+
+@pytest.mark.parametrize("rest", [b"zz\r\n", b"3\r\nabcd\r\n", b"0\r\n no header\r\n\r\n"])
+def test_a_request_that_turns_out_to_be_no_http_is_ended(tmp_path, rest):
+    with (
+        RawEndpoint(lambda _: json_reply(REPLY)) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+        RawClient(url) as client,
+    ):
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: {client.host}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        client.socket.sendall(head.encode() + chunk(b"abc"))
+        wait_until(lambda: endpoint.num_connections)
+        client.socket.sendall(rest)
+        assert client.socket.recv(1 << 16) == b""
+        wait_until(lambda: calls_in(tmp_path))
+        (call,) = calls_in(tmp_path)
+        assert call.end == "client_left"
+        assert request(url, "POST", CHAT, BODY).body == REPLY
+
+
+def test_bytes_that_are_no_text_in_heads_are_written_otherwise_and_lose_no_call(tmp_path):
+    answer = json_reply(REPLY, b"x-odd: a\x0eb", status=b"200 D\xe9j\xe0")
+    done = exchange(tmp_path, answer, BODY)
+    assert (done.reply.body, done.reply.headers["x-odd"]) == (REPLY, "a b")
+    assert done.reply.head.split(b"\r\n")[0].decode() == "HTTP/1.1 200 Déjà"
+    assert done.call.reply.reason == "Déjà"
+
+
+def test_a_call_on_which_the_proxy_itself_fails_is_recorded(tmp_path, monkeypatch):
+    def fail(*_):
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr("stillroom.recording.proxy._response", fail)
+    with (
+        RawEndpoint(lambda _: json_reply(REPLY)) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+        RawClient(url) as client,
+    ):
+        client.send("POST", CHAT, BODY)
+        with suppress(ConnectionError):
+            assert client.socket.recv(1 << 16) == b""
+        wait_until(lambda: calls_in(tmp_path))
+        (call,) = calls_in(tmp_path)
+    assert (call.end, call.problem) == ("proxy_stopped", "unexpected ValueError")
+    assert call.request.content.data == BODY
 
 
 JUNK = b"\x00junk \r\n\r\n behind"

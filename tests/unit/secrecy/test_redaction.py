@@ -2,6 +2,8 @@
 
 import base64
 import json
+import random
+import tracemalloc
 from urllib.parse import quote
 
 import pytest
@@ -89,3 +91,15 @@ def test_a_key_within_a_longer_one_is_found_alone_and_in_it(key, before, after, 
     assert both.contains_secret(plain) == (
         Redactor([key]).contains_secret(plain) or Redactor([longer]).contains_secret(plain)
     )
+
+
+def test_a_key_of_any_length_is_taken_out_whole_in_little_memory():
+    key = random.Random(1).randbytes(60_000).hex()
+    forms = (key, quote(f"{key}/+"), base64.b64encode(f"a{key}".encode()).decode())
+    tracemalloc.start()
+    redactor = Redactor([key, f"{key}/+"])
+    texts = [redactor.text(f"it is {form} and more") for form in forms]
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert texts == ["it is [key] and more"] * len(forms)
+    assert most < 32 << 20

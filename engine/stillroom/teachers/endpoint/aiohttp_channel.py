@@ -151,6 +151,10 @@ class _ReplyProtocol(ResponseHandler):
             data, self._read_before = data[end:], b""
         self._read_before = data[-3:]
         super().data_received(data)
+        payload, error = self._payload, self.exception()
+        if error is not None and payload is not None and not payload.is_eof():
+            # aiohttp's parser forgets the body in which it failed, whose reader waits for ever.
+            payload.set_exception(aiohttp.ClientPayloadError("the body is not HTTP"), error)
 
 
 class ReplyConnector(aiohttp.TCPConnector):
