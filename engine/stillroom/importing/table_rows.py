@@ -151,9 +151,11 @@ def parquet_table(path: Path) -> Table:
     except ImportError as error:
         raise missing_extra("traces", "reading parquet") from error
 
+    # Of some damages pyarrow says OSError, of texts in columns that are no UTF-8 a ValueError.
+    broken = (pyarrow.ArrowException, OSError, ValueError)
     try:
         table: Any = parquet.ParquetFile(path)
-    except pyarrow.ArrowException as error:
+    except broken as error:
         raise _broken(path, error) from error
 
     def rows() -> Iterator[JsonRow | Refusal]:
@@ -163,7 +165,7 @@ def parquet_table(path: Path) -> Table:
                 for data in batch.to_pylist(maps_as_pydicts="lossy"):
                     number += 1
                     yield JsonRow(Place(path, number), data)
-        except pyarrow.ArrowException as error:
+        except broken as error:
             raise _broken(path, error) from error
 
     return Table(list(table.schema_arrow.names), rows())

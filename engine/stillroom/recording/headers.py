@@ -47,8 +47,7 @@ def decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def decode_reason(reason: str) -> str:
-    """Decodes a reason phrase as headers are decoded; aiohttp uses surrogates for other bytes.
-    """
+    """Decodes a reason phrase as headers are decoded; aiohttp uses surrogates for other bytes."""
     return _decode_value(reason.encode("utf-8", "surrogateescape"))
 
 

@@ -20,6 +20,7 @@ PACKAGE = "package:"
 _Path = Annotated[str, msgspec.Meta(max_length=4096)]
 _Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _Size = Annotated[int, msgspec.Meta(ge=0)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 """What another machine sends is within bounds, or it is no message: a machine may be anybody's."""
 
 MissingBlobs = Annotated[dict[str, int], msgspec.Meta(max_length=1_000_000)]
@@ -178,12 +179,12 @@ class RemoteState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """The run's state, as `read_run` returns it on the machine."""
 
     run_json: Annotated[bytes, msgspec.Meta(max_length=8 << 20)]
-    elapsed_s: float
+    elapsed_s: _Seconds
     """Seconds since the start, by the machine's monotonic clock."""
     root: _Path
     """The machine's absolute path of the folder with `workspace/` and `outside/`; logs and messages
     may contain it."""
-    clock: float
+    clock: _Seconds
     """The machine's clock, in seconds since the epoch, when this was sent."""
 
 

@@ -1,6 +1,7 @@
 """Messages come whole or not at all, whatever else a machine prints."""
 
 import io
+import math
 import sys
 
 import pytest
@@ -172,6 +173,7 @@ def test_a_packed_message_that_is_damaged_breaks_the_stream() -> None:
 
 
 DEEP = 200_000
+A_STATE = {"type": "state", "run_json": b"{}", "elapsed_s": 1.0, "root": "/r", "clock": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -188,6 +190,11 @@ DEEP = 200_000
         (framed({"type": "files", "files": [NO_SIZE], "is_last": True}), RunUpdate),
         (framed({"type": "growth", "path": "a/" * 5000, "offset": 0, "data": b""}), RunUpdate),
         (framed({"type": "growth", "path": "a", "offset": -1, "data": b""}), RunUpdate),
+        *(
+            (framed({**A_STATE, "clock": clock}), RunUpdate)
+            for clock in (math.nan, math.inf, 1e300)
+        ),
+        (framed({**A_STATE, "elapsed_s": math.nan}), RunUpdate),
     ],
 )
 def test_a_message_beyond_all_bounds_breaks_the_stream(stream, kind):

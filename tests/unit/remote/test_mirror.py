@@ -104,6 +104,18 @@ def test_times_of_a_clock_that_is_hours_off_are_shown_by_the_clock_here(folder: 
     assert shown.startswith("2026-11-20T12:00:")
 
 
+@pytest.mark.parametrize(
+    ("moment", "clock"),
+    [("0001-01-01T00:00:00Z", 1e10), ("9999-12-31T23:59:59Z", 0.0), ("noon", 0.0)],
+)
+def test_a_time_that_no_calendar_has_here_is_shown_as_it_came(
+    folder: RunFolder, moment: str, clock: float
+) -> None:
+    mirror = mirror_of(folder)
+    mirror.take_state(there(state(RunStatus.RUNNING, started_at=moment), clock=clock))
+    assert folder.read().started_at == moment
+
+
 def test_a_growing_file_is_written_once_although_followers_are_killed(folder: RunFolder) -> None:
     mirror = mirror_of(folder)
     mirror.take_state(there(state(RunStatus.RUNNING)))

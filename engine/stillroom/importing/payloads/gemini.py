@@ -56,7 +56,7 @@ def gemini_calls(request: Row, response: Any, path: str) -> list[ApiCall]:
     config = request | _named(request.get("config")) | _named(request.get("generation_config"))
     reader = _Conversation()
     reader.add_system(config.get("system_instruction"))
-    reader.add_contents(request["contents"])
+    reader.add_contents(request.get("contents"))
     reply = _whole_reply(response)
     feedback = _named(reply.get("prompt_feedback"))
     failure = failure_text(reply)

@@ -145,10 +145,10 @@ class Mirror:
         if moment is None or abs(shift) < timedelta(seconds=_STEADY_S):
             return moment
         try:
-            shifted = datetime.fromisoformat(moment) - shift
-        except ValueError:
+            shifted = (datetime.fromisoformat(moment) - shift).astimezone(UTC)
+        except (ValueError, OverflowError):
             return moment
-        return shifted.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return shifted.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _has(path: Path, size: int) -> bool:

@@ -120,9 +120,16 @@ def test_parquet_without_pyarrow_names_the_extra(monkeypatch):
         read("parquet", SAMPLES / "parquet" / "chats.parquet")
 
 
-def test_a_broken_parquet_file_is_named(tmp_path):
+@pytest.mark.parametrize("damage", ["all", "page", "footer"])
+def test_a_broken_parquet_file_is_named(tmp_path, damage):
     path = tmp_path / "x.parquet"
-    path.write_bytes(b"PAR1 is all there is")
+    data = bytearray((SAMPLES / "parquet" / "chats.parquet").read_bytes())
+    if damage == "all":
+        data[:] = b"PAR1 is all there is"
+    else:
+        at = 4 if damage == "page" else len(data) - 108
+        data[at : at + 20] = b"\xff" * 20
+    path.write_bytes(data)
     with pytest.raises(DataError, match=r"x\.parquet is no readable parquet file"):
         read("parquet", path)
 

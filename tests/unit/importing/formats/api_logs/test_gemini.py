@@ -23,6 +23,11 @@ def test_a_request_may_be_a_text_or_a_list_of_texts_and_parts(tmp_path):
     assert [call.losses for call in calls] == [(), ("audio left out",), (), ()]
 
 
+def test_a_request_without_contents_is_refused(tmp_path):
+    log = write_rows(tmp_path / "log.jsonl", row(None), row([]), row("Hi"))
+    assert [line for line, _ in refusals(read("gemini", log))] == [1, 2]
+
+
 def test_results_find_their_calls_by_id_and_else_by_name_and_order(tmp_path):
     asks = [{"functionCall": {"name": "a", "args": {"n": n}}} for n in (1, 2)]
     asks.append({"functionCall": {"id": "x", "name": "b"}})
