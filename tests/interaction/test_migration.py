@@ -125,6 +125,6 @@ def test_an_off_policy_project_goes_from_prompts_to_a_training_that_can_start(
         row["tools"] for row in written
     ]
     assert [note.split(":")[1] for note in plan.notes] == [
-        " organization_id is left out",
-        " their schemas are those of tools.py",
+        " organization_id is ignored",
+        " their schemas are taken from tools.py",
     ]

@@ -115,7 +115,11 @@ def test_nothing_is_started_if_one_of_the_models_is_not_there(project):
 
 @pytest.mark.parametrize(
     ("paths", "reported"),
-    [([], "which are not models"), ([3], "which are not models"), (["a", "a"], "a model twice")],
+    [
+        ([], "not a list of model names"),
+        ([3], "not a list of model names"),
+        (["a", "a"], "a model twice"),
+    ],
 )
 def test_a_list_without_models_is_refused(project, paths, reported):
     project.config["model"]["path"] = paths

@@ -70,7 +70,7 @@ def test_an_adapter_is_not_spread(tmp_path):
 
 
 def test_a_served_teacher_is_not_spread():
-    with pytest.raises(ValueError, match="spread is of a teacher in this process"):
+    with pytest.raises(ValueError, match="spread needs a teacher in this process"):
         TeacherSection(path="t", provider="vllm", spread=True)
 
 

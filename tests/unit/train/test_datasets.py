@@ -112,10 +112,10 @@ def test_a_plan_counts_all_datasets_and_checks_all_teachers(tmp_path, tiny_model
     [
         (
             ["teacher.path=[demo/teacher]"],
-            "teacher.path is a list of 1, and data.train_file names 2",
+            "teacher.path is a list of 1, but data.train_file has 2",
         ),
-        (["dataset_type=sft"], "a list only with distill"),
-        (["data.train_file=[shop.jsonl, shop.jsonl]"], "and each once"),
+        (["dataset_type=sft"], "needs dataset_type distill"),
+        (["data.train_file=[shop.jsonl, shop.jsonl]"], "and no file twice"),
         (["data.train_file=[]"], "at least one file"),
         (["data.train_file=[shop.jsonl, none.jsonl]"], "'none.jsonl' does not exist"),
         (["teacher.path=[demo/teacher, gpt-5]"], "Unsupported teacher model 'gpt-5'"),

@@ -157,7 +157,7 @@ def test_a_configuration_without_a_trainer_runs_and_says_its_defaults(tmp_path, 
 
     assert (result.method, result.steps) == ("distill", 1)
     assert project.reporter.notes[0] == (
-        "config.yml has no trainer; the defaults are taken: num_epochs 1, learning_rate 0.0001, "
+        "config.yml has no trainer; using the defaults: num_epochs 1, learning_rate 0.0001, "
         "schedule linear, save_step -1"
     )
 
@@ -171,16 +171,16 @@ def test_what_only_a_hosted_service_reads_is_left_out_and_said(tmp_path, tiny_mo
 
     assert config.teacher is not None
     assert [note.partition(":")[2].partition(":")[0] for note in notes] == [
-        " organization_id is left out",
-        " teacher.agentic is left out",
+        " organization_id is ignored",
+        " teacher.agentic is ignored",
     ]
 
 
 @pytest.mark.parametrize(
     ("key", "reason", "fix"),
     [
-        ("trainer.max_billing=10", "nothing bills", "budget_usd"),
-        ("wandb_name=student", "it belongs to the trainer", "trainer.wandb_name"),
+        ("trainer.max_billing=10", "does not bill", "budget_usd"),
+        ("wandb_name=student", "it is a key of trainer", "trainer.wandb_name"),
         ("trainer.wandb_name=student", "trainer.wandb_project too", "correct"),
         ("evals=[{eval_id: cmla1, step: 100, name: MATH}]", "a hosted service", "heldout.jsonl"),
         ("evals=[{name: m, step: 1, pass1_temp: 1}]", "'pass1_temperature'", "correct"),

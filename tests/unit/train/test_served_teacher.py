@@ -127,8 +127,8 @@ def test_a_teacher_whose_server_refuses_everything_ends_the_run(tmp_path, tiny_m
 @pytest.mark.parametrize(
     ("teacher", "words"),
     [
-        ({"provider": "vllm", "precision": "fp32"}, "precision is of a teacher in this process"),
-        ({"base_url": "http://127.0.0.1:1/v1"}, "base_url is of a served teacher"),
+        ({"provider": "vllm", "precision": "fp32"}, "precision needs a teacher in this process"),
+        ({"base_url": "http://127.0.0.1:1/v1"}, "base_url needs a served teacher"),
         ({"provider": "anthropic"}, "generate_rollouts"),
         ({"provider": "openai"}, "does not return the log-probability"),
         ({"provider": "tgi"}, "teacher.provider"),
@@ -152,7 +152,7 @@ def test_losses_over_the_whole_vocabulary_are_refused_with_a_server(tmp_path, ti
     )
     project.write_config()
 
-    with pytest.raises(ConfigError, match="which no server gives"):
+    with pytest.raises(ConfigError, match="which servers do not return"):
         plan_request(project.workspace, PlanTraining())
 
 

@@ -1,1 +1,1 @@
-"""config.yml: its schema, how it is read and checked, and which keys a resumed run must keep."""
+"""config.yml: its schema, reading and checking it, and which keys a resumed run must keep."""

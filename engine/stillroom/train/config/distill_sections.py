@@ -34,7 +34,7 @@ class StudentServerSection(ConfigSection):
 class RolloutSection(ConfigSection, EpisodeOptions):
     """How the student is sampled (distill).
 
-    The options that requests for rollouts have too are those of `EpisodeOptions`.
+    Options shared with rollout requests are in `EpisodeOptions`.
     """
 
     max_turns: Annotated[int, Field(ge=1, le=1000)] = 1
@@ -42,35 +42,36 @@ class RolloutSection(ConfigSection, EpisodeOptions):
     mcp_url: Annotated[str | tuple[str, ...] | None, WITHOUT_SECRETS] = None
     """MCP servers whose tools are added to those of tools.py, each a URL or a command line."""
     max_tool_response: Annotated[int, Field(ge=1)] | None = None
-    """The most tokens of a tool's reply; the rest is cut, and a mark says so. None: no
-    limit."""
+    """The maximum number of tokens of a tool's reply; longer replies are truncated and marked.
+    None: no limit."""
     reasoning_mode: ReasoningMode | None = None
     """Whether the chat template lets the student think; None: the template's own default."""
     temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
     concurrency: Annotated[int, Field(ge=1, le=4096)] = 64
-    """The most conversations that are sampled in one batch."""
+    """The maximum number of conversations sampled in one batch."""
     deterministic: bool = False
-    """Whether each conversation is sampled by itself, some ten times slower, so that its numbers do
-    not depend on what is sampled with it: on a CPU in fp32 a run with tools is then the same, bit
-    for bit, each time and at any concurrency (same kind of processor, threads and torch)."""
+    """Whether each conversation is sampled alone, some ten times slower, so that its numbers do
+    not depend on the rest of the batch: on a CPU in fp32 a run with tools is then bit-for-bit
+    reproducible at any concurrency (on the same kind of processor, threads and torch)."""
     server: StudentServerSection | None = None
-    """The server that samples the student, which loads the adapter of each iteration; None: this
-    process samples it."""
+    """The server that samples the student, with the adapter of each iteration; None: sampled in
+    this process."""
     max_staleness: Annotated[int, Field(ge=0, le=16)] = 0
-    """The number of later iterations that a rollout may take; then it is dropped and counted.
+    """The number of later iterations in which a rollout may finish; then it is dropped and counted.
 
     0: every token is sampled from the weights that are updated. Source: arXiv 2505.24298 (AReaL).
     """
     stragglers: Annotated[float, Field(gt=0, lt=1)] = 0.25
     """The share of an iteration's rollouts that it does not wait for (max_staleness above 0)."""
     on_policy_share: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """The student's share of an iteration's sequences; so many rows of `rows_file` are added to its
-    rollouts that it holds. None: nothing but rollouts.
+    """The share of the student's rollouts among an iteration's sequences; the rest are rows of
+    `rows_file`. None: rollouts only.
 
     Source: arXiv 2306.13649, algorithm 1 (λ).
     """
     rows_file: str | None = None
-    """The file of those rows, relative to the folder of config.yml; None: cold_start.train_file."""
+    """The file of the mixed-in rows, relative to the folder of config.yml; None:
+    cold_start.train_file."""
 
     @property
     def mcp_servers(self) -> tuple[str, ...]:
@@ -78,14 +79,14 @@ class RolloutSection(ConfigSection, EpisodeOptions):
         return (self.mcp_url,) if isinstance(self.mcp_url, str) else self.mcp_url or ()
 
     def num_added_rows(self, num_rollouts: int) -> int:
-        """Returns how many rows are added to an iteration of `num_rollouts` rollouts."""
+        """Returns the number of rows mixed into an iteration of `num_rollouts` rollouts."""
         share = self.on_policy_share
         return 0 if share is None else max(1, round(num_rollouts * (1 - share) / share))
 
     @model_validator(mode="after")
-    def _hosts_are_for_the_browser(self) -> "RolloutSection":
+    def _check_browse_allow(self) -> "RolloutSection":
         if self.browse_allow and not self.browse:
-            raise ValueError("browse_allow is for the browser: set browse: true, or leave it out")
+            raise ValueError("browse_allow needs browse: true: set it, or leave browse_allow out")
         return self
 
 
@@ -110,32 +111,32 @@ class TeacherSection(ConfigSection):
     """The name of the environment variable that holds the server's key; None: no key is sent."""
     tokenizer: str | tuple[str, ...] | None = None
     """The folder or hub id of the served model's tokenizer, to check that it is the student's;
-    None: the server tokenizes texts for this check. With `tokens` reread the teacher's
-    text is written and cut with it here; None: it is the one of `path`.
+    None: the server tokenizes texts for this check. With `tokens` reread the teacher's text is
+    rendered and tokenized with it; None: the tokenizer of `path`.
 
     A list has one entry for each model of `path`.
     """
     system: str | None = None
-    """The system message that the teacher reads in place of the prompt rows' own; "": none. None:
-    the rows' own."""
+    """The teacher's system message, which replaces that of the prompt rows; "": none. None: the
+    rows' own."""
     context_file: Annotated[str, Field(min_length=1)] | None = None
-    """A text file, relative to the folder of config.yml, that the teacher reads at the end of its
-    system message: a policy, a SKILL.md, examples, tool documentation."""
+    """A text file, relative to the folder of config.yml, appended to the teacher's system message:
+    a policy, a SKILL.md, examples, tool documentation."""
     tokens: Literal["same", "reread"] = "same"
     """same: the teacher scores the student's own tokens, so both must have the same tokenizer and
-    chat template. reread: a teacher with others reads the student's text in its own tokens, and
-    both are compared byte by byte (algorithm.loss_fn byte_reverse_kl), by what a server lists as
-    the algorithm.top_k likeliest tokens, or in this process by whole distributions."""
+    chat template. reread: a teacher with another tokenizer or template tokenizes the student's text
+    itself, and both are compared byte by byte (algorithm.loss_fn byte_reverse_kl), from a server's
+    algorithm.top_k most likely tokens, or in this process from full distributions."""
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 32
-    """The most rollouts that a server scores at once."""
+    """The maximum number of rollouts that a server scores at once."""
     timeout: Annotated[float, Field(gt=0)] = 300.0
     """The time limit for scoring one rollout on a server, in seconds."""
     precision: Precision = "auto"
     quantization: Quantization = None
-    """nf4 loads the teacher's layers in 4 bits; None leaves them as they are."""
+    """nf4 loads the teacher's layers in 4 bits; None: not quantised."""
     spread: bool = False
-    """Whether the teacher's layers are put on all GPUs, and in main memory if they don't fit
-    there."""
+    """Whether the teacher's layers are spread over all GPUs, and those that do not fit over CPU
+    memory."""
 
     @property
     def name(self) -> str:
@@ -152,33 +153,33 @@ class TeacherSection(ConfigSection):
 
     @property
     def is_served(self) -> bool:
-        """Whether the teacher is a model behind a server."""
+        """Whether the teacher runs on a server."""
         return self.provider != "hf"
 
     @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> "TeacherSection":
+    def _check_ignored_keys(self) -> "TeacherSection":
         server_keys = {"base_url", "api_key_env", "tokenizer", "concurrency", "timeout"}
         set_keys = sorted(server_keys & self.model_fields_set)
         if not self.is_served and set_keys:
             raise ValueError(
-                f"{set_keys[0]} is of a served teacher: leave it out, or set provider to vllm "
+                f"{set_keys[0]} needs a served teacher: leave it out, or set provider to vllm "
                 "or sglang"
             )
         local_keys = sorted({"precision", "quantization", "spread"} & self.model_fields_set)
         if self.is_served and local_keys:
             raise ValueError(
-                f"{local_keys[0]} is of a teacher in this process; a server has its own: "
-                "leave it out"
+                f"{local_keys[0]} needs a teacher in this process (provider hf): leave it out, the "
+                "server decides it"
             )
         return self
 
     @model_validator(mode="after")
-    def _lists_go_together(self) -> "TeacherSection":
+    def _check_lists(self) -> "TeacherSection":
         num = len(self.path) if isinstance(self.path, tuple) else None
         for name, listed in (("base_url", self.base_url), ("tokenizer", self.tokenizer)):
             if isinstance(listed, tuple) and len(listed) != num:
                 raise ValueError(
-                    f"{name} is a list of {len(listed)}, so path must be a list of as many models"
+                    f"{name} is a list of {len(listed)}: path must list as many models"
                 )
         return self
 
@@ -201,7 +202,7 @@ def served_teacher(
 ) -> ServedTeacher:
     """Returns a client of the teacher's server; nothing is sent yet.
 
-    top_k: the number of likeliest tokens that the server returns at each position; None: none.
+    top_k: the number of most likely tokens that the server returns per position; None: none.
     Raises InputError if the server's key is missing.
     """
     section = teacher.section
@@ -228,37 +229,37 @@ class AlgorithmSection(ConfigSection):
     """The loss; auto: full_reverse_kl with a teacher in this process, else top_k_reverse_kl;
     byte_reverse_kl with teacher.tokens reread."""
     kl_penalty_coef: Annotated[float, Field(gt=0)] | None = None
-    """β, the weight of the divergence from the teacher. None: 0.1 in importance_sampling's and
-    ppo's advantage -β (log p_student - log p_teacher); 1 as a factor of the other losses."""
+    """β, the weight of the divergence from the teacher. None: 0.1 in the advantage of
+    importance_sampling and ppo, -β (log p_student - log p_teacher); 1 as other losses' factor."""
     kl_baseline: Literal["none", "exact"] = "none"
     """exact subtracts the advantage's expected value over the vocabulary, a baseline that lowers
     the variance; it needs a teacher in this process."""
     clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """How far ppo lets the probability ratio move from 1 before it clips it."""
+    """ppo's clipping range around a probability ratio of 1."""
     importance_cap: Annotated[float, Field(ge=1)] | None = None
-    """The cap of the weight min(p_trainer / p_sampler, cap) of each token (importance_sampling,
-    ppo), where p_trainer is by the weights before the iteration's first step; None: no such weight,
-    because both are taken to be the same."""
+    """The cap of the token weight min(p_trainer / p_sampler, cap) (importance_sampling, ppo), with
+    p_trainer from the weights before the iteration's first step; None: no such weight, as both are
+    assumed to be equal."""
     jsd_beta: Annotated[float, Field(ge=0, le=1)] = 0.5
     """The teacher's share of jsd's mixture; 0 is the forward KL, 1 the reverse KL."""
     top_k: Annotated[int, Field(ge=1, le=1024)] = 16
-    """The number of the teacher's likeliest tokens that top_k_reverse_kl compares, and from which
-    byte_reverse_kl takes the next bytes of a served teacher; all others together count as one."""
+    """The number of the teacher's most likely tokens in top_k_reverse_kl, and from which
+    byte_reverse_kl derives a served teacher's next bytes; all other tokens count as one."""
     mask_special_tokens: bool = False
-    """Whether special tokens (a turn's end, a template's marks) are left out of training."""
+    """Whether special tokens (end of turn, markers of the template) are excluded from training."""
     reward_coef: Annotated[float, Field(ge=0)] = 0.0
     """The weight of the advantage from rewards; 0: rewards are only measured."""
     adv_estimator: AdvantageEstimator = "grpo"
-    """How a reward becomes an advantage: grpo subtracts the mean of its group, reinforce the mean
-    of the iteration's other rollouts, gae that of the group's other rollouts, discounted by
+    """The baseline subtracted from a reward: grpo, the mean of its group; reinforce, the mean of
+    the iteration's other rollouts; gae, the mean of the group's other rollouts, discounted by
     `gae_lambda`."""
     gae_lambda: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """The factor by which gae discounts a token's advantage for each token that follows it."""
+    """The factor by which gae discounts a token's advantage per following token."""
     substeps: Annotated[int, Field(ge=1, le=64)] = 1
     """The number of optimiser steps per iteration, each on an equal share of the rollouts."""
 
     def resolved(self, teacher: TeacherSection) -> "AlgorithmSection":
-        """Returns the section with `auto` replaced by the loss that suits the kind of teacher."""
+        """Returns the section with `auto` replaced by the default loss for the kind of teacher."""
         if self.loss_fn != "auto":
             return self
         loss_fn = "top_k_reverse_kl" if teacher.is_served else "full_reverse_kl"
@@ -268,18 +269,18 @@ class AlgorithmSection(ConfigSection):
 
     @property
     def loss(self) -> Loss:
-        """The loss with what it needs; `auto` is full_reverse_kl where no teacher is known."""
+        """The loss in the table of losses; `auto` is full_reverse_kl while no teacher is known."""
         return LOSSES["full_reverse_kl" if self.loss_fn == "auto" else self.loss_fn]
 
     @property
     def needs_distribution(self) -> bool:
-        """Whether the loss compares whole distributions; of a served teacher only byte_reverse_kl
-        does without them."""
+        """Whether the loss needs full distributions; byte_reverse_kl with a served teacher does
+        not."""
         return self.loss.reads in ("distribution", "bytes") or self.kl_baseline == "exact"
 
     @property
     def num_listed_tokens(self) -> int | None:
-        """The number of likeliest tokens that a served teacher returns with each score, or None."""
+        """The number of most likely tokens that a served teacher returns per score, or None."""
         return self.top_k if self.loss.lists_tokens else None
 
     @property
@@ -294,42 +295,42 @@ class AlgorithmSection(ConfigSection):
         return default if self.kl_penalty_coef is None else self.kl_penalty_coef
 
     def check_teacher(self, teacher: TeacherSection) -> None:
-        """Raises ValueError, with what to do, if the teacher cannot give what the loss needs."""
+        """Raises ValueError, with a fix, if the teacher cannot provide what the loss needs."""
         self._check_options()
         is_reread, name = teacher.tokens == "reread", self.loss.name
         if is_reread and self.loss.reads != "bytes":
             raise ValueError(
-                f"teacher.tokens: reread compares both models byte by byte, and {name} compares "
+                f"teacher.tokens: reread compares both models byte by byte, but {name} compares "
                 "tokens: set algorithm.loss_fn: byte_reverse_kl (or auto)"
             )
         if not is_reread and self.loss.reads == "bytes":
             raise ValueError(
-                f"algorithm.loss_fn {name} is for a teacher with another tokenizer: set "
-                "teacher.tokens: reread, or take full_reverse_kl"
+                f"algorithm.loss_fn {name} needs a teacher with another tokenizer: set "
+                "teacher.tokens: reread, or use full_reverse_kl"
             )
         default = AlgorithmSection.model_fields["top_k"].default
         if is_reread and not teacher.is_served and self.top_k != default:
             raise ValueError(
-                "algorithm.top_k is the number of tokens that a server lists, and a teacher in "
-                f"this process gives its whole distribution to {name}: leave top_k out"
+                "algorithm.top_k is the number of tokens that a server returns; a teacher in this "
+                f"process gives its full distribution to {name}: leave top_k out"
             )
         if teacher.is_served and not is_reread and self.needs_distribution:
             needed = "kl_baseline exact" if self.loss.is_sampled else name
             raise ValueError(
-                f"algorithm: {needed} needs the teacher's whole distribution, which no server "
-                "gives: take importance_sampling or top_k_reverse_kl, or a teacher in this process "
+                f"algorithm: {needed} needs the teacher's full distribution, which servers do not "
+                "return: use importance_sampling or top_k_reverse_kl, or a teacher in this process "
                 "(teacher.provider hf)"
             )
 
     @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> Self:
-        # Which loss `auto` is depends on the teacher: `check_teacher` judges the options then.
+    def _check_ignored_keys(self) -> Self:
+        # The loss of `auto` depends on the teacher: `check_teacher` checks its options.
         if self.loss_fn != "auto":
             self._check_options()
         return self
 
     def _check_options(self) -> None:
-        """Raises ValueError if an option is set that the loss does not read."""
+        """Raises ValueError if an option is set that the loss ignores."""
         of_losses = frozenset[str]().union(*(loss.options for loss in LOSSES.values()))
         needed = {
             name: f"loss_fn {' or '.join(losses_with(name))}"
@@ -339,39 +340,39 @@ class AlgorithmSection(ConfigSection):
             needed["gae_lambda"] = "adv_estimator gae and reward_coef above 0"
         for name, condition in needed.items():
             if getattr(self, name) != AlgorithmSection.model_fields[name].default:
-                raise ValueError(f"algorithm.{name} counts only with {condition}; leave it out")
+                raise ValueError(f"algorithm.{name} needs {condition}; leave it out")
 
 
 class SoftTargetsSection(ConfigSection):
-    """The loss of supervised rows against the teacher's probabilities (sft, and a cold start)."""
+    """Training supervised rows on the teacher's probabilities (sft, and a cold start)."""
 
     loss: Literal["forward_kl", "jsd", "reverse_kl"] = "forward_kl"
     """The divergence between the teacher's and the student's next-token distributions."""
     temperature: Annotated[float, Field(gt=0, le=100)] = 4.0
     """The temperature of both distributions; the loss is multiplied by its square. Above 1 the
-    student also learns which tokens the teacher finds almost as likely.
+    student also learns which other tokens the teacher finds likely.
 
     Source: arXiv 1503.02531, section 2.
     """
     top_k: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """The number of the teacher's likeliest tokens at each position that are scored once and kept
-    in `store`; all others together count as one. None: the whole vocabulary, from a teacher in this
-    process that reads every step's rows."""
+    """The number of the teacher's most likely tokens per position that are scored once and kept in
+    `store`; all other tokens count as one. None: the full distribution, from a teacher in this
+    process that scores every step's rows."""
     label_coef: Annotated[float, Field(ge=0)] = 0.0
-    """The weight at which the rows' own negative log-likelihood is added to the loss."""
+    """The weight of the rows' own negative log-likelihood, added to the loss."""
     store: str = "teacher_probabilities"
     """The folder, relative to the workspace, that keeps the teacher's probabilities (top_k)."""
 
     @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> "SoftTargetsSection":
+    def _check_ignored_keys(self) -> "SoftTargetsSection":
         if self.top_k is not None and self.loss != "forward_kl":
             raise ValueError(
                 f"soft_targets.loss {self.loss} compares the whole vocabulary: leave top_k out, or "
-                "take forward_kl"
+                "use forward_kl"
             )
         default = type(self).model_fields["store"].default
         if self.top_k is None and self.store != default:
-            raise ValueError("soft_targets.store keeps the probabilities of top_k: set it too")
+            raise ValueError("soft_targets.store needs soft_targets.top_k: set it too")
         return self
 
 
@@ -379,29 +380,29 @@ class CurriculumSection(ConfigSection):
     """The curriculum of rollouts (distill); its iterations are counted after the cold start."""
 
     prefix_tokens: Annotated[int, Field(ge=1)] | None = None
-    """A rollout ends once the student has written this many tokens over all its turns.
+    """The maximum number of tokens that the student samples in a rollout, over all its turns.
 
-    Source: arXiv 2602.15260, 2605.27028: the beginnings of answers teach most and cost least.
+    Source: arXiv 2602.15260, 2605.27028: the first tokens of answers teach most and cost least.
     """
     prefix_tokens_end: Annotated[int, Field(ge=1)] | None = None
-    """The limit grows to this value by iteration prefix_steps; from then on there is no limit."""
+    """The value to which prefix_tokens grows by iteration prefix_steps; after that, no limit."""
     prefix_steps: Annotated[int, Field(ge=1)] | None = None
     first_turns: Annotated[int, Field(ge=1)] | None = None
     """The turn limit of the first rollouts; it grows to rollout.max_turns by iteration turn_steps.
 
-    Source: arXiv 2604.24005: errors add up over turns and lead to states that the
-    teacher has never seen.
+    Source: arXiv 2604.24005: errors accumulate over turns and lead to states that the teacher
+    has never seen.
     """
     turn_steps: Annotated[int, Field(ge=1)] | None = None
     teacher_share: Annotated[float, Field(ge=0, le=0.9)] = 0.0
-    """The share of turns that the teacher writes; the student reads them and isn't trained on them.
+    """The share of turns that the teacher writes; they are context for the student, not trained on.
 
     It falls to 0 by iteration teacher_steps. Source: arXiv 2606.15912.
     """
     teacher_steps: Annotated[int, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
-    def _every_ramp_has_an_end(self) -> "CurriculumSection":
+    def _check_ramps(self) -> "CurriculumSection":
         ramps = (
             ("prefix_steps", self.prefix_steps, "prefix_tokens_end", self.prefix_tokens_end),
             ("turn_steps", self.turn_steps, "first_turns", self.first_turns),
@@ -410,17 +411,17 @@ class CurriculumSection(ConfigSection):
         for steps_name, steps, name, value in ramps:
             if (steps is None) != (value is None):
                 raise ValueError(
-                    f"{name} and {steps_name} (the iteration by which it is over) go together"
+                    f"{name} and {steps_name} (the iteration at which it ends) must be set together"
                 )
         if self.prefix_tokens_end is not None and (
             self.prefix_tokens is None or self.prefix_tokens_end < self.prefix_tokens
         ):
-            raise ValueError("prefix_tokens_end is what prefix_tokens grows to: set the lower one")
+            raise ValueError("prefix_tokens grows to prefix_tokens_end: set the latter higher")
         return self
 
 
 class ColdStartSection(ConfigSection):
-    """The supervised steps before the first rollout (distill), so that the student can act at all.
+    """Supervised steps before the first rollout (distill), to give the student a usable start.
 
     Source: arXiv 2604.13016, 2604.13010.
     """
@@ -431,4 +432,4 @@ class ColdStartSection(ConfigSection):
     learning_rate: Annotated[float, Field(gt=0)] | None = None
     """The learning rate of the cold start; None: trainer.learning_rate."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """The rows per step; None: data.batch_size."""
+    """The number of rows per step; None: data.batch_size."""

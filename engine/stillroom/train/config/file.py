@@ -1,4 +1,4 @@
-"""Reads config.yml with its overrides; names and refuses what only other training systems offer."""
+"""Reads config.yml with its overrides; refuses keys that only other training systems support."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from stillroom.train.config.schema import (
     CONFIGS,
     DistillConfig,
     TrainConfig,
-    keys_of_others,
+    keys_of_other_types,
     section_of,
 )
 from stillroom.train.config.sections import TrainerSection
@@ -26,44 +26,44 @@ from stillroom.yaml_text import read_yaml
 # yaml parses dates, and raises ValueError for a day that does not exist.
 _UNREADABLE = (yaml.YAMLError, msgspec.DecodeError, ValueError, RecursionError)
 
-_HOSTED = "it belongs to a hosted service"
+_HOSTED = "is a feature of hosted services"
 _CHAT_ONLY = [name for name, provider in PROVIDERS.items() if not provider.scores_tokens]
 
 _NO_BILL = (
-    "nothing bills a training run here, so no cap in dollars can end it",
-    "leave it out; trainer.num_epochs bounds the run, and budget_usd calls of generate_rollouts",
+    "Stillroom does not bill training, so there is no limit in dollars",
+    "leave it out; trainer.num_epochs limits the run, and budget_usd calls of generate_rollouts",
 )
 
 UNSUPPORTED: dict[str, tuple[str, str]] = {
     "max_billing": _NO_BILL,
     "trainer.max_billing": _NO_BILL,
     "data.packing": (
-        "rows are packed wherever the model can run packs, and never attend to each other",
+        "rows are packed wherever the model supports it, and never attend to each other",
         "leave it out",
     ),
     "packing": (
-        "rows are packed wherever the model can run packs, and never attend to each other",
+        "rows are packed wherever the model supports it, and never attend to each other",
         "leave it out",
     ),
     "trainer.gradient_accumulation_steps": (
-        "data.batch_size counts the rows of an optimiser step, run in as many passes as it takes",
+        "data.batch_size counts the rows per optimiser step, split into as many passes as needed",
         "leave it out; model.microbatch_tokens makes the passes smaller",
     ),
-    "wandb_project": ("it belongs to the trainer", "write trainer.wandb_project"),
-    "wandb_name": ("it belongs to the trainer", "write trainer.wandb_name"),
+    "wandb_project": ("it is a key of trainer", "write trainer.wandb_project"),
+    "wandb_name": ("it is a key of trainer", "write trainer.wandb_name"),
 }
-"""The reason and the fix for each refused key, by dotted key; null, false and [] are let
-through."""
+"""The reason and the fix for each refused key, by dotted key; null, false and [] are
+accepted."""
 
 WITHOUT_EFFECT: dict[str, str] = {
-    "organization_id": "it names an account of a hosted service, which nothing here reads",
-    "teacher.agentic": "tools.py and rollout.max_turns say whether the student acts",
+    "organization_id": "it names an account of a hosted service",
+    "teacher.agentic": "tools.py and rollout.max_turns decide whether the student uses tools",
 }
-"""The reason for each key that is left out with a note, since it would change nothing here."""
+"""The reason for each key that is ignored with a note, since it has no effect in Stillroom."""
 
 _NO_SCORES = (
     "its API does not return the log-probability of tokens that another model wrote",
-    f"take provider vllm or sglang with an open-weight teacher, or {OFF_POLICY_ROUTE}",
+    f"use provider vllm or sglang with an open-weight teacher, or {OFF_POLICY_ROUTE}",
 )
 
 REFUSED_VALUES: dict[tuple[str, str], tuple[str, str]] = {
@@ -80,40 +80,42 @@ REFUSED_VALUES: dict[tuple[str, str], tuple[str, str]] = {
 """The reason and the fix for each refused value, by dotted key and value."""
 
 
-_OF_OTHERS: dict[str, str] = {
-    "data.val_split": "distill is judged on prompts of a file of their own: name it in evals",
+_KEYS_OF_OTHER_TYPES: dict[str, str] = {
+    "data.val_split": "distill is evaluated on a separate file of prompts: name it in evals",
     "trainer.max_steps": "it limits iterations; set trainer.num_epochs",
-    "trainer.early_stop": "it watches val_loss, and rollouts have none: name prompts in evals",
+    "trainer.early_stop": (
+        "early stopping needs val_loss, which distill does not compute: list prompts under evals"
+    ),
     "model.system": (
-        "supervised rows are trained as they are; convert_rollouts(system=…) writes them with "
+        "supervised rows are trained on as they are; convert_rollouts(system=…) writes them with "
         "another system message"
     ),
-    "teacher.system": "dpo reads no teacher",
-    "teacher.context_file": "dpo reads no teacher",
+    "teacher.system": "dpo has no teacher",
+    "teacher.context_file": "dpo has no teacher",
     "curriculum": "it limits the student's rollouts",
-    "cold_start": "it comes before the student's rollouts",
-    "soft_targets": "it is the loss of sft, and of the cold start of distill",
+    "cold_start": "it precedes the student's rollouts",
+    "soft_targets": "it sets the loss of sft, or of distill's cold start",
 }
-"""The reason for each key that is refused if the dataset_type is one that does without it; other
-such keys are left out with a note, so that one config.yml may serve several types."""
+"""The reason for each key that is refused for a dataset_type without it; other such keys are
+ignored with a note, so that one config.yml may serve several types."""
 
 
 def load_config(
     path: Path, overrides: Sequence[str] = (), *, source: Path | None = None
 ) -> TrainConfig:
-    """Returns the checked configuration of a config.yml or config.json.
+    """Returns the validated configuration of a config.yml or config.json.
 
-    Each of `overrides` is `section.key=value`, with the value in YAML. `source` is a copy of the
-    file that is read in its place.
-    Raises a ConfigError that names the wrong key, and for a misspelt key the nearest known one.
+    overrides: each is `section.key=value`, with the value in YAML. source: a copy of the file,
+    which is read instead.
+    Raises ConfigError, which names the wrong key and, if misspelt, the nearest known one.
     """
     raw = read_config(path, overrides, source=source)
     _refuse_unsupported(raw, path)
     for dotted in WITHOUT_EFFECT:
         _remove(raw, dotted)
     model = _config_class(raw, path)
-    for dotted, owners in keys_of_others(raw["dataset_type"]).items():
-        _refuse_of_others(raw, dotted, owners, path)
+    for dotted, owners in keys_of_other_types(raw["dataset_type"]).items():
+        _refuse_keys_of_other_types(raw, dotted, owners, path)
         _remove(raw, dotted)
     if model is DistillConfig and not raw.get("teacher"):
         raise ConfigError(
@@ -135,15 +137,17 @@ def _config_class(raw: Mapping[str, Any], path: Path) -> type[TrainConfig]:
     if isinstance(name, str) and name in CONFIGS:
         return CONFIGS[name]
     shown = repr(name) if isinstance(name, str) else type(name).__name__
-    problem = f"should be one of them, not {shown}" if "dataset_type" in raw else "is required"
+    problem = f"should be one of these, not {shown}" if "dataset_type" in raw else "is required"
     raise ConfigError(
         f"{path}: dataset_type {problem}: {', '.join(CONFIGS)}", "begin with `dataset_type: sft`"
     )
 
 
-def _refuse_of_others(raw: Mapping[str, Any], dotted: str, owners: list[str], path: Path) -> None:
-    """Raises ConfigError if a key of other dataset_types is set that must not be left out."""
-    for key, reason in _OF_OTHERS.items():
+def _refuse_keys_of_other_types(
+    raw: Mapping[str, Any], dotted: str, owners: list[str], path: Path
+) -> None:
+    """Raises ConfigError if a key of other dataset_types is set that cannot be ignored."""
+    for key, reason in _KEYS_OF_OTHER_TYPES.items():
         is_it = key == dotted or key.rpartition(".")[0] == dotted
         if is_it and _is_set(key, _value_at(raw, key), CONFIGS[owners[0]]):
             raise ConfigError(
@@ -153,7 +157,7 @@ def _refuse_of_others(raw: Mapping[str, Any], dotted: str, owners: list[str], pa
 
 
 def _is_set(dotted: str, value: Any, model: type[BaseModel]) -> bool:
-    """Returns whether a value of a configuration is another one than the key's default."""
+    """Returns whether a configuration's value differs from the key's default."""
     section, _, key = dotted.rpartition(".")
     holder = section_of(model, section) if section else model
     if isinstance(value, dict):
@@ -164,24 +168,24 @@ def _is_set(dotted: str, value: Any, model: type[BaseModel]) -> bool:
     return value is not None and (field is None or value != field.get_default())
 
 
-def _notes_on_others(raw: Mapping[str, Any]) -> Iterator[str]:
-    for dotted, owners in keys_of_others(raw["dataset_type"]).items():
+def _ignored_key_notes(raw: Mapping[str, Any]) -> Iterator[str]:
+    for dotted, owners in keys_of_other_types(raw["dataset_type"]).items():
         if _is_set(dotted, _value_at(raw, dotted), CONFIGS[owners[0]]):
-            yield f"{dotted} is left out: it is for dataset_type {' and '.join(owners)}"
+            yield f"{dotted} is ignored: it is for dataset_type {' and '.join(owners)}"
 
 
 def config_notes(
     path: Path, overrides: Sequence[str] = (), *, source: Path | None = None
 ) -> list[str]:
-    """Returns notes for the user on what a readable config.yml leaves out, or says in vain."""
+    """Returns notes for the user on keys that are ignored, and on defaults of a missing trainer."""
     raw, name = read_config(path, overrides, source=source), path.name
     notes = [
-        f"{name}: {dotted} is left out: {reason}"
+        f"{name}: {dotted} is ignored: {reason}"
         for dotted, reason in WITHOUT_EFFECT.items()
         if _value_at(raw, dotted) not in (None, "", False)
     ]
-    notes += [f"{name}: {note}" for note in _notes_on_others(raw)]
-    # With a number of steps the epochs follow from it.
+    notes += [f"{name}: {note}" for note in _ignored_key_notes(raw)]
+    # With max_steps, the number of epochs follows from it.
     is_long_enough = _value_at(raw, "trainer.max_steps") is not None
     if _value_at(raw, "trainer.num_epochs") is None and not is_long_enough:
         fields = TrainerSection.model_fields
@@ -192,7 +196,7 @@ def config_notes(
             if _value_at(raw, f"trainer.{key}") is None
         )
         where = "trainer" if _value_at(raw, "trainer") is None else "trainer.num_epochs"
-        notes.append(f"{name} has no {where}; the defaults are taken: {defaults}")
+        notes.append(f"{name} has no {where}; using the defaults: {defaults}")
     return notes
 
 
@@ -215,7 +219,7 @@ def _read(path: Path, source: Path) -> dict[str, Any]:
         raise ConfigError(parse_error_message(path, error), "correct the syntax") from error
     if not isinstance(raw, dict):
         raise ConfigError(
-            f"{path}: must hold keys and values, not {type(raw).__name__}",
+            f"{path}: must be a mapping of keys to values, not {type(raw).__name__}",
             "begin with `dataset_type: sft`",
         )
     # `rollout:` without keys is read as None and means the defaults.
@@ -237,13 +241,14 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     for depth, part in enumerate(parts):
         if not isinstance(holder, dict | list):
             raise ConfigError(
-                f"override {override!r}: {parts[depth - 1]!r} holds a value", "check the key"
+                f"override {override!r}: {parts[depth - 1]!r} is a value, not a section",
+                "check the key",
             )
         place = part if isinstance(holder, dict) else _index(part, cast("list[Any]", holder))
         if place is None:
             raise ConfigError(
                 f"override {override!r}: {parts[depth - 1]!r} has no entry {part!r}",
-                f"its {len(cast('list[Any]', holder))} entries are counted from 0",
+                f"give an index below {len(cast('list[Any]', holder))}, counted from 0",
             )
         if depth == len(parts) - 1:
             cast("Any", holder)[place] = value
@@ -254,14 +259,14 @@ def _apply(raw: dict[str, Any], override: str) -> None:
 
 
 def _index(part: str, entries: list[Any]) -> int | None:
-    """Returns the index that a part of an override's key stands for; None if there is no such."""
+    """Returns the list index that a part of an override's key names; None if out of range."""
     return int(part) if part.isdecimal() and int(part) < len(entries) else None
 
 
 def _refuse_unsupported(raw: dict[str, Any], path: Path) -> None:
     """Raises ConfigError for a setting that only other training systems support.
 
-    An unsupported key that asks for nothing (null, false, []) is removed.
+    Unsupported keys that are disabled (null, false, []) are removed.
     """
     for dotted, (reason, fix) in UNSUPPORTED.items():
         if _value_at(raw, dotted) not in (None, [], False):
@@ -273,7 +278,7 @@ def _refuse_unsupported(raw: dict[str, Any], path: Path) -> None:
             raise ConfigError(f"{path}: {dotted}: {value} is not supported: {reason}", fix)
     if isinstance(_value_at(raw, "model.path"), list):
         raise ConfigError(
-            f"{path}: model.path is a list, and one run trains one model",
+            f"{path}: model.path is a list, but one run trains one model",
             "start one run for each with the override model.path=…",
         )
 
@@ -286,7 +291,7 @@ def _refuse_hosted_evals(raw: dict[str, Any], path: Path) -> None:
                 f"{path}: evals.{index}.eval_id is not supported: it names an evaluation of a "
                 "hosted service",
                 "put its prompts next to config.yml, e.g. as heldout.jsonl, and write "
-                "- {name: heldout, step: 100} (pass1, pass4, pass8 stay)",
+                "- {name: heldout, step: 100} (pass1, pass4 and pass8 work as before)",
             )
 
 

@@ -18,22 +18,22 @@ class Loss:
 
     name: LossName
     reads: Literal["token", "top_k", "distribution", "bytes"]
-    """What the loss reads of the teacher at each position: the probability of the token that was
-    sampled, its likeliest tokens, its whole distribution, or the next bytes of a teacher with
-    another tokenizer."""
+    """What the loss needs from the teacher at each position: the probability of the sampled token,
+    its most likely tokens, its full distribution, or its next bytes (a teacher with another
+    tokenizer)."""
     options: frozenset[str] = frozenset()
-    """The keys of `algorithm` that only some losses read, and that this one does."""
+    """The keys of `algorithm` that this loss reads and some others ignore."""
     default_coef: float = 1.0
     """The weight of the divergence if `algorithm.kl_penalty_coef` is not set."""
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the loss weights the token that was sampled, as a policy gradient does."""
+        """Whether the loss weights the sampled token, as a policy gradient does."""
         return self.reads == "token"
 
     @property
     def lists_tokens(self) -> bool:
-        """Whether a server lists its likeliest tokens for the loss."""
+        """Whether a server must return its most likely tokens for the loss."""
         return self.reads in ("top_k", "bytes")
 
 

@@ -1,4 +1,4 @@
-"""The request for a training run, and all that can be checked before a model is loaded."""
+"""The request for a training run, and all checks that need no loaded model."""
 
 import importlib.util
 import itertools
@@ -67,7 +67,7 @@ def resolve_resume(workspace: Workspace, request: StartTraining) -> StartTrainin
     """Returns the request with the configuration of the run that it resumes, if any.
 
     The request's own overrides are applied after those of that run.
-    Raises an EngineError if that run cannot be resumed.
+    Raises EngineError if that run cannot be resumed.
     """
     if request.resume is None:
         return request
@@ -82,9 +82,9 @@ def resolve_resume(workspace: Workspace, request: StartTraining) -> StartTrainin
 def _group_size_of(
     workspace: Workspace, state: TrainingState, config: str, overrides: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Returns the override with which a run that named no data.group_size keeps its own.
+    """Returns the override that keeps the group size of a run without data.group_size.
 
-    Earlier versions had another default.
+    Earlier versions had a different default.
     """
     recorded = state.inputs.config["data"].get("group_size") if state.inputs is not None else None
     now = load_config(workspace.existing(config, label="config"), overrides)
@@ -101,8 +101,8 @@ _Request = TypeVar("_Request", bound=PlanTraining)
 def requests_per_model(workspace: Workspace, request: _Request) -> list[_Request]:
     """Returns the request alone, or one request for each model if model.path is a list.
 
-    Each of several requests names its model in an override. Raises ConfigError for a list that
-    holds anything but names, or a name twice.
+    Each of several requests names its model in an override. Raises ConfigError for a list with
+    anything but names, or with a name twice.
     """
     config_file = workspace.existing(request.config, label="config")
     paths = _model_paths(config_file, request.overrides)
@@ -129,20 +129,20 @@ def _model_paths(config_file: Path, overrides: Sequence[str]) -> list[str] | Non
     paths: list[Any] = value
     if not paths or not all(isinstance(path, str) for path in paths):
         raise ConfigError(
-            f"{config_file}: model.path is a list of {paths!r}, which are not models",
+            f"{config_file}: model.path is {paths!r}, not a list of model names",
             "list hub ids or folders",
         )
     if len(set(paths)) < len(paths):
         raise ConfigError(
-            f"{config_file}: model.path names a model twice: {', '.join(paths)}",
-            "name each once; start_training again with another trainer.seed for another run",
+            f"{config_file}: model.path lists a model twice: {', '.join(paths)}",
+            "list each once; for a second run call start_training with another trainer.seed",
         )
     return paths
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """A checked request for training: the configuration and the paths of its files."""
+    """A validated request for training: the configuration and the paths of its files."""
 
     config: TrainConfig
     config_file: Path
@@ -151,8 +151,8 @@ class TrainingPlan:
     train_files: tuple[Path, ...]
     """The files of rows to train on: one, or for distill several."""
     tools_file: UserFile | None
-    """tools.py next to config.yml; None if there is none, or if the run samples nothing (sft or dpo
-    without evals) and no supervised row names a tool."""
+    """tools.py next to config.yml; None if there is none, or if the run neither samples (sft or dpo
+    without evals) nor has supervised rows that name a tool."""
     rewards_file: UserFile | None
     eval_files: Mapping[str, Path]
     """The prompt file of each evaluation, by the evaluation's name."""
@@ -163,10 +163,10 @@ class TrainingPlan:
     models: tuple[ModelLocation, ...] = ()
     """The student, then the teachers that this run loads."""
     context_file: Path | None = None
-    """The file that the teacher reads before each conversation."""
+    """The file that is appended to the teacher's system message."""
     views: PromptViews = UNCHANGED
     notes: tuple[str, ...] = ()
-    """Notes for the user on what config.yml leaves out, or says in vain."""
+    """Notes for the user on ignored keys and defaults of config.yml."""
 
     @property
     def code_files(self) -> list[Path]:
@@ -176,7 +176,7 @@ class TrainingPlan:
 
     @property
     def inputs(self) -> list[Path]:
-        """All files and folders of models that the run reads, but config.yml."""
+        """All files and model folders that the run reads, except config.yml."""
         models = (path for model in self.models for path in model.inputs)
         return [
             *self.train_files,
@@ -189,19 +189,19 @@ class TrainingPlan:
 
     @property
     def rows_instruction(self) -> Instruction:
-        """What the teacher reads before supervised rows, if its probabilities are their targets."""
+        """The teacher's system message and context for supervised rows with soft targets."""
         return self.views.teacher if self.config.soft_targets is not None else UNINSTRUCTED
 
     @property
     def rows_files(self) -> list[Path]:
-        """The files of supervised rows besides the training files, each once."""
+        """The files of supervised rows other than the training files, without duplicates."""
         files = (self.cold_start_file, self.added_rows_file)
         return list(dict.fromkeys(file for file in files if file is not None))
 
     def load_rows(self, path: Path) -> list[SftRow]:
-        """Returns the supervised rows of a file, with the schemas of tools that they name.
+        """Returns the supervised rows of a file, with the schemas of the tools that they name.
 
-        Raises DataError at the first bad row, or at the first with a tool that is not in tools.py.
+        Raises DataError at the first bad row, or the first with a tool that is not in tools.py.
         """
         named = None
         if self.tools_file is not None and has_tool_names(path):
@@ -210,12 +210,12 @@ class TrainingPlan:
 
     @property
     def context_files(self) -> list[Path]:
-        """The file that the teacher reads before each conversation, if there is one."""
+        """The file that is appended to the teacher's system message, or []."""
         return [self.context_file] if self.context_file is not None else []
 
     @property
     def key_names(self) -> list[str | None]:
-        """The variables with the keys of the servers that the run calls."""
+        """The environment variables with the keys of the servers that the run calls."""
         config = self.config
         if not config.teachers:
             return []
@@ -224,17 +224,17 @@ class TrainingPlan:
 
     @property
     def train_file(self) -> Path:
-        """The first training file, which is the only one of sft and dpo."""
+        """The first training file; sft and dpo have only one."""
         return self.train_files[0]
 
 
 def plan_request(
     workspace: Workspace, request: PlanTraining, *, run: RunFolder | None = None
 ) -> TrainingPlan:
-    """Returns the plan of a training request once all its settings and files are checked.
+    """Validates a training request's settings and files and returns its plan; loads no model.
 
-    With a run, its copy of config.yml is read, which later edits do not reach. No model is loaded.
-    Raises an EngineError that says what is wrong and how to fix it.
+    With `run`, that run's copy of config.yml is read, which later edits do not affect.
+    Raises EngineError, which says what is wrong and how to fix it.
     """
     config_file = workspace.existing(request.config, label="config")
     copy = run.path / given_config(config_file) if run is not None else config_file
@@ -246,8 +246,8 @@ def plan_request(
         _rows_file(workspace, config_file, name, key="data.train_file", kind=kind)
         for name in config.data.train_files
     ]
-    cold_start_file, added_rows_file = _mixed_files(workspace, config_file, config)
-    # On another machine, the run's process checks the models there.
+    cold_start_file, added_rows_file = _extra_row_files(workspace, config_file, config)
+    # For a run on another machine, its process there checks the models.
     is_here = request.where is None
     models = _checked_models(workspace, config, is_here=is_here)
     for server in config.rollout.mcp_servers:
@@ -269,8 +269,8 @@ def plan_request(
         config_file,
         source,
         tuple(train_files),
-        tools_file=_beside(folder, TOOLS_FILE) if acts or named is not None else None,
-        rewards_file=_beside(folder, "rewards.py") if acts else None,
+        tools_file=_user_file(folder, TOOLS_FILE) if acts or named is not None else None,
+        rewards_file=_user_file(folder, "rewards.py") if acts else None,
         eval_files={
             section.name: _eval_file(workspace, folder, section) for section in config.evals
         },
@@ -283,10 +283,10 @@ def plan_request(
     )
 
 
-def _mixed_files(
+def _extra_row_files(
     workspace: Workspace, config_file: Path, config: TrainConfig
 ) -> tuple[Path | None, Path | None]:
-    """Returns the rows of the cold start, and those that are mixed into the student's rollouts."""
+    """Returns the file of the cold start's rows, and that of rows mixed into the rollouts."""
 
     def checked(name: str, key: str) -> Path:
         return _rows_file(workspace, config_file, name, key=key, kind=RowFormat.SFT)
@@ -306,7 +306,7 @@ def _mixed_files(
 def _checked_models(
     workspace: Workspace, config: TrainConfig, *, is_here: bool
 ) -> tuple[ModelLocation, ...]:
-    """Returns the student, then the teachers that the run loads; servers are checked too."""
+    """Returns the student, then the teachers that the run loads; also checks the servers."""
     models = [locate_model(workspace, config.model.path)]
     sections = (config.model, *(teacher.section for teacher in config.teachers))
     if is_here and any(section.quantization is not None for section in sections):
@@ -323,32 +323,32 @@ def _checked_models(
 def _row_notes(supervised: Sequence[Path | None], named: Path | None) -> list[str]:
     """Returns notes on supervised rows; `named` is the first file with rows that name tools."""
     notes = [
-        f"{file.name} holds rollouts as they came: unsuccessful ones are trained too "
+        f"{file.name} holds unfiltered rollouts: unsuccessful ones are trained on too "
         "(convert_rollouts leaves them out)"
         for file in supervised
         if file is not None and _holds_rollouts(file)
     ]
     if named is not None:
-        notes.append(f"{named.name} names tools: their schemas are those of {TOOLS_FILE}")
+        notes.append(f"{named.name} names tools: their schemas are taken from {TOOLS_FILE}")
     return notes
 
 
 def _file_with_tool_names(folder: Path, files: Sequence[Path | None]) -> Path | None:
-    """Returns the first file whose rows name their tools, which are looked up in the folder.
+    """Returns the first file whose rows name tools, which tools.py in the folder defines.
 
     Raises DataError if there is no tools.py.
     """
     named = next((file for file in files if file and has_tool_names(file)), None)
     if named is not None and not (folder / TOOLS_FILE).is_file():
         raise DataError(
-            f"rows of {named} name their tools, and there is no {TOOLS_FILE} in {folder}",
+            f"rows of {named} name their tools, but there is no {TOOLS_FILE} in {folder}",
             f"put {TOOLS_FILE} next to config.yml, or write the tools' schemas into the rows",
         )
     return named
 
 
 def _views(workspace: Workspace, config: TrainConfig, context_file: Path | None) -> PromptViews:
-    """Returns what student and teacher read of a prompt. Raises an EngineError for a bad file."""
+    """Returns student's and teacher's views of a prompt. Raises EngineError for a bad file."""
     label, context = "teacher.context_file", None
     if context_file is not None:
         context = read_context(workspace, context_file, label=label)
@@ -360,7 +360,7 @@ def _views(workspace: Workspace, config: TrainConfig, context_file: Path | None)
 def _rows_file(
     workspace: Workspace, config_file: Path, name: str, *, key: str, kind: RowFormat
 ) -> Path:
-    """Returns the path that a key of config.yml names, once the file's first rows are checked."""
+    """Returns the path of a file that config.yml names, after checking its first rows."""
     folder = config_file.parent
     path = workspace.path(folder / name)
     if "@" in path.name:
@@ -372,7 +372,7 @@ def _rows_file(
         )
     rows = read_rows(path, kind)
     if not sum(1 for _ in itertools.islice(rows, _CHECKED_ROWS)):
-        raise DataError(f"{path} holds no rows", "write one row per line")
+        raise DataError(f"{path} has no rows", "write one row per line")
     return path
 
 
@@ -383,17 +383,17 @@ def _holds_rollouts(path: Path) -> bool:
 
 
 def _eval_file(workspace: Workspace, folder: Path, section: EvalSection) -> Path:
-    """Returns the path of an evaluation's prompts. Raises an EngineError if there are none."""
+    """Returns the path of an evaluation's prompts. Raises EngineError if there are none."""
     path = workspace.path(folder / section.prompts_file)
     if not path.is_file():
         raise ConfigError(
-            f"the prompts {section.prompts_file!r} of the evaluation {section.name!r} do not exist "
-            f"in {folder}",
-            "write them there, or set the evaluation's file, relative to config.yml",
+            f"the prompts file {section.prompts_file!r} of the evaluation {section.name!r} does "
+            f"not exist in {folder}",
+            "write it there, or set the evaluation's file, relative to config.yml",
         )
     rows = read_rows(path, RowFormat.PROMPTS)
     if not sum(1 for _ in itertools.islice(rows, _CHECKED_ROWS)):
-        raise DataError(f"{path} holds no prompts", "write one row per line")
+        raise DataError(f"{path} has no prompts", "write one row per line")
     return path
 
 
@@ -409,37 +409,37 @@ def _check_trackers(config: TrainConfig) -> None:
             raise missing_extra("track", f"metrics to {package}")
 
 
-def _beside(folder: Path, name: str) -> UserFile | None:
+def _user_file(folder: Path, name: str) -> UserFile | None:
     path = folder / name
     return read_user_file(path) if path.is_file() else None
 
 
 def check_launcher(section: LauncherSection) -> None:
-    """Raises an EngineError if the launcher's package or cluster is missing; starts nothing."""
+    """Raises EngineError if the launcher's package or cluster is missing; starts nothing."""
     if section.kind == "accelerate":
         if importlib.util.find_spec("accelerate") is None:
             raise missing_extra("train", "launcher: accelerate")
         if section.main_address is not None:
-            _check_resolves(section.main_address)
+            _check_host(section.main_address)
     elif section.kind == "ray":
         if importlib.util.find_spec("ray") is None:
             raise missing_extra("ray", "launcher: ray")
         if section.address is not None:
-            _check_answers(section.address)
+            _check_ray_cluster(section.address)
 
 
-def _check_resolves(address: str) -> None:
+def _check_host(address: str) -> None:
     host = address.rpartition(":")[0]
     try:
         socket.getaddrinfo(host, None)
     except OSError as error:
         raise ConfigError(
-            f"launcher.main_address: the host {host!r} is unknown here: {error}",
+            f"launcher.main_address: cannot resolve the host {host!r}: {error}",
             "give this machine's name or IP address, as the other machines reach it",
         ) from error
 
 
-def _check_answers(address: str) -> None:
+def _check_ray_cluster(address: str) -> None:
     place = split_address(address)
     if place is None:
         return
@@ -447,6 +447,6 @@ def _check_answers(address: str) -> None:
         socket.create_connection(place, timeout=_CONNECT_S).close()
     except OSError as error:
         raise ConfigError(
-            f"no Ray cluster answers at launcher.address {address!r}: {error}",
+            f"no Ray cluster responds at launcher.address {address!r}: {error}",
             "start one there with `ray start --head`, or give local for one on this machine",
         ) from error

@@ -1,4 +1,4 @@
-"""The state from which a run that ended early is resumed; needs no torch."""
+"""The state from which an interrupted run is resumed; needs no torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from stillroom.models.resolve import CHECKPOINTS
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.tools.source import ToolResult
-from stillroom.train.config.schema import CONFIGS, keys_of_others, section_of
+from stillroom.train.config.schema import CONFIGS, keys_of_other_types, section_of
 from stillroom.types import BegunTurn, RunStatus, SampledTurn
 
 STATE = "training_state.json"
-# These keys say how a run is stored and watched, or in how many passes and processes it computes
-# the same numbers.
+# These keys affect how a run is stored and watched, or how its numbers are split over passes and
+# processes, not the numbers themselves.
 _FREE_KEYS = frozenset(
     {
         "description",
@@ -66,32 +66,32 @@ class BestValidation(msgspec.Struct, frozen=True, kw_only=True):
     """The number of validations since the best one."""
 
     def after(self, step: int, loss: float) -> "BestValidation":
-        """Returns the state after one more validation, made after `step`, with this loss."""
+        """Returns the state after one more validation, with its step and loss."""
         if self.best_loss is None or loss < self.best_loss:
             return BestValidation(best_loss=loss, best_step=step)
         return msgspec.structs.replace(self, num_worse=self.num_worse + 1)
 
 
 class RunInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """The inputs of a run, which must be the same when the run is resumed."""
+    """The inputs of a run, which must be unchanged when the run is resumed."""
 
     config: dict[str, Any]
     files: list[FileRecord]
-    """The rows and the user's Python files."""
+    """The files of rows and the user's Python files."""
     models: list[ModelRecord]
     modules: dict[str, str] = {}
-    """The SHA-256 of each module that the user's Python files import from their folder."""
+    """The SHA-256 of each module that the user's Python files import from their own folder."""
 
 
 class KnownTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished turn and the tools' replies to it; None while the tools still run."""
+    """A finished turn and the tools' replies to it; None while the tools are running."""
 
     turn: SampledTurn
     replies: list[ToolResult] | None = None
 
 
 class CarriedRollout(msgspec.Struct, frozen=True, kw_only=True):
-    """An unfinished rollout to continue under newer weights: exact tokens, without a KV cache."""
+    """An unfinished rollout to continue with newer weights: exact tokens, without a KV cache."""
 
     iteration: int
     """The iteration in which the rollout began, counted from 0."""
@@ -99,7 +99,7 @@ class CarriedRollout(msgspec.Struct, frozen=True, kw_only=True):
     """Its index among the rollouts of that iteration."""
     turns: list[KnownTurn]
     begun: BegunTurn | None = None
-    """The tokens so far of the turn that was being sampled; None between turns."""
+    """The partial turn that was being sampled; None between turns."""
 
 
 class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +111,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     validation: BestValidation
     inputs: RunInputs | None = msgspec.field(name="asked")
     carried: list[CarriedRollout] = []
-    """The rollouts that continue in a later iteration (distill)."""
+    """The unfinished rollouts that continue in a later iteration (distill)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +123,13 @@ class ResumePoint:
     state: TrainingState
 
     def recorded_metrics(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Yields each step that the run has recorded, with the metrics that were finite."""
+        """Yields each step recorded by the run, with its finite metrics."""
         for step, values in RunFolder(self.checkpoint.parents[1]).read_metrics():
             yield step, {name: value for name, value in values.items() if value is not None}
 
 
 class RunToResume(msgspec.Struct, frozen=True, kw_only=True):
-    """The request of a training run, as its folder keeps it."""
+    """A training run's request, as stored in its folder."""
 
     config: str
     overrides: list[str] = []
@@ -155,7 +155,7 @@ def run_to_resume(workspace: Workspace, run_id: str) -> RunToResume:
 
 
 def find_resume_point(workspace: Workspace, run_id: str) -> ResumePoint:
-    """Returns a run's latest checkpoint, or else that of the run it was resumed from, and so on."""
+    """Returns the latest checkpoint of a run, or of the run that it was resumed from, and so on."""
     resumed = RunFolder(_run_folder(workspace, run_id))
     for run in chain([resumed], resumed.earlier_runs()):
         if (checkpoint := latest_checkpoint(run.path)) is not None:
@@ -175,12 +175,12 @@ def latest_checkpoint(run: Path) -> Path | None:
 def read_state(checkpoint: Path) -> TrainingState:
     """Returns a checkpoint's training state. Raises DataError if its file is damaged."""
     path = checkpoint / STATE
-    fix = f"delete {checkpoint.name}, and the checkpoint before it is taken"
+    fix = f"delete {checkpoint.name} to resume from the previous checkpoint"
     return read_json(path, TrainingState, fix=fix)
 
 
 def check_unchanged(before: RunInputs | None, after: RunInputs, *, run_id: str) -> None:
-    """Raises a RunError that names all inputs that have changed since the run began."""
+    """Raises RunError, listing all inputs that have changed since the run began."""
     if before is None:
         return
     changes = [
@@ -193,20 +193,20 @@ def check_unchanged(before: RunInputs | None, after: RunInputs, *, run_id: str) 
         raise RunError(
             f"run {run_id!r} cannot be resumed, because its inputs have changed: "
             + "; ".join(changes),
-            "put it back as it was, or start a new run from its last checkpoint with the override "
+            "restore it, or start a new run from its last checkpoint with the override "
             "model.path=<that folder>",
         )
 
 
 def _config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     old, new = dict(_leaves(before)), dict(_leaves(after))
-    # Earlier versions recorded the keys of all types.
-    others = keys_of_others(after["dataset_type"])
+    # Earlier versions recorded the keys of all dataset_types.
+    others = keys_of_other_types(after["dataset_type"])
     for key in sorted(old.keys() | new.keys()):
         if key in _FREE_KEYS or key in others or key.partition(".")[0] in others:
             continue
-        # A key that only this version of stillroom knows had its default before; one that only the
-        # other version knows counts as None.
+        # A key unknown to the recording version had its default; one unknown to this version
+        # counts as None.
         was = old[key] if key in old else _default_of(key, before)
         if was != new.get(key) and old.get(key) != new.get(key):
             yield f"{key} was {was!r} and is {new.get(key)!r}"
@@ -215,7 +215,7 @@ def _config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iter
 def _default_of(key: str, before: Mapping[str, Any]) -> Any:
     """Returns the default of a key of config.yml; None if it has none.
 
-    A key has no default in a section that a run may be without, and that `before` is without.
+    Keys of an optional section that `before` lacks have no default.
     """
     model: type[BaseModel] | None = CONFIGS.get(before["dataset_type"])
     had: Any = before
@@ -247,9 +247,9 @@ def _file_changes(before: list[FileRecord], after: list[FileRecord]) -> Iterator
 
 
 def _by_name(files: Sequence[FileRecord]) -> dict[str, str]:
-    """Returns the hashes of files by their names; of two with one name in the order of config.yml.
+    """Returns the hashes of files by name; files of one name in the order of config.yml.
 
-    Their folders do not count: a workspace may have been moved.
+    Folders are ignored, because the workspace may have been moved.
     """
     hashes: dict[str, str] = {}
     for file in files:
@@ -260,7 +260,7 @@ def _by_name(files: Sequence[FileRecord]) -> dict[str, str]:
 
 
 def _module_changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
-    # A module that is new has its import in a file that is compared.
+    # A new module is imported by a file that is compared itself.
     for name, then in sorted(before.items()):
         if (now := after.get(name)) != then:
             change = "differs" if now else "is gone"

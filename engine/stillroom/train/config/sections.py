@@ -1,4 +1,4 @@
-"""The sections of config.yml that every kind of training has, with their defaults."""
+"""The sections of config.yml that all dataset_types share, with their defaults."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,15 +17,15 @@ LoraChoice = (
     | Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
     | None
 )
-"""The layers that a LoRA adapter is put on, by a word or by their names."""
+"""The layers that get a LoRA adapter: a keyword or a list of names."""
 
 
 class ConfigSection(StrictModel):
-    """The base class of the sections of config.yml; an unknown key is an error."""
+    """The base class of the sections of config.yml; unknown keys are errors."""
 
 
 class ModelSection(ConfigSection):
-    """The student: which model it is and how it is held in memory."""
+    """The student: which model it is, and how it is loaded."""
 
     path: str
     """The student: a hub id, folder, run id or demo/student."""
@@ -34,38 +34,36 @@ class ModelSection(ConfigSection):
     qlora_alpha: Annotated[int, Field(ge=1)] | None = None
     """The numerator of the LoRA scale; None: twice the rank."""
     lora_targets: LoraChoice = None
-    """The layers under the LoRA adapter: attention (whatever mixes tokens), all-linear (MLPs and
-    experts too) or a list of names; auto or None: all but experts."""
+    """The layers with a LoRA adapter: attention (all token mixers), all-linear (MLPs and experts
+    too) or a list of names; auto or None: all but experts."""
     name: str | None = None
     description: str | None = None
     precision: Precision = "auto"
     quantization: Quantization = None
-    """nf4 holds the base model in 4 bits under a LoRA adapter, which fits the unquantised base
-    too."""
+    """nf4 loads the base model in 4 bits under a LoRA adapter; the trained adapter also fits the
+    unquantised base."""
     gradient_checkpointing: bool = False
-    """Whether the backward pass computes layers again, which saves memory for a third more time."""
+    """Whether layers are recomputed in the backward pass: less memory for a third more time."""
     microbatch_tokens: Annotated[int, Field(ge=1)] | None = None
-    """The most tokens of one forward pass; None: as many as the memory allows."""
+    """The maximum number of tokens per forward pass; None: as many as fit into memory."""
     max_length: Annotated[int, Field(ge=8)] | None = None
-    """The most tokens of a row (sft, dpo); longer rows are left out and counted. None: the model's
-    context."""
+    """The maximum number of tokens of a row (sft, dpo); longer rows are skipped and counted. None:
+    the model's context length."""
 
     @field_validator("lora_targets")
     @classmethod
-    def _auto_is_none(cls, value: LoraChoice) -> LoraChoice:
-        """Returns None for auto, as runs of earlier versions record it."""
+    def _normalise_auto(cls, value: LoraChoice) -> LoraChoice:
+        """Returns None for auto, as earlier versions recorded it."""
         return None if value == "auto" else value
 
     @model_validator(mode="after")
-    def _targets_have_an_adapter(self) -> "ModelSection":
+    def _check_lora_targets(self) -> "ModelSection":
         if self.lora_targets is not None and self.qlora_rank == 0:
-            raise ValueError(
-                "lora_targets chooses an adapter's layers, and qlora_rank: 0 trains all weights"
-            )
+            raise ValueError("lora_targets needs an adapter, but qlora_rank: 0 trains all weights")
         return self
 
     @model_validator(mode="after")
-    def _quantised_weights_are_frozen(self) -> "ModelSection":
+    def _check_quantization(self) -> "ModelSection":
         if self.quantization is not None and self.qlora_rank == 0:
             raise ValueError(
                 "quantization needs an adapter, since 4-bit weights cannot be trained: set "
@@ -74,13 +72,13 @@ class ModelSection(ConfigSection):
         return self
 
     def row_length(self, context: int) -> int:
-        """Returns the most tokens of a row, for a model whose context has `context` tokens."""
+        """Returns the maximum number of tokens of a row, for a model with this context length."""
         return min(self.max_length or context, context)
 
     @property
     def student_precision(self) -> Precision:
-        """The number format that the student's weights are loaded in."""
-        # If all weights are trained they need fp32, or small updates are lost in bf16's rounding.
+        """The dtype that the student's weights are loaded in."""
+        # Full fine-tuning needs fp32: small updates would be lost to bf16's rounding.
         is_whole = self.precision == "auto" and self.qlora_rank == 0
         return "fp32" if is_whole else self.precision
 
@@ -91,11 +89,11 @@ class ModelSection(ConfigSection):
 
 
 class StudentSection(ModelSection):
-    """The student of distill, which reads prompts rather than rows."""
+    """The student of distill, which is sampled on prompts."""
 
     system: str | None = None
-    """The system message that the student reads in place of the prompt rows' own (distill and its
-    evals); "": none. None: the rows' own."""
+    """The student's system message, which replaces that of the prompt rows (distill and its evals);
+    "": none. None: the rows' own."""
 
 
 class RowsSection(ConfigSection):
@@ -106,18 +104,18 @@ class RowsSection(ConfigSection):
     batch_size: Annotated[int, Field(ge=1, le=4096)]
     """The rows (sft) or pairs (dpo) per optimiser step."""
     val_split: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The share of rows that are held out, by prompt, and measured after every epoch."""
+    """The share of rows that are held out, split by prompt, and evaluated after every epoch."""
 
     @field_validator("train_file", mode="before")
     @classmethod
-    def _is_one_file(cls, value: Any) -> Any:
+    def _check_single_file(cls, value: Any) -> Any:
         if isinstance(value, list | tuple):
-            raise ValueError("it is a list only with distill: put the rows in one file")
+            raise ValueError("a list of files needs dataset_type distill: put the rows in one file")
         return value
 
     @property
     def train_files(self) -> tuple[str, ...]:
-        """The name of the file of rows, as a tuple of one."""
+        """The name of the file of rows, in a tuple."""
         return (self.train_file,)
 
 
@@ -130,19 +128,19 @@ class PromptsSection(ConfigSection):
     batch_size: Annotated[int, Field(ge=1, le=4096)]
     """The prompts per iteration."""
     group_size: Annotated[int, Field(ge=1, le=64)] = 1
-    """The number of rollouts of each prompt in an iteration; 4 if it is not given and rewards
-    compare rollouts of one prompt."""
+    """The number of rollouts per prompt in an iteration; 4 if it is not set and rewards compare
+    the rollouts of a prompt."""
 
     @field_validator("train_file")
     @classmethod
-    def _files_differ(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    def _check_files(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
         if isinstance(value, tuple) and (not value or len(set(value)) < len(value)):
-            raise ValueError("it must name at least one file, and each once")
+            raise ValueError("it must name at least one file, and no file twice")
         return value
 
     @property
     def train_files(self) -> tuple[str, ...]:
-        """The names of the files of prompts as a tuple, even if there is only one."""
+        """The names of the files of prompts, in a tuple."""
         return (self.train_file,) if isinstance(self.train_file, str) else self.train_file
 
 
@@ -154,12 +152,11 @@ class TrainerSection(ConfigSection):
     save_step: int = -1
     """The number of steps between two checkpoints; -1: a checkpoint at the end only."""
     keep_checkpoints: Annotated[int, Field(ge=1)] | None = None
-    """The number of latest checkpoints that are kept, besides the best one; None: all of them."""
+    """The number of latest checkpoints to keep, besides the best one; None: all of them."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """How the learning rate falls to a tenth by the run's end; constant: it does not fall."""
+    """The decay of the learning rate to a tenth by the end of the run; constant: no decay."""
     warmup_steps: Annotated[int, Field(ge=0)] = 10
-    """The number of steps over which the learning rate rises; at most a tenth of the run's
-    steps."""
+    """The number of steps of linear warmup; at most a tenth of the run's steps."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     adam_beta2: Annotated[float, Field(gt=0, lt=1)] = 0.95
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
@@ -177,7 +174,7 @@ class TrainerSection(ConfigSection):
     """The run's name in Weights & Biases; None: the run's id."""
 
     @model_validator(mode="after")
-    def _a_name_needs_its_project(self) -> "TrainerSection":
+    def _check_wandb_name(self) -> "TrainerSection":
         if self.wandb_name is not None and self.wandb_project is None:
             raise ValueError("wandb_name is the run's name in W&B: set trainer.wandb_project too")
         return self
@@ -187,31 +184,30 @@ class RowsTrainer(TrainerSection):
     """The optimiser of sft and dpo."""
 
     early_stop: Annotated[int, Field(ge=1)] | None = None
-    """The number of validations in a row without a lower val_loss after which the run stops and
-    keeps the best step; None: the run never stops early."""
+    """The number of consecutive validations without a lower val_loss after which the run stops and
+    keeps the best step; None: no early stopping."""
 
 
 class DistillTrainer(TrainerSection):
-    """The optimiser of distill, whose rollouts have no val_loss to stop by."""
+    """The optimiser of distill; without early stopping, since rollouts have no val_loss."""
 
     early_stop: ClassVar[None] = None
     max_steps: Annotated[int, Field(ge=1)] | None = None
-    """The most iterations, if num_epochs would give more."""
+    """The maximum number of iterations, if num_epochs would give more."""
 
 
 class DpoSection(ConfigSection):
-    """The preference loss."""
+    """The loss on preference pairs."""
 
     beta: Annotated[float, Field(gt=0)] = 0.1
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     loss: Literal["sigmoid", "ipo"] = "sigmoid"
     nll_coef: Annotated[float, Field(ge=0)] = 0.0
-    """The weight at which the chosen answer's negative log-likelihood per token is added to the
-    loss."""
+    """The weight of the chosen answer's negative log-likelihood per token, added to the loss."""
 
 
 class EvalSection(ConfigSection):
-    """An evaluation on a file of prompts, made every `step` steps and after the last step."""
+    """An evaluation on a file of prompts, run every `step` steps and after the last step."""
 
     name: Annotated[str, Field(pattern=r"^[\w.-]+$")]
     """The evaluation's name in its metrics, such as eval/NAME/pass1."""
@@ -220,17 +216,17 @@ class EvalSection(ConfigSection):
     file: str | None = None
     """The file of prompts, relative to the folder of config.yml; None: NAME.jsonl."""
     n: Annotated[int, Field(ge=1)] | None = None
-    """The number of prompts to take from the start of the file; None: all of them."""
+    """The number of prompts from the start of the file; None: all of them."""
     pass1: bool = True
     pass1_temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     pass4: bool = False
-    """Whether to measure the share of prompts for which at least one of four samples is right."""
+    """Whether to measure pass@4: the share of prompts with at least one correct sample of four."""
     pass4_temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
     pass8: bool = False
     pass8_temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
 
     @model_validator(mode="after")
-    def _measures_something(self) -> "EvalSection":
+    def _check_pass_at_k(self) -> "EvalSection":
         if not self.counts:
             raise ValueError("an evaluation needs pass1, pass4 or pass8")
         return self
@@ -251,23 +247,23 @@ class EvalSection(ConfigSection):
         return {k: temperature for k, (is_on, temperature) in settings.items() if is_on}
 
     def is_due(self, step: int, total: int) -> bool:
-        """Returns whether the evaluation is made after the step `step` of `total`."""
+        """Returns whether the evaluation is due after step `step` of `total`."""
         return step % self.step == 0 or step == total
 
 
 class LauncherSection(ConfigSection):
-    """The processes that a run trains in; `launcher: accelerate` is short for the kind alone."""
+    """The processes that train a run; `launcher: accelerate` sets `kind` alone."""
 
     kind: Literal["local", "accelerate", "ray"] = "local"
     """How training processes are started; local: the run's own process trains."""
     num_processes: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """The number of processes on all machines together; None (accelerate): one for each GPU."""
+    """The total number of processes on all machines; None (accelerate): one per GPU."""
     strategy: Literal["ddp", "fsdp2"] = "ddp"
-    """ddp: each process holds the whole model; fsdp2: each holds a share of the weights and of the
-    optimiser's state."""
+    """ddp: each process holds the whole model; fsdp2: weights and optimiser state are sharded over
+    the processes."""
     num_machines: Annotated[int, Field(ge=1, le=1024)] = 1
-    """The number of machines (accelerate); the run waits for the other machines and notes the
-    command to start on each."""
+    """The number of machines (accelerate); the run waits for the other machines, and its notes have
+    the command to start on each."""
     main_address: str | None = None
     """The host:port at which the other machines reach this one (accelerate on several machines)."""
     address: str | None = None
@@ -275,14 +271,14 @@ class LauncherSection(ConfigSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _kind_alone(cls, value: Any) -> Any:
+    def _expand_kind(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> "LauncherSection":
+    def _check_ignored_keys(self) -> "LauncherSection":
         for key in sorted(self.model_fields_set - _KEYS_OF_KIND[self.kind]):
             if getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"launcher.{key} does nothing with kind: {self.kind}")
+                raise ValueError(f"launcher.{key} has no effect with kind: {self.kind}")
         if self.kind == "ray" and (self.address is None or self.num_processes is None):
             raise ValueError(
                 "launcher.kind: ray needs address (host:port, auto, or local for a cluster on this "
@@ -290,8 +286,8 @@ class LauncherSection(ConfigSection):
             )
         if self.num_machines > 1 and split_address(self.main_address or "") is None:
             raise ValueError(
-                "launcher.num_machines needs main_address: host:port of this machine, as the "
-                "others reach it"
+                "launcher.num_machines needs main_address: host:port at which the others reach "
+                "this machine"
             )
         if self.num_processes is not None and self.num_processes % self.num_machines:
             raise ValueError("launcher.num_processes must be a multiple of num_machines")
@@ -299,7 +295,7 @@ class LauncherSection(ConfigSection):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each process holds only a share of the weights."""
+        """Whether weights and optimiser state are sharded over the processes."""
         return self.kind != "local" and self.strategy == "fsdp2"
 
 

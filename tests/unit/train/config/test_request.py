@@ -85,7 +85,7 @@ def test_rows_that_name_tools_get_those_of_tools_py_and_it_is_said(project, tmp_
 
     assert row.tools[0]["function"]["description"] == "The price of an item."
     assert found.code_files == [tmp_path / "tools.py"]
-    assert found.notes == ("train.jsonl names tools: their schemas are those of tools.py",)
+    assert found.notes == ("train.jsonl names tools: their schemas are taken from tools.py",)
 
 
 def test_rollouts_that_are_trained_as_they_came_are_said_to_be(project):
@@ -94,7 +94,7 @@ def test_rollouts_that_are_trained_as_they_came_are_said_to_be(project):
 
     (note,) = plan(project).notes
 
-    assert note.startswith("train.jsonl holds rollouts as they came: unsuccessful ones are")
+    assert note.startswith("train.jsonl holds unfiltered rollouts: unsuccessful ones are")
 
 
 def test_rows_that_name_tools_need_a_tools_py(project):

@@ -213,8 +213,8 @@ def test_accelerate_is_told_what_was_asked():
     [
         ({"kind": "ray", "num_processes": 2}, "needs address"),
         ({"kind": "ray", "address": "auto"}, "num_processes"),
-        ({"kind": "accelerate", "address": "auto"}, "launcher.address does nothing"),
-        ({"num_processes": 2}, "launcher.num_processes does nothing with kind: local"),
+        ({"kind": "accelerate", "address": "auto"}, "launcher.address has no effect"),
+        ({"num_processes": 2}, "launcher.num_processes has no effect with kind: local"),
         ({"kind": "accelerate", "num_machines": 2, "num_processes": 2}, "needs main_address"),
         (
             {"kind": "accelerate", "num_machines": 2, "num_processes": 3, "main_address": "a:1"},
@@ -249,8 +249,8 @@ def test_weights_of_4_bits_are_not_shared_out(project):
 @pytest.mark.parametrize(
     ("strategy", "rollout", "reported"),
     [
-        ("fsdp2", {}, "fsdp2 splits the weights that distill samples from"),
-        ("ddp", {"max_staleness": 1}, "rollout.max_staleness is for one process"),
+        ("fsdp2", {}, "fsdp2 shards the weights that distill samples from"),
+        ("ddp", {"max_staleness": 1}, "rollout.max_staleness needs a single process"),
     ],
 )
 def test_what_distill_does_in_one_process_only_is_refused(project, strategy, rollout, reported):
@@ -268,7 +268,7 @@ def test_a_cluster_that_does_not_answer_is_told_before_anything_starts(monkeypat
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
         section = LauncherSection(kind="ray", num_processes=2, address=f"ray://{address}")
-        with pytest.raises(ConfigError, match=f"no Ray cluster answers at .*{address}"):
+        with pytest.raises(ConfigError, match=f"no Ray cluster responds at .*{address}"):
             check_launcher(section)
         free.listen()
         check_launcher(section)

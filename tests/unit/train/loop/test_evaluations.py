@@ -196,7 +196,7 @@ def test_evaluations_may_change_when_a_run_goes_on(make):
     ("evals", "reported"),
     [
         ([{**EVAL, "name": "elsewhere"}], "'elsewhere.jsonl' of the evaluation 'elsewhere'"),
-        ([EVAL, EVAL], "evals need names of their own"),
+        ([EVAL, EVAL], "the names of evals must differ"),
         ([{**EVAL, "pass1": False}], "needs pass1, pass4 or pass8"),
         ([{**EVAL, "pass_4": True}], "evals.0.pass_4 is not known (did you mean 'pass4'?)"),
         ([{**EVAL, "pass4_temperature": 0}], "evals.0.pass4_temperature"),

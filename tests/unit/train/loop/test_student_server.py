@@ -127,5 +127,5 @@ def test_all_weights_cannot_be_handed_to_a_server(tmp_path, tiny_models):
         project = distill(tmp_path, start, start, server, model={"qlora_rank": 0})
     project.write_config()
 
-    with pytest.raises(ConfigError, match="cannot receive all weights"):
+    with pytest.raises(ConfigError, match="not full weights"):
         plan_request(project.workspace, PlanTraining())

@@ -112,7 +112,7 @@ def test_each_epoch_of_rows_has_every_row_once():
         ("needs rollout.rows_file", {"rollout": {"rows_file": None}}),
         ("compares distributions", {"algorithm": {"loss_fn": "ppo"}}),
         ("compares distributions", {"algorithm": {"reward_coef": 1.0}, "data": {"group_size": 2}}),
-        ("takes one in this process", {"teacher": {"path": "t", "provider": "vllm"}}),
+        ("needs a teacher in this process", {"teacher": {"path": "t", "provider": "vllm"}}),
         ("cannot be a list", {"teacher": {"path": ["t"]}}),
         ("compares rows token by token", {"teacher": {"path": "t", "tokens": "reread"}}),
     ],

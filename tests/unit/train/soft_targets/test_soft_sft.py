@@ -283,7 +283,7 @@ def test_an_sft_config_that_names_a_teacher_has_soft_targets(tmp_path, student, 
 
     recorded = (tmp_path / "runs/run-1/config.json").read_text()
     assert '"forward_kl"' in recorded
-    with pytest.raises(ConfigError, match="no server gives"):
+    with pytest.raises(ConfigError, match="servers do not return"):
         project.train("run-2", "teacher.provider=vllm", "teacher.path=served", "soft_targets={}")
 
 
@@ -324,7 +324,7 @@ def refused(tmp_path, student, message, **sections):
     ("message", "sections"),
     [
         ("needs teacher.path", {"soft_targets": {}}),
-        ("is the loss of sft", {"method": "dpo", "soft_targets": {"temperature": 2}}),
+        ("sets the loss of sft", {"method": "dpo", "soft_targets": {"temperature": 2}}),
         (
             "loss of cold_start's rows",
             {"method": "distill", "teacher": {"path": "t"}, "soft_targets": {"temperature": 2}},
@@ -336,7 +336,7 @@ def refused(tmp_path, student, message, **sections):
         ("set it too", {"teacher": {"path": "t"}, "soft_targets": {"store": "kept"}}),
         ("cannot be a list", {"teacher": {"path": ["t", "u"]}}),
         (
-            "splits the output head",
+            "shards the output head",
             {
                 "teacher": {"path": "t"},
                 "launcher": {"kind": "accelerate", "num_processes": 2, "strategy": "fsdp2"},
