@@ -226,7 +226,7 @@ BAD_CALLS = [
     (
         "generate_rollouts",
         {"input": "prompts.jsonl", "provider": "demo", "model": "teacher", "base_url": "http://a"},
-        "base_url does not go with provider 'demo'",
+        "base_url cannot be used with provider 'demo'",
     ),
     (
         "generate_rollouts",

@@ -1,1 +1,1 @@
-"""Sampling from a model in this process, which many conversations share token by token."""
+"""Samples from a model in this process, with many conversations batched token by token."""

@@ -1,8 +1,8 @@
-"""Finds out how a model can be sampled step by step with its own probabilities.
+"""Finds the fastest sampling mode that is exact for a model.
 
-The fastest way is taken whose sampled tokens have the log-probabilities that one forward pass over
-the whole conversation gives them. A small copy of the model is sampled past every boundary that the
-configuration names (window, chunk, original context), and the model itself for a few tokens.
+A mode is exact if its sampled tokens have the log-probabilities of one forward pass over the whole
+conversation. A small copy of the model is sampled past every boundary that the configuration names
+(window, chunk, original context), and the model itself for a few tokens.
 """
 
 import functools
@@ -40,22 +40,22 @@ _HALF_TOLERANCE = 0.25
 _CANNOT = (ValueError, TypeError, AttributeError, IndexError, KeyError, RuntimeError)
 _ELSEWHERE = "serve the model with vLLM or SGLang and give its URL with provider openai"
 _INSTEAD: dict[SamplingMode, str] = {
-    "batched, given tokens singly": "is sampled with its given tokens run one by one",
-    "row by row": "is sampled row by row over transformers' own cache, which takes far longer",
-    "without a cache": "is sampled without a cache, every token by a pass over the whole "
-    "conversation, which takes very long",
+    "batched, given tokens singly": "is sampled with its prompt tokens run one by one",
+    "row by row": "is sampled row by row over transformers' own cache, which is far slower",
+    "without a cache": "is sampled without a cache, with a forward pass over the whole "
+    "conversation for each token, which is very slow",
 }
-_WITHOUT_GRAPHS = "is sampled without CUDA graphs, so that each step is started kernel by kernel"
+_WITHOUT_GRAPHS = "is sampled without CUDA graphs, launching the kernels of each step one by one"
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Conversations that are sampled side by side, to see whether that changes them."""
+    """Conversations that are sampled in one batch, to see whether batching changes them."""
 
     prompts: tuple[int, ...]
     """The tokens of each prompt; the last two begin with the third and equal each other."""
     replies: tuple[int, ...]
-    """The tokens that each conversation is given after its first turn; 0: it leaves instead."""
+    """The tokens that each conversation is given after its first turn; 0: it ends instead."""
     max_rows: int
     num_new: int
 
@@ -73,22 +73,22 @@ _LONG = _Trial(
 
 @torch.no_grad()
 def check_decoding(loaded: LoadedModel) -> list[str]:
-    """Lets the model be sampled in the fastest way that leaves its probabilities as they are.
+    """Sets the fastest sampling mode that leaves the model's log-probabilities unchanged.
 
-    Returns notes for the user if that is not the usual way. Raises ModelError if no way does.
+    Returns notes for the user if that is not the usual mode. Raises ModelError if no mode does.
     """
     model, name = loaded.model, type(loaded.model).__name__
     set_sampling_mode(model, "batched")
     tolerance = _TOLERANCE.get(model.dtype, _HALF_TOLERANCE)
     text: Any = model.config.get_text_config()
     copy = (type(text), *small_configs(model))
-    reason, found = "", _Found(0.0)
+    reason, found = "", _TrialResult(0.0)
     modes: list[SamplingMode] = [*SLOWER_MODES]
     if isinstance(passes_for(model, num_slots=1), SlotPasses):
         modes.insert(0, "batched")
     else:
         modes.remove("batched, given tokens singly")
-        reason = "a layer of it keeps something unknown"
+        reason = "one of its layers caches an unknown state"
     for mode in modes:
         set_sampling_mode(model, mode)
         found = _copy_gap(mode, *copy)
@@ -105,7 +105,7 @@ def check_decoding(loaded: LoadedModel) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _TrialResult:
     """How far sampled log-probabilities were off (nats), or the error that sampling raised."""
 
     gap: float
@@ -114,15 +114,17 @@ class _Found:
     """Why a decode step could not be recorded as a CUDA graph; None if none had to be."""
 
     def reason(self) -> str:
-        """Returns why a model can't be sampled in this way."""
+        """Returns why a model can't be sampled in this mode."""
         return self.error or (
             f"otherwise some of its log-probabilities would be off by {self.gap:.3g} nats"
         )
 
 
 @functools.lru_cache(maxsize=64)
-def _copy_gap(mode: SamplingMode, config_class: type[PreTrainedConfig], *configs: str) -> _Found:
-    """Returns how far a small copy of the model is off; 0 if no copy can be made or run."""
+def _copy_gap(
+    mode: SamplingMode, config_class: type[PreTrainedConfig], *configs: str
+) -> _TrialResult:
+    """Returns the gap of a small copy of the model; 0 if no copy can be made or run."""
     for config in configs:
         try:
             model = build_copy(config_class, config)
@@ -132,38 +134,40 @@ def _copy_gap(mode: SamplingMode, config_class: type[PreTrainedConfig], *configs
         except (*_CANNOT, ModelError):
             continue
         set_sampling_mode(model, mode)
-        words = _Words(int(model.config.get_text_config().vocab_size))
+        words = _CopyTokenizer(int(model.config.get_text_config().vocab_size))
         location = ModelLocation("copy", "copy", is_local=True)
         return _gap(LoadedModel(location, model, words, frozenset()), _LONG)
-    return _Found(0.0)
+    return _TrialResult(0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Words:
-    """The tokenizer of a copy, which has as many tokens as its model."""
+class _CopyTokenizer:
+    """A stand-in for a copy's tokenizer, with the model's vocabulary size."""
 
     number: int
 
     def get_vocab(self) -> dict[str, int]:
-        """Returns the last token's id, which is all that the engine looks for."""
+        """Returns the last token's id only, which is all that the engine reads."""
         return {"last": self.number - 1}
 
 
-def _gap(loaded: LoadedModel, trial: _Trial) -> _Found:
+def _gap(loaded: LoadedModel, trial: _Trial) -> _TrialResult:
     """Returns how far sampled log-probabilities are off from those of plain forward passes."""
     try:
         head = OutputHead(loaded.model)
         engine = DecodeEngine(loaded, max_rows=trial.max_rows, max_context=loaded.max_context)
-        sequences = _sampled(engine, loaded, trial)
+        sequences = _sample_trial(engine, loaded, trial)
         gaps = [_largest_gap(loaded, head, sequence) for sequence in sequences]
     except _CANNOT as error:
-        return _Found(math.inf, f"{type(error).__name__}: {error}")
+        return _TrialResult(math.inf, f"{type(error).__name__}: {error}")
     gap = max(gaps)
-    return _Found(math.inf if math.isnan(gap) else gap, graph_refusal=engine.graph_refusal)
+    return _TrialResult(math.inf if math.isnan(gap) else gap, graph_refusal=engine.graph_refusal)
 
 
-def _sampled(engine: DecodeEngine, loaded: LoadedModel, trial: _Trial) -> Sequence[DecodedSequence]:
-    """Returns the conversations of a trial, sampled side by side."""
+def _sample_trial(
+    engine: DecodeEngine, loaded: LoadedModel, trial: _Trial
+) -> Sequence[DecodedSequence]:
+    """Returns the conversations of a trial, sampled in one batch."""
     vocabulary = int(loaded.model.config.get_text_config().vocab_size)
     settings = SamplingSettings(temperature=1.0, max_tokens=trial.num_new)
     replies: dict[DecodedSequence, list[int]] = {}

@@ -40,7 +40,7 @@ class TokenConversation(ABC):
         """
 
     def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends the replies to the model's last turn: those of tools, or a user's message."""
+        """Appends the replies to the model's last turn: tool replies, or a user's message."""
         self._history.give(self._renderer.reply_ids(call, replies, self._tools))
 
     def restore(self, turn: SampledTurn) -> None:
@@ -54,17 +54,17 @@ class TokenConversation(ABC):
         self._history.give(turn.token_ids or [])
 
     def begin_turn(self, begun: BegunTurn) -> None:
-        """Makes these the first tokens of the next turn, and uses up their random numbers."""
+        """Sets the first tokens of the next turn, and skips the random numbers that they used."""
         self._history.restore(begun.ids, begun.logprobs)
         self._history.num_begun = len(begun.ids)
 
     def begun_turn(self) -> BegunTurn:
-        """Returns the tokens so far of the turn in which sampling was stopped."""
+        """Returns the partial turn's tokens, if sampling was stopped within a turn."""
         history, start = self._history, self._turn_start
         return BegunTurn(ids=history.ids[start:], logprobs=history.logprobs[start:])
 
     def limit_turn(self, max_tokens: int) -> None:
-        """Limits the turns that follow to fewer tokens than the settings do."""
+        """Limits later turns to `max_tokens`, if that is below the settings' limit."""
         settings = self._history.settings
         limit = min(max_tokens, settings.max_tokens)
         self._history.settings = msgspec.structs.replace(settings, max_tokens=limit)
@@ -78,12 +78,12 @@ class TokenConversation(ABC):
         return self._history.trace()
 
     def _start_turn(self) -> int:
-        """Returns the number of tokens before the next turn, of which some may have begun."""
+        """Returns the number of tokens before the next turn, which may have begun already."""
         self._turn_start = len(self._history.ids) - self._history.num_begun
         return self._turn_start
 
     def _finished_turn(self, reason: FinishReason) -> SampledTurn:
-        """Returns the turn that has just been sampled; its message lacks the token that ends it."""
+        """Returns the turn that has just been sampled; its message omits the end-of-turn token."""
         start = self._turn_start
         ids = self._history.ids[start:]
         shown = ids[:-1] if ids and ids[-1] in self._stop_ids else ids

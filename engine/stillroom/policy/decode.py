@@ -61,8 +61,7 @@ class DecodeEngine:
         )
         self._slots: list[DecodedSequence] = []
         self.tokens_run = 0
-        """The number of tokens that were run through the model; a token that is run twice counts
-        twice."""
+        """The number of tokens run through the model; a token that is run twice counts twice."""
         self._waiting: list[DecodedSequence] = []
         self._steps_waited = 0
 
@@ -88,7 +87,7 @@ class DecodeEngine:
             self._waiting.append(sequence)
 
     def release(self, sequence: DecodedSequence) -> None:
-        """Takes a sequence out of the engine."""
+        """Removes a sequence from the engine."""
         if sequence in self._waiting:
             self._waiting.remove(sequence)
         self._table.release(sequence)
@@ -114,7 +113,7 @@ class DecodeEngine:
         return finished
 
     def _is_chunk(self, sequence: DecodedSequence) -> bool:
-        """Returns whether a sequence has more to run than one token, or states to begin with."""
+        """Returns whether a sequence has more than one token to run, or initial states to build."""
         begins = self._passes.is_recurrent and sequence.num_cached == 0
         return begins or sequence.num_pending > 1
 
@@ -191,7 +190,7 @@ class DecodeEngine:
                 takers.setdefault(new[share.index], {}).setdefault(num, []).append(sequence)
                 running.remove(sequence)
         for source in list(takers):
-            running += self._hand_on(source, takers)
+            running += self._copy_to_takers(source, takers)
         finished: list[DecodedSequence] = []
         while running:
             left = {s: min([len(s.ids), *takers.get(s, ())]) - s.num_cached for s in running}
@@ -199,7 +198,7 @@ class DecodeEngine:
             sampling = {s for s in rows if s.num_pending == num_tokens}
             finished += self._advance(rows, num_tokens=num_tokens)
             for source in rows:
-                running += self._hand_on(source, takers)
+                running += self._copy_to_takers(source, takers)
             running = [s for s in running if s not in sampling]
         return finished
 
@@ -229,16 +228,17 @@ class DecodeEngine:
         is_worth_it = num_tokens - taker.num_cached >= self._min_shared
         return is_worth_it and source.num_cached <= num_tokens
 
-    def _hand_on(
+    def _copy_to_takers(
         self,
         source: DecodedSequence,
         takers: dict[DecodedSequence, dict[int, list[DecodedSequence]]],
     ) -> list[DecodedSequence]:
-        """Copies what a row has run to those that wait for just that; returns them all."""
+        """Copies a row's tokens to the sequences that wait for exactly these; returns all of
+        them."""
         found = takers.get(source, {}).pop(source.num_cached, [])
         if found:
             self._table.share(source, found, source.num_cached)
-        return found + [later for taker in found for later in self._hand_on(taker, takers)]
+        return found + [later for taker in found for later in self._copy_to_takers(taker, takers)]
 
     def _advance(
         self,
@@ -250,9 +250,9 @@ class DecodeEngine:
     ) -> list[DecodedSequence]:
         """Runs the active rows' pending tokens; samples one for each row that has no more of them.
 
-        num_tokens: runs only so many of each row; None: all. The results for fillers are thrown
-        away. `twins` of a row have the same tokens as the row; a token is sampled for each of them
-        too.
+        num_tokens: the number of tokens to run of each row; None: all. The results for fillers are
+        discarded. `twins` of a row have the same tokens as the row; a token is sampled for each of
+        them too.
         """
         rows = sorted([*active, *fillers], key=_slot)
         running = set(active)
@@ -311,20 +311,21 @@ class DecodeEngine:
         )
 
     def _frequencies(self, num_tokens: int) -> tuple[int, ...]:
-        """Returns a key that is equal for lengths with the same frequencies of RoPE."""
+        """Returns a key that is equal for lengths with the same RoPE frequencies."""
         return length_class(self._boundaries, num_tokens)
 
     def _forget_other_frequencies(self, rows: Sequence[DecodedSequence]) -> None:
-        """Forgets what was run with other frequencies of RoPE than a row's present length has."""
+        """Drops cached tokens that were run with different RoPE frequencies than the row's length
+        has now."""
         if self._boundaries:
             for row in rows:
                 if self._frequencies(row.num_cached) != self._frequencies(len(row.ids)):
                     row.num_cached = 0
 
     def _score_again(self, sequence: DecodedSequence) -> None:
-        """Replaces log-probabilities that were sampled with other frequencies than hold now.
+        """Recomputes log-probabilities that were sampled with different RoPE frequencies.
 
-        Beyond a boundary of RoPE a pass over the whole conversation gives its earlier tokens other
+        Beyond a RoPE boundary, a pass over the whole conversation gives earlier tokens different
         log-probabilities than when they were sampled. Training compares with that pass.
         """
         first = sequence.sampled.index(True) if any(sequence.sampled) else len(sequence.ids)
@@ -346,7 +347,8 @@ class DecodeEngine:
     def _groups_by_frequencies(
         self, rows: Sequence[DecodedSequence]
     ) -> list[list[DecodedSequence]]:
-        """Returns the rows that may share a pass, since their lengths have the same frequencies."""
+        """Returns the rows in groups that may share a pass, since their RoPE frequencies are
+        equal."""
         groups: dict[tuple[int, ...], list[DecodedSequence]] = {}
         for row in rows:
             groups.setdefault(self._frequencies(len(row.ids)), []).append(row)

@@ -1,8 +1,8 @@
-"""CUDA graphs of decode steps, which start all kernels of a step at once.
+"""CUDA graphs of decode steps, which launch all kernels of a step at once.
 
-A step of one token per row is a thousand short kernels, and starting each of them from Python takes
-several times as long as running it. A graph is valid for one shape only, so rows and attended
-tokens are rounded up; the results for the added rows are thrown away.
+A step of one token per row is a thousand short kernels, and launching each of them from Python
+takes several times as long as running it. A graph is valid for one shape only, so rows and attended
+tokens are rounded up; the results for the added rows are discarded.
 
 Shapes: B rows (the first slots of the cache), V vocabulary.
 """
@@ -29,10 +29,10 @@ class StepFunction(Protocol):
 
 
 class Recorder(Protocol):
-    """Records what a device does, to have it done again without Python."""
+    """Records a device's work, so that it can be replayed without Python."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Returns what does the work again on the same memory; `work` itself may not be done.
+        """Returns a function that replays the work on the same memory; `work` itself may not run.
 
         Raises RuntimeError for work that waits for the device.
         """
@@ -58,12 +58,12 @@ class CudaRecorder:
 
 
 def recorder_for(device: torch.device) -> Recorder | None:
-    """Returns what records steps on a device; None where starting them from Python is quick."""
+    """Returns the recorder of a device; None where launching from Python is cheap."""
     return CudaRecorder() if device.type == "cuda" else None
 
 
 class StepGraphs:
-    """Runs decode steps by graphs, one for each rounded shape, recorded when that first occurs.
+    """Runs decode steps as graphs, one for each rounded shape, recorded on its first use.
 
     It keeps no reference to the engine that runs the step: such a cycle would keep the cache's
     memory alive after the engine's last use.
@@ -88,13 +88,13 @@ class StepGraphs:
         self._idle_B = torch.zeros_like(self._ids_B, dtype=torch.bool)
         self._logits_BV: Tensor | None = None
         self.refusal: str | None = None
-        """Why the model's steps cannot be recorded; None: they can, as far as is known."""
+        """Why the model's steps cannot be recorded; None if no recording has failed."""
 
     def logits(self, ids: Sequence[int], starts: Sequence[int], idle: Sequence[bool]) -> Tensor:
         """Returns the logits after one more token of each slot, [B, V], until the next call.
 
-        starts: the positions of the tokens; an idle slot's position is the one behind its last
-        token. idle: which slots run along, and keep their states.
+        starts: the positions of the tokens; an idle slot's position is the one after its last
+        token. idle: the slots that run along but keep their states.
         """
         rows = rounded_rows(len(ids), limit=self._max_rows)
         attended = rounded_attended(max(starts) + 1, limit=self._max_context)
@@ -117,8 +117,8 @@ class StepGraphs:
     def _run_and_record(self, rows: int, attended: int, keeps_states: bool) -> None:
         """Runs a step of a new shape, and records it for the next time.
 
-        The step runs once before it is recorded, because what libraries do on first use cannot be
-        recorded.
+        The step runs once before it is recorded, because libraries' first-use initialisation cannot
+        be recorded.
         """
         ids_B, starts_B = self._ids_B[:rows], self._starts_B[:rows]
         idle_B = self._idle_B[:rows] if keeps_states else None

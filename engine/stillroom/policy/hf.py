@@ -28,7 +28,7 @@ TOOL_PATIENCE_S = 0.05
 class HFPolicy(AsyncContextManagerMixin):
     """A policy that samples from a transformers model. Use as an async context manager.
 
-    The tokens of a conversation depend on its own seed, not on the conversations next to it.
+    The tokens of a conversation depend on its own seed, not on the rest of the batch.
     """
 
     def __init__(
@@ -78,9 +78,10 @@ class HFPolicy(AsyncContextManagerMixin):
         seed_key: str,
         seed: int | None = None,
     ) -> AsyncGenerator["HFConversation"]:
-        """Opens a conversation that begins with `messages`; the key and the seed fix its draws.
+        """Opens a conversation that begins with `messages`; the key and the seed fix its
+        randomness.
 
-        seed: None stands for the seed of the sampling settings.
+        seed: None uses the seed of the sampling settings.
         """
         if seed is None:
             seed = self._sampling.seed or 0
@@ -108,7 +109,7 @@ class HFPolicy(AsyncContextManagerMixin):
         return sequence not in self._stopped
 
     def stop_sampling(self) -> None:
-        """Stops sampling for all conversations; a turn that is half sampled stays as it is."""
+        """Stops sampling for all conversations; a partially sampled turn keeps its tokens."""
         self._is_stopping = True
         self._changed.set()
 
@@ -126,26 +127,26 @@ class HFPolicy(AsyncContextManagerMixin):
                 await self._gather_conversations()
                 while self._waiting:
                     if self._is_stopping:
-                        self._let_go()
+                        self._wake_stopped()
                         break
-                    self._tell_engine()
-                    self._hand_back(await anyio.to_thread.run_sync(self._engine.step))
+                    self._submit_requests()
+                    self._wake_finished(await anyio.to_thread.run_sync(self._engine.step))
                     await self._gather_conversations()
 
-    def _hand_back(self, finished: Sequence[DecodedSequence]) -> None:
+    def _wake_finished(self, finished: Sequence[DecodedSequence]) -> None:
         for sequence in finished:
             # A conversation may have been cancelled during the step.
             if sequence in self._waiting:
                 self._outside[sequence] = time.monotonic()
                 self._waiting.pop(sequence).set()
 
-    def _let_go(self) -> None:
+    def _wake_stopped(self) -> None:
         self._stopped.update(self._waiting)
         for done in self._waiting.values():
             done.set()
         self._waiting.clear()
 
-    def _tell_engine(self) -> None:
+    def _submit_requests(self) -> None:
         """Hands the conversations' requests to the engine.
 
         This happens only between steps: a step runs in a thread of its own, and the engine is not
@@ -160,7 +161,7 @@ class HFPolicy(AsyncContextManagerMixin):
         self._requested.clear()
 
     async def _gather_conversations(self) -> None:
-        """Waits a moment for conversations that are about to ask for their next turn."""
+        """Waits briefly for conversations that are about to ask for their next turn."""
         while self._outside:
             patience = min(self._outside.values()) + TOOL_PATIENCE_S - time.monotonic()
             if patience <= 0:
@@ -205,6 +206,6 @@ class HFConversation(TokenConversation):
 
 
 def seeded_draws(seed: int, key: str) -> random.Random:
-    """Returns one conversation's source of randomness, the same for the same seed and key."""
+    """Returns one conversation's random generator, determined by the seed and key."""
     digest = hashlib.sha256(f"{seed}:{key}".encode()).digest()
     return random.Random(int.from_bytes(digest[:16], "big"))

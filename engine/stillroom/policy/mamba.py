@@ -1,7 +1,7 @@
-"""Mamba 2 layers while they are sampled: a faster form of their two formulas, and their time steps.
+"""Faster formulas for Mamba 2 layers during sampling, and exact time-step bounds.
 
-transformers' own formulas, which run where no kernels are installed, write out for every head and
-state what is one number for a head, and fill short texts up to a whole chunk.
+Without installed kernels, transformers' own formulas repeat a head's scalars for every element and
+state, and pad short texts to a whole chunk.
 
 Shapes: B rows, T tokens of each, H heads in G groups of equal keys and queries, P numbers of a
 head, N numbers of a key; M = P * H / G, a group's heads side by side.
@@ -42,19 +42,19 @@ def own_formulas() -> Generator[None]:
 
 
 def prepare_mamba(model: nn.Module) -> None:
-    """Prepares the Mamba layers of a model to be sampled; passes for training stay as they are."""
+    """Prepares the Mamba layers of a model for sampling; training passes are unchanged."""
     for mixer in model.modules():
-        _hold_time_step(mixer)
+        _bound_time_step(mixer)
         # With its kernels installed transformers' own functions are the fast ones.
         if hasattr(mixer, "A_log") and find_spec("mamba_ssm") is None:
             module: Any = sys.modules[type(mixer).__module__]
             for name, own in _OWN.items():
                 original = getattr(module, name, None)
                 if original is not None and not hasattr(original, _FORM_MARK):
-                    setattr(module, name, _choosing(original, own))
+                    setattr(module, name, _dispatch(original, own))
 
 
-def _choosing(original: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+def _dispatch(original: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that runs `own` while a model is sampled, and `original` otherwise."""
 
     @wraps(original)
@@ -65,11 +65,11 @@ def _choosing(original: Callable[..., Any], own: Callable[..., Any]) -> Callable
     return chosen
 
 
-def _hold_time_step(mixer: nn.Module) -> None:
-    """Makes a Mamba layer keep to its least time step in single-token passes too.
+def _bound_time_step(mixer: nn.Module) -> None:
+    """Makes a Mamba layer respect its minimum time step in single-token passes too.
 
     transformers bounds the time step in passes of several tokens only (Nemotron-H, Zamba2). The
-    bound is put on what the time step is formed from, which changes nothing in the longer passes.
+    bound is applied to the time step's input, which does not change longer passes.
     """
     limits: Any = getattr(mixer, "time_step_limit", None)
     least = limits[0] if limits else 0.0
@@ -77,11 +77,13 @@ def _hold_time_step(mixer: nn.Module) -> None:
     if least > 0 and projection is not None and not hasattr(projection, _STEP_MARK):
         # The inverse of softplus.
         lowest = math.log(math.expm1(least))
-        projection.register_forward_hook(partial(_bounded, mixer, lowest))
+        projection.register_forward_hook(partial(_clamp_time_step, mixer, lowest))
         setattr(projection, _STEP_MARK, True)
 
 
-def _bounded(mixer: Any, lowest: float, _module: Any, _inputs: Any, output: Tensor) -> Tensor:
+def _clamp_time_step(
+    mixer: Any, lowest: float, _module: Any, _inputs: Any, output: Tensor
+) -> Tensor:
     """Returns the projection with its last columns, one for each head, clamped from below."""
     bias_h = mixer.dt_bias
     rest, step = output.split([output.shape[-1] - bias_h.shape[0], bias_h.shape[0]], dim=-1)
@@ -102,8 +104,8 @@ def _step(
 ) -> Tensor:
     """Runs one token of each row, [B, H, P], and changes the states, [B, H, P, N], in place.
 
-    The arguments are those of transformers' `mamba2_selective_state_update`, where what belongs to
-    a head (dt, A, D, dt_bias) is repeated for each of its numbers.
+    The arguments are those of transformers' `mamba2_selective_state_update`, where the values of a
+    head (dt, A, D, dt_bias) are repeated for each of its elements.
     """
     rows, heads, width = hidden_states.shape
     groups, keys = B.shape[1:]
@@ -157,7 +159,7 @@ def _scan_chunk(
 ) -> tuple[Tensor, Tensor]:
     """Returns the outputs of one chunk, [B, T, H, P], and the states after it, [B, G, M, N].
 
-    decay: the logarithms of how much of the state each token leaves, not above 0.
+    decay: the logarithm of each token's decay factor for the state, at most 0.
     """
     rows, tokens, heads, width = x_BTHP.shape
     groups = key_BTGN.shape[2]

@@ -27,7 +27,7 @@ class Copies(Protocol):
 
 
 class Passes(Protocol):
-    """Runs a model over the tokens of several slots, and keeps what later tokens need."""
+    """Runs a model over the tokens of several slots, and caches the state for later tokens."""
 
     @property
     def cache(self) -> Copies:
@@ -41,19 +41,19 @@ class Passes(Protocol):
 
     @property
     def can_fill(self) -> bool:
-        """Whether rows without a new token may be run along, which saves a copy of the others."""
+        """Whether rows without a new token may be run too, which avoids copying the others."""
         ...
 
     @property
     def can_continue(self) -> bool:
-        """Whether a pass of several tokens may continue earlier ones; else single tokens do."""
+        """Whether a pass of several tokens may continue a sequence; else only single tokens may."""
         ...
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether the rows of a pass must have equally many new tokens, without any padding.
+        """Whether the rows of a pass must have the same number of new tokens, without padding.
 
-        A slot's tokens can be copied only all together then.
+        A slot's tokens can then be copied only all together.
         """
         ...
 
@@ -84,7 +84,8 @@ class SlotPasses:
         can_continue: bool = True,
         has_own_formulas: bool = True,
     ) -> None:
-        """`has_own_formulas`: whether Mamba layers run by ours instead of transformers'."""
+        """`has_own_formulas`: whether Mamba layers use this package's formulas, not
+        transformers'."""
         self.cache, self.can_continue = cache, can_continue
         self._formulas = own_formulas if has_own_formulas else nullcontext
         self.is_recurrent = cache.is_recurrent
@@ -137,7 +138,8 @@ class SlotPasses:
     ) -> Tensor:
         """Returns the logits after one more token of the first B slots, [B, V].
 
-        It reads nothing back from the GPU. idle_B: whether a row keeps its states; None: none does.
+        It copies nothing back from the GPU. idle_B: whether a row keeps its states; None: none
+        does.
         """
         rows_B = torch.arange(len(ids_B), device=self._device)
         plan = ForwardPlan(rows_B, starts_B[:, None], num_attended, is_prefix=True, idle_B=idle_B)
@@ -163,8 +165,8 @@ class SlotPasses:
 class _Masks:
     """The attention masks of a model's layers, by layer type if they differ.
 
-    transformers takes a mask of four dimensions as it is. Otherwise it would build one from the
-    cache's length, which is one number for all rows, while here each row has its own length.
+    transformers uses a 4-D mask unchanged. Otherwise it would build one from the cache's length,
+    which is one number for all rows, while here each row has its own length.
     """
 
     def __init__(self, config: Any) -> None:
@@ -203,12 +205,12 @@ def _as_mask(allowed: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def cache_parameter(parameters: Any) -> str:
-    """Returns the name that a body gives its cache."""
+    """Returns the name of a model's cache parameter."""
     return "cache_params" if "cache_params" in parameters else "past_key_values"
 
 
 class _RowCaches:
-    """The cache of each slot's row, which only its own row can use."""
+    """A separate transformers cache for each slot."""
 
     def __init__(self) -> None:
         self.caches: dict[int, Any] = {}
@@ -226,7 +228,7 @@ class PlainPasses:
     can_continue = True
 
     def __init__(self, model: Any, *, keeps_cache: bool) -> None:
-        """`keeps_cache`: whether rows keep their caches; else all their tokens run each time."""
+        """`keeps_cache`: whether rows keep their caches; else every pass runs all their tokens."""
         self.cache = _RowCaches()
         self._keeps_cache = keeps_cache
         self._head = OutputHead(model)
@@ -271,10 +273,10 @@ class PlainPasses:
 
 
 SamplingMode = Literal["batched", "batched, given tokens singly", "row by row", "without a cache"]
-"""Over the slots of one cache; the same, but given tokens after the first ones run one by one and
-Mamba layers by transformers' formulas; each row over transformers' own cache; and each token by a
-pass over the whole conversation. Each is slower than the one before it, and asks less of the
-model."""
+"""How a model is sampled, from the fastest mode to the one with the fewest requirements on the
+model: all rows over the slots of one cache; likewise, but with prompt and reply tokens after the
+first ones run one by one and transformers' formulas in Mamba layers; each row over transformers'
+own cache; and each token by a forward pass over the whole conversation."""
 SLOWER_MODES: tuple[SamplingMode, ...] = (
     "batched, given tokens singly",
     "row by row",
@@ -291,13 +293,13 @@ def set_sampling_mode(model: Any, mode: SamplingMode) -> None:
 
 
 def sample_row_by_row(model: Any) -> None:
-    """Has a model sampled so that no row's numbers depend on the rows that run with it."""
+    """Sets a mode in which a row's results do not depend on the other rows of its batch."""
     if getattr(base_model(model), _NAME, "batched") != "without a cache":
         set_sampling_mode(model, "row by row")
 
 
 def passes_for(model: Any, *, num_slots: int) -> Passes:
-    """Returns the forward passes that sample a model in its mode."""
+    """Returns the forward passes for a model's sampling mode."""
     prepare_mamba(model)
     mode: SamplingMode = getattr(base_model(model), _NAME, "batched")
     config = base_model(model).config

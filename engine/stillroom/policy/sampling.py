@@ -82,8 +82,8 @@ def _draw(
 def _tokens_at(weights_BV: Tensor, shares_B1: Tensor) -> Tensor:
     """Returns the first token of each row where the running sum reaches the row's share, [B].
 
-    The sums of runs of tokens show which run the token is in, so that only one run is added up
-    token by token. The sums are in float64, so that rare tokens keep their probability.
+    The sums of runs of tokens locate the token's run, so that only one run is summed token by
+    token. The sums are in float64, so that rare tokens keep their probability.
     """
     vocabulary = weights_BV.shape[1]
     whole, rest = divmod(vocabulary, _RUN)

@@ -20,11 +20,10 @@ class TokenHistory:
     logprobs: list[float] = field(default_factory=list[float])
     """The tokens' log-probabilities in nats at temperature 1; 0.0 for given tokens."""
     num_begun: int = 0
-    """The number of last tokens that begin the next turn: they were sampled before it was
-    stopped."""
+    """The number of last tokens that belong to a partial turn, sampled before it was stopped."""
 
     def give(self, ids: Sequence[int]) -> None:
-        """Appends given tokens (a prompt, the replies of tools)."""
+        """Appends given tokens (a prompt, tool replies)."""
         self.ids += ids
         self.sampled += [False] * len(ids)
         self.logprobs += [0.0] * len(ids)
@@ -47,7 +46,7 @@ class DecodedSequence(TokenHistory):
     """One conversation's tokens, and its state in the engine."""
 
     draws: random.Random = field(kw_only=True)
-    """Its own source of random numbers, so that its tokens do not depend on other sequences."""
+    """Its own random generator, so that its tokens do not depend on other sequences."""
     num_cached: int = 0
     """The number of first tokens whose keys and values are in the cache."""
     turn_start: int = 0
@@ -70,7 +69,7 @@ class DecodedSequence(TokenHistory):
     def restore(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
         """Appends a turn that was sampled earlier, and takes its random numbers from `draws`.
 
-        Thus the tokens that follow are the same as if the turn had been sampled here.
+        Later tokens are then the same as if the turn had been sampled here.
         """
         super().restore(ids, logprobs)
         for _ in ids:

@@ -33,10 +33,10 @@ class ForwardPlan:
     is_first: bool = False
     """Whether no row has any token in the cache yet."""
     fillers_F: Tensor | None = None
-    """The slots that are run along without a token of their own, [F]; None: there is none."""
+    """The slots that run without a new token, [F]; None if there are none."""
     idle_B: Tensor | None = None
-    """Whether each row is run along without a token of its own, [B]: what a graph is given instead
-    of `fillers_F`, since it has as many numbers whichever rows those are."""
+    """Whether each row runs without a new token, [B]. Graphs use it instead of `fillers_F`, since
+    its shape does not depend on which rows are idle."""
 
 
 class SlotLayer(CacheLayerMixin):
@@ -124,9 +124,9 @@ _States = dict[int, Tensor | None]
 class StateLayer(LinearAttentionLayer):
     """The states of one layer: transformers' own layer, with the states of a pass's rows in it.
 
-    Models change a state in place, or hand in a new one, as they like. So the rows' states are
-    views of the slots where the rows are the first slots, and copies that are written back after
-    the pass where they are not.
+    Models may change a state in place or return a new one. So the rows' states are views of the
+    slots if the rows are the first slots, and otherwise copies that are written back after the
+    pass.
     """
 
     def __init__(self, num_slots: int, number_of_states: int) -> None:
@@ -162,7 +162,7 @@ class StateLayer(LinearAttentionLayer):
         self.has_previous_state = dict.fromkeys(range(self.number_of_states), has_states)
 
     def end_pass(self, plan: ForwardPlan) -> None:
-        """Writes the rows' new states to their slots, and gives fillers their old ones back."""
+        """Writes the rows' new states to their slots, and restores those of fillers."""
         for held, rows, _ in self._kinds():
             for index, states in rows.items():
                 if states is None:
@@ -204,7 +204,8 @@ class SlotStateLayer(StateLayer, SlotLayer):
         StateLayer.__init__(self, num_slots, number_of_states)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Sets the sizes of keys and values, given by place, or of states, given by name."""
+        """Sets the sizes of keys and values (positional arguments) or of states (keyword
+        arguments)."""
         owner = SlotLayer if args else StateLayer
         owner.lazy_initialization(self, *args, **kwargs)
 
@@ -241,7 +242,7 @@ class SlotCache(Cache):
         self._slot_layers = list(layers)
         super().__init__(layers=cast("Any", self._slot_layers))
         self.is_recurrent = any(isinstance(layer, StateLayer) for layer in layers)
-        """Whether some layers have states, which a token changes for good."""
+        """Whether some layers have states, which a token changes irreversibly."""
 
     @property
     def capacity(self) -> int:
@@ -275,7 +276,7 @@ class SlotCache(Cache):
             layer.begin_pass(plan)
 
     def end_pass(self, plan: ForwardPlan) -> None:
-        """Keeps what the pass has added, in every layer."""
+        """Ends the pass in every layer, keeping its tokens."""
         for layer in self._slot_layers:
             layer.end_pass(plan)
 
@@ -291,16 +292,16 @@ class SlotCache(Cache):
             layer.copy_tokens(source, targets_B, num_tokens)
 
     def get_linear_cache(self, layer_idx: int) -> Tensor | None:
-        """Returns a layer's states as MiniMax asks for them; None before a row's first token."""
+        """Returns a layer's states for MiniMax's interface; None before a row's first token."""
         return self.get_recurrent_state(layer_idx)
 
     def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
-        """Takes a layer's new states as MiniMax hands them over."""
+        """Sets a layer's states for MiniMax's interface."""
         self.update_recurrent_state(linear_cache, layer_idx)
 
 
 def slot_cache(config: Any, *, num_slots: int) -> SlotCache | None:
-    """Returns an empty cache for a model; None if a layer of it keeps something unknown."""
+    """Returns an empty cache for a model; None if one of its layers caches an unknown state."""
     layers: list[AnySlotLayer] = []
     try:
         own_layers: list[Any] = DynamicCache(config=config).layers

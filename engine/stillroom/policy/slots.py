@@ -1,7 +1,7 @@
-"""The table of the key/value cache's slots: who holds them, and which prefixes may be reused.
+"""The table of the key/value cache's slots: their sequences, and the prefixes to reuse.
 
 The keys and values of a sequence that was released stay in its slot until the slot is needed: the
-next rollout of the same prompt often comes just then.
+next rollout of the same prompt often starts in the meantime.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from stillroom.policy.sequences import DecodedSequence
 
 
 @dataclass(frozen=True, slots=True)
-class _Leftover:
-    """The tokens whose keys and values a released sequence left behind in its slot."""
+class _CachedPrefix:
+    """The tokens of a released sequence whose keys and values are still in its slot."""
 
     ids: list[int]
     num_cached: int
@@ -45,7 +45,7 @@ class SlotTable:
         self._max_rows = max_rows
         self._min_shared = min_shared
         self._is_whole, self._boundaries = is_whole, boundaries
-        self._entries: list[DecodedSequence | _Leftover] = []
+        self._entries: list[DecodedSequence | _CachedPrefix] = []
         self.tokens_shared = 0
         """The number of tokens whose keys and values were copied instead of being computed."""
 
@@ -55,22 +55,22 @@ class SlotTable:
         return [entry for entry in self._entries if isinstance(entry, DecodedSequence)]
 
     def release(self, sequence: DecodedSequence) -> None:
-        """Takes a sequence out of its slot."""
+        """Removes a sequence from its slot."""
         if sequence.slot is not None:
             cached_ids = sequence.ids[: sequence.num_cached]
-            self._entries[sequence.slot] = _Leftover(cached_ids, sequence.num_cached)
+            self._entries[sequence.slot] = _CachedPrefix(cached_ids, sequence.num_cached)
             sequence.slot = None
 
     def settle(self, waiting: list[DecodedSequence]) -> None:
         """Gives waiting sequences slots, first come first served, and closes gaps.
 
-        Those that got a slot are taken out of `waiting`.
+        Sequences that get a slot are removed from `waiting`.
         """
         room = self._max_rows - len(self.sequences)
         newcomers = waiting[:room]
         del waiting[:room]
         if newcomers:
-            self._let_in(newcomers)
+            self._assign_slots(newcomers)
         while gaps := self._gaps():
             last = self._entries.pop()
             if isinstance(last, DecodedSequence):
@@ -88,7 +88,7 @@ class SlotTable:
             self.tokens_shared += num - taker.num_cached
             taker.num_cached = num
 
-    def _let_in(self, newcomers: Sequence[DecodedSequence]) -> None:
+    def _assign_slots(self, newcomers: Sequence[DecodedSequence]) -> None:
         held = [
             entry.ids[: entry.num_cached] if self._is_original(entry.num_cached) else []
             for entry in self._entries
@@ -98,7 +98,7 @@ class SlotTable:
         # Newcomers whose prefix is a leftover come first: they take its slot, and nothing is
         # copied.
         for newcomer, source in zip(newcomers, sources, strict=True):
-            if source is not None and isinstance(self._entries[source.index], _Leftover):
+            if source is not None and isinstance(self._entries[source.index], _CachedPrefix):
                 self._place(newcomer, source.index, source)
         for index, (newcomer, source) in enumerate(zip(newcomers, sources, strict=True)):
             if newcomer.slot is not None:
@@ -107,7 +107,7 @@ class SlotTable:
             gaps = sorted(self._gaps(), key=lambda slot: slot in needed)
             if len(self._entries) < self._max_rows and (not gaps or gaps[0] in needed):
                 gaps = [len(self._entries)]
-                self._entries.append(_Leftover([], 0))
+                self._entries.append(_CachedPrefix([], 0))
             self._place(newcomer, gaps[0], source)
             # The leftover in that slot is overwritten, so later newcomers cannot copy from it.
             sources = [s if s is None or s.index != gaps[0] else None for s in sources]
@@ -139,8 +139,8 @@ class SlotTable:
         return SharedPrefix(longest.index, num) if num >= self._min_shared else None
 
     def _is_original(self, num_tokens: int) -> bool:
-        """Returns whether a pass of so many tokens has the original frequencies of RoPE."""
+        """Returns whether a pass of `num_tokens` has the original RoPE frequencies."""
         return not any(length_class(self._boundaries, num_tokens))
 
     def _gaps(self) -> list[int]:
-        return [i for i, entry in enumerate(self._entries) if isinstance(entry, _Leftover)]
+        return [i for i, entry in enumerate(self._entries) if isinstance(entry, _CachedPrefix)]

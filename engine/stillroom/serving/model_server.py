@@ -18,13 +18,13 @@ from stillroom.teachers.endpoint.attempts import (
     Attempts,
     Retry,
     backoff_s,
-    least_wait_s,
-    limited,
+    min_wait_s,
     open_channel,
     post_once,
     retry_of,
+    retry_unreadable,
+    run_limited,
     text_of,
-    unreadable,
 )
 from stillroom.teachers.endpoint.http_channel import HttpReply, RedactedChannel
 from stillroom.teachers.limits.limit_types import LimitSettings
@@ -213,7 +213,7 @@ class ModelServer:
         self, path: str, body: bytes, read: Callable[[bytes], _T], tokens: float
     ) -> _T | Retry:
         sent = await self._limiter.acquire(tokens)
-        return await limited(self._limiter, sent, self._send(path, body, read))
+        return await run_limited(self._limiter, sent, self._send(path, body, read))
 
     async def _send(self, path: str, body: bytes, read: Callable[[bytes], _T]) -> _T | Retry:
         reply = await post_once(self._channel, body, timeout_s=self.settings.timeout_s, path=path)
@@ -224,7 +224,7 @@ class ModelServer:
         try:
             return read(reply.body)
         except UnreadableAnswerError as error:
-            return unreadable(error)
+            return retry_unreadable(error)
 
     def _refusal(self, path: str, reply: HttpReply) -> Retry:
         status = reply.status
@@ -247,7 +247,7 @@ class ModelServer:
     def _wait_s(self, retry: Retry, attempt: int) -> float:
         if retry.wait_s is None:
             return backoff_s(attempt, self._jitter)
-        return min(max(retry.wait_s, least_wait_s(attempt)), PATIENCE_S)
+        return min(max(retry.wait_s, min_wait_s(attempt)), PATIENCE_S)
 
 
 class _Model(msgspec.Struct):

@@ -13,7 +13,7 @@ from stillroom.teachers.pricing import Price
 from stillroom.types import SampledTurn, Usage
 
 _HEADROOM = 1.25
-"""The announced amount, as a multiple of what is in flight.
+"""The announced amount, as a multiple of the amount in flight.
 
 The margin keeps announcements rare, because each one is recorded in the journal.
 """
@@ -24,7 +24,7 @@ _NO_LIMIT = nullcontext[None]()
 
 
 class BudgetSpentError(Exception):
-    """The next call might exceed the budget, and no call in flight can free a part of it."""
+    """The next call might exceed the budget, even if all calls in flight cost nothing."""
 
     def __init__(self, limit: str) -> None:
         super().__init__(limit)
@@ -86,12 +86,13 @@ class Budget:
     It is the worst case of interrupted calls, and of responses that did not state their usage.
     """
     other_usd: Callable[[], float] = lambda: 0.0
-    """What else counts against the dollars, such as the machine that the run costs by the hour."""
+    """Returns further costs in US dollars that count, such as the run's machine at its hourly
+    price."""
     clock: Callable[[], float] = time.monotonic
     on_unconfirmed: Callable[[Cost], None] = lambda _cost: None
-    """The callback that records each amount that may or may not have been billed."""
+    """The callback that records each amount that may have been billed."""
     on_outstanding: Callable[[Outstanding], None] = lambda _most: None
-    """The callback that records the most that may be in flight until it is called again.
+    """The callback that records an upper bound on the amount in flight until its next call.
 
     It is called before a call is sent. If this process dies, this amount may have been billed.
     """
@@ -106,9 +107,10 @@ class Budget:
     _announced: Outstanding = Outstanding()
     """The amount last passed to `on_outstanding`."""
     _num_far_below: int = 0
-    """How many calls in a row were sent with less than half of the announced amount in flight."""
+    """The number of consecutive calls sent with less than half of the announced amount in
+    flight."""
     _freed: anyio.Event | None = None
-    """The event that is set when a reservation is freed; None if no call waits for that."""
+    """The event that is set when a reservation is freed; None if no call waits for it."""
     _started: float | None = None
     """The clock's time of the first reservation; None before it."""
 
@@ -131,7 +133,7 @@ class Budget:
     def within_time(self) -> AbstractContextManager[None]:
         """Returns a context manager that cancels its body when the minutes are over.
 
-        It raises BudgetSpentError then. Use it only around a wait, which costs nothing to cancel.
+        It then raises BudgetSpentError. Use it only around a wait, which costs nothing to cancel.
         """
         return _NO_LIMIT if self.minutes == math.inf else self._until_time_is_over()
 
@@ -162,7 +164,7 @@ class Budget:
         self._num_out, self._out = calls, Cost(tokens, usd)
 
     def _announce(self, calls: int, tokens: int, usd: float) -> None:
-        """Announces somewhat more than is in flight, but not more than the budget still allows."""
+        """Announces the amount in flight plus a margin, at most the remaining budget."""
         most_usd = min(usd * _HEADROOM, max(usd, self.usd - self.spent.usd))
         most_tokens = min(tokens * _HEADROOM, max(tokens, self.tokens - self.spent.tokens))
         announced = Outstanding(
@@ -185,7 +187,7 @@ class Budget:
     def settle(
         self, worst: Cost, actual: Cost, *, unconfirmed: Cost = NOTHING, was_sent: bool = True
     ) -> None:
-        """Replaces a call's reservation by the amount that it cost.
+        """Replaces a call's reservation with its actual cost.
 
         `unconfirmed` is a possible additional cost. `was_sent` is False if `send` was not
         called for it.
@@ -218,7 +220,8 @@ class Budget:
 
 @dataclass(slots=True)
 class Overrun:
-    """The most by which any response so far exceeded the worst case computed for its request."""
+    """The largest amounts by which responses exceeded the worst case computed for their
+    requests."""
 
     prompt_tokens: int = 0
     """The most prompt tokens beyond the number of bytes in the request."""
@@ -230,7 +233,7 @@ class Overrun:
     def record(
         self, turn: SampledTurn, num_bytes: int, max_tokens: int, price: Price | None
     ) -> None:
-        """Records the usage of a response, so that later calls reserve as much in addition.
+        """Records the usage of a response, so that later calls also reserve its overrun.
 
         `num_bytes` and `max_tokens` are the size and the completion limit of its request.
         """

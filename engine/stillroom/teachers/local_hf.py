@@ -25,7 +25,7 @@ class LocalTeacher:
         self._max_batch_tokens = max_batch_tokens
 
     def collate(self, sequences: Sequence[TokenSequence]) -> TokenBatch:
-        """Returns the sequences as one batch, as the model can run them."""
+        """Returns the sequences as one batch for the model."""
         return self.head.collate(sequences)
 
     def collate_long(self, sequences: Sequence[TokenSequence]) -> TokenBatch:

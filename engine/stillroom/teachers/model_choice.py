@@ -1,4 +1,4 @@
-"""A model that a request, judge.yml or critic.yml names: its endpoint or files, and its price."""
+"""Resolves the model in a request, judge.yml or critic.yml to an endpoint or files, and a price."""
 
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
@@ -11,7 +11,7 @@ from stillroom.lineage import ModelRecord
 from stillroom.models.resolve import ModelLocation, locate_model
 from stillroom.secrecy.readable import parse_error_message
 from stillroom.settings import Workspace
-from stillroom.teachers.pricing import FREE, Price, known_price, price_for
+from stillroom.teachers.pricing import FREE, Price, price_for, require_price
 from stillroom.teachers.providers import (
     IN_PROCESS,
     PROVIDERS,
@@ -51,7 +51,7 @@ class ModelChoice(StrictModel):
 
     @property
     def is_provider_inferred(self) -> bool:
-        """Whether the provider follows from the model's name."""
+        """Whether the provider was inferred from the model's name."""
         is_given = "provider" in self.model_fields_set or self.base_url is not None
         return not is_given and provider_of(self.model) is not None
 
@@ -69,7 +69,7 @@ class ModelChoice(StrictModel):
         """Returns the endpoint, or the files of a model that is loaded into this process.
 
         Without `needs_key` no call will be made, so the key need not be set.
-        Raises InputError if the model cannot be found, or the endpoint not be called.
+        Raises InputError if the model is not found, or the endpoint cannot be called.
         """
         if not self.is_in_process:
             return endpoint_for(
@@ -81,8 +81,8 @@ class ModelChoice(StrictModel):
             )
         if self.base_url is not None:
             raise InputError(
-                f"base_url does not go with provider {self.provider!r}",
-                "use provider openai for an endpoint, or leave base_url out",
+                f"base_url cannot be used with provider {self.provider!r}",
+                "use provider openai for an endpoint, or remove base_url",
             )
         is_short = self.provider == "demo" and not self.model.startswith("demo/")
         return locate_model(workspace, f"demo/{self.model}" if is_short else self.model)
@@ -94,10 +94,10 @@ class ModelChoice(StrictModel):
         """
         if self.is_in_process or PROVIDERS[self.provider].is_local:
             return FREE
-        return (known_price if is_needed else price_for)(workspace, self.model)
+        return (require_price if is_needed else price_for)(workspace, self.model)
 
     def record(self, role: str) -> ModelRecord:
-        """Returns a model behind an endpoint as manifests record it."""
+        """Returns the manifest record of a model behind an endpoint."""
         location = self.base_url or self.provider
         return ModelRecord(role=role, name=self.model, location=location, terms=self.terms)
 

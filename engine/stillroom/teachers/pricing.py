@@ -67,14 +67,14 @@ class PriceList:
     def find(self, model: str) -> Price | None:
         """Returns the price of a model, by its whole name or without its maker and date."""
         # Some dated models have their own price, so the name with its date is looked up first.
-        names = (model, model.rpartition("/")[2], plain_name(model))
+        names = (model, model.rpartition("/")[2], base_model_name(model))
         return next((self.models[name] for name in names if name in self.models), None)
 
 
 def price_list(workspace: Workspace) -> PriceList:
-    """Returns the newer of the shipped list and the workspace's own.
+    """Returns the newer of the shipped list and the workspace's list.
 
-    Raises DocumentError if the workspace's own is malformed.
+    Raises DocumentError if the workspace's list is malformed.
     """
     path, shipped = workspace.root / LIST_FILE, _shipped()
     if not path.exists():
@@ -98,12 +98,12 @@ def read_price_list(path: Path) -> PriceList:
         return PriceList(str(read["as_of"]), prices)
     except (yaml.YAMLError, AttributeError, TypeError, ValueError, KeyError) as error:
         raise DocumentError(
-            parse_error_message(path, error), "write it again with `stillroom prices --refresh`"
+            parse_error_message(path, error), "recreate it with `stillroom prices --refresh`"
         ) from error
 
 
 def price_for(workspace: Workspace, model: str) -> Price | None:
-    """Returns the price of a model, or None if neither prices.yml nor the table has it.
+    """Returns the price of a model, or None if neither prices.yml nor the list has it.
 
     Raises InputError if prices.yml exists and is malformed.
     """
@@ -111,7 +111,7 @@ def price_for(workspace: Workspace, model: str) -> Price | None:
     return own.get(model) or price_list(workspace).find(model)
 
 
-def known_price(workspace: Workspace, model: str) -> Price:
+def require_price(workspace: Workspace, model: str) -> Price:
     """Returns the price of a model for a run with a budget in US dollars, which needs one.
 
     Raises InputError if the price is unknown.
@@ -136,7 +136,7 @@ def machine_usd_per_hour(workspace: Workspace) -> float | None:
     return _read_prices(workspace).usd_per_hour
 
 
-def plain_name(model: str) -> str:
+def base_model_name(model: str) -> str:
     """Returns a model's name without maker and date, e.g. openai/gpt-5-2025-08-07 -> gpt-5."""
     name = model.rpartition("/")[2]
     name = re.sub(r"-(\d{8}|\d{4}-\d{2}-\d{2}|latest)$", "", name)
@@ -161,7 +161,7 @@ def _read_prices(workspace: Workspace) -> _PricesFile:
         machine = read.pop(MACHINE, None)
         hourly = None if machine is None else float(machine["usd_per_hour"])
         if hourly is not None and not hourly >= 0:
-            raise ValueError("usd_per_hour is not a number of dollars")
+            raise ValueError("usd_per_hour is not a number")
         return _PricesFile({str(name): _own_price(entry) for name, entry in read.items()}, hourly)
     except (yaml.YAMLError, AttributeError, TypeError, ValueError, KeyError) as error:
         raise DocumentError(
@@ -174,7 +174,7 @@ def _read_prices(workspace: Workspace) -> _PricesFile:
 def _own_price(entry: dict[str, Any]) -> Price:
     price = Price(float(entry["input"]), float(entry["output"]))
     if not (price.prompt >= 0 and price.completion >= 0):
-        raise ValueError("a price is not a number of dollars")
+        raise ValueError("a price is not a number")
     return price
 
 
@@ -190,11 +190,11 @@ class RefreshedPrices:
 def refresh_prices(
     workspace: Workspace, *, source: str = SOURCE, transport: "httpx.BaseTransport | None" = None
 ) -> RefreshedPrices:
-    """Writes the current prices into the workspace; sends no key and nothing else.
+    """Downloads the current prices into the workspace; the request carries no key or other data.
 
     Raises TeacherError if the list cannot be fetched or read; the file then stays as it is.
     """
-    models, num_without = _prices(_fetched(source, transport))
+    models, num_without = _prices(_fetch(source, transport))
     if not models:
         raise TeacherError(f"{source} lists no prices", "try again later; nothing was changed")
     prices = PriceList(now()[:10], models)
@@ -208,7 +208,7 @@ def refresh_prices(
     return RefreshedPrices(path, prices, num_without)
 
 
-def _fetched(source: str, transport: "httpx.BaseTransport | None") -> bytes:
+def _fetch(source: str, transport: "httpx.BaseTransport | None") -> bytes:
     # Imported here, since no other call of the server needs it at once.
     import httpx
 
@@ -223,7 +223,7 @@ def _fetched(source: str, transport: "httpx.BaseTransport | None") -> bytes:
             for chunk in response.iter_bytes():
                 data += chunk
                 if len(data) > _MAX_BYTES:
-                    raise TeacherError(f"{source} sends more than {_MAX_BYTES >> 20} MB", fix)
+                    raise TeacherError(f"{source} sent more than {_MAX_BYTES >> 20} MB", fix)
     except httpx.HTTPError as error:
         raise TeacherError(f"{source} cannot be read: {error}", fix) from error
     return bytes(data)
@@ -249,7 +249,7 @@ def _prices(data: bytes) -> tuple[dict[str, Price], int]:
         models[name] = price
         # At OpenRouter the models of these makers have their makers' own prices.
         if name.partition("/")[0] in _MAKERS and ":" not in name:
-            models.setdefault(plain_name(name), price)
+            models.setdefault(base_model_name(name), price)
     return models, num_without
 
 

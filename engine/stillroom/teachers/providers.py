@@ -35,7 +35,7 @@ class Provider:
     key_header: str = "authorization"
     """The HTTP header that carries the key, as a bearer token if it is `authorization`."""
     model_names: re.Pattern[str] | None = None
-    """The names of models that only this provider serves, and that no folder or hub id can be."""
+    """The names of models that only this provider serves, and that cannot be a folder or hub id."""
     makes_models: bool = False
     """Whether it serves its own models, so that OpenRouter lists them at the provider's prices."""
     is_local: bool = False
@@ -49,7 +49,7 @@ class Provider:
     max_tokens_field: str = "max_tokens"
     """The request's field for the most tokens of a completion."""
     models_without_temperature: re.Pattern[str] | None = None
-    """The models (the beginnings of their names) that refuse `temperature` and `top_p`."""
+    """The prefixes of the names of models that reject `temperature` and `top_p`."""
     nests_effort: bool = False
     """Whether the reasoning effort is sent as `reasoning.effort`, not as `reasoning_effort`."""
     other_fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -117,7 +117,7 @@ PROVIDERS: Mapping[str, Provider] = {provider.name: provider for provider in _PR
 """The table of providers, by name: a new one needs an entry here and its name in
 `EndpointProvider`; its prices come from list_prices.yml."""
 ANY_ENDPOINT = Provider()
-"""An endpoint of which only the address is known."""
+"""An OpenAI-compatible endpoint of an unknown provider."""
 AZURE = Provider(
     api_key_env="AZURE_OPENAI_API_KEY",
     key_header="api-key",
@@ -140,7 +140,7 @@ class Endpoint:
     """The environment variable with the API key; None if no key is sent."""
     provider: Provider = ANY_ENDPOINT
     query: str = ""
-    """The query of each request's URL, without the `?`; Azure has its API version there."""
+    """The query of each request's URL, without the `?`; for Azure it holds the API version."""
 
     @property
     def chat_url(self) -> str:
@@ -149,7 +149,7 @@ class Endpoint:
 
     @property
     def is_own_server(self) -> bool:
-        """Whether it may be a server such as vLLM that says how long a context it takes."""
+        """Whether it may be a server such as vLLM, which reports its maximum context length."""
         return self.provider.is_local or (self.provider == ANY_ENDPOINT and not self.query)
 
     def key_headers(self, key: str | None) -> dict[str, str]:
@@ -179,10 +179,10 @@ def provider_at(host: str) -> EndpointProvider | None:
     return None
 
 
-def served_by(named: str | None, address: str | None) -> str | None:
-    """Returns who served a call that was logged with the name of a provider and an address.
+def provider_serving(named: str | None, address: str | None) -> str | None:
+    """Returns the provider that served a call logged with a provider's name and an address.
 
-    Loggers name the API that was spoken: another host that speaks a provider's API is named itself.
+    Loggers record the API's name: for another host with a provider's API, returns the host.
     """
     try:
         host = (
@@ -215,8 +215,9 @@ def endpoint_for(
 
     Another `base_url` (vLLM, SGLang, Ollama, a gateway) is sent no key unless `api_key_env` names
     one, because the provider's key must reach only the provider's own address. An address at Azure
-    is sent Azure's key. Which other keys an address may be sent is in the user's keys.yml. Without
-    `needs_key` nothing will be sent, so the key need not be set, nor be allowed at the address.
+    is sent Azure's key. The user's keys.yml lists which other keys may be sent to an address.
+    Without `needs_key` nothing will be sent, so the key need not be set, nor be allowed at the
+    address.
 
     Raises InputError if the address cannot be used, if the key may not be sent there, or if it is
     missing or malformed.
@@ -275,17 +276,17 @@ def _address(url: str) -> SplitResult:
         # It would be in the request, in reports and in manifests.
         host = parts.netloc.rpartition("@")[2]
         raise InputError(
-            f"base_url for {host} holds a login, and it would be recorded with the run",
-            "take it out, and name the variable with the key as api_key_env",
+            f"base_url for {host} contains a login, which would be recorded with the run",
+            "remove it, and name the variable with the key as api_key_env",
         )
     if parts is not None and not parts.fragment:
         more = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} - {_VERSION}
         if not more:
             return parts
         # Such a parameter may be a key, and reports record the address with its query.
-        fix = f"take {min(more)!r} out of the query, and name a key with api_key_env"
+        fix = f"remove {min(more)!r} from the query, and name a key with api_key_env"
     raise InputError(
-        f"base_url {url!r} is not an http(s) address to which {_CHAT} can be added", fix
+        f"base_url {url!r} is not an http(s) URL to which {_CHAT} can be appended", fix
     )
 
 
@@ -337,12 +338,12 @@ def _check_key(workspace: Workspace, provider: ProviderName, name: str) -> None:
     key = workspace.read_key(name)
     if key is None:
         raise InputError(
-            f"provider {provider!r} needs a key, and the environment variable {name} is not set",
+            f"provider {provider!r} requires a key, but the environment variable {name} is not set",
             f"set {name} where stillroom is started or in {workspace.root / '.env'}, or name "
             "another variable with api_key_env",
         )
     if not (key.isascii() and key.isprintable()):
         raise InputError(
-            f"the key in {name} holds characters that cannot be sent in a header",
+            f"the key in {name} contains characters that are not allowed in an HTTP header",
             "set it to the key alone: no line breaks, quotes or typographic characters",
         )

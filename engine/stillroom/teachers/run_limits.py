@@ -1,7 +1,6 @@
-"""The limits of a run on a machine that costs by the hour: its time, and its dollars.
+"""The time and budget limits of a run on a machine that is billed by the hour.
 
-Time is that of the machine's own monotonic clock, which runs on without a connection and cannot be
-set.
+Time is read from the machine's monotonic clock, which needs no connection and cannot be set.
 """
 
 import time
@@ -23,7 +22,7 @@ _KILLED_AFTER_S = 600.0
 
 
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """When a run stops by itself, with a checkpoint, whether or not anybody can reach it."""
+    """The limits at which a run stops by itself with a checkpoint, even if it is unreachable."""
 
     started: float
     """The monotonic clock of the machine when the run was started."""
@@ -46,7 +45,7 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     def reached(self, clock: float, teacher_usd: float) -> str | None:
         """Returns why the run has to stop now; None if it may continue."""
         if self.hours is not None and clock - self.started >= self.hours * _HOUR_S:
-            return f"it has run for the {self.hours:g} hours that its machine allows (max_hours)"
+            return f"it has reached the machine's max_hours of {self.hours:g}"
         if self.budget_usd is None:
             return None
         machine_usd = self.machine_usd(clock, with_reserve=True)
@@ -56,12 +55,13 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
         if teacher_usd:
             parts += f", its teacher ${teacher_usd:.2f}"
         return (
-            f"its budget of ${self.budget_usd:g} is spent: {parts}, and the rest is kept for the "
-            "last checkpoint and for bringing it back"
+            f"its budget of ${self.budget_usd:g} is spent: {parts}; the rest is reserved for the "
+            "last checkpoint and its download"
         )
 
     def is_overdue(self, clock: float, teacher_usd: float) -> bool:
-        """Returns whether a run that was to stop must be killed, so that no limit is passed."""
+        """Returns whether a run that should have stopped must be killed to keep within its
+        limits."""
         used_s = clock - self.started
         if self.hours is not None and used_s >= self.hours * _HOUR_S + _KILLED_AFTER_S:
             return True

@@ -237,7 +237,7 @@ def test_a_failed_run_says_why_and_what_to_do(workspace: Workspace) -> None:
         ended = wait_for_end(workspace, start_rollouts(workspace, endpoint).run_id)
     assert ended.status == "failed"
     assert ended.error is not None
-    assert "wants a key" in ended.error.problem
+    assert "requires an API key" in ended.error.problem
     assert "api_key_env" in ended.error.fix
 
 

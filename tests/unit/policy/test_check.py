@@ -59,7 +59,7 @@ def test_a_model_that_forgets_its_state_between_chunks_is_given_tokens_singly():
 
     (note,) = check_decoding(loaded)
 
-    assert "given tokens run one by one" in note
+    assert "prompt tokens run one by one" in note
     assert isinstance(passes_for(loaded.model, num_slots=1), SlotPasses)
     assert_exact(loaded)
 
@@ -81,7 +81,7 @@ def test_a_mamba_model_with_another_formula_is_sampled_by_its_own(monkeypatch):
 
     (note,) = check_decoding(loaded)
 
-    assert "given tokens run one by one" in note
+    assert "prompt tokens run one by one" in note
     assert_exact(loaded)
 
 

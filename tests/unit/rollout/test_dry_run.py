@@ -330,10 +330,10 @@ def test_a_dry_run_needs_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     assert isinstance(reported, Forecast)
     assert reported.cost_usd is not None
-    with pytest.raises(InputError, match="needs a key"):
+    with pytest.raises(InputError, match="requires a key"):
         run_of(workspace, endpoint, **hosted)
     monkeypatch.setenv("OPENROUTER_API_KEY", "two\nlines")
-    with pytest.raises(InputError, match="cannot be sent in a header"):
+    with pytest.raises(InputError, match="not allowed in an HTTP header"):
         run_of(workspace, endpoint, dry_run=True, **hosted)
 
 

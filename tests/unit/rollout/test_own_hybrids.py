@@ -32,6 +32,6 @@ def test_a_model_that_is_sampled_in_a_slower_way_says_so_in_its_run(tmp_path):
         )
     )
 
-    assert any("given tokens run one by one" in note for note in reporter.notes)
+    assert any("prompt tokens run one by one" in note for note in reporter.notes)
     rows = read_rows(tmp_path / "out.jsonl")
     assert len(rows) == len(PROMPTS)

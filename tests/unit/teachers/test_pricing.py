@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stillroom.errors import InputError, TeacherError
 from stillroom.settings import Workspace
-from stillroom.teachers.pricing import Price, known_price, price_for, price_list, refresh_prices
+from stillroom.teachers.pricing import Price, price_for, price_list, refresh_prices, require_price
 from stillroom.types import Usage
 
 
@@ -124,7 +124,7 @@ def test_a_price_that_is_needed_and_unknown_is_told_with_the_line_to_write(
     workspace: Workspace,
 ) -> None:
     with pytest.raises(InputError) as caught:
-        known_price(workspace, "maker/new")
+        require_price(workspace, "maker/new")
     assert "'maker/new'" in caught.value.problem
     assert f"the list of {price_list(workspace).as_of}" in caught.value.problem
     assert "stillroom prices --refresh" in caught.value.fix
@@ -132,8 +132,8 @@ def test_a_price_that_is_needed_and_unknown_is_told_with_the_line_to_write(
     line = caught.value.fix.partition("tokens: ")[2]
 
     write_prices(workspace, line)
-    assert known_price(workspace, "maker/new") == Price(0.15, 0.6)
-    assert known_price(workspace, "gpt-4o") == Price(2.5, 10)
+    assert require_price(workspace, "maker/new") == Price(0.15, 0.6)
+    assert require_price(workspace, "gpt-4o") == Price(2.5, 10)
 
 
 LISTED = {

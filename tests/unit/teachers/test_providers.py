@@ -182,7 +182,7 @@ def test_an_address_that_is_not_http_is_refused(base_url: str) -> None:
 
 @pytest.mark.parametrize("login", ["user:hunter2@", "hunter2@"])
 def test_an_address_with_a_login_is_refused_without_showing_it(login: str) -> None:
-    with pytest.raises(InputError, match="holds a login") as caught:
+    with pytest.raises(InputError, match="contains a login") as caught:
         endpoint_for(WORKSPACE, "openai", base_url=f"https://{login}gw.test/v1", api_key_env=None)
     assert "hunter2" not in str(caught.value)
 

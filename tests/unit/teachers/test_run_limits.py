@@ -35,9 +35,9 @@ def test_the_machine_costs_by_its_own_clock_and_what_it_cost_before_counts() -> 
         (0.0, 0.0, None),
         (2.7, 0.0, None),
         # $5.50 for 2.75 hours, and $0.50 are kept for the stop.
-        (2.75, 0.0, "the machine $5.50, and the rest is kept"),
+        (2.75, 0.0, "the machine $5.50; the rest is reserved"),
         (1.0, 3.4, None),
-        (1.0, 3.5, "the machine $2.00, its teacher $3.50, and the rest"),
+        (1.0, 3.5, "the machine $2.00, its teacher $3.50; the rest"),
     ],
 )
 def test_a_budget_is_for_machine_and_teacher_together(
@@ -51,7 +51,7 @@ def test_a_budget_is_for_machine_and_teacher_together(
 def test_the_hours_count_without_a_price_too() -> None:
     timed = RunLimits(started=0.0, hours=2.0)
     assert timed.reached(2 * HOUR - 1, 99.0) is None
-    assert "2 hours that its machine allows (max_hours)" in str(timed.reached(2 * HOUR, 0.0))
+    assert "reached the machine's max_hours of 2" in str(timed.reached(2 * HOUR, 0.0))
     assert not timed.is_overdue(2 * HOUR + 599, 0.0)
     assert timed.is_overdue(2 * HOUR + 600, 0.0)
 

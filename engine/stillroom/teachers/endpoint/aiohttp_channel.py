@@ -36,7 +36,7 @@ _GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 
 
 class AiohttpChannel:
-    """Posts requests over pooled connections, one per request in flight; opened when needed."""
+    """Posts requests over pooled connections, one per request in flight, opened on demand."""
 
     def __init__(self, url: str, headers: Mapping[str, str], *, proxy: str | None = None) -> None:
         self._url = url
@@ -122,15 +122,15 @@ class AiohttpChannel:
     def _not_connected(self, error: Exception, timeout_s: float) -> str:
         reason = str(error)
         if isinstance(error, TimeoutError):
-            reason = f"no answer within {min(timeout_s, CONNECT_TIMEOUT_S):g} s"
+            reason = f"timed out after {min(timeout_s, CONNECT_TIMEOUT_S):g} s"
         return f"cannot connect to {self._address}: {reason}"
 
 
 class _ReplyProtocol(ResponseHandler):
     """Parses the head of a reply apart from its body.
 
-    aiohttp drops a reply, which may have been paid for, if bytes that are no HTTP follow its end in
-    the same read. Once it has parsed the head, it drops such bytes and closes the connection.
+    aiohttp drops a reply, which may have been paid for, if bytes that are not HTTP follow it in the
+    same read. If the head is parsed first, it drops only those bytes and closes the connection.
     """
 
     def set_response_params(self, **options: Any) -> None:
@@ -170,7 +170,7 @@ class _StaleConnectionError(Exception):
 
 
 class _Payload(aiohttp.BytesPayload):
-    """A request's body, with a flag that says whether the request was sent."""
+    """A request's body, which records whether the request was sent."""
 
     def __init__(self, body: bytes, used: WeakSet[BaseProtocol]) -> None:
         super().__init__(body)
@@ -180,7 +180,7 @@ class _Payload(aiohttp.BytesPayload):
 
 
 class _Request(aiohttp.ClientRequest):
-    """A request that uses an idle connection only if its socket has nothing to read.
+    """A request that reuses an idle connection only if its socket has nothing to read.
 
     aiohttp itself checks only what its event loop has already noticed. It would take an unrequested
     response, which arrived while the connection was idle, for the response to the next request.

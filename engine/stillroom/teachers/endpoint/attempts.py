@@ -1,4 +1,4 @@
-"""What all clients of a server share: how a channel is opened, which failed calls are repeated."""
+"""Opens channels to servers, and decides which failed calls are retried and after what wait."""
 
 import random
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,7 +21,7 @@ from stillroom.teachers.limits.limit_types import Sent
 from stillroom.teachers.limits.limiter import Limiter
 
 MAX_ATTEMPTS = bounds.ATTEMPTS.most
-"""The most failed attempts at one call; a refusal by a rate limit does not count as failed."""
+"""The most failed attempts at one call; rate-limited attempts (429) do not count as failed."""
 PATIENCE_S = float(bounds.RATE_LIMIT.most)
 """The most seconds in total that one call waits for a rate limit."""
 SHOWN = 300
@@ -41,7 +41,7 @@ class Retry:
     may_be_billed: bool = False
     """Whether the provider may bill the failed attempt."""
     is_down: bool = False
-    """Whether the server cannot be reached, or a gateway says so: it may be starting again."""
+    """Whether the server is unreachable, directly or behind a gateway; it may be restarting."""
 
 
 @dataclass(slots=True)
@@ -49,13 +49,14 @@ class Attempts:
     """Counts the unsuccessful attempts at one call."""
 
     down_patience_s: float = 0.0
-    """The most seconds in total to wait for a server that is down; 0: such attempts have failed."""
+    """The most seconds in total to wait for a server that is down; 0 counts these attempts as
+    failed."""
     num_failed: int = 0
     """The number of attempts that failed, other than by a rate limit or a server that is down."""
     num_refused: int = 0
     """The number of attempts that a rate limit refused."""
     num_down: int = 0
-    """The number of attempts that a server which is down did not take."""
+    """The number of attempts made while the server was down."""
     waited_s: float = 0.0
     """The seconds that the call has waited for a rate limit so far."""
     down_s: float = 0.0
@@ -64,7 +65,7 @@ class Attempts:
     def wait_s(self, retry: Retry, wait_s: Callable[[Retry, int], float]) -> float:
         """Counts a failed attempt and returns the seconds to wait before the next one.
 
-        `wait_s` computes them from the failure and its number among the failures of its sort,
+        `wait_s` computes them from the failure and its number among failures of the same kind,
         counted from 1. Raises CallFailedError if no further attempt is allowed.
         """
         if retry.kind is FailureClass.RATE_LIMIT:
@@ -86,15 +87,15 @@ class Attempts:
 
 
 def backoff_s(attempt: int, jitter: random.Random) -> float:
-    """Returns the seconds to wait after a failure if the server does not say how long.
+    """Returns the seconds to wait after a failure if the server sends no Retry-After.
 
     They double with each attempt, up to 32 s, and are then shortened by a random factor.
     """
     return 0.5 * 2 ** min(attempt, 6) * jitter.uniform(0.5, 1.0)
 
 
-def least_wait_s(attempt: int) -> float:
-    """Returns the least seconds to wait after a refusal, even if the server asks for less.
+def min_wait_s(attempt: int) -> float:
+    """Returns the minimum seconds to wait after a 429, even if the server asks for less.
 
     They double with each attempt, so that a server that keeps asking for no wait at all is not
     called in a tight loop.
@@ -103,7 +104,7 @@ def least_wait_s(attempt: int) -> float:
 
 
 def open_channel(url: str, headers: Mapping[str, str]) -> HttpChannel:
-    """Returns a channel to an address, through the proxy that the environment names for it.
+    """Returns an HTTP client for a URL, which honours HTTP_PROXY, HTTPS_PROXY and NO_PROXY.
 
     Raises InputError if that proxy is not an HTTP proxy.
     """
@@ -115,7 +116,7 @@ def open_channel(url: str, headers: Mapping[str, str]) -> HttpChannel:
 
 
 def http_proxy(url: str) -> str | None:
-    """Returns the URL of the proxy that the environment names for an address, with its scheme.
+    """Returns the proxy URL that the environment sets for a URL, with its scheme; None if none.
 
     Raises InputError if it is not an HTTP proxy.
     """
@@ -130,7 +131,7 @@ def http_proxy(url: str) -> str | None:
     # The user information is left out of the message, since it may hold a password.
     address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
     raise InputError(
-        f"the environment names the proxy {address} for {url}, and only HTTP proxies are supported",
+        f"the environment sets the proxy {address} for {url}; only HTTP proxies are supported",
         "set HTTP_PROXY and HTTPS_PROXY to an http:// proxy, or add the host to NO_PROXY",
     )
 
@@ -138,11 +139,11 @@ def http_proxy(url: str) -> str | None:
 async def post_once(
     channel: HttpChannel, body: bytes, *, timeout_s: float, path: str = ""
 ) -> HttpReply | Retry:
-    """Posts a body once and returns the response, whatever its status, or else a Retry."""
+    """Posts a body once and returns the response, whatever its status; a Retry if there is none."""
     try:
         return await channel.post(body, timeout_s=timeout_s, path=path)
     except TimeoutError:
-        message = f"no answer within {timeout_s:g} s"
+        message = f"timed out after {timeout_s:g} s"
         return Retry(FailureClass.TIMEOUT, message, may_be_billed=True)
     except NotConnectedError as error:
         return Retry(FailureClass.CONNECTION, str(error), is_down=True)
@@ -153,7 +154,7 @@ async def post_once(
         return Retry(FailureClass.BAD_RESPONSE, message, may_be_billed=True)
 
 
-async def limited(limiter: Limiter, sent: Sent, attempt: Awaitable[_T | Retry]) -> _T | Retry:
+async def run_limited(limiter: Limiter, sent: Sent, attempt: Awaitable[_T | Retry]) -> _T | Retry:
     """Awaits an attempt, reports its outcome to the limiter, and returns it.
 
     `sent` is what the limiter's `acquire` returned for the attempt.
@@ -173,9 +174,9 @@ async def limited(limiter: Limiter, sent: Sent, attempt: Awaitable[_T | Retry]) 
 
 
 def retry_of(reply: HttpReply, message: str) -> Retry | None:
-    """Returns a Retry for a response after which the same request may succeed, else None.
+    """Returns a Retry for a response whose request may succeed when repeated, else None.
 
-    These are refusals by a rate limit (429), timeouts (408) and server errors (5xx).
+    These are rate limits (429), timeouts (408) and server errors (5xx).
     """
     if reply.status == 429:
         return Retry(FailureClass.RATE_LIMIT, message, retry_after(reply.headers))
@@ -186,8 +187,8 @@ def retry_of(reply: HttpReply, message: str) -> Retry | None:
     return None
 
 
-def unreadable(error: Exception) -> Retry:
-    """Returns the Retry for a response whose content is not what the request asked for."""
+def retry_unreadable(error: Exception) -> Retry:
+    """Returns the Retry for a response whose content does not fit the request."""
     message = f"unreadable response: {str(error)[:SHOWN]}"
     return Retry(FailureClass.BAD_RESPONSE, message, may_be_billed=True)
 

@@ -22,13 +22,13 @@ from stillroom.teachers.endpoint.attempts import (
     Attempts,
     Retry,
     backoff_s,
-    least_wait_s,
-    limited,
+    min_wait_s,
     open_channel,
     post_once,
     retry_of,
+    retry_unreadable,
+    run_limited,
     text_of,
-    unreadable,
 )
 from stillroom.teachers.endpoint.http_channel import HttpChannel, HttpReply, RedactedChannel
 from stillroom.teachers.endpoint.replies import (
@@ -60,7 +60,7 @@ from stillroom.types import (
 _BYTES_PER_TOKEN = 4.0
 """The approximate size of a token, for the limiter and for prompts whose usage is not reported."""
 _REASONING_BACK = ("reasoning_details",)
-"""The keys of reasoning that are sent back to a provider which needs it."""
+"""The message keys of reasoning that are sent back to providers that need it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class Spending:
     def of(self, usage: Usage | None, reported_usd: float | None) -> float | None:
         """Returns a call's cost in US dollars; None if it is unknown.
 
-        A cost that the endpoint reports takes precedence over one that is computed from the usage,
-        but for a cost of 0: it is not believed where the model has a price.
+        A reported cost takes precedence over one computed from the usage, except a reported 0 for a
+        model that has a price.
         """
         if self.price == FREE:
             return reported_usd or 0.0
@@ -116,10 +116,10 @@ class ConversationTooLongError(CallFailedError):
 class OpenAITeacher:
     """Samples each turn from an endpoint. Use it as an async context manager.
 
-    The number and rate of calls adapt to the endpoint's rate limits (see `limits`). A call that a
-    rate limit refuses waits as long as the endpoint asks, at most `PATIENCE_S` in total. A call
-    that fails (5xx, timeout, lost connection, unreadable body) is attempted at most `MAX_ATTEMPTS`
-    times. A refused key or an unknown model raises TeacherError and ends the run.
+    The number and rate of calls adapt to the endpoint's rate limits (see `limits`). A rate-limited
+    call waits as long as the endpoint asks, at most `PATIENCE_S` in total. A call that fails (5xx,
+    timeout, lost connection, unreadable body) is attempted at most `MAX_ATTEMPTS` times. A rejected
+    key or an unknown model raises TeacherError and ends the run.
     """
 
     def __init__(
@@ -162,8 +162,8 @@ class OpenAITeacher:
     ) -> AsyncGenerator["HttpConversation"]:
         """Yields a conversation that begins with `messages`.
 
-        Each request sends the whole conversation. `seed_key` distinguishes the seeds of
-        conversations, if the endpoint takes one.
+        Each request sends the whole conversation. If the endpoint accepts a seed, `seed_key` makes
+        it differ between conversations.
         """
         takes_seed = self.sampling.seed is not None and self._endpoint.provider.takes_seed
         seed = _seed_of(self.sampling.seed or 0, seed_key) if takes_seed else None
@@ -207,7 +207,7 @@ class OpenAITeacher:
             raise
         budget.send(worst)
         try:
-            outcome = await limited(self.limiter, sent, self._attempt(body, sent))
+            outcome = await run_limited(self.limiter, sent, self._attempt(body, sent))
         except (CallFailedError, TeacherError):
             budget.settle(worst, NOTHING)
             raise
@@ -230,9 +230,9 @@ class OpenAITeacher:
     def _worst_case(self, body: bytes) -> Cost:
         """Returns the most that a request is expected to cost.
 
-        A prompt has at most one token per byte of the request. To that comes the most by which
-        earlier responses exceeded this bound: providers add texts of their own, count pictures,
-        do not bound thinking by `max_tokens`, or charge a higher price.
+        A prompt has at most one token per byte of the request. The largest overrun of earlier
+        responses is added: providers add their own texts, count images, do not limit thinking by
+        `max_tokens`, or charge a higher price.
         """
         overrun = self._overrun
         usage = Usage(
@@ -247,7 +247,7 @@ class OpenAITeacher:
         if retry.wait_s is None:
             return backoff_s(attempt, self._jitter)
         if retry.kind is FailureClass.RATE_LIMIT:
-            return max(retry.wait_s, least_wait_s(attempt))
+            return max(retry.wait_s, min_wait_s(attempt))
         return min(retry.wait_s, PATIENCE_S)
 
     def _body(
@@ -267,7 +267,7 @@ class OpenAITeacher:
         return msgspec.json.encode(body)
 
     def as_sent(self, message: Message) -> Message:
-        """Returns a message of the model as it is sent back to it with later requests.
+        """Returns an assistant message in the form that later requests send back.
 
         Reasoning is left out unless the provider needs it or the settings ask for it.
         """
@@ -289,7 +289,7 @@ class OpenAITeacher:
         try:
             read = read_turn(body)
         except UnreadableTurnError as error:
-            return unreadable(error)
+            return retry_unreadable(error)
         self._has_answered = True
         usage = read.usage
         if usage is not None and not usage.prompt_tokens:
@@ -335,9 +335,9 @@ class OpenAITeacher:
             )
         if says_no_tools(text):
             raise TeacherError(
-                f"{where} cannot call tools: {message}",
+                f"{where} does not support tool calls: {message}",
                 "start vLLM with --enable-auto-tool-choice --tool-call-parser PARSER (hermes for "
-                "Qwen, llama3_json, mistral, …), or leave the tools out; the same command resumes "
+                "Qwen, llama3_json, mistral, …), or remove the tools; the same command resumes "
                 "from here",
             )
         if says_too_long(status, text):
@@ -351,12 +351,12 @@ class OpenAITeacher:
         name = self._endpoint.api_key_env
         if name is None:
             return TeacherError(
-                f"{where} wants a key: {message}",
+                f"{where} requires an API key: {message}",
                 "name the environment variable that holds it with api_key_env",
             )
         return TeacherError(
-            f"{where} refused the key in {name}: {message}",
-            f"check the key in {name} and what it may use",
+            f"{where} rejected the key in {name}: {message}",
+            f"check the key in {name} and its permissions",
         )
 
 
@@ -376,7 +376,7 @@ class HttpConversation:
     async def sample(self) -> SampledTurn:
         """Returns the endpoint's next turn; it is empty if earlier turns have filled the context.
 
-        Raises ConversationTooLongError if already the first messages do not fit into it.
+        Raises ConversationTooLongError if the initial messages alone exceed it.
         """
         try:
             turn = await self._teacher.complete(self._messages, self._tools, seed=self._seed)
@@ -396,16 +396,17 @@ class HttpConversation:
         self._messages += replies
 
     def restore(self, turn: SampledTurn) -> None:
-        """Appends a turn that was sampled in an earlier process, instead of paying for it again."""
+        """Appends a turn that was sampled in an earlier process, so that it is not paid for
+        again."""
         self._messages.append(self._teacher.as_sent(turn.message))
 
     def trace(self) -> TokenTrace | None:
-        """Returns None, because an endpoint does not reveal its tokens."""
+        """Returns None, because an endpoint does not return its token ids."""
         return None
 
 
 def _no_room() -> SampledTurn:
-    """Returns an empty turn that ended for lack of context, as in-process models also return."""
+    """Returns an empty turn that ended because the context is full, as in-process models do."""
     message: Message = {"role": "assistant", "content": ""}
     return SampledTurn(message=message, finish_reason="context", usage=Usage(), cost_usd=0.0)
 
@@ -417,5 +418,5 @@ def _as_sent(call: ToolCall) -> ToolCall:
 
 
 def _seed_of(seed: int, key: str) -> int:
-    """Returns a 31-bit seed that depends on `key` too, so that a task's samples differ."""
+    """Returns a 31-bit seed from `seed` and `key`, so that a task's samples differ."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{key}".encode()).digest()[:4], "big") >> 1

@@ -1,4 +1,4 @@
-"""Defines how JSON is posted to a server, independently of the HTTP library that does it.
+"""Defines the interface for posting JSON to a server, independent of the HTTP library.
 
 This module imports no HTTP library, so a process that only validates requests need not load one.
 """
@@ -28,7 +28,7 @@ class HttpReply:
 
     status: int
     headers: Mapping[str, str]
-    """The headers' values by their names in lower case."""
+    """The header values by lower-case name."""
     body: bytes
     """The decompressed body."""
 
@@ -53,9 +53,9 @@ class HttpChannel(Protocol):
 
 
 class RedactedChannel:
-    """A channel whose responses and errors hold no secret that the redactor knows.
+    """A channel that removes the redactor's secrets from responses and errors.
 
-    Servers repeat the key that they were sent: in errors, in headers, or in an answer.
+    Servers may echo the key that they were sent, in errors, headers or answers.
     """
 
     def __init__(self, channel: HttpChannel, redactor: Redactor) -> None:

@@ -1,4 +1,4 @@
-"""Reads the responses of a chat completions endpoint: turns, usage, and the reason of a refusal."""
+"""Parses the responses of a chat completions endpoint: turns, usage, and reasons of errors."""
 
 import json
 import re
@@ -16,21 +16,21 @@ from stillroom.types import Message, ToolCall, Usage
 
 REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details")
 MAX_TOOL_CALLS = bounds.TOOL_CALLS.most
-"""The most tool calls of a readable turn; each takes kilobytes of memory until it is run."""
+"""The most tool calls of a valid turn; each takes kilobytes of memory until it is run."""
 _LONE_SURROGATE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
 )
-"""Matches any escape in JSON; group 1 is a lone half of a surrogate pair, which is no character."""
+"""Matches any escape in JSON; group 1 is a lone surrogate, which is not a character."""
 _SIGNATURES = "extra_content"
-"""The key of a turn or call under which Google's models put what must be sent back to them."""
+"""The key of a turn or call with the data that Google's models require back."""
 _KEPT_KEYS = ("content", _SIGNATURES, *REASONING_KEYS)
 _MAX_TOKENS_OF_A_CALL = 1 << 40
-"""The most tokens of one call that are believed; a higher number is ignored."""
+"""The highest plausible token count of one call; a higher count is ignored."""
 _MAX_USD = 1e9
-"""The most US dollars of one call that are believed; a higher number is ignored."""
+"""The highest plausible cost of one call in US dollars; a higher cost is ignored."""
 _MAX_BYTES_PER_TOKEN = 256
-"""More bytes than the longest tokens of today's vocabularies, which are rows of blanks, have."""
+"""More bytes than the longest tokens of today's vocabularies, which are runs of spaces, have."""
 _KEPT_BYTES = 4000
 """The number of bytes of an unreadable response that an error quotes."""
 _MAX_NAME = 200
@@ -103,8 +103,8 @@ class _Completion(msgspec.Struct):
 
     choices: list[_Choice]
     usage: msgspec.Raw = msgspec.Raw(b"null")
-    """The undecoded usage. It is decoded apart, so that a number which no float can hold does not
-    make a response unreadable that was paid for."""
+    """The undecoded usage. It is decoded separately, so that a number out of a float's range does
+    not invalidate a response that was paid for."""
     model: Any = None
     system_fingerprint: Any = None
 
@@ -116,7 +116,7 @@ def read_turn(body: bytes) -> ReadTurn:
     """Returns the turn in a response body.
 
     Servers deviate from the format in many ways; a response is rejected only if its meaning is
-    unclear. Raises UnreadableTurnError, which quotes the beginning of the response, then.
+    unclear, with an UnreadableTurnError that quotes its beginning.
     """
     try:
         completion = _completion(body)
@@ -142,10 +142,10 @@ def _completion(body: bytes) -> _Completion:
     except msgspec.DecodeError:
         # A strict decoder rejects a whole text for one half of a surrogate pair. A new request
         # would be billed again and might well return the same, so the half is replaced instead.
-        return _COMPLETION.decode(_LONE_SURROGATE.sub(_replaced, body))
+        return _COMPLETION.decode(_LONE_SURROGATE.sub(_replace_escape, body))
 
 
-def _replaced(escape: re.Match[bytes]) -> bytes:
+def _replace_escape(escape: re.Match[bytes]) -> bytes:
     return rb"\ufffd" if escape[1] else escape[0]
 
 
@@ -204,8 +204,8 @@ def _arguments(function: _Function) -> str:
 def readable_arguments(written: str) -> str:
     """Returns the arguments of an earlier call as the text of a JSON object.
 
-    Arguments that are not one are wrapped in an object: many chat templates parse the arguments,
-    and a server would refuse the whole conversation for malformed ones.
+    Other arguments are wrapped in an object: many chat templates parse the arguments, and a server
+    would reject the whole conversation for malformed ones.
     """
     try:
         is_object = isinstance(msgspec.json.decode(written), dict)
@@ -219,7 +219,7 @@ def _beginning(body: bytes) -> str:
 
 
 def _usage(usage_fields: Mapping[str, Any], message: Message) -> Usage | None:
-    """Returns the reported usage; None if it is missing or cannot be that of this message.
+    """Returns the reported usage; None if it is missing or implausible for this message.
 
     A count of 0 next to a long text would let it pass any budget.
     """
@@ -229,7 +229,7 @@ def _usage(usage_fields: Mapping[str, Any], message: Message) -> Usage | None:
     )
     if prompt is None or completion is None:
         return None
-    written = _written(message)
+    written = _generated_texts(message)
     if written and completion * _MAX_BYTES_PER_TOKEN < len(msgspec.json.encode(written)):
         return None
     # Some endpoints count a model's thinking only in total_tokens, but bill it as completion.
@@ -237,8 +237,8 @@ def _usage(usage_fields: Mapping[str, Any], message: Message) -> Usage | None:
     return Usage(prompt_tokens=prompt, completion_tokens=max(completion, total - prompt))
 
 
-def _written(message: Message) -> list[Any]:
-    """Returns the texts of a message that its model must have written token by token."""
+def _generated_texts(message: Message) -> list[Any]:
+    """Returns the texts of a message that its model must have generated."""
     calls = [call["function"] for call in message.get("tool_calls", ())]
     reasoning: list[Any] = [message.get("reasoning"), message.get("reasoning_content")]
     return [text for text in (message.get("content"), *reasoning, *calls) if text]
@@ -253,7 +253,7 @@ def _count(usage_fields: Mapping[str, Any], name: str) -> int | None:
 
 
 def _reported_usd(usage_fields: Mapping[str, Any]) -> float | None:
-    """Returns the reported cost of a call, with what another provider bills the user for it.
+    """Returns the reported cost of a call, including what an upstream provider bills the user.
 
     With a key of the user's own at OpenRouter (`is_byok`), `cost` is only OpenRouter's fee.
     """
@@ -279,7 +279,7 @@ def _usd(value: Any) -> float | None:
 
 
 def limit_kind(message: str) -> LimitKind:
-    """Returns which kind of limit the message of a refusal mentions."""
+    """Returns the kind of limit that a 429's message mentions."""
     if re.search(r"concurren|simultaneous|in parallel|in flight", message, re.IGNORECASE):
         return LimitKind.CONCURRENCY
     if re.search(r"tokens? per|\btp[smd]\b", message, re.IGNORECASE):
@@ -290,27 +290,27 @@ def limit_kind(message: str) -> LimitKind:
 
 
 def says_no_credit(status: int, message: str) -> bool:
-    """Returns whether a refusal means that the account has no credit, so no call can succeed."""
+    """Returns whether an error means that the account has no credit, so no call can succeed."""
     return status == 402 or _NO_CREDIT.search(message) is not None
 
 
 def says_no_tools(message: str) -> bool:
-    """Returns whether a refusal means that a vLLM server was started without tool calls."""
+    """Returns whether an error means that a vLLM server was started without tool calls."""
     return _NO_TOOL_PARSER.search(message) is not None
 
 
 def says_too_long(status: int, message: str) -> bool:
-    """Returns whether a refusal means that the conversation exceeds the model's context."""
+    """Returns whether an error means that the conversation exceeds the model's context."""
     return status in (400, 413, 422) and _TOO_LONG.search(message) is not None
 
 
 def says_flagged(message: str) -> bool:
-    """Returns whether a refusal objects to the content of the prompt, not to the key."""
+    """Returns whether an error is about the content of the prompt, not the key."""
     return _FLAGGED.search(message) is not None
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Returns the seconds that a response's headers ask to wait; None if they do not say.
+    """Returns the seconds that a response's headers ask to wait; None if they ask for no wait.
 
     Servers write them in milliseconds, in seconds, or as the date when the wait ends.
     """

@@ -1,1 +1,1 @@
-"""Learns from an endpoint's headers and refusals how fast it may be called, and keeps to that."""
+"""Adapts the rate and concurrency of calls to an endpoint's headers and 429 responses."""

@@ -2,9 +2,9 @@
 
 Most endpoints state a limit, how much of it remains, and the time until it has fully refilled
 (`x-ratelimit-*`). If the limit is a bucket that refills steadily, the used part divided by that
-time is its refill rate, which is then the same in each response. The headers are believed only if
-it is. Other limits, such as a counter that restarts each minute, must be learned from refusals,
-like those of endpoints that send no such headers.
+time is its refill rate, which is then the same in each response. The headers are trusted only if it
+is. Other limits, such as a counter that restarts each minute, must be learned from refusals, like
+those of endpoints that send no such headers.
 """
 
 import math
@@ -22,15 +22,15 @@ _APART_S = 0.25
 _NUM_KEPT = 4
 """The number of latest rates that are compared with each other."""
 _STEADY = 1.15
-"""The headers are believed while the highest kept rate is at most this multiple of the lowest."""
+"""The headers are trusted while the highest kept rate is at most this multiple of the lowest."""
 _FREE_S = 2.0
 """Requests are not held back while more remains than refills in this many seconds."""
 _TARGET_S = 1.0
-"""The pace is chosen so that as much remains as refills in this many seconds."""
+"""The pace keeps in reserve the amount that refills in this many seconds."""
 _SLOWEST, _FASTEST = 0.7, 1.5
 """The lowest and the highest pace, as multiples of the refill rate."""
 _MAX_REFUSED, _PER_SENT = 4, 200.0
-"""After this many refusals within this amount sent, the headers are no longer believed."""
+"""After this many refusals within this amount sent, the headers are no longer trusted."""
 _LONGEST_S = 2 * 86_400.0
 """A longer time until the reset is ignored: it must be a date, or an endpoint's mistake."""
 _NAMES = [
@@ -49,7 +49,7 @@ class Allowance:
     limit: float
     """The most requests or tokens that may be used when nothing has been used."""
     remaining: float
-    """How many of them are left."""
+    """How many of them remain."""
     reset_s: float
     """The seconds until all of them are available again."""
 
@@ -80,14 +80,14 @@ class AllowanceFollower:
         self.pace: float | None = None
         """The requests or tokens to send per second; None if nothing needs to be held back.
 
-        That is so if the headers state nothing believable, or if much of the limit remains.
+        That is so if the headers are missing or implausible, or if much of the limit remains.
         """
         self._rates: deque[float] = deque(maxlen=_NUM_KEPT)
         self._noted: tuple[float, float, float] | None = None
         """The last request whose rate was noted: when it was sent, what remained after it, and how
         much had been sent in total up to it."""
         self._scale = 1.0
-        """How much the endpoint counts per unit that is estimated to have been sent."""
+        """The amount that the endpoint counts per unit that we estimate to have sent."""
         self._refused_at: deque[float] = deque(maxlen=_MAX_REFUSED)
         self._is_distrusted = False
 
@@ -96,7 +96,7 @@ class AllowanceFollower:
     ) -> None:
         """Updates the pace from the allowance in the response to a request.
 
-        `total` is how much has been sent in all by now, in `unit`.
+        `total` is the total amount sent so far, in `unit`.
         """
         if self._is_distrusted or allowance.reset_s <= 0:
             return
@@ -107,9 +107,9 @@ class AllowanceFollower:
         self.pace = self._pace(allowance, sent_since, now - sent.at)
 
     def accounts_for_refusal(self, sent: float) -> bool:
-        """Returns whether a refusal is one of the few to be expected while this pace is followed.
+        """Returns whether a refusal is one of the few that are expected at this pace.
 
-        `sent` is how much has been sent in all. If refusals are too frequent, the headers are
+        `sent` is the total amount sent. If refusals are too frequent, the headers are
         distrusted from then on.
         """
         if self.pace is None:
@@ -153,7 +153,7 @@ def _number(text: str) -> float | None:
 
 
 def _seconds(text: str, now: datetime) -> float | None:
-    """Returns the seconds of a time written like 0.5, 20ms, 6m0s or as the moment when it ends."""
+    """Returns the seconds of a duration such as 0.5, 20ms or 6m0s, or until a given date."""
     number = _number(text)
     if number is not None:
         return number

@@ -13,7 +13,7 @@ from stillroom.teachers.limits.rate_search import RateSearch, spread
 _MIN_HOLD_S = 1.0
 """The least seconds between a cut or a probe and the next probe."""
 _MAX_SHRINKS = 3
-"""From this many refusals within the known limit on, they are taken to have another reason."""
+"""From this number of refusals within the known limit, another reason is assumed."""
 _LEAST_SHARE = 0.8
 """With less than this share of the known limit in flight, a refusal has another reason."""
 _NUM_EPISODES = 4
@@ -62,10 +62,10 @@ class ConcurrencySearch:
         self._num_refused += 1
 
     def explains(self, sent: Sent, rate: RateSearch, *, do_trips_vary: bool) -> bool:
-        """Returns whether too much concurrency may be the reason for a refusal.
+        """Returns whether a concurrency limit may be the reason for a refusal.
 
-        If all answers take equally long, a concurrency limit and a rate limit are equivalent, and
-        the rate is preferred because it can be set more finely.
+        If all responses take equally long, a concurrency limit and a rate limit are equivalent; the
+        rate is preferred because it can be set more finely.
         """
         if rate.pace is not None:
             return self._shows_despite_pace(sent, rate) and do_trips_vary
@@ -90,7 +90,7 @@ class ConcurrencySearch:
         """Drops the concurrency limit, because the refusal had another reason."""
         self._held, self._num_shrinks = None, 0
 
-    def grown(self, window: float, now: float) -> float:
+    def next_window(self, window: float, now: float) -> float:
         """Returns the window to use now, which is wider while a wider one is being probed."""
         if self._held is None or self._num_filled == 0:
             return window

@@ -64,9 +64,9 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
     """The estimated tokens of all requests sent before it."""
 
     def amount(self, unit: LimitUnit) -> float:
-        """Returns for how much this request counts: 1 request, or its estimated tokens."""
+        """Returns the amount that this request counts: 1 request, or its estimated tokens."""
         return 1.0 if unit is LimitUnit.REQUESTS else self.tokens
 
     def before(self, unit: LimitUnit) -> float:
-        """Returns for how much all requests sent before this one count together."""
+        """Returns the total amount that all requests sent before this one count."""
         return self.number - 1.0 if unit is LimitUnit.REQUESTS else self.tokens_before

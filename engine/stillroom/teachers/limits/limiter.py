@@ -20,7 +20,7 @@ _VARIES = 0.1
 _SPACED = 3.0
 """Under a concurrency limit, requests are sent at most this many times as fast as answers arrive.
 
-If all were sent in the same moment, they would empty the bucket of any additional rate limit.
+Sent all at once, they would empty the bucket of any additional rate limit.
 """
 _LONGEST_HELD_S = 60.0
 """This many seconds after the last request, the pace no longer holds the next one back.
@@ -139,10 +139,10 @@ class _Turn:
 
 @dataclass(slots=True)
 class _Pacer:
-    """Spaces requests so that no more is sent per second than the pace allows."""
+    """Spaces requests so that the amount sent per second does not exceed the pace."""
 
     free_at: float = -math.inf
-    """The time at which the requests sent so far are used up at the pace.
+    """The time until which the requests sent so far use up the pace.
 
     The next request may be sent `amount / pace` seconds after it.
     """
@@ -169,7 +169,7 @@ class LimitController:
         self._num_sent = 0
         self._tokens_sent = 0.0
         self._episode_end = 0
-        """The number of the last request sent before the last cut; refusals up to it hold no new
+        """The number of the last request sent before the last cut; refusals up to it give no new
         information."""
         self._trip_s = self._refusal_trip_s = 0.0
         """The average round trips, in seconds, of accepted and of refused requests."""
@@ -232,7 +232,7 @@ class LimitController:
         return sent
 
     def accepted(self, sent: Sent, now: float) -> None:
-        """Learns that the endpoint accepted a request, when its response has arrived."""
+        """Updates the limits after the response of an accepted request."""
         self.in_flight -= 1
         self._trip_s = _smoothed(self._trip_s, now - sent.at)
         difference_s = abs(now - sent.at - self._trip_s)
@@ -240,7 +240,7 @@ class LimitController:
         self._rate.accepted(sent, now)
         self._concurrency.accepted(sent)
         if self._concurrency.is_found:
-            self.window = self._concurrency.grown(self.window, now)
+            self.window = self._concurrency.next_window(self.window, now)
         elif sent.in_flight * 2 > self.window:
             # One more per accepted request doubles the window each round trip. It grows only while
             # at least half of it is used, since a wider one would otherwise not be tested.
@@ -249,7 +249,7 @@ class LimitController:
             self._pacer.is_reached = False
 
     def refused(self, sent: Sent, now: float, kind: LimitKind = LimitKind.UNKNOWN) -> None:
-        """Learns that a limit refused a request.
+        """Updates the limits after a refused request.
 
         One cut is made for all refused requests that were in flight at the same time.
         """
@@ -279,11 +279,11 @@ class LimitController:
         self._pacer.free_at = now + self._rate.pause_s(sent.amount(self.unit))
 
     def failed(self, _sent: Sent) -> None:
-        """Records the end of a request whose outcome says nothing about limits."""
+        """Records the end of a request that failed for reasons other than a limit."""
         self.in_flight -= 1
 
     def follow_headers(self, sent: Sent, now: float, unit: LimitUnit, allowance: Allowance) -> None:
-        """Learns from the response to a request how much of a limit remains."""
+        """Updates the remaining amount of a limit from a response."""
         self._header_limits[unit].follow(allowance, sent, self._total(unit), unit, now)
 
     def _total(self, unit: LimitUnit) -> float:

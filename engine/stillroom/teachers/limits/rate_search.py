@@ -43,8 +43,8 @@ _OWED_UNSURE = 10.0
 """This divided by the rate's relative error is the most requests that must be accepted before the
 next probe, so a rate that was measured over few requests is probed again sooner."""
 _SLACK_S, _LONGEST_PAUSE_S = 0.01, 1.0
-"""The shortest pause after a refusal, which covers requests that come a bit early, and the longest
-one that comes of doubling."""
+"""The shortest pause after a refusal, which covers requests that arrive slightly early, and the
+longest pause after doubling."""
 _MIN_STEP_S = 0.1
 """The least seconds between two steps of a probe."""
 _MIN_HOLD_S = 0.5
@@ -81,7 +81,7 @@ class RateSearch:
     def __init__(self, settings: LimitSettings) -> None:
         self._settings = settings
         self.pace: float | None = None
-        """How much may be sent per second, in `unit`; None while no rate limit is known."""
+        """The amount that may be sent per second, in `unit`; None while no rate limit is known."""
         self.unit = LimitUnit.REQUESTS
         self.measured: deque[MeasuredRate] = deque(maxlen=_NUM_EPISODES)
         """The most recent measurements."""
@@ -89,7 +89,7 @@ class RateSearch:
         """The refused request at which the current measurement began."""
         self._refused = dict.fromkeys(LimitUnit, 0.0)
         self._taken = dict.fromkeys(LimitUnit, 0.0)
-        """The amounts that were refused and accepted of all requests sent after the mark."""
+        """The refused and the accepted amount of all requests sent after the mark."""
         self._last_taken_at = 0.0
         """When the latest accepted request after the mark was sent; at first, when the mark was."""
         self._accepted = self._num_refused = 0
@@ -105,7 +105,7 @@ class RateSearch:
         self._is_guess = False
         """Whether the pace is an estimate that no measurement supports."""
         self._pauses = 0
-        """The number of cuts in a row for which too little was measured."""
+        """The number of consecutive cuts with too few measurements."""
         self._cut_at = self._step_at = 0.0
         self._answers: deque[float] = deque(maxlen=_NUM_KEPT)
         """The times at which the latest accepted requests were answered."""
@@ -174,7 +174,7 @@ class RateSearch:
         self._restart(sent, now)
 
     def grow(self, now: float, refusal_trip_s: float) -> bool:
-        """Raises the pace by a step if it is time to, and returns whether it did.
+        """Raises the pace by a step if one is due, and returns whether it did.
 
         It is called only while the pace holds requests back.
         """
@@ -241,10 +241,10 @@ class RateSearch:
         rate = measured.rate(self.unit)
         if not self._is_trying or rate >= self._good * _ALMOST:
             return False
-        return self._known is None or not _is_about(rate, self._known, _SAME)
+        return self._known is None or not _is_close(rate, self._known, _SAME)
 
     def _cut_blindly(self, now: float, trip_s: float, unit: LimitUnit | None) -> None:
-        """Lowers or first sets the pace after a refusal for which too little was measured."""
+        """Lowers or initialises the pace after a refusal with too few measurements."""
         self._is_trying = self._known is None
         if self.pace is not None:
             self._pauses += 1
@@ -263,7 +263,7 @@ class RateSearch:
     def _note(self, measured: MeasuredRate) -> None:
         """Keeps a measurement, and drops older ones if both units show that the limit moved."""
         last = self.measured[-1] if self.measured else measured
-        if all(not _is_about(measured.rate(u), last.rate(u), _MOVED) for u in LimitUnit):
+        if all(not _is_close(measured.rate(u), last.rate(u), _MOVED) for u in LimitUnit):
             self.measured.clear()
         self.measured.append(measured)
 
@@ -288,7 +288,7 @@ class RateSearch:
         return taken > allowed * (1 + self._unsure) + _SURPLUS_COUNT * one
 
 
-def _is_about(value: float, other: float, share: float) -> bool:
+def _is_close(value: float, other: float, share: float) -> bool:
     return abs(value - other) <= share * other
 
 

@@ -268,7 +268,7 @@ FAILURES: list[tuple[Callable[[], httpx.Response | Exception], FailureClass]] = 
     (lambda: limited(status=408), FailureClass.SERVER_ERROR),
     (lambda: limited(status=599), FailureClass.SERVER_ERROR),
     (lambda: TimeoutError("slow"), FailureClass.TIMEOUT),
-    (lambda: NotConnectedError("no answer within 30 s"), FailureClass.CONNECTION),
+    (lambda: NotConnectedError("timed out after 30 s"), FailureClass.CONNECTION),
     (lambda: NotConnectedError("refused"), FailureClass.CONNECTION),
     (lambda: ConnectionFailedError("reset"), FailureClass.CONNECTION),
     (lambda: body("<html>"), FailureClass.BAD_RESPONSE),
@@ -638,7 +638,7 @@ COSTS_NOTHING: list[Callable[[], httpx.Response | Exception]] = [
     lambda: limited(status=503),
     lambda: limited("0"),
     lambda: NotConnectedError("refused"),
-    lambda: NotConnectedError("no answer within 30 s"),
+    lambda: NotConnectedError("timed out after 30 s"),
 ]
 
 

@@ -43,7 +43,7 @@ from stillroom.importing.payloads.fields import (
 from stillroom.importing.payloads.messages import TRUNCATED
 from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, TraceFormat
 from stillroom.importing.table_rows import has_listed_row, read_any_rows
-from stillroom.teachers.providers import served_by
+from stillroom.teachers.providers import provider_serving
 
 _CHAT_CALLS = frozenset(
     {
@@ -84,7 +84,9 @@ def _litellm_calls(row: JsonRow) -> Iterator[LoggedConversation]:
         calls,
         _litellm_fields(data),
         metadata=without_nothing(tags=as_list(parsed(data.get("request_tags")))),
-        provider=served_by(first_text(data, "custom_llm_provider"), first_text(data, "api_base")),
+        provider=provider_serving(
+            first_text(data, "custom_llm_provider"), first_text(data, "api_base")
+        ),
     )
 
 
@@ -171,7 +173,7 @@ def _helicone_calls(row: JsonRow) -> Iterator[LoggedConversation]:
         read_calls(request, response),
         _helicone_fields(data),
         metadata=without_nothing(properties=as_row(parsed(data.get("request_properties")))),
-        provider=served_by(named.lower() if named else None, first_text(data, "target_url")),
+        provider=provider_serving(named.lower() if named else None, first_text(data, "target_url")),
     )
 
 

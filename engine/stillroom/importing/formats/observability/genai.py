@@ -31,7 +31,7 @@ from stillroom.importing.payloads.fields import (
     text_of,
 )
 from stillroom.importing.payloads.messages import TRUNCATED, MessageReader, tool_schemas
-from stillroom.teachers.providers import served_by
+from stillroom.teachers.providers import provider_serving
 
 _OTHER_OPERATIONS = frozenset(
     {
@@ -237,7 +237,7 @@ def _schemas(tools: Any) -> list[Row] | None:
 def _provider(attributes: Row) -> str | None:
     provider = first_text(attributes, "gen_ai.provider.name", "gen_ai.system")
     address = first_text(attributes, "server.address")
-    return served_by(None if provider is None else provider.lower(), address)
+    return provider_serving(None if provider is None else provider.lower(), address)
 
 
 def _usage(attributes: Row) -> Row:
