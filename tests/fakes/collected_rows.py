@@ -4,7 +4,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stillroom.importing.conversations.collector import RowCollector
-from stillroom.importing.conversations.rollouts import RolloutBuilder, joined_rows
+from stillroom.importing.conversations.rollouts import RolloutBuilder, join_rows
 from stillroom.importing.records import LoggedConversation, Place
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.spill import Spill
@@ -19,7 +19,7 @@ class Taken:
 
     def __init__(self, collected, tally, refused):
         self.collected, self.tally, self.refused = collected, tally, refused
-        self.joined = joined_rows(collected.rows, collected.tree)
+        self.joined = join_rows(collected.rows, collected.tree)
         builder = RolloutBuilder(collected, self.joined, None)
         self.rollouts = {row: builder.build(row) for row in self.joined.kept}
 

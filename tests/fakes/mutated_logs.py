@@ -73,7 +73,7 @@ def check_import(root: Path, name: str) -> int:
     try:
         made = import_rollouts(Workspace(root), request)
     except DataError as error:  # every row is refused
-        if "rows holds a conversation" not in error.problem:
+        if "rows has a readable conversation" not in error.problem:
             raise
         return 1
     assert made.read == made.kept + made.merged + made.refused

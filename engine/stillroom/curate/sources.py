@@ -244,10 +244,10 @@ def foreign_files_to_validate(workspace: Workspace, name: str) -> list[Path] | N
 
 def _sources_of(workspace: Workspace, name: str) -> "ImportSources | None":
     # Imported here, so that the server does not load the readers before they are needed.
-    from stillroom.importing.sources import import_sources
+    from stillroom.importing.sources import group_by_format
 
     try:
-        return import_sources(workspace, ImportRollouts(input=name, output=""), outputs=())
+        return group_by_format(workspace, ImportRollouts(input=name, output=""), outputs=())
     except EngineError:
         return None
 

@@ -1,4 +1,4 @@
-"""The files of an import: those that its inputs name, standard input, and unpacked files."""
+"""Resolves the inputs of an import: files, folders, globs, standard input, compressed files."""
 
 import glob
 import gzip
@@ -28,20 +28,20 @@ _GLOB = frozenset("*?[")
 
 
 def input_files(workspace: Workspace, inputs: Sequence[str]) -> dict[Path, bool]:
-    """Returns the files behind inputs; True for those that an input names itself.
+    """Returns the files of the inputs; True for a file that an input names directly.
 
-    Raises InputError for an input without files, or a file that must not be read.
+    Raises InputError for an input without files, or for a file that must not be read.
     """
     files: dict[Path, bool] = {}
     for name in inputs:
         if name == "-":
             raise InputError(
-                "- is standard input, which only the command line has",
+                "- means standard input, which is available on the command line only",
                 "give a file, a folder or a glob",
             )
         found = list(_files_of(workspace, name))
         if not found:
-            raise InputError(f"input {name!r} holds no files", "check the path, or the pattern")
+            raise InputError(f"input {name!r} matches no files", "check the path or the pattern")
         for file, is_named in found:
             files[file] = files.get(file, False) or is_named
     return files
@@ -50,7 +50,7 @@ def input_files(workspace: Workspace, inputs: Sequence[str]) -> dict[Path, bool]
 def _files_of(workspace: Workspace, name: str) -> Iterator[tuple[Path, bool]]:
     path = workspace.path(name)
     if not path.exists() and _GLOB.intersection(name):
-        # Not Path.glob, which needs a pattern below a folder.
+        # Path.glob does not accept absolute patterns.
         matches = map(Path, sorted(glob.glob(str(path), recursive=True)))  # noqa: PTH207
         yield from ((match, False) for match in matches if match.is_file())
         return
@@ -71,25 +71,25 @@ _READ_BLOCK = 1 << 20
 def with_standard_input(
     workspace: Workspace, request: ImportRollouts, stream: BinaryIO
 ) -> ImportRollouts:
-    """Returns the request with a file in place of `-`, which is standard input.
+    """Saves standard input to a file, and returns the request with that file in place of `-`.
 
-    The file is next to the output, and its name has a part of its hash: the same input is kept
+    The file is next to the output and has part of its hash in its name, so equal input is saved
     once. Raises InputError if standard input is a terminal or empty.
     """
     if STDIN not in request.inputs:
         return request
     if stream.isatty():
         raise InputError(
-            "- is standard input, and nothing is piped into it",
-            f"write e.g. `cat calls.jsonl | stillroom import-rollouts - {request.output}`",
+            "- means standard input, but standard input is a terminal",
+            f"pipe rows into it: `cat calls.jsonl | stillroom import-rollouts - {request.output}`",
         )
     output = workspace.output_file(request.output, label="output")
-    kept = workspace.shown(_kept_input(output, stream))
+    kept = workspace.shown(_save_input(output, stream))
     inputs = tuple(kept if name == STDIN else name for name in request.inputs)
     return request.model_copy(update={"input": inputs})
 
 
-def _kept_input(output: Path, stream: BinaryIO) -> Path:
+def _save_input(output: Path, stream: BinaryIO) -> Path:
     """Writes a stream to a file next to an output, and returns its path."""
     temporary, digest = partial_name(output.name, secrets.token_hex(4)), hashlib.sha256()
     with real_folder(output.parent) as folder:
@@ -113,7 +113,8 @@ def _kept_input(output: Path, stream: BinaryIO) -> Path:
 _BLOCK = 1 << 20
 _BEGINNING = 2 << 20
 _MOST_TIMES, _SMALL = 200, bounds.UNPACKED.most
-"""Logs unpack to 5 to 50 times their size; a small file may unpack to more."""
+"""Limits against decompression bombs: the ratio (logs have 5 to 50), and a size that is always
+allowed."""
 _BROKEN = (EOFError, zlib.error, gzip.BadGzipFile)
 _GZIP, _ZSTANDARD = ".gz", ".zst"
 NOT_WHOLE = "cannot be unpacked to its end"
@@ -121,33 +122,34 @@ NOT_WHOLE = "cannot be unpacked to its end"
 
 @dataclass(frozen=True, slots=True)
 class UnpackedFiles:
-    """Where the packed files of an import are while it runs."""
+    """The decompressed copies of an import's compressed files."""
 
     paths: Mapping[Path, Path]
-    """The unpacked file of each packed one."""
+    """The decompressed copy of each compressed file."""
     problems: Mapping[Path, str]
-    """The packed files whose end could not be unpacked, each with the reason."""
+    """The compressed files that could be decompressed only in part, each with the reason."""
 
     def read_from(self, file: Path) -> Path:
-        """Returns the file to read in place of one that may be packed."""
+        """Returns the decompressed copy of a file, or the file itself if it is not compressed."""
         return self.paths.get(file, file)
 
     def original(self, path: Path) -> Path:
-        """Returns the file that a file which is read was unpacked from, or else itself."""
+        """Returns the compressed file of a decompressed copy; any other path unchanged."""
         return next((file for file, unpacked in self.paths.items() if unpacked == path), path)
 
 
 def is_packed(file: Path) -> bool:
-    """Returns whether a file is packed, by its name."""
+    """Returns whether a file's name has the suffix of a compressed file."""
     return file.suffix.lower() in (_GZIP, _ZSTANDARD)
 
 
 @contextmanager
-def beginning_of(file: Path) -> Generator[Path]:
-    """Yields a file under the name that a packed one has inside, with the beginning of its content.
+def open_beginning(file: Path) -> Generator[Path]:
+    """Yields a temporary file with the beginning of a compressed file's content.
 
-    Another file is yielded itself. Raises InputError if it must not be read, or is not packed, and
-    MissingExtraError if the library that unpacks it is missing.
+    It has the name of the compressed file without its suffix. Any other file is yielded unchanged.
+    Raises InputError if the file must not be read or cannot be decompressed, and MissingExtraError
+    if the library for it is missing.
     """
     check_readable(file)
     if not is_packed(file):
@@ -158,7 +160,7 @@ def beginning_of(file: Path) -> Generator[Path]:
         check_readable(path)
         if (problem := _unpack(file, path, most=_BEGINNING)) and not path.stat().st_size:
             raise InputError(
-                f"{file} cannot be unpacked: {problem}",
+                f"{file} cannot be decompressed: {problem}",
                 f"if it is not compressed, rename it without {file.suffix}",
             )
         yield path
@@ -166,9 +168,9 @@ def beginning_of(file: Path) -> Generator[Path]:
 
 @contextmanager
 def unpacked_files(files: Sequence[Path], output: Path) -> Generator[UnpackedFiles]:
-    """Yields the unpacked files of those that are packed; they are removed in the end.
+    """Decompresses the compressed files among `files`; the copies are removed on exit.
 
-    They are in a hidden folder next to the output, whose lock the caller holds.
+    They are in a hidden folder next to the output. The caller must hold the output's lock.
     """
     prefix = f".{output.name}.unpacked-"
     for leftover in output.parent.glob(f"{glob.escape(prefix)}*"):
@@ -189,13 +191,12 @@ def unpacked_files(files: Sequence[Path], output: Path) -> Generator[UnpackedFil
 
 
 def _unpack(file: Path, path: Path, *, most: int | None = None) -> str | None:
-    """Writes the content of a packed file; returns why its end is missing, None if it is whole.
+    """Decompresses a file to `path`; returns None if it is complete, else what went wrong.
 
-    `most` is after how many bytes to stop. Raises InputError for a file that unpacks to far more
-    than logs do.
+    It stops after `most` bytes. Raises InputError for a file that looks like a decompression bomb.
     """
     limit, num_bytes = max(_SMALL, _MOST_TIMES * file.stat().st_size), 0
-    stream, broken = _opened(file)
+    stream, broken = _open_compressed(file)
     with path.open("wb") as output, stream:
         try:
             while (block := stream.read1(_BLOCK)) and (most is None or num_bytes < most):
@@ -203,8 +204,8 @@ def _unpack(file: Path, path: Path, *, most: int | None = None) -> str | None:
                 num_bytes += len(block)
                 if num_bytes > limit:
                     raise InputError(
-                        f"{file} unpacks to more than {limit:,} bytes, as no log does",
-                        "unpack it yourself if it is one",
+                        f"{file} decompresses to more than {limit:,} bytes, as a zip bomb would",
+                        "if it is a log, decompress it yourself and give the result",
                     )
         except broken as error:
             return str(error)
@@ -212,7 +213,7 @@ def _unpack(file: Path, path: Path, *, most: int | None = None) -> str | None:
 
 
 def zstd_library() -> Any:
-    """Returns the Zstandard library, Python's own or its backport; None if neither is installed."""
+    """Returns the Zstandard module of Python or its backport; None if neither is installed."""
     for name in ("compression.zstd", "backports.zstd"):
         try:
             return importlib.import_module(name)
@@ -221,11 +222,11 @@ def zstd_library() -> Any:
     return None
 
 
-def _opened(file: Path) -> tuple[gzip.GzipFile, tuple[type[Exception], ...]]:
-    """Returns a packed file's content, and the errors that reading it raises where it is broken."""
+def _open_compressed(file: Path) -> tuple[gzip.GzipFile, tuple[type[Exception], ...]]:
+    """Opens a compressed file; also returns the exceptions that a corrupt file raises."""
     if file.suffix.lower() == _GZIP:
         return gzip.open(file), _BROKEN
     if (library := zstd_library()) is None:
         raise missing_extra("traces", f"unpacking {file}")
-    # A frame that asks for more than 128 MB of memory is refused by the library.
+    # The library refuses frames that need more than 128 MB of memory.
     return library.open(file), (EOFError, library.ZstdError)

@@ -1,4 +1,4 @@
-"""Reads the JSON rows of a source with their places; what cannot be read becomes a refusal."""
+"""Reads the JSON rows of a source with their locations; unreadable rows become refusals."""
 
 import functools
 import re
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 _BLOCK = 1 << 20
 _BLANKS = b" \t\r\n"
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["\[\]{},]', re.DOTALL)
-"""A whole string, a bracket or a comma; a lone quote is a string whose end is not there."""
+"""A complete string, a bracket or a comma; a single quote is a string that is not complete yet."""
 _CLOSING = {b"{": b"}", b"[": b"]"}
 _MOST_HEAD_ROWS = 20
 _HEAD = 64 << 10
@@ -36,7 +36,7 @@ class JsonRow:
 
 
 class UnreadableRowError(Exception):
-    """Raised by a converter for a row that holds no conversation, or one that cannot be read."""
+    """Raised by a converter for a row without a conversation, or with one that it cannot read."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason, detail)
@@ -46,15 +46,15 @@ class UnreadableRowError(Exception):
 def convert_rows(
     rows: Iterable[JsonRow | Refusal], convert: Callable[[JsonRow], Iterable[SourceRow]]
 ) -> Iterator[SourceRow]:
-    """Yields what a converter makes of each row, and a refusal for each unreadable one.
+    """Converts each row, and yields a refusal for each row whose converter fails.
 
-    A converter that raises UnreadableRowError has read nothing of its row.
+    If a converter raises UnreadableRowError, nothing of its row is yielded.
     """
     for row in rows:
-        yield from [row] if isinstance(row, Refusal) else _converted(row, convert)
+        yield from [row] if isinstance(row, Refusal) else _convert_row(row, convert)
 
 
-def _converted(
+def _convert_row(
     row: JsonRow, convert: Callable[[JsonRow], Iterable[SourceRow]]
 ) -> Sequence[SourceRow]:
     try:
@@ -66,9 +66,9 @@ def _converted(
 
 
 def listed_rows(row: JsonRow, *fields: str, part: str = "row") -> Iterator[JsonRow]:
-    """Yields the rows of the first list in some fields, as an API's answer has them, or the row.
+    """Yields the elements of the first of `fields` with a list, as in API responses, or the row.
 
-    Those of a list are parts of their row, called by `part` and their number.
+    An element's place is a part of its row's place, named by `part` and the element's number.
     """
     lists = (row.data[name] for name in fields if isinstance(row.data.get(name), list))
     listed = next((cast("list[Any]", items) for items in lists if items), None)
@@ -81,9 +81,9 @@ def listed_rows(row: JsonRow, *fields: str, part: str = "row") -> Iterator[JsonR
 
 
 def read_json_rows(*paths: Path) -> Iterator[JsonRow | Refusal]:
-    """Yields the objects of files: their lines, the elements of a whole array, or one document.
+    """Yields the objects of JSON Lines files, JSON arrays and single JSON documents.
 
-    Only one row is held at a time. Raises InputError for a file that must not be read.
+    Only one row is in memory at a time. Raises InputError for a file that must not be read.
     """
     for path in paths:
         check_readable(path)
@@ -95,7 +95,7 @@ def read_json_rows(*paths: Path) -> Iterator[JsonRow | Refusal]:
 
 
 def read_document(path: Path) -> Row:
-    """Returns the JSON object of a small file that belongs to a source; empty if there is none."""
+    """Returns the JSON object in a small file of a source; empty if there is none."""
     try:
         if path.stat().st_size > MAX_ROW_BYTES:
             return {}
@@ -107,7 +107,7 @@ def read_document(path: Path) -> Row:
 
 
 def read_field_rows(path: Path, field: str) -> Iterator[JsonRow | Refusal]:
-    """Yields the elements of the list that a document holds in a field, one at a time.
+    """Yields the elements of the list in a field of a JSON document, one at a time.
 
     Raises InputError for a file that must not be read.
     """
@@ -116,8 +116,8 @@ def read_field_rows(path: Path, field: str) -> Iterator[JsonRow | Refusal]:
 
 
 def _element_rows(path: Path, field: str | None = None) -> Iterator[JsonRow | Refusal]:
-    """Yields the objects in the array that a file holds, or that its object has in a field."""
-    too_long = Problem("", TOO_LONG, "take it out, or split what it holds into rows")
+    """Yields the objects of a file's JSON array, or of the array in a field of its object."""
+    too_long = Problem("", TOO_LONG, "remove it, or split it into several rows")
     scan, number = _ArrayScan(field), 0
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK):
@@ -135,13 +135,13 @@ def _row_of(place: Place, row: Row | Problem) -> JsonRow | Refusal:
 
 
 def is_array_file(path: Path) -> bool:
-    """Returns whether a file holds one JSON array, whose elements are its rows."""
+    """Returns whether a file begins as a JSON array, whose elements are its rows."""
     with path.open("rb") as stream:
         return stream.read(4096).removeprefix(BOM).lstrip(_BLANKS).startswith(b"[")
 
 
 class _ArrayScan:
-    """Splits an array into its elements, block by block, holding one element at a time."""
+    """Splits an array into its elements, block by block, with one element in memory at a time."""
 
     def __init__(self, field: str | None) -> None:
         self._data = b""
@@ -151,10 +151,10 @@ class _ArrayScan:
         self._depth_inside = 1 if field is None else 2
         self._is_inside = False
         self._key = b""
-        """The last string at the depth of the field."""
+        """The last string at the depth of `field`, which may be its name."""
 
     def elements_in(self, block: bytes) -> Iterator[bytes | None]:
-        """Yields the elements that end in the next block."""
+        """Adds the next block, and yields the elements that end in it."""
         self._data += block
         while (token := _TOKEN.search(self._data, self._place)) is not None:
             kind = token[0]
@@ -165,10 +165,10 @@ class _ArrayScan:
             yield from self._take(kind, token.start(), token.end())
         else:
             self._place = len(self._data)
-        self._drop_what_was_read()
+        self._drop_read_data()
 
     def _take(self, kind: bytes, start: int, end: int) -> Iterator[bytes | None]:
-        """Yields the element that a token ends, if it ends one."""
+        """Processes a token, and yields the element that it ends, if any."""
         if kind in _CLOSING:
             self._depth += 1
             if self._depth == self._depth_inside and self._field in (None, self._key):
@@ -188,7 +188,7 @@ class _ArrayScan:
             self._begin = end
 
     def rest(self) -> Iterator[bytes | None]:
-        """Yields what comes after the last complete element."""
+        """Yields the rest after the last complete element."""
         yield from self._element(len(self._data), len(self._data))
 
     def _element(self, end: int, next_begin: int) -> Iterator[bytes | None]:
@@ -197,10 +197,10 @@ class _ArrayScan:
             yield None if self._is_cut else element
         self._begin, self._is_cut = next_begin, False
 
-    def _drop_what_was_read(self) -> None:
+    def _drop_read_data(self) -> None:
         if len(self._data) - self._begin > MAX_ROW_BYTES:
             self._is_cut, self._begin = True, self._place
-            if len(self._data) - self._place > MAX_ROW_BYTES:  # a string without an end
+            if len(self._data) - self._place > MAX_ROW_BYTES:  # an endless string
                 self._data, self._place, self._begin = b'"', 0, 0
         self._data = self._data[self._begin :]
         self._place -= self._begin
@@ -208,35 +208,39 @@ class _ArrayScan:
 
 
 def read_head(path: Path) -> bytes:
-    """Returns the first 64 KiB of a file, or its first MiB if its first row is longer than that."""
+    """Returns the first 64 KiB of a file, or the first MiB if its first row is longer."""
     with path.open("rb") as stream:
         head = stream.read(_HEAD)
         first_line = head.removeprefix(BOM).lstrip(_BLANKS).split(b"\n", 1)[0]
-        if len(head) == _HEAD and first_line.startswith((b"{", b"[")) and not _decoded(first_line):
+        if (
+            len(head) == _HEAD
+            and first_line.startswith((b"{", b"["))
+            and not _parse_json(first_line)
+        ):
             head += stream.read(_LONG_HEAD)
     return head
 
 
 @functools.lru_cache(maxsize=4)
 def head_rows(head: bytes) -> tuple[Row, ...]:
-    """Returns the first JSON objects of a file of which only the first bytes are known.
+    """Returns the JSON objects in the first bytes of a file.
 
-    The last of them lacks what comes after these bytes. Lines that are no objects are left out. A
-    recogniser must not change the rows, since others look at the same ones.
+    The last object may be cut off. Lines that are not objects are left out. A recogniser must not
+    change the rows, which are cached for all recognisers.
     """
     head = head.removeprefix(BOM).lstrip(_BLANKS)
     if not head.startswith(b"["):
         lines = head.split(b"\n")[:_MOST_HEAD_ROWS]
-        if rows := tuple(_objects(_decoded(line) for line in lines if line.startswith(b"{"))):
+        if rows := tuple(_objects(_parse_json(line) for line in lines if line.startswith(b"{"))):
             return rows
-    whole = _decoded(head)
-    whole = _decoded(_closed(head)) if whole is None else whole
+    whole = _parse_json(head)
+    whole = _parse_json(_complete(head)) if whole is None else whole
     elements = cast("list[Any]", whole) if isinstance(whole, list) else [whole]
     return tuple(_objects(elements[:_MOST_HEAD_ROWS]))
 
 
-def has_row(is_wanted: Callable[[Row], bool]) -> Callable[[Path, bytes], bool]:
-    """Returns the recognition of a format: whether any of a file's first rows is wanted."""
+def recognise_rows(is_wanted: Callable[[Row], bool]) -> Callable[[Path, bytes], bool]:
+    """Returns a recogniser of files with a wanted row among their first rows."""
     return lambda _path, head: any(is_wanted(row) for row in head_rows(head))
 
 
@@ -244,15 +248,15 @@ def _objects(values: Iterable[Any]) -> Iterator[Row]:
     return (cast("Row", value) for value in values if isinstance(value, dict) and value)
 
 
-def _decoded(data: bytes) -> Any:
+def _parse_json(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
-def _closed(data: bytes) -> bytes:
-    """Returns the beginning of a JSON text as a whole one, without its last, unfinished value."""
+def _complete(data: bytes) -> bytes:
+    """Completes a truncated JSON text: drops the last, incomplete value and closes brackets."""
     opened: list[bytes] = []
     end = 0
     for token in _TOKEN.finditer(data):
@@ -272,7 +276,7 @@ def _closed(data: bytes) -> bytes:
     return data[:end] + b"".join(reversed(opened))
 
 
-def row_reader(
+def make_row_reader(
     convert: Callable[[JsonRow], Iterable[SourceRow]],
 ) -> Callable[[Sequence[Path]], Iterator[SourceRow]]:
     """Returns the reader of a format whose JSON rows are converted one by one."""

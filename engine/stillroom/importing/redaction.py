@@ -1,4 +1,4 @@
-"""Takes secrets and personal data out of what is imported, and counts them by kind."""
+"""Removes secrets and personal data from imported rollouts, and counts them by kind."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -14,15 +14,15 @@ _NAMES_REMEMBERED = 1 << 14
 
 
 class Redaction:
-    """Replaces secrets and personal data by marks such as `[email address 3 removed]`.
+    """Replaces secrets and personal data by placeholders such as `[email address 3 removed]`.
 
-    The same value has the same number throughout a conversation, so that a tool that is called with
-    an address which the user gave still shows that; from one conversation to another, nothing
-    shows whose it is.
+    Within a conversation, equal values have equal numbers: a tool call with the address that the
+    user gave stays recognisable. Numbers restart with each conversation, so values cannot be linked
+    between conversations.
     """
 
     def __init__(self, own: Redactor, *, keep_secrets: bool, keep_personal: bool) -> None:
-        """`own` replaces the keys that this process can read itself."""
+        """`own` redacts the keys that this process itself can read."""
         removed = [] if keep_secrets else [*SECRETS]
         removed += [] if keep_personal else PERSONAL_DATA
         self._kinds = tuple(removed)
@@ -30,22 +30,25 @@ class Redaction:
         self._numbers: dict[tuple[str, int], int] = {}
         self._name_numbers: dict[tuple[str, int], int] = {}
         self.name = lru_cache(_NAMES_REMEMBERED)(self._name)
-        """Returns a name (of a model, a tool, a parameter, a field or a score) with marks.
+        """Redacts a name (of a model, tool, parameter, field or score).
 
-        A name has the same mark in the whole import, so that calls still name their tools.
+        A name has the same placeholder in the whole import, so that calls still match their tools.
         """
         self._has_clean_ids = False
         self.found: Counter[str] = Counter()
-        """How often something of a kind was replaced."""
+        """The number of replacements by kind."""
 
     def begin_conversation(self, messages: Iterable[dict[str, Any]]) -> None:
-        """Begins to count the values of the next conversation, whose messages are in our shape."""
+        """Restarts the numbering of values for the next conversation.
+
+        `messages` are all of its messages, in Stillroom's format.
+        """
         self._numbers.clear()
-        # Most ids hold nothing: all of them are searched at once, which is much faster.
+        # Most ids have no secrets, and searching all of them at once is much faster.
         self._has_clean_ids = self._is_clean("\n".join(map("\n".join, map(_ids_of, messages))))
 
     def message(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Returns a message of the conversation with marks in place of what is removed."""
+        """Returns a message of the conversation with placeholders for secrets and personal data."""
         clean = dict(message)
         for field in ("content", "reasoning_content"):
             if message.get(field):
@@ -68,14 +71,14 @@ class Redaction:
     def _is_clean(self, text: str) -> bool:
         if self._own is not None and self._own.text(text) != text:
             return False
-        return not self._kinds or replace_kinds(text, self._kinds, _no_mark) == text
+        return not self._kinds or replace_kinds(text, self._kinds, _empty_placeholder) == text
 
     def value(self, value: Any) -> Any:
-        """Returns a JSON value whose strings and field names have marks for what is removed."""
+        """Redacts the strings and field names of a JSON value."""
         return self._value(value, self.text)
 
     def tools(self, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the schemas of tools with marks, which are the same in the whole import."""
+        """Redacts tool schemas; their placeholders are the same in the whole import."""
         return self._value(tools, self.name)
 
     def _value(self, value: Any, redact: Callable[[str], str]) -> Any:
@@ -89,13 +92,13 @@ class Redaction:
         return value
 
     def text(self, text: str) -> str:
-        """Returns a text with marks in place of what is removed."""
-        return self._redacted(text, self._numbers)
+        """Redacts a text of the current conversation."""
+        return self._redact(text, self._numbers)
 
     def _name(self, name: str) -> str:
-        return self._redacted(name, self._name_numbers)
+        return self._redact(name, self._name_numbers)
 
-    def _redacted(self, text: str, numbers: dict[tuple[str, int], int]) -> str:
+    def _redact(self, text: str, numbers: dict[tuple[str, int], int]) -> str:
         def mark(kind: str, removed: str) -> str:
             self.found[kind] += 1
             number = numbers.setdefault((kind, hash(removed)), len(numbers) + 1)
@@ -111,7 +114,7 @@ class Redaction:
         return text
 
 
-def _no_mark(_kind: str, _removed: str) -> str:
+def _empty_placeholder(_kind: str, _removed: str) -> str:
     return ""
 
 

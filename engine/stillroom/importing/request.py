@@ -15,7 +15,7 @@ AUTO = "auto"
 
 
 def _as_assignments(value: Any) -> Any:
-    """Returns an object of columns as assignments, which the command line takes as well."""
+    """Returns an object of columns as assignments, the form of the command line."""
     if isinstance(value, dict):
         return tuple(f"{thing}={name}" for thing, name in value.items())
     return (value,) if isinstance(value, str) else value
@@ -61,7 +61,7 @@ class ImportRollouts(ReplacingRequest):
 
         names = [AUTO, *(known.name for known in FORMATS)]
         if name not in names:
-            raise ValueError(f"{name!r} is none of {', '.join(names)}{nearest(name, names)}")
+            raise ValueError(f"{name!r} is not one of {', '.join(names)}{nearest(name, names)}")
         return name
 
     @field_validator("columns")
@@ -80,53 +80,53 @@ class ImportRollouts(ReplacingRequest):
 
     @property
     def chosen_columns(self) -> dict[str, str]:
-        """The name of the column that holds each thing."""
+        """The column names by role."""
         split = (column.partition("=") for column in self.columns)
         return {thing: name for thing, _, name in split}
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
-    """What was put aside for evaluation."""
+    """The part held out for evaluation."""
 
     output: str
     rollouts: int
     families: int
-    """The number of families among them; a family is never on both sides."""
+    """The number of held-out families; a family is never split."""
     by: OwnText
     """How families were chosen: `time` (the newest) or `hash`."""
     prompts: str | None = None
 
 
 class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of an import. Always read = kept + merged + refused, in all and per format."""
+    """The result of an import. read = kept + merged + refused, in total and per format."""
 
     output: str
     read: int
-    """The rows of the sources."""
+    """The number of source rows."""
     kept: int
-    """The rows that are rollouts, in the output and held out together."""
+    """The number of rollouts written, including those held out."""
     merged: int
-    """The rows that went into the rollout of another row: earlier calls, copies, and feedback."""
+    """The rows merged into another row's rollout: earlier calls, copies and feedback."""
     refused: int
     formats: dict[str, FormatCount]
     refused_by_reason: dict[OwnText, int]
     refused_file: str
     problems: list[OthersText]
-    """The first refused rows, at most 5, each with its place and what is wrong with it."""
+    """The first refused rows, at most 5, each with its place and the problem."""
     losses: dict[OwnText, int]
-    """The number of rollouts that lack something which their source had, by what it is."""
+    """The number of rollouts that lost something of their source, by what was lost."""
     removed: dict[OwnText, int]
-    """How often secrets and personal data were replaced by a mark, by kind."""
+    """The number of secrets and personal data replaced by placeholders, by kind."""
     models: dict[str, int]
     """The number of rollouts by the model that answered."""
     calls_per_rollout: Quantiles | None
     branches: int
-    """The rollouts that begin as another one does, or were begun by it."""
+    """The number of rollouts that branch from another one."""
     scores: dict[str, int]
-    """The number of rollouts by the name of a score that they have."""
+    """The number of rollouts with a score, by the score's name."""
     rewarded: int
-    """The rollouts with a reward."""
+    """The number of rollouts with a reward."""
     prompts: str | None
     heldout: HeldOut | None
     notes: list[OwnText]
-    """What to know before these rollouts are used."""
+    """Notes on the rollouts, to read before they are used."""

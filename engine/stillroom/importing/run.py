@@ -1,4 +1,4 @@
-"""import_rollouts: reads every source once, joins calls to conversations, and writes them."""
+"""import_rollouts: reads every source once, joins calls into rollouts, and writes them."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from pathlib import Path
 from stillroom.data.near_duplicates import Signer
 from stillroom.errors import DataError
 from stillroom.importing.conversations.collector import RowCollector
-from stillroom.importing.conversations.rollouts import RolloutBuilder, joined_rows
+from stillroom.importing.conversations.rollouts import RolloutBuilder, join_rows
 from stillroom.importing.input_files import NOT_WHOLE, UnpackedFiles, unpacked_files
 from stillroom.importing.output.notes import import_notes, model_records
 from stillroom.importing.output.rows import RolloutSide, RolloutWriter, scores_from_feedback
@@ -17,7 +17,7 @@ from stillroom.importing.output.split import Split, split_rollouts
 from stillroom.importing.records import Place, Refusal, SourceRow, TraceFormat
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.request import HeldOut, ImportResult, ImportRollouts
-from stillroom.importing.sources import ImportSources, import_sources
+from stillroom.importing.sources import ImportSources, group_by_format
 from stillroom.importing.spill import Spill
 from stillroom.importing.tally import ImportTally
 from stillroom.lineage import FileRecord, Recording
@@ -47,34 +47,34 @@ class ImportOutputs:
         return cls(
             rollouts=output,
             refused=output.with_name(output.name + ".refused"),
-            prompts=_beside(output, "prompts") if request.prompts else None,
-            heldout=_beside(output, "heldout") if is_split else None,
-            heldout_prompts=_beside(output, "heldout.prompts")
+            prompts=_sibling(output, "prompts") if request.prompts else None,
+            heldout=_sibling(output, "heldout") if is_split else None,
+            heldout_prompts=_sibling(output, "heldout.prompts")
             if is_split and request.prompts
             else None,
         )
 
     @property
     def of_rows(self) -> list[Path]:
-        """The paths of those with rows, which each have a manifest."""
+        """The paths of the files of rows, each with a manifest."""
         paths = (self.rollouts, self.prompts, self.heldout, self.heldout_prompts)
         return [path for path in paths if path is not None]
 
 
-def _beside(output: Path, word: str) -> Path:
+def _sibling(output: Path, word: str) -> Path:
     return output.with_name(f"{output.name.removesuffix('.jsonl')}.{word}.jsonl")
 
 
 def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResult:
-    """Writes the rollouts that the sources hold, and returns the counts.
+    """Writes the rollouts of the sources, and returns the counts.
 
-    Raises InputError for sources that cannot be read, and DataError if they hold no rollout.
+    Raises InputError for sources that cannot be read, and DataError if they have no rollouts.
     """
     outputs = ImportOutputs.of(workspace, request)
     written = [*outputs.of_rows, outputs.refused]
     if request.split_heldout is not None:
-        Signer()  # before all is read: it raises if what finds near duplicates is missing
-    sources = import_sources(workspace, request, outputs=set(written))
+        Signer()  # fails before the sources are read if the library for MinHash is missing
+    sources = group_by_format(workspace, request, outputs=set(written))
     for path in written:
         check_output(path, sources.files)
     with (
@@ -84,7 +84,8 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
         Recording(sources.files, may_grow=True) as recording,
     ):
         new = {
-            path: stack.enter_context(_writing(path, outputs, request)) for path in outputs.of_rows
+            path: stack.enter_context(_open_output(path, outputs, request))
+            for path in outputs.of_rows
         }
         unpacked = stack.enter_context(unpacked_files(sources.files, outputs.rollouts))
         importing = _Import(workspace, request, outputs, new, (spill, waiting), unpacked)
@@ -94,7 +95,7 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
         return importing.result(sources, recording.grown)
 
 
-def _writing(
+def _open_output(
     path: Path, outputs: ImportOutputs, request: ImportRollouts
 ) -> AbstractContextManager[NewOutput]:
     side = [outputs.refused] if path == outputs.rollouts else []
@@ -113,7 +114,7 @@ class _Import:
         spills: tuple[Spill, Spill],
         unpacked: UnpackedFiles,
     ) -> None:
-        """`spills` are for what is read, and for what waits to be written."""
+        """`spills` are the temporary files for rows that were read and rows to be written."""
         self._unpacked = unpacked
         self._workspace, self._request, self._outputs, self._new = workspace, request, outputs, new
         self._redaction = Redaction(
@@ -154,7 +155,7 @@ class _Import:
         )
 
     def read(self, sources: ImportSources) -> None:
-        """Takes in every row of the sources."""
+        """Reads every row of the sources."""
         for each in sources.formats:
             files = list(map(self._unpacked.read_from, each.files))
             for row in _rows_of(each.format, files, self._request):
@@ -167,10 +168,10 @@ class _Import:
             self._tally.refuse(_NO_FORMAT, Refusal(Place(path, 1), "a file of no known format"))
 
     def write(self) -> None:
-        """Joins the rows, and writes the rollouts. Raises DataError if there is none."""
-        joined = joined_rows(self._collected.rows, self._collected.tree)
+        """Joins the rows and writes the rollouts. Raises DataError if there are none."""
+        joined = join_rows(self._collected.rows, self._collected.tree)
         if not joined.kept:
-            raise self._nothing_kept()
+            raise self._no_rollouts_error()
         if (share := self._request.split_heldout) is not None:
             as_logged = RolloutBuilder(self._collected, joined, None)
             self._split = split_rollouts(joined, as_logged, share=share)
@@ -183,13 +184,13 @@ class _Import:
             self._writer.take(builder.build(row), feedback.get(row, {}), side)
         self._writer.write([self._train] if self._heldout is None else [self._train, self._heldout])
 
-    def _nothing_kept(self) -> DataError:
+    def _no_rollouts_error(self) -> DataError:
         why = ", ".join(f"{count} {reason}" for reason, count in self._tally.reasons.items())
         first = self._tally.first_refused
         return DataError(
-            f"none of the {self._tally.total.read} rows holds a conversation ({why})"
+            f"none of the {self._tally.total.read} rows has a readable conversation ({why})"
             + (f"; the first: {first[0]}" if first else ""),
-            "give format if they were taken for another one; `stillroom docs traces` shows each",
+            "give format if the wrong one was detected; `stillroom docs traces` describes each",
         )
 
     def record(self, inputs: Sequence[FileRecord]) -> None:
@@ -206,7 +207,7 @@ class _Import:
             )
 
     def result(self, sources: ImportSources, grown: Sequence[Path]) -> ImportResult:
-        """Returns all counts."""
+        """Returns the result with all counts."""
         tally, counts, shown = self._tally, self._writer.counts, self._workspace.shown
         total, outputs = tally.total, self._outputs
         models = self._train.models + (self._heldout.models if self._heldout else Counter())

@@ -1,4 +1,4 @@
-"""Finds out which format each file of an import has."""
+"""Detects the format of each file of an import."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 from stillroom.errors import InputError
 from stillroom.importing.formats.datasets.tables import PAIRS
 from stillroom.importing.formats.table import FORMATS
-from stillroom.importing.input_files import beginning_of, input_files
+from stillroom.importing.input_files import input_files, open_beginning
 from stillroom.importing.json_rows import head_rows, read_head
 from stillroom.importing.records import TraceFormat
 from stillroom.importing.request import AUTO, ImportRollouts
@@ -28,20 +28,20 @@ class ImportSources:
 
     formats: list[FormatFiles]
     unread: list[Path]
-    """The files in folders and globs that no format recognises, or that must not be read."""
+    """The files in folders and globs with no known format, or that must not be read."""
 
     @property
     def files(self) -> list[Path]:
-        """The files that are read."""
+        """The files to read."""
         return [file for each in self.formats for file in each.files]
 
 
-def import_sources(
+def group_by_format(
     workspace: Workspace, request: ImportRollouts, *, outputs: Collection[Path]
 ) -> ImportSources:
-    """Returns the files of a request by their formats; `outputs` in its folders are left out.
+    """Groups the files of a request by format, without the import's own `outputs`.
 
-    Raises InputError for a named file that no format recognises, and if no file is left.
+    Raises InputError for a named file without a known format, and if no file is left.
     """
     by_format: dict[str, FormatFiles] = {}
     unread: list[Path] = []
@@ -49,7 +49,7 @@ def import_sources(
         if not is_named and file.resolve() in outputs:
             continue
         try:
-            chosen = format_of(file, request.format, has_columns=bool(request.columns))
+            chosen = detect_format(file, request.format, has_columns=bool(request.columns))
         except InputError:
             if is_named:
                 raise
@@ -57,39 +57,39 @@ def import_sources(
         if chosen is not None:
             by_format.setdefault(chosen.name, FormatFiles(chosen, [])).files.append(file)
         elif is_named and file.stat().st_size:
-            raise unrecognised(file)
+            raise unknown_format_error(file)
         elif not is_named:
             unread.append(file)
     if not by_format:
         raise (
-            unrecognised(unread[0])
+            unknown_format_error(unread[0])
             if unread
             else InputError("the input files are empty", "check where they are written")
         )
     if request.columns and not any(each.format.read_columns for each in by_format.values()):
-        raise InputError("columns are for tables, and no input is one", "leave columns out")
+        raise InputError("columns is set, but no input is a table", "leave columns out")
     return ImportSources(list(by_format.values()), unread)
 
 
-def format_of(file: Path, name: str = AUTO, *, has_columns: bool = False) -> TraceFormat | None:
-    """Returns the format of that name, or the first that recognises a file; None if none does.
+def detect_format(file: Path, name: str = AUTO, *, has_columns: bool = False) -> TraceFormat | None:
+    """Returns the format with this name, or the first that recognises the file; None if none does.
 
     Raises InputError if the file must not be read.
     """
-    with beginning_of(file) as path:
+    with open_beginning(file) as path:
         if name != AUTO:
             return next(known for known in FORMATS if known.name == name)
         head = read_head(path)
         found = next((known for known in FORMATS if known.is_recognised(path, head)), None)
-        # With `columns`, rows with unknown fields are read as a table.
+        # With `columns`, rows of an unknown format are read as a table.
         is_table = found is None and has_columns and head_rows(head)
         return PAIRS if is_table else found
 
 
-def unrecognised(file: Path) -> InputError:
-    """Returns the error for a file that no format recognises."""
+def unknown_format_error(file: Path) -> InputError:
+    """Returns the error for a file of an unknown format."""
     names = ", ".join(known.name for known in FORMATS)
     return InputError(
-        f"{file}: no format recognises it",
-        f"say which with format (--format), one of {names}; `stillroom docs traces` shows each",
+        f"{file}: unknown format",
+        f"set format (--format) to one of {names}; `stillroom docs traces` describes each",
     )

@@ -1,4 +1,4 @@
-"""Temporary files for what an import reads and does not need yet; they have no name on the disk."""
+"""Unnamed temporary files for data that an import needs later."""
 
 import mmap
 import os
@@ -18,17 +18,17 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Spill:
-    """Keeps chunks of bytes in a temporary file, which vanishes with the process."""
+    """Stores chunks of bytes in a temporary file that is deleted with the process."""
 
     def __init__(self, folder: Path | None = None, *, most_mapped: int = _MOST_MAPPED) -> None:
-        """`folder` is where the file is; the system's folder may be small or in memory."""
+        """`folder` is the file's folder: the system's default may be small or in memory."""
         self._folder, self._most_mapped = folder, most_mapped
         self._waiting: list[bytes] = []
         self._view: mmap.mmap | bytes = b""
         self._num_waiting = self._num_written = self._num_reads = 0
 
     def append(self, data: bytes) -> int:
-        """Keeps a chunk and returns its position."""
+        """Stores a chunk and returns its position."""
         place = self._num_written + self._num_waiting
         self._waiting.append(data)
         self._num_waiting += len(data)
@@ -49,7 +49,7 @@ class Spill:
         return self.read_all(((place, num_bytes),))[0]
 
     def read_all(self, chunks: Iterable[tuple[int, int]]) -> list[bytes]:
-        """Returns several chunks, each given by its position and its length."""
+        """Returns several chunks, given as (position, length)."""
         found: list[bytes] = []
         for place, num_bytes in chunks:
             if place + num_bytes > len(self._view):
@@ -60,15 +60,15 @@ class Spill:
             )
         self._num_reads += len(found)
         if self._num_reads >= _READS_KEPT and isinstance(self._view, mmap.mmap):
-            # The pages that were read would count as memory of this process.
+            # Pages that were read would count as this process's memory.
             self._view.madvise(mmap.MADV_DONTNEED)
             self._num_reads = 0
         return found
 
     def _map(self) -> None:
-        """Maps the file into memory, which reads many chunks faster than calls of the system.
+        """Maps the file into memory, which is faster than system calls for many chunks.
 
-        A file that is too large for the addresses that a process may be allowed is not mapped.
+        A file that may exceed a limit on the process's address space is not mapped.
         """
         self._flush()
         self._view = b""
@@ -88,7 +88,7 @@ class Spill:
 
 
 class DiskDict(Generic[_Key]):
-    """Values under keys, of which only the keys are held in memory. Values are what JSON holds."""
+    """A dictionary with its keys in memory and its values, JSON, on disk."""
 
     def __init__(self) -> None:
         self._spill = Spill(most_mapped=0)
@@ -102,7 +102,7 @@ class DiskDict(Generic[_Key]):
         self._spill.__exit__(*_)
 
     def add(self, key: _Key, value: Any) -> bool:
-        """Keeps a value and returns True, or returns False if there is one under this key."""
+        """Adds a value and returns True; returns False if the key exists."""
         if key in self._places:
             return False
         data = msgspec.json.encode(value)
@@ -110,7 +110,7 @@ class DiskDict(Generic[_Key]):
         return True
 
     def get(self, key: _Key) -> Any:
-        """Returns the value under a key, or None."""
+        """Returns the value of a key, or None."""
         place = self._places.get(key)
         return None if place is None else msgspec.json.decode(self._spill.read(*place))
 

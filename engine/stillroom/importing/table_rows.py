@@ -1,4 +1,4 @@
-"""Reads the rows of tables: CSV and TSV files with a header, and parquet files."""
+"""Reads the rows of tables: CSV and TSV files with a header, and Parquet files."""
 
 import csv
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -15,7 +15,7 @@ from stillroom.lines import BOM
 from stillroom.secrecy.readable import check_readable
 
 PARQUET_MARK = b"PAR1"
-"""The first bytes of a parquet file, and its last ones."""
+"""The first and last bytes of a Parquet file."""
 _BATCH = 256
 _TAIL = 256 << 10
 _MOST_HEAD_ROWS = 5
@@ -23,21 +23,21 @@ _MOST_HEAD_ROWS = 5
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The names of a table's columns, and its rows with the values under these names."""
+    """A table's column names, and its rows as objects with these keys."""
 
     columns: Sequence[str]
     rows: Iterator[JsonRow | Refusal]
 
 
 def is_csv(path: Path, head: bytes) -> bool:
-    """Returns whether a file is a CSV or TSV table by its name and its first bytes."""
+    """Returns whether a file's name and first bytes are those of a CSV or TSV table."""
     return path.suffix.lower() in (".csv", ".tsv") and not head.startswith(PARQUET_MARK)
 
 
 def read_any_rows(*paths: Path) -> Iterator[JsonRow | Refusal]:
-    """Yields the rows of files, which are CSV, TSV or parquet tables, or hold JSON rows.
+    """Yields the rows of CSV, TSV, Parquet and JSON files.
 
-    Raises MissingExtraError for parquet without pyarrow, DataError for a broken parquet file, and
+    Raises MissingExtraError for Parquet without pyarrow, DataError for a corrupt Parquet file, and
     InputError for a file that must not be read.
     """
     for path in paths:
@@ -55,7 +55,7 @@ def read_any_rows(*paths: Path) -> Iterator[JsonRow | Refusal]:
 
 @contextmanager
 def csv_table(path: Path) -> Generator[Table]:
-    """Opens a CSV or TSV file; a row's line is the last one of its lines."""
+    """Opens a CSV or TSV file. The place of a row with several lines is its last line."""
     check_readable(path)
     with path.open("rb") as stream:
         lines = _TextLines(stream)
@@ -78,7 +78,7 @@ def _csv_rows(
             continue
         place = Place(path, lines.number)
         if len(fields) != len(header):
-            detail = f"it has {len(fields)} fields, and the header has {len(header)}"
+            detail = f"expected {len(header)} fields as in the header, got {len(fields)}"
             if fields:
                 yield Refusal(place, "another number of fields than the header", detail)
         elif any("\ud800" <= character <= "\udfff" for field in fields for character in field):
@@ -87,10 +87,12 @@ def _csv_rows(
             yield JsonRow(place, dict(zip(header, fields, strict=True)))
 
 
-def has_listed_row(is_wanted: Callable[[Row], bool], *fields: str) -> Callable[[Path, bytes], bool]:
-    """Returns the recognition of a format: whether any of a file's first rows is wanted.
+def recognise_listed_rows(
+    is_wanted: Callable[[Row], bool], *fields: str
+) -> Callable[[Path, bytes], bool]:
+    """Returns a recogniser of files with a wanted row among their first rows.
 
-    The rows may be those of a CSV table, or the elements of a list in one of some fields.
+    The rows may be those of a CSV table, or the elements of a list in one of `fields`.
     """
 
     def is_recognised(path: Path, head: bytes) -> bool:
@@ -108,10 +110,9 @@ def has_listed_row(is_wanted: Callable[[Row], bool], *fields: str) -> Callable[[
 
 
 def csv_head(path: Path, head: bytes) -> list[Row]:
-    """Returns the first rows of a CSV table of which only the first bytes are known.
+    """Returns the rows in the first bytes of a CSV table; empty for any other file.
 
-    The last of them may be cut; what it lacks is a question mark. A file that is no CSV table has
-    none.
+    The last row may be cut off; its missing values are "?".
     """
     if not is_csv(path, head):
         return []
@@ -130,8 +131,8 @@ def csv_head(path: Path, head: bytes) -> list[Row]:
     return rows
 
 
-def parquet_columns(path: Path, head: bytes) -> bytes:
-    """Returns the end of a parquet file, which has the names of its columns; else nothing."""
+def parquet_footer(path: Path, head: bytes) -> bytes:
+    """Returns the footer of a Parquet file, which has the column names; empty for other files."""
     if not head.startswith(PARQUET_MARK):
         return b""
     with path.open("rb") as stream:
@@ -140,9 +141,9 @@ def parquet_columns(path: Path, head: bytes) -> bytes:
 
 
 def parquet_table(path: Path) -> Table:
-    """Opens a parquet file, whose rows are read some hundred at a time.
+    """Opens a Parquet file; its rows are read in small batches.
 
-    Raises MissingExtraError without pyarrow, and DataError if the file is broken.
+    Raises MissingExtraError without pyarrow, and DataError if the file is corrupt.
     """
     check_readable(path)
     try:
@@ -151,12 +152,12 @@ def parquet_table(path: Path) -> Table:
     except ImportError as error:
         raise missing_extra("traces", "reading parquet") from error
 
-    # Of some damages pyarrow says OSError, of texts in columns that are no UTF-8 a ValueError.
+    # pyarrow raises OSError for some damage, and ValueError for strings that are not UTF-8.
     broken = (pyarrow.ArrowException, OSError, ValueError)
     try:
         table: Any = parquet.ParquetFile(path)
     except broken as error:
-        raise _broken(path, error) from error
+        raise _corrupt_error(path, error) from error
 
     def rows() -> Iterator[JsonRow | Refusal]:
         number = 0
@@ -166,17 +167,17 @@ def parquet_table(path: Path) -> Table:
                     number += 1
                     yield JsonRow(Place(path, number), data)
         except broken as error:
-            raise _broken(path, error) from error
+            raise _corrupt_error(path, error) from error
 
     return Table(list(table.schema_arrow.names), rows())
 
 
-def _broken(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path} is no readable parquet file: {error}", "export it again")
+def _corrupt_error(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path} is not a valid Parquet file: {error}", "export it again")
 
 
 def _delimiter(path: Path, stream: BinaryIO) -> str:
-    """Returns the delimiter that the header has most; a .tsv file has tabs."""
+    """Returns a tab for .tsv files, else the most frequent delimiter in the header."""
     if path.suffix.lower() == ".tsv":
         return "\t"
     header = stream.readline(1 << 16).decode(errors="replace")
@@ -185,9 +186,9 @@ def _delimiter(path: Path, stream: BinaryIO) -> str:
 
 
 class _TextLines:
-    """The lines of a text file with their number; bytes that are not UTF-8 become half characters.
+    """Iterates over the lines of a text file and counts them; invalid UTF-8 becomes surrogates.
 
-    A line that is too long to be held is skipped, and reading it raises csv.Error.
+    A line that is too long is skipped, and raises csv.Error.
     """
 
     def __init__(self, stream: BinaryIO) -> None:

@@ -75,9 +75,13 @@ def test_what_is_not_packed_is_refused_by_name_and_skipped_in_folders(tmp_path):
     (tmp_path / "logs" / "credentials.json.gz").write_bytes(gzip.compress(LOG))
     made, _ = imported(tmp_path, "logs")
     assert (made.kept, made.refused_by_reason) == (3, {"a file of no known format": 3})
-    with pytest.raises(InputError, match=r"b\.jsonl\.gz cannot be unpacked: Not a gzipped file"):
+    with pytest.raises(
+        InputError, match=r"b\.jsonl\.gz cannot be decompressed: Not a gzipped file"
+    ):
         imported(tmp_path, "logs/b.jsonl.gz", overwrite=True)
-    with pytest.raises(InputError, match=r"c\.jsonl\.zst cannot be unpacked: Unable to decompress"):
+    with pytest.raises(
+        InputError, match=r"c\.jsonl\.zst cannot be decompressed: Unable to decompress"
+    ):
         imported(tmp_path, "logs/c.jsonl.zst", overwrite=True)
     with pytest.raises(InputError, match="cannot be read"):
         imported(tmp_path, "logs/credentials.json.gz", overwrite=True)
@@ -87,7 +91,7 @@ def test_what_is_not_packed_is_refused_by_name_and_skipped_in_folders(tmp_path):
 def test_a_file_that_unpacks_to_far_more_than_a_log_is_refused(end, pack, tmp_path, monkeypatch):
     monkeypatch.setattr(input_files, "_SMALL", 3 << 20)
     (tmp_path / f"calls.jsonl{end}").write_bytes(pack(LOG + b" " * (6 << 20)))
-    with pytest.raises(InputError, match="unpacks to more than"):
+    with pytest.raises(InputError, match="decompresses to more than"):
         imported(tmp_path, f"calls.jsonl{end}")
     assert [file.name for file in tmp_path.iterdir() if "unpacked" in file.name] == []
 
@@ -135,5 +139,7 @@ def test_empty_standard_input_is_an_error_and_leaves_nothing(tmp_path):
     with pytest.raises(InputError, match="is empty"):
         with_standard_input(Workspace(tmp_path), request, io.BytesIO())
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(InputError, match="standard input, which only the command line has"):
+    with pytest.raises(
+        InputError, match="standard input, which is available on the command line only"
+    ):
         import_rollouts(Workspace(tmp_path), request)

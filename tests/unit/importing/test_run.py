@@ -279,7 +279,7 @@ def test_a_reward_that_the_source_itself_gives_needs_no_option(tmp_path, name):
     ]
     made = imported(tmp_path, rows)
     assert [row["success"] for row in rows_of(tmp_path)] == [True, False]
-    assert "2 rollouts have the reward that their source gives them" in made.notes
+    assert "2 rollouts have the reward from their source" in made.notes
     imported(tmp_path, rows, reward_from=("turns",))
     assert [row["reward"] for row in rows_of(tmp_path)] == [3, 3]
 
@@ -299,7 +299,7 @@ def test_the_answer_that_an_environment_holds_is_expected_and_right_ones_without
     prompts = rows_of(tmp_path, made.prompts)
     assert [prompt["metadata"]["expected_answer"] for prompt in prompts] == ["4"] * 3
     (note,) = [note for note in made.notes if "expected_answer" in note]
-    assert note.startswith("1 prompts have an expected_answer of their source")
+    assert note.startswith("1 prompts have a rollout scored as correct that does not contain")
     assert not any("go up to" in note for note in made.notes)
 
 
@@ -450,9 +450,9 @@ def test_folders_and_globs_are_read_and_unknown_files_in_them_are_said(tmp_path)
     assert (again.kept, again.merged) == (1, 1)
     glob = ImportRollouts(input="logs/**/[ab].jsonl", output="glob.jsonl")
     assert import_rollouts(workspace, glob).merged == 1
-    with pytest.raises(InputError, match="no format recognises"):
+    with pytest.raises(InputError, match="unknown format"):
         import_rollouts(workspace, ImportRollouts(input="logs/day/notes.txt", output="o.jsonl"))
-    with pytest.raises(InputError, match="holds no files"):
+    with pytest.raises(InputError, match="matches no files"):
         import_rollouts(workspace, ImportRollouts(input="logs/*.nothing", output="o.jsonl"))
 
 
@@ -462,9 +462,9 @@ def test_faulty_requests_are_refused_with_a_fix(tmp_path):
     with pytest.raises(ValidationError, match="user=question"):
         ImportRollouts(input="a", output="b", columns=("question",))
     assert ImportRollouts(input="a", output="b", columns={"user": "q"}).columns == ("user=q",)
-    with pytest.raises(InputError, match="columns are for tables"):
+    with pytest.raises(InputError, match="columns is set, but no input is a table"):
         imported(tmp_path, conversation("lamp"), columns={"user": "q"})
-    with pytest.raises(DataError, match="holds a conversation"):
+    with pytest.raises(DataError, match="has a readable conversation"):
         imported(tmp_path, ["{}"], format="openai_chat")
     assert not (tmp_path / "out.jsonl").exists()
     with pytest.raises(InputError, match="the input itself"):

@@ -1,1 +1,1 @@
-"""Joins the rows of sources to conversations: logs repeat their history with every call."""
+"""Joins logged calls, each of which repeats the history before it, into conversations."""

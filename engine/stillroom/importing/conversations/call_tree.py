@@ -1,9 +1,10 @@
-"""Joins calls that repeat their history: a tree of messages in which each call is a path.
+"""A prefix tree (trie) of messages that joins calls which repeat their history.
 
-A call whose messages begin with all of an earlier call's, its reply included, ends further down on
-the same path. So the calls that end where nothing follows are conversations, and the calls on the
-way there are parts of them. Two calls of a group agree in a message if its role, text and tool
-calls do; the tool that a result belongs to is known by the number of its call and not by its id.
+A call is a path from the root. If its messages begin with all messages of an earlier call,
+including the reply, it ends further down on the same path. So calls that end at a leaf are
+conversations, and calls that end on the path to a leaf are parts of them. Messages of two calls in
+a group are equal if role, text and tool calls are; a tool's result is matched to its call by the
+call's position, not by its id.
 """
 
 from array import array
@@ -21,12 +22,12 @@ from stillroom.importing.json_rows import UnreadableRowError
 
 NONE = -1
 _USUALLY_NEW = (2, 1, 3, 4, 5, 6, 7)
-"""How many messages may follow the beginning of a request that is looked for, most usual first."""
+"""The numbers of new messages after a known prefix to try, most frequent first."""
 ORPHAN = "a tool's message answers no tool call"
 
 
 class CallTree:
-    """The messages of all calls as a tree; a node is a message after exactly those before it."""
+    """The prefix tree of all calls; a node is a message together with all messages before it."""
 
     def __init__(self, store: MessageStore, *, remembered: int = REMEMBERED) -> None:
         self._store = store
@@ -46,27 +47,27 @@ class CallTree:
         return len(self._parents)
 
     def add(self, group: str | None, messages: Sequence[int], row: int) -> int:
-        """Adds a call, given by the numbers of its messages; returns the node where it ends.
+        """Adds a call, given by the numbers of its messages; returns its last node.
 
-        Raises UnreadableRowError if a tool's message answers no call of the conversation.
+        Raises UnreadableRowError if a tool message answers no call of the conversation.
         """
         request = tuple(messages[:-1])
-        known, node = self._known_beginning(group, request)
+        known, node = self._longest_known_prefix(group, request)
         try:
             node = self._extend(group, node, messages[known:])
         except UnreadableRowError:
             if known == 0:
                 raise
-            # The result of a call that is further back than the last messages.
+            # The result of a call that is before the last messages.
             node = self._extend(group, NONE, messages)
         self._by_request[hash((group, request))] = self._parents[node]
         self._end_row(node, row, messages[-1])
         return node
 
-    def _known_beginning(self, group: str | None, request: tuple[int, ...]) -> tuple[int, int]:
-        """Returns how many messages of a request are an earlier one's, and the node of the last.
+    def _longest_known_prefix(self, group: str | None, request: tuple[int, ...]) -> tuple[int, int]:
+        """Returns the length of the longest known prefix of a request, and the prefix's last node.
 
-        Most calls repeat the request before them and add a reply, and results or a question.
+        Most calls repeat the previous request and add its reply, and then results or a question.
         """
         for num_new in _USUALLY_NEW:
             if num_new < len(request):
@@ -76,7 +77,7 @@ class CallTree:
         return 0, NONE
 
     def _extend(self, group: str | None, node: int, messages: Sequence[int]) -> int:
-        """Returns the node after further messages, which follow a node (NONE: nothing)."""
+        """Adds messages below a node (NONE: the root); returns the last node."""
         store, by_path = self._store, self._by_path
         roles, digests = store.roles, store.digests
         path = hash(("group", group)) if node == NONE else self._paths[node]
@@ -89,7 +90,7 @@ class CallTree:
                     numbers[call] = num_calls
                     num_calls += 1
             elif role == TOOL:
-                result = self._number_of_call(message, numbers)
+                result = self._answered_call(message, numbers)
             path = hash((path, digests[message], result))
             found = by_path.get(path)
             if found is None:
@@ -101,17 +102,17 @@ class CallTree:
             node = found
         return node
 
-    def _number_of_call(self, message: int, numbers: dict[int, int]) -> int:
-        """Returns which of the conversation's calls a tool's message answers; NONE if it is mute.
+    def _answered_call(self, message: int, numbers: dict[int, int]) -> int:
+        """Returns the position of the tool call that a message answers; NONE if it has no call id.
 
-        Raises UnreadableRowError if it names none of them.
+        Raises UnreadableRowError if no call of the conversation has its id.
         """
         answered = self._store.answered[message]
         if answered == 0:
             return NONE
         number = numbers.get(answered)
         if number is None:
-            raise UnreadableRowError(ORPHAN, "its call was cut off the history, or has another id")
+            raise UnreadableRowError(ORPHAN, "the call was cut from the history, or has another id")
         return number
 
     def _end_row(self, node: int, row: int, reply: int) -> None:
@@ -128,7 +129,7 @@ class CallTree:
         self._next_rows[first] = row
 
     def rows_at(self, node: int) -> Iterator[int]:
-        """Yields the rows of the calls that end at a node: the first one, then the others."""
+        """Yields the rows of the calls that end at a node, in order."""
         row = self._first_rows[node]
         while row != NONE:
             yield row
@@ -147,32 +148,32 @@ class CallTree:
         return path[::-1]
 
     def parent(self, node: int) -> int:
-        """Returns the node before a node; NONE for the first message."""
+        """Returns the parent of a node; NONE for the first message."""
         return self._parents[node]
 
     def message(self, node: int) -> int:
-        """Returns the number of the message at a node, in the form that was seen first.
+        """Returns the number of the message at a node, in its first logged form.
 
-        Of a reply that was logged as one, it is the longest form of the reply itself, which has
-        what histories leave out, such as reasoning.
+        For a logged reply this is the longest form of the reply itself, which has what later
+        histories leave out, such as reasoning.
         """
         reply = self._replies[node]
         return self._messages[node] if reply == NONE else reply
 
     def result_of(self, node: int) -> int:
-        """Returns which of the conversation's calls the tool's message at a node answers."""
+        """Returns the position of the tool call that the message at a node answers."""
         return self._results[node]
 
     def has_user(self, node: int) -> bool:
-        """Returns whether a user has spoken up to a node."""
+        """Returns whether there is a user message on the path to a node."""
         return bool(self._has_user[node])
 
     def ends(self) -> list[int]:
-        """Returns the nodes where a call ends and that no later call has on its path."""
+        """Returns the nodes where a call ends and no longer call continues."""
         first, parents = self._first_rows, self._parents
         is_passed = bytearray(len(parents))
         ends: list[int] = []
-        # A node is added after the one before it, so that going back meets the ends first.
+        # A node is added after its parent, so in reverse order the ends come first.
         for node in range(len(parents) - 1, -1, -1):
             has_call = first[node] != NONE
             if has_call and not is_passed[node]:

@@ -1,4 +1,4 @@
-"""Collects the rows that readers yield: each is refused with a reason, or kept for joining."""
+"""Collects the rows that readers yield: each is refused with a reason, or stored for joining."""
 
 import math
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ import msgspec
 from stillroom.data.checks import message_problems, tool_schema_problems
 from stillroom.importing.conversations.call_tree import NONE, CallTree
 from stillroom.importing.conversations.message_store import REMEMBERED, MessageStore
-from stillroom.importing.conversations.row_table import RowTable, StoredRow, encoded_row
+from stillroom.importing.conversations.row_table import RowTable, StoredRow, encode_row
 from stillroom.importing.json_rows import Row, UnreadableRowError
 from stillroom.importing.payloads.fields import is_id_name, leaves
 from stillroom.importing.records import Feedback, LoggedConversation, Refusal, SourceRow
@@ -23,7 +23,7 @@ _UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.Msg
 
 
 class RowCollector:
-    """Everything that was read, ready to be joined to rollouts."""
+    """All rows that were read, ready to be joined into rollouts."""
 
     def __init__(
         self,
@@ -35,16 +35,16 @@ class RowCollector:
         feedback_by: str | None = None,
         remembered: int = REMEMBERED,
     ) -> None:
-        """`infers` is whether schemas of tools are to be inferred from calls, and `feedback_by` the
-        field whose ids feedback names.
+        """`infers` enables inferring tool schemas from calls. `feedback_by` is the field with the
+        ids that feedback refers to.
 
-        `remembered` bounds the memory: how many messages and calls are known by their bytes. It
-        changes the speed alone.
+        `remembered` is the number of messages and calls in the deduplication cache. It affects
+        memory and speed only.
         """
         self._redaction, self._tally, self._infers = redaction, tally, infers
         self._feedback_by = feedback_by
         self.inferred = InferredTools(redaction)
-        on_tool_calls = self.inferred.look_at if infers else None
+        on_tool_calls = self.inferred.add_message if infers else None
         self.store = MessageStore(spill, on_tool_calls=on_tool_calls, remembered=remembered)
         self._known_tools: dict[int, tuple[int, tuple[str, ...]]] = {}
         self.tree = CallTree(self.store, remembered=remembered)
@@ -53,7 +53,7 @@ class RowCollector:
         self.feedback: list[tuple[str, Feedback]] = []
 
     def take(self, row: SourceRow, format_name: str) -> None:
-        """Takes in one row of a format."""
+        """Adds one row of a format, or counts it as refused."""
         if isinstance(row, Feedback):
             self._tally.read(format_name)
             named = replace(row, name=self._redaction.name(row.name))
@@ -68,9 +68,9 @@ class RowCollector:
                 self._tally.refuse(format_name, Refusal(place, refusal.reason, f"see {row.place}"))
 
     def _add(self, row: LoggedConversation, format_name: str) -> Refusal | None:
-        """Adds a row, or returns why it is refused."""
+        """Adds a row, or returns its refusal."""
         try:
-            refusal = _reason_to_refuse(row)
+            refusal = _refusal_of(row)
             if refusal is None:
                 (self._add_call if row.is_call else self._add_whole)(row, format_name)
             return refusal
@@ -82,7 +82,7 @@ class RowCollector:
     def _add_call(self, row: LoggedConversation, format_name: str) -> None:
         numbers = self.store.numbers_of(row.messages)
         stored = self._stored_row(row, format_name)
-        data = encoded_row(stored)  # before the tree is changed, since it may raise
+        data = encode_row(stored)  # before the tree is changed, since it may raise
         node = self.tree.add(row.group, numbers, len(self.rows))
         self.rows.add(
             stored,
@@ -104,15 +104,15 @@ class RowCollector:
         if self._infers:
             for message in messages:
                 if message.get("tool_calls"):
-                    self.inferred.look_at(message)
+                    self.inferred.add_message(message)
         encoded = [msgspec.json.encode(message) for message in messages]
         stored = self._stored_row(row, format_name, messages=encoded)
-        data = encoded_row(stored)
+        data = encode_row(stored)
         ids = self._ids(row)
         self.rows.add(stored, data, judged_as=row.judged_as, ids=ids, parent=row.parent)
 
     def _ids(self, row: LoggedConversation) -> list[tuple[str, str]]:
-        """Returns the further ids of a row by the path of their field."""
+        """Returns the additional ids of a row as pairs of field path and id."""
         wanted = self._feedback_by
         if wanted is None:
             found = (*leaves(row.metadata), *row.ids.items())
@@ -131,11 +131,11 @@ class RowCollector:
         *,
         messages: list[bytes] | None = None,
     ) -> StoredRow:
-        tools, unsound = self._number_of_tools(row.tools)
-        shown = self._tally.shown_place
+        tools, unsound = self._add_tools(row.tools)
+        show_line = self._tally.show_place
         return StoredRow(
             format=format_name,
-            source=shown(row.place),
+            source=show_line(row.place),
             id=row.id,
             group=row.group,
             provider=row.provider,
@@ -147,27 +147,27 @@ class RowCollector:
             finish_reason=row.finish_reason,
             error=row.error,
             scores={name: value for name, value in row.scores.items() if math.isfinite(value)},
-            also_at=tuple(shown(place) for place in row.also_at),
+            also_at=tuple(show_line(place) for place in row.also_at),
             losses=tuple(dict.fromkeys(row.losses + unsound)),
             metadata=msgspec.json.encode(row.metadata),
             tools=tools,
             messages=messages or [],
         )
 
-    def _number_of_tools(self, tools: list[Row] | None) -> tuple[int, tuple[str, ...]]:
-        """Returns the number of a request's tools, and what is lost of them."""
+    def _add_tools(self, tools: list[Row] | None) -> tuple[int, tuple[str, ...]]:
+        """Returns the number of a request's list of tools, and what was lost from the list."""
         if tools is None:
             return NONE, ()
         key = hash(msgspec.json.encode(tools))
         if (known := self._known_tools.get(key)) is None:
-            sound = sound_tools(tools)
+            sound = valid_tools(tools)
             lost = (_NO_SCHEMA,) if len(sound) < len(tools) else ()
             number = self.tools.number_of(self._redaction.tools(sound))
             known = self._known_tools[key] = number, lost
         return known
 
 
-def _reason_to_refuse(row: LoggedConversation) -> Refusal | None:
+def _refusal_of(row: LoggedConversation) -> Refusal | None:
     if row.error is not None and row.is_call:
         return Refusal(row.place, "failed call", row.error)
     if not row.messages:
@@ -184,7 +184,8 @@ def _reason_to_refuse(row: LoggedConversation) -> Refusal | None:
 
 
 _MOST_INFERRED = 64
-"""More tools than these are from several systems; a rollout is then given those that it calls."""
+"""With more tools than this, the log mixes several systems, and a rollout gets only the tools that
+it calls."""
 _KINDS: dict[type, str] = {
     str: "string",
     bool: "boolean",
@@ -196,14 +197,14 @@ _KINDS: dict[type, str] = {
 
 
 class ToolLists:
-    """All lists of tool schemas that the sources name, by number."""
+    """The distinct lists of tool schemas in the sources, by number."""
 
     def __init__(self) -> None:
         self._by_json: dict[bytes, int] = {}
         self._lists: list[list[dict[str, Any]]] = []
 
     def number_of(self, tools: list[dict[str, Any]]) -> int:
-        """Returns the number of a list of tools."""
+        """Returns the number of a list of tools, which is added if it is new."""
         data = msgspec.json.encode(tools)
         number = self._by_json.get(data)
         if number is None:
@@ -211,38 +212,38 @@ class ToolLists:
             self._lists.append(tools)
         return number
 
-    def united(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
-        """Returns the tools of several lists; of schemas with one name, the last."""
+    def union_of(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
+        """Returns the union of several lists; the last schema of a name wins."""
         by_name: dict[str, dict[str, Any]] = {}
         for number in dict.fromkeys(numbers):
             by_name |= {tool["function"]["name"]: tool for tool in self._lists[number]}
         return list(by_name.values())
 
 
-def sound_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns those tools of a source that have a schema; providers' own tools have none."""
+def valid_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the tools with a valid schema; tools that the provider runs have none."""
     return [tool for tool in tools if next(tool_schema_problems([tool]), None) is None]
 
 
 class InferredTools:
-    """Schemas of tools made from the arguments with which they were called."""
+    """Schemas of tools, inferred from the arguments of their calls."""
 
     def __init__(self, redaction: Redaction) -> None:
         self._redaction = redaction
         self._arguments: dict[str, dict[str, set[str]]] = {}
 
-    def look_at(self, message: dict[str, Any]) -> None:
-        """Takes note of the tool calls of a message in our shape."""
+    def add_message(self, message: dict[str, Any]) -> None:
+        """Collects the arguments of the tool calls of a message in Stillroom's format."""
         for call in message["tool_calls"]:
             function = call["function"]
             known = self._arguments.setdefault(self._redaction.name(function["name"]), {})
-            for name, value in _decoded(function["arguments"]).items():
+            for name, value in _parse_arguments(function["arguments"]).items():
                 kinds = known.setdefault(self._redaction.name(name), set())
                 if (kind := _KINDS.get(type(value))) is not None:
                     kinds.add(kind)
 
     def schemas(self, called: Iterable[str]) -> list[dict[str, Any]]:
-        """Returns the inferred schemas for a rollout that calls these tools, sorted by name."""
+        """Returns the inferred schemas for a rollout with calls of these tools, sorted by name."""
         is_few = len(self._arguments) <= _MOST_INFERRED
         names = self._arguments if is_few else set(called)
         return [self._schema(name) for name in sorted(names)]
@@ -258,7 +259,7 @@ class InferredTools:
         return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
-def _decoded(arguments: str) -> dict[str, Any]:
+def _parse_arguments(arguments: str) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):

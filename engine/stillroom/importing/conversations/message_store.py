@@ -1,7 +1,7 @@
-"""Keeps each distinct message of the sources once: in a file, with a few numbers in memory.
+"""Stores each distinct message of the sources once: in a file, with a few numbers in memory.
 
-Logs repeat their history with every call. So a message is recognised by a hash of its JSON, and is
-read only when it is seen first.
+Logged calls repeat their history. So a message is recognised by a hash of its JSON, and is parsed
+only the first time.
 """
 
 from array import array
@@ -21,14 +21,14 @@ from stillroom.importing.spill import Spill
 from stillroom.rollout.rewards.answers import without_thinking
 
 REMEMBERED = 1 << 17
-"""How many messages and requests are recognised at least."""
+"""The minimum number of recent messages and requests that are recognised."""
 _ENCODER = msgspec.json.Encoder()
 
 
 class RecentNumbers:
-    """A dictionary of numbers that forgets what was not used for long, to bound its size.
+    """A dictionary of numbers that drops the least recently used ones, to bound its size.
 
-    At least the last `most` that were used are known, at most twice as many.
+    It keeps between `most` and twice `most` of the last used keys.
     """
 
     def __init__(self, most: int) -> None:
@@ -37,7 +37,7 @@ class RecentNumbers:
         self._old: dict[int, int] = {}
 
     def get(self, key: int) -> int | None:
-        """Returns the number of a key; None if it has none, or is forgotten."""
+        """Returns the number of a key; None if it is unknown or was dropped."""
         number = self._new.get(key)
         if number is None and (number := self._old.get(key)) is not None:
             self[key] = number
@@ -50,7 +50,7 @@ class RecentNumbers:
 
 
 class MessageStore:
-    """The distinct messages by number, in our shape."""
+    """The distinct messages by number, in Stillroom's format."""
 
     def __init__(
         self,
@@ -59,32 +59,32 @@ class MessageStore:
         on_tool_calls: Callable[[Row], None] | None = None,
         remembered: int = REMEMBERED,
     ) -> None:
-        """`on_tool_calls` is given each distinct message that calls tools.
+        """`on_tool_calls` is called with each distinct message that has tool calls.
 
-        A message that was not seen for `remembered` others counts as a new one.
+        A message that was not seen again within `remembered` others is stored a second time.
         """
         self._spill, self._on_tool_calls = spill, on_tool_calls
         self._by_hash = RecentNumbers(remembered)
         self._places, self.sizes = array("Q"), array("I")
-        """Where in the spill each message is as JSON, and its length."""
+        """The position of each message's JSON in the spill; `sizes` has its length."""
         self.digests, self.roles, self.answered = array("q"), array("B"), array("q")
-        """For each message the digest of what a later history repeats of it, the role, and the
-        digest of the id of the call that a tool's message answers (0 for none)."""
+        """For each message, the digest of what later histories repeat of it, the role, and the
+        digest of the call id that a tool message answers (0 for none)."""
         self._calls: dict[int, tuple[int, ...]] = {}
         self.losses: dict[int, tuple[str, ...]] = {}
-        """What some messages had in their source and lack in our shape."""
+        """What was lost when a message was converted to Stillroom's format, by number."""
 
     def numbers_of(self, messages: Sequence[Row]) -> list[int]:
         """Returns the numbers of messages.
 
-        Raises UnreadableRowError if no chat can hold one of them.
+        Raises UnreadableRowError if one of them is not a valid chat message.
         """
         by_hash, numbers = self._by_hash, list[int]()
         for message in messages:
             key = hash(_ENCODER.encode(message))
             number = by_hash.get(key)
             if number is None:
-                # A message whose hash was dropped is stored a second time, which only costs space.
+                # A message whose hash was dropped is stored again, which only costs space.
                 number = by_hash[key] = self._add(message)
             numbers.append(number)
         return numbers
@@ -123,30 +123,30 @@ _ROLES = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
 
 @dataclass(frozen=True, slots=True)
 class ReadMessage:
-    """A message in our shape, and what joining has to know of it."""
+    """A message in Stillroom's format, with the digests by which calls are joined."""
 
     message: Row
     role: int
     digest: int
-    """Stands for what a later history repeats of it: the role, the text and the tool calls, but
-    neither reasoning nor ids."""
+    """A digest of what later histories repeat of it: role, text and tool calls, without reasoning
+    and ids."""
     calls: tuple[int, ...]
     """Digests of the ids of its tool calls."""
     answered: int
-    """A digest of the id of the call that a tool's message answers; 0 if it names none."""
+    """The digest of the call id that a tool message answers; 0 for none."""
     losses: tuple[str, ...]
 
 
 def read_message(value: Any) -> ReadMessage:
-    """Returns a message of a call's history. Raises UnreadableRowError if no chat can hold it."""
+    """Parses a message of a call. Raises UnreadableRowError if it is not a valid chat message."""
     reader = MessageReader()
     message = reader.message(value)
     calls: list[Row] = message.get("tool_calls", [])
     for index, call in enumerate(calls):
         call.setdefault("id", f"call_{index}")
     if PARTS_LOST in reader.losses:
-        raise UnreadableRowError("content of an unknown kind", "its format's reader is needed")
-    # Whether a tool's message answers a call is seen in the conversation only.
+        raise UnreadableRowError("content of an unknown kind", "a content part has an unknown type")
+    # Whether a tool message answers a call can be checked only within the conversation.
     problems = message_problems([message])
     problem = next((p for p in problems if not p.field.endswith("tool_call_id")), None)
     if problem is not None:
@@ -166,34 +166,34 @@ def read_message(value: Any) -> ReadMessage:
 
 def _digest(role: str, text: str, name: str | None, calls: Iterable[tuple[str, str]]) -> int:
     if role == "assistant":
-        parts = [role, _trimmed(without_thinking(text))]
+        parts = [role, _normalized(without_thinking(text))]
         for called, arguments in calls:
-            parts += (called, _compared(arguments))
+            parts += (called, _canonical_arguments(arguments))
         return _digest_of(*parts)
     if name is None or role == "tool":
-        # A tool's name is left out by many histories; a speaker's tells two of them apart.
-        return _digest_of(role, _trimmed(text))
-    return _digest_of(role, _trimmed(text), name)
+        # Many histories leave out a tool's name; a user's name distinguishes two speakers.
+        return _digest_of(role, _normalized(text))
+    return _digest_of(role, _normalized(text), name)
 
 
 def _digest_of(*parts: str) -> int:
-    # No text has a byte 0xff, so that other parts never give the same bytes.
+    # UTF-8 never contains the byte 0xff, so different parts never give the same bytes.
     data = b"\xff".join([part.encode("utf-8", "surrogatepass") for part in parts])
     return int.from_bytes(sha256(data).digest()[:8], "little", signed=True)
 
 
 @lru_cache(maxsize=_IDS_REMEMBERED)
 def _id_digest(name: str) -> int:
-    """Returns a digest of an id, which is in a reply, in its repetition and in a result."""
+    """Returns a digest of a call id, never 0."""
     return _digest_of(name) or 1
 
 
-def _trimmed(text: str) -> str:
+def _normalized(text: str) -> str:
     return (text.replace("\r\n", "\n") if "\r" in text else text).strip()
 
 
-def _compared(arguments: str) -> str:
-    """Returns the arguments of a call in a form that does not depend on their spelling."""
+def _canonical_arguments(arguments: str) -> str:
+    """Returns the arguments of a call as canonical JSON, or stripped if they are not JSON."""
     try:
         return canonical_json(_ANY.decode(arguments)).decode()
     except _UNREADABLE:

@@ -1,4 +1,4 @@
-"""Decides which rows are one rollout, and builds it from its messages and its rows."""
+"""Groups rows into rollouts, and builds each rollout from its messages and rows."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -19,35 +19,35 @@ _ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 @dataclass(frozen=True, slots=True)
 class JoinedRows:
-    """The rollouts that rows make; a rollout is known by its kept row, which is its last call."""
+    """The grouping of rows into rollouts; a rollout's id is its kept row, the last call."""
 
     owners: Sequence[int]
-    """For each row, the kept row of the rollout that it is a part of."""
+    """For each row, the kept row of the rollout that it belongs to."""
     kept: Sequence[int]
     """The kept rows, in the order of the sources."""
     branch_of: dict[int, int]
-    """The rollouts that begin as another one, or were begun by it, with that other one."""
+    """For each rollout that branches from another one, that other rollout."""
 
 
-def joined_rows(rows: RowTable, tree: CallTree) -> JoinedRows:
-    """Returns the rollouts that the rows make.
+def join_rows(rows: RowTable, tree: CallTree) -> JoinedRows:
+    """Groups the rows into rollouts.
 
-    Where conversations part, the longest is the main one, of several the first, and has all
-    calls before; the others are branches of it.
+    Where conversations diverge, the longest one (the first of several) owns the shared calls, and
+    the others are branches of it.
     """
     owners = array("i", [NONE]) * len(rows)
     for row in range(len(rows)):
         if rows.nodes[row] == NONE:
             owners[row] = row
-    branch_of = _joined_calls(rows, tree, owners)
+    branch_of = _join_calls(rows, tree, owners)
     if rows.has_parents:
         _link_to_parents(rows, owners, branch_of)
     kept = [row for row, owner in enumerate(owners) if owner == row]
     return JoinedRows(owners, kept, branch_of)
 
 
-def _joined_calls(rows: RowTable, tree: CallTree, owners: "array[int]") -> dict[int, int]:
-    """Sets the owners of calls, and returns the branches that the messages show."""
+def _join_calls(rows: RowTable, tree: CallTree, owners: "array[int]") -> dict[int, int]:
+    """Sets the owners of calls, and returns the branches found by comparing messages."""
     node_owners = array("i", [NONE]) * tree.num_nodes
     branch_of: dict[int, int] = {}
     main_of_group: dict[int, int] = {}
@@ -71,7 +71,7 @@ def _joined_calls(rows: RowTable, tree: CallTree, owners: "array[int]") -> dict[
 
 
 def _link_to_parents(rows: RowTable, owners: Sequence[int], branch_of: dict[int, int]) -> None:
-    """Adds the branches of which the source itself says where they begin."""
+    """Adds the branches for which the source gives a parent id."""
     by_id = rows.by_id()
     for row, kept in enumerate(owners):
         parent = by_id.get(rows.parent(row)) if rows.parent(row) else None
@@ -80,34 +80,34 @@ def _link_to_parents(rows: RowTable, owners: Sequence[int], branch_of: dict[int,
         above: int | None = owners[parent]
         while above is not None and above != kept:
             above = branch_of.get(above)
-        if above is None:  # else it would be a branch of its own branch
+        if above is None:  # otherwise it would be a branch of its own branch
             branch_of[kept] = owners[parent]
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedRollout:
-    """One rollout: its messages as JSON, and the rows that it is made of."""
+    """One rollout: its messages as JSON, and the rows it was built from."""
 
     row: int
     """Its kept row."""
     messages: list[bytes]
-    """The messages as JSON objects in our shape."""
+    """The messages as JSON objects in Stillroom's format."""
     rows: list[StoredRow]
-    """What is known of its rows, in the order of the conversation; the kept row's is the last."""
+    """Its rows in the order of the conversation; the kept row is the last."""
     calls: list[StoredRow]
-    """What is known of its calls, each once: rows that log the same call are put together."""
+    """Its distinct calls: rows that log the same call are merged."""
     metadata: bytes
     """The kept row's metadata as a JSON object."""
     losses: list[str] = field(default_factory=list[str])
     num_turns: int = 0
-    """The number of assistant turns that were sampled for it."""
+    """The number of assistant turns that its calls sampled."""
     branch_of: int | None = None
     num_unanswered: int = 0
-    """The number of assistant turns that no call of the sources answered."""
+    """The number of assistant turns that are no reply of a logged call."""
 
     @property
     def kept(self) -> StoredRow:
-        """What is known of the kept row."""
+        """The kept row."""
         return self.rows[-1]
 
     @property
@@ -117,9 +117,9 @@ class ImportedRollout:
 
     @property
     def num_prompt(self) -> int:
-        """The number of messages up to the last one of a user that has an answer.
+        """The number of messages up to the last user message that is answered.
 
-        Without a user, that is the number before the first answer.
+        Without user messages, it is the number of messages before the first assistant message.
         """
         is_answered = False
         for index in range(len(self.messages) - 1, -1, -1):
@@ -132,16 +132,16 @@ class ImportedRollout:
 
 
 class RolloutBuilder:
-    """Builds the rollouts of an import, each when it is wanted."""
+    """Builds the rollouts of an import on demand."""
 
     def __init__(
         self, collected: RowCollector, joined: JoinedRows, redaction: Redaction | None
     ) -> None:
-        """`redaction` takes secrets out; without it rollouts are as their sources have them."""
+        """`redaction` removes secrets; without it, rollouts stay as they are in their sources."""
         self._collected, self._joined, self._redaction = collected, joined, redaction
 
     def build(self, row: int) -> ImportedRollout:
-        """Returns the rollout of a kept row."""
+        """Returns the rollout of the kept row `row`."""
         if self._collected.rows.nodes[row] != NONE:
             return self._of_calls(row)
         stored = self._collected.rows.stored_row(row)
@@ -174,8 +174,8 @@ class RolloutBuilder:
                 messages[index] = messages[index][:-1] + b',"weight":0}'
                 num_unanswered += first == NONE
         results = list(map(tree.result_of, path))
-        if not self._agree(numbers, results):
-            messages = list(_with_ids(messages, results))
+        if not self._ids_match(numbers, results):
+            messages = list(_restore_call_ids(messages, results))
         copies = [self._clean_rows(rows.stored_rows(same)) for same in own]
         own_rows = [each for same in copies for each in same]
         lost = [loss for number in numbers for loss in store.losses.get(number, ())]
@@ -184,7 +184,7 @@ class RolloutBuilder:
             row,
             messages,
             own_rows,
-            list(map(_one_call, copies)),
+            list(map(_merge_copies, copies)),
             self._metadata(own_rows[-1]),
             list(dict.fromkeys(lost)),
             num_turns=len(own),
@@ -201,7 +201,7 @@ class RolloutBuilder:
         return [msgspec.json.encode(self._redaction.message(message)) for message in decoded]
 
     def _clean_rows(self, rows: list[StoredRow]) -> list[StoredRow]:
-        """Returns what is known of the rows of a rollout without secrets; the last one is kept."""
+        """Returns the rows of a rollout without secrets."""
         if self._redaction is None:
             return rows
         text, name = self._redaction.text, self._redaction.name
@@ -228,8 +228,8 @@ class RolloutBuilder:
             return row.metadata
         return msgspec.json.encode(self._redaction.value(_ANY.decode(row.metadata)))
 
-    def _agree(self, numbers: Sequence[int], results: Sequence[int]) -> bool:
-        """Returns whether each tool's message has the id of the call that it answers."""
+    def _ids_match(self, numbers: Sequence[int], results: Sequence[int]) -> bool:
+        """Returns whether each tool message has the id of the call that it answers."""
         store = self._collected.store
         calls: list[int] = []
         for number, result in zip(numbers, results, strict=True):
@@ -239,8 +239,8 @@ class RolloutBuilder:
         return True
 
 
-def _one_call(copies: Sequence[StoredRow]) -> StoredRow:
-    """Returns what the rows that log one call say of it; the last one goes before the others."""
+def _merge_copies(copies: Sequence[StoredRow]) -> StoredRow:
+    """Merges the rows that log the same call; later rows take precedence."""
     *others, last = copies
     if not others:
         return last
@@ -255,10 +255,10 @@ def _one_call(copies: Sequence[StoredRow]) -> StoredRow:
     return msgspec.structs.replace(last, scores=scores, **known)
 
 
-def _with_ids(messages: Sequence[bytes], results: Sequence[int]) -> Iterator[bytes]:
-    """Yields the messages, in which tools' messages have the ids of the calls that they answer.
+def _restore_call_ids(messages: Sequence[bytes], results: Sequence[int]) -> Iterator[bytes]:
+    """Yields the messages with each tool message's call id replaced by the id of its call.
 
-    Systems give a call other ids when they send it back, and messages come from several calls.
+    Some systems change a call's id when they send it back, and messages come from several calls.
     """
     ids: list[str] = []
     for encoded, result in zip(messages, results, strict=True):

@@ -1,4 +1,4 @@
-"""The rows of the sources: a few numbers of each in memory, and the rest in a file."""
+"""Stores the rows of the sources: a few numbers of each in memory, the rest in a file."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,11 +11,11 @@ from stillroom.types import Usage
 
 
 class StoredRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What is known of a source row apart from the messages of its call."""
+    """The fields of a source row, without the messages of its call."""
 
     format: str
     source: str
-    """Its place as `file:line`, as it is shown to users."""
+    """The location as `file:line`, as shown to users."""
     id: str | None
     group: str | None
     provider: str | None
@@ -28,12 +28,12 @@ class StoredRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     error: str | None
     scores: dict[str, float]
     also_at: tuple[str, ...]
-    """The places of other rows that it is put together from."""
+    """The locations of other rows that were combined into it."""
     losses: tuple[str, ...]
     metadata: bytes
     """The metadata as a JSON object."""
     tools: int = -1
-    """The number of its list of tools; NONE if the source does not say which were offered."""
+    """The number of its list of tools; NONE if the source does not log the offered tools."""
     messages: list[bytes] = []
     """The messages of a whole conversation as JSON; empty for a call."""
 
@@ -44,7 +44,7 @@ _DECODER = msgspec.msgpack.Decoder(StoredRow)
 
 
 class RowTable:
-    """All rows that were read and not refused, by number in the order of their sources."""
+    """All accepted rows, numbered in the order of their sources."""
 
     def __init__(self, spill: Spill) -> None:
         self._spill = spill
@@ -54,7 +54,7 @@ class RowTable:
         self._aliases, self._alias_rows = array("q"), array("i")
         self._named_ids, self._named_rows = array("q"), array("i")
         self.id_fields: dict[str, None] = {}
-        """The names of the fields that had further ids, but for very many."""
+        """The names of the first fields that had additional ids."""
         self.has_parents = False
 
     def __len__(self) -> int:
@@ -71,36 +71,36 @@ class RowTable:
         node: int = NONE,
         length: int = 0,
     ) -> int:
-        """Adds a row, of which `data` is `encoded_row`, and returns its number.
+        """Adds a row and returns its number. `data` is the result of `encode_row`.
 
-        `node` is the end of its call in the tree, and `length` the number of its messages; a whole
-        conversation has no node.
+        `node` is the last node of its call in the tree, and `length` the number of its messages; a
+        whole conversation has no node.
         """
         row = len(self._places)
         self._places.append(self._spill.append(data))
         self._sizes.append(len(data))
-        self._ids.append(hashed_id(stored.id))
-        self._parents.append(0 if parent is None else hashed_id(parent))
-        self._groups.append(0 if stored.group is None else hashed_id(stored.group))
+        self._ids.append(hash_of_id(stored.id))
+        self._parents.append(0 if parent is None else hash_of_id(parent))
+        self._groups.append(0 if stored.group is None else hash_of_id(stored.group))
         self.nodes.append(node)
         self.lengths.append(length)
         self.has_parents = self.has_parents or parent is not None
         for alias in judged_as:
-            self._aliases.append(hashed_id(alias))
+            self._aliases.append(hash_of_id(alias))
             self._alias_rows.append(row)
         for field, name in ids:
-            self._named_ids.append(hashed_id(name))
+            self._named_ids.append(hash_of_id(name))
             self._named_rows.append(row)
             if len(self.id_fields) < _MOST_ID_FIELDS:
                 self.id_fields[field] = None
         return row
 
     def stored_row(self, row: int) -> StoredRow:
-        """Returns what is known of a row."""
+        """Returns a row's fields."""
         return self.stored_rows([row])[0]
 
     def stored_rows(self, rows: Sequence[int]) -> list[StoredRow]:
-        """Returns what is known of several rows."""
+        """Returns the fields of several rows."""
         places, sizes = self._places, self._sizes
         found = self._spill.read_all([(places[row], sizes[row]) for row in rows])
         return list(map(_DECODER.decode, found))
@@ -114,32 +114,32 @@ class RowTable:
         return self._parents[row]
 
     def by_id(self) -> dict[int, int]:
-        """Returns the rows by the hashes of their ids; of rows with the same id, the first."""
+        """Returns the first row of each id, by the id's hash."""
         found: dict[int, int] = {}
         for row, key in enumerate(self._ids):
             if key:
                 found.setdefault(key, row)
         return found
 
-    def judged(self) -> Iterator[tuple[int, int]]:
-        """Yields the hashes of ids, groups and aliases, under which feedback may refer to rows."""
+    def feedback_targets(self) -> Iterator[tuple[int, int]]:
+        """Yields (hash, row) for the ids, groups and aliases by which feedback refers to rows."""
         for keys in (self._ids, self._groups):
             yield from ((key, row) for row, key in enumerate(keys) if key)
         yield from zip(self._aliases, self._alias_rows, strict=True)
 
-    def judged_by_fields(self) -> Iterator[tuple[int, int]]:
-        """Yields the hashes of the further ids of rows, each with its row."""
+    def field_targets(self) -> Iterator[tuple[int, int]]:
+        """Yields (hash, row) for the additional ids of rows."""
         return zip(self._named_ids, self._named_rows, strict=True)
 
 
-def encoded_row(row: StoredRow) -> bytes:
-    """Returns what is known of a row as a table keeps it.
+def encode_row(row: StoredRow) -> bytes:
+    """Encodes a row for `RowTable.add`.
 
     Raises OverflowError for a number that is too large.
     """
     return _ENCODER.encode(row)
 
 
-def hashed_id(name: str | None) -> int:
-    """Returns the hash by which a table knows an id or a group; 0 for none."""
+def hash_of_id(name: str | None) -> int:
+    """Returns the hash of an id or a group in the table; 0 for None."""
     return 0 if name is None else hash(name) or 1

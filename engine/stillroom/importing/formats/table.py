@@ -1,4 +1,4 @@
-"""The one table of all formats that can be imported."""
+"""The table of all formats that can be imported."""
 
 from stillroom.importing.formats.api_logs.batches import ANTHROPIC_BATCH, OPENAI_BATCH
 from stillroom.importing.formats.api_logs.gateways import HELICONE, LITELLM
@@ -86,4 +86,4 @@ FORMATS: tuple[TraceFormat, ...] = (
     CSV,
     PAIRS,
 )
-"""All formats; the first one that recognises a file reads it, so the particular come first."""
+"""All formats. The first that recognises a file reads it, so specific formats come first."""

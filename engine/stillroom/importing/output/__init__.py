@@ -1,1 +1,1 @@
-"""Writes imported rollouts: rows, prompts, the held-out part, scores, and what to know of them."""
+"""Writes imported rollouts: rows, prompts, the held-out split, scores and notes."""

@@ -1,4 +1,4 @@
-"""What a user should know before imported rollouts are used, such as providers' terms."""
+"""Notes on imported rollouts that a user should read first, such as providers' terms."""
 
 import re
 from collections import Counter
@@ -26,34 +26,33 @@ def import_notes(
     models: Mapping[tuple[str, str], int],
     split: Split | None,
 ) -> Iterator[str]:
-    """Yields the notes, the ones about a fault of the sources first."""
+    """Yields the notes, those on problems of the sources first."""
     if sources.unread:
-        names = _listed(path.name for path in sources.unread[:_SHOWN])
+        names = _join_names(path.name for path in sources.unread[:_SHOWN])
         more = len(sources.unread) - _SHOWN
         yield (
-            f"{len(sources.unread)} files are of no known format: {names}"
+            f"{len(sources.unread)} files have an unknown format: {names}"
             + (f" and {more} more" if more > 0 else "")
         )
     if grown:
-        yield f"{len(grown)} files grew while they were read: import again for what was added"
+        yield f"{len(grown)} files grew during the import: import again to get the new rows"
     yield from _notes_on_content(counts)
     yield from _notes_on_scores(request, counts)
     if request.prompts and counts.differently_answered:
         yield (
-            f"{counts.differently_answered} prompts have right answers that do not match, and so "
-            "no expected_answer: reward_from says which one is best, a judge or rewards.py judges "
-            "them"
+            f"{counts.differently_answered} prompts have no expected_answer, because their correct "
+            "answers differ: choose the best with reward_from, or score with a judge or rewards.py"
         )
     if request.prompts and counts.unanswered_prompts:
         yield (
-            f"{counts.unanswered_prompts} prompts have no expected_answer, since all their answers "
-            "were judged wrong or are cut: evaluate_model leaves these out, often the hard ones, "
-            "unless a judge or rewards.py judges them"
+            f"{counts.unanswered_prompts} prompts have no expected_answer, because all answers are "
+            "wrong or truncated: without a judge or rewards.py, evaluate_model skips these, often "
+            "the hard ones"
         )
     if request.prompts and counts.contradicted:
         yield (
-            f"{counts.contradicted} prompts have an expected_answer of their source that a rollout "
-            "judged right does not contain: a judge or rewards.py is fairer than the match"
+            f"{counts.contradicted} prompts have a rollout scored as correct that does not contain "
+            "the source's expected_answer: a judge or rewards.py is more accurate than matching"
         )
     if split is not None:
         yield from split.notes
@@ -63,59 +62,60 @@ def import_notes(
 def _notes_on_content(counts: RolloutCounts) -> Iterator[str]:
     if missing := counts.losses[IMAGES_LOST]:
         yield (
-            f"{missing} rollouts lost images: their answers are about what a text model cannot see"
+            f"{missing} rollouts lost images: their answers describe what a text model cannot see"
         )
     if unknown := counts.losses[UNKNOWN]:
         yield (
-            f"{unknown} rollouts call tools whose schemas were not logged: infer_tools makes "
+            f"{unknown} rollouts call tools whose schemas were not logged: infer_tools infers the "
             "schemas from the calls"
         )
     if counts.unanswered:
         yield (
-            f"{counts.unanswered} assistant turns of histories were answered by no call that was "
-            "read (examples, edits, calls not logged): they have weight 0 and are not trained"
+            f"{counts.unanswered} assistant turns are in histories only, not replies of logged "
+            "calls (few-shot examples, edits, missing calls): they have weight 0 and are not "
+            "trained on"
         )
 
 
 def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator[str]:
-    names = _listed(name for name, _ in counts.scores.most_common(_MOST_NAMES)) or "none"
+    names = _join_names(name for name, _ in counts.scores.most_common(_MOST_NAMES)) or "none"
     if not request.reward_from and counts.rewarded:
-        yield f"{counts.rewarded} rollouts have the reward that their source gives them"
+        yield f"{counts.rewarded} rollouts have the reward from their source"
     elif not request.reward_from and counts.scores:
         yield (
-            f"the sources have scores ({names}) and nothing is a reward: import again with those "
-            "that say right or wrong in reward_from, or wrong answers are trained too"
+            f"the sources have scores ({names}) but no reward: import again with the scores for "
+            "correctness in reward_from, or wrong answers are trained on too"
         )
     if counts.largest_reward > 1:
         yield (
-            f"rewards go up to {counts.largest_reward:g}, and success means a reward of at least "
-            "0.5: choose rows by min_reward of filter_dataset"
+            f"rewards go up to {counts.largest_reward:g}, but success means a reward of at least "
+            "0.5: select rows with min_reward of filter_dataset"
         )
     if request.reward_from and not counts.rewarded:
         yield (
-            f"no rollout has all of reward_from; the sources' scores are: {names}. Where sources "
-            "name them differently, one entry takes whichever is there: a|b"
+            f"no rollout has all scores of reward_from; the sources have: {names}. If their names "
+            "differ between sources, a|b takes either"
         )
 
 
-def _listed(names: Iterable[str]) -> str:
-    """Returns names that others gave, each on one line and cut."""
+def _join_names(names: Iterable[str]) -> str:
+    """Joins names from the sources, each shortened to one line."""
     return ", ".join(on_one_line(name, most=_MOST_CHARACTERS) for name in names)
 
 
 WRITTEN = "2026-11"
-"""When the table of terms was written; terms change."""
+"""When the table of terms was last checked; terms change."""
 _MAX_MODELS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderTerms:
-    """A provider whose terms limit what may be trained on its models' outputs."""
+    """A provider whose terms restrict training on its models' outputs."""
 
     title: str
     url: str
     says: str
-    """What the terms limit, in a few careful words; the terms themselves decide."""
+    """What the terms restrict, in brief; only the terms themselves are binding."""
     providers: frozenset[str]
     models: re.Pattern[str]
 
@@ -124,7 +124,7 @@ def _terms(title: str, url: str, says: str, providers: str, models: str) -> Prov
     return ProviderTerms(title, url, says, frozenset(providers.split()), re.compile(models))
 
 
-_COMPETING = "limit training models on outputs that compete with its own"
+_COMPETING = "restrict training models that compete with its own on outputs"
 _TERMS = (
     _terms("OpenAI", "https://openai.com/policies", _COMPETING, "openai azure azure_openai",
            r"(?:chatgpt|gpt-(?!oss|neo|j)|o\d(?:-|$)|codex|davinci|ft:gpt)"),
@@ -132,41 +132,41 @@ _TERMS = (
     _terms("Google", "https://ai.google.dev/gemini-api/terms", _COMPETING,
            "google gemini vertex_ai gcp.gemini gcp.vertex_ai", "gemini"),
     _terms("Gemma", "https://ai.google.dev/gemma/terms",
-           "are also those of a model that is trained on outputs to work like Gemma",
+           "also apply to models trained on its outputs to perform similarly",
            "", r"(?:code|med|pali|shield|t5)?gemma(?!-?[4-9](?!b))"),
     _terms("xAI", "https://x.ai/legal", _COMPETING, "xai x_ai", "grok"),
     _terms("AWS", "https://aws.amazon.com/service-terms/", _COMPETING,
            "bedrock aws_bedrock aws.bedrock amazon_bedrock amazon-bedrock", r"nova-|titan-"),
     _terms("AI21", "https://www.ai21.com", _COMPETING, "ai21", "jamba"),
     _terms("Cohere", "https://cohere.com/terms-of-use",
-           "may limit what is trained on outputs", "cohere", "command"),
+           "may restrict training models on its outputs", "cohere", "command"),
     _terms("Meta (Llama 2 and 3)", "https://www.llama.com/license/",
-           "forbid to improve other language models with outputs",
+           "forbid improving other language models with outputs",
            "", r"(?:meta-)?llama-?v?[23](?![.p_\d]|-[1-3]-)"),
     _terms("Meta", "https://www.llama.com/license/",
-           "ask that models trained on outputs be named and licensed in a certain way",
+           "require that models trained on outputs are named and licensed in a certain way",
            "meta", r"(?:meta-)?llama"),
     _terms("Tencent", "https://huggingface.co/tencent",
-           "forbid to improve other language models with outputs", "", "hunyuan"),
+           "forbid improving other language models with outputs", "", "hunyuan"),
     _terms("Qwen", "https://huggingface.co/Qwen",
-           "ask that models trained on outputs say so",
+           "require that models trained on outputs say so",
            "", r"qwen-?2(?:\.5)?(?:-math|-vl)?-72b"),
 )  # fmt: skip
-"""The providers that are known to have such terms; another one may have them too.
+"""The providers known to have such terms; others may have them too.
 
-Looked at on 2026-11-23 in copies of the pages: OpenAI's terms of use (of 2024-01), Anthropic's
+Checked on 2026-11-23 in copies of the pages: OpenAI's terms of use (of 2024-01), Anthropic's
 commercial terms (quoted in 2025-08), those of the Gemini API (2025-05-20) and of Gemma up to
 version 3 (2026-04-01; Gemma 4 is under Apache 2.0), xAI's terms of service, AWS's service terms for
 Bedrock and AI21's terms (quoted in 2026), and the licenses of Llama 2 to 4, of Hunyuan, and of
-Qwen2.5-72B. Of Cohere's terms no copy went as far. Mistral's (2026-01) speak of images alone, and
-DeepSeek's license allows it.
+Qwen2.5-72B. No copy of Cohere's terms includes that section. Mistral's (2026-01) mention images
+only, and DeepSeek's license allows it.
 """
 _VENDOR = re.compile(r"(?:[a-z][a-z0-9-]*\.){1,2}(?=[a-z])")
-"""The region and the vendor before a model's name, as Bedrock writes them."""
+"""The region and vendor prefix of a model's name on Bedrock."""
 
 
 def terms_for(provider: str, model: str) -> ProviderTerms | None:
-    """Returns the terms under which a model's outputs are, judged by its name and its provider."""
+    """Returns the terms for a model's outputs, by its name or its provider; None if unknown."""
     name = _VENDOR.sub("", model.rpartition("/")[2].lower(), count=1)
     by_name = next((terms for terms in _TERMS if terms.models.match(name)), None)
     if by_name is not None:
@@ -177,7 +177,7 @@ def terms_for(provider: str, model: str) -> ProviderTerms | None:
 def model_records(models: Counter[tuple[str, str]]) -> Iterator[ModelRecord]:
     """Yields the records of the models that answered, the most frequent first.
 
-    `models` are the numbers of rows by provider and model.
+    `models` has the number of rows by provider and model.
     """
     for (provider, model), rows in models.most_common(_MAX_MODELS):
         terms = terms_for(provider, model)
@@ -191,7 +191,7 @@ def model_records(models: Counter[tuple[str, str]]) -> Iterator[ModelRecord]:
 
 
 def terms_notes(models: Mapping[tuple[str, str], int]) -> Iterator[str]:
-    """Yields a note for each provider whose terms limit training on the outputs of its models."""
+    """Yields a note for each provider whose terms restrict training on its models' outputs."""
     answered: dict[str, dict[str, None]] = {}
     by_title = {terms.title: terms for terms in _TERMS}
     for provider, model in models:
@@ -203,6 +203,6 @@ def terms_notes(models: Mapping[tuple[str, str], int]) -> Iterator[str]:
         first = ", ".join(on_one_line(name, most=_MOST_CHARACTERS) for name in names[:3])
         shown = first + (f" and {more} more" if more > 0 else "")
         yield (
-            f"{shown} answered: the terms of {title}, as known in {WRITTEN}, {terms.says}; "
+            f"outputs of {shown}: the terms of {title}, as of {WRITTEN}, {terms.says}; "
             f"read them before training: {terms.url}"
         )

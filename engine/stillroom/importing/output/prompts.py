@@ -1,4 +1,4 @@
-"""Keeps the prompts of an import until every rollout that answers them is known."""
+"""Stores the prompts of an import until all their rollouts are read."""
 
 from array import array
 from collections.abc import Mapping
@@ -17,16 +17,17 @@ from stillroom.types import StopReason
 _UNTRAINED = b',"weight":0}'
 _EXPECTED = "expected_answer"
 _NO_ANSWER, _OWN, _AGREED, _DIFFERENT = range(4)
-"""What is known of a prompt's answer: none was right so far; its source holds it; the right ones
-agree; they do not."""
+"""The state of a prompt's expected answer: no correct answer yet; given by the source; all correct
+answers agree; correct answers differ."""
 _UNJUDGED = float("-inf")
 
 
 class WaitingPrompts:
-    """The distinct prompts of an import in a temporary file, with a few numbers of each in memory.
+    """The distinct prompts of an import, in a temporary file with a few numbers of each in memory.
 
-    The first rollout of a prompt decides its metadata. Its answer is one by which all of its right
-    rollouts are right; judged rollouts go before others, and those with the best reward before all.
+    A prompt has the metadata of its first rollout. Its expected answer is one that all its correct
+    rollouts match, taken from the rollouts with the best reward, or from unscored ones if there are
+    no scored ones.
     """
 
     def __init__(self, spill: Spill) -> None:
@@ -43,21 +44,21 @@ class WaitingPrompts:
 
     @property
     def num_different(self) -> int:
-        """The number of prompts whose right answers do not match."""
+        """The number of prompts whose correct answers differ."""
         return self._states.count(_DIFFERENT)
 
     @property
     def num_unanswered(self) -> int:
-        """The number of prompts that nothing in the log answers rightly, as far as was judged."""
+        """The number of prompts without a correct answer in the log."""
         return self._states.count(_NO_ANSWER)
 
     @property
     def num_contradicted(self) -> int:
-        """The number of prompts with an answer of their source that a right rollout lacks."""
+        """The number of prompts with a correct rollout that does not match the source's answer."""
         return len(self._contradicted)
 
     def take(self, rollout: ImportedRollout, row: Mapping[str, Any]) -> tuple[int, int]:
-        """Returns the number of a rollout's prompt, and that of the rollout among its rollouts."""
+        """Adds a rollout; returns its prompt's number, and its own number within the prompt."""
         messages = rollout.messages[: rollout.num_prompt]
         data = b",".join(_as_prompt(message) for message in messages)
         number = self._numbers.setdefault(hash(data), len(self))
@@ -65,13 +66,13 @@ class WaitingPrompts:
             self._add(data, rollout)
         sample = self._counts[number]
         self._counts[number] += 1
-        if (answer := _right_answer(rollout, row)) is not None:
+        if (answer := _correct_answer(rollout, row)) is not None:
             reward = row["reward"]
             self._judge(number, answer, _UNJUDGED if reward is None else reward)
         return number, sample
 
     def prompt(self, number: int) -> dict[str, Any]:
-        """Returns a prompt's row, with the answer that is expected if there is one."""
+        """Returns a prompt's row, with its expected answer if there is one."""
         place, size = self._places[number], self._sizes[number]
         messages = msgspec.json.decode(b"[" + self._spill.read(place, size) + b"]")
         metadata = self._metadata(number)
@@ -94,7 +95,7 @@ class WaitingPrompts:
         self._states.append(_OWN if _EXPECTED in metadata else _NO_ANSWER)
 
     def _judge(self, number: int, answer: str, reward: float) -> None:
-        """Compares one more right answer with the one that is expected so far."""
+        """Compares another correct answer with the expected answer so far."""
         state, best = self._states[number], self._rewards[number]
         if state == _OWN:
             if reward != _UNJUDGED and number not in self._contradicted:
@@ -136,15 +137,15 @@ def _as_prompt(message: bytes) -> bytes:
     return message
 
 
-def _right_answer(rollout: ImportedRollout, row: Mapping[str, Any]) -> str | None:
-    """Returns a rollout's last text, unless it was judged wrong or is no answer."""
+def _correct_answer(rollout: ImportedRollout, row: Mapping[str, Any]) -> str | None:
+    """Returns a rollout's final answer; None if it failed or was truncated."""
     if row["stop_reason"] is not StopReason.ANSWERED or row["success"] is False:
         return None
     return without_thinking(msgspec.json.decode(rollout.messages[-1]).get("content") or "") or None
 
 
 def _accepts(metadata: Mapping[str, Any], expected: Any, answer: str) -> bool:
-    """Returns whether an answer is right where another one is expected, as evaluations judge."""
+    """Returns whether an answer matches an expected one, by the rules of evaluate_model."""
     try:
         key = answer_key({**metadata, _EXPECTED: expected})
     except DataError:
@@ -156,5 +157,5 @@ def _is_usable(metadata: Mapping[str, Any]) -> bool:
     try:
         answer_key(metadata)
     except DataError:
-        return False  # a text as long as that is no answer that could be matched
+        return False  # too long for an answer to be matched
     return True

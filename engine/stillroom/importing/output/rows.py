@@ -1,4 +1,4 @@
-"""Writes imported rollouts as rows in our layout, with scores, origin, reward and prompts."""
+"""Writes imported rollouts as rows in Stillroom's format, with scores, origin and reward."""
 
 import math
 from array import array
@@ -17,7 +17,7 @@ from stillroom.files import LineWriter, content_hash
 from stillroom.importing.conversations.call_tree import NONE
 from stillroom.importing.conversations.collector import RowCollector
 from stillroom.importing.conversations.rollouts import ImportedRollout, JoinedRows
-from stillroom.importing.conversations.row_table import StoredRow, hashed_id
+from stillroom.importing.conversations.row_table import StoredRow, hash_of_id
 from stillroom.importing.output.prompts import WaitingPrompts
 from stillroom.importing.payloads.fields import iso_time, seconds_between
 from stillroom.importing.records import Refusal
@@ -28,11 +28,11 @@ from stillroom.types import Answerer, StopReason, Usage, total_usd
 
 _LONGEST_ERROR = 500
 UNKNOWN_PROVIDER = "unknown"
-"""The provider of a model where no source says who served it."""
+"""The provider if the source does not name it."""
 
 
 def rollout_id(row: StoredRow) -> str:
-    """Returns the id of a rollout, which follows from the place of its kept row."""
+    """Returns the id of a rollout, a hash of its kept row's place."""
     return content_hash([row.format, row.source])
 
 
@@ -44,7 +44,7 @@ def rollout_row(
     reward: float | None,
     origin: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns the row of a rollout, but for its task; what its source does not say is left out."""
+    """Returns the row of a rollout without its task; fields that the source lacks are left out."""
     kept = rollout.kept
     last = msgspec.json.decode(rollout.messages[-1])
     is_cut = kept.finish_reason == "length"
@@ -67,7 +67,7 @@ def rollout_row(
         "error": _failure(kept.error),
         "cost_usd": total_usd(call.cost_usd for call in rollout.calls),
     }
-    return row | _known(rollout.calls) | {"origin": origin}
+    return row | _optional_fields(rollout.calls) | {"origin": origin}
 
 
 def _failure(error: str | None) -> dict[str, str] | None:
@@ -76,8 +76,8 @@ def _failure(error: str | None) -> dict[str, str] | None:
     return {"class": FailureClass.INTERNAL, "message": error[:_LONGEST_ERROR]}
 
 
-def _known(calls: Sequence[StoredRow]) -> dict[str, Any]:
-    """Returns those fields of a row that only some sources know."""
+def _optional_fields(calls: Sequence[StoredRow]) -> dict[str, Any]:
+    """Returns the fields of a row that only some sources have."""
     usages = [each.usage for each in calls if each.usage is not None]
     start = iso_time(next((each.started_at for each in calls if each.started_at), None))
     named = [each for each in calls if each.model is not None]
@@ -105,7 +105,7 @@ def _known(calls: Sequence[StoredRow]) -> dict[str, Any]:
 
 
 def _duration(calls: Sequence[StoredRow]) -> float | None:
-    """Returns the seconds from the first call's beginning to the last one's end."""
+    """Returns the seconds from the start of the first call to the end of the last one."""
     first, last = calls[0], calls[-1]
     if last.duration_s is None or len(calls) == 1:
         return last.duration_s
@@ -119,21 +119,21 @@ _CALLS, _TASK_ID = b'"tool_calls":', b'"task_id":"'
 
 @dataclass(slots=True)
 class RolloutSide:
-    """One side of the split, or the whole: its files, and the models that answered its rows."""
+    """One side of the split, or all rollouts: its files, and its rows by model."""
 
     rows: LineWriter | None = None
     prompts: LineWriter | None = None
     models: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     """The number of rows by provider and model."""
     waiting: "array[int]" = field(default_factory=lambda: array("q"))
-    """Of each row that waits its place, its bytes and the number of its prompt."""
+    """For each waiting row: its position, its size and its prompt's number."""
     new_prompts: "array[int]" = field(default_factory=lambda: array("q"))
-    """The numbers of the prompts that a row of this side was the first to answer."""
+    """The numbers of the prompts whose first rollout is on this side."""
 
 
 @dataclass(slots=True)
 class RolloutCounts:
-    """What is counted of the rollouts that were written."""
+    """Counts of the rollouts that were written."""
 
     losses: Counter[str] = field(default_factory=Counter[str])
     scores: Counter[str] = field(default_factory=Counter[str])
@@ -142,20 +142,20 @@ class RolloutCounts:
     rewarded: int = 0
     branches: int = 0
     unanswered: int = 0
-    """The assistant's turns that no call of the sources answered, which are not trained."""
+    """The assistant turns that are no reply of a logged call, and are not trained on."""
     differently_answered: int = 0
-    """The prompts whose right answers do not match."""
+    """The prompts whose correct answers differ."""
     unanswered_prompts: int = 0
-    """The prompts that no rollout answers, but for those that were judged wrong or are cut."""
+    """The prompts whose rollouts are all wrong or truncated."""
     contradicted: int = 0
-    """The prompts whose source holds an answer that a rollout judged right does not have."""
+    """The prompts with a correct rollout that does not match the source's answer."""
 
 
 class RolloutWriter:
     """Writes rollouts and their prompts.
 
-    All rows wait in a temporary file, since the id of a task follows from its expected answer, and
-    that from all of its rollouts.
+    All rows wait in a temporary file: a task's id depends on its expected answer, which depends on
+    all of its rollouts.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class RolloutWriter:
         reward_from: Sequence[str] = (),
         infer_tools: bool = False,
     ) -> None:
-        """`reward_from` are the scores whose mean is the reward."""
+        """`reward_from` names the scores whose mean is the reward."""
         self._collected, self._tally = collected, tally
         self._reward_from, self._infer_tools = reward_from, infer_tools
         self._spill, self._prompts = spill, WaitingPrompts(spill)
@@ -177,7 +177,7 @@ class RolloutWriter:
     def take(
         self, rollout: ImportedRollout, feedback: Mapping[str, float], side: RolloutSide
     ) -> None:
-        """Takes one rollout for its side. `feedback` are scores from rows of their own."""
+        """Adds a rollout to a side. `feedback` has the scores from separate feedback rows."""
         kept, calls = rollout.kept, rollout.calls
         scores = {name: value for call in calls for name, value in call.scores.items()}
         scores |= feedback
@@ -217,7 +217,7 @@ class RolloutWriter:
         self.counts.contradicted = self._prompts.num_contradicted
 
     def name_tasks(self, side: RolloutSide) -> None:
-        """Names the tasks of a side's prompts, and writes the prompts, now that all are known."""
+        """Assigns task ids to a side's prompts, and writes the prompts."""
         for number in side.new_prompts:
             prompt = self._prompts.prompt(number)
             self._task_ids[number] = task_from_row(prompt).task_id.encode()
@@ -225,7 +225,7 @@ class RolloutWriter:
                 side.prompts.write(prompt)
 
     def rows_of(self, side: RolloutSide) -> Iterator[bytes]:
-        """Yields the rows of a side, in the order in which they were taken."""
+        """Yields the rows of a side, in the order in which they were added."""
         waiting = iter(side.waiting)
         for place, size, number in zip(waiting, waiting, waiting, strict=True):
             row = self._spill.read(place, size)
@@ -250,12 +250,12 @@ class RolloutWriter:
         counts.calls.add(len(rollout.calls))
 
     def _tools(self, rollout: ImportedRollout) -> tuple[list[dict[str, Any]], str | None]:
-        """Returns the tools that a rollout was offered, and the loss to note about them."""
+        """Returns the tools that a rollout was offered, and what was lost from them, if any."""
         numbers = [each.tools for each in rollout.rows if each.tools != NONE]
         if numbers:
             state = CHANGED if len(set(numbers)) > 1 else None
-            return self._collected.tools.united(numbers), state
-        called = list(_called(rollout))
+            return self._collected.tools.union_of(numbers), state
+        called = list(_called_tools(rollout))
         if not called:
             return [], None
         if not self._infer_tools:
@@ -282,7 +282,7 @@ class RolloutWriter:
         return {name: value for name, value in origin.items() if value not in (None, [])}
 
 
-def _called(rollout: ImportedRollout) -> Iterator[str]:
+def _called_tools(rollout: ImportedRollout) -> Iterator[str]:
     """Yields the names of the tools that a rollout calls."""
     for message in rollout.messages:
         if _CALLS in message:
@@ -292,40 +292,40 @@ def _called(rollout: ImportedRollout) -> Iterator[str]:
 
 _PREFIX = ".score."
 _OWN_REWARDS = ("reward", "preferred")
-"""The scores that a source itself means as the reward: an environment's, and those of pairs."""
+"""The scores that are rewards in their source: an environment's, and those of preference pairs."""
 
 
 def scores_from_feedback(
     collected: RowCollector, joined: JoinedRows, tally: ImportTally, *, by: str | None = None
 ) -> dict[int, dict[str, float]]:
-    """Returns the scores that rows of their own give to rollouts, by kept row.
+    """Returns the scores from feedback rows, by kept row.
 
-    Feedback about a row is its rollout's; that about a group is that of all of its rollouts. An id
-    that is neither a row's nor a group's is looked for in the rows' other ids and their metadata;
-    with `by`, ids are looked for in that field alone. Of several scores with one name the last
-    counts. Feedback that is about no rollout is refused.
+    Feedback on a row applies to its rollout, and feedback on a group to all rollouts of the group.
+    An id that is neither is looked up in the additional ids and metadata of rows; with `by`, ids
+    are looked up in that field only. The last score of a name wins. Feedback without a matching
+    rollout is refused.
     """
     scores: defaultdict[int, dict[str, float]] = defaultdict(dict)
     if not collected.feedback:
         return scores
-    wanted = {hashed_id(feedback.about) for _, feedback in collected.feedback}
-    judged: defaultdict[int, set[int]] = defaultdict(set)
-    for key, row in collected.rows.judged() if by is None else ():
+    wanted = {hash_of_id(feedback.about) for _, feedback in collected.feedback}
+    feedback_targets: defaultdict[int, set[int]] = defaultdict(set)
+    for key, row in collected.rows.feedback_targets() if by is None else ():
         if key in wanted:
-            judged[key].add(joined.owners[row])
-    missing = wanted - judged.keys()
-    for key, row in collected.rows.judged_by_fields():
+            feedback_targets[key].add(joined.owners[row])
+    missing = wanted - feedback_targets.keys()
+    for key, row in collected.rows.field_targets():
         if key in missing:
-            judged[key].add(joined.owners[row])
+            feedback_targets[key].add(joined.owners[row])
     fields = ", ".join(
         [*(["id", "session", "trace"] if by is None else []), *collected.rows.id_fields]
     )
     for name, feedback in collected.feedback:
-        rollouts = judged.get(hashed_id(feedback.about), ())
+        rollouts = feedback_targets.get(hash_of_id(feedback.about), ())
         if not rollouts or not math.isfinite(feedback.value):
             reason = "score is not finite" if rollouts else "feedback about no call that was kept"
             detail = (
-                f"{feedback.about} was looked for in: {fields or by}; feedback_by names another"
+                f"{feedback.about} was not found in: {fields or by}; set feedback_by to its field"
             )
             refusal = Refusal(feedback.place, reason, feedback.about if rollouts else detail)
             tally.refuse(name, refusal, is_read=True)
@@ -339,9 +339,9 @@ def scores_from_feedback(
 def reward_of(scores: Mapping[str, float], names: Sequence[str]) -> float | None:
     """Returns the mean of the named scores, or None if one of them is missing.
 
-    A name may have its system before it, as in `langfuse.score.helpful`, and may be several of
-    which the first that is there counts, as in `thumbs|rating`. Without names the score that the
-    source itself means as the reward is taken, if it has one.
+    A name may be prefixed by its system, as in `langfuse.score.helpful`, and may list
+    alternatives, of which the first present one counts, as in `thumbs|rating`. Without names, the
+    score that is a reward in its source is used, if there is one.
     """
     if not names:
         return next((scores[name] for name in _OWN_REWARDS if name in scores), None)

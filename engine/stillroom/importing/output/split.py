@@ -1,4 +1,4 @@
-"""Splits rollouts into those to train on and those held out, so that nothing is on both sides."""
+"""Splits rollouts into a training and a held-out part without overlap."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
@@ -19,33 +19,33 @@ from stillroom.importing.conversations.rollouts import JoinedRows, RolloutBuilde
 from stillroom.importing.payloads.fields import iso_seconds
 
 _SAMPLE = 400
-"""How many texts are looked at to find what they share."""
+"""The number of texts that are sampled to find shared shingles."""
 _SHARED, _LEAST_SHARED = 0.2, 5
-"""A run of words in this share of the texts, and in this many, is a template and tells nothing."""
+"""A shingle in this share of the texts, and in at least this many, is part of a template."""
 _Text = Callable[[int], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The rollouts that are held out, by their kept rows."""
+    """The held-out rollouts, by kept row."""
 
     heldout: frozenset[int]
     num_heldout_families: int
     by: str
-    """`time` if the newest families are held out, `hash` where times are not known."""
+    """`time` if the newest families are held out, `hash` if times are unknown."""
     notes: list[str] = field(default_factory=list[str])
 
 
 def split_rollouts(joined: JoinedRows, builder: RolloutBuilder, *, share: float) -> Split:
     """Holds out whole families of rollouts, up to a share of all rollouts.
 
-    A family are the rollouts of one group, those that branch from one another, those with the same
-    opening, and near duplicates. The newest families are held out where all times are known, else
-    those with the lowest hash of what their users say.
+    A family is a set of rollouts that share a group, branch from one another, have the same opening
+    or are near duplicates. The newest families are held out if all times are known, else those with
+    the lowest hash of their user messages.
     Raises MissingExtraError if the library that finds near duplicates is not installed.
     """
     texts = _Texts(joined.kept, builder)
-    families, times = _linked(joined, texts)
+    families, times = _link_families(joined, texts)
     num_rollouts = len(joined.kept)
     for text_at in (texts.questions, texts.turns):
         for index, first in enumerate(_near_clusters(num_rollouts, text_at)):
@@ -61,14 +61,16 @@ def split_rollouts(joined: JoinedRows, builder: RolloutBuilder, *, share: float)
         return -newest, content_hash(texts.questions(family[0]))
 
     ordered = sorted(members.values(), key=rank)
-    taken = _taken(ordered, num_rollouts, share)
+    taken = _select_families(ordered, num_rollouts, share)
     heldout = frozenset(joined.kept[index] for family in taken for index in family)
     notes = _notes(len(heldout), num_rollouts, share, max(map(len, ordered)))
     return Split(heldout, len(taken), "time" if is_by_time else "hash", notes)
 
 
-def _taken(ordered: Sequence[list[int]], num_rollouts: int, share: float) -> list[list[int]]:
-    """Returns the first families that fit into the share; one rollout at least, but never all."""
+def _select_families(
+    ordered: Sequence[list[int]], num_rollouts: int, share: float
+) -> list[list[int]]:
+    """Returns the first families that fit into the share: at least one, but never all."""
     most = max(1, round(share * num_rollouts))
     taken: list[list[int]] = []
     num_taken = 0
@@ -83,33 +85,33 @@ def _notes(num_heldout: int, num_rollouts: int, share: float, largest: int) -> l
     if num_heldout >= 0.5 * share * num_rollouts:
         return []
     note = (
-        f"only {num_heldout} of {num_rollouts} rollouts are held out, as families are not divided "
-        f"and the largest has {largest}"
+        f"only {num_heldout} of {num_rollouts} rollouts are held out, because families are not "
+        f"split and the largest has {largest}"
     )
     return [note]
 
 
 class _Texts:
-    """The texts of rollouts, built again whenever they are wanted."""
+    """The texts of rollouts, built on demand."""
 
     def __init__(self, kept: Sequence[int], builder: RolloutBuilder) -> None:
         self._kept, self._builder = kept, builder
 
     def opening(self, index: int) -> str:
-        """Returns the words of the user's first message."""
+        """Returns the words of the first user message."""
         texts = user_texts(self._messages(index))
         return " ".join(words_of(texts[0])) if texts else ""
 
     def questions(self, index: int) -> str:
-        """Returns what the user says."""
+        """Returns the text of all user messages."""
         return "\n".join(user_texts(self._messages(index)))
 
     def turns(self, index: int) -> str:
-        """Returns what the user and the assistant say."""
+        """Returns the text of all user and assistant messages."""
         return spoken_text(self._messages(index))
 
     def group_and_time(self, index: int) -> tuple[str | None, float | None]:
-        """Returns the group of a rollout, and when its last call began in seconds."""
+        """Returns a rollout's group, and the start of its last call in seconds since 1970."""
         kept = self._builder.build(self._kept[index]).kept
         return kept.group, iso_seconds(kept.started_at)
 
@@ -117,8 +119,8 @@ class _Texts:
         return msgspec.json.decode(self._builder.build(self._kept[index]).messages_json)
 
 
-def _linked(joined: JoinedRows, texts: _Texts) -> tuple[list[int], list[float | None]]:
-    """Returns the families by branches, groups and openings, and the rollouts' times."""
+def _link_families(joined: JoinedRows, texts: _Texts) -> tuple[list[int], list[float | None]]:
+    """Returns the families by branch, group and opening, and the rollouts' times."""
     families = list(range(len(joined.kept)))
     index_of = {row: index for index, row in enumerate(joined.kept)}
     for row, main in joined.branch_of.items():
@@ -135,7 +137,7 @@ def _linked(joined: JoinedRows, texts: _Texts) -> tuple[list[int], list[float | 
 
 
 def _near_clusters(num_texts: int, text_at: _Text) -> list[int]:
-    """Returns the number of each text's cluster of near duplicates, which is its first text's."""
+    """Returns each text's near-duplicate cluster, numbered by the cluster's first text."""
     template = _template(num_texts, text_at)
 
     def own_shingles(index: int) -> frozenset[str]:
@@ -144,16 +146,16 @@ def _near_clusters(num_texts: int, text_at: _Text) -> list[int]:
 
     signer, found = Signer(), NearDuplicates()
     for index in range(num_texts):
-        # A rollout without a text is like no other one.
+        # Rollouts without a text are no duplicates of one another.
         text = text_at(index) or f"(rollout {index})"
         found.add(signer.signature(text, own_shingles(index)), worth=0.0, tie=b"")
     return found.clusters(own_shingles)
 
 
 def _template(num_texts: int, text_at: _Text) -> frozenset[str]:
-    """Returns the shingles that many of the texts share: of instructions that an app adds to all.
+    """Returns the shingles that many texts share, such as instructions that an app adds to all.
 
-    With them every two prompts of such an app would be near duplicates.
+    With these, any two prompts of the app would be near duplicates.
     """
     step = max(1, num_texts // _SAMPLE)
     sample = {text_at(index) for index in range(0, num_texts, step)}

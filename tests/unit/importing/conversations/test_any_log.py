@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fakes.call_logs import call_logs, expected_conversations, plain_messages
 from stillroom.data.checks import message_problems
 from stillroom.importing.conversations.collector import RowCollector
-from stillroom.importing.conversations.rollouts import RolloutBuilder, joined_rows
+from stillroom.importing.conversations.rollouts import RolloutBuilder, join_rows
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.spill import Spill
 from stillroom.importing.tally import ImportTally
@@ -28,7 +28,7 @@ def rollouts_of(log, folder, *, remembered):
         collected = RowCollector(spill, redaction, tally, remembered=remembered)
         for row in log.rows:
             collected.take(row, "calls")
-        joined = joined_rows(collected.rows, collected.tree)
+        joined = join_rows(collected.rows, collected.tree)
         builder = RolloutBuilder(collected, joined, redaction)
         return [builder.build(row) for row in joined.kept], joined
 

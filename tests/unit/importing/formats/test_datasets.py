@@ -130,7 +130,7 @@ def test_a_broken_parquet_file_is_named(tmp_path, damage):
         at = 4 if damage == "page" else len(data) - 108
         data[at : at + 20] = b"\xff" * 20
     path.write_bytes(data)
-    with pytest.raises(DataError, match=r"x\.parquet is no readable parquet file"):
+    with pytest.raises(DataError, match=r"x\.parquet is not a valid Parquet file"):
         read("parquet", path)
 
 

@@ -137,7 +137,7 @@ def test_feedback_finds_its_call_by_any_id_of_the_row_and_says_where_it_looked(
     made = observations(tmp_path, "response_id,thumb\nresp_0,1\no1,0\nt2,1\nresp_9,1\n")
     assert thumbs(tmp_path) == [1.0, 0.0, 1.0, None]
     assert made.refused_by_reason == {"feedback about no call that was kept": 1}
-    assert "resp_9 was looked for in: id, session, trace, " in made.problems[0]
+    assert "resp_9 was not found in: id, session, trace, " in made.problems[0]
     assert "metadata.response_id" in made.problems[0]
     assert "feedback_by" in made.problems[0]
 
@@ -145,11 +145,11 @@ def test_feedback_finds_its_call_by_any_id_of_the_row_and_says_where_it_looked(
 def test_a_named_field_alone_has_the_ids_of_feedback(tmp_path: Path) -> None:
     made = observations(tmp_path, "id,thumb\n3,1\no1,1\n", feedback_by="ticket")
     assert thumbs(tmp_path) == [None, None, None, 1.0]
-    assert "o1 was looked for in: metadata.ticket" in made.problems[0]
+    assert "o1 was not found in: metadata.ticket" in made.problems[0]
     observations(tmp_path, "id,thumb\no1,1\n", feedback_by="user_id")
     assert thumbs(tmp_path) == [1.0] * 4
     made = observations(tmp_path, "id,thumb\no1,1\n", feedback_by="nothing")
-    assert "o1 was looked for in: nothing" in made.problems[0]
+    assert "o1 was not found in: nothing" in made.problems[0]
 
 
 @pytest.mark.parametrize(

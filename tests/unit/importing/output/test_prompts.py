@@ -33,7 +33,7 @@ def expected(folder, name="out.prompts.jsonl"):
 
 
 def told(made):
-    return [note for note in made.notes if "right answers that do not match" in note]
+    return [note for note in made.notes if "because their correct answers differ" in note]
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ def test_the_terms_of_a_model_follow_from_its_name_before_its_provider(provider,
 
 def test_a_note_names_the_models_the_terms_and_where_to_read_them():
     (note,) = terms_notes({("bedrock", "meta.llama3-8b-instruct-v1:0"): 3, ("x", "qwen3"): 1})
-    assert note.startswith("meta.llama3-8b-instruct-v1:0 answered: the terms of Meta (Llama 2 and")
-    assert "forbid to improve other language models with outputs" in note
+    assert note.startswith(
+        "outputs of meta.llama3-8b-instruct-v1:0: the terms of Meta (Llama 2 and"
+    )
+    assert "forbid improving other language models with outputs" in note
     assert note.endswith("read them before training: https://www.llama.com/license/")

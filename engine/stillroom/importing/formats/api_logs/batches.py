@@ -19,7 +19,7 @@ from stillroom.importing.payloads.calls import NO_REQUEST, logged_calls, read_ca
 from stillroom.importing.payloads.fields import as_list, as_row, text_of, without_nothing
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
 from stillroom.importing.spill import DiskDict
-from stillroom.importing.table_rows import has_listed_row
+from stillroom.importing.table_rows import recognise_listed_rows
 
 _Key = tuple[int, str]
 """The number of a file, and a custom_id of it."""
@@ -203,7 +203,7 @@ _ANTHROPIC = _BatchApi(
 
 
 def _recogniser_of(api: _BatchApi) -> Callable[[Path, bytes], bool]:
-    return has_listed_row(
+    return recognise_listed_rows(
         lambda row: "custom_id" in row and (api.is_request(row) or api.is_result(row)), "requests"
     )
 

@@ -15,9 +15,9 @@ from stillroom.importing.json_rows import (
     Row,
     UnreadableRowError,
     convert_rows,
-    has_row,
+    make_row_reader,
     read_json_rows,
-    row_reader,
+    recognise_rows,
 )
 from stillroom.importing.payloads.calls import (
     NO_REPLY,
@@ -198,24 +198,24 @@ def _response_calls(row: JsonRow, chains: ResponseChains) -> Iterator[SourceRow]
 OPENAI_CHAT = TraceFormat(
     name="openai_chat",
     title="OpenAI chat completions: requests and responses",
-    is_recognised=has_row(_is_chat),
-    read=row_reader(_chat_calls),
+    is_recognised=recognise_rows(_is_chat),
+    read=make_row_reader(_chat_calls),
 )
 ANTHROPIC_MESSAGES = TraceFormat(
     name="anthropic_messages",
     title="Anthropic Messages: requests and responses",
-    is_recognised=has_row(_is_anthropic),
-    read=row_reader(_anthropic_calls),
+    is_recognised=recognise_rows(_is_anthropic),
+    read=make_row_reader(_anthropic_calls),
 )
 GEMINI = TraceFormat(
     name="gemini",
     title="Gemini generateContent: requests and responses",
-    is_recognised=has_row(_is_gemini),
-    read=row_reader(_gemini_calls),
+    is_recognised=recognise_rows(_is_gemini),
+    read=make_row_reader(_gemini_calls),
 )
 OPENAI_RESPONSES = TraceFormat(
     name="openai_responses",
     title="OpenAI Responses: stored responses, or requests and responses",
-    is_recognised=has_row(_is_response),
+    is_recognised=recognise_rows(_is_response),
     read=_read_responses,
 )

@@ -11,7 +11,13 @@ from typing import Any
 import msgspec
 
 from stillroom.data.checks import as_number, describe
-from stillroom.importing.json_rows import JsonRow, Row, UnreadableRowError, has_row, row_reader
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    make_row_reader,
+    recognise_rows,
+)
 from stillroom.importing.payloads.fields import as_list, as_row, first_text, text_of, usage_of
 from stillroom.importing.payloads.messages import (
     AUDIO_LOST,
@@ -169,32 +175,32 @@ def _grades(results: Any) -> Iterator[tuple[str, float]]:
 FINE_TUNING = TraceFormat(
     name="openai_fine_tuning",
     title="OpenAI fine-tuning files (chat rows, also legacy prompt and completion)",
-    is_recognised=has_row(lambda row: is_chat_row(row) or is_completion_row(row)),
-    read=row_reader(_fine_tuning),
+    is_recognised=recognise_rows(lambda row: is_chat_row(row) or is_completion_row(row)),
+    read=make_row_reader(_fine_tuning),
 )
 PREFERENCES = TraceFormat(
     name="openai_preferences",
     title="OpenAI preference fine-tuning files",
-    is_recognised=has_row(
+    is_recognised=recognise_rows(
         lambda row: "messages" in as_row(row.get("input")) and "non_preferred_output" in row
     ),
-    read=row_reader(
+    read=make_row_reader(
         lambda row: _pair(row, as_row(row.data.get("input")), "messages", _OPENAI_PAIR)
     ),
 )
 TRL_PREFERENCES = TraceFormat(
     name="trl_preferences",
     title="Preference pairs as TRL has them (prompt, chosen, rejected)",
-    is_recognised=has_row(
+    is_recognised=recognise_rows(
         lambda row: all(isinstance(row.get(name), str | list) and row[name] for name in _TRL_PAIR)
     ),
-    read=row_reader(lambda row: _pair(row, row.data, "prompt", _TRL_PAIR)),
+    read=make_row_reader(lambda row: _pair(row, row.data, "prompt", _TRL_PAIR)),
 )
 EVAL_ITEMS = TraceFormat(
     name="openai_evals",
     title="Output items of OpenAI eval runs",
-    is_recognised=has_row(lambda row: row.get("object") == "eval.run.output_item"),
-    read=row_reader(_eval_items),
+    is_recognised=recognise_rows(lambda row: row.get("object") == "eval.run.output_item"),
+    read=make_row_reader(_eval_items),
 )
 
 
@@ -322,12 +328,12 @@ def _earlier_turns(history: Any) -> Iterator[Row]:
 SHAREGPT = TraceFormat(
     name="sharegpt",
     title="ShareGPT datasets",
-    is_recognised=has_row(is_sharegpt_row),
-    read=row_reader(lambda row: [conversation_of_sharegpt_row(row)]),
+    is_recognised=recognise_rows(is_sharegpt_row),
+    read=make_row_reader(lambda row: [conversation_of_sharegpt_row(row)]),
 )
 ALPACA = TraceFormat(
     name="alpaca",
     title="Alpaca and Dolly datasets",
-    is_recognised=has_row(is_alpaca_row),
-    read=row_reader(lambda row: [conversation_of_alpaca_row(row)]),
+    is_recognised=recognise_rows(is_alpaca_row),
+    read=make_row_reader(lambda row: [conversation_of_alpaca_row(row)]),
 )

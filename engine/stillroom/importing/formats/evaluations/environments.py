@@ -18,11 +18,11 @@ from stillroom.importing.json_rows import (
     Row,
     UnreadableRowError,
     convert_rows,
-    has_row,
     head_rows,
+    make_row_reader,
     read_document,
     read_json_rows,
-    row_reader,
+    recognise_rows,
 )
 from stillroom.importing.payloads.fields import (
     as_list,
@@ -271,8 +271,8 @@ RESULTS = TraceFormat(
 EPISODES = TraceFormat(
     name="verifiers_traces",
     title="verifiers traces (traces.jsonl, since 0.4)",
-    is_recognised=has_row(lambda row: {"env", "task", "traces", "ok"} <= row.keys()),
-    read=row_reader(_episode),
+    is_recognised=recognise_rows(lambda row: {"env", "task", "traces", "ok"} <= row.keys()),
+    read=make_row_reader(_episode),
 )
 
 
@@ -293,7 +293,7 @@ def _reader_of(layout: RolloutLayout) -> Callable[[Sequence[Path]], Iterator[Sou
             raise UnreadableRowError("the rollout cannot be read", detail)
         yield _conversation(row, rules.read(row.data))
 
-    return row_reader(conversation)
+    return make_row_reader(conversation)
 
 
 def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:
@@ -341,7 +341,7 @@ def _recogniser_of(layout: RolloutLayout) -> Callable[[Path, bytes], bool]:
 ROLLOUTS = TraceFormat(
     name="stillroom",
     title="Rollouts of Stillroom: generated, evaluated or imported",
-    is_recognised=has_row(lambda row: {"task_id", "messages", "stop_reason"} <= row.keys()),
+    is_recognised=recognise_rows(lambda row: {"task_id", "messages", "stop_reason"} <= row.keys()),
     read=_reader_of(RolloutLayout.STILLROOM),
 )
 RNOW = TraceFormat(

@@ -43,7 +43,7 @@ from stillroom.importing.records import (
     TraceFormat,
     feedback_row,
 )
-from stillroom.importing.table_rows import csv_head, parquet_columns, read_any_rows
+from stillroom.importing.table_rows import csv_head, parquet_footer, read_any_rows
 from stillroom.types import Usage
 
 _MEDIA = "@@@langfuseMedia:type=image"
@@ -283,7 +283,7 @@ def _cost(row: Row) -> float | None:
 
 
 def _is_recognised(path: Path, head: bytes) -> bool:
-    columns = parquet_columns(path, head)
+    columns = parquet_footer(path, head)
     if any(all(name in columns for name in names) for names in _PARQUET_COLUMNS):
         return True
     for row in (*head_rows(head), *csv_head(path, head)):

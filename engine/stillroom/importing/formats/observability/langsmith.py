@@ -39,7 +39,7 @@ from stillroom.importing.records import (
     TraceFormat,
     feedback_row,
 )
-from stillroom.importing.table_rows import has_listed_row, parquet_columns, read_any_rows
+from stillroom.importing.table_rows import parquet_footer, read_any_rows, recognise_listed_rows
 
 _THREADS = ("session_id", "thread_id", "conversation_id")
 """The names under which LangSmith looks for a thread in a run's metadata."""
@@ -178,10 +178,10 @@ def _usage(metadata: Row, output: Row) -> Row:
 
 
 def _is_recognised(path: Path, head: bytes) -> bool:
-    columns = parquet_columns(path, head)
+    columns = parquet_footer(path, head)
     if all(name in columns for name in _PARQUET_COLUMNS):
         return True
-    return has_listed_row(_is_run_or_judgement, "runs")(path, head)
+    return recognise_listed_rows(_is_run_or_judgement, "runs")(path, head)
 
 
 def _is_run_or_judgement(row: Row) -> bool:

@@ -13,8 +13,8 @@ from stillroom.importing.json_rows import (
     Row,
     UnreadableRowError,
     head_rows,
+    make_row_reader,
     read_document,
-    row_reader,
 )
 from stillroom.importing.payloads.fields import (
     as_list,
@@ -155,5 +155,5 @@ ATIF = TraceFormat(
     name="atif",
     title="ATIF trajectories (Harbor)",
     is_recognised=_is_recognised,
-    read=row_reader(_trajectories),
+    read=make_row_reader(_trajectories),
 )

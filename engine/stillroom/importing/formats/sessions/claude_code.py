@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from stillroom.importing.formats.sessions.message_tree import MessageTree, Turn, forked_from
-from stillroom.importing.json_rows import JsonRow, Row, has_row, read_json_rows
+from stillroom.importing.json_rows import JsonRow, Row, read_json_rows, recognise_rows
 from stillroom.importing.payloads.fields import as_list, as_row, first_text, text_of
 from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, TraceFormat
 
@@ -172,7 +172,7 @@ def _is_line(row: Row) -> bool:
 CLAUDE_CODE = TraceFormat(
     name="claude_code",
     title="Claude Code sessions",
-    is_recognised=has_row(_is_line),
+    is_recognised=recognise_rows(_is_line),
     read=read_sessions,
 )
 
@@ -254,6 +254,6 @@ def _is_printed_line(row: Row) -> bool:
 CLAUDE_CODE_OUTPUT = TraceFormat(
     name="claude_code_output",
     title="What `claude -p --output-format stream-json` prints",
-    is_recognised=has_row(_is_printed_line),
+    is_recognised=recognise_rows(_is_printed_line),
     read=read_outputs,
 )

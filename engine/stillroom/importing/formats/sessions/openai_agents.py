@@ -10,7 +10,7 @@ from stillroom.importing.json_rows import (
     UnreadableRowError,
     convert_rows,
     listed_rows,
-    row_reader,
+    make_row_reader,
 )
 from stillroom.importing.payloads.calls import NO_CALL, ApiCall, logged_calls, read_calls
 from stillroom.importing.payloads.fields import (
@@ -23,7 +23,7 @@ from stillroom.importing.payloads.fields import (
     without_nothing,
 )
 from stillroom.importing.records import Refusal, SourceRow, TraceFormat
-from stillroom.importing.table_rows import has_listed_row
+from stillroom.importing.table_rows import recognise_listed_rows
 
 _NO_CONTENT = "the span of a response lacks its messages"
 _HINT = (
@@ -109,6 +109,6 @@ def _is_item(row: Row) -> bool:
 OPENAI_AGENTS = TraceFormat(
     name="openai_agents",
     title="Traces of OpenAI's Agents SDK",
-    is_recognised=has_listed_row(_is_item, "data"),
-    read=row_reader(_Traces().calls),
+    is_recognised=recognise_listed_rows(_is_item, "data"),
+    read=make_row_reader(_Traces().calls),
 )

@@ -10,7 +10,7 @@ from stillroom.importing.json_rows import (
     Row,
     UnreadableRowError,
     head_rows,
-    row_reader,
+    make_row_reader,
 )
 from stillroom.importing.payloads.calls import input_messages
 from stillroom.importing.payloads.fields import (
@@ -134,5 +134,5 @@ SWE_AGENT = TraceFormat(
     name="swe_agent",
     title="SWE-agent and mini-swe-agent trajectories",
     is_recognised=_is_recognised,
-    read=row_reader(_trajectory),
+    read=make_row_reader(_trajectory),
 )
