@@ -98,8 +98,8 @@ def _of_evaluation(outcome: Mapping[str, Any]) -> Iterator[str]:
     if sampled and sampled["high"] is not None and sampled["high"] < (accuracy["low"] or 0.0):
         yield (
             f"tell the user that at temperature 1 it solves {sampled['value']:.0%} of the tasks, "
-            f"and {accuracy['value']:.0%} as evaluated: serve it at the temperature of "
-            "the evaluation (0 unless its request says another), or train on"
+            f"and {accuracy['value']:.0%} at temperature {outcome.get('temperature') or 0:g}: "
+            "serve it at that temperature, or train on"
         )
 
 

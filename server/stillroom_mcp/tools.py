@@ -1,6 +1,7 @@
 """MCP tools for the operations: strict arguments, structured results, errors that name a fix."""
 
 import functools
+import itertools
 import json
 import sys
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import msgspec
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
@@ -56,7 +58,7 @@ class OperationTool(Tool):
             if isinstance(request, api.GetRun):
                 result = await wait_for_run(self.workspace, request, context)
             else:
-                run = functools.partial(_carried_out, self.workspace, operation)
+                run = functools.partial(_carried_out, self.workspace, operation, context)
                 agreed = await with_consent(self.workspace, request, context, run)
                 if isinstance(agreed, InputRequiredResult):
                     return agreed
@@ -90,19 +92,29 @@ class OperationTool(Tool):
 
 
 async def _carried_out(
-    workspace: Workspace, operation: Operation, request: BaseModel
+    workspace: Workspace, operation: Operation, context: Context[Any, Any], request: BaseModel
 ) -> msgspec.Struct:
     call = functools.partial(api.carry_out, workspace, operation, request)
-    run = _called if operation.has_child else anyio.to_thread.run_sync
-    return await run(call)
+    if operation.has_child:
+        return await _with_child(call, context)
+    return await anyio.to_thread.run_sync(call)
 
 
-async def _called(call: Callable[[], msgspec.Struct]) -> msgspec.Struct:
-    """Returns the result of a call in a thread; if the client cancels it, its child is killed."""
-    is_cancelled = threading.Event()
+async def _with_child(
+    call: Callable[[], msgspec.Struct], context: Context[Any, Any]
+) -> msgspec.Struct:
+    """Returns the result of a call in a thread; if the client cancels it, its child is killed.
+
+    What the child reports while it works is sent to the client as progress.
+    """
+    is_cancelled, numbers = threading.Event(), itertools.count(1)
+
+    def show(text: str) -> None:
+        anyio.from_thread.run(context.report_progress, next(numbers), None, text)
+
     async with background_tasks() as watching:
         watching.start_soon(_set_when_cancelled, is_cancelled)
-        with api.kill_children_on(is_cancelled):
+        with api.kill_children_on(is_cancelled), api.report_progress_to(show):
             return await anyio.to_thread.run_sync(call)
 
 

@@ -82,6 +82,8 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     temperature 1; None without a teacher."""
     sampled_accuracy: Estimate | None = None
     """The accuracy of these samples, which tells what the model does at temperature 1."""
+    temperature: float | None = None
+    """The temperature of all other answers; None in evaluations of earlier versions."""
     rollouts: str
     """The path of the file with the evaluation's rollouts."""
     seconds: float

@@ -110,6 +110,7 @@ def _result(
         name=request.name or request.model,
         model=request.model,
         data=request.data,
+        temperature=request.temperature,
         accuracy=accuracy_of(scores),
         by_group=accuracy_by_group(scores, request.group_by),
         mean_reward=fmean(score.reward for score in scores),

@@ -55,7 +55,16 @@ ACCURACY = {"value": 0.7, "low": 0.6, "high": 0.8, "n": 100}
         (
             RunKind.EVALUATE,
             {"accuracy": ACCURACY, "sampled_accuracy": {"value": 0.1, "high": 0.2}},
-            "at temperature 1 it solves 10%",
+            "at temperature 1 it solves 10% of the tasks, and 70% at temperature 0: serve it at",
+        ),
+        (
+            RunKind.EVALUATE,
+            {
+                "accuracy": ACCURACY,
+                "sampled_accuracy": {"value": 0.1, "high": 0.2},
+                "temperature": 0.3,
+            },
+            "and 70% at temperature 0.3: serve it at that temperature",
         ),
         (RunKind.SFT, {"steps": 3}, ""),
         (RunKind.SFT, {"rows": 99, "skipped": {"longer than max_length": 3}}, ""),

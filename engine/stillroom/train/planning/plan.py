@@ -235,6 +235,11 @@ def _forecast(
 def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> list[str]:
     notes = [f"the largest pass has {tokens} tokens"]
     if config.dataset_type == "distill":
+        if (turns := config.rollout.max_turns) > 1:
+            notes[0] += (
+                f", as if each of a rollout's {turns} turns had rollout.max_tokens "
+                f"({config.rollout.max_tokens}): shorter rollouts take less memory"
+            )
         notes.append(
             "how long sampling takes depends on the student's answers and tools: "
             "trainer.max_steps=2 shows it (sample_s and update_s of each step)"

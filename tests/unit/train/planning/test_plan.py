@@ -3,8 +3,10 @@
 import json
 import time
 
+import anyio
 import pytest
 import torch
+from mcp import Client
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 
 from fakes.conversations import answer, user
@@ -22,6 +24,7 @@ from stillroom.train.planning import forecast
 from stillroom.train.planning.forecast import ModelSize, describe_learning, describe_steps
 from stillroom.train.planning.plan import plan_training
 from stillroom.train.planning.unloaded_models import sampling_bytes, size_of
+from stillroom_mcp.app import build_server
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}. " * 8)]} for i in range(12)]
 PAIRS = [
@@ -166,6 +169,26 @@ def test_the_forecast_of_a_run_is_what_the_run_comes_to(tmp_path, tiny_models, r
     assert 0 < steps_took_s < report.result["seconds"]
 
 
+@pytest.mark.usefixtures("warm_python")
+def test_an_agent_reads_an_estimate_before_the_trial(tmp_path, tiny_models):
+    project = project_of(tmp_path, tiny_models.folder("llama", "chatml"))
+    texts = []
+
+    async def on_progress(_done, _total, text):
+        texts.append(text)
+
+    async def scenario():
+        async with Client(build_server(project.workspace)) as client:
+            called = await client.call_tool("plan_training", {}, progress_callback=on_progress)
+            assert not called.is_error, called.content
+
+    anyio.run(scenario)
+
+    [estimate] = texts
+    assert "3 steps on cpu, at most" in estimate
+    assert "two steps are tried now" in estimate
+
+
 def test_a_plan_of_pairs_counts_both_sides(tmp_path, tiny_models):
     project = project_of(tmp_path, tiny_models.folder("llama", "chatml"), "dpo", PAIRS)
 
@@ -208,6 +231,29 @@ def test_a_plan_of_distillation_has_the_teacher_and_the_time_of_a_short_iteratio
     most = float(reported.notes[-2].split()[-2])
     assert reported.memory_gb < most
     assert "trainer.max_steps=2" in " ".join(reported.notes)
+
+
+def test_a_plan_names_the_checkpoint_that_it_is_for_and_what_its_memory_assumes(
+    tmp_path, tiny_models
+):
+    project = project_of(tmp_path, tiny_models.folder("llama", "chatml"))
+    project.train()
+    project.write([{"prompt": "Item?"}], name="prompts.jsonl")
+
+    teacher = str(tiny_models.folder("llama", "chatml", seed=1))
+    project.config = {
+        "dataset_type": "distill",
+        "data": {"train_file": "prompts.jsonl", "batch_size": 1},
+        "model": {"path": "run-1", "qlora_rank": 0},
+        "teacher": {"path": teacher},
+        "rollout": {"max_turns": 3, "max_tokens": 8},
+    }
+    project.write_config()
+    notes = plan(project).notes
+
+    assert "the student is runs/run-1/checkpoints/final" in notes
+    [memory] = [note for note in notes if "largest pass" in note]
+    assert "as if each of a rollout's 3 turns had rollout.max_tokens (8)" in memory
 
 
 def test_answers_longer_than_the_trial_count_as_long_as_they_may_get(tmp_path, tiny_models):
