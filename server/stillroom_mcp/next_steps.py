@@ -316,7 +316,10 @@ def after_compare_evaluations(request: api.CompareEvaluations, result: api.Compa
                 "the same prompts"
             )
     if all(comparison.is_significant for comparison in result.comparisons):
-        return f"{decided}no interval includes 0: the differences are real on tasks like these"
+        return (
+            f"{decided}the interval of each difference excludes 0: it is real on tasks like these; "
+            "for a group of tasks, see its own interval in by_group"
+        )
     return f"{decided}where an interval includes 0, no difference was shown: evaluate on more tasks"
 
 

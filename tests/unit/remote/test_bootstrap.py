@@ -14,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from fakes.waiting import wait_until
+from stillroom.remote.agent.environment import installation_step
 from stillroom.remote.channel import LocalChannel
 from stillroom.remote.host import MachineError
 from stillroom.remote.machine import Machine
@@ -394,3 +395,10 @@ def test_the_first_of_two_installations_counts_and_odd_versions_are_passed_over(
     found = [("Torch", "2.9.0"), ("torch", "1.0"), ("odd", "not a version"), ("My_Tool", "1")]
 
     assert canonical(found) == {"torch": "2.9.0", "my-tool": "1"}
+
+
+def test_of_an_installers_log_the_last_step_is_shown() -> None:
+    log = "Collecting torch\n  Downloading torch-2.13.0.whl (84 MB)\nWARNING: '/x' is ignored\n"
+
+    assert installation_step(log) == "Downloading torch-2.13.0.whl (84 MB)"
+    assert installation_step("Successfully uninstalled setuptools-65.5.0") == ""

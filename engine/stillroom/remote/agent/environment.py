@@ -20,6 +20,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import site
 import subprocess
@@ -40,6 +41,7 @@ _FORGOTTEN_S = 60 * 86400
 # Conflicts within an image are not ours to report, and take longer to find than an installation.
 _QUIET = ("--no-warn-conflicts", "--progress-bar", "off")
 _WHOLE = "whole"
+_STEP = re.compile(r" *(Looking|Collecting|Downloading|Using cached|Building|Installing|Resolved) ")
 
 
 class _Question(TypedDict):
@@ -306,14 +308,20 @@ def _run(command: list[str], log: Path) -> None:
         try:
             code = process.wait(_SAY_EVERY_S)
         except subprocess.TimeoutExpired:
-            line = _tail(log, 1)[:200]
+            step = installation_step(_tail(log, _LOG_LINES)) or said
             # Also without news now and then, so that the connection stays alive.
-            _answer({"say": f"installing packages: {line}"} if line != said else {})
-            said = line
+            _answer({"say": f"installing packages: {step}"} if step != said else {})
+            said = step
         else:
             break
     if code:
         raise _FailedError(_tail(log, _LOG_LINES) or f"{command[0]} ended with exit code {code}")
+
+
+def installation_step(log: str) -> str:
+    """Returns the last line of an installer's log that says what it does now; "" without one."""
+    steps = [line.strip() for line in log.splitlines() if _STEP.match(line)]
+    return steps[-1][:80] if steps else ""
 
 
 def _make_venv(folder: Path, paths: list[str]) -> None:
