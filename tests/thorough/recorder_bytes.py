@@ -29,7 +29,7 @@ from scenes import report
 from fakes.raw_endpoint import CHUNK_END, RawEndpoint, RawRequest, Step, chunk, json_reply
 from fakes.recording import RawClient
 from stillroom.processes import end_process
-from stillroom.recording.records import RecordedCall, decoded_call, kind_of
+from stillroom.recording.records import RecordedCall, call_kind, decode_call
 
 BOUND_S, WORKERS = 30.0, 8
 WARM_UP = 3 << 40
@@ -189,7 +189,7 @@ class Recorder:
         case = self.cases.get(found[1]) if found else None
         if case is None:
             return json_reply(b"{}")
-        if kind_of(method, path):
+        if call_kind(method, path):
             self.seen[case.name] += 1
         return case.steps
 
@@ -235,7 +235,7 @@ class Recorder:
         for path in sorted(self.folder.glob("calls-*.jsonl")):
             with path.open("rb") as stream:
                 for line in stream:
-                    yield line, decoded_call(line)
+                    yield line, decode_call(line)
 
 
 def read_to_end(stream: socket.socket) -> None:

@@ -68,7 +68,9 @@ def build_dashboard(workspace: Workspace, token: str) -> ASGIApp:
         Route("/lineage", pages.lineage),
         Route("/static/{name}", _static),
     ]
-    app = Starlette(routes=routes, exception_handlers={EngineError: pages.problem})
+    app = Starlette(
+        routes=routes, exception_handlers={EngineError: pages.problem, OSError: pages.problem}
+    )
     return _with_headers(Guard(app, token=token, is_for_browsers=True))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
+from typing import BinaryIO
 
 from stillroom import bounds
 from stillroom.errors import InputError
@@ -123,9 +124,7 @@ class RowFiles:
         Raises InputError if none begins there, or with the head of one that is too long to show.
         """
         with path.open("rb") as stream:
-            if offset > 0:
-                stream.seek(offset - 1)
-            if offset < 0 or (offset > 0 and stream.read(1) != b"\n"):
+            if not _begins_line(stream, offset):
                 raise InputError(f"no row begins at byte {offset}", "load the page of rows again")
             line = stream.readline(MAX_SHOWN_BYTES)
         if _is_cut(line):
@@ -162,6 +161,16 @@ def _lines_from(path: Path, start: int, num_before: int) -> Iterator[RowAt]:
                 rest = stream.readline(MAX_SHOWN_BYTES)
             number += 1
             yield RowAt(number, offset, _cleaned(line), _is_cut(line))
+
+
+def _begins_line(stream: BinaryIO, offset: int) -> bool:
+    """Returns whether a line begins at a byte of a file, which is read next if one does."""
+    if offset <= 0:
+        return offset == 0
+    if offset >= os.fstat(stream.fileno()).st_size:
+        return False
+    stream.seek(offset - 1)
+    return stream.read(1) == b"\n"
 
 
 def head_of(line: bytes) -> str:

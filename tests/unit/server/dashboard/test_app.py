@@ -99,7 +99,8 @@ def test_nothing_can_be_changed(client: TestClient, method: str) -> None:
     "address",
     [
         "/rows?path=../x.jsonl", "/rows?path=.env", "/rows?path=/etc/passwd",
-        "/row?path=rows.jsonl&at=5", "/row?path=rows.jsonl&at=minus", "/runs/nothing",
+        "/row?path=rows.jsonl&at=5", "/row?path=rows.jsonl&at=99999999999999999",
+        "/row?path=rows.jsonl&at=minus", "/runs/nothing",
         "/runs/..%2f..%2fetc", "/compare?a=none&b=none", "/lineage?path=/etc/passwd",
         "/data/file?path=gone.jsonl", "/row/tokens?path=rows.jsonl&at=0", "/static/app.py",
         "/static/..%2fapp.py",
@@ -109,6 +110,18 @@ def test_what_cannot_be_shown_says_so(client: TestClient, address: str) -> None:
     answer = client.get(address)
     assert answer.status_code == 404
     assert "Traceback" not in answer.text
+
+
+def test_a_file_that_the_system_refuses_is_a_page_that_says_so(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **_options: object) -> None:
+        raise PermissionError(13, "Permission denied", "rows.jsonl")
+
+    monkeypatch.setattr("stillroom_mcp.dashboard.app.rows_page", refuse)
+    answer = client.get("/rows?path=rows.jsonl")
+    assert answer.status_code == 404
+    assert "Permission denied" in answer.text
 
 
 def test_a_file_that_is_no_data_is_not_quoted(client: TestClient) -> None:
