@@ -1,1 +1,1 @@
-"""The bodies of model calls: requests and replies of all chat APIs, read into our messages."""
+"""Converts the bodies of model calls, of all chat APIs, to messages in Stillroom's format."""

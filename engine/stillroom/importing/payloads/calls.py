@@ -1,7 +1,7 @@
-"""Reads a model call from its request and its response, as the APIs have them.
+"""Reads a model call from the bodies of its request and response.
 
-These are the bodies of OpenAI's chat completions and Responses and of Anthropic's Messages, which
-the logs of gateways and observability tools hold in one envelope or another.
+These are bodies of OpenAI's chat completions and Responses and of Anthropic's Messages, which logs
+of gateways and observability tools wrap in their own envelopes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +28,7 @@ from stillroom.importing.payloads.messages import (
     MessageReader,
     tool_schemas,
 )
-from stillroom.importing.payloads.streams import unstreamed
+from stillroom.importing.payloads.streams import assemble_if_streamed
 from stillroom.importing.records import LoggedConversation, Place
 from stillroom.types import Usage
 
@@ -40,10 +40,10 @@ NO_REQUEST = "no request"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiCall:
-    """One reply to one request, with what the two say of the call."""
+    """One reply to one request, with the fields that both bodies give."""
 
     messages: list[Row]
-    """The request's messages and the reply, or without the reply if the call failed."""
+    """The request's messages, followed by the reply unless the call failed."""
     tools: list[Row] | None = None
     id: str | None = None
     provider: str | None = None
@@ -67,11 +67,11 @@ def logged_calls(
     part: str | None = None,
     also_at: tuple[Place, ...] = (),
 ) -> Iterator[LoggedConversation]:
-    """Yields the calls at a place: one, or one for each choice of a response.
+    """Yields the calls at a place: one per choice of the response.
 
-    `named` are fields that a log names itself, which go before those of the bodies. The second
-    choice and those after it are parts of their row, or of a `part` of it; `also_at` are further
-    places of the first.
+    `named` has the log's own fields, which take precedence over the bodies'. The second and later
+    choices have their own part of the place, below `part`; `also_at` has the other places of the
+    first.
     """
     for number, call in enumerate(calls):
         fields = {name: getattr(call, name) for name in call.__slots__}
@@ -88,16 +88,16 @@ def logged_calls(
 
 
 def read_calls(request: Any, response: Any) -> list[ApiCall]:
-    """Returns the calls of a request: one, or one for each of a chat completion's choices.
+    """Returns the calls of a request: one per choice of the response.
 
-    Raises UnreadableRowError if the request has no messages, or the response is no reply.
+    Raises UnreadableRowError if the request has no messages, or the response has no reply.
     """
     request_body = as_row(request)
     if not request_body:
         raise UnreadableRowError(NO_REQUEST, f"the request is {describe(request)}")
     reader = MessageReader()
     prompt = request_messages(request_body, reader)
-    response = unstreamed(response)
+    response = assemble_if_streamed(response)
     reply = as_row(response)
     tools = offered_tools(request_body)
     failure = failure_text(response)
@@ -126,9 +126,9 @@ def read_calls(request: Any, response: Any) -> list[ApiCall]:
 
 
 def offered_tools(request: Row) -> list[Row] | None:
-    """Returns the schemas of a request's tools, without the tools that the provider runs itself.
+    """Returns the schemas of a request's tools, without those that the provider runs.
 
-    None if the request has none at all.
+    Returns None if the request has no tools.
     """
     tools = [
         tool
@@ -140,16 +140,16 @@ def offered_tools(request: Row) -> list[Row] | None:
 
 
 def is_provider_tool(tool: Row) -> bool:
-    """Returns whether a tool of a request is one that the provider runs, such as a web search."""
+    """Returns whether a tool is run by the provider, such as a web search."""
     return tool.get("type") not in (None, "function", "custom") or (
         not tool.get("name") and "function" not in tool and "custom" not in tool
     )
 
 
 def request_messages(request: Row, reader: MessageReader) -> list[Row]:
-    """Returns the messages of a request, its system prompt first.
+    """Returns the messages of a request, with the system prompt first.
 
-    Raises UnreadableRowError if it has none.
+    Raises UnreadableRowError if there are no messages.
     """
     messages = request.get("messages")
     if messages is None and "input" in request:
@@ -161,15 +161,15 @@ def request_messages(request: Row, reader: MessageReader) -> list[Row]:
 
 
 def system_message(value: Any, reader: MessageReader) -> list[Row]:
-    """Returns the system message that a text or blocks become; nothing if there is no text."""
+    """Returns a system message with the text of `value`; empty if there is no text."""
     text = reader.text(value)
     return [{"role": "system", "content": text}] if text else []
 
 
 def input_messages(value: Any, reader: MessageReader) -> list[Row]:
-    """Returns the messages of an input or output of the Responses API.
+    """Returns the messages of an `input` or `output` of the Responses API.
 
-    Raises UnreadableRowError if it is neither a text nor items.
+    Raises UnreadableRowError if it is neither a string nor a list of items.
     """
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
@@ -183,7 +183,7 @@ def input_messages(value: Any, reader: MessageReader) -> list[Row]:
 
 
 def read_item(value: Any, reader: MessageReader) -> Any:
-    """Returns an item that chat messages can be made of; None for one that becomes a loss."""
+    """Returns an item that can be converted to messages; any other is recorded as a loss."""
     item = as_row(value)
     kind = item.get("type")
     match kind:
@@ -205,9 +205,9 @@ def read_item(value: Any, reader: MessageReader) -> Any:
 
 
 def replies(response: Any, reader: MessageReader) -> list[tuple[list[Row], str | None]]:
-    """Returns the messages of each reply of a response, and why the reply ended.
+    """Returns the messages and the finish reason of each reply in a response.
 
-    Raises UnreadableRowError if there is none.
+    Raises UnreadableRowError if there is no reply.
     """
     if isinstance(response, str) and response:
         return [([{"role": "assistant", "content": response}], None)]
@@ -245,7 +245,7 @@ def _response_ending(response: Row) -> str | None:
 
 
 def failure_text(response: Any) -> str | None:
-    """Returns the failure in place of a reply; None if there is none."""
+    """Returns the error message that a response has instead of a reply; None if it has none."""
     fields = as_row(response)
     error = fields.get("error")
     if not error or fields.get("choices"):

@@ -1,4 +1,4 @@
-"""Reads the fields of a logged call other than its messages: tokens, times, how it ended."""
+"""Reads the fields of a logged call other than its messages: usage, times, finish reason."""
 
 import math
 import re
@@ -25,8 +25,8 @@ _DETAILS = {
 }
 _ID_NAME = re.compile(r"(?:^|[^A-Za-z])(?:uu|gu)?id$|[a-z](?:Id|ID|Uuid|UUID)$", re.ASCII)
 _LONGEST_ANSWER = 60
-"""The most characters of an answer that is matched; a longer target is a model's solution, or says
-how to judge."""
+"""The maximum length of an answer for matching; a longer target is a reference solution or grading
+instructions."""
 _FINISH_REASONS = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -45,10 +45,10 @@ _FINISH_REASONS = {
 
 
 def usage_of(value: Any) -> Usage | None:
-    """Returns the tokens of a call from its usage object; None if it names none.
+    """Returns the token counts of a usage object; None if it has none.
 
-    Anthropic counts the tokens read from and written to a cache apart from those of the input, all
-    others count them among those of the prompt.
+    Anthropic counts cached tokens separately from input tokens; the other APIs include them in the
+    prompt tokens.
     """
     fields = as_row(value)
     prompt, completion = _first_count(fields, _PROMPT_KEYS), _first_count(fields, _COMPLETION_KEYS)
@@ -60,7 +60,7 @@ def usage_of(value: Any) -> Usage | None:
 
 
 def usage_details(value: Any) -> dict[str, int]:
-    """Returns how many of a call's tokens were read from a cache, written to one, or reasoning."""
+    """Returns the number of cache-read, cache-write and reasoning tokens of a call."""
     fields = as_row(value)
     details: dict[str, int] = {}
     for source, ours in (
@@ -79,50 +79,50 @@ def usage_details(value: Any) -> dict[str, int]:
 
 
 def short_answer(value: Any) -> str | None:
-    """Returns the answer of a task's author, if it is short enough to be found in a reply."""
+    """Returns a reference answer if it is short enough to be matched in a reply, else None."""
     text = value.strip() if isinstance(value, str) else ""
     return text if 0 < len(text) <= _LONGEST_ANSWER and "\n" not in text else None
 
 
 def finish_reason_of(value: Any) -> str | None:
-    """Returns why a reply ended, in the words of chat completions; other words stay as they are."""
+    """Converts a finish reason to that of chat completions; unknown ones are only lowercased."""
     if not isinstance(value, str) or not value:
         return None
     return _FINISH_REASONS.get(value.lower(), value.lower())
 
 
 def iso_time(value: Any) -> str | None:
-    """Returns a time in ISO 8601 and UTC; None if the value is no time.
+    """Returns a time in ISO 8601 and UTC; None if the value is not a time.
 
-    Numbers are seconds, milliseconds, microseconds or nanoseconds since 1970, as their size says.
-    Texts without a time zone are in UTC, as the logs that write such say of themselves.
+    Numbers are seconds, milliseconds, microseconds or nanoseconds since 1970, depending on their
+    size. Strings without a time zone are in UTC, as the logs that write them document.
     """
-    moment = _moment(value)
+    moment = _parse_time(value)
     return None if moment is None else moment.isoformat().replace("+00:00", "Z")
 
 
 def iso_seconds(value: Any) -> float | None:
-    """Returns the seconds from 1970 to a time, as iso_time reads it; None if it is none."""
-    moment = _moment(value)
+    """Returns a time in seconds since 1970, parsed as by `iso_time`; None if it is not a time."""
+    moment = _parse_time(value)
     return None if moment is None else moment.timestamp()
 
 
 def seconds_between(begin: Any, end: Any) -> float | None:
-    """Returns the seconds from one time to a later one; None if one is unknown or it is earlier."""
-    first, last = _moment(begin), _moment(end)
+    """Returns the seconds between two times; None if one is unknown or they are out of order."""
+    first, last = _parse_time(begin), _parse_time(end)
     if first is None or last is None or last < first:
         return None
     return (last - first).total_seconds()
 
 
-def positive_number(value: Any) -> float | None:
-    """Returns a finite number that is not negative; None for anything else."""
+def non_negative_number(value: Any) -> float | None:
+    """Returns a finite, non-negative number; None for anything else."""
     number = as_number(value)
     return number if number is not None and math.isfinite(number) and number >= 0 else None
 
 
 def decimal_number(value: Any) -> float | None:
-    """Returns a number that may be written as text; None if it is not a finite one."""
+    """Returns a finite number, which may be given as text; None for anything else."""
     if isinstance(value, str | Decimal):
         try:
             value = float(value)
@@ -133,12 +133,12 @@ def decimal_number(value: Any) -> float | None:
 
 
 def text_of(value: Any) -> str | None:
-    """Returns a text that is not empty; None for anything else."""
+    """Returns a non-empty string; None for anything else."""
     return value if isinstance(value, str) and value else None
 
 
 def first_text(row: Mapping[str, Any], *names: str) -> str | None:
-    """Returns the first of some fields that is a text and not empty; None if there is none."""
+    """Returns the first of the named fields that is a non-empty string; None if there is none."""
     for name in names:
         value = row.get(name)
         if isinstance(value, str) and value:
@@ -157,7 +157,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def leaves(value: Any, start: str = "", levels: int = 3) -> Iterator[tuple[str, str]]:
-    """Yields the texts and whole numbers in an object and in those within it, by their path."""
+    """Yields the strings and integers in nested objects, each with its dotted path."""
     for name, item in as_row(value).items():
         if levels and isinstance(item, dict):
             yield from leaves(item, f"{start}{name}.", levels - 1)
@@ -167,12 +167,12 @@ def leaves(value: Any, start: str = "", levels: int = 3) -> Iterator[tuple[str, 
 
 @lru_cache(1024)
 def is_id_name(path: str) -> bool:
-    """Returns whether a field holds an id by its name, such as `response_id` or `traceId`."""
+    """Returns whether a field's name is that of an id, such as `response_id` or `traceId`."""
     return _ID_NAME.search(path) is not None
 
 
-def parsed(value: Any) -> Any:
-    """Returns what a JSON text holds, if it is an object or a list; any other value unchanged."""
+def parse_if_json(value: Any) -> Any:
+    """Parses a JSON text of an object or a list; returns any other value unchanged."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
@@ -181,8 +181,8 @@ def parsed(value: Any) -> Any:
         return value
 
 
-def without_nothing(**facts: Any) -> dict[str, Any]:
-    """Returns the facts that are known: neither None, nor an empty text, list or object."""
+def without_empty(**facts: Any) -> dict[str, Any]:
+    """Returns the keyword arguments that are neither None nor empty."""
     return {name: fact for name, fact in facts.items() if fact not in (None, "", [], {}, ())}
 
 
@@ -194,7 +194,7 @@ def _first_count(fields: Mapping[str, Any], names: tuple[str, ...]) -> int | Non
     return None
 
 
-def _moment(value: Any) -> datetime | None:
+def _parse_time(value: Any) -> datetime | None:
     number = decimal_number(value)
     if number is None and isinstance(value, str | datetime):
         try:

@@ -1,6 +1,6 @@
-"""Reads the input and output of a call in whatever shape an application gave them to its tracer.
+"""Reads the input and output of a traced call, whose format depends on the application.
 
-These are bodies of an API, messages alone, LangChain's prompts and generations, or plain texts.
+They may be bodies of an API, messages, LangChain's prompts and generations, or plain text.
 """
 
 from collections.abc import Iterator
@@ -17,27 +17,33 @@ from stillroom.importing.payloads.calls import (
     replies,
     request_messages,
 )
-from stillroom.importing.payloads.fields import as_list, as_row, finish_reason_of, parsed, text_of
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    finish_reason_of,
+    parse_if_json,
+    text_of,
+)
 from stillroom.importing.payloads.messages import NO_MESSAGES, TRUNCATED, MessageReader
 
 _NESTS = ("args", "kwargs", "input", "request", "inputs")
 _ITEM_KINDS = frozenset({"function_call", "function_call_output", "reasoning", "message"})
 _BLOCK_KINDS = frozenset({"text", "tool_use", "thinking", "redacted_thinking"})
-_CUT_MARKS = ("<truncated due to size", "...[truncated]", "… [truncated")
+_TRUNCATION_MARKERS = ("<truncated due to size", "...[truncated]", "… [truncated")
 
 
 @dataclass(frozen=True, slots=True)
 class FreeReply:
-    """The messages of one reply, and why it ended."""
+    """The messages of one reply, and its finish reason."""
 
     messages: list[Row]
     ending: str | None = None
 
 
 def free_prompt(value: Any, reader: MessageReader) -> list[Row]:
-    """Returns the messages of an input. Raises UnreadableRowError if it holds none."""
+    """Returns the messages of an input. Raises UnreadableRowError if there are none."""
     if isinstance(value, str) and value:
-        note_cut(value, reader)
+        note_truncation(value, reader)
         return _prompt_of_text(value, reader)
     if isinstance(value, list):
         return _listed(cast("list[Any]", value), reader)
@@ -48,8 +54,8 @@ def free_prompt(value: Any, reader: MessageReader) -> list[Row]:
 
 
 def _prompt_of_text(text: str, reader: MessageReader) -> list[Row]:
-    """Returns the messages that a JSON text holds; any other text is the user's."""
-    given, trial = parsed(text), MessageReader()
+    """Returns the messages in a JSON text; any other text becomes a user message."""
+    given, trial = parse_if_json(text), MessageReader()
     if not isinstance(given, str):
         try:
             messages = free_prompt(given, trial)
@@ -82,7 +88,7 @@ def _prompt_of_object(fields: Row, reader: MessageReader) -> list[Row] | None:
 def free_calls(
     given: Any, output: Any, reader: MessageReader, *, error: str | None = None
 ) -> list[ApiCall]:
-    """Returns the calls with an input and an output: one for each reply, or the failed one.
+    """Returns the calls of an input and an output: one per reply, or one that failed.
 
     Raises UnreadableRowError if there are no messages, or neither a reply nor an error.
     """
@@ -103,14 +109,14 @@ def free_calls(
 
 
 def free_replies(value: Any, reader: MessageReader) -> list[FreeReply]:
-    """Returns the replies of an output. Raises UnreadableRowError if it holds none."""
+    """Returns the replies of an output. Raises UnreadableRowError if there are none."""
     trial = MessageReader()
     try:
         found = [reply for reply in _replies_in(value, trial) if reply.messages]
     except UnreadableRowError:
         if not isinstance(value, str) or not value:
             raise
-        found = [FreeReply([{"role": "assistant", "content": value}])]  # JSON that a model wrote
+        found = [FreeReply([{"role": "assistant", "content": value}])]  # the reply itself is JSON
     else:
         reader.losses |= trial.losses
     if not found:
@@ -119,21 +125,23 @@ def free_replies(value: Any, reader: MessageReader) -> list[FreeReply]:
 
 
 def _replies_in(value: Any, reader: MessageReader) -> list[FreeReply]:
-    given = parsed(value)
+    given = parse_if_json(value)
     if isinstance(given, str):
-        note_cut(given, reader)
+        note_truncation(given, reader)
     elif isinstance(given, list):
         return [FreeReply(_reply_of_list(cast("list[Any]", given), reader))]
     fields = as_row(given)
     if isinstance(fields.get("generations"), list):
         return list(_generations(fields["generations"], reader))
     if isinstance(fields.get("messages"), list):
-        return [FreeReply(reader.turns(fields["messages"][-1:]), _ending(fields["messages"]))]
+        return [
+            FreeReply(reader.turns(fields["messages"][-1:]), _finish_reason(fields["messages"]))
+        ]
     for name in ("message", "output", "response", "result", "completion", "text"):
         if _is_reply(fields.get(name)) and not _is_body(fields):
             return _replies_in(fields[name], reader)
     if "lc" in fields or fields.get("type") in ("ai", "AIMessageChunk"):
-        return [FreeReply(reader.turn(fields), _ending([fields]))]
+        return [FreeReply(reader.turn(fields), _finish_reason([fields]))]
     if "role" not in fields and ("content" in fields or "tool_calls" in fields):
         fields |= {"role": "assistant"}
     found = replies(fields or given, reader)
@@ -141,22 +149,22 @@ def _replies_in(value: Any, reader: MessageReader) -> list[FreeReply]:
 
 
 def free_tools(value: Any) -> list[Row] | None:
-    """Returns the schemas of the tools that an input offers; None if it names none."""
-    fields = as_row(parsed(value))
+    """Returns the schemas of the tools in an input; None if it has none."""
+    fields = as_row(parse_if_json(value))
     for body in (fields, *(as_row(fields.get(name)) for name in _NESTS)):
         if as_list(body.get("tools")) or as_list(body.get("functions")):
             return offered_tools(body)
     return None
 
 
-def note_cut(text: str, reader: MessageReader) -> None:
-    """Notes a loss if a text says of itself that it was cut off."""
-    if any(mark in text for mark in _CUT_MARKS):
+def note_truncation(text: str, reader: MessageReader) -> None:
+    """Records a loss if a text has a tracer's marker of truncation."""
+    if any(mark in text for mark in _TRUNCATION_MARKERS):
         reader.lose(TRUNCATED)
 
 
 def _is_body(fields: Row) -> bool:
-    """Returns whether an output is the body of a response, whose `output` holds items."""
+    """Returns whether an output is the body of an API's response."""
     return "choices" in fields or fields.get("object") == "response" or "stop_reason" in fields
 
 
@@ -165,7 +173,7 @@ def _is_reply(value: Any) -> bool:
 
 
 def _is_batch(value: Any) -> bool:
-    """Returns whether a value is the prompt of a LangChain batch, and no message of two texts."""
+    """Returns whether a value is the prompt of a LangChain batch, not a pair of two strings."""
     items = as_list(value)
     return bool(items) and not all(isinstance(item, str) for item in items)
 
@@ -182,7 +190,7 @@ def _listed(items: list[Any], reader: MessageReader) -> list[Row]:
 
 
 def _reply_of_list(items: list[Any], reader: MessageReader) -> list[Row]:
-    """Returns the reply that a list holds: items of Responses, blocks of Anthropic, or messages."""
+    """Returns the reply in a list of Responses items, Anthropic blocks or messages."""
     kinds = {text_of(as_row(item).get("type")) for item in items}
     if kinds and kinds <= _BLOCK_KINDS:
         return reader.turn({"role": "assistant", "content": items})
@@ -193,7 +201,7 @@ def _reply_of_list(items: list[Any], reader: MessageReader) -> list[Row]:
 
 
 def _generations(value: Any, reader: MessageReader) -> Iterator[FreeReply]:
-    """Yields LangChain's generations; a run of a batch has one prompt."""
+    """Yields LangChain's generations for the single prompt of a run."""
     groups = as_list(value)
     first = as_list(groups[0]) if groups and isinstance(groups[0], list) else groups
     for generation in map(as_row, first):
@@ -201,14 +209,16 @@ def _generations(value: Any, reader: MessageReader) -> Iterator[FreeReply]:
         ending = as_row(generation.get("generation_info")).get("finish_reason")
         if isinstance(message, dict):
             fields = cast("Row", message)
-            yield FreeReply(reader.turn(fields), finish_reason_of(ending) or _ending([fields]))
+            yield FreeReply(
+                reader.turn(fields), finish_reason_of(ending) or _finish_reason([fields])
+            )
         elif isinstance(generation.get("text"), str):
             reply: Row = {"role": "assistant", "content": generation["text"]}
             yield FreeReply([reply], finish_reason_of(ending))
 
 
-def _ending(messages: Any) -> str | None:
-    """Returns why the last message ended, as LangChain's metadata says."""
+def _finish_reason(messages: Any) -> str | None:
+    """Returns the finish reason of the last message in LangChain's metadata."""
     message = as_row(as_list(messages)[-1]) if as_list(messages) else {}
     fields = as_row(message.get("kwargs")) or as_row(message.get("data")) or message
     metadata = as_row(fields.get("response_metadata"))

@@ -1,6 +1,6 @@
-"""Reads a call of Gemini's generateContent from its bodies, as the API or Google's SDK has them.
+"""Reads a call of Gemini's generateContent from the bodies of the API or of Google's SDK.
 
-Names are in camel case in the API, and in snake case in what the SDK was given and returned.
+Field names are in camelCase in the API, and in snake_case in the SDK.
 """
 
 import re
@@ -36,34 +36,38 @@ _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 _MEDIA = {"image": IMAGES_LOST, "audio": AUDIO_LOST}
 _NO_CONTENT = {"thought", "thought_signature", "function_call", "function_response"}
 _OUTPUT = ("output", "result")
-"""The fields in which the API and the SDK put a tool's result that is no object."""
+"""The fields in which the API and the SDK wrap a tool's result that is not an object."""
 _OF_PROVIDER = ("executable_code", "code_execution_result")
 _FILTERED = ("safety", "recitation", "blocklist", "prohibited_content", "spii")
 
 
 def is_gemini(request: Row) -> bool:
-    """Returns whether a request's body is one of generateContent."""
+    """Returns whether a request body is one of generateContent."""
     return "contents" in request and "messages" not in request
 
 
 def gemini_calls(request: Row, response: Any, path: str) -> list[ApiCall]:
-    """Returns the calls of a request and its response: one for each candidate.
+    """Returns the calls of a request and its response: one per candidate.
 
-    `path` is the address that was called, which names the model. Raises UnreadableRowError if the
-    request has no messages, or the response is no reply.
+    `path` is the URL that was called, which names the model. Raises UnreadableRowError if the
+    request has no messages, or the response has no reply.
     """
-    request = _named(request)
-    config = request | _named(request.get("config")) | _named(request.get("generation_config"))
+    request = _snake_case_fields(request)
+    config = (
+        request
+        | _snake_case_fields(request.get("config"))
+        | _snake_case_fields(request.get("generation_config"))
+    )
     reader = _Conversation()
     reader.add_system(config.get("system_instruction"))
     reader.add_contents(request.get("contents"))
     reply = _whole_reply(response)
-    feedback = _named(reply.get("prompt_feedback"))
+    feedback = _snake_case_fields(reply.get("prompt_feedback"))
     failure = failure_text(reply)
     if failure is None and not reply.get("candidates"):
         failure = text_of(feedback.get("block_reason"))
     named = first_text(reply, "model_version") or first_text(request, "model") or _model_of(path)
-    usage, details = _usage(_named(reply.get("usage_metadata")))
+    usage, details = _usage(_snake_case_fields(reply.get("usage_metadata")))
     call = ApiCall(
         messages=reader.messages,
         tools=_tools(config.get("tools")),
@@ -77,7 +81,7 @@ def gemini_calls(request: Row, response: Any, path: str) -> list[ApiCall]:
     )
     if failure is not None:
         return [call]
-    candidates = list(map(_named, as_list(reply.get("candidates"))))
+    candidates = list(map(_snake_case_fields, as_list(reply.get("candidates"))))
     if not candidates:
         raise UnreadableRowError(NO_REPLY, f"the response is {describe(response)}")
     return [_with_reply(call, reader.copy(), candidate) for candidate in candidates]
@@ -100,31 +104,31 @@ def _with_reply(call: ApiCall, reader: "_Conversation", candidate: Row) -> ApiCa
 
 
 class _Conversation:
-    """Chat messages made of contents; a call without an id is given its number as one."""
+    """Converts contents to chat messages; a call without an id gets one from its number."""
 
     def __init__(self) -> None:
         self.messages: list[Row] = []
         self.losses: dict[str, None] = {}
         self._num_calls = 0
         self._open: list[tuple[str, str]] = []
-        """The names and ids of the calls that have no result yet."""
+        """The names and ids of the calls without a result so far."""
 
     def copy(self) -> "_Conversation":
-        """Returns a copy that can be continued on its own."""
+        """Returns an independent copy."""
         other = _Conversation()
         other.messages, other.losses = list(self.messages), dict(self.losses)
         other._num_calls, other._open = self._num_calls, list(self._open)
         return other
 
     def add_system(self, value: Any) -> None:
-        """Adds the system instruction: a text, parts, or a content."""
+        """Adds the system instruction, given as a string, parts or a content."""
         parts = as_row(value).get("parts", value)
         text = "".join(self._texts(_parts(parts)))
         if text:
             self.messages.append({"role": "system", "content": text})
 
     def add_contents(self, value: Any) -> None:
-        """Adds a request's contents: a text, a list of texts or parts, or turns with parts."""
+        """Adds a request's contents: a string, a list of strings or parts, or turns with parts."""
         contents = as_list(value) or ([value] if value else [])
         if not contents:
             raise UnreadableRowError(NO_MESSAGES, f"contents are {describe(value)}")
@@ -136,11 +140,11 @@ class _Conversation:
             self.add_turn(row if "parts" in row else {"parts": [content]})
 
     def add_turn(self, content: Row) -> None:
-        """Adds a turn of the user or the model, and the results of tools that it holds."""
+        """Adds a turn of the user or the model, including its tool results."""
         parts = list(_parts(content.get("parts")))
         for part in parts:
             if "function_response" in part:
-                self.messages.append(self._result(_named(part["function_response"])))
+                self.messages.append(self._result(_snake_case_fields(part["function_response"])))
         if content.get("role") == "model":
             self.messages.append(self._reply(parts))
             return
@@ -156,7 +160,11 @@ class _Conversation:
         }
         if thoughts:
             reply["reasoning_content"] = "".join(self._texts(thoughts))
-        calls = [self._call(_named(p["function_call"])) for p in parts if "function_call" in p]
+        calls = [
+            self._call(_snake_case_fields(p["function_call"]))
+            for p in parts
+            if "function_call" in p
+        ]
         return reply | ({"tool_calls": calls} if calls else {})
 
     def _call(self, call: Row) -> Row:
@@ -170,7 +178,7 @@ class _Conversation:
         return {"id": call_id, "type": "function", "function": function}
 
     def _result(self, result: Row) -> Row:
-        """Returns a tool's result: of the call with its id, or else of the first with its name."""
+        """Returns a tool message for the call with its id, or the first open one of its name."""
         own, name = text_of(result.get("id")), result.get("name")
         found = next(
             (each for each in self._open if (each[1] == own if own else each[0] == name)), None
@@ -182,12 +190,12 @@ class _Conversation:
         return ours if call_id is None else ours | {"tool_call_id": call_id}
 
     def _texts(self, parts: Iterable[Row]) -> Iterator[str]:
-        """Yields the texts of parts; what no message can hold becomes a loss."""
+        """Yields the texts of parts; records a loss for parts that a message cannot have."""
         for part in parts:
             if isinstance(part.get("text"), str):
                 yield part["text"]
             elif "inline_data" in part or "file_data" in part:
-                media = _named(part.get("inline_data") or part.get("file_data"))
+                media = _snake_case_fields(part.get("inline_data") or part.get("file_data"))
                 kind = str(media.get("mime_type") or "").partition("/")[0]
                 self.losses[_MEDIA.get(kind, FILES_LOST)] = None
             elif any(name in part for name in _OF_PROVIDER):
@@ -202,8 +210,8 @@ def _output(response: Any) -> str:
     return json_text(fields[only] if only in _OUTPUT else response)
 
 
-def _named(value: Any) -> Row:
-    """Returns an object with the names of its fields in snake case, without those that are null."""
+def _snake_case_fields(value: Any) -> Row:
+    """Returns an object with its field names in snake_case, without null fields."""
     return {
         _CAPITAL.sub("_", name).lower(): item
         for name, item in as_row(value).items()
@@ -213,20 +221,22 @@ def _named(value: Any) -> Row:
 
 def _parts(value: Any) -> Iterator[Row]:
     for part in as_list(value) or ([value] if value else []):
-        yield {"text": part} if isinstance(part, str) else _named(part)
+        yield {"text": part} if isinstance(part, str) else _snake_case_fields(part)
 
 
 def _whole_reply(response: Any) -> Row:
-    """Returns a response, put together from its chunks if it was streamed."""
+    """Returns a response, assembled from its chunks if it was streamed."""
     if isinstance(response, str):
         response = list(stream_events(response)) if response.lstrip().startswith("data:") else None
     if not isinstance(response, list):
-        return _named(response)
+        return _snake_case_fields(response)
     whole: Row = {}
     candidates: dict[int, Row] = {}
-    for chunk in map(_named, cast("list[Any]", response)):
+    for chunk in map(_snake_case_fields, cast("list[Any]", response)):
         whole |= chunk
-        for place, candidate in enumerate(map(_named, as_list(chunk.get("candidates")))):
+        for place, candidate in enumerate(
+            map(_snake_case_fields, as_list(chunk.get("candidates")))
+        ):
             index = candidate.get("index", place)
             known = candidates.setdefault(index if isinstance(index, int) else place, {"parts": []})
             known["parts"] += as_list(as_row(candidate.get("content")).get("parts"))
@@ -242,8 +252,8 @@ def _whole_reply(response: Any) -> Row:
 def _tools(value: Any) -> list[Row] | None:
     """Returns the schemas of the functions that a request declares."""
     declared = [
-        _named(function)
-        for tool in map(_named, as_list(value))
+        _snake_case_fields(function)
+        for tool in map(_snake_case_fields, as_list(value))
         for function in as_list(tool.get("function_declarations"))
     ]
     return tool_schemas(
@@ -257,7 +267,7 @@ def _tools(value: Any) -> list[Row] | None:
 
 
 def _schema(value: Any) -> Any:
-    """Returns a schema with the names of types as JSON Schema has them, e.g. object for OBJECT."""
+    """Converts the type names of a schema to JSON Schema, e.g. OBJECT to object."""
     if isinstance(value, list):
         return [_schema(item) for item in cast("list[Any]", value)]
     if not isinstance(value, dict):
@@ -268,7 +278,7 @@ def _schema(value: Any) -> Any:
 
 
 def _usage(counts: Row) -> tuple[Usage | None, Row]:
-    """Returns the tokens of a call, thoughts among those of the reply, and some of them apart."""
+    """Returns the usage of a call, with thoughts as completion tokens, and the detail counts."""
 
     def number(*names: str) -> int:
         values = (counts.get(f"{name}_token_count") for name in names)

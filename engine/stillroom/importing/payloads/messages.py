@@ -1,6 +1,6 @@
-"""Reads messages in the shapes of chat APIs, datasets, OpenTelemetry and LangChain into our shape.
+"""Converts messages of chat APIs, datasets, OpenTelemetry and LangChain to Stillroom's format.
 
-What a message had and our shape has no place for becomes a loss.
+Content that Stillroom's format does not support is recorded as a loss.
 """
 
 import json
@@ -54,7 +54,7 @@ _TYPE_ROLES = {
     "tool": "tool",
     "function": "tool",
 }
-"""The roles of LangChain's messages by their types."""
+"""The roles of LangChain's message types."""
 _CLASSES = {
     "HumanMessage": "human",
     "AIMessage": "ai",
@@ -67,7 +67,7 @@ _CALL_KINDS = {
     "tool_call": ("id", "arguments"),
     "function_call": ("call_id", "arguments"),
 }
-"""The blocks that are tool calls, with the names of their id and their arguments."""
+"""The block types of tool calls, with the names of their id and arguments."""
 _RESULT_KINDS = {
     "tool_result": ("tool_use_id", "content"),
     "tool_call_response": ("id", "response"),
@@ -78,10 +78,10 @@ _MODALITIES = {"image": IMAGES_LOST, "video": FILES_LOST, "audio": AUDIO_LOST}
 
 
 class MessageReader:
-    """Reads the messages of one conversation; `losses` collects what they had and ours lack.
+    """Converts the messages of one conversation; `losses` collects what cannot be converted.
 
-    Contents are texts, parts or blocks. With blocks, one message may become several, as results of
-    tools are messages of their own.
+    Contents are strings, parts or blocks. A message with blocks may become several messages, since
+    each tool result becomes a message.
     """
 
     def __init__(self) -> None:
@@ -89,9 +89,9 @@ class MessageReader:
         self._num_legacy_calls = 0
 
     def messages(self, value: Any, field: str = "messages") -> list[Row]:
-        """Returns messages of the chat completions API, old and new, in our shape.
+        """Converts messages of the chat completions API, current or legacy.
 
-        Raises UnreadableRowError if the value is no list of messages.
+        Raises UnreadableRowError if the value is not a list of messages.
         """
         if not isinstance(value, list) or not value:
             detail = f"{field} must be a non-empty list, not {describe(value)}"
@@ -100,7 +100,7 @@ class MessageReader:
         return [self.message(item, f"{field}[{i}]") for i, item in enumerate(items)]
 
     def message(self, value: Any, field: str = "message") -> Row:
-        """Returns one message in our shape. Raises UnreadableRowError if it is none."""
+        """Converts one message. Raises UnreadableRowError if the value is not a message."""
         message = cast("Row", value) if isinstance(value, dict) else {}
         role = message.get("role")
         if not isinstance(role, str):
@@ -118,14 +118,14 @@ class MessageReader:
         return ours
 
     def text(self, content: Any) -> str:
-        """Returns the text of a content; its parts that are not text become losses."""
+        """Returns the text of a content; parts that are not text are recorded as losses."""
         if content is None or isinstance(content, str):
             return content or ""
         parts = cast("list[Any]", content) if isinstance(content, list) else [content]
         return "".join(self._part_text(part) for part in parts)
 
     def lose(self, loss: str) -> None:
-        """Notes that the source had something that the messages lack."""
+        """Records something of the source that the messages do not have."""
         self.losses[loss] = None
 
     def _part_text(self, part: Any) -> str:
@@ -142,7 +142,7 @@ class MessageReader:
         return ""
 
     def _add_reply(self, ours: Row, message: Row) -> None:
-        """Adds the fields that only messages of the assistant have."""
+        """Adds the fields that only assistant messages have."""
         if not ours["content"] and isinstance(message.get("refusal"), str):
             ours["content"] = message["refusal"]
         if message.get("audio"):
@@ -168,7 +168,7 @@ class MessageReader:
         return {"tool_call_id": f"call_{self._num_legacy_calls}"} if is_legacy else {}
 
     def turns(self, value: Any, field: str = "messages") -> list[Row]:
-        """Returns a list of messages in our shape. Raises UnreadableRowError if it is none."""
+        """Converts messages with blocks. Raises UnreadableRowError if the value is not a list."""
         if not isinstance(value, list):
             raise UnreadableRowError(NO_MESSAGES, f"{field} must be a list, not {describe(value)}")
         ours: list[Row] = []
@@ -177,12 +177,12 @@ class MessageReader:
         return ours
 
     def turn(self, value: Any, field: str = "message") -> list[Row]:
-        """Returns the messages that one message becomes. Raises UnreadableRowError if it is none.
+        """Converts one message with blocks. Raises UnreadableRowError if it is not a message.
 
-        Content within an assistant's message that follows on a block of another kind stays in its
-        place: texts are joined in their order, thoughts and calls each on their own.
+        Blocks of an assistant message are grouped by kind: texts are joined in order, and so are
+        thoughts and calls.
         """
-        message = _unwrapped(value)
+        message = _unwrap_langchain(value)
         blocks = message.get("parts", message.get("content"))
         if not isinstance(blocks, list):
             return [self.message(message, field)]
@@ -192,10 +192,10 @@ class MessageReader:
             self._sort(block, turn, has_calls=has_calls)
         rest = {key: item for key, item in message.items() if key != "parts"}
         ours = self.message(rest | {"content": turn.texts}, field)
-        return self._assembled(ours, turn)
+        return self._assemble(ours, turn)
 
-    def _assembled(self, ours: Row, turn: "_Turn") -> list[Row]:
-        """Returns a message, and before it the results of tools that it holds."""
+    def _assemble(self, ours: Row, turn: "_Turn") -> list[Row]:
+        """Returns a message, preceded by its tool results."""
         if turn.thoughts and not ours.get("reasoning_content"):
             ours["reasoning_content"] = "\n\n".join(turn.thoughts)
         if turn.calls:
@@ -203,7 +203,7 @@ class MessageReader:
         return turn.results if turn.results and not ours["content"] else [*turn.results, ours]
 
     def _sort(self, value: Any, turn: "_Turn", *, has_calls: bool) -> None:
-        """Puts a block where it belongs in a turn; what we have no place for becomes a loss."""
+        """Adds a block to a turn by its kind; an unsupported one is recorded as a loss."""
         block = cast("Row", value) if isinstance(value, dict) else {}
         kind = block.get("type")
         if not isinstance(kind, str):
@@ -224,7 +224,7 @@ class MessageReader:
             turn.texts.append(block)
 
     def _thought(self, block: Row, key: str) -> str:
-        """Returns the text of a thinking block, which is a loss if only its signature is there."""
+        """Returns the text of a thinking block; one with only a signature is recorded as a loss."""
         thought = block.get(key) or block.get("reasoning") or block.get("text")
         summary = block.get("summary")
         if not isinstance(thought, str) and isinstance(summary, list):
@@ -249,9 +249,9 @@ class MessageReader:
 
 
 def tool_call(value: Any) -> Row:
-    """Returns a tool call in our shape, its arguments as JSON text.
+    """Converts a tool call, with its arguments as JSON text.
 
-    Raises UnreadableRowError if it is none.
+    Raises UnreadableRowError if the value is not a tool call.
     """
     call = cast("Row", value) if isinstance(value, dict) else {}
     nested = call.get("function")
@@ -268,23 +268,23 @@ def tool_call(value: Any) -> Row:
     )
 
 
-def unweighted(message: Row) -> Row:
-    """Returns a message as context: an assistant's has weight 0, so that it is not trained."""
+def as_context(message: Row) -> Row:
+    """Returns a message as context: an assistant message gets weight 0 and is not trained on."""
     return message | {"weight": 0} if message["role"] == "assistant" else message
 
 
 def json_text(value: Any) -> str:
-    """Returns a value as JSON text; a text is returned as it is, and nothing as an empty object."""
+    """Returns a value as JSON text; a string is returned unchanged, and None as `{}`."""
     if isinstance(value, str):
         return value
     return _JSON.encode({} if value is None else value)
 
 
 def tool_schemas(value: Any) -> list[Row] | None:
-    """Returns the schemas of tools in our shape; None if there are none.
+    """Converts tool schemas; returns None if there are none.
 
-    They may be given as JSON text, in the flat form of the Responses API, in Anthropic's form or
-    as legacy functions. Raises UnreadableRowError if they are none of these.
+    They may be JSON text, in the flat form of the Responses API, in Anthropic's form, or legacy
+    functions. Raises UnreadableRowError for anything else.
     """
     tools: Any = value
     if isinstance(value, str):
@@ -316,7 +316,7 @@ def _schema(tool: Any) -> Row:
 
 
 class _Turn:
-    """The blocks of one message, by what they are."""
+    """The blocks of one message, by kind."""
 
     def __init__(self) -> None:
         self.texts: list[Any] = []
@@ -340,7 +340,7 @@ def _are_blocks(content: Any) -> bool:
 
 
 def _loss_of(kind: str, block: Row) -> str | None:
-    """Returns the loss that a block becomes of which messages can hold nothing, else None."""
+    """Returns the loss for a block that messages cannot have; None for any other block."""
     if kind == "redacted_thinking":
         return REASONING_LOST
     if kind in _MEDIA_KINDS:
@@ -351,8 +351,8 @@ def _loss_of(kind: str, block: Row) -> str | None:
     return SERVER_TOOLS_LOST if is_of_provider else None
 
 
-def _unwrapped(value: Any) -> Row:
-    """Returns a message without LangChain's serialization around it, and with a role."""
+def _unwrap_langchain(value: Any) -> Row:
+    """Removes LangChain's serialization around a message, and sets its role."""
     if isinstance(value, list) and len(cast("list[Any]", value)) == 2:
         role, content = cast("list[Any]", value)
         return {"role": _TYPE_ROLES.get(role, role) if isinstance(role, str) else role,
@@ -374,12 +374,12 @@ def _unwrapped(value: Any) -> Row:
         ours |= {k: more[k] for k in ("tool_calls", "reasoning_content", "refusal") if more.get(k)}
     if isinstance(ours.get("tool_calls"), list):
         calls = cast("list[Any]", ours["tool_calls"])
-        ours["tool_calls"] = [_named(call) for call in calls]
+        ours["tool_calls"] = [_rename_args(call) for call in calls]
     return {key: item for key, item in ours.items() if key != "name" or ours["role"] == "user"}
 
 
-def _named(call: Any) -> Any:
-    """Returns a tool call of LangChain with its arguments under the name that others use."""
+def _rename_args(call: Any) -> Any:
+    """Returns a LangChain tool call with its `args` as `arguments`."""
     if isinstance(call, dict) and "args" in call:
         return cast("Row", call) | {"arguments": cast("Row", call)["args"]}
     return call

@@ -1,9 +1,8 @@
-"""Finds the request and the response of a call in a logged row, and the responses it continues.
+"""Finds the request and response in a logged row, and restores the history of Responses calls.
 
-A response of the Responses API that continues another one by `previous_response_id`, or within a
-`conversation`, was sent only what is new. The messages of the earlier responses are put before it,
-so that its row holds its whole history as the rows of other logs do. Instructions are not carried
-over, as the API does not carry them over either.
+A Responses call that continues another one by `previous_response_id` or `conversation` is sent only
+the new messages. The messages of the earlier calls are prepended, so that the row has its whole
+history like the rows of other logs. Instructions are not carried over, as in the API.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,14 +20,14 @@ from stillroom.importing.payloads.fields import (
     is_id_name,
     iso_time,
     leaves,
-    parsed,
-    positive_number,
+    non_negative_number,
+    parse_if_json,
     seconds_between,
     text_of,
-    without_nothing,
+    without_empty,
 )
 from stillroom.importing.payloads.messages import MessageReader
-from stillroom.importing.payloads.streams import unstreamed
+from stillroom.importing.payloads.streams import assemble_if_streamed
 from stillroom.importing.spill import DiskDict
 
 Api = Literal["chat", "responses", "anthropic"]
@@ -40,7 +39,7 @@ _SESSIONS = (
     "session_id", "sessionId", "conversation_id", "conversationId", "thread_id", "group_id",
     "chat_id", "session", "conversation", "thread",
 )  # fmt: skip
-_MARKS = frozenset(
+_TOOL_FIELDS = frozenset(
     {
         "stillroom_record",
         "custom_id",
@@ -53,39 +52,40 @@ _MARKS = frozenset(
         "resourceSpans",
     }
 )
-"""Fields of our recordings, batches, LiteLLM, LangSmith, Langfuse, Helicone, NeMo Gym and OTLP."""
+"""Fields of Stillroom's recordings, batches, LiteLLM, LangSmith, Langfuse, Helicone, NeMo Gym and
+OTLP."""
 _ANTHROPIC_BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "image", "document"})
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedPair:
-    """A request and its response with the row that holds them."""
+    """A request and its response, with the rest of their row."""
 
     request: Row
     response: Any
     envelope: Row
-    """The rest of the row."""
+    """The other fields of the row."""
     path: str = ""
-    """The path or address that was called, as far as the row says it."""
+    """The path or URL that was called; empty if unknown."""
 
     @property
     def api(self) -> Api:
-        """The API that was called, judged by the bodies."""
+        """The API that was called, inferred from the bodies and the path."""
         return api_of(self.request, self.response, self.path)
 
 
-def is_of_another_tool(row: Row) -> bool:
-    """Returns whether a row with a request and a response is that of a tool with its own reader."""
-    return not _MARKS.isdisjoint(row)
+def has_own_reader(row: Row) -> bool:
+    """Returns whether a row is in the format of a tool that has its own reader."""
+    return not _TOOL_FIELDS.isdisjoint(row)
 
 
 def find_pair(row: Row) -> LoggedPair | None:
-    """Returns the request and the response that a row holds; None if it holds no request.
+    """Returns the request and the response in a row; None if it has no request.
 
-    Bodies may be JSON text, and may be under `body` with headers and an address. The fields of
-    the request may also be in the row itself, next to the response.
+    Bodies may be JSON text, or under `body` next to headers and a URL. The fields of the request
+    may also be in the row itself, next to the response.
     """
-    name = next((name for name in _REQUESTS if as_row(parsed(row.get(name)))), None)
+    name = next((name for name in _REQUESTS if as_row(parse_if_json(row.get(name)))), None)
     answer = next((name for name in _RESPONSES if row.get(name) not in (None, "")), None)
     if name is None:
         is_flat = answer is not None and ("messages" in row or "input" in row)
@@ -94,8 +94,8 @@ def find_pair(row: Row) -> LoggedPair | None:
         rest = {key: row[key] for key in row if key in (*_BEGINNINGS, *_ENDS, *_SESSIONS, "id")}
         request, path = row, ""
     else:
-        whole = as_row(parsed(row[name]))
-        request = as_row(parsed(whole.get("body"))) or whole
+        whole = as_row(parse_if_json(row[name]))
+        request = as_row(parse_if_json(whole.get("body"))) or whole
         path = first_text(whole, "path", "url", "endpoint") or ""
         rest = {key: item for key, item in row.items() if key not in (name, answer)}
     path = path or first_text(row, "path", "url", "endpoint") or ""
@@ -105,17 +105,17 @@ def find_pair(row: Row) -> LoggedPair | None:
 def _response_body(row: Row, name: str | None) -> Any:
     if name is None:
         return {"error": row["error"]} if row.get("error") else None
-    response = parsed(row[name])
-    body = parsed(as_row(response).get("body"))
+    response = parse_if_json(row[name])
+    body = parse_if_json(as_row(response).get("body"))
     whole = body or response
     try:
-        return unstreamed(whole)
+        return assemble_if_streamed(whole)
     except UnreadableRowError:
-        return whole  # it is refused when it is read
+        return whole  # it is refused when it is parsed
 
 
 def api_of(request: Row, response: Any = None, path: str = "") -> Api:
-    """Returns the API to which a request and its response belong; chat completions in doubt."""
+    """Returns the API that a request and its response belong to; by default chat completions."""
     reply = as_row(response)
     if "choices" in reply:
         return "chat"
@@ -148,14 +148,14 @@ def _looks_like_anthropic(request: Row) -> bool:
 
 
 def envelope_fields(envelope: Row) -> Row:
-    """Returns what the other fields of the row say, as fields of a logged conversation."""
+    """Converts the other fields of a row to fields of LoggedConversation."""
     begin = next((envelope[name] for name in _BEGINNINGS if envelope.get(name)), None)
     end = next((envelope[name] for name in _ENDS if envelope.get(name)), None)
-    seconds = positive_number(envelope.get("duration_s"))
+    seconds = non_negative_number(envelope.get("duration_s"))
     for name in ("duration_ms", "latency_ms", "delay_ms"):
-        if seconds is None and (number := positive_number(envelope.get(name))) is not None:
+        if seconds is None and (number := non_negative_number(envelope.get(name))) is not None:
             seconds = number / 1000
-    known = without_nothing(
+    known = without_empty(
         id=first_text(envelope, "id", "request_id", "call_id"),
         group=first_text(envelope, *_SESSIONS)
         or first_text(as_row(envelope.get("metadata")), *_SESSIONS),
@@ -173,8 +173,8 @@ def envelope_fields(envelope: Row) -> Row:
 
 
 def envelope_metadata(envelope: Row) -> Row:
-    """Returns what the other fields of the row hold of no fixed meaning."""
-    return without_nothing(
+    """Returns the metadata and tags of a row."""
+    return without_empty(
         metadata=as_row(envelope.get("metadata")), tags=as_list(envelope.get("tags"))
     )
 
@@ -184,9 +184,9 @@ _MOST_LINKS = bounds.RESPONSES.most
 
 
 class ResponseChains:
-    """Which responses of a source continue which; `pairs` gives all of them, each time anew.
+    """Finds the history of each response of a source. `pairs` iterates over all responses.
 
-    The messages of those that are continued are in a file that is gone when the block ends.
+    It is a context manager: messages of continued responses are in a temporary file.
     """
 
     def __init__(self, pairs: Callable[[], Iterator[LoggedPair]]) -> None:
@@ -206,9 +206,9 @@ class ResponseChains:
         self._messages.__exit__(*_)
 
     def call(self, pair: LoggedPair) -> tuple[ApiCall, Row]:
-        """Returns a call with its whole history, and its place in that as fields of a row.
+        """Returns a call with its whole history, and its group and parent as fields.
 
-        Raises UnreadableRowError if the bodies are not those of a call.
+        Raises UnreadableRowError if the bodies are not a model call.
         """
         call = read_calls(pair.request, pair.response)[0]
         parent = self._parents.get(call.id or "", _field(pair, "previous_response_id"))
@@ -223,7 +223,7 @@ class ResponseChains:
             losses=tuple(dict.fromkeys([*losses, *call.losses])),
             metadata=call.metadata | as_row(as_row(pair.response).get("metadata")),
         )
-        return whole, without_nothing(id=call.id, group=_conversation(pair), parent=parent)
+        return whole, without_empty(id=call.id, group=_conversation(pair), parent=parent)
 
     def _keep(self, pair: LoggedPair) -> None:
         response, reader = as_row(pair.response), MessageReader()
@@ -231,11 +231,11 @@ class ResponseChains:
             given = input_messages(pair.request.get("input"), reader)
             reply = input_messages(response.get("output"), reader)
         except UnreadableRowError:
-            return  # its own row is refused, and the rows after it say what they lack
+            return  # its row is refused, and later rows record their missing history as a loss
         self._messages.add(response["id"], [given, reply, list(reader.losses)])
 
     def _history(self, parent: str | None) -> tuple[list[Row], list[str]]:
-        """Returns the messages before a response, and what they lack."""
+        """Returns the messages before a response, and their losses."""
         links: list[list[Any]] = []
         losses: list[str] = []
         seen: set[str] = set()
@@ -251,7 +251,7 @@ class ResponseChains:
             parent = self._parents.get(parent)
         messages: list[Row] = []
         for given, reply, lost in reversed(links):
-            # A response may have been sent its whole history although it names the one before it.
+            # Some clients send the whole history together with previous_response_id.
             repeats = bool(messages) and given[: len(messages)] == messages
             messages = [*given, *reply] if repeats else [*messages, *given, *reply]
             losses += lost
@@ -259,7 +259,7 @@ class ResponseChains:
 
 
 def _parents(pairs: Iterator[LoggedPair]) -> dict[str, str]:
-    """Returns the id of each response that continues another one, with that one's id."""
+    """Returns the previous response's id for each response that continues another one."""
     parents: dict[str, str] = {}
     conversations: dict[str, list[tuple[float, int, str]]] = {}
     for number, pair in enumerate(pairs):

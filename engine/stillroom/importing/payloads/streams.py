@@ -1,4 +1,4 @@
-"""Puts the events of a streamed reply together to the body that the API gives unstreamed."""
+"""Assembles the events of a streamed reply into the body of the unstreamed reply."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -16,9 +16,9 @@ _TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 
 
 def stream_events(text: str) -> Iterator[Row]:
-    """Yields the data of each server-sent event, which are JSON objects; `[DONE]` is left out.
+    """Yields the JSON object of each server-sent event, without `[DONE]`.
 
-    Raises UnreadableRowError for data that is no JSON object.
+    Raises UnreadableRowError for an event whose data is not a JSON object.
     """
     lines: list[str] = []
     for line in [*(_LINE_END.split(text) if "\r" in text else text.split("\n")), ""]:
@@ -36,37 +36,37 @@ def _decoded(data: str) -> Row:
     except (ValueError, RecursionError) as error:
         raise UnreadableRowError(BROKEN_STREAM, str(error)[:200]) from error
     if not isinstance(value, dict):
-        raise UnreadableRowError(BROKEN_STREAM, "an event is not an object")
+        raise UnreadableRowError(BROKEN_STREAM, "an event's data is not an object")
     return value
 
 
-def whole_reply(events: Iterable[Row]) -> Row:
-    """Returns the body of a reply of any of the three APIs.
+def assemble_reply(events: Iterable[Row]) -> Row:
+    """Returns the unstreamed body of a reply of any of the three APIs.
 
-    Raises UnreadableRowError if the events stop before the reply's end.
+    Raises UnreadableRowError if the stream is incomplete.
     """
     listed = list(events)
     failure = next((event for event in listed if _is_failure(event)), None)
     if failure is not None:
         return {"error": failure.get("error") or failure}
     if any("choices" in event for event in listed):
-        return whole_completion(listed, is_complete=True)
+        return assemble_completion(listed, is_complete=True)
     if any(str(event.get("type", "")).startswith("response.") for event in listed):
-        return whole_response(listed)
-    return whole_message(listed)
+        return assemble_response(listed)
+    return assemble_message(listed)
 
 
-def unstreamed(response: Any) -> Any:
-    """Returns the body of a streamed reply, which is logged as its text or as its events.
+def assemble_if_streamed(response: Any) -> Any:
+    """Returns the unstreamed body of a reply that is logged as a stream's text or events.
 
-    Any other response is unchanged. Raises UnreadableRowError for a stream without its end.
+    Returns any other response unchanged. Raises UnreadableRowError if the stream is incomplete.
     """
     if isinstance(response, str) and response.lstrip().startswith(("data:", "event:")):
-        return whole_reply(stream_events(response))
+        return assemble_reply(stream_events(response))
     events = [as_row(event) for event in as_list(response)]
     first = events[0] if events else {}
     if first.get("type") in ("message_start", "response.created"):
-        return whole_reply(events)
+        return assemble_reply(events)
     return response
 
 
@@ -74,10 +74,10 @@ def _is_failure(event: Row) -> bool:
     return event.get("type") == "error" or (bool(event.get("error")) and not event.get("choices"))
 
 
-def whole_completion(chunks: Iterable[Row], *, is_complete: bool) -> Row:
-    """Returns the chat completion that its chunks add up to.
+def assemble_completion(chunks: Iterable[Row], *, is_complete: bool) -> Row:
+    """Assembles a chat completion from its chunks.
 
-    With `is_complete` it raises UnreadableRowError if a choice does not say why it ended.
+    With `is_complete`, raises UnreadableRowError if a choice has no finish reason.
     """
     choices: dict[int, _StreamedChoice] = {}
     whole: Row = {}
@@ -87,7 +87,7 @@ def whole_completion(chunks: Iterable[Row], *, is_complete: bool) -> Row:
             choices.setdefault(_index(choice) or 0, _StreamedChoice()).add(choice)
     added = [choices[index].whole() for index in sorted(choices)]
     if is_complete and not all(choice["finish_reason"] for choice in added):
-        raise UnreadableRowError(NO_END, "no chunk says why the reply ended")
+        raise UnreadableRowError(NO_END, "no chunk has a finish_reason")
     return whole | {"object": "chat.completion", "choices": added}
 
 
@@ -97,7 +97,7 @@ def _index(row: Row) -> int | None:
 
 
 class _StreamedChoice:
-    """Adds up the pieces of one choice of a streamed chat completion."""
+    """Assembles one choice of a streamed chat completion."""
 
     def __init__(self) -> None:
         self._texts: dict[str, list[str]] = {}
@@ -107,7 +107,7 @@ class _StreamedChoice:
         self._finish_reason: Any = None
 
     def add(self, choice: Row) -> None:
-        """Adds the piece in one chunk."""
+        """Adds the delta of one chunk."""
         delta = as_row(choice.get("delta"))
         for key, value in delta.items():
             if isinstance(value, str) and key != "role":
@@ -121,10 +121,10 @@ class _StreamedChoice:
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
 
     def _call_of(self, piece: Row) -> "_StreamedCall":
-        """Returns the call that a piece belongs to.
+        """Returns the call that a delta belongs to.
 
-        Pieces have their call's index. Some endpoints give none, or the same to every call, each of
-        which comes whole; then another id means another call.
+        Deltas have their call's index. Some endpoints omit it or repeat it for every call, but send
+        each call in one delta; then a new id means a new call.
         """
         index, call_id = _index(piece), piece.get("id")
         for call in reversed(self._calls):
@@ -136,7 +136,7 @@ class _StreamedChoice:
         return self._calls[-1]
 
     def whole(self) -> Row:
-        """Returns the choice as an unstreamed reply has it."""
+        """Returns the choice as in an unstreamed reply."""
         texts = {key: "".join(pieces) for key, pieces in self._texts.items()}
         message: Row = {"role": "assistant", "content": None, **texts}
         if self._calls:
@@ -149,7 +149,7 @@ class _StreamedChoice:
 
 
 class _StreamedCall:
-    """Adds up the pieces of one tool call."""
+    """Assembles one tool call of a stream."""
 
     def __init__(self, index: int | None) -> None:
         self.index = index
@@ -157,23 +157,23 @@ class _StreamedCall:
         self._pieces: dict[str, list[str]] = {"name": [], "arguments": []}
 
     def add(self, call: Row, function: Row) -> None:
-        """Adds a piece: the fields of the call, and those of its function."""
+        """Adds a delta: the fields of the call and of its function."""
         self.row |= {key: value for key, value in call.items() if key in ("id", "type") and value}
         for key, pieces in self._pieces.items():
             if isinstance(function.get(key), str):
                 pieces.append(function[key])
 
     def whole(self) -> Row:
-        """Returns the call as an unstreamed reply has it."""
+        """Returns the call as in an unstreamed reply."""
         function = {key: "".join(pieces) for key, pieces in self._pieces.items()}
         return {**self.row, "function": function}
 
 
-def whole_response(events: Iterable[Row]) -> Row:
-    """Returns the object of the Responses API that a stream ends with.
+def assemble_response(events: Iterable[Row]) -> Row:
+    """Returns the response object at the end of a stream of the Responses API.
 
-    Where it lists no output, its items are those that the stream finished one by one. Raises
-    UnreadableRowError if the stream stops before it.
+    If its `output` is empty, it gets the items that the stream completed before. Raises
+    UnreadableRowError if the stream is incomplete.
     """
     items: dict[int, Any] = {}
     for event in events:
@@ -184,13 +184,13 @@ def whole_response(events: Iterable[Row]) -> Row:
             response = as_row(event.get("response"))
             done = [items[index] for index in sorted(items)]
             return response | {"output": as_list(response.get("output")) or done}
-    raise UnreadableRowError(NO_END, "no event says that the response is completed")
+    raise UnreadableRowError(NO_END, "there is no event `response.completed`")
 
 
-def whole_message(events: Iterable[Row]) -> Row:
-    """Returns the Anthropic message that a stream adds up to.
+def assemble_message(events: Iterable[Row]) -> Row:
+    """Assembles an Anthropic message from the events of a stream.
 
-    Raises UnreadableRowError if the stream stops before its end.
+    Raises UnreadableRowError if the stream is incomplete.
     """
     message: Row = {}
     blocks: dict[int, _StreamedBlock] = {}
@@ -205,14 +205,14 @@ def whole_message(events: Iterable[Row]) -> Row:
                 blocks[_index(event) or 0].add(as_row(event.get("delta")))
             case "message_delta":
                 message |= as_row(event.get("delta"))
-                # It repeats the counts that have changed since the start.
+                # message_delta repeats the counts that changed since message_start.
                 usage = as_row(event.get("usage"))
                 known = {key: value for key, value in usage.items() if value is not None}
                 message["usage"] = as_row(message.get("usage")) | known
             case _:
                 pass
     if not message.get("stop_reason"):
-        raise UnreadableRowError(NO_END, "no event says why the message ended")
+        raise UnreadableRowError(NO_END, "no event has a stop_reason")
     return message | {"content": [blocks[index].whole() for index in sorted(blocks)]}
 
 
@@ -220,7 +220,7 @@ _BLOCK_PIECES = {"text_delta": "text", "thinking_delta": "thinking", "signature_
 
 
 class _StreamedBlock:
-    """Adds up the pieces of one content block of an Anthropic message."""
+    """Assembles one content block of an Anthropic message."""
 
     def __init__(self, block: Row) -> None:
         self._block = block
@@ -228,7 +228,7 @@ class _StreamedBlock:
         self._input: list[str] = []
 
     def add(self, delta: Row) -> None:
-        """Adds a piece."""
+        """Adds a delta."""
         kind = delta.get("type")
         if kind == "input_json_delta":
             self._input.append(str(delta.get("partial_json") or ""))
@@ -239,7 +239,7 @@ class _StreamedBlock:
             )
 
     def whole(self) -> Row:
-        """Returns the block; arguments that are no JSON, as when they were cut, stay a text."""
+        """Returns the block; arguments that are not valid JSON, e.g. truncated, stay a string."""
         block = self._block | {key: "".join(pieces) for key, pieces in self._pieces.items()}
         given = "".join(self._input)
         if given:

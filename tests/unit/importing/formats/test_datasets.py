@@ -92,9 +92,9 @@ def test_columns_of_a_question_and_an_answer_may_hold_messages(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "error", "words"),
     [
-        ({"usr": "q"}, InputError, "'usr' is nothing that a column holds"),
+        ({"usr": "q"}, InputError, "'usr' is not a known role of a column"),
         ({"user": "qq", "assistant": "a"}, InputError, "has no column 'qq'"),
-        ({"user": "q"}, DataError, "no column holds the conversation"),
+        ({"user": "q"}, DataError, "no known column for the conversation"),
     ],
 )
 def test_a_wrong_choice_of_columns_is_refused_by_name(columns, error, words):
@@ -105,7 +105,7 @@ def test_a_wrong_choice_of_columns_is_refused_by_name(columns, error, words):
 def test_a_table_of_unknown_columns_is_refused_and_others_are_read(tmp_path):
     [refusal] = read("parquet", SAMPLES / "parquet" / "questions.parquet")
     assert refusal.reason == "no column holds the conversation"
-    assert refusal.detail.startswith("say which do: columns user=question")
+    assert refusal.detail.startswith("name them: columns user=question")
     assert refusal.detail.endswith("it has 'q', 'a', 'good'")
     (tmp_path / "a.csv").write_text("left,right\n1,2\n")
     (tmp_path / "b.csv").write_text("question,answer\n1,2\n")

@@ -1,1 +1,1 @@
-"""Readers of what APIs and gateways log: one row for each call."""
+"""Readers of logs of APIs and gateways, with one row per call."""

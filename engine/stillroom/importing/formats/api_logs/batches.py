@@ -1,7 +1,7 @@
-"""Batches of OpenAI and Anthropic: the file of requests and the file of results, joined.
+"""Joins the request and result files of OpenAI's and Anthropic's batches.
 
-A result names its request by `custom_id` only, and these ids are unique within one batch only. So
-each file of results is joined with the one file of requests that has all of its ids, or most.
+A result refers to its request by `custom_id` only, which is unique within one batch only. So each
+file of results is joined with the one file of requests that has all, or most, of its ids.
 """
 
 from collections import Counter
@@ -16,25 +16,25 @@ from stillroom.importing.json_rows import (
     read_json_rows,
 )
 from stillroom.importing.payloads.calls import NO_REQUEST, logged_calls, read_calls
-from stillroom.importing.payloads.fields import as_list, as_row, text_of, without_nothing
+from stillroom.importing.payloads.fields import as_list, as_row, text_of, without_empty
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
 from stillroom.importing.spill import DiskDict
 from stillroom.importing.table_rows import recognise_listed_rows
 
 _Key = tuple[int, str]
-"""The number of a file, and a custom_id of it."""
+"""The number of a file, and a custom_id in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _BatchApi:
-    """Where one API's batches have the request and the response."""
+    """Finds the request and the response in the rows of one API's batches."""
 
     provider: str
     is_request: Callable[[Row], bool]
     is_result: Callable[[Row], bool]
     request: Callable[[Row], Any]
     response: Callable[[Row], Any]
-    """The body of the response, or an object with an `error` in place of it."""
+    """Returns the body of the response, or an object with an `error`."""
 
 
 @dataclass(slots=True)
@@ -44,11 +44,11 @@ class _Requests:
     bodies: DiskDict[_Key]
     places: dict[_Key, Place] = field(default_factory=dict[_Key, Place])
     result_ids: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
-    """The custom_ids of the results of each file, by its number."""
+    """The custom_ids of the results in each file, by the file's number."""
 
 
 def _items(row: Row, place: Place) -> Iterator[tuple[Place, Row]]:
-    """Yields the requests of a row with their places: itself, or those of a whole API body."""
+    """Yields the requests of a row with their places: the row itself, or those in an API body."""
     if "custom_id" in row or not as_list(row.get("requests")):
         yield place, row
         return
@@ -59,19 +59,19 @@ def _items(row: Row, place: Place) -> Iterator[tuple[Place, Row]]:
 def _read(paths: Sequence[Path], api: _BatchApi) -> Iterator[SourceRow]:
     with DiskDict[_Key]() as bodies:
         requests = _Requests(bodies)
-        yield from _take_in(paths, api, requests)
+        yield from _read_requests(paths, api, requests)
         used: set[_Key] = set()
         for number, path in enumerate(paths):
             if number in requests.result_ids:
                 yield from _join(number, path, api, requests, used, paths)
         for key, place in requests.places.items():
             if key not in used:
-                detail = f"no file that was given has the result of {key[1]!r}"
+                detail = f"no input file has a result for {key[1]!r}"
                 yield Refusal(place, "no result for this request", detail)
 
 
-def _take_in(paths: Sequence[Path], api: _BatchApi, requests: _Requests) -> Iterator[Refusal]:
-    """Keeps the requests of all files; yields the rows that are neither request nor result."""
+def _read_requests(paths: Sequence[Path], api: _BatchApi, requests: _Requests) -> Iterator[Refusal]:
+    """Stores the requests of all files; yields the rows that are neither request nor result."""
     for number, path in enumerate(paths):
         for row in read_json_rows(path):
             if isinstance(row, Refusal):
@@ -106,7 +106,7 @@ def _join(
         source, problem = None, error
     for row in read_json_rows(path):
         if isinstance(row, Refusal):
-            continue  # it was yielded when the requests were taken in
+            continue  # it was yielded when the requests were read
         custom_id = text_of(row.data.get("custom_id"))
         if custom_id is None or not api.is_result(row.data):
             continue
@@ -129,9 +129,9 @@ def _join(
 
 
 def _requests_of(number: int, requests: _Requests, paths: Sequence[Path]) -> int | None:
-    """Returns the number of the file that has the requests of a file's results; None if none has.
+    """Returns the number of the file with the requests of a file's results; None if there is none.
 
-    Raises UnreadableRowError if several could be the one.
+    Raises UnreadableRowError if several files match equally.
     """
     ids = requests.result_ids[number]
     num_ids = Counter(file for file, custom_id in requests.places if custom_id in ids)
@@ -144,7 +144,7 @@ def _requests_of(number: int, requests: _Requests, paths: Sequence[Path]) -> int
     if len(likely) == 1:
         return likely[0]
     names = ", ".join(paths[file].name for file in likely)
-    detail = f"{names} have the same custom_ids: import each batch by itself"
+    detail = f"{names} have the same custom_ids: import each batch separately"
     raise UnreadableRowError("several files of requests have its custom_id", detail)
 
 
@@ -153,7 +153,7 @@ def _calls(
 ) -> Iterator[LoggedConversation]:
     body = requests.bodies.get(key)
     if body is None:
-        detail = f"no file that was given has the request {key[1]!r}"
+        detail = f"no input file has the request {key[1]!r}"
         raise UnreadableRowError(NO_REQUEST, detail)
     if key in used:
         raise UnreadableRowError("a second result of its request", repr(key[1]))
@@ -162,7 +162,7 @@ def _calls(
     yield from logged_calls(
         place,
         calls,
-        metadata=without_nothing(custom_id=key[1]),
+        metadata=without_empty(custom_id=key[1]),
         provider=api.provider,
         also_at=(requests.places[key],),
     )

@@ -1,7 +1,7 @@
-"""Logs of gateways: LiteLLM's payloads and table of spend, and Helicone's exported requests.
+"""Reads logs of gateways: LiteLLM's payloads and spend logs, and Helicone's exported requests.
 
 Source: LiteLLM's StandardLoggingPayload, which its loggers write to buckets and files, and the rows
-of LiteLLM_SpendLogs, which hold messages if `store_prompts_in_spend_logs` is on; the rows of
+of LiteLLM_SpendLogs, which have messages if `store_prompts_in_spend_logs` is on; the rows of
 `npx @helicone/export --include-body` and of Helicone's `POST /v1/request/query`.
 """
 
@@ -33,12 +33,12 @@ from stillroom.importing.payloads.fields import (
     decimal_number,
     first_text,
     iso_time,
-    parsed,
-    positive_number,
+    non_negative_number,
+    parse_if_json,
     seconds_between,
     text_of,
     usage_of,
-    without_nothing,
+    without_empty,
 )
 from stillroom.importing.payloads.messages import TRUNCATED
 from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, TraceFormat
@@ -73,7 +73,7 @@ def _litellm_calls(row: JsonRow) -> Iterator[LoggedConversation]:
         raise UnreadableRowError(NO_CALL, str(data["call_type"]))
     request = _request(data)
     error = _error(data)
-    response: Any = {"error": error} if error is not None else parsed(data.get("response"))
+    response: Any = {"error": error} if error is not None else parse_if_json(data.get("response"))
     if response in (None, "", {}, []):
         raise UnreadableRowError(NO_REPLY, "the row has no response")
     calls = read_calls(request, response)
@@ -83,7 +83,7 @@ def _litellm_calls(row: JsonRow) -> Iterator[LoggedConversation]:
         row.place,
         calls,
         _litellm_fields(data),
-        metadata=without_nothing(tags=as_list(parsed(data.get("request_tags")))),
+        metadata=without_empty(tags=as_list(parse_if_json(data.get("request_tags")))),
         provider=provider_serving(
             first_text(data, "custom_llm_provider"), first_text(data, "api_base")
         ),
@@ -91,14 +91,14 @@ def _litellm_calls(row: JsonRow) -> Iterator[LoggedConversation]:
 
 
 def _request(row: Row) -> Row:
-    """Returns the body of the request, as far as the row holds it.
+    """Returns the body of the request, with the fields that the row has.
 
-    Raises UnreadableRowError if the messages were not recorded, or redacted.
+    Raises UnreadableRowError if the messages were not recorded, or were redacted.
     """
-    given = parsed(row.get("messages"))
-    body = as_row(parsed(row.get("proxy_server_request")))
+    given = parse_if_json(row.get("messages"))
+    body = as_row(parse_if_json(row.get("proxy_server_request")))
     body = as_row(body.get("body")) or body
-    settings = as_row(parsed(row.get("model_parameters")))
+    settings = as_row(parse_if_json(row.get("model_parameters")))
     if given in (None, "", {}, []):
         given = body.get("messages", body.get("input"))
     if given in (None, "", {}, []):
@@ -116,20 +116,20 @@ def _request(row: Row) -> Row:
 def _error(row: Row) -> str | None:
     if row.get("status") != "failure":
         return None
-    for place in (row, as_row(parsed(row.get("metadata")))):
-        information = as_row(parsed(place.get("error_information")))
+    for place in (row, as_row(parse_if_json(row.get("metadata")))):
+        information = as_row(parse_if_json(place.get("error_information")))
         if text := first_text(place, "error_str") or first_text(information, "error_message"):
             return text
     return "unknown"
 
 
 def _litellm_fields(row: Row) -> Row:
-    metadata = as_row(parsed(row.get("metadata")))
+    metadata = as_row(parse_if_json(row.get("metadata")))
     begin, end = row.get("startTime"), row.get("endTime")
     cost = decimal_number(row.get("response_cost", row.get("spend")))
     if row.get("response_cost_failure_debug_info"):
-        cost = None  # LiteLLM writes 0 for a model whose price it does not know
-    known = without_nothing(
+        cost = None  # LiteLLM writes 0 for models without a known price
+    known = without_empty(
         id=first_text(row, "id", "request_id"),
         group=first_text(row, "session_id") or first_text(metadata, "session_id"),
         model=first_text(row, "model"),
@@ -145,7 +145,7 @@ _HELICONE_SESSIONS = ("Helicone-Session-Id", "helicone-session-id", "session_id"
 
 def _is_helicone_row(row: Row) -> bool:
     has_request = "request_created_at" in row and "request_id" in row
-    # An export begins with the response, which may be longer than what is looked at.
+    # An export begins with the response, which may be longer than the head of the file.
     has_response = "response_created_at" in row and "response_id" in row
     return has_request or has_response
 
@@ -160,9 +160,12 @@ def _helicone_calls(row: JsonRow) -> Iterator[LoggedConversation]:
     data = row.data
     if not _is_helicone_row(data):
         raise UnreadableRowError("no request of Helicone's")
-    request, response = parsed(data.get("request_body")), parsed(data.get("response_body"))
+    request, response = (
+        parse_if_json(data.get("request_body")),
+        parse_if_json(data.get("response_body")),
+    )
     if not as_row(request) or not any(name in request for name in ("messages", "input")):
-        detail = "export the requests again with --include-body; others than chats cannot be read"
+        detail = "export again with --include-body; only chat requests are supported"
         raise UnreadableRowError(NO_CONTENTS, detail)
     status = decimal_number(data.get("response_status"))
     if status is not None and status >= 400 and not as_row(response).get("error"):
@@ -172,17 +175,17 @@ def _helicone_calls(row: JsonRow) -> Iterator[LoggedConversation]:
         row.place,
         read_calls(request, response),
         _helicone_fields(data),
-        metadata=without_nothing(properties=as_row(parsed(data.get("request_properties")))),
+        metadata=without_empty(properties=as_row(parse_if_json(data.get("request_properties")))),
         provider=provider_serving(named.lower() if named else None, first_text(data, "target_url")),
     )
 
 
 def _helicone_fields(row: Row) -> Row:
     begin, end = row.get("request_created_at"), row.get("response_created_at")
-    delay = positive_number(decimal_number(row.get("delay_ms")))
-    known: dict[str, Any] = without_nothing(
+    delay = non_negative_number(decimal_number(row.get("delay_ms")))
+    known: dict[str, Any] = without_empty(
         id=first_text(row, "request_id"),
-        group=first_text(as_row(parsed(row.get("request_properties"))), *_HELICONE_SESSIONS),
+        group=first_text(as_row(parse_if_json(row.get("request_properties"))), *_HELICONE_SESSIONS),
         model=first_text(row, "response_model", "model", "request_model"),
         usage=usage_of(row),
         started_at=iso_time(begin),
@@ -194,7 +197,7 @@ def _helicone_fields(row: Row) -> Row:
 
 
 def _helicone_scores(row: Row) -> dict[str, float]:
-    scores = numbers_by_name(parsed(row.get("scores")))
+    scores = numbers_by_name(parse_if_json(row.get("scores")))
     rating = row.get("feedback_rating")
     if rating in (True, False, "true", "false"):
         scores["feedback"] = float(rating in (True, "true"))

@@ -1,8 +1,8 @@
-"""Logs with the body of a request and what came back in one row, of each provider's API.
+"""Reads logs with the request body and the response body in one row, for each provider's API.
 
 OpenAI's chat completions may be logged in more ways: the messages next to the reply, or in the
-`chat.completion` object itself; a streamed reply may be a list of its chunks. What a response of
-the Responses API continues is put before it (`payloads/pairs.py`).
+`chat.completion` object itself; a streamed reply may be a list of its chunks. Responses calls get
+the history that they continue (`payloads/pairs.py`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ from stillroom.importing.payloads.calls import (
     logged_calls,
     read_calls,
 )
-from stillroom.importing.payloads.fields import as_list, as_row, parsed
+from stillroom.importing.payloads.fields import as_list, as_row, parse_if_json
 from stillroom.importing.payloads.gemini import gemini_calls, is_gemini
 from stillroom.importing.payloads.pairs import (
     LoggedPair,
@@ -34,15 +34,15 @@ from stillroom.importing.payloads.pairs import (
     envelope_fields,
     envelope_metadata,
     find_pair,
-    is_of_another_tool,
+    has_own_reader,
 )
-from stillroom.importing.payloads.streams import whole_completion
+from stillroom.importing.payloads.streams import assemble_completion
 from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, TraceFormat
 
 _CHAT_REPLIES = ("output", "reply")
 _SCORES = ("score", "rating", "reward", "feedback")
 _REPEATED = ("model", "instructions", "tools", "previous_response_id", "conversation")
-"""What a stored response has of its request."""
+"""The request fields that a stored response repeats."""
 _STORED_BODIES = ("response", "input_items", "input")
 
 
@@ -54,7 +54,7 @@ def _pair_in(row: JsonRow) -> LoggedPair:
 
 
 def _is_chat(row: Row) -> bool:
-    pair = None if is_of_another_tool(row) else _chat_pair(row)
+    pair = None if has_own_reader(row) else _chat_pair(row)
     return pair is not None and pair.api == "chat" and "messages" in pair.request
 
 
@@ -73,27 +73,27 @@ def _chat_calls(row: JsonRow) -> Iterator[LoggedConversation]:
     if pair is None:
         raise UnreadableRowError(NO_REQUEST, "the row has no `request` and no `messages`")
     named = envelope_fields(pair.envelope) | {"scores": _scores(row.data)}
-    calls = read_calls(pair.request, _whole_completion(pair.response))
+    calls = read_calls(pair.request, _assemble_chunks(pair.response))
     yield from logged_calls(row.place, calls, named, metadata=envelope_metadata(pair.envelope))
 
 
 def _scores(row: Row) -> dict[str, float]:
-    """Returns the judgements of a call: `scores` by name, or one under a usual name."""
+    """Returns the scores of a call: `scores` by name, or a field with a common name."""
     single = {name: row[name] for name in _SCORES if name in row}
     single = {name: float(v) if isinstance(v, bool) else v for name, v in single.items()}
     return numbers_by_name(as_row(row.get("scores"))) | numbers_by_name(single)
 
 
-def _whole_completion(response: Any) -> Any:
-    """Returns the completion that a list of streamed chunks adds up to; others unchanged."""
+def _assemble_chunks(response: Any) -> Any:
+    """Assembles a completion from a list of chunks; returns any other response unchanged."""
     chunks = [as_row(chunk) for chunk in as_list(response)]
     if not any(isinstance(chunk.get("choices"), list) for chunk in chunks):
         return response
-    return whole_completion(chunks, is_complete=False)
+    return assemble_completion(chunks, is_complete=False)
 
 
 def _is_anthropic(row: Row) -> bool:
-    pair = None if is_of_another_tool(row) else find_pair(row)
+    pair = None if has_own_reader(row) else find_pair(row)
     return pair is not None and pair.api == "anthropic"
 
 
@@ -110,7 +110,7 @@ def _anthropic_calls(row: JsonRow) -> Iterator[LoggedConversation]:
 
 
 def _is_gemini(row: Row) -> bool:
-    pair = None if is_of_another_tool(row) else find_pair(row)
+    pair = None if has_own_reader(row) else find_pair(row)
     return pair is not None and is_gemini(pair.request)
 
 
@@ -123,7 +123,7 @@ def _gemini_calls(row: JsonRow) -> Iterator[LoggedConversation]:
 
 
 def _is_response(row: Row) -> bool:
-    if is_of_another_tool(row):
+    if has_own_reader(row):
         return False
     if row.get("object") == "response":
         return True
@@ -135,15 +135,15 @@ def _is_response(row: Row) -> bool:
 
 
 def _response_pair(row: Row) -> LoggedPair | None:
-    """Returns the request and the response of a row.
+    """Returns the request and the response of a row; None if it has none.
 
-    A stored response repeats most of its request; what it was sent is in the row as
-    `input_items`, or as `input`.
+    A stored response repeats most of its request, but its input is in the row's `input_items` or
+    `input`.
     """
-    response = as_row(parsed(row.get("response")))
+    response = as_row(parse_if_json(row.get("response")))
     stored = row if row.get("object") == "response" else response
-    items = parsed(row.get("input_items", row.get("input", stored.get("input"))))
-    if stored and not as_row(parsed(row.get("request"))) and items is not None:
+    items = parse_if_json(row.get("input_items", row.get("input", stored.get("input"))))
+    if stored and not as_row(parse_if_json(row.get("request"))) and items is not None:
         listed = as_list(as_row(items).get("data")) if isinstance(items, dict) else items
         request = {key: stored.get(key) for key in _REPEATED if stored.get(key) is not None}
         envelope = {} if stored is row else {k: row[k] for k in row if k not in _STORED_BODIES}
@@ -152,7 +152,7 @@ def _response_pair(row: Row) -> LoggedPair | None:
 
 
 def _oldest_first(items: Any) -> Any:
-    """Returns items in the order in which they were sent; the API lists the newest first."""
+    """Returns items in the order in which they were sent: the API lists the newest first."""
     if not isinstance(items, list):
         return items
     called: set[Any] = set()

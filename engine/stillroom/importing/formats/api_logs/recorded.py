@@ -1,4 +1,4 @@
-"""The journals of `stillroom record`: each line is a call as it passed through the proxy."""
+"""Reads the journals of `stillroom record`, with one recorded call per line."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -14,9 +14,9 @@ from stillroom.importing.payloads.calls import (
     logged_calls,
     read_calls,
 )
-from stillroom.importing.payloads.fields import iso_time, usage_of, without_nothing
+from stillroom.importing.payloads.fields import iso_time, usage_of, without_empty
 from stillroom.importing.payloads.pairs import LoggedPair, ResponseChains
-from stillroom.importing.payloads.streams import stream_events, whole_reply
+from stillroom.importing.payloads.streams import assemble_reply, stream_events
 from stillroom.importing.records import (
     LoggedConversation,
     Place,
@@ -62,27 +62,27 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
 
 
 def recorded_calls(paths: Sequence[Path]) -> Iterator[RecordedCall]:
-    """Yields the calls of journals, without lines that hold none."""
+    """Yields the calls of journals; skips invalid lines."""
     for path in paths:
         for line in read_row_lines(path):
             with suppress(UnreadableRowError):
-                yield _decoded(line)
+                yield _decode_line(line)
 
 
 def _responses(paths: Sequence[Path]) -> Iterator[LoggedPair]:
-    """Yields the calls of the Responses API, which may continue one another."""
+    """Yields the calls of the Responses API, which may continue each other."""
     for path in paths:
         for line in read_row_lines(path):
             if _RESPONSES in bytes(line.view[:_KIND_IS_WITHIN]):
                 with suppress(UnreadableRowError):
-                    yield _pair(_decoded(line))
+                    yield _pair(_decode_line(line))
 
 
 def _calls(place: Place, line: Line, chains: ResponseChains) -> Iterator[LoggedConversation]:
-    """Yields the call in a line. Raises UnreadableRowError if there is none, or not all of it."""
-    call = _decoded(line)
+    """Yields the calls in a line. Raises UnreadableRowError if it is invalid or incomplete."""
+    call = _decode_line(line)
     pair = _pair(call)
-    named = without_nothing(
+    named = without_empty(
         judged_as=(call.id,),
         group=call.session,
         started_at=iso_time(call.started_at),
@@ -93,12 +93,12 @@ def _calls(place: Place, line: Line, chains: ResponseChains) -> Iterator[LoggedC
         calls, named = [whole], known | named
     else:
         calls = read_calls(pair.request, pair.response)
-    metadata = without_nothing(upstream=call.upstream, first_block_s=call.first_block_s)
+    metadata = without_empty(upstream=call.upstream, first_block_s=call.first_block_s)
     yield from logged_calls(place, calls, named, metadata=metadata, provider=call.provider)
 
 
 def usage_of_call(call: RecordedCall) -> Usage | None:
-    """Returns the tokens that a call's reply reports; None if it reports none, or broke off."""
+    """Returns the usage that a call's reply reports; None if it has none or is incomplete."""
     try:
         usage = usage_of(_reply_body(call).get("usage"))
     except UnreadableRowError:
@@ -111,7 +111,7 @@ def _pair(call: RecordedCall) -> LoggedPair:
     return LoggedPair(_body(call.request.content, NO_REQUEST), _reply_body(call), {}, call.path)
 
 
-def _decoded(line: Line) -> RecordedCall:
+def _decode_line(line: Line) -> RecordedCall:
     if line.is_cut:
         raise UnreadableRowError(NOT_A_CALL, f"the line {TOO_LONG}")
     try:
@@ -121,9 +121,9 @@ def _decoded(line: Line) -> RecordedCall:
 
 
 def _reply_body(call: RecordedCall) -> Row:
-    """Returns the reply's body as the API gives it unstreamed, or an object with its failure.
+    """Returns the unstreamed body of the reply, or an object with its `error`.
 
-    Raises UnreadableRowError if there is none, or not all of it.
+    Raises UnreadableRowError if the reply is missing or incomplete.
     """
     reply = call.reply
     if reply is None:
@@ -132,12 +132,12 @@ def _reply_body(call: RecordedCall) -> Row:
         return {"error": f"HTTP {reply.status}: {_failure(reply.content)}"}
     try:
         if _is_stream(reply):
-            return whole_reply(stream_events(_text(reply.content)))
+            return assemble_reply(stream_events(_text(reply.content)))
         return _body(reply.content, NO_REPLY)
     except UnreadableRowError as error:
         if call.end == "whole":
             raise
-        # The reply may still be complete: some programs disconnect before the stream is closed.
+        # The reply may be complete: some programs disconnect before the stream is closed.
         raise UnreadableRowError(_BROKEN[call.end], call.problem or error.detail) from error
 
 
@@ -153,7 +153,7 @@ def _failure(content: Content) -> str:
 
 
 def _text(content: Content) -> str:
-    """Returns a content as text. Raises UnreadableRowError if it is none, or was cut."""
+    """Returns a content as text. Raises UnreadableRowError if it is truncated or not UTF-8."""
     if content.cut is not None:
         raise UnreadableRowError(CUT, f"{content.cut}; see --max-body-mb of stillroom record")
     if content.text is None:
@@ -162,7 +162,7 @@ def _text(content: Content) -> str:
 
 
 def _body(content: Content, reason: str) -> Row:
-    """Returns the JSON object that a content is. Raises UnreadableRowError with the reason."""
+    """Parses a content as a JSON object. Raises UnreadableRowError with `reason`."""
     body = decode_row(_text(content).encode())
     if isinstance(body, Problem):
         raise UnreadableRowError(reason, f"the content {body.message}")

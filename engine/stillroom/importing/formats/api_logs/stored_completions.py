@@ -1,7 +1,7 @@
-"""Stored chat completions of OpenAI: pages of completions, and pages of their messages.
+"""Reads OpenAI's stored chat completions: pages of completions, and pages of their messages.
 
-A page of `GET /v1/chat/completions` has the replies. What was sent is in the pages of
-`GET /v1/chat/completions/{id}/messages`, whose messages are called `{id}-0`, `{id}-1` and so on.
+A page of `GET /v1/chat/completions` has the replies. The request messages are in the pages of
+`GET /v1/chat/completions/{id}/messages`; their ids are `{id}-0`, `{id}-1` and so on.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,13 +17,19 @@ from stillroom.importing.json_rows import (
     read_json_rows,
 )
 from stillroom.importing.payloads.calls import logged_calls, read_calls
-from stillroom.importing.payloads.fields import as_list, as_row, parsed, text_of, without_nothing
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    parse_if_json,
+    text_of,
+    without_empty,
+)
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
 from stillroom.importing.spill import DiskDict
 
 _KIND = "chat.completion"
 _Key = tuple[str, int]
-"""The id of a completion, and the number of one of its messages."""
+"""The id of a completion, and the index of one of its messages."""
 
 
 def _listed(paths: Sequence[Path]) -> Iterator[JsonRow | Refusal]:
@@ -112,7 +118,7 @@ def _calls(
     yield from logged_calls(
         place,
         read_calls(request, row),
-        metadata=without_nothing(metadata=as_row(parsed(row.get("metadata")))),
+        metadata=without_empty(metadata=as_row(parse_if_json(row.get("metadata")))),
         provider="openai",
         also_at=tuple(sent.values()),
     )

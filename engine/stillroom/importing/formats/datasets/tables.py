@@ -1,7 +1,7 @@
-"""Reads tables: CSV and TSV, parquet, and JSON rows of a question and its answer.
+"""Reads tables: CSV and TSV, Parquet, and JSON rows of a question and its answer.
 
-The columns that hold a conversation are found by usual names or named by the user. A table of
-feedback says which session, trace or call was judged, and how.
+The columns of the conversation are found by common names or named by the user. A table of feedback
+has the id of a session, trace or call, and its scores.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -67,7 +67,7 @@ _MOST_COLUMNS = 3
 _RIGHT = ["up", "thumbs_up", "thumbsup", "like", "good", "positive", "yes", "true", "👍"]
 _WRONG = ["down", "thumbs_down", "thumbsdown", "dislike", "bad", "negative", "no", "false", "👎"]
 _WORDS: Mapping[str, float] = dict.fromkeys(_RIGHT, 1.0) | dict.fromkeys(_WRONG, 0.0)
-"""What people's verdicts are called, in small letters and without blanks."""
+"""The scores of common verdicts, lowercased and without spaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,30 +75,30 @@ class FeedbackColumns:
     """The columns of a table of feedback."""
 
     about: str
-    """The column that holds the id of a session, trace or call."""
+    """The column with the id of a session, trace or call."""
     verdicts: Sequence[str]
-    """The columns with numbers or with words such as up and down, each a score of its name."""
+    """The columns with scores, as numbers or words such as up and down."""
 
 
 def _feedback_columns(present: Sequence[str], chosen: Mapping[str, str]) -> FeedbackColumns | None:
-    """Returns the columns of a table of feedback; None if it is none.
+    """Returns the columns of a table of feedback; None if it is another table.
 
-    `chosen` are the columns that the user named, `id` and `score` for feedback.
+    `chosen` has the columns that the user named; feedback needs `id` and `score`.
     """
     if chosen:
         if set(chosen) != {"id", "score"} or not set(chosen.values()) <= set(present):
             return None
         return FeedbackColumns(chosen["id"], [chosen["score"]])
-    by_name = {_plain(name): name for name in present}
+    by_name = {_normalize(name): name for name in present}
     about = next((by_name[name] for name in _IDS if name in by_name), None)
     verdicts = [name for plain, name in by_name.items() if plain in _VERDICTS]
-    # Any table may have an id and a value: without a better name it is feedback only if small.
-    is_clear = about is not None and (_plain(about) != "id" or len(present) <= _MOST_COLUMNS)
+    # Any table may have an id and a value: with such general names, it is feedback only if small.
+    is_clear = about is not None and (_normalize(about) != "id" or len(present) <= _MOST_COLUMNS)
     return FeedbackColumns(about, verdicts) if about and is_clear and verdicts else None
 
 
 def _feedback(row: JsonRow, columns: FeedbackColumns) -> Iterator[Feedback | Refusal]:
-    """Yields the feedback of one row of a table of feedback."""
+    """Yields the feedback in one row."""
     about = row.data.get(columns.about)
     if about in (None, "") or isinstance(about, bool | float | list | dict):
         yield Refusal(row.place, "feedback without a target", f"{columns.about} is empty")
@@ -112,23 +112,23 @@ def _feedback(row: JsonRow, columns: FeedbackColumns) -> Iterator[Feedback | Ref
 def _number(value: Any) -> float | None:
     if isinstance(value, bool):
         return float(value)
-    if isinstance(value, str) and (word := _plain(value)) in _WORDS:
+    if isinstance(value, str) and (word := _normalize(value)) in _WORDS:
         return _WORDS[word]
     return decimal_number(value)
 
 
-def _plain(text: str) -> str:
-    """Returns a name in the one spelling that is looked up: `sessionId` as `session_id`."""
+def _normalize(text: str) -> str:
+    """Normalizes a name for look-ups, e.g. `sessionId` to `session_id`."""
     spaced = "".join(f"_{c}" if c.isupper() and i and text[i - 1].islower() else c
                      for i, c in enumerate(text.strip()))  # fmt: skip
     return spaced.lower().replace(" ", "_").replace("-", "_")
 
 
 def read_csv(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
-    """Yields the rows of CSV files, which have a header. A place's line is the row's last one.
+    """Yields the rows of CSV files with a header. A place has the last line of its row.
 
-    A table of unknown columns is refused as one row. Raises InputError or DataError if the header
-    lacks the given columns.
+    A table without a known column is refused as one row. Raises InputError or DataError if the
+    header lacks the given columns.
     """
     for path in paths:
         with csv_table(path) as table:
@@ -136,10 +136,10 @@ def read_csv(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[
 
 
 def read_parquet(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
-    """Yields the rows of parquet files, some at a time.
+    """Yields the rows of Parquet files, in small batches.
 
-    A table of unknown columns is refused as one row. Raises MissingExtraError without pyarrow;
-    InputError or DataError if the given columns are missing or the file is broken.
+    A table without a known column is refused as one row. Raises MissingExtraError without pyarrow;
+    InputError or DataError if the given columns are missing or the file is corrupt.
     """
     for path in paths:
         yield from _table_rows(path, parquet_table(path), columns or {})
@@ -149,14 +149,14 @@ def _table_rows(path: Path, table: Table, columns: Columns) -> Iterator[SourceRo
     judging = _feedback_columns(table.columns, columns)
     try:
         if columns and judging is not None:
-            yield from _judged(table.rows, judging)
+            yield from _convert_feedback(table.rows, judging)
             return
         chosen = choose_columns(path, table.columns, columns)
     except DataError as error:
         if judging is not None:
-            yield from _judged(table.rows, judging)
+            yield from _convert_feedback(table.rows, judging)
             return
-        if columns:  # what was chosen is wrong for all tables
+        if columns:  # the user's choice is wrong for all tables
             raise
         detail = f"{error.fix}; it has {', '.join(map(repr, table.columns))}"
         yield Refusal(Place(path, 1), NO_COLUMN, detail)
@@ -164,14 +164,16 @@ def _table_rows(path: Path, table: Table, columns: Columns) -> Iterator[SourceRo
     yield from convert_rows(table.rows, lambda row: convert_table_row(row, chosen))
 
 
-def _judged(rows: Iterable[JsonRow | Refusal], columns: FeedbackColumns) -> Iterator[SourceRow]:
+def _convert_feedback(
+    rows: Iterable[JsonRow | Refusal], columns: FeedbackColumns
+) -> Iterator[SourceRow]:
     return convert_rows(rows, lambda row: _feedback(row, columns))
 
 
 def read_pairs(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
-    """Yields JSON rows whose fields are the columns; each row may have others.
+    """Yields JSON rows, whose fields are the columns and may differ between rows.
 
-    Raises InputError after the last row for a column that no row has.
+    Raises InputError after the last row for a given column that no row has.
     """
     columns = columns or {}
     unseen = set(columns.values())
@@ -184,7 +186,7 @@ def read_pairs(paths: Sequence[Path], columns: Columns | None = None) -> Iterato
     if unseen:
         name = min(unseen)
         raise InputError(
-            f"no row has the column {name!r}", "name the columns as the rows do, or leave it out"
+            f"no row has the column {name!r}", "correct the name in columns, or leave it out"
         )
 
 
@@ -196,10 +198,10 @@ def _pair_rows(row: JsonRow, columns: Columns) -> Iterable[SourceRow]:
     judging = _feedback_columns(list(row.data), columns) if columns else None
     if judging is not None:
         return _feedback(row, judging)
-    # Unlike a table's, a row's fields may be missing where they would be empty.
+    # Unlike in a table, empty fields may be missing from a row.
     chosen = {thing: name for thing, name in columns.items() if _has(row.data, name)}
     reason = "no field holds the conversation"
-    if columns and not _hold_a_conversation(chosen):
+    if columns and not _has_conversation(chosen):
         raise UnreadableRowError(reason, f"it has {', '.join(map(repr, row.data))}")
     try:
         chosen = choose_columns(row.place.path, list(row.data), chosen)
@@ -219,7 +221,7 @@ def _are_pairs(path: Path, head: bytes) -> bool:
 
 
 def _are_messages_as_text(row: Row) -> bool:
-    """Returns whether a row holds its conversation as JSON text, as exports of tables do."""
+    """Returns whether a row has its conversation as JSON text, as exported tables do."""
     text = row.get("messages", row.get("conversations"))
     return isinstance(text, str) and text.lstrip().startswith("[{")
 
@@ -246,42 +248,42 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "model": ("model", "generator"),
     "score": (),
 }
-"""What a column can hold, and the names by which it is found if nobody says which one does."""
+"""The roles of columns, each with its common names, which are used if the user names none."""
 _EXAMPLE = "columns user=question assistant=answer"
 _AND = "+"
-"""Between the names of the columns that together hold an answer."""
+"""The separator of several columns that form one answer."""
 
 
 def choose_columns(path: Path, present: Collection[str], chosen: Columns) -> Columns:
-    """Returns which column of a file holds each thing; a thing that no column holds is left out.
+    """Returns the column for each role that the file has.
 
-    `chosen` maps what a column holds (messages, system, user, assistant, reasoning, tools, id,
-    model, score) to its name; if it is empty, columns with usual names are taken. An answer of
-    several parts is in `a+b`. Raises InputError for a choice that names nothing, DataError if no
-    columns hold a conversation.
+    `chosen` maps roles (messages, system, user, assistant, reasoning, tools, id, model, score) to
+    column names; if it is empty, columns with common names are chosen. `a+b` is an answer of
+    several columns. Raises InputError for an unknown role or column, and DataError if the columns
+    do not include a conversation.
     """
     for thing, name in chosen.items():
         if thing not in _ALIASES:
-            fix = f"choose among {', '.join(_ALIASES)}, for example {_EXAMPLE}"
-            problem = f"columns: {thing!r} is nothing that a column holds"
+            fix = f"use one of {', '.join(_ALIASES)}, for example {_EXAMPLE}"
+            problem = f"columns: {thing!r} is not a known role of a column"
             raise InputError(problem + nearest(thing, tuple(_ALIASES)), fix)
         for part in _answer_columns(name, present) if thing == "assistant" else [name]:
             if part in present:
                 continue
             fix = f"its columns are {', '.join(map(repr, present))}"
             raise InputError(f"{path} has no column {part!r}{nearest(part, tuple(present))}", fix)
-    columns = chosen or _usual_columns(present)
+    columns = chosen or _columns_by_common_name(present)
     is_alpaca = "instruction" in present and ("output" in present or "response" in present)
-    if not _hold_a_conversation(columns) and (chosen or not is_alpaca):
+    if not _has_conversation(columns) and (chosen or not is_alpaca):
         raise DataError(
-            f"{path}: no column holds the conversation; it has {', '.join(map(repr, present))}",
-            f"say which do: {_EXAMPLE}, or messages=conversations; of a table of feedback "
+            f"{path}: no known column for the conversation among {', '.join(map(repr, present))}",
+            f"name them: {_EXAMPLE}, or messages=conversations; for a table of feedback, "
             "id=session_id score=rating",
         )
     return columns
 
 
-def _usual_columns(present: Collection[str]) -> Columns:
+def _columns_by_common_name(present: Collection[str]) -> Columns:
     return {
         thing: next(name for name in names if name in present)
         for thing, names in _ALIASES.items()
@@ -289,26 +291,26 @@ def _usual_columns(present: Collection[str]) -> Columns:
     }
 
 
-def _hold_a_conversation(columns: Columns) -> bool:
+def _has_conversation(columns: Columns) -> bool:
     return "messages" in columns or {"user", "assistant"} <= columns.keys()
 
 
 def is_pair_row(row: Row) -> bool:
-    """Returns whether a JSON row is a question and its answer under usual names, and no other."""
+    """Returns whether a JSON row has only a question and its answer, under common names."""
     if is_completion_row(row) or "instruction" in row:
         return False
-    columns = _usual_columns(row)
-    if "messages" in columns or not _hold_a_conversation(columns) or len(row) > 8:
+    columns = _columns_by_common_name(row)
+    if "messages" in columns or not _has_conversation(columns) or len(row) > 8:
         return False
     return all(isinstance(row[columns[thing]], str) for thing in ("user", "assistant"))
 
 
 def convert_table_row(row: JsonRow, columns: Columns) -> Iterable[SourceRow]:
-    """Yields the conversation of one row of a table.
+    """Yields the conversation in one row of a table.
 
-    Raises UnreadableRowError if it holds none.
+    Raises UnreadableRowError if there is none.
     """
-    if not _hold_a_conversation(columns):
+    if not _has_conversation(columns):
         read = conversation_of_alpaca_row(row)
     elif "messages" in columns:
         messages = _decoded_messages(row.data.get(columns["messages"]), columns["messages"])
@@ -331,12 +333,12 @@ def _decoded_messages(value: Any, name: str) -> Any:
 
 
 def _answer_columns(name: str, present: Collection[str]) -> list[str]:
-    """Returns the columns that hold an answer: one, or those whose names `+` joins."""
+    """Returns the columns of an answer: one, or several joined by `+`."""
     return [name] if name in present else name.split(_AND)
 
 
 def _answer(data: Row, name: str) -> Any:
-    """Returns the answer in a row: of one column its value, of several a JSON object of theirs."""
+    """Returns the answer in a row: the value of one column, or a JSON object of several."""
     columns = _answer_columns(name, data)
     if len(columns) == 1:
         return data.get(name)
@@ -352,7 +354,7 @@ def _question_and_answer(data: Row, columns: Columns, reader: MessageReader) -> 
         value = _answer(data, columns[role]) if role == "assistant" else data.get(columns[role])
         is_blank = not value.strip() if isinstance(value, str) else not value
         if is_blank or not isinstance(value, str | list):
-            detail = f"{columns[role]} must be a text or messages, not {describe(value)}"
+            detail = f"{columns[role]} must be a string or messages, not {describe(value)}"
             raise UnreadableRowError("a column holds no text", detail)
         turns[role] = turns_of(value, role, reader)
     reply = turns["assistant"][0]
@@ -385,7 +387,7 @@ def _text_of(data: Row, columns: Columns, thing: str) -> str | None:
 
 
 def _with_json_metadata(read: LoggedConversation) -> LoggedConversation:
-    """Leaves bytes (files, images) out of the metadata, and writes dates as JSON does."""
+    """Removes bytes (files, images) from the metadata, and converts dates to strings."""
     metadata, losses = Row(), dict.fromkeys(read.losses)
     for key, value in read.metadata.items():
         if isinstance(value, bytes) or isinstance(as_row(value).get("bytes"), bytes):

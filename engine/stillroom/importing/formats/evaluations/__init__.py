@@ -1,1 +1,1 @@
-"""Readers of the results of evaluations and environments."""
+"""Readers of results of evaluations and environments."""

@@ -29,9 +29,9 @@ from stillroom.importing.payloads.fields import (
     as_row,
     first_text,
     iso_time,
-    positive_number,
+    non_negative_number,
     short_answer,
-    without_nothing,
+    without_empty,
 )
 from stillroom.importing.payloads.messages import MessageReader, tool_schemas
 from stillroom.importing.records import LoggedConversation, Place, SourceRow, TraceFormat
@@ -46,18 +46,18 @@ _RESULT_FIELDS = frozenset(
         "timing", "token_usage", "tool_defs", "total_ms", "trajectory", "version_info", "_env_id",
     )
 )  # fmt: skip
-"""Fields of a result that are no metrics of its environment."""
+"""The fields of a result that are not metrics of its environment."""
 _SETUP = frozenset(
     (
         "artifact_max_bytes", "artifacts", "idx", "network_allow", "network_block", "prompt",
         "resources", "skills", "system_prompt", "timeout",
     )
 )  # fmt: skip
-"""Fields of a task's data that say how it was run."""
+"""The fields of a task's data that configure how it is run."""
 
 
 def read_results(paths: Sequence[Path]) -> Iterator[SourceRow]:
-    """Yields the rollouts of results files; the model's name is in `metadata.json` next to one."""
+    """Yields the rollouts of results files; `metadata.json` next to a file names the model."""
     for path in (path for path in paths if path.name != _METADATA):
         model = first_text(read_document(path.parent / _METADATA), "model")
         yield from convert_rows(
@@ -75,10 +75,10 @@ def _result(row: JsonRow, model: str | None) -> LoggedConversation:
     reward, milliseconds = as_number(data.get("reward")), data.get("total_ms")
     tokens, error = as_row(data.get("token_usage")), data.get("error")
     timing = as_row(data.get("timing"))
-    milliseconds = positive_number(timing.get("total_ms", milliseconds))
+    milliseconds = non_negative_number(timing.get("total_ms", milliseconds))
     return LoggedConversation(
         place=row.place,
-        messages=list(_linked([*prompt, *completion])),
+        messages=list(_fill_in_call_ids([*prompt, *completion])),
         is_call=False,
         tools=tool_schemas(data.get("tool_defs")),
         model=model,
@@ -90,7 +90,7 @@ def _result(row: JsonRow, model: str | None) -> LoggedConversation:
         | numbers_by_name(metrics)
         | numbers_by_name(data.get("metrics")),
         losses=tuple(reader.losses),
-        metadata=without_nothing(
+        metadata=without_empty(
             example_id=data.get("example_id"),
             task=data.get("task"),
             answer=data.get("answer"),
@@ -101,14 +101,14 @@ def _result(row: JsonRow, model: str | None) -> LoggedConversation:
 
 
 def _turns(value: Any, role: str, reader: MessageReader) -> list[Row]:
-    """Returns messages, which in a text environment are one text."""
+    """Returns messages; in a text environment, the value is a single string."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
-    return reader.turns([_with_calls(as_row(message)) for message in as_list(value)])
+    return reader.turns([_parse_calls(as_row(message)) for message in as_list(value)])
 
 
-def _with_calls(message: Row) -> Row:
-    """Returns a message whose tool calls, which some versions write as texts, are objects."""
+def _parse_calls(message: Row) -> Row:
+    """Parses the tool calls of a message, which some versions write as JSON text."""
     calls = [
         decode_row(call.encode("utf-8", "replace")) if isinstance(call, str) else call
         for call in as_list(message.get("tool_calls"))
@@ -116,10 +116,10 @@ def _with_calls(message: Row) -> Row:
     return message | {"tool_calls": calls}
 
 
-def _linked(messages: list[Row]) -> Iterator[Row]:
-    """Yields the messages with the results of tools linked to their calls, by their order.
+def _fill_in_call_ids(messages: list[Row]) -> Iterator[Row]:
+    """Yields the messages with missing call ids of tool results filled in, by order.
 
-    Some versions leave the ids of the calls out of the results.
+    Some versions omit the call ids from the results.
     """
     open_calls: list[str] = []
     for message in messages:
@@ -132,10 +132,10 @@ def _linked(messages: list[Row]) -> Iterator[Row]:
 
 
 def _usage(all_counts: Iterable[Mapping[str, Any]]) -> Usage:
-    """Returns the sum of tokens; those of prompts from a cache are counted separately."""
+    """Returns the total usage; cached prompt tokens are counted separately in the source."""
     total = Usage()
     for counts in all_counts:
-        named = {name: int(positive_number(value) or 0) for name, value in counts.items()}
+        named = {name: int(non_negative_number(value) or 0) for name, value in counts.items()}
         prompt = named.get("prompt_tokens", 0) + named.get("cached_input_tokens", 0)
         total += Usage(
             prompt_tokens=named.get("input_tokens", 0) or prompt,
@@ -145,9 +145,9 @@ def _usage(all_counts: Iterable[Mapping[str, Any]]) -> Usage:
 
 
 def _episode(row: JsonRow) -> Iterator[SourceRow]:
-    """Yields the branches of each agent's trace of an episode.
+    """Yields the branches of each agent's trace in an episode.
 
-    Raises UnreadableRowError if there is none with a reply.
+    Raises UnreadableRowError if no branch has a reply.
     """
     traces = [as_row(trace) for trace in as_list(row.data.get("traces"))]
     branches = [branch for trace in traces for branch in _branches(row, trace)]
@@ -169,14 +169,14 @@ def _branches(row: JsonRow, trace: Row) -> Iterator[LoggedConversation]:
         if not any(nodes[index].get("sampled") is True for index in own_nodes):
             continue
         is_first = not counted
-        # A turn that another branch holds is only read here.
+        # A turn that another branch has is context here.
         branch = [nodes[i] | ({"sampled": False} if i in counted else {}) for i in path]
         counted.update(path)
         yield _branch(row, trace, branch, own, leaf, is_first)
 
 
 def _parent(node: Row, index: int) -> int | None:
-    """Returns the index of the node before; None at the beginning. Links go backwards only."""
+    """Returns the index of a node's parent; None for a root. Forward links are ignored."""
     parent = node.get("parent")
     if not isinstance(parent, int) or isinstance(parent, bool):
         return None
@@ -198,7 +198,7 @@ def _branch(
 ) -> LoggedConversation:
     reader, messages = MessageReader(), list[Row]()
     for node in nodes:
-        for message in reader.turn(_with_calls(as_row(node.get("message")))):
+        for message in reader.turn(_parse_calls(as_row(node.get("message")))):
             is_context = message["role"] == "assistant" and node.get("sampled") is not True
             messages.append(message | {"weight": 0} if is_context else message)
     trace_id = first_text(trace, "id")
@@ -225,11 +225,11 @@ def _branch(
         error=str(failures[-1]) if failures and trace.get("ok") is not True else None,
         scores=dict(_trace_scores(trace)),
         losses=tuple(reader.losses),
-        metadata=without_nothing(
+        metadata=without_empty(
             environment=as_row(row.data.get("env")).get("id"),
             agent=agent.get("name"),
             task={key: value for key, value in task.items() if key not in _SETUP},
-            # Of several agents each may have a part of the task.
+            # With several agents, each may have a part of the task.
             expected_answer=short_answer(task.get("answer")) if is_alone else None,
             info=trace.get("info"),
         ),
@@ -237,7 +237,7 @@ def _branch(
 
 
 def _trace_scores(trace: Row) -> Iterator[tuple[str, float]]:
-    """Yields the total reward, the rewards before they are weighted, and the metrics."""
+    """Yields the total reward, the unweighted rewards and the metrics."""
     total, is_scored = 0.0, False
     for name, value in as_row(trace.get("rewards")).items():
         score = as_number(as_row(value).get("score"))
@@ -284,9 +284,7 @@ def _reader_of(layout: RolloutLayout) -> Callable[[Sequence[Path]], Iterator[Sou
 
     def conversation(row: JsonRow) -> Iterator[SourceRow]:
         if layout_of(row.data) is not layout:
-            raise UnreadableRowError(
-                f"is not a rollout of {layout}", "it lacks the layout's fields"
-            )
+            raise UnreadableRowError(f"is not a rollout of {layout}", "required fields are missing")
         problem = next(rules.problems(row.data), None)
         if problem is not None:
             detail = f"{problem.field} {problem.message}; {problem.fix}"
@@ -297,7 +295,7 @@ def _reader_of(layout: RolloutLayout) -> Callable[[Sequence[Path]], Iterator[Sou
 
 
 def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:
-    """Returns a rollout, which is in our layout, as it is imported."""
+    """Converts a rollout in Stillroom's format to a LoggedConversation."""
     reader, usage = MessageReader(), as_row(rollout.get("usage"))
     reward, rewards = rollout.get("reward"), numbers_by_name(rollout.get("rewards"))
     teacher = as_row(rollout.get("teacher"))
@@ -315,19 +313,19 @@ def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:
         provider=first_text(teacher, "provider"),
         model=first_text(teacher, "model"),
         usage=None if tokens == Usage() else tokens,
-        cost_usd=positive_number(rollout.get("cost_usd")),
+        cost_usd=non_negative_number(rollout.get("cost_usd")),
         started_at=iso_time(rollout.get("started_at")),
-        duration_s=positive_number(row.data.get("latency", rollout.get("duration_s"))),
+        duration_s=non_negative_number(row.data.get("latency", rollout.get("duration_s"))),
         finish_reason=_ENDINGS.get(rollout["stop_reason"]),
         error=failure if isinstance(failure, str) else None,
-        scores=rewards | _judged(reward, rollout.get("success")),
+        scores=rewards | _reward_scores(reward, rollout.get("success")),
         losses=tuple(reader.losses),
         metadata=as_row(rollout.get("metadata")),
     )
 
 
-def _judged(reward: float | None, success: bool | None) -> dict[str, float]:
-    """Returns the reward of a rollout; one that its source judges otherwise has that judgement."""
+def _reward_scores(reward: float | None, success: bool | None) -> dict[str, float]:
+    """Returns the reward as scores; if `success` disagrees with it, `success` is the reward."""
     if success is None or (reward is not None and (reward >= SUCCESS_THRESHOLD) == success):
         return {} if reward is None else {"reward": reward}
     total = {} if reward is None else {"total_reward": reward}

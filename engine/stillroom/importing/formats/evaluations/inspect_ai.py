@@ -1,4 +1,4 @@
-"""Reads the logs of inspect_ai, .eval and .json: a conversation and its scores for each sample."""
+"""Reads logs of inspect_ai (.eval and .json): one conversation with its scores per sample."""
 
 import struct
 import zipfile
@@ -23,9 +23,9 @@ from stillroom.importing.payloads.fields import (
     as_row,
     finish_reason_of,
     first_text,
-    positive_number,
+    non_negative_number,
     short_answer,
-    without_nothing,
+    without_empty,
 )
 from stillroom.importing.payloads.messages import MessageReader, tool_schemas
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
@@ -35,7 +35,7 @@ from stillroom.types import Usage
 _ZIP = b"PK\x03\x04"
 _ZSTANDARD = 93
 _LOCAL_HEADER = struct.Struct("<26xHH")
-"""The lengths of the name and of the extra field, at the end of a zip member's own header."""
+"""The lengths of the file name and the extra field, at the end of a zip member's local header."""
 _HEAD = 64 << 10
 _ATTACHED = "attachment://"
 _GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
@@ -46,9 +46,9 @@ _INPUT_KEYS = ("input_tokens", "input_tokens_cache_read", "input_tokens_cache_wr
 
 
 def read_logs(paths: Sequence[Path]) -> Iterator[SourceRow]:
-    """Yields the samples of logs, with one held at a time; each repetition is a row of its own.
+    """Yields the samples of logs, one in memory at a time; each epoch of a sample is a row.
 
-    Raises MissingExtraError for an .eval file that is packed with Zstandard, if pyarrow is missing.
+    Raises MissingExtraError for an .eval file with Zstandard compression if pyarrow is missing.
     """
     for path in paths:
         with path.open("rb") as stream:
@@ -76,10 +76,10 @@ def _conversation(row: JsonRow, task: Row) -> LoggedConversation:
     attachments = as_row(sample.get("attachments"))
     messages: list[Row] = []
     for message in as_list(sample.get("messages")):
-        messages += reader.turn(_plain(_attached(message, attachments, _MOST_DEEP)))
+        messages += reader.turn(_plain(_resolve_attachments(message, attachments, _MOST_DEEP)))
     error = as_row(sample.get("error")).get("message")
     if not messages:
-        raise UnreadableRowError("holds no messages", "the sample was not run, or failed at once")
+        raise UnreadableRowError("holds no messages", "the sample was not run, or failed to start")
     output = as_row(sample.get("output"))
     choice = as_row(next(iter(as_list(output.get("choices"))), None))
     named = first_text(task, "model")
@@ -94,12 +94,12 @@ def _conversation(row: JsonRow, task: Row) -> LoggedConversation:
         model=first_text(output, "model") or named,
         usage=_usage(as_row(sample.get("model_usage")), named),
         started_at=first_text(sample, "started_at"),
-        duration_s=positive_number(sample.get("total_time")),
+        duration_s=non_negative_number(sample.get("total_time")),
         finish_reason=finish_reason_of(choice.get("stop_reason")),
         error=error if isinstance(error, str) else None,
         scores=dict(_scores(as_row(sample.get("scores")))),
         losses=tuple(reader.losses),
-        metadata=without_nothing(
+        metadata=without_empty(
             task=first_text(task, "task"),
             sample_id=sample.get("id"),
             epoch=sample.get("epoch"),
@@ -112,20 +112,24 @@ def _conversation(row: JsonRow, task: Row) -> LoggedConversation:
     )
 
 
-def _attached(value: Any, attachments: Row, depth: int) -> Any:
-    """Returns a value with the long texts that the log keeps elsewhere back in their places."""
+def _resolve_attachments(value: Any, attachments: Row, depth: int) -> Any:
+    """Replaces references to attachments in a value by their texts."""
     if isinstance(value, str) and value.startswith(_ATTACHED):
         return attachments.get(value.removeprefix(_ATTACHED), value)
     if depth and isinstance(value, list):
-        return [_attached(one, attachments, depth - 1) for one in cast("list[Any]", value)]
+        return [
+            _resolve_attachments(one, attachments, depth - 1) for one in cast("list[Any]", value)
+        ]
     if depth and isinstance(value, dict):
         named = cast("Row", value)
-        return {key: _attached(one, attachments, depth - 1) for key, one in named.items()}
+        return {
+            key: _resolve_attachments(one, attachments, depth - 1) for key, one in named.items()
+        }
     return value
 
 
 def _plain(message: Any) -> Row:
-    """Returns a message with its calls and thoughts in the form that other APIs have."""
+    """Converts the tool calls and reasoning of a message to the form of other APIs."""
     fields = dict(as_row(message))
     if calls := as_list(fields.get("tool_calls")):
         fields["tool_calls"] = [_plain_call(as_row(call)) for call in calls]
@@ -154,26 +158,26 @@ def _plain_block(block: Row) -> Row:
 
 
 def _offered_tools(sample: Row) -> list[Row] | None:
-    """Returns the tools of the sample's first call; None if the log has no events."""
+    """Returns the tools of the sample's first model call; None if the log has no events."""
     events = map(as_row, as_list(sample.get("events")))
     call = next((event for event in events if event.get("event") == "model"), Row())
     return tool_schemas(call.get("tools"))
 
 
 def _usage(by_model: Row, model: str | None) -> Usage | None:
-    """Returns the tokens of the evaluated model, without those of a judge."""
+    """Returns the usage of the evaluated model, without that of model graders."""
     counts = as_row(by_model.get(model)) if model in by_model else Row()
     if not counts and len(by_model) == 1:
         counts = as_row(next(iter(by_model.values())))
     if not counts:
         return None
-    prompt = sum(positive_number(counts.get(key)) or 0 for key in _INPUT_KEYS)
-    completion = positive_number(counts.get("output_tokens")) or 0
+    prompt = sum(non_negative_number(counts.get(key)) or 0 for key in _INPUT_KEYS)
+    completion = non_negative_number(counts.get("output_tokens")) or 0
     return Usage(prompt_tokens=int(prompt), completion_tokens=int(completion))
 
 
 def _scores(scores: Row) -> Iterator[tuple[str, float]]:
-    """Yields the scores that are numbers or grades; those with parts by scorer and part."""
+    """Yields the scores that are numbers or grades; a dict's values are named `scorer.key`."""
     for name, score in scores.items():
         value = as_row(score).get("value", score)
         parts = as_row(value)
@@ -193,15 +197,15 @@ def _score(value: Any) -> float | None:
 
 
 def _zip_members(path: Path, *prefixes: str) -> Iterator[JsonRow | Refusal]:
-    """Yields the JSON objects of a zip file whose names begin with one of the prefixes, in order.
+    """Yields the JSON objects of a zip file whose member names have one of the prefixes, in order.
 
-    A place has the member's name as its `part`, and its number among those of the same prefix.
-    Raises MissingExtraError if a member is packed with Zstandard and pyarrow is missing.
+    A place has the member's name as its `part`, and its number among the members with the prefix.
+    Raises MissingExtraError if a member has Zstandard compression and pyarrow is missing.
     """
     check_readable(path)
     try:
         with zipfile.ZipFile(path) as archive:
-            # Members of the same name are versions of one; the last is in force.
+            # Of members with the same name, the last one replaces the others.
             members = {info.filename: info for info in archive.infolist()}
             for prefix in prefixes:
                 named = [info for name, info in members.items() if name.startswith(prefix)]
@@ -210,9 +214,9 @@ def _zip_members(path: Path, *prefixes: str) -> Iterator[JsonRow | Refusal]:
                     if info.file_size > MAX_ROW_BYTES:
                         yield Refusal(place, "not a JSON object", f"the member {TOO_LONG}")
                     else:
-                        yield _member_row(place, _unpacked(archive, info))
+                        yield _member_row(place, _decompress(archive, info))
     except (zipfile.BadZipFile, EOFError, OSError, struct.error, zlib.error) as error:
-        yield Refusal(Place(path, 1), "not a whole zip file", f"it was not finished: {error}")
+        yield Refusal(Place(path, 1), "not a whole zip file", f"it is incomplete: {error}")
 
 
 def _member_row(place: Place, data: bytes) -> JsonRow | Refusal:
@@ -222,7 +226,7 @@ def _member_row(place: Place, data: bytes) -> JsonRow | Refusal:
     return JsonRow(place, row)
 
 
-def _unpacked(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+def _decompress(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     if info.compress_type != _ZSTANDARD:
         return archive.read(info)
     try:

@@ -1,4 +1,4 @@
-"""Model calls in spans of the AI SDK for TypeScript, `ai.generateText.doGenerate` and so on."""
+"""Reads model calls from spans of the AI SDK for TypeScript (`ai.generateText.doGenerate` etc.)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from stillroom.importing.payloads.fields import (
     as_row,
     finish_reason_of,
     first_text,
-    parsed,
+    parse_if_json,
 )
 from stillroom.importing.payloads.messages import MessageReader, tool_schemas
 
@@ -20,16 +20,16 @@ _OPERATION = "ai.operationId"
 
 
 def _is_model_call(span: Span) -> bool:
-    """Returns whether a span is the call itself; the one around it may make several."""
+    """Returns whether a span is a model call itself; its parent span may make several."""
     return str(span.attributes[_OPERATION]).endswith((".doGenerate", ".doStream"))
 
 
 def _read_call(span: Span) -> Iterator[ApiCall]:
     """Yields the call of a span. Raises UnreadableRowError if its inputs were not recorded."""
     attributes = span.attributes
-    given = parsed(attributes.get("ai.prompt.messages"))
+    given = parse_if_json(attributes.get("ai.prompt.messages"))
     if not as_list(given):
-        detail = "do not turn off recordInputs and recordOutputs in experimental_telemetry"
+        detail = "leave recordInputs and recordOutputs of experimental_telemetry enabled"
         raise UnreadableRowError(NO_CONTENTS, detail)
     reader = MessageReader()
     messages = reader.turns([_message(item) for item in as_list(given)])
@@ -51,7 +51,7 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
 
 
 def _message(item: Any) -> Any:
-    """Returns a message whose content has blocks of the kinds that others use."""
+    """Converts the content of a message to common block types."""
     message = as_row(item)
     if not isinstance(message.get("content"), list):
         return item
@@ -89,9 +89,9 @@ def _call(call: Row) -> Row:
 
 
 def _reply(attributes: Row) -> Row | None:
-    """Returns the reply as a message of blocks; None if the span has none."""
+    """Returns the reply as a message with blocks; None if the span has no reply."""
     blocks: list[Row] = []
-    reasoning = parsed(attributes.get("ai.response.reasoning"))
+    reasoning = parse_if_json(attributes.get("ai.response.reasoning"))
     for part in as_list(reasoning) or [reasoning]:
         thought = as_row(part).get("text", part)
         if isinstance(thought, str) and thought:
@@ -99,13 +99,13 @@ def _reply(attributes: Row) -> Row | None:
     text = first_text(attributes, "ai.response.text", "ai.response.object")
     if text is not None:
         blocks.append({"type": "text", "text": text})
-    calls = as_list(parsed(attributes.get("ai.response.toolCalls")))
+    calls = as_list(parse_if_json(attributes.get("ai.response.toolCalls")))
     blocks += [_call(as_row(call)) for call in calls]
     return {"role": "assistant", "content": blocks} if blocks else None
 
 
 def _tool(value: Any) -> Row:
-    tool = as_row(parsed(value))
+    tool = as_row(parse_if_json(value))
     schema = tool.get("inputSchema", tool.get("parameters"))
     return tool | ({"parameters": schema} if isinstance(schema, dict) else {})
 

@@ -1,9 +1,9 @@
-"""Model calls in spans of OpenTelemetry's conventions for generative AI, of today and of before.
+"""Reads model calls from spans of OpenTelemetry's GenAI semantic conventions, new and old.
 
-Source: the semantic conventions' `gen_ai.*` attributes; before them `gen_ai.prompt.N.*`
-(OpenLLMetry), one event for each message (`gen_ai.user.message`, `gen_ai.choice`), and two events
-with all of them. The spans that OpenRouter broadcasts to a bucket or a collector have the messages
-and the reply as JSON texts in `gen_ai.prompt` and `gen_ai.completion`.
+Source: the `gen_ai.*` attributes of the semantic conventions; the older `gen_ai.prompt.N.*`
+(OpenLLMetry), one event per message (`gen_ai.user.message`, `gen_ai.choice`), and two events with
+all messages. Spans that OpenRouter broadcasts to a bucket or a collector have the messages and the
+reply as JSON text in `gen_ai.prompt` and `gen_ai.completion`.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from stillroom.importing.payloads.fields import (
     decimal_number,
     finish_reason_of,
     first_text,
-    parsed,
+    parse_if_json,
     text_of,
 )
 from stillroom.importing.payloads.messages import TRUNCATED, MessageReader, tool_schemas
@@ -54,7 +54,7 @@ _MESSAGE_EVENTS = {
 CHOICE = "gen_ai.choice"
 _WHOLE_EVENTS = ("gen_ai.content.prompt", "gen_ai.content.completion")
 EVENT_NAMES = frozenset((*_MESSAGE_EVENTS, CHOICE, DETAILS, *_WHOLE_EVENTS))
-"""The names of the events and log records that hold messages."""
+"""The names of events and log records with messages."""
 _MODEL_KEYS = ("gen_ai.response.model", "gen_ai.request.model")
 _CALL_MARKS = ("gen_ai.request.model", "gen_ai.system", "gen_ai.provider.name", "llm.request.type")
 _OPENROUTER_MARK = "trace.metadata.openrouter"
@@ -73,9 +73,9 @@ def _is_model_call(span: Span) -> bool:
 
 
 def _read_call(span: Span) -> Iterator[ApiCall]:
-    """Yields the call of a span, or one for each of its choices; without a reply if it failed.
+    """Yields the calls of a span, one per choice; a failed call has no reply.
 
-    Raises UnreadableRowError if the span holds no messages.
+    Raises UnreadableRowError if the span has no messages.
     """
     attributes = span.attributes
     for event in span.events:
@@ -97,7 +97,7 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
 
 
 def call_fields(attributes: Row) -> Row:
-    """Returns what the attributes of a span say of its call apart from the messages."""
+    """Returns the fields of a call in the attributes of a span, without its messages."""
     return {
         "tools": _tools(attributes),
         "model": first_text(attributes, *_MODEL_KEYS),
@@ -107,14 +107,14 @@ def call_fields(attributes: Row) -> Row:
 
 
 class _Reply:
-    """The messages of one choice, and why it ended."""
+    """The messages of one choice, and its finish reason."""
 
     def __init__(self, messages: list[Row], ending: str | None) -> None:
         self.messages, self.ending = messages, ending
 
 
 def _prompt(attributes: Row, events: tuple[SpanEvent, ...], reader: MessageReader) -> list[Row]:
-    system = parsed(attributes.get("gen_ai.system_instructions"))
+    system = parse_if_json(attributes.get("gen_ai.system_instructions"))
     first = _system(system, reader)
     given = _messages_in(attributes, "gen_ai.input.messages")
     if given is None:
@@ -124,7 +124,7 @@ def _prompt(attributes: Row, events: tuple[SpanEvent, ...], reader: MessageReade
     if given is None:
         given = [_event_message(event) for event in events if event.name in _MESSAGE_EVENTS]
     if not as_list(given) and not first:
-        detail = "have the application record the contents of messages; see `stillroom docs traces`"
+        detail = "enable message content capture in the application; see `stillroom docs traces`"
         raise UnreadableRowError(NO_CONTENTS, detail)
     for message in map(as_row, as_list(given)):
         is_empty = not any(message.get(key) for key in ("content", "parts", "tool_calls"))
@@ -134,8 +134,8 @@ def _prompt(attributes: Row, events: tuple[SpanEvent, ...], reader: MessageReade
 
 
 def _messages_in(attributes: Row, name: str) -> Any:
-    """Returns the messages of an attribute. Raises UnreadableRowError if their JSON was cut off."""
-    value = parsed(attributes.get(name))
+    """Parses the messages in an attribute. Raises UnreadableRowError if the JSON is truncated."""
+    value = parse_if_json(attributes.get(name))
     if isinstance(value, str) and value:
         detail = f"{name} is {describe(value)}: raise OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT"
         raise UnreadableRowError("contents were cut off", detail)
@@ -143,7 +143,7 @@ def _messages_in(attributes: Row, name: str) -> Any:
 
 
 def _system(value: Any, reader: MessageReader) -> list[Row]:
-    """Returns the system message of instructions, whose parts have their text as `content`."""
+    """Returns system instructions as a system message; their parts have the text in `content`."""
     if isinstance(value, list):
         parts = reader.turn({"role": "system", "parts": value}, "gen_ai.system_instructions")
         return [message for message in parts if message["content"]]
@@ -153,13 +153,13 @@ def _system(value: Any, reader: MessageReader) -> list[Row]:
 def _whole_event(events: tuple[SpanEvent, ...], name: str, key: str) -> Any:
     for event in events:
         if event.name == name:
-            return parsed(event.fields.get(key))
+            return parse_if_json(event.fields.get(key))
     return None
 
 
 def _event_message(event: SpanEvent) -> Row:
     fields = event.fields
-    content = as_row(parsed(fields.get("gen_ai.event.content"))) or fields
+    content = as_row(parse_if_json(fields.get("gen_ai.event.content"))) or fields
     role = text_of(content.get("role")) or _MESSAGE_EVENTS.get(event.name, "assistant")
     message = {key: content[key] for key in ("content", "tool_calls") if key in content}
     if role == "tool" and isinstance(content.get("id"), str):
@@ -170,7 +170,7 @@ def _event_message(event: SpanEvent) -> Row:
 def _replies(
     attributes: Row, events: tuple[SpanEvent, ...], reader: MessageReader, num_endings: int
 ) -> Iterator[_Reply]:
-    """Yields the replies of a call; several output messages with one ending are one reply."""
+    """Yields the replies of a call; output messages with one finish reason form one reply."""
     given = _messages_in(attributes, "gen_ai.output.messages")
     if given is None:
         given = _whole_event(events, "gen_ai.content.completion", "gen_ai.completion")
@@ -190,8 +190,8 @@ def _replies(
 
 
 def _choice_message(event: SpanEvent) -> Row:
-    fields = as_row(parsed(event.fields.get("gen_ai.event.content"))) or event.fields
-    message = as_row(parsed(fields.get("message"))) or _event_message(event)
+    fields = as_row(parse_if_json(event.fields.get("gen_ai.event.content"))) or event.fields
+    message = as_row(parse_if_json(fields.get("message"))) or _event_message(event)
     known = {key: fields[key] for key in ("finish_reason", "index") if key in fields}
     calls = {"tool_calls": fields["tool_calls"]} if "tool_calls" in fields else {}
     return calls | message | known
@@ -202,7 +202,7 @@ def _ending(message: Row) -> str | None:
 
 
 def _finish_reasons(attributes: Row) -> list[Any]:
-    reasons = parsed(attributes.get("gen_ai.response.finish_reasons"))
+    reasons = parse_if_json(attributes.get("gen_ai.response.finish_reasons"))
     if reasons is None:
         reasons = attributes.get("gen_ai.response.finish_reason")
     return as_list(reasons) or ([reasons] if isinstance(reasons, str) else [])
@@ -211,24 +211,26 @@ def _finish_reasons(attributes: Row) -> list[Any]:
 def _tools(attributes: Row) -> list[Row] | None:
     tools = attributes.get("gen_ai.tool.definitions")
     if isinstance(tools, str):
-        return _written_tools(tools)
+        return _parse_tools(tools)
     if tools is None:
-        tools = parsed(attributes.get("gen_ai.request.tools"))
+        tools = parse_if_json(attributes.get("gen_ai.request.tools"))
     if tools is None:
         tools = nested(attributes, "llm.request.functions")
     return _schemas(tools)
 
 
 @lru_cache(maxsize=64)
-def _written_tools(text: str) -> list[Row] | None:
-    return _schemas(parsed(text))
+def _parse_tools(text: str) -> list[Row] | None:
+    return _schemas(parse_if_json(text))
 
 
 def _schemas(tools: Any) -> list[Row] | None:
-    whole = [as_row(parsed(tool)) for tool in as_list(tools)]
+    whole = [as_row(parse_if_json(tool)) for tool in as_list(tools)]
     return tool_schemas(
         [
-            tool | {"parameters": parsed(tool["parameters"])} if "parameters" in tool else tool
+            tool | {"parameters": parse_if_json(tool["parameters"])}
+            if "parameters" in tool
+            else tool
             for tool in whole
         ]
     )
@@ -241,7 +243,7 @@ def _provider(attributes: Row) -> str | None:
 
 
 def _usage(attributes: Row) -> Row:
-    """Returns the usage in the fields of an API's usage object."""
+    """Returns the usage as an API's usage object."""
     names = {
         "prompt_tokens": ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
         "completion_tokens": ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
@@ -278,7 +280,7 @@ def _first(attributes: Row, *names: str) -> Any:
 
 
 def _is_of_openrouter(span: Span) -> bool:
-    """Returns whether OpenRouter broadcast a span."""
+    """Returns whether a span comes from OpenRouter's broadcast."""
     names = (span.resource.get("service.name"), span.attributes.get("trace.name"))
     return "openrouter" in names or any(
         name.startswith(_OPENROUTER_MARK) for name in span.attributes
@@ -286,18 +288,18 @@ def _is_of_openrouter(span: Span) -> bool:
 
 
 def _is_openrouter_call(span: Span) -> bool:
-    """Returns whether a span is the call itself; others of its trace are attempts at providers."""
+    """Returns whether a span is the call itself, not an attempt at one provider."""
     return span.name == _OPENROUTER_CALL or "gen_ai.prompt" in span.attributes
 
 
 def _read_openrouter_call(span: Span) -> Iterator[ApiCall]:
-    """Yields the call of a span. Raises UnreadableRowError if it was broadcast without contents."""
+    """Yields the call of a span. Raises UnreadableRowError if it has no message contents."""
     attributes = span.attributes
-    request = parsed(attributes.get("gen_ai.prompt", attributes.get("span.input")))
-    reply = parsed(attributes.get("gen_ai.completion", attributes.get("span.output")))
+    request = parse_if_json(attributes.get("gen_ai.prompt", attributes.get("span.input")))
+    reply = parse_if_json(attributes.get("gen_ai.completion", attributes.get("span.output")))
     given = request if isinstance(request, list) else as_row(request).get("messages")
     if not given:
-        detail = "turn off the destination's privacy mode, so that it is sent the contents"
+        detail = "turn off privacy mode for the destination, so that contents are sent to it"
         raise UnreadableRowError(NO_CONTENTS, detail)
     reader = MessageReader()
     messages = read_messages(given, reader)

@@ -1,7 +1,7 @@
-"""Exports of Langfuse: observations, traces and scores, of its pages, its API or its bucket.
+"""Reads Langfuse's observations, traces and scores, from its UI, API or blob storage export.
 
-Source: the fields of the API and of the export to a bucket; the former write camelCase, the latter
-snake_case. CSV files have JSON texts in their columns.
+Source: the fields of the API (camelCase) and of the blob storage export (snake_case). CSV files
+have JSON text in their columns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,14 +21,14 @@ from stillroom.importing.payloads.fields import (
     as_row,
     decimal_number,
     iso_time,
-    parsed,
+    parse_if_json,
     seconds_between,
     text_of,
     usage_details,
     usage_of,
-    without_nothing,
+    without_empty,
 )
-from stillroom.importing.payloads.free_form import free_calls, free_tools, note_cut
+from stillroom.importing.payloads.free_form import free_calls, free_tools, note_truncation
 from stillroom.importing.payloads.messages import (
     IMAGES_LOST,
     MessageReader,
@@ -69,7 +69,7 @@ _PARQUET_COLUMNS = (
     (b"trace_id", b"observation_id", b"data_type"),
     (b"session_id", b"bookmarked", b"timestamp"),
 )
-"""The columns by which a parquet file of the export to a bucket is known."""
+"""Columns that identify a Parquet file of the blob storage export."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +79,19 @@ class _Item:
     place: Place
     data: Row
     kind: str
-    """`observation`, `trace` or `score`; empty for a row that is none of them."""
+    """`observation`, `trace` or `score`; empty for any other row."""
 
 
 @dataclass(slots=True)
 class _Traces:
-    """What the rows say of the traces that others belong to."""
+    """The sessions of traces, and the traces with generations."""
 
     sessions: dict[str, str] = field(default_factory=dict[str, str])
     with_generations: set[str] = field(default_factory=set[str])
 
 
 def _value(row: Row, camel: str, *others: str) -> Any:
-    """Returns a field by its name in camelCase, else in snake_case or under another name."""
+    """Returns a field by its camelCase name, its snake_case name or another name."""
     snake = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in camel)
     return next((row[name] for name in (camel, snake, *others) if row.get(name) is not None), None)
 
@@ -111,7 +111,7 @@ def _kind(row: Row) -> str:
 
 
 def _items(row: Row, place: Place) -> Iterator[_Item]:
-    """Yields what a row holds: itself, the rows of an answer of the API, or a downloaded trace."""
+    """Yields the items of a row: itself, the rows of an API response, or those of a trace."""
     listed = as_list(row.get("data")) if "id" not in row else []
     if not listed and isinstance(row.get("traces"), list) and "name" not in row:
         listed = as_list(row["traces"])
@@ -137,7 +137,7 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
     traces = _Traces()
     for row in read_any_rows(*paths):
         for item in _items(row.data, row.place) if isinstance(row, JsonRow) else ():
-            _look_at(item, traces)
+            _note_trace(item, traces)
     for row in read_any_rows(*paths):
         if isinstance(row, Refusal):
             yield row
@@ -147,7 +147,7 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
             yield from convert_rows(rows, lambda _, item=item: _rows_of(item, traces))
 
 
-def _look_at(item: _Item, traces: _Traces) -> None:
+def _note_trace(item: _Item, traces: _Traces) -> None:
     trace = item.data.get("id") if item.kind == "trace" else _value(item.data, "traceId")
     session = text_of(_value(item.data, "sessionId"))
     if not isinstance(trace, str):
@@ -182,7 +182,7 @@ def _rows_of(item: _Item, traces: _Traces) -> Iterator[SourceRow]:
             trace = text_of(item.data.get("id")) or ""
             yield from _scores_of(item)
             if trace in traces.with_generations:
-                yield Refusal(item.place, NO_CALL, "a trace, whose generations are read")
+                yield Refusal(item.place, NO_CALL, "it is a trace; its generations are imported")
             else:
                 yield from _calls(item, trace, traces.sessions.get(trace))
         case _:
@@ -204,8 +204,8 @@ def _feedback(item: _Item) -> Feedback | Refusal:
 
 
 def _scores_of(item: _Item) -> Iterator[Feedback]:
-    """Yields the judgements in a trace's row of a table: the values of each score by its name."""
-    for name, values in as_row(parsed(item.data.get("scores"))).items():
+    """Yields the feedback in a trace's row of a table, which has values by score name."""
+    for name, values in as_row(parse_if_json(item.data.get("scores"))).items():
         for number, value in enumerate(as_list(values) or [values]):
             score = decimal_number(value)
             about = text_of(item.data.get("id"))
@@ -234,11 +234,11 @@ def _calls(item: _Item, trace: str, session: str | None) -> Iterator[LoggedConve
         "started_at": iso_time(begin),
         "duration_s": seconds_between(begin, end),
     }
-    metadata = without_nothing(
+    metadata = without_empty(
         trace_id=trace,
-        tags=parsed(row.get("tags")),
-        metadata=parsed(row.get("metadata")),
-        **usage_details(as_row(parsed(row.get("usage")))),
+        tags=parse_if_json(row.get("tags")),
+        metadata=parse_if_json(row.get("metadata")),
+        **usage_details(as_row(parse_if_json(row.get("usage")))),
     )
     yield from logged_calls(
         item.place, calls, named, metadata=metadata, part=item.place.part or own
@@ -250,34 +250,34 @@ def _note_losses(row: Row, reader: MessageReader) -> None:
     if any(_MEDIA in text for text in texts):
         reader.lose(IMAGES_LOST)
     for text in texts:
-        note_cut(text, reader)
+        note_truncation(text, reader)
 
 
 def _tools(row: Row, given: Any) -> list[Row] | None:
     tools = free_tools(given)
     if tools is not None:
         return tools
-    listed = parsed(_value(row, "toolDefinitions"))
+    listed = parse_if_json(_value(row, "toolDefinitions"))
     named = as_row(listed)
-    found = [as_row(parsed(tool)) | {"name": name} for name, tool in named.items()]
+    found = [as_row(parse_if_json(tool)) | {"name": name} for name, tool in named.items()]
     return tool_schemas(found or as_list(listed))
 
 
 def _usage(row: Row) -> Usage | None:
-    """Returns the tokens; details whose names have `input` or `output` in them add up."""
-    details = as_row(parsed(_value(row, "usageDetails")))
+    """Returns the usage; details with `input` or `output` in their names are summed."""
+    details = as_row(parse_if_json(_value(row, "usageDetails")))
     prompt = [v for name, v in details.items() if "input" in name or name == "prompt"]
     completion = [v for name, v in details.items() if "output" in name or name == "completion"]
     numbers = [[decimal_number(value) or 0 for value in side] for side in (prompt, completion)]
     if any(numbers):
         return Usage(prompt_tokens=int(sum(numbers[0])), completion_tokens=int(sum(numbers[1])))
-    usage = as_row(parsed(row.get("usage"))) | details
+    usage = as_row(parse_if_json(row.get("usage"))) | details
     plain = {"prompt_tokens": usage.get("input"), "completion_tokens": usage.get("output")}
     return usage_of(usage) or usage_of(plain) or usage_of(row)
 
 
 def _cost(row: Row) -> float | None:
-    details = as_row(parsed(_value(row, "costDetails")))
+    details = as_row(parse_if_json(_value(row, "costDetails")))
     cost = _value(row, "calculatedTotalCost", "totalCost", "total_cost")
     return decimal_number(details.get("total", cost) if cost is None else cost)
 
@@ -288,12 +288,14 @@ def _is_recognised(path: Path, head: bytes) -> bool:
         return True
     for row in (*head_rows(head), *csv_head(path, head)):
         for item in _items(row, Place(path, 1)):
-            if item.kind in ("observation", "score") or (item.kind == "trace" and _is_ours(row)):
+            if item.kind in ("observation", "score") or (
+                item.kind == "trace" and _has_known_fields(row)
+            ):
                 return True
     return False
 
 
-def _is_ours(row: Row) -> bool:
+def _has_known_fields(row: Row) -> bool:
     return any(name in row for name in ("input", "output", "observations", "trace", "data", "tags"))
 
 

@@ -1,7 +1,7 @@
-"""Exports of LangSmith: runs of its SDK and of its bulk export, and feedback.
+"""Reads LangSmith's runs, from its SDK or its bulk export, and feedback.
 
-Source: the SDK's `Run`, as `Client.list_runs()` returns it; the bulk export writes the same fields
-to parquet, with JSON texts in those that hold objects.
+Source: the SDK's `Run`, as returned by `Client.list_runs()`; the bulk export writes the same fields
+to Parquet, with objects as JSON text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,12 +21,12 @@ from stillroom.importing.payloads.fields import (
     decimal_number,
     first_text,
     iso_time,
-    parsed,
+    parse_if_json,
     seconds_between,
     text_of,
     usage_details,
     usage_of,
-    without_nothing,
+    without_empty,
 )
 from stillroom.importing.payloads.free_form import free_calls, free_tools
 from stillroom.importing.payloads.messages import MessageReader
@@ -42,12 +42,12 @@ from stillroom.importing.records import (
 from stillroom.importing.table_rows import parquet_footer, read_any_rows, recognise_listed_rows
 
 _THREADS = ("session_id", "thread_id", "conversation_id")
-"""The names under which LangSmith looks for a thread in a run's metadata."""
+"""The metadata keys that LangSmith uses for threads."""
 _PARQUET_COLUMNS = (b"run_type", b"dotted_order")
 
 
 def _runs(paths: Sequence[Path]) -> Iterator[JsonRow | Refusal]:
-    """Yields the runs and judgements: rows, or those of an answer of the API."""
+    """Yields the runs and feedback: each row, or the rows of an API response."""
     for row in read_any_rows(*paths):
         if isinstance(row, Refusal) or "run_type" in row.data:
             yield row
@@ -55,7 +55,7 @@ def _runs(paths: Sequence[Path]) -> Iterator[JsonRow | Refusal]:
             yield from listed_rows(row, "runs", part="run")
 
 
-def _is_judgement(row: Row) -> bool:
+def _is_feedback(row: Row) -> bool:
     return "run_type" not in row and "run_id" in row and "key" in row
 
 
@@ -70,7 +70,7 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
 def _rows_of(item: JsonRow, threads: dict[str, str]) -> Iterator[SourceRow]:
     row = item.data
     kind = row.get("run_type")
-    if _is_judgement(row):
+    if _is_feedback(row):
         yield _feedback(item)
     elif not isinstance(kind, str):
         yield Refusal(item.place, "neither a run nor feedback")
@@ -92,15 +92,15 @@ def _feedback(item: JsonRow) -> Feedback | Refusal:
 
 
 def _scores(row: Row) -> dict[str, float]:
-    """Returns the averages of a run's feedback by its name."""
-    stats = as_row(parsed(row.get("feedback_stats")))
+    """Returns the averages of a run's feedback by key."""
+    stats = as_row(parse_if_json(row.get("feedback_stats")))
     numbers = {name: decimal_number(as_row(value).get("avg")) for name, value in stats.items()}
     return {name: number for name, number in numbers.items() if number is not None}
 
 
 def _metadata(row: Row) -> Row:
-    extra = as_row(parsed(row.get("extra")))
-    return as_row(parsed(row.get("metadata"))) or as_row(extra.get("metadata"))
+    extra = as_row(parse_if_json(row.get("extra")))
+    return as_row(parse_if_json(row.get("metadata"))) or as_row(extra.get("metadata"))
 
 
 def _thread(row: Row) -> str | None:
@@ -108,7 +108,7 @@ def _thread(row: Row) -> str | None:
 
 
 def _ancestors(row: Row) -> tuple[str, ...]:
-    """Returns the ids of the trace and of all runs within which a run was made."""
+    """Returns the ids of a run's trace and of all its ancestor runs."""
     order = text_of(row.get("dotted_order")) or ""
     ids = (step.partition("Z")[2] for step in order.split(".")[:-1])
     known = (row.get("trace_id"), *ids, row.get("parent_run_id"))
@@ -118,7 +118,7 @@ def _ancestors(row: Row) -> tuple[str, ...]:
 
 def _calls(item: JsonRow, threads: dict[str, str]) -> Iterator[LoggedConversation]:
     row = item.data
-    input_value, output = parsed(row.get("inputs")), parsed(row.get("outputs"))
+    input_value, output = parse_if_json(row.get("inputs")), parse_if_json(row.get("outputs"))
     calls = free_calls(input_value, output, MessageReader(), error=text_of(row.get("error")))
     metadata, trace = _metadata(row), text_of(row.get("trace_id")) or ""
     usage = _usage(metadata, as_row(output))
@@ -129,13 +129,15 @@ def _calls(item: JsonRow, threads: dict[str, str]) -> Iterator[LoggedConversatio
         "id": own,
         "judged_as": _ancestors(row),
         "model": _model(row, metadata, as_row(output)),
-        # If the SDK sent no counts, those of the service.
+        # The service's counts, if the SDK sent none.
         "usage": usage_of(usage) or usage_of(row),
         "cost_usd": decimal_number(row.get("total_cost")),
         "started_at": iso_time(row.get("start_time")),
         "duration_s": seconds_between(row.get("start_time"), row.get("end_time")),
     }
-    about = without_nothing(trace_id=trace, tags=parsed(row.get("tags"))) | usage_details(usage)
+    about = without_empty(trace_id=trace, tags=parse_if_json(row.get("tags"))) | usage_details(
+        usage
+    )
     provider, part = text_of(metadata.get("ls_provider")), item.place.part or own
     logged = logged_calls(item.place, calls, named, metadata=about, provider=provider, part=part)
     for number, call in enumerate(logged):
@@ -143,7 +145,7 @@ def _calls(item: JsonRow, threads: dict[str, str]) -> Iterator[LoggedConversatio
 
 
 def _invocation(row: Row) -> Row:
-    return as_row(as_row(parsed(row.get("extra"))).get("invocation_params"))
+    return as_row(as_row(parse_if_json(row.get("extra"))).get("invocation_params"))
 
 
 def _tools(row: Row, input_value: Any) -> list[Row] | None:
@@ -152,7 +154,7 @@ def _tools(row: Row, input_value: Any) -> list[Row] | None:
 
 
 def _model(row: Row, metadata: Row, output: Row) -> str | None:
-    """Returns the model that answered, else the one that was called."""
+    """Returns the model that answered, or else the requested model."""
     replied = first_text(output, "model") or first_text(
         as_row(output.get("llm_output")), "model_name", "model"
     )
@@ -163,7 +165,7 @@ def _model(row: Row, metadata: Row, output: Row) -> str | None:
 
 
 def _usage(metadata: Row, output: Row) -> Row:
-    """Returns the usage in the fields of an API's usage object."""
+    """Returns the usage as an API's usage object."""
     llm_output = as_row(output.get("llm_output"))
     for usage in (
         as_row(metadata.get("usage_metadata")),
@@ -181,11 +183,11 @@ def _is_recognised(path: Path, head: bytes) -> bool:
     columns = parquet_footer(path, head)
     if all(name in columns for name in _PARQUET_COLUMNS):
         return True
-    return recognise_listed_rows(_is_run_or_judgement, "runs")(path, head)
+    return recognise_listed_rows(_is_run_or_feedback, "runs")(path, head)
 
 
-def _is_run_or_judgement(row: Row) -> bool:
-    return _is_judgement(row) or ("run_type" in row and "inputs" in row)
+def _is_run_or_feedback(row: Row) -> bool:
+    return _is_feedback(row) or ("run_type" in row and "inputs" in row)
 
 
 LANGSMITH = TraceFormat(

@@ -1,4 +1,4 @@
-"""Model calls in spans of the OpenInference conventions, which Phoenix and Arize use.
+"""Reads model calls from spans of the OpenInference conventions, which Phoenix and Arize use.
 
 Source: the OpenInference semantic conventions, `llm.input_messages.N.message.*` and so on.
 """
@@ -9,7 +9,7 @@ from typing import Any
 from stillroom.importing.formats.observability.otlp import (
     Convention,
     Span,
-    joined_turns,
+    join_turns,
     nested,
     span_call,
 )
@@ -21,7 +21,7 @@ from stillroom.importing.payloads.fields import (
     decimal_number,
     finish_reason_of,
     first_text,
-    parsed,
+    parse_if_json,
     text_of,
 )
 from stillroom.importing.payloads.messages import TRUNCATED, MessageReader, tool_schemas
@@ -37,19 +37,21 @@ def _is_model_call(span: Span) -> bool:
 def _read_call(span: Span) -> Iterator[ApiCall]:
     """Yields the call of a span.
 
-    The bodies of the request and the response, which most instrumentations keep next to the
-    attributes, say what the attributes leave out: reasoning, and why the reply ended. Raises
-    UnreadableRowError if the span holds no messages.
+    Most instrumentations record the bodies of the request and the response next to the attributes.
+    These have the reasoning and the finish reason, which the attributes lack. Raises
+    UnreadableRowError if the span has no messages.
     """
     attributes = span.attributes
     reader = MessageReader()
     messages = _messages(nested(attributes, "llm.input_messages"), reader)
     reply = _messages(nested(attributes, "llm.output_messages"), reader)
     bodies = _from_bodies(attributes)
-    if bodies is not None and (not messages or not reply or _says_more(bodies, messages, reply)):
+    if bodies is not None and (
+        not messages or not reply or _adds_reasoning(bodies, messages, reply)
+    ):
         messages, reply = bodies.messages[:-1], bodies.messages[-1:]
     if not messages:
-        detail = "have the application record the contents of messages; see `stillroom docs traces`"
+        detail = "enable message content capture in the application; see `stillroom docs traces`"
         raise UnreadableRowError(NO_CONTENTS, detail)
     losses = dict.fromkeys([*reader.losses, *(bodies.losses if bodies else ())])
     ending = finish_reason_of(attributes.get("llm.finish_reason"))
@@ -66,18 +68,18 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
 
 
 def _messages(value: Any, reader: MessageReader) -> list[Row]:
-    items = [undotted(item) for item in as_list(value)]
+    items = [nest_dotted_keys(item) for item in as_list(value)]
     messages: list[Row] = []
     for number, item in enumerate(items):
         message = as_row(item.get("message")) or item
         if message.get("content") == _REDACTED:
             reader.lose(TRUNCATED)
         messages += reader.turn(_plain(message), f"message {number}")
-    return joined_turns(messages)
+    return join_turns(messages)
 
 
-def undotted(value: Any) -> Row:
-    """Returns an object whose keys with dots are objects in objects."""
+def nest_dotted_keys(value: Any) -> Row:
+    """Converts dotted keys to nested objects."""
     fields = as_row(value)
     if not any("." in key for key in fields):
         return fields
@@ -86,12 +88,12 @@ def undotted(value: Any) -> Row:
 
 
 def _plain(message: Row) -> Row:
-    """Returns a message in the shape of chat completions, with blocks as its content."""
+    """Converts a message to the chat completions format, with blocks as its content."""
     blocks: list[Any] = []
     for item in as_list(message.get("contents")):
-        content = undotted(item)
+        content = nest_dotted_keys(item)
         blocks.append(_block(as_row(content.get("message_content")) or content))
-    calls = [_call(undotted(call)) for call in as_list(message.get("tool_calls"))]
+    calls = [_call(nest_dotted_keys(call)) for call in as_list(message.get("tool_calls"))]
     if name := text_of(message.get("function_call_name")):
         arguments = message.get("function_call_arguments_json")
         calls.append({"function": {"name": name, "arguments": arguments}})
@@ -110,7 +112,7 @@ def _block(content: Row) -> Row:
         case "image":
             return {"type": "image_url"}
         case "tool_use" | "tool_call":
-            return {}  # it is among the message's tool calls
+            return {}  # it is in the message's tool calls
         case _:
             return content
 
@@ -122,10 +124,10 @@ def _call(item: Row) -> Row:
 
 
 def _from_bodies(attributes: Row) -> Any:
-    """Returns what the request and the response say, if the span keeps both; else None."""
+    """Returns the calls in the recorded bodies of a span; None if it lacks one of them."""
     request, response = (
-        parsed(attributes.get("input.value")),
-        parsed(attributes.get("output.value")),
+        parse_if_json(attributes.get("input.value")),
+        parse_if_json(attributes.get("output.value")),
     )
     if not as_row(request) or not as_row(response):
         return None
@@ -135,8 +137,8 @@ def _from_bodies(attributes: Row) -> Any:
         return None
 
 
-def _says_more(bodies: Any, messages: list[Row], reply: list[Row]) -> bool:
-    """Returns whether the bodies hold the same messages, and reasoning that these lack."""
+def _adds_reasoning(bodies: Any, messages: list[Row], reply: list[Row]) -> bool:
+    """Returns whether the bodies have the same messages, and reasoning that these lack."""
     whole: list[Row] = bodies.messages
     read = [*messages, *reply]
     same = [_without_reasoning(m) for m in whole] == [_without_reasoning(m) for m in read]
@@ -151,9 +153,9 @@ def _without_reasoning(message: Row) -> Any:
 
 
 def _tools(attributes: Row) -> list[Row] | None:
-    tools = (undotted(item) for item in as_list(nested(attributes, "llm.tools")))
+    tools = (nest_dotted_keys(item) for item in as_list(nested(attributes, "llm.tools")))
     schemas = [
-        as_row(parsed(as_row(tool.get("tool")).get("json_schema", tool.get("json_schema"))))
+        as_row(parse_if_json(as_row(tool.get("tool")).get("json_schema", tool.get("json_schema"))))
         for tool in tools
     ]
     return tool_schemas([schema for schema in schemas if schema])

@@ -1,4 +1,4 @@
-"""Spans, log records and judgements of OTLP JSON, and the model calls that spans hold."""
+"""Parses spans, log records and evaluation results of OTLP JSON."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from stillroom.importing.payloads.fields import (
     as_row,
     decimal_number,
     first_text,
-    parsed,
+    parse_if_json,
     text_of,
     usage_details,
     usage_of,
@@ -37,19 +37,19 @@ class SpanEvent:
 
     name: str
     fields: Row
-    """Its attributes, and the fields of its body."""
+    """The attributes, and the fields of the body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedEvent(SpanEvent):
-    """A log record that is an event of a span, with its own place."""
+    """A log record that is an event of a span, with its place."""
 
     place: Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One span, with the values of its attributes as plain JSON."""
+    """One span, with attribute values as plain JSON."""
 
     place: Place
     trace_id: str
@@ -57,17 +57,17 @@ class Span:
     name: str = ""
     attributes: Row = field(default_factory=dict[str, Any])
     resource: Row = field(default_factory=dict[str, Any])
-    """The attributes of what emitted it, such as the name of the service."""
+    """The attributes of its resource, such as `service.name`."""
     events: tuple[SpanEvent, ...] = ()
     begin: Any = None
     end: Any = None
     error: str | None = None
-    """The failure that it ended with."""
+    """The error with which it ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRecord:
-    """One log record, and the span within which it was written."""
+    """One log record, with the ids of its span and trace."""
 
     trace_id: str
     span_id: str
@@ -76,7 +76,7 @@ class LogRecord:
 
 
 def telemetry_of(row: Row, place: Place) -> Iterator[Span | LogRecord]:
-    """Yields the spans and log records that a row holds."""
+    """Yields the spans and log records in a row."""
     for group in _both(row, "resourceSpans", "resource_spans"):
         resource = attributes_of(as_row(as_row(group).get("resource")))
         for scope in _both(as_row(group), "scopeSpans", "scope_spans"):
@@ -101,7 +101,7 @@ def attributes_of(value: Row) -> Row:
 
 
 def plain_value(value: Any, levels: int = _MOST_LEVELS) -> Any:
-    """Returns what a typed value of OTLP holds; None if it is nested too deeply."""
+    """Converts a typed OTLP value to plain JSON; None if it is nested too deeply."""
     fields = as_row(value)
     for name in _VALUES:
         if name in fields:
@@ -128,12 +128,12 @@ def plain_value(value: Any, levels: int = _MOST_LEVELS) -> Any:
 
 
 def nested(attributes: Row, prefix: str) -> Any:
-    """Returns the attributes below a prefix as a tree: `p.0.role` is `[{"role": …}]`.
+    """Returns the attributes below a prefix as a tree, e.g. `p.0.role` as `[{"role": …}]`.
 
-    Objects whose keys are all numbers become lists. None if there are none; an attribute that has
-    the prefix itself as its name is read as JSON.
+    Objects with only numeric keys become lists. An attribute named by the prefix itself is parsed
+    as JSON. Returns None if there are no such attributes.
     """
-    whole = parsed(attributes.get(prefix))
+    whole = parse_if_json(attributes.get(prefix))
     if whole is not None and not isinstance(whole, str):
         return whole
     tree: Row = {}
@@ -162,7 +162,7 @@ def _as_lists(node: Any) -> Any:
 
 
 def flat_attributes(attributes: Row, start: str = "", levels: int = _MOST_LEVELS) -> Row:
-    """Returns the attributes of nested objects under their names with dots."""
+    """Flattens nested objects to attributes with dotted names."""
     flat: Row = {}
     for key, value in attributes.items():
         if isinstance(value, dict) and value and levels:
@@ -193,7 +193,7 @@ def _span(span: Row, place: Place, resource: Row) -> Span:
 
 
 def plain_span(span: Row, place: Place) -> Span:
-    """Returns a span as Phoenix's API and the SDKs' consoles write it, with its `context`."""
+    """Parses a span with a `context`, the format of Phoenix's API and of console exporters."""
     context = as_row(span["context"])
     span_id = text_of(context.get("span_id")) or ""
     status = as_row(span.get("status"))
@@ -214,7 +214,7 @@ def plain_span(span: Row, place: Place) -> Span:
 
 
 def _nanoseconds(value: Any) -> float | None:
-    """Returns a time in seconds, without the loss of a number with 19 digits."""
+    """Converts nanoseconds to seconds, rounded to microseconds."""
     try:
         number = int(value) if isinstance(value, str) else as_number(value)
     except ValueError:
@@ -241,7 +241,7 @@ def _log_record(record: Row, place: Place, number: int) -> LogRecord:
     name = first_text(record, "eventName", "event_name") or first_text(fields, "event.name") or ""
     span_id = first_text(record, "spanId", "span_id") or ""
     own = Place(place.path, place.line, f"{span_id or 'record'}.{number}")
-    more = as_row(parsed(body)) or ({"body": body} if body is not None else {})
+    more = as_row(parse_if_json(body)) or ({"body": body} if body is not None else {})
     return LogRecord(
         trace_id=first_text(record, "traceId", "trace_id") or "",
         span_id=span_id,
@@ -250,28 +250,30 @@ def _log_record(record: Row, place: Place, number: int) -> LogRecord:
     )
 
 
-def judgements_in(span: Span) -> Iterator[Feedback | Refusal]:
-    """Yields the judgements that are events of a span, about this span."""
+def evaluation_results(span: Span) -> Iterator[Feedback | Refusal]:
+    """Yields the evaluation results in the events of a span."""
     for number, event in enumerate(span.events):
         if event.name == EVALUATION:
             part = f"{span.id} event {number}"
-            yield _judgement(event, Place(span.place.path, span.place.line, part), span.id)
+            yield _evaluation_result(event, Place(span.place.path, span.place.line, part), span.id)
 
 
-def judgement_of(record: LogRecord) -> Feedback | Refusal:
-    """Returns the judgement of a log record, about the span or the response that it names."""
+def evaluation_result_of(record: LogRecord) -> Feedback | Refusal:
+    """Returns the evaluation result in a log record, for the span or response that it names."""
     named = first_text(record.event.fields, "gen_ai.response.id")
-    return _judgement(record.event, record.place, record.span_id or named or record.trace_id)
+    return _evaluation_result(
+        record.event, record.place, record.span_id or named or record.trace_id
+    )
 
 
-def _judgement(event: SpanEvent, place: Place, about: str) -> Feedback | Refusal:
+def _evaluation_result(event: SpanEvent, place: Place, about: str) -> Feedback | Refusal:
     fields = event.fields
     name, score = first_text(fields, _NAME), decimal_number(fields.get(_SCORE))
     return feedback_row(place, about, name, score, fields.get(_LABEL))
 
 
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 4096, 8 << 10
-"""How many messages are remembered as they were read, and the longest one in bytes."""
+"""The number of converted messages in the cache, and the maximum size of one in bytes."""
 _BLOCK_KINDS = frozenset(
     {
         "text",
@@ -288,52 +290,49 @@ _BLOCK_KINDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """How the attributes of spans name a model call and its messages."""
+    """A convention for model calls in the attributes of spans."""
 
     is_followed: Callable[[Span], bool]
-    """Whether a span follows the convention."""
+    """Returns whether a span follows the convention."""
     is_model_call: Callable[[Span], bool]
     read_call: Callable[[Span], Iterator[ApiCall]]
-    """Yields the call of a span, or one for each choice. Raises UnreadableRowError if the span
-    holds no messages."""
+    """Yields the calls of a span, one per choice. Raises UnreadableRowError if the span has no
+    messages."""
 
 
 def span_call(messages: list[Row], *, usage: Row, **fields: Any) -> ApiCall:
-    """Returns one reply of a model with the messages before it.
-
-    `usage` has the tokens in the fields of an API's usage object.
-    """
+    """Returns a call with its messages; `usage` is an API's usage object."""
     return ApiCall(
         messages=messages, usage=usage_of(usage), metadata=dict(usage_details(usage)), **fields
     )
 
 
 def read_messages(value: Any, reader: MessageReader) -> list[Row]:
-    """Returns messages in our shape; contents that were written as JSON text are read as blocks.
+    """Converts messages; contents that are JSON text are parsed as blocks.
 
-    Parts of one turn that are messages of their own are joined again. Raises
-    UnreadableRowError if the value is no list of messages.
+    Parts of one turn that were logged as separate messages are joined. Raises UnreadableRowError
+    if the value is not a list of messages.
     """
     if not isinstance(value, list):
-        return joined_turns(reader.turns(value))
+        return join_turns(reader.turns(value))
     turns: list[Row] = []
     for index, item in enumerate(as_list(value)):
         turns += _turn(item, reader, index)
-    return joined_turns(turns)
+    return join_turns(turns)
 
 
 def _turn(item: Any, reader: MessageReader, index: int) -> list[Row]:
-    """Returns the messages that one becomes; histories repeat most of them."""
-    if stands_alone(item):
+    """Converts one message, using a cache: histories repeat most messages."""
+    if is_context_free(item):
         data = msgspec.json.encode(item)
-        if len(data) <= _LONGEST_REMEMBERED and (known := _known_turn(data)) is not None:
+        if len(data) <= _LONGEST_REMEMBERED and (known := _cached_turn(data)) is not None:
             return known
     return reader.turn(_with_blocks(item), f"messages[{index}]")
 
 
 @lru_cache(maxsize=_MOST_REMEMBERED)
-def _known_turn(data: bytes) -> list[Row] | None:
-    """Returns the messages that one becomes; None if something is lost of it."""
+def _cached_turn(data: bytes) -> list[Row] | None:
+    """Converts one message in JSON; None if something in it is lost."""
     reader = MessageReader()
     try:
         messages = reader.turn(_with_blocks(msgspec.json.decode(data)))
@@ -342,8 +341,8 @@ def _known_turn(data: bytes) -> list[Row] | None:
     return None if reader.losses else messages
 
 
-def joined_turns(messages: list[Row]) -> list[Row]:
-    """Returns messages with the reasoning, the text and the calls of one turn in one message."""
+def join_turns(messages: list[Row]) -> list[Row]:
+    """Joins the reasoning, text and calls of one turn into one message."""
     joined: list[Row] = []
     for message in messages:
         last = joined[-1] if joined else {"role": ""}
@@ -369,7 +368,7 @@ def _with_blocks(item: Any) -> Any:
     content = message.get("content")
     if not isinstance(content, str):
         return item
-    blocks = as_list(parsed(content))
+    blocks = as_list(parse_if_json(content))
     kinds = [as_row(block).get("type") for block in blocks]
     is_blocks = bool(kinds) and all(
         isinstance(kind, str) and kind in _BLOCK_KINDS for kind in kinds
@@ -377,8 +376,8 @@ def _with_blocks(item: Any) -> Any:
     return message | {"content": blocks} if is_blocks else item
 
 
-def stands_alone(value: Any) -> bool:
-    """Returns whether a message means the same in every history; old calls are numbered in one."""
+def is_context_free(value: Any) -> bool:
+    """Returns whether a message's conversion does not depend on the messages before it."""
     message = as_row(value)
     if not isinstance(message.get("role"), str) or message["role"] == "function":
         return False

@@ -1,11 +1,11 @@
-"""Reads files of spans: OpenTelemetry, OpenInference, OpenRouter's broadcast, Phoenix, tables.
+"""Reads spans: OpenTelemetry, OpenInference, OpenRouter's broadcast, Phoenix, tables of spans.
 
-Spans of one trace may be far apart, in several files. What a call needs of others is read first:
-the session of its trace, and the log records that hold its messages.
+Spans of one trace may be far apart or in several files. So a first pass collects the sessions of
+traces, and the log records with messages, which calls need.
 
 Source: OTLP JSON; Phoenix's `GET /v1/projects/{project}/spans` and `/span_annotations`, and the
-columns of its client's `get_spans_dataframe()`, which are called `context.span_id`,
-`attributes.llm.input_messages` etc.; the columns of Logfire's `records` and of the OpenTelemetry
+columns of its client's `get_spans_dataframe()`, such as `context.span_id` and
+`attributes.llm.input_messages`; the columns of Logfire's `records` and of the OpenTelemetry
 collector's ClickHouse exporter (`otel_traces`).
 """
 
@@ -23,9 +23,9 @@ from stillroom.importing.formats.observability.otlp import (
     PlacedEvent,
     Span,
     SpanEvent,
+    evaluation_result_of,
+    evaluation_results,
     flat_attributes,
-    judgement_of,
-    judgements_in,
     plain_span,
     telemetry_of,
 )
@@ -44,9 +44,9 @@ from stillroom.importing.payloads.fields import (
     first_text,
     iso_seconds,
     iso_time,
-    parsed,
+    parse_if_json,
     seconds_between,
-    without_nothing,
+    without_empty,
 )
 from stillroom.importing.records import (
     Feedback,
@@ -69,7 +69,7 @@ _MARKS = (
     b"Logs",
     b"_logs",
 )
-"""Texts of which one is in each file that holds a session, a conversation or log records."""
+"""A file with sessions, conversations or log records contains at least one of these."""
 _LONGEST_MARK = max(map(len, _MARKS))
 _BLOCK = 1 << 20
 _CONVENTIONS = (OPENINFERENCE, OPENROUTER_SPANS, AI_SDK, GENAI)
@@ -82,24 +82,24 @@ TelemetryOf = Callable[[JsonRow], Iterator[Telemetry]]
 
 @dataclass(slots=True)
 class _Others:
-    """What calls need of other spans and of log records."""
+    """The data of other spans and of log records that calls need."""
 
     records: DiskDict[tuple[str, int]]
-    """The log records with messages, by the id of their span and their number within it."""
+    """The log records with messages, by span id and number within the span."""
     num_records: dict[str, int] = field(default_factory=dict[str, int])
     sessions: dict[str, str] = field(default_factory=dict[str, str])
     """The session of each trace that has one."""
     conversations: dict[str, str] = field(default_factory=dict[str, str])
-    """The conversation of each trace that has one; ambiguous if its spans name several."""
+    """The conversation of each trace that has one; `_AMBIGUOUS` if its spans name several."""
 
     def group_of(self, span: Span) -> str | None:
-        """Returns the session or the conversation of a span, else that of its trace."""
+        """Returns the session or conversation of a span, or else of its trace."""
         own = first_text(span.attributes, *_SESSIONS, _CONVERSATION)
         known = (self.sessions.get(span.trace_id), self.conversations.get(span.trace_id))
         return own or next((group for group in known if group), None)
 
-    def look_at(self, span: Span) -> None:
-        """Notes the session and the conversation that a span names."""
+    def add_span(self, span: Span) -> None:
+        """Stores the session and the conversation of a span."""
         if session := first_text(span.attributes, *_SESSIONS):
             self.sessions.setdefault(span.trace_id, session)
         if conversation := first_text(span.attributes, _CONVERSATION):
@@ -109,23 +109,23 @@ class _Others:
 
 
 def read_spans(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[SourceRow]:
-    """Yields the calls and judgements of files, and a refusal for each span that is no call.
+    """Yields the calls and feedback in files, and a refusal for each span that is not a call.
 
-    `telemetry_of` yields what a row holds; it refuses rows that hold nothing.
+    `telemetry_of` yields the telemetry in a row, or a refusal if there is none.
     """
     with DiskDict[tuple[str, int]]() as records:
         others = _Others(records)
-        if any(_names_others(path) for path in paths):
-            _take_in(paths, telemetry_of, others)
+        if any(_may_have_context(path) for path in paths):
+            _collect(paths, telemetry_of, others)
         used: set[str] = set()
         for item in _telemetry(paths, telemetry_of):
             if isinstance(item, Span):
                 yield from _rows_of(item, others, used, paths)
-                yield from judgements_in(item)
+                yield from evaluation_results(item)
             elif not isinstance(item, LogRecord):
                 yield item
             elif item.event.name == EVALUATION:
-                yield judgement_of(item)
+                yield evaluation_result_of(item)
             elif not _has_messages(item):
                 yield Refusal(item.place, NO_CALL, "a log record without messages")
         for span_id, number in records:
@@ -134,8 +134,8 @@ def read_spans(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Sou
                 yield Refusal(event.place, "a message without its span", f"span {span_id!r}")
 
 
-def _names_others(path: Path) -> bool:
-    """Returns whether a file may hold what calls need of other spans and of log records."""
+def _may_have_context(path: Path) -> bool:
+    """Returns whether a file may have sessions, conversations or log records."""
     tail = b""
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK):
@@ -158,11 +158,11 @@ def _telemetry(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Tel
             yield from telemetry_of(row)
 
 
-def _take_in(paths: Sequence[Path], telemetry_of: TelemetryOf, others: _Others) -> None:
-    """Keeps what calls need of other spans and of log records."""
+def _collect(paths: Sequence[Path], telemetry_of: TelemetryOf, others: _Others) -> None:
+    """Collects the data of other spans and of log records that calls need."""
     for item in _telemetry(paths, telemetry_of):
         if isinstance(item, Span):
-            others.look_at(item)
+            others.add_span(item)
         elif isinstance(item, LogRecord) and _has_messages(item):
             number = others.num_records.get(item.span_id, 0)
             others.num_records[item.span_id] = number + 1
@@ -187,7 +187,7 @@ def _record(others: _Others, key: tuple[str, int], paths: Sequence[Path]) -> Pla
 def _rows_of(
     span: Span, others: _Others, used: set[str], paths: Sequence[Path]
 ) -> Iterator[SourceRow]:
-    """Yields the call of a span, or its refusal with those of its log records."""
+    """Yields the calls of a span, or refusals of the span and its log records."""
     convention = next(each for each in _CONVENTIONS if each.is_followed(span))
     if not convention.is_model_call(span):
         yield Refusal(span.place, NO_CALL, span.name)
@@ -198,7 +198,7 @@ def _rows_of(
     places = tuple(record.place for record in records)
     span = replace(span, events=(*span.events, *records))
     try:
-        calls = [_with_failure(call, span) for call in convention.read_call(span)]
+        calls = [_add_failure(call, span) for call in convention.read_call(span)]
     except UnreadableRowError as error:
         yield Refusal(span.place, error.reason, error.detail)
         for place in places:
@@ -212,26 +212,26 @@ def _rows_of(
         "started_at": iso_time(span.begin),
         "duration_s": seconds_between(span.begin, span.end),
     }
-    metadata = without_nothing(trace_id=span.trace_id)
+    metadata = without_empty(trace_id=span.trace_id)
     yield from logged_calls(
         span.place, calls, named, metadata=metadata, part=span.id, also_at=places
     )
 
 
-def _with_failure(call: ApiCall, span: Span) -> ApiCall:
-    """Returns a span's call; one without a reply has the failure of its span."""
+def _add_failure(call: ApiCall, span: Span) -> ApiCall:
+    """Adds the span's error to a call without a reply."""
     if call.messages[-1]["role"] == "assistant":
         return call
     if not span.error:
-        raise UnreadableRowError(NO_REPLY, "the span holds no output messages")
+        raise UnreadableRowError(NO_REPLY, "the span has no output messages")
     return replace(call, error=span.error)
 
 
 def _convention_of(head: bytes) -> str | None:
-    """Returns the conventions that the first spans of an OTLP file follow; None if it is none.
+    """Returns the convention that the first spans of an OTLP file follow; None for other files.
 
-    A file whose first spans are no calls is taken for one of OpenTelemetry's, whose reader reads
-    spans of all conventions.
+    If the first spans are not model calls, it is `otel_genai`, whose reader accepts spans of all
+    conventions.
     """
     is_otlp = any(
         isinstance(row.get(name), list)
@@ -292,7 +292,7 @@ def _is_phoenix(row: Row) -> bool:
 
 
 def _phoenix_telemetry(whole: JsonRow) -> Iterator[Span | Feedback | Refusal]:
-    """Yields the spans and the judgements that a row holds."""
+    """Yields the spans and annotations in a row."""
     for row in listed_rows(whole, "data"):
         item, place = row.data, row.place
         if _is_annotation(item):
@@ -310,7 +310,7 @@ def _phoenix_telemetry(whole: JsonRow) -> Iterator[Span | Feedback | Refusal]:
 
 
 def _from_columns(row: Row) -> Row:
-    """Returns a row of the client's table as the API lists spans."""
+    """Converts a row of the client's table to the API's format of a span."""
     attributes = {
         key.removeprefix(_ATTRIBUTE): value
         for key, value in row.items()
@@ -343,7 +343,7 @@ class _Columns:
     begin: str
     end: str | None
     nanoseconds: str | None
-    """The column of the duration, if there is none of the end."""
+    """The column of the duration, for tables without the end time."""
     status: str
     message: str
 
@@ -403,8 +403,8 @@ def _span_of_table(placed: JsonRow, columns: _Columns) -> Span:
         trace_id=first_text(row, columns.trace_id) or "",
         id=first_text(row, columns.span_id) or "",
         name=first_text(row, columns.name) or "",
-        attributes=flat_attributes(as_row(parsed(row[columns.attributes]))),
-        resource=as_row(parsed(row.get(columns.resource))),
+        attributes=flat_attributes(as_row(parse_if_json(row[columns.attributes]))),
+        resource=as_row(parse_if_json(row.get(columns.resource))),
         events=tuple(_table_events(row)),
         begin=begin,
         end=end,
@@ -413,7 +413,7 @@ def _span_of_table(placed: JsonRow, columns: _Columns) -> Span:
 
 
 def _table_events(row: Row) -> Iterator[SpanEvent]:
-    for event in map(as_row, as_list(parsed(row.get("otel_events")))):
+    for event in map(as_row, as_list(parse_if_json(row.get("otel_events")))):
         yield SpanEvent(name=first_text(event, "event_name", "name") or "", fields=event)
     names, fields = as_list(row.get("Events.Name")), as_list(row.get("Events.Attributes"))
     for name, attributes in zip(names, fields, strict=False):

@@ -1,4 +1,4 @@
-"""Reads ATIF, Harbor's format for the trajectories of agents, with those of sub-agents inside."""
+"""Reads ATIF, Harbor's format for agent trajectories, including nested sub-agents."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from stillroom.importing.payloads.fields import (
     as_row,
     first_text,
     usage_of,
-    without_nothing,
+    without_empty,
 )
 from stillroom.importing.payloads.messages import MessageReader, tool_call, tool_schemas
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
@@ -33,7 +33,7 @@ _MOST_NESTED = bounds.AGENT_LEVELS.most
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What the parts of one file share: its place, its run's id and the rewards of its trial."""
+    """The data shared by all trajectories of a file: place, session id and the trial's rewards."""
 
     place: Place
     session: str | None
@@ -49,7 +49,7 @@ def _trajectories(row: JsonRow) -> Iterator[SourceRow]:
 def _with_sub_agents(
     data: Row, run: _Run, *, parent: str | None, depth: int
 ) -> Iterator[SourceRow]:
-    """Yields the conversation of a trajectory, and those of the sub-agents in it."""
+    """Yields the conversations of a trajectory and of its sub-agents."""
     own_id = first_text(data, "trajectory_id") or (None if depth else run.session)
     place = run.place if depth == 0 else Place(run.place.path, run.place.line, own_id or "")
     try:
@@ -58,7 +58,7 @@ def _with_sub_agents(
         yield Refusal(place, error.reason, error.detail)
     inner_ones = as_list(data.get("subagent_trajectories"))
     if inner_ones and depth == _MOST_NESTED:
-        yield Refusal(place, "sub-agents are nested too deeply", "put them into files of their own")
+        yield Refusal(place, "sub-agents are nested too deeply", "move them to separate files")
         return
     for inner in inner_ones:
         yield from _with_sub_agents(as_row(inner), run, parent=own_id, depth=depth + 1)
@@ -72,7 +72,7 @@ def _conversation(
     messages = [message for step in steps for message in _step_messages(step, reader)]
     replies = [step for step in steps if step.get("source") == "agent" and not _is_given(step)]
     if not replies:
-        raise UnreadableRowError(NO_REPLY, "no step is the agent's own")
+        raise UnreadableRowError(NO_REPLY, "no step was written by the agent's model")
     metrics = [as_row(step.get("metrics")) for step in replies if step.get("metrics")]
     models = [first_text(step, "model_name") for step in replies]
     usages = [usage for each in metrics if (usage := usage_of(each)) is not None]
@@ -93,7 +93,7 @@ def _conversation(
         started_at=next((at for step in steps if (at := first_text(step, "timestamp"))), None),
         scores=run.rewards if is_root else {},
         losses=tuple(reader.losses),
-        metadata=without_nothing(
+        metadata=without_empty(
             agent=agent.get("name"),
             agent_version=agent.get("version"),
             notes=data.get("notes"),
@@ -103,14 +103,14 @@ def _conversation(
 
 
 def _is_given(step: Row) -> bool:
-    """Returns whether a step of the agent's was not written by the model in this trajectory."""
+    """Returns whether an agent step was not written by the model in this trajectory."""
     is_dispatched = step.get("llm_call_count") == 0
     is_copied = step.get("is_copied_context") is True
     return is_dispatched or is_copied or step.get("model_name") == SYNTHETIC
 
 
 def _step_messages(step: Row, reader: MessageReader) -> Iterator[Row]:
-    """Yields the message of a step, and then the results of its calls."""
+    """Yields the message of a step, followed by the results of its calls."""
     role = _ROLES.get(str(step.get("source")))
     if role is None:
         detail = f"step {step.get('step_id')!r} is from {step.get('source')!r}"
@@ -132,7 +132,7 @@ def _step_messages(step: Row, reader: MessageReader) -> Iterator[Row]:
             call_id = call_ids[0]
         if call_id in call_ids:
             yield {"role": "tool", "tool_call_id": call_id, "content": text}
-        elif text:  # what the environment says to an action that was no call
+        elif text:  # the environment's answer to an action that is not a tool call
             yield {"role": "user", "content": text}
 
 
@@ -142,7 +142,7 @@ def _call(call: Row) -> Row:
 
 
 def _rewards_of_trial(path: Path) -> dict[str, float]:
-    """Returns the verifier's rewards, which Harbor writes into `result.json` of the trial."""
+    """Returns the verifier's rewards from the `result.json` of Harbor's trial."""
     result = read_document(path.parent.parent / "result.json")
     return numbers_by_name(as_row(result.get("verifier_result")).get("rewards"))
 

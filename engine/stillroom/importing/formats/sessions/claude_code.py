@@ -1,4 +1,4 @@
-"""Reads Claude Code's session files: messages linked to the ones before them, and sub-agents."""
+"""Reads Claude Code's session files, in which each message links to its parent."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,16 +20,16 @@ _NOTES = {
     "mode": "sessionId",
     _FORK: "parentSessionId",
 }
-"""Lines that are no messages, with a field that each has."""
+"""The types of lines that are not messages, each with a required field."""
 
 
 def read_sessions(paths: Sequence[Path]) -> Iterator[SourceRow]:
-    """Yields the conversations of session files, with one file held at a time.
+    """Yields the conversations of session files, with one file in memory at a time.
 
-    These are the main one, the branches that were left, what came after each compaction, and those
-    of sub-agents. A line that cannot be read is refused, and so is a branch without a reply. What
-    a session copied from another one (a fork), or continues (a forked sub-agent), is context
-    there.
+    Each session has its main conversation, abandoned branches, one conversation after each
+    compaction, and those of sub-agents. Unreadable lines and branches without a reply are refused.
+    Turns that a session copies from another one (a fork) or continues (a forked sub-agent) are
+    context there.
     """
     known: dict[str, str] = {}
     sessions = _Sessions(paths)
@@ -49,17 +49,17 @@ def read_sessions(paths: Sequence[Path]) -> Iterator[SourceRow]:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What the first lines of a file say of its session."""
+    """The data in the first lines of a session file."""
 
     session: str | None = None
-    """The id of the session; None if it is a sub-agent's."""
+    """The id of the session; None for a sub-agent's file."""
     forked_from: str | None = None
     is_copy: bool = False
-    """Whether it begins with lines that are older than the file."""
+    """Whether it begins with lines copied from an older session."""
 
 
 class _Sessions:
-    """The sessions of an import: their order, and what others continue."""
+    """The sessions of an import, with their fork relations."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._heads = {path: _head_of(path) for path in paths}
@@ -73,11 +73,11 @@ class _Sessions:
         self._last: tuple[str, MessageTree] | None = None
 
     def in_order(self) -> list[Path]:
-        """Returns the files, those of forks after the ones that they were forked from."""
+        """Returns the files, with each fork after its origin."""
         return sorted(self._heads, key=self._depth)
 
     def tree_of(self, session: str) -> MessageTree | None:
-        """Returns the messages of a session; None if its file is not there. The last is kept."""
+        """Returns the messages of a session, caching the last one; None if its file is missing."""
         if self._last is not None and self._last[0] == session:
             return self._last[1]
         if (path := self._files.get(session)) is None:
@@ -155,7 +155,7 @@ def _add_compaction(tree: MessageTree, turn: Turn, line: Row) -> None:
 
 
 def _queued_prompt(line: Row) -> object:
-    """Returns what a user wrote while the agent was at work; None if the line is another one."""
+    """Returns a prompt that the user queued while the agent was working; None for other lines."""
     attachment = as_row(line.get("attachment"))
     return attachment.get("prompt") if attachment.get("type") == "queued_command" else None
 
@@ -185,15 +185,15 @@ _HINT = (
 
 
 class _PrintedSession:
-    """The messages of one session, each thread of which is in its order."""
+    """The messages of one printed session, with each thread in order."""
 
     def __init__(self) -> None:
         self.tree = MessageTree("claude_code")
         self._last: dict[str | None, str] = {}
-        """The id of the last message of each thread: of the session, or of a sub-agent."""
+        """The id of the last message of each thread: the session's (None) or a sub-agent's."""
 
     def add(self, row: JsonRow) -> None:
-        """Adds a message; other lines say nothing that the model reads."""
+        """Adds a message; ignores other lines, which the model does not see."""
         line = row.data
         uuid, kind = text_of(line.get("uuid")), line.get("type")
         if uuid is None or self.tree.has(uuid) or kind not in ("user", "assistant"):
@@ -218,9 +218,9 @@ class _PrintedSession:
 
 
 def read_outputs(paths: Sequence[Path]) -> Iterator[SourceRow]:
-    """Yields the conversations of printed sessions, one file held at a time.
+    """Yields the conversations of printed sessions, with one file in memory at a time.
 
-    A conversation is refused if the user's messages were not printed, as is usual.
+    A conversation is refused if the user's messages were not printed, which is the default.
     """
     for path in paths:
         sessions: dict[str | None, _PrintedSession] = {}
@@ -232,15 +232,15 @@ def read_outputs(paths: Sequence[Path]) -> Iterator[SourceRow]:
                 sessions.setdefault(name, _PrintedSession()).add(row)
         for session in sessions.values():
             for item in session.tree.conversations():
-                yield _checked(item)
+                yield _refuse_without_prompt(item)
 
 
-def _checked(item: SourceRow) -> SourceRow:
+def _refuse_without_prompt(item: SourceRow) -> SourceRow:
     if not isinstance(item, LoggedConversation):
         return item
     if item.messages[0]["role"] == "assistant":
         return Refusal(item.place, _NO_PROMPT, _HINT)
-    # Messages are printed before their tokens are counted.
+    # Messages are printed before their usage is final.
     return replace(item, usage=None, finish_reason=None)
 
 

@@ -1,7 +1,7 @@
-"""Reads the rollout files of Codex: the items of each thread, as they were sent to the model.
+"""Reads Codex's rollout files: the items of each thread, as sent to the model.
 
-The file of a forked thread either names where the other thread's file is to be read up to, or
-begins with a copy of its lines.
+The file of a forked thread either refers to a position in the original thread's file, or begins
+with a copy of its lines.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,9 +31,9 @@ from stillroom.importing.payloads.fields import (
     first_text,
     text_of,
     usage_of,
-    without_nothing,
+    without_empty,
 )
-from stillroom.importing.payloads.messages import MessageReader, json_text, unweighted
+from stillroom.importing.payloads.messages import MessageReader, as_context, json_text
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
 from stillroom.types import Usage
 
@@ -49,10 +49,9 @@ _HEAD = 20
 
 
 class ThreadForks:
-    """The threads of an import that were forked, with those they come from.
+    """The fork relations between the threads of an import.
 
-    The file of a fork either names where the other thread's file is to be read up to, or begins
-    with a copy of its lines. What several files of a family have belongs to the first one read.
+    Items that several files of a family have belong to the first file that is read.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -74,9 +73,9 @@ class ThreadForks:
         self._owners: dict[int, str] = {}
 
     def in_order(self, paths: Iterable[Path]) -> list[Path]:
-        """Returns the files, each after those of the threads that its thread was forked from.
+        """Returns the files, each after the files of the threads that it was forked from.
 
-        Of several files of a thread the longest is the first.
+        Of several files of a thread, the longest is first.
         """
         depths = {
             path: len(forked_from(name, self._origins)) for path, name in self._threads.items()
@@ -85,36 +84,36 @@ class ThreadForks:
         return sorted(paths, key=lambda path: (depths.get(path, 0), path in later))
 
     def file_of(self, thread: str | None) -> Path | None:
-        """Returns the file of a thread; None if the import has none."""
+        """Returns the file of a thread; None if the import does not have it."""
         return self._files.get(thread or "")
 
-    def is_twice(self, thread: str | None) -> bool:
-        """Returns whether several files hold a thread, such as one packed and continued."""
+    def has_several_files(self, thread: str | None) -> bool:
+        """Returns whether a thread has several files, e.g. archived and continued."""
         return thread in self._twice
 
     def family_of(self, thread: str | None) -> str | None:
-        """Returns the id of the thread that a thread's family began with; None if it has none."""
+        """Returns the id of the root of a thread's forks; None if it has no forks."""
         if thread is None or thread not in self._related:
             return None
         return forked_from(thread, self._origins)[-1]
 
     def owner_of(self, family: str, item: Row) -> str | None:
-        """Returns the conversation that an item belongs to; None if no file read had it."""
+        """Returns the conversation that an item belongs to; None if it is new."""
         return self._owners.get(_key(family, item) or 0)
 
-    def own(self, family: str, item: Row, conversation: str) -> None:
-        """Notes that an item belongs to a conversation."""
+    def assign(self, family: str, item: Row, conversation: str) -> None:
+        """Assigns an item to a conversation."""
         if (key := _key(family, item)) is not None:
             self._owners.setdefault(key, conversation)
 
 
 def is_message(item: Row) -> bool:
-    """Returns whether an item can be recognised in another thread's file."""
+    """Returns whether copies of an item can be recognised in other files."""
     return _key("", item) is not None
 
 
 def origin_of(meta: Mapping[str, Any]) -> str | None:
-    """Returns the id of the thread that one was forked from."""
+    """Returns the id of the thread that a thread was forked from; None if it is no fork."""
     return first_text(as_row(meta.get("history_base")), "thread_id") or first_text(
         meta, "forked_from_id"
     )
@@ -132,7 +131,7 @@ def _first_meta(path: Path) -> Row:
 
 
 def _key(family: str, item: Row) -> int | None:
-    """Returns what is the same in each copy of an item: a call's id, or a message's text."""
+    """Returns a hash that all copies of an item share: of a call's id, or of a message's text."""
     call, role = item.get("call_id"), item.get("role")
     if isinstance(call, str):
         return hash((family, item.get("type"), call))
@@ -143,46 +142,46 @@ def _key(family: str, item: Row) -> int | None:
 
 @dataclass(slots=True)
 class _Segment:
-    """The items that the model was sent from one place of a file on, until a compaction."""
+    """The items sent to the model, from the start of a file or a compaction to the next one."""
 
     place: Place
     number: int
     parent: str | None
     items: list[Row] = field(default_factory=list[Row])
     turns: list[int] = field(default_factory=list[int])
-    """The index of the item with which each of the user's turns begins."""
+    """The index of the first item of each user turn."""
     num_given: int = 0
-    """The number of items that an earlier conversation already has, or that sum it up."""
+    """The number of items that an earlier conversation already has, or that summarise it."""
     usage: Usage | None = None
     at: str | None = None
     losses: tuple[str, ...] = ()
 
 
 class _Thread:
-    """One thread: a rollout file, or what one says of it."""
+    """One thread of a rollout file."""
 
     def __init__(self, place: Place, forks: ThreadForks, *, is_context: bool = False) -> None:
-        """`is_context` is whether the thread is only read for what another one has of it."""
+        """With `is_context`, the thread is read only for the items that another one shares."""
         self.place, self.forks, self.is_context = place, forks, is_context
         self.meta: Row = {}
         self.model: str | None = None
         self.segment = _Segment(place, 0, None)
         self.is_copy = False
-        """Whether what comes may still be a copy of what another file has of its thread, or of the
+        """Whether the next items may still be copies from another file of the thread, or from the
         thread that it was forked from."""
         self.num_conversations = 0
         self._family: str | None = None
         self._total: Usage | None = Usage()
-        """What was used so far, as far as it is known."""
+        """The last known usage totals."""
 
     def begin(self, meta: Row) -> None:
-        """Takes what the file says first of its thread."""
+        """Starts the thread with the metadata at the beginning of its file."""
         self.meta = meta
-        self.is_copy = origin_of(meta) is not None or self.forks.is_twice(self.id)
+        self.is_copy = origin_of(meta) is not None or self.forks.has_several_files(self.id)
         self._family = None if self.is_context else self.forks.family_of(self.id)
 
     def continue_from(self, other: "_Thread | None") -> None:
-        """Begins with all that another thread has; with None that is not in the import."""
+        """Starts with all items of another thread; None if that is not in the import."""
         if other is None:
             self.segment.losses, self._total = (HISTORY_LOST,), None
             return
@@ -193,7 +192,7 @@ class _Thread:
         self.model, self._total = other.model, other._total
 
     def add(self, item: Row) -> None:
-        """Adds an item. A copy of one that another conversation has is only read here."""
+        """Adds an item; a copy of another conversation's item is context here."""
         segment = self.segment
         segment.items.append(item)
         if self._family is None or not is_message(item):
@@ -204,7 +203,7 @@ class _Thread:
             segment.num_given = len(segment.items)
             segment.parent = segment.parent if segment.number else owner
         else:
-            self.forks.own(self._family, item, self._id_of(segment) or "")
+            self.forks.assign(self._family, item, self._id_of(segment) or "")
 
     @property
     def id(self) -> str | None:
@@ -212,7 +211,7 @@ class _Thread:
         return first_text(self.meta, "id", "session_id")
 
     def add_usage(self, info: Row) -> None:
-        """Adds what the model has used since the totals that were last written down."""
+        """Adds the usage since the last recorded totals."""
         total = usage_of(as_row(info.get("total_token_usage")))
         if total is None:
             return
@@ -229,7 +228,7 @@ class _Thread:
         self.segment.usage = (self.segment.usage or Usage()) + used
 
     def begin_segment(self, place: Place, items: list[Row], losses: tuple[str, ...] = ()) -> None:
-        """Begins a conversation that continues the one before it."""
+        """Starts a conversation that continues the previous one."""
         before = self.segment
         self.segment = _Segment(place, before.number, before.parent, items)
         if len(before.items) > before.num_given:
@@ -241,7 +240,7 @@ class _Thread:
         return self.id if segment.number == 0 else f"{self.id}/{segment.number}"
 
     def conversation(self) -> SourceRow:
-        """Returns the conversation up to here. Raises UnreadableRowError if it holds no reply."""
+        """Returns the current conversation. Raises UnreadableRowError if it has no reply."""
         segment, reader = self.segment, MessageReader()
         if not any(_is_reply(item) for item in segment.items[segment.num_given :]):
             raise UnreadableRowError(NO_REPLY, "it was interrupted, or continued elsewhere")
@@ -255,7 +254,7 @@ class _Thread:
             place=segment.place,
             messages=[
                 *([{"role": "system", "content": system}] if system else []),
-                *map(unweighted, given),
+                *map(as_context, given),
                 *messages,
             ],
             is_call=False,
@@ -267,7 +266,7 @@ class _Thread:
             usage=segment.usage,
             started_at=segment.at or first_text(self.meta, "timestamp"),
             losses=tuple(dict.fromkeys((*segment.losses, *reader.losses))),
-            metadata=without_nothing(
+            metadata=without_empty(
                 agent="codex", agent_version=text_of(self.meta.get("cli_version"))
             ),
         )
@@ -278,10 +277,10 @@ def _is_reply(item: Row) -> bool:
 
 
 def read_threads(paths: Sequence[Path]) -> Iterator[SourceRow]:
-    """Yields the conversations of rollout files, with one held at a time.
+    """Yields the conversations of rollout files, with one in memory at a time.
 
-    A compaction begins a new one, and so does going back to an earlier turn. What a fork has of the
-    thread that it comes from is only read there.
+    A compaction starts a new conversation, and so does a rollback to an earlier turn. Items that a
+    fork shares with its origin are context in the fork.
     """
     forks = ThreadForks(paths)
     for path in forks.in_order(paths):
@@ -291,13 +290,13 @@ def read_threads(paths: Sequence[Path]) -> Iterator[SourceRow]:
                 yield row
             else:
                 yield from _add_row(thread, row)
-        yield from _ended(thread)
+        yield from _end_segment(thread)
         if thread.num_conversations == 0 and thread.segment.items:
             yield Refusal(thread.place, COPIED, f"its replies are in {thread.segment.parent}")
 
 
-def _ended(thread: _Thread) -> Iterator[SourceRow]:
-    """Yields the conversation up to here, if anything was added to it."""
+def _end_segment(thread: _Thread) -> Iterator[SourceRow]:
+    """Yields the current conversation, unless it has no new items."""
     if len(thread.segment.items) > thread.segment.num_given and not thread.is_context:
         thread.num_conversations += 1
         try:
@@ -307,9 +306,9 @@ def _ended(thread: _Thread) -> Iterator[SourceRow]:
 
 
 def _begin(thread: _Thread, meta: Row, names: frozenset[str]) -> None:
-    """Begins a thread; one that continues another thread's file begins with the items of that.
+    """Starts a thread, with the items of the thread that it continues, if any.
 
-    `names` are the threads that continue this one.
+    `names` has the threads that continue this one.
     """
     thread.begin(meta)
     base = as_row(meta.get("history_base"))
@@ -336,7 +335,7 @@ def _add_row(
 ) -> Iterator[SourceRow]:
     payload, segment = as_row(row.data.get("payload")), thread.segment
     match row.data.get("type"):
-        # A copy of another thread's comes later in the file of a thread that was forked.
+        # In the file of a fork, the copied metadata of its origin follows its own.
         case "session_meta" if not thread.meta:
             _begin(thread, payload, names)
         case "turn_context":
@@ -345,7 +344,7 @@ def _add_row(
             _add_item(thread, payload)
         case "compacted":
             _drop_summary(segment.items, text_of(payload.get("message")) or "")
-            yield from _ended(thread)
+            yield from _end_segment(thread)
             replaced = payload.get("replacement_history")
             summary = {"type": "message", "role": "user", "content": payload.get("message") or ""}
             items = [item for item in map(_sent_item, as_list(replaced)) if item is not None]
@@ -364,7 +363,7 @@ def _add_row(
 
 
 def _drop_summary(items: list[Row], message: str) -> None:
-    """Removes the summary that the model wrote last: its request is not in the file."""
+    """Removes the model's final summary, because its request is not in the file."""
     last = items[-1] if items else {}
     text = MessageReader().text(last.get("content"))
     if last.get("role") == "assistant" and text and message.endswith(text):
@@ -378,7 +377,7 @@ def _add_item(thread: _Thread, item: Row) -> None:
 
 
 def _sent_item(value: object) -> Row | None:
-    """Returns an item of a request in the form that all APIs have; None if it is never sent."""
+    """Converts an item to the API's format; None if it is never sent to the model."""
     item = {key: _without_images(part) for key, part in as_row(value).items()}
     match item.get("type"):
         case "local_shell_call":
@@ -403,7 +402,7 @@ def _sent_item(value: object) -> Row | None:
 
 
 def _without_images(content: Any) -> Any:
-    """Returns a content whose images are empty, so that a thread's are not all held at once."""
+    """Returns a content with empty images, so that a thread's images do not stay in memory."""
     if not isinstance(content, list):
         return content
     parts = as_list(content)
@@ -423,7 +422,7 @@ def _add_event(thread: _Thread, place: Place, event: Row) -> Iterator[SourceRow]
         num_turns = event.get("num_turns")
         count = num_turns if isinstance(num_turns, int) and num_turns > 0 else 1
         kept = segment.turns[-count] if len(segment.turns) >= count else 0
-        yield from _ended(thread)
+        yield from _end_segment(thread)
         turns = segment.turns[:-count]
         thread.begin_segment(place, segment.items[:kept])
         thread.segment.turns = turns
@@ -449,7 +448,7 @@ def _is_exec_output(path: Path, head: bytes) -> bool:
 
 
 def _refuse_exec_output(paths: Sequence[Path]) -> Iterator[SourceRow]:
-    detail = "import the same thread's rollout-*.jsonl in ~/.codex/sessions instead"
+    detail = "import the thread's rollout-*.jsonl in ~/.codex/sessions instead"
     return (Refusal(Place(path, 1), _NO_PROMPT, detail) for path in paths)
 
 

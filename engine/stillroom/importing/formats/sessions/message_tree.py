@@ -1,4 +1,4 @@
-"""Finds the conversations in messages that each name the one before: branches and compactions."""
+"""Finds conversations, branches and compactions in messages that each link to their parent."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from stillroom.importing.payloads.fields import (
     first_text,
     usage_of,
 )
-from stillroom.importing.payloads.messages import MessageReader, unweighted
+from stillroom.importing.payloads.messages import MessageReader, as_context
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow
 from stillroom.types import Usage
 
@@ -22,12 +22,12 @@ HISTORY_LOST = "earlier messages are not in the file"
 NO_REPLY = "holds no reply of the model"
 COPIED = "copied from another session"
 SYNTHETIC = "<synthetic>"
-"""The model of replies that the agent itself writes into the conversation."""
+"""The model name of replies that the agent itself adds to the conversation."""
 
 
 @dataclass(slots=True)
 class Turn:
-    """One message of a session, or several lines that are one message."""
+    """One message of a session, which may have several lines."""
 
     place: Place
     uuid: str
@@ -35,33 +35,33 @@ class Turn:
     is_side: bool
     at: str | None
     origin: str | None = None
-    """The id of the line of another session of which it is a copy."""
+    """The id of the line in another session that it is a copy of."""
     before: "Turn | None" = None
-    """The turn before it; None at the beginning."""
+    """The previous turn; None at the beginning."""
     messages: list[Row] = field(default_factory=list[Row])
     blocks: list[Any] = field(default_factory=list[Any])
     """The blocks of a reply, from all of its lines."""
     losses: tuple[str, ...] = ()
     is_last: bool = True
-    """Whether no turn follows on it."""
+    """Whether no turn follows it."""
     is_answered: bool = False
-    """Whether a reply follows on it, directly or later."""
+    """Whether a reply follows it, directly or later."""
     model: str | None = None
     usage: Usage | None = None
     ending: str | None = None
     failure: str | None = None
-    """The failure that came instead of a reply to it."""
+    """The error that occurred instead of a reply to it."""
     results: "Turn | None" = None
-    """The results of the calls of this reply."""
+    """The tool results for this reply."""
     continued: "Turn | None" = None
-    """For a compaction, the last turn of what it sums up."""
+    """For a compaction, the last turn that it summarises."""
     kept: list["Turn"] = field(default_factory=list["Turn"])
-    """For a compaction, the turns that are kept as they were."""
+    """For a compaction, the turns that are kept unchanged."""
     kept_after: str | None = None
     conversation: str | None = None
-    """The id of the first conversation that it belongs to."""
+    """The id of the first conversation with this turn."""
     is_context: bool = False
-    """Whether it is of another session, which this one continues."""
+    """Whether it belongs to another session, which this one continues."""
 
     @property
     def is_reply(self) -> bool:
@@ -70,21 +70,21 @@ class Turn:
 
 
 class MessageTree:
-    """The messages of one session file, in its order."""
+    """The messages of one session file, in file order."""
 
     def __init__(self, agent: str, known: dict[str, str] | None = None) -> None:
-        """`known` has the conversations of the replies in other files, to which it adds its own."""
+        """`known` maps replies to their conversations across files; this tree adds its own."""
         self._agent = agent
         self._known = {} if known is None else known
         self._turns: list[Turn] = []
         self._at: dict[str, Turn | None] = {}
-        """For the id of each line, the last turn up to it."""
+        """The last turn up to each line, by the line's id."""
         self._replies: dict[str, Turn] = {}
         self._callers: dict[str, Turn] = {}
         self._problems: list[Refusal] = []
         self._context: Turn | None = None
         self._copied: dict[str, str] = {}
-        """The conversations of replies in the session that this one continues."""
+        """The conversations of replies in the continued session."""
         self._lacks_context = False
         self._reader = MessageReader()
         self._session: str | None = None
@@ -99,14 +99,14 @@ class MessageTree:
     def note_session(
         self, session: str | None, *, agent: str | None, is_side: bool, version: str | None
     ) -> None:
-        """Notes the session that a line names, and the sub-agent if the file is one's own."""
+        """Stores the session that a line names, and the sub-agent if the file is a sub-agent's."""
         if not self._turns:
             self._session = session or self._session
             self._sub_agent = agent if is_side else None
         self._version = version or self._version
 
     def continue_from(self, session: str, other: "MessageTree | None", uuid: str | None) -> None:
-        """Begins with all that another session has up to a line; None if that is not there."""
+        """Starts with the turns of another session up to a line; None if it is not available."""
         self._context = other._at.get(uuid) if other is not None and uuid is not None else None
         self._lacks_context = self._context is None
         if other is None or self._context is None:
@@ -124,18 +124,18 @@ class MessageTree:
         return self._reader.text(content)
 
     def add_note(self, turn: Turn) -> None:
-        """Adds a line that is no message; what follows on it follows on the turn before it."""
+        """Adds a line that is not a message; its children become children of its parent."""
         self._at[turn.uuid] = self._before(turn)
 
     def add_failure(self, turn: Turn, text: str) -> None:
-        """Adds the failure of a call, which the model does not see."""
+        """Adds the error of a call, which the model does not see."""
         before = self._before(turn)
         if before is not None:
             before.failure = text or "the call failed"
         self._at[turn.uuid] = before
 
     def add_reply(self, turn: Turn, message: Row) -> None:
-        """Adds a line of a reply; the lines with the same message id are one reply."""
+        """Adds a line of a reply; lines with the same message id form one reply."""
         message_id = first_text(message, "id")
         reply = self._replies.get(message_id) if message_id else None
         if reply is None:
@@ -155,10 +155,10 @@ class MessageTree:
                 self._callers[call_id] = reply
 
     def add_messages(self, turn: Turn, message: Row) -> None:
-        """Adds a user's message or the results of tools.
+        """Adds a user message or tool results.
 
-        Results of calls of the same reply belong together, though the lines that hold them name
-        different parts of the reply.
+        Results for calls of the same reply are grouped, although their lines link to different
+        parts of the reply.
         """
         reader = MessageReader()
         try:
@@ -183,9 +183,9 @@ class MessageTree:
     def add_compaction(
         self, turn: Turn, *, continued: str | None, kept: Sequence[str], kept_after: str | None
     ) -> None:
-        """Adds the point from which the model reads a summary in place of the turns before.
+        """Adds a compaction, after which the model sees a summary in place of earlier turns.
 
-        `kept` are the ids of the turns that it still reads, after the one with `kept_after`.
+        `kept` has the ids of the turns that the model still sees, after the turn `kept_after`.
         """
         turn.parent = None
         added = self._add(turn)
@@ -195,11 +195,11 @@ class MessageTree:
         added.kept_after = kept_after
 
     def conversations(self) -> Iterator[SourceRow]:
-        """Yields each conversation, those of branches too, and refuses branches without replies."""
+        """Yields all conversations, including branches; refuses branches without replies."""
         yield from self._problems
         for turn in self._turns:
             turn.conversation = turn.conversation or self._known_conversation(turn)
-        # A turn comes after the one that it follows.
+        # A turn is added after its parent.
         for turn in reversed(self._turns):
             if turn.before is not None and (turn.is_reply or turn.is_answered):
                 turn.before.is_answered = True
@@ -252,7 +252,7 @@ class MessageTree:
                     self._known[turn.origin] = conversation_id
         losses: dict[str, None] = {CONTEXT_LOST: None}
         try:
-            messages = list(_joined(_messages(path, given, losses)))
+            messages = list(_join_user_messages(_messages(path, given, losses)))
         except UnreadableRowError as error:
             return Refusal(last.place, error.reason, error.detail)
         replies = [turn for turn in path if turn.is_reply and turn.model]
@@ -279,7 +279,7 @@ class MessageTree:
         )
 
     def _id_of(self, last: Turn, path: Sequence[Turn]) -> str:
-        """Returns the session's id for its first conversation, and longer ones for the others."""
+        """Returns the session's id for the first conversation, or a suffixed id for later ones."""
         session = self._session or self._turns[0].uuid
         if self._sub_agent is not None:
             session = f"{session}/agent-{self._sub_agent}"
@@ -290,7 +290,7 @@ class MessageTree:
         return session
 
     def _parent_of(self, path: Sequence[Turn]) -> str | None:
-        """Returns the id of the conversation that a path branches from or continues."""
+        """Returns the id of the conversation that a path branches from or continues, if any."""
         shared = next((t.conversation for t in reversed(path) if t.conversation), None)
         if shared is not None:
             return shared
@@ -308,15 +308,15 @@ def _path(last: Turn) -> list[Turn]:
 
 
 def _messages(path: Sequence[Turn], given: set[int], losses: dict[str, None]) -> Iterator[Row]:
-    """Yields the messages of a path; replies that another conversation holds are only read."""
+    """Yields the messages of a path; replies that another conversation has are context."""
     compaction = path[0]
     for turn in path:
         messages = _turn_messages(turn, losses)
-        yield from map(unweighted, messages) if id(turn) in given else messages
+        yield from map(as_context, messages) if id(turn) in given else messages
         if compaction.kept_after is not None and turn.uuid == compaction.kept_after:
             for kept in compaction.kept:
-                # The model did not write these after the summary, so they are only read here.
-                yield from (unweighted(m) for m in _turn_messages(kept, losses))
+                # The model did not write these after the summary, so they are context here.
+                yield from (as_context(m) for m in _turn_messages(kept, losses))
 
 
 def _turn_messages(turn: Turn, losses: dict[str, None]) -> list[Row]:
@@ -326,13 +326,13 @@ def _turn_messages(turn: Turn, losses: dict[str, None]) -> list[Row]:
         messages = reader.turn({"role": "assistant", "content": turn.blocks})
         losses |= reader.losses
         if turn.model == SYNTHETIC:
-            messages = [unweighted(message) for message in messages]
+            messages = [as_context(message) for message in messages]
     losses |= dict.fromkeys(turn.losses)
     return messages
 
 
-def _joined(messages: Iterator[Row]) -> Iterator[Row]:
-    """Yields the messages with successive ones of the user as one, as the model is sent them."""
+def _join_user_messages(messages: Iterator[Row]) -> Iterator[Row]:
+    """Joins successive user messages, as the model is sent them."""
     held: Row | None = None
     for message in messages:
         if held is not None and message["role"] == "user":
@@ -348,11 +348,11 @@ def _joined(messages: Iterator[Row]) -> Iterator[Row]:
 
 
 MOST_FORKS = bounds.FORKS.most
-"""The most sessions of which each was forked from the one before."""
+"""The maximum length of a chain of forks."""
 
 
 def forked_from(session: str, origins: Mapping[str, str]) -> list[str]:
-    """Returns a session, the one that it was forked from, and so on to the first known one."""
+    """Returns the chain of forks, from a session back to the first known one."""
     chain = [session]
     while (origin := origins.get(chain[-1])) and origin not in chain and len(chain) < MOST_FORKS:
         chain.append(origin)

@@ -1,4 +1,4 @@
-"""Reads traces of OpenAI's Agents SDK: its exported traces and spans, one or many a row."""
+"""Reads exported traces and spans of OpenAI's Agents SDK, one or several per row."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +20,7 @@ from stillroom.importing.payloads.fields import (
     iso_time,
     seconds_between,
     usage_of,
-    without_nothing,
+    without_empty,
 )
 from stillroom.importing.records import Refusal, SourceRow, TraceFormat
 from stillroom.importing.table_rows import recognise_listed_rows
@@ -33,13 +33,13 @@ _HINT = (
 
 
 class _Traces:
-    """The threads of the traces that were read so far, and the calls in their spans."""
+    """Reads the calls in spans, with the threads of the traces read so far."""
 
     def __init__(self) -> None:
         self._threads: dict[str, str] = {}
 
     def calls(self, row: JsonRow) -> Iterator[SourceRow]:
-        """Yields the calls among the items of a row: a span or trace, or a batch of them."""
+        """Yields the calls in a row: a span, a trace or a batch of them."""
         for item in listed_rows(row, "data", part=""):
             yield from convert_rows([item], self._calls)
 
@@ -65,15 +65,15 @@ class _Traces:
             "duration_s": seconds_between(item.get("started_at"), item.get("ended_at")),
         }
         parent_span = first_text(item, "parent_id")
-        metadata = without_nothing(response_id=call.id, parent_span=parent_span)
+        metadata = without_empty(response_id=call.id, parent_span=parent_span)
         provider = "openai" if span["type"] == "response" else None
         yield from logged_calls(row.place, [call], named, metadata=metadata, provider=provider)
 
 
 def _generation(span: Row, failure: str | None) -> ApiCall:
-    """Returns the call of a span that holds chat messages.
+    """Returns the call of a span with chat messages.
 
-    Raises UnreadableRowError if it holds none.
+    Raises UnreadableRowError if there are none.
     """
     request = {"messages": span.get("input"), "model": span.get("model")}
     output = as_list(span.get("output"))
@@ -85,9 +85,9 @@ def _generation(span: Row, failure: str | None) -> ApiCall:
 
 
 def _response(span: Row, failure: str | None) -> ApiCall:
-    """Returns the call of a span to which its input and its response were added.
+    """Returns the call of a span to which the user's exporter added input and response.
 
-    Raises UnreadableRowError if they were not.
+    Raises UnreadableRowError if they are missing.
     """
     response = as_row(span.get("response"))
     sent = span.get("input")

@@ -1,4 +1,4 @@
-"""Reads the events of OpenHands: those of its SDK, of its older versions, and of its benchmarks."""
+"""Reads events of OpenHands: of its SDK, of older versions and of its benchmarks."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -20,9 +20,9 @@ from stillroom.importing.payloads.fields import (
     as_row,
     first_text,
     usage_of,
-    without_nothing,
+    without_empty,
 )
-from stillroom.importing.payloads.messages import IMAGES_LOST, MessageReader, tool_call, unweighted
+from stillroom.importing.payloads.messages import IMAGES_LOST, MessageReader, as_context, tool_call
 from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
 from stillroom.types import Usage
 
@@ -47,19 +47,19 @@ def is_event(row: Row) -> bool:
 
 
 def is_old_event(row: Row) -> bool:
-    """Returns whether a row is an event of the versions before the SDK."""
+    """Returns whether a row is an event of a version before the SDK."""
     has_kind = ("action" in row and "args" in row) or ("observation" in row and "content" in row)
     return has_kind and {"id", "timestamp", "source"} <= row.keys()
 
 
 @dataclass(slots=True)
 class _EventMessages:
-    """The messages of one event, or of several that are one reply."""
+    """The messages of one event, or of several events that form one reply."""
 
     event_ids: list[Any]
     messages: list[Row]
     response: str | None = None
-    """The id of the response that a reply came from."""
+    """The id of the response with this reply."""
     is_given: bool = False
     """Whether an earlier conversation already has it."""
 
@@ -71,13 +71,13 @@ class _EventMessages:
 
 @dataclass(slots=True)
 class EventLog:
-    """The events of one conversation, in their order."""
+    """The events of one conversation, in order."""
 
     place: Place
     id: str | None
     folder: Path | None = None
     state: Row = field(default_factory=dict[str, Any])
-    """What the SDK keeps in addition to the events: the model, and what each response used."""
+    """The SDK's state next to the events: the model, and the usage of each response."""
     _messages: list[_EventMessages] = field(default_factory=list[_EventMessages])
     _reader: MessageReader = field(default_factory=MessageReader)
     _used: dict[str, Usage] = field(default_factory=dict[str, Usage])
@@ -89,18 +89,18 @@ class EventLog:
     _at: str | None = None
 
     def note_result(self, row: Row) -> None:
-        """Notes what a benchmark says of the conversation."""
+        """Stores a benchmark's result for the conversation."""
         self._result = row
         self._model = first_text(as_row(as_row(row.get("metadata")).get("llm_config")), "model")
 
     def add(self, event: Row) -> Iterator[SourceRow]:
-        """Adds an event, and yields the conversation up to it if it condenses what came before."""
+        """Adds an event; if it is a condensation, yields the conversation before it."""
         self._at = self._at or first_text(event, "timestamp")
         try:
             if event.get("kind") == "Condensation":
-                yield from self._condensed(event.get("id"), event)
+                yield from self._condense(event.get("id"), event)
             elif event.get("action") == "condensation":
-                yield from self._condensed(event.get("id"), as_row(event.get("args")))
+                yield from self._condense(event.get("id"), as_row(event.get("args")))
             elif "kind" in event:
                 self._add_event(event)
             else:
@@ -109,7 +109,7 @@ class EventLog:
             self._problem = self._problem or error
 
     def end(self) -> Iterator[SourceRow]:
-        """Yields the conversation up to here, or why there is none."""
+        """Yields the current conversation, or its refusal."""
         own = [entry for entry in self._messages if not entry.is_given]
         if not own:
             return
@@ -145,7 +145,7 @@ class EventLog:
             error=self._error,
             scores={"resolved": float(resolved)} if isinstance(resolved, bool) else {},
             losses=tuple(self._reader.losses),
-            metadata=without_nothing(
+            metadata=without_empty(
                 agent="openhands", instance_id=first_text(self._result, "instance_id")
             ),
         )
@@ -153,8 +153,8 @@ class EventLog:
     def _id_of(self, number: int) -> str | None:
         return f"{self.id}/{number}" if self.id is not None and number else self.id
 
-    def _condensed(self, event_id: Any, condensation: Row) -> Iterator[SourceRow]:
-        """Yields the conversation, and continues with what the model still sees of it."""
+    def _condense(self, event_id: Any, condensation: Row) -> Iterator[SourceRow]:
+        """Yields the conversation, and continues with the messages that the model still sees."""
         entries = self._messages
         # Messages after the last reply belong to the next conversation.
         last = max((n for n, one in enumerate(entries) if one.is_reply), default=len(entries) - 1)
@@ -164,7 +164,7 @@ class EventLog:
         first, last = (condensation.get(f"forgotten_events_{end}_id") for end in ("start", "end"))
         span = range(first, last + 1) if isinstance(first, int) and isinstance(last, int) else ()
         kept = [
-            _EventMessages(one.event_ids, [unweighted(m) for m in one.messages], is_given=True)
+            _EventMessages(one.event_ids, [as_context(m) for m in one.messages], is_given=True)
             for one in entries
             if not any(str(event) in forgotten or event in span for event in one.event_ids)
         ]
@@ -186,7 +186,7 @@ class EventLog:
                 texts = [
                     self._text([event.get(key)]) for key in ("system_prompt", "dynamic_context")
                 ]
-                self._say(event, "system", "\n\n".join(text for text in texts if text))
+                self._add_message(event, "system", "\n\n".join(text for text in texts if text))
             case "MessageEvent":
                 message = as_row(event.get("llm_message"))
                 content = [
@@ -206,27 +206,29 @@ class EventLog:
                     *as_list(observation.get("content")),
                     *as_list(event.get("extended_content")),
                 ]
-                self._say(event, "tool", self._text(content))
+                self._add_message(event, "tool", self._text(content))
             case "UserRejectObservation":
-                self._say(event, "tool", first_text(event, "rejection_reason") or "rejected")
+                self._add_message(
+                    event, "tool", first_text(event, "rejection_reason") or "rejected"
+                )
             case "AgentErrorEvent":
-                self._say(event, "tool", first_text(event, "error") or "failed")
+                self._add_message(event, "tool", first_text(event, "error") or "failed")
             case "ConversationErrorEvent":
                 self._error = first_text(event, "detail", "code")
             case _:
-                pass  # changes of state and the like, which the model does not see
+                pass  # e.g. changes of state, which the model does not see
 
     def _text(self, parts: list[Any]) -> str:
         return self._reader.text([part for part in parts if part is not None])
 
-    def _say(self, event: Row, role: str, text: str) -> None:
+    def _add_message(self, event: Row, role: str, text: str) -> None:
         message: Row = {"role": role, "content": text}
         if role == "tool" and (call_id := first_text(event, "tool_call_id")):
             message["tool_call_id"] = call_id
         self._messages.append(_EventMessages([event.get("id")], [message]))
 
     def _add_action(self, event: Row) -> None:
-        """Adds a call; those of one response are one message, even with results between them."""
+        """Adds a call; calls of one response form one message, even with results between them."""
         made = as_row(event.get("tool_call"))
         call = tool_call({"id": made.get("id"), "function": made})
         response = first_text(event, "llm_response_id")
@@ -246,19 +248,19 @@ class EventLog:
         self._messages.append(_EventMessages([event.get("id")], [turn], response))
 
     def _add_old_event(self, event: Row) -> None:
-        """Adds an event of the versions before the SDK."""
+        """Adds an event of a version before the SDK."""
         args, made = as_row(event.get("args")), as_row(event.get("tool_call_metadata"))
         kind = event.get("action")
         if "observation" in event:
             if call_id := first_text(made, "tool_call_id"):
                 named = {"id": event.get("id"), "tool_call_id": call_id}
-                self._say(named, "tool", first_text(event, "content") or "")
+                self._add_message(named, "tool", first_text(event, "content") or "")
         elif kind == "system":
-            self._say(event, "system", first_text(args, "content") or "")
+            self._add_message(event, "system", first_text(args, "content") or "")
         elif kind == "message" and event.get("source") == "user":
             if args.get("image_urls"):
                 self._reader.lose(IMAGES_LOST)
-            self._say(event, "user", first_text(args, "content") or "")
+            self._add_message(event, "user", first_text(args, "content") or "")
         elif made:
             self._add_old_reply(event, as_row(made.get("model_response")))
         elif event.get("source") == "agent" and isinstance(kind, str):
@@ -278,23 +280,23 @@ class EventLog:
             self._used[response_id] = usage
 
     def _add_old_answer(self, event: Row, kind: str, args: Row) -> None:
-        """Adds a reply that was no call. Raises UnreadableRowError for an action that was one."""
+        """Adds a reply without a call. Raises UnreadableRowError for an action with a call."""
         if kind not in _OLD_ANSWERS:
             if "command" in args or "code" in args or "path" in args:
                 raise UnreadableRowError(_NO_CALLS, f"action {kind!r} has no tool_call_metadata")
-            return  # a change of state, say
+            return  # e.g. a change of state
         if text := first_text(args, *_OLD_ANSWERS[kind]):
-            self._say(event, "assistant", text)
+            self._add_message(event, "assistant", text)
 
 
 _STATE = "base_state.json"
 
 
 def read_conversations(paths: Sequence[Path]) -> Iterator[SourceRow]:
-    """Yields the conversations of event files, with one held at a time.
+    """Yields the conversations of event files, with one in memory at a time.
 
-    The files of an `events` folder are one conversation, as is any other file of events; a row with
-    a `history` is one of its own. A condensation begins a new one.
+    The files of an `events` folder form one conversation, and so does any other file of events; a
+    row with a `history` is one conversation. A condensation starts a new one.
     """
     log: EventLog | None = None
     for path in sorted(paths, key=_sort_key):
@@ -328,7 +330,7 @@ def _history(row: JsonRow) -> Iterator[SourceRow]:
     log = EventLog(row.place, id=str(row.data.get("instance_id") or "") or None)
     log.note_result(row.data)
     for item in as_list(row.data["history"]):
-        # Old results hold pairs of an action and its observation.
+        # Old results have pairs of an action and its observation.
         for event in as_list(item) or [item]:
             yield from log.add(as_row(event))
     yield from log.end()

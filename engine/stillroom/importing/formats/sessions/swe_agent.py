@@ -1,4 +1,4 @@
-"""Reads the trajectories of SWE-agent and mini-swe-agent."""
+"""Reads trajectories of SWE-agent and mini-swe-agent."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +18,14 @@ from stillroom.importing.payloads.fields import (
     as_row,
     first_text,
     usage_of,
-    without_nothing,
+    without_empty,
 )
 from stillroom.importing.payloads.messages import MessageReader
 from stillroom.importing.records import LoggedConversation, SourceRow, TraceFormat
 from stillroom.types import Usage
 
 _ENDED = "exit"
-"""The role of the message with which mini-swe-agent notes why it ended."""
+"""The role of mini-swe-agent's last message, which has its exit status."""
 
 
 def _trajectory(row: JsonRow) -> Iterator[SourceRow]:
@@ -35,7 +35,7 @@ def _trajectory(row: JsonRow) -> Iterator[SourceRow]:
     read = _mini_messages if is_mini else _messages
     messages = [message for step in steps for message in read(step, reader)]
     if not any(m["role"] == "assistant" and m.get("weight") != 0 for m in messages):
-        raise UnreadableRowError(NO_REPLY, "the agent did not begin")
+        raise UnreadableRowError(NO_REPLY, "the agent did not start")
     info = as_row(data.get("info"))
     stats = as_row(info.get("model_stats"))
     yield LoggedConversation(
@@ -47,7 +47,7 @@ def _trajectory(row: JsonRow) -> Iterator[SourceRow]:
         usage=_usage(stats, steps),
         cost_usd=as_number(stats.get("instance_cost")),
         losses=tuple(reader.losses),
-        metadata=without_nothing(
+        metadata=without_empty(
             agent="mini-swe-agent" if is_mini else "swe-agent",
             environment=first_text(data, "environment"),
             exit_status=info.get("exit_status"),
@@ -57,9 +57,9 @@ def _trajectory(row: JsonRow) -> Iterator[SourceRow]:
 
 
 def _messages(step: Row, reader: MessageReader) -> list[Row]:
-    """Returns the messages of an entry of SWE-agent's history.
+    """Returns the messages of an entry in SWE-agent's history.
 
-    A demonstration's replies are read, not trained.
+    Replies of a demonstration are context, and not trained on.
     """
     message = {key: value for key, value in step.items() if key not in ("thinking", "reasoning")}
     thoughts = [
@@ -78,7 +78,7 @@ def _messages(step: Row, reader: MessageReader) -> list[Row]:
 
 
 def _mini_messages(step: Row, reader: MessageReader) -> list[Row]:
-    """Returns the messages of an entry of mini-swe-agent's, also one of the Responses API."""
+    """Returns the messages of an entry of mini-swe-agent, including Responses API entries."""
     if step.get("role") == _ENDED:
         return []
     if step.get("object") == "response":
@@ -98,7 +98,7 @@ def _model_of(data: Row, info: Row) -> str | None:
 
 
 def _usage(stats: Row, steps: list[Row]) -> Usage | None:
-    """Returns the tokens of a trajectory, from its totals or from the replies that it keeps."""
+    """Returns the usage of a trajectory, from its totals or from its replies."""
     total = usage_of(
         {
             "prompt_tokens": stats.get("tokens_sent"),
@@ -125,7 +125,7 @@ def _is_recognised(path: Path, head: bytes) -> bool:
 
 
 def _is_mini_head(row: Row) -> bool:
-    """Returns whether a row begins as mini-swe-agent's do, which end with their format's name."""
+    """Returns whether a row begins like mini-swe-agent's, whose format name is at the end."""
     info = as_row(row.get("info"))
     return "mini_version" in info or {"exit_status", "submission", "model_stats"} <= info.keys()
 
