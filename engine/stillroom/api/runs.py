@@ -377,10 +377,11 @@ def _names(run: RunReport) -> set[str]:
 
 
 def _tenth(run: RunReport) -> tuple[str, int] | None:
-    progress = run.progress
-    return (
-        None if progress is None else (progress.phase, 10 * progress.done // (progress.total or 1))
-    )
+    if (progress := run.progress) is None:
+        return None
+    # Another detail of a phase, as in "box: installing packages: torch", is no new phase.
+    phase = ": ".join(progress.phase.split(": ")[:2])
+    return phase, 10 * progress.done // (progress.total or 1)
 
 
 def _is_nearly_spent(run: RunReport) -> bool:

@@ -61,3 +61,12 @@ def test_a_run_that_had_no_progress_yet_is_measured_from_its_first() -> None:
     assert watch.reason(run(100), 31) is None
     assert watch.reason(run(101), 32) is None
     assert watch.reason(run(120), 60) == "progress"
+
+
+def test_another_package_that_a_machine_installs_is_no_progress() -> None:
+    def installing(package: str) -> RunReport:
+        return run(phase=f"box: installing packages: Collecting {package}")
+
+    watch = RunWatch(installing("torch"), 110)
+    assert watch.reason(installing("peft"), 60) is None
+    assert watch.reason(run(phase="box: sending files"), 61) == "progress"
