@@ -26,6 +26,7 @@ from stillroom.remote.machines import MACHINES_FILE, all_machines
 from stillroom.settings import Workspace
 from stillroom.train.config.file import load_config
 from stillroom.train.config.schema import CONFIGS, keys_of
+from stillroom_mcp.app import INSTRUCTIONS
 
 SKILLS = Path(__file__).parents[2] / "skills"
 _BLOCK = re.compile(r"^( *)```(\w+) ?([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
@@ -150,6 +151,14 @@ def follow_documents(
         return num_calls
 
     return anyio.run(follow)
+
+
+def test_the_instructions_name_skills_that_there_are_and_the_import() -> None:
+    named = re.findall(r"skill://([\w-]+)/SKILL\.md", INSTRUCTIONS)
+    assert "import-traces" in named
+    assert all((SKILLS / name / "SKILL.md").is_file() for name in named)
+    assert "import_rollouts" in INSTRUCTIONS
+    assert "stillroom setup HOST" in INSTRUCTIONS
 
 
 @pytest.mark.parametrize("skill", sorted(p.name for p in SKILLS.iterdir()))

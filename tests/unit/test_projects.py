@@ -1,5 +1,6 @@
 """What create_project writes."""
 
+import tomllib
 from pathlib import Path
 from typing import get_args
 
@@ -7,7 +8,14 @@ import pytest
 
 from fakes.rollout_rows import read_rows
 from fakes.waiting import run_async
-from stillroom.api import CreateProject, ImportRollouts, create_project, import_rollouts
+from stillroom.api import (
+    CheckSetup,
+    CreateProject,
+    ImportRollouts,
+    check_setup,
+    create_project,
+    import_rollouts,
+)
 from stillroom.data.formats import load_tasks
 from stillroom.data.validate import ValidateDataset, validate_dataset
 from stillroom.settings import Workspace
@@ -92,3 +100,15 @@ def test_the_logs_of_the_traces_project_become_the_conversations_that_they_were(
     calls = sum(message["role"] == "assistant" for row in rows for message in row["messages"])
     copies = 10
     assert result.read - 6 == calls + copies
+
+
+def test_check_setup_names_every_extra_of_all(tmp_path: Path) -> None:
+    pyproject = Path(__file__).parents[2] / "pyproject.toml"
+    extras = tomllib.loads(pyproject.read_text("utf-8"))["project"]["optional-dependencies"]
+    (of_all,) = extras["all"]
+    names = of_all.removeprefix("stillroom[").removesuffix("]").split(",")
+
+    checked = {check.name for check in check_setup(Workspace(tmp_path), CheckSetup()).checks}
+
+    assert {"curate", "traces", "qlora"} <= set(names)
+    assert {f"[{name}]" for name in names} <= checked

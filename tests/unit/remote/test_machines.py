@@ -37,6 +37,14 @@ def write_own(text: str) -> Path:
     return users_machines_file()
 
 
+@pytest.mark.parametrize("name", ["start", "critic", "first_difference", "local", "a b"])
+def test_what_where_means_otherwise_names_no_machine(workspace, name):
+    """`where: start` was once what `takeover` is, and would be read as that."""
+    write(workspace, f"{name}: {{ssh: me@host}}\n")
+    with pytest.raises(ConfigError, match="is not a valid machine name"):
+        all_machines(workspace)
+
+
 def test_short_and_long_forms_name_the_same_things(workspace):
     write(
         workspace,

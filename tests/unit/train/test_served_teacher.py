@@ -93,6 +93,21 @@ def test_a_rollout_that_could_not_be_scored_has_failed_and_is_not_trained_on(tmp
     assert [metrics["failed"] for metrics in project.reporter.measured] == [1 / 8, 1 / 8]
 
 
+def test_an_iteration_that_lost_more_than_half_of_its_rollouts_is_not_trained_on(
+    tmp_path, tiny_models
+):
+    before = refusing(lambda number: number >= 8 and number % 8 < 5)
+
+    with FakeModelServer(tiny_models.load("llama", "chatml"), before=before) as server:
+        project = distill(tmp_path, tiny_models.folder("llama", "chatml"), served(server))
+        with pytest.raises(RunError, match="5 of 8 rollouts of iteration 2 failed, more than half"):
+            project.train("run-1", "trainer.save_step=1")
+
+    # The iteration before it is kept, and the run resumes there.
+    assert len(project.reporter.measured) == 1
+    assert project.checkpoints() == ["step_000001"]
+
+
 def test_a_run_tells_that_it_waits_for_a_server_that_is_down(tmp_path, tiny_models):
     scored = []
 
