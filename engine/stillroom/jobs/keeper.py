@@ -110,7 +110,7 @@ class BoundedLog:
     def write(self, data: bytes) -> None:
         """Appends bytes."""
         if self._refused:
-            data = _note(self._refused, "the disk was full") + data
+            data = _omission_note(self._refused, "the disk was full") + data
         try:
             written = self._stream.write(data)
         except OSError:
@@ -134,7 +134,7 @@ class BoundedLog:
             stream.seek(-self._tail, 2)
             tail = stream.read()
         self._left_out += self._size - len(head) - len(self._note) - len(tail)
-        note = _note(self._left_out, "the log was too long")
+        note = _omission_note(self._left_out, "the log was too long")
         temporary = self._path.with_name(f".{self._path.name}.shorter")
         try:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC
@@ -289,7 +289,7 @@ def _oom_counters() -> list[tuple[Path, str]]:
     return [*groups, (Path("/proc/vmstat"), "oom_kill")]
 
 
-def _note(num_bytes: int, reason: str) -> bytes:
+def _omission_note(num_bytes: int, reason: str) -> bytes:
     return f"\n[{num_bytes} bytes omitted: {reason}]\n".encode()
 
 

@@ -16,7 +16,7 @@ from stillroom.remote.hosts import open_host
 from stillroom.remote.known_machines import hardware_of, load_facts, probe_machine, remote_runs
 from stillroom.remote.machine import Machine
 from stillroom.remote.machines import all_machines
-from stillroom.remote.providers.clean_up import start_clean_up, wake_followers
+from stillroom.remote.providers.clean_up import restart_followers, start_clean_up
 from stillroom.remote.providers.provision_log import ProvisionedMachine, ProvisionLog
 from stillroom.remote.records import MachineFacts, RemoteView
 from stillroom.run_folder import RunFolder
@@ -182,7 +182,7 @@ def list_machines(
     provision_log = provision_log or ProvisionLog()
     listed = {machine.name: _Listed(machine) for machine in machines}
     for entry in provision_log.entries():
-        wake_followers(entry)
+        restart_followers(entry)
         listed.setdefault(entry.machine.name, _Listed(entry.machine)).provisioned.append(entry)
     if request.check:
         for name, answer in probe_all(workspace, machines, open_machine).items():

@@ -21,7 +21,7 @@ _Path = Annotated[str, msgspec.Meta(max_length=4096)]
 _Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
-"""What another machine sends is within bounds, or it is no message: a machine may be anybody's."""
+"""Bounds on the messages of other machines, which are not trusted."""
 
 MissingBlobs = Annotated[dict[str, int], msgspec.Meta(max_length=1_000_000)]
 """The reply of `have`."""

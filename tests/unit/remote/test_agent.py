@@ -289,7 +289,7 @@ def test_no_file_outside_of_the_runs_workspace_is_read(
     there: AgentFolder, place: AgentRun, tmp_path: Path, path: str
 ) -> None:
     (place.workspace / "link").symlink_to(tmp_path)
-    with pytest.raises(EngineError, match="the run has no file"):
+    with pytest.raises(EngineError, match="no longer exists"):
         list(fetch(there, FetchRequest(RUN, path)))
 
 

@@ -182,7 +182,7 @@ def test_an_installation_that_failed_is_quoted_and_begun_anew(box: Box):
     with pytest.raises(MachineError, match="No solution found for torch") as caught:
         prepare(box.host())
     assert "packages could not be installed on box" in caught.value.problem
-    assert "all of it is in " in caught.value.problem
+    assert "full log: " in caught.value.problem
     assert "package index" in caught.value.fix
     [half] = box.root.glob("packages/*/bin")
     (half / "left_over").touch()
@@ -229,7 +229,7 @@ def test_an_installation_without_room_says_so(box: Box):
 def test_a_killed_installation_is_begun_anew(box: Box):
     # The installer goes on for a while, and nobody deletes what it writes.
     box.give_uv(before=f"kill -9 $PPID; sleep 0.5; date +%s%N >{box.folder}/written")
-    with pytest.raises(MachineError, match="it was killed by signal 9"):
+    with pytest.raises(MachineError, match="killed by signal 9"):
         prepare(box.host())
 
     box.give_uv(before=f"[ -e {box.folder}/written ] || exit 1")

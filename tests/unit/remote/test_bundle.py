@@ -305,7 +305,7 @@ def test_a_machine_of_the_workspaces_own_file_gets_no_keys(workspace, monkeypatc
 def test_a_file_of_keys_within_a_model_is_refused(workspace):
     model = model_folder(workspace.root / "model")
     written(model / "credentials.json")
-    with pytest.raises(InputError, match="holds keys or passwords"):
+    with pytest.raises(InputError, match="usually contain keys or passwords"):
         pack(workspace, box(workspace), Needs(models=[locate_model(workspace, "model")]))
 
 

@@ -282,7 +282,7 @@ def test_a_budget_that_the_way_there_has_used_up_starts_nothing(folder: RunFolde
     state = follow(folder, host, budget_usd=3.0)
     assert state.status is RunStatus.FAILED
     assert state.error is not None
-    assert "has cost $4.00 before the run began" in state.error.problem
+    assert "cost $4.00 before the run started" in state.error.problem
     assert host.started == []
 
 
@@ -308,7 +308,7 @@ def test_a_budget_needs_a_price(folder: RunFolder) -> None:
     host = ScriptedHost()
     state = follow(folder, host, access=SKY, budget_usd=5.0)
     assert state.error is not None
-    assert "names no price" in state.error.problem
+    assert "lists no price" in state.error.problem
     assert "price_per_hour" in state.error.fix
     assert host.calls == ["provision", "release", "close"]
 

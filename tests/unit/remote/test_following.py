@@ -214,6 +214,6 @@ def test_no_second_run_here_writes_the_output_of_a_run_elsewhere(elsewhere: Else
     ended = elsewhere.ended(run)
     assert ended.status == "failed"
     assert ended.error is not None
-    assert "scored.jsonl was written here by somebody else" in ended.error.problem
+    assert "another local process has written" in ended.error.problem
     assert (elsewhere.home / "scored.jsonl").read_text() == "by hand\n"
     assert len(read_rows(run.path / "brought_back" / "scored.jsonl")) == 2

@@ -245,7 +245,7 @@ def test_checkpoints_that_a_run_deletes_do_not_stay_in_the_bucket(life):
     side = life.job(job.asked)
     side._post = post
     # Each list on its own, as if it came ten seconds after the last.
-    side._gather = lambda heard: [heard.get(timeout=20)]
+    side._collect_batch = lambda heard: [heard.get(timeout=20)]
     assert side.do(lambda packages: life.inner)
     assert [[file.path for file in each.files] for each in told] == [
         ["out/old.bin"],
@@ -398,7 +398,7 @@ def test_what_is_no_batch_of_updates_is_refused(life, data):
     host = life.host()
     life.until_started(host)
     life.hub.files[f"me/stillroom-runs/runs/{life.run.name}/news/00000001.bin"] = data
-    with pytest.raises(MachineError, match="is no batch of updates"):
+    with pytest.raises(MachineError, match="is not a batch of updates"):
         list(host.follow(life.run.name, {}))
 
 
@@ -497,7 +497,7 @@ def test_a_job_that_the_service_refuses_is_not_waited_for(life):
     host = life.host()
     host.provision()
     life.hub.refuses_jobs = refusal(402, "no credit")
-    with pytest.raises(MachineGoneError, match=r"was not started: .*no credit") as caught:
+    with pytest.raises(MachineGoneError, match=r"could not be started: .*no credit") as caught:
         host.start(life.start_of())
     assert "billing" in caught.value.fix
     assert not life.log.entries()
@@ -505,7 +505,7 @@ def test_a_job_that_the_service_refuses_is_not_waited_for(life):
 
 def test_nothing_goes_into_a_bucket_that_everybody_can_read(life):
     life.hub.is_private = False
-    with pytest.raises(MachineError, match="everybody can read the bucket me/stillroom-runs"):
+    with pytest.raises(MachineError, match="the bucket me/stillroom-runs is public"):
         life.host().provision()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from stillroom.files import write_json
 from stillroom.remote.follower.download import Download, StoppedError
-from stillroom.remote.follower.launcher import note_outputs
+from stillroom.remote.follower.launcher import record_outputs
 from stillroom.remote.follower.local_run import FollowRecord, read_record
 from stillroom.remote.follower.mirror import Mirror, OutOfStepError
 from stillroom.remote.host import MachineError, UnreachableError
@@ -273,7 +273,7 @@ def test_a_file_that_came_damaged_is_fetched_again_and_never_put_in_place(
     assert (root / "out.jsonl").read_bytes() == b"right"
     num_damaged = 99
     source = Damaged({"out.jsonl": b"newer"})
-    with pytest.raises(MachineError, match="did not have the hash that its machine reported"):
+    with pytest.raises(MachineError, match="differs from the one its machine reported"):
         take(folder, source, "out.jsonl")
     assert (root / "out.jsonl").read_bytes() == b"right"
 
@@ -282,7 +282,7 @@ def test_what_somebody_wrote_here_meanwhile_is_not_replaced(folder: RunFolder) -
     root = Path(folder.read_request().workspace)
     (root / "out.jsonl").write_bytes(b"before")
     record = FollowRecord()
-    note_outputs(record, root, ["out.jsonl"], [])
+    record_outputs(record, root, ["out.jsonl"], [])
     source = Source({"out.jsonl": b"result", "out.jsonl.manifest.json": b"{}"})
 
     def take() -> Download:
@@ -316,7 +316,7 @@ def test_an_exported_folder_is_put_in_place_whole_and_an_older_one_file_by_file(
     (root / "store").mkdir()
     (root / "store" / "mine").write_bytes(b"of another run")
     record = FollowRecord()
-    note_outputs(record, root, ["store"], [])
+    record_outputs(record, root, ["store"], [])
     source = Source({"store/new": b"of this run"})
     back = Download(folder, root, ["store"], record, source.fetch)
     back.take(source.list(), is_last=True, is_stopped=lambda: False)
@@ -344,7 +344,7 @@ def test_a_machine_that_sends_more_bytes_than_it_said_is_cut_off(folder: RunFold
                 yield b"more"
 
     source = Endless({"out.jsonl": b"0123456789"})
-    with pytest.raises(MachineError, match="has more bytes than its machine said"):
+    with pytest.raises(MachineError, match="has more bytes than its machine reported"):
         take(folder, source, "out.jsonl")
     assert source.sent == 3
 
@@ -352,7 +352,7 @@ def test_a_machine_that_sends_more_bytes_than_it_said_is_cut_off(folder: RunFold
 @pytest.mark.parametrize("text", [b"{}", b"[" * 200_000, b'{"result": ' + b"[" * 200_000])
 def test_a_state_that_cannot_be_read_changes_nothing_here(folder: RunFolder, text: bytes) -> None:
     before = folder.read()
-    with pytest.raises(UnreachableError, match="box sent a state of the run that cannot be read"):
+    with pytest.raises(UnreachableError, match="box sent an invalid run state"):
         mirror_of(folder).take_state(there(before, run_json=text))
     assert folder.read() == before
 
@@ -388,7 +388,9 @@ def test_what_was_sent_grows_from_where_it_is(folder: RunFolder) -> None:
     root = Path(folder.read_request().workspace)
     (root / "out.jsonl").write_bytes(b"row 1\n")
     record = FollowRecord()
-    note_outputs(record, root, ["out.jsonl"], [PlacedFile(place="workspace/out.jsonl", sha256="0")])
+    record_outputs(
+        record, root, ["out.jsonl"], [PlacedFile(place="workspace/out.jsonl", sha256="0")]
+    )
     mirror = Mirror(folder, spec("out.jsonl"), root, record)
     assert mirror.seen == {"out.jsonl": 6}
     mirror.take_lines(AppendedLines(path="out.jsonl", offset=6, data=b"row 2\n"))

@@ -238,7 +238,7 @@ def test_waiting_for_a_cluster_gives_way_every_20_seconds_and_asks_for_it_once(l
 
 def test_a_launch_that_fails_is_put_down_and_says_what_to_do(life):
     life.cloud.failing["launch"] = EXCEPTIONS.ResourcesUnavailableError("\x1b[31mno H100\x1b[0m")
-    with pytest.raises(EngineError, match="no provider has these resources now: no H100"):
+    with pytest.raises(EngineError, match="no provider has these resources available: no H100"):
         life.host().provision()
     assert not life.cloud.clusters
     assert not life.log.entries()

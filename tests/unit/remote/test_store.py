@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from fakes.hosts import blob_of, local_host
-from stillroom.remote.agent.store import AgentFolder, keep_file, make_room, note_use, place_file
+from stillroom.remote.agent.store import (
+    AgentFolder,
+    make_room,
+    place_file,
+    store_output,
+    touch_blob,
+)
 from stillroom.remote.host import MachineError
 from stillroom.remote.ssh.host import ChannelHost
 
@@ -144,7 +150,7 @@ def test_an_output_that_a_later_run_reads_is_not_sent(tmp_path, there, host):
     made.parent.mkdir(parents=True)
     made.write_bytes(b"w" * MB)
 
-    keep_file(AgentFolder(there), made, blob_of(made).sha256)
+    store_output(AgentFolder(there), made, blob_of(made).sha256)
 
     assert host.missing([blob_of(made)]) == {}
 
@@ -162,7 +168,7 @@ def test_what_no_run_uses_makes_room_the_longest_unused_first(tmp_path):
 
     assert deleted(1 << 60, days=0.5) == []  # It may be on its way to a run.
     assert deleted(10, days=3) == []
-    note_use(store / "b")
+    touch_blob(store / "b")
     spec = sorted(("a", "b"), key=lambda name: (store / name).stat().st_ctime)
     assert deleted(1 << 60, days=3) == spec
     assert sorted(path.name for path in store.iterdir()) == ["kept", "used"]
@@ -181,11 +187,11 @@ def test_noting_a_use_leaves_the_time_of_change(tmp_path):
     os.utime(path, (1, 1))
     before = path.stat()
 
-    note_use(path)
+    touch_blob(path)
 
     assert path.stat().st_mtime == 1
     assert path.stat().st_ctime_ns >= before.st_ctime_ns
-    note_use(tmp_path / "gone")
+    touch_blob(tmp_path / "gone")
 
 
 def test_a_command_there_starts_without_large_libraries():

@@ -1,8 +1,7 @@
-"""`python -m stillroom.remote.agent ROOT COMMAND`: carries out a command on the machine it runs on.
+"""`python -m stillroom.remote.agent ROOT COMMAND`: executes a command on its own machine.
 
-ROOT is the folder on this machine that holds all of Stillroom's files. Requests come through
-standard input and replies go through standard output (`frames.py`); what other code prints goes to
-standard error.
+ROOT is the folder with all of Stillroom's files on the machine. Requests are read from standard
+input and replies are written to standard output (`frames.py`); other output goes to standard error.
 """
 
 import errno
@@ -25,19 +24,19 @@ from stillroom.remote.records import (
     Piece,
 )
 
-_SILENCE_S = 7200
-"""A command that gets no request for so long is ended: the connection may have died silently."""
+_IDLE_TIMEOUT_S = 7200
+"""The idle timeout of a command in seconds, since a connection may be lost silently."""
 
 
 class _Command(NamedTuple):
     request: Any
     """The type of its requests."""
     answer: Callable[[AgentFolder, Any], Iterable[object] | None]
-    """Carries out one request, and yields the replies."""
+    """The function that handles one request and yields the replies."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Carries out the command and returns the exit code: 0 also for an error that was sent."""
+    """Executes the command and returns the exit code, which is 0 even if an error was sent."""
     agent, name = AgentFolder(Path(arguments[0]).expanduser().absolute()), arguments[1]
     frames = _frames()
     frames.begin()
@@ -45,25 +44,25 @@ def main(arguments: Sequence[str]) -> int:
         _serve(agent, name, frames)
         frames.end()
     except BrokenStreamError as broken:
-        sys.stderr.write(f"{broken}\n")  # Most often nobody listens any more.
+        sys.stderr.write(f"{broken}\n")  # Usually the client has disconnected.
         return 1
     except EngineError as error:
         return _report(frames, error)
     except OSError as error:
-        return _report(frames, _explained(error))
+        return _report(frames, _os_error(error))
     return 0
 
 
 def _serve(agent: AgentFolder, name: str, frames: Frames) -> None:
-    """Answers requests until the other side says that none follows."""
+    """Answers requests until the other side sends the end frame."""
     command = _command(name)
-    signal.alarm(_SILENCE_S)
+    signal.alarm(_IDLE_TIMEOUT_S)
     while (request := frames.receive(command.request)) is not None:
         signal.alarm(0)
         for reply in command.answer(agent, request) or ():
-            # The updates of a run are much like those before them.
+            # Successive updates of a run are similar, so they compress well.
             frames.send(reply, is_packed=name == "follow")
-        signal.alarm(_SILENCE_S)
+        signal.alarm(_IDLE_TIMEOUT_S)
 
 
 def _command(name: str) -> _Command:
@@ -92,13 +91,13 @@ def _command(name: str) -> _Command:
             return _Command(FetchRequest, fetch)
         case _:
             raise EngineError(
-                f"this version of stillroom knows no command {name!r}",
-                "use the same version of stillroom on both sides",
+                f"unknown command {name!r}",
+                "use the same version of stillroom on both machines",
             )
 
 
 def _frames() -> Frames:
-    """Takes standard output for the frames alone: a library that prints cannot break them."""
+    """Reserves standard input and output for frames, and redirects other output to stderr."""
     source = os.fdopen(os.dup(0), "rb")
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -116,18 +115,18 @@ def _report(frames: Frames, error: EngineError) -> int:
     return 0
 
 
-def _explained(error: OSError) -> EngineError:
-    """Returns what to do about an error of this machine's operating system."""
+def _os_error(error: OSError) -> EngineError:
+    """Returns an error of the operating system as an EngineError with a fix."""
     name = error.filename or "a file"
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
             return EngineError(f"the disk is full: {name} could not be written", FREE_DISK)
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            problem = f"{name} must not be written on the machine: {error.strerror}"
+            problem = f"{name} is not writable on the machine: {error.strerror}"
             return EngineError(problem, OTHER_FOLDER)
         case _:
             problem = f"{name}: {error.strerror or error}"
-            return EngineError(problem, "look at that file on the machine")
+            return EngineError(problem, "check that file on the machine")
 
 
 if __name__ == "__main__":

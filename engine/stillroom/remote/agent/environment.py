@@ -1,17 +1,17 @@
-"""Makes the environment in which our code runs on a machine: `python -E -P environment.py`.
+"""Creates the environment in which Stillroom runs on a machine: `python -E -P environment.py`.
 
-It runs before any of our packages is installed, so that it needs the standard library only. The
-other side writes two lines of JSON, and gets lines of JSON:
+It uses only the standard library, because it runs before any package is installed. The other side
+writes two lines of JSON and reads replies as lines of JSON:
 
-1. `_Question`: which code to look for, and whether this interpreter's own packages may be used.
-   Answer: `{"code": …, "installed": …, "marks": …}`.
-2. `_InstallRequest`: what to install. Answers: `{"say": …}` from time to time, then
+1. `_ProbeRequest`: which code to look for, and whether to use this interpreter's own packages.
+   Reply: `{"code": …, "installed": …, "marks": …}`.
+2. `_InstallRequest`: what to install. Replies: `{"say": …}` as progress, then
    `{"python": …}` or `{"failed": …}`.
 
-There are two layers. `packages/KEY` holds installed packages, and `venvs/KEY` only names them, an
-interpreter's own packages and the code, so that new code costs no new installation. An environment
-counts when it has the file `whole`, which is written last: what a killed installation has left is
-deleted by the next. It isn't renamed into place instead, since its programs name its folder.
+There are two layers, so that new code needs no new installation: `packages/KEY` has the installed
+packages, and `venvs/KEY` refers to them, to an interpreter's own packages and to the code. The file
+`whole`, which is written last, marks an environment as complete; without it, the next installation
+deletes it. Renaming it into place is not possible, since its scripts contain its path.
 """
 
 import fcntl
@@ -37,17 +37,17 @@ _SAY_EVERY_S = 2.0
 _TRY_S = 300.0
 _LOCK_POLL_S = 0.2
 _LOG_LINES = 30
-_FORGOTTEN_S = 60 * 86400
-# Conflicts within an image are not ours to report, and take longer to find than an installation.
+_UNUSED_S = 60 * 86400
+# Conflicts between an image's packages are irrelevant, and slow to detect.
 _QUIET = ("--no-warn-conflicts", "--progress-bar", "off")
-_WHOLE = "whole"
+_COMPLETE_FILE = "whole"
 _STEP = re.compile(r" *(Looking|Collecting|Downloading|Using cached|Building|Installing|Resolved) ")
 
 
-class _Question(TypedDict):
+class _ProbeRequest(TypedDict):
     root: str
     code: str
-    """The hash of the code, which is a folder in `code/`."""
+    """The hash of the code, which names its folder in `code/`."""
     uses_packages: bool
     """Whether this interpreter's own packages are used."""
 
@@ -55,42 +55,42 @@ class _Question(TypedDict):
 class _InstallRequest(TypedDict):
     code: str
     key: str
-    """The hash of all of the environment."""
+    """The hash of the whole environment."""
     packages_key: str
-    """The hash of what is installed."""
+    """The hash of the installed packages."""
     requirements: list[str]
     constraints: list[str]
     uv: str | None
-    """The program that installs; pip does it if there is none."""
+    """The path of uv; None to install with pip."""
 
 
 class _FailedError(Exception):
-    """The environment cannot be made; the text says why."""
+    """The environment could not be created; the message is the reason."""
 
 
 def main() -> int:
-    """Answers the two lines. The installation continues even if nobody listens any more."""
+    """Answers both requests. The installation continues even if the client disconnects."""
     if sys.argv[1:]:
         root, *sites = sys.argv[1:]
         _Installation(Path(root), json.loads(sys.stdin.readline()), sites).answer()
         return 0
-    question: _Question = json.loads(sys.stdin.readline())
-    root = question["root"]
-    sites = _own_sites() if question["uses_packages"] else []
+    probe: _ProbeRequest = json.loads(sys.stdin.readline())
+    root = probe["root"]
+    sites = _own_site_folders() if probe["uses_packages"] else []
     installed = _installed() if sites else []
-    code = code_hash_of(code_files(Path(root, "code", question["code"], "stillroom")))
-    _answer({"code": code, "installed": installed, "marks": _marks()})
+    code = code_hash_of(code_files(Path(root, "code", probe["code"], "stillroom")))
+    _answer({"code": code, "installed": installed, "marks": _markers()})
     line = sys.stdin.readline()
-    if line:  # Without a line, the code is sent again.
-        _relay([root, *sites], line)
+    if line:  # Without a second request, the code is uploaded again.
+        _install_in_child([root, *sites], line)
     return 0
 
 
-def _relay(arguments: list[str], request: str) -> None:
-    """Installs in a process of its own, and passes that one's answers on.
+def _install_in_child(arguments: list[str], request: str) -> None:
+    """Installs in a separate process, and forwards its replies.
 
-    If nobody listens any more, this process ends, and with it the connection; the other continues,
-    so that the next connection finds done what this one has begun.
+    If the client disconnects, this process exits, but the installation continues, so that the next
+    connection finds it complete.
     """
     worker = subprocess.Popen(
         [sys.executable, "-E", "-P", __file__, *arguments],
@@ -114,14 +114,14 @@ def _relay(arguments: list[str], request: str) -> None:
                 os._exit(1)
         else:
             printed = (printed + line)[-1500:]
-    code = worker.wait()  # no limit: it has closed its output and ends
+    code = worker.wait()  # no limit: it has closed its output and exits
     if code:
-        killed = f"it was killed by signal {-code}" if code < 0 else f"it ended with {code}"
-        _answer({"failed": printed or f"the process that installs them ended early: {killed}"})
+        reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        _answer({"failed": printed or f"the installing process exited early ({reason})"})
 
 
 def code_hash_of(files: Iterable[tuple[str, bytes]]) -> str:
-    """Returns a name for the files of a package, given in order with their contents."""
+    """Returns a hash of a package's files, given as ordered pairs of name and content."""
     digest = hashlib.sha256()
     for name, data in files:
         digest.update(f"{name}\0{len(data)}\0".encode() + data)
@@ -129,64 +129,64 @@ def code_hash_of(files: Iterable[tuple[str, bytes]]) -> str:
 
 
 def code_files(package: Path) -> Iterator[tuple[str, bytes]]:
-    """Yields the names and contents of a package's files in order, but for what Python makes."""
+    """Yields the names and contents of a package's files in order, without bytecode files."""
     for path in sorted(package.rglob("*")):
         if "__pycache__" not in path.parts and path.suffix != ".pyc" and path.is_file():
             yield path.relative_to(package).as_posix(), path.read_bytes()
 
 
 class _Installation:
-    """Makes one environment."""
+    """Creates one environment."""
 
     def __init__(self, root: Path, request: _InstallRequest, sites: list[str]) -> None:
         self._root, self._request = root, request
-        self._sites = [_adding(site) for site in sites]
+        self._sites = [_pth_line(site) for site in sites]
         self._venv = root / "venvs" / request["key"]
         self._packages = root / "packages" / request["packages_key"]
         self._log = self._packages.with_name(f"{self._packages.name}.log")
 
     def answer(self) -> None:
-        """Makes the environment, and answers with its interpreter or with why it has none."""
+        """Creates the environment, and replies with its interpreter or with the error."""
         try:
             python = self._python()
         except (_FailedError, OSError, subprocess.SubprocessError) as error:
-            log = f" (all of it is in {self._log} on the machine)" if self._log.exists() else ""
+            log = f" (full log: {self._log} on the machine)" if self._log.exists() else ""
             _answer({"failed": f"{error}{log}"})
         else:
             _answer({"python": str(python)})
 
     def _python(self) -> Path:
-        """Returns the environment's interpreter, which is made first if need be."""
+        """Returns the environment's interpreter; creates the environment if needed."""
         python, problem = self._venv / "bin" / "python", None
-        # Some machines delete old files. Packages, which other runs may use, are made again last.
+        # Some machines delete old files. Packages, which other runs may use, are reinstalled last.
         for broken in ([], [self._venv], [self._packages, self._venv]):
             for old in broken:
-                (old / _WHOLE).unlink(missing_ok=True)
+                (old / _COMPLETE_FILE).unlink(missing_ok=True)
             self._make()
-            problem = _fault_of(python)
+            problem = _import_error(python)
             if problem is None:
                 break
         else:
             raise _FailedError(f"{self._venv} does not run stillroom: {problem}")
         for used in (self._venv, self._packages):
             with suppress(FileNotFoundError):
-                os.utime(used / _WHOLE)
+                os.utime(used / _COMPLETE_FILE)
         named = self._root / "code" / f"{self._request['code']}.python"
         temporary = named.with_name(f".{named.name}.{os.getpid()}")
         temporary.write_text(f"{python}\n", encoding="utf-8")
         temporary.replace(named)
-        _forget_old(self._root)
+        _delete_unused(self._root)
         return python
 
     def _make(self) -> None:
         paths = [str(self._root / "code" / self._request["code"])]
         if self._request["requirements"]:
-            _make_whole(self._packages, self._install)
-            paths.append(_adding(_site_of(self._packages)))
-        _make_whole(self._venv, lambda: _make_venv(self._venv, [*paths, *self._sites]))
+            _make_once(self._packages, self._install)
+            paths.append(_pth_line(_site_of(self._packages)))
+        _make_once(self._venv, lambda: _make_venv(self._venv, [*paths, *self._sites]))
 
     def _install(self) -> None:
-        # pip then sees what is installed already.
+        # So that pip sees the packages that are already installed.
         _make_venv(self._packages, self._sites)
         arguments = list[str]()
         for option, lines in (
@@ -204,20 +204,20 @@ class _Installation:
         except _FailedError as error:
             if self._request["uv"] is None or "certificate" not in str(error):
                 raise
-            # Behind a company's proxy only the system knows whom to trust; uv has its own list.
+            # Behind a corporate proxy, only the system's certificates work; uv brings its own.
             os.environ.update(UV_SYSTEM_CERTS="1", UV_NATIVE_TLS="1")
             _run(command, self._log)
 
     def _installer(self) -> list[str]:
-        """Returns the command that installs the packages; makes sure that there is one."""
+        """Returns the install command of uv or pip; installs pip if needed."""
         python, uv = str(self._packages / "bin" / "python"), self._request["uv"]
         if uv is not None:
             command = [uv, "pip", "install", "--python", python]
-            options = _tried([*command, "--help"]).stdout
+            options = _run_quietly([*command, "--help"]).stdout
             # It chooses torch's build by the machine's GPU and driver.
             return [*command, *(["--torch-backend=auto"] if "--torch-backend" in options else [])]
         pip = [python, "-P", "-m", "pip"]
-        if _tried([*pip, "--version"]).returncode:
+        if _run_quietly([*pip, "--version"]).returncode:
             try:
                 _run([python, "-m", "ensurepip", "--default-pip"], self._log)
             except _FailedError as error:
@@ -228,11 +228,11 @@ class _Installation:
         return [*pip, "install", "--disable-pip-version-check", "--no-input", *_QUIET]
 
 
-def _fault_of(python: Path) -> str | None:
-    """Returns why our code does not run in an environment, before a run finds out; or None."""
+def _import_error(python: Path) -> str | None:
+    """Returns the error of importing Stillroom in an environment; None if it works."""
     command = [python, "-P", "-c", "import msgspec, stillroom.remote.agent.store"]
     try:
-        check = _tried(command)
+        check = _run_quietly(command)
     except FileNotFoundError as error:
         return str(error)
     if check.returncode < 0:
@@ -240,15 +240,15 @@ def _fault_of(python: Path) -> str | None:
     return check.stderr.strip()[-1500:] if check.returncode else None
 
 
-def _make_whole(folder: Path, make: Callable[[], None]) -> None:
-    """Makes an environment unless it is whole; two that want the same one wait for each other."""
-    mark = folder / _WHOLE
+def _make_once(folder: Path, make: Callable[[], None]) -> None:
+    """Creates an environment unless it is complete; a lock serialises concurrent processes."""
+    mark = folder / _COMPLETE_FILE
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
-        # The installer inherits it: if only this process is killed, nobody deletes what the
-        # installer still writes.
+        # The installer inherits the lock, so that if only this process is killed, no other one
+        # deletes the files that the installer still writes.
         os.set_inheritable(lock.fileno(), True)
-        _take(lock.fileno())
+        _acquire(lock.fileno())
         if mark.exists():
             return
         if folder.exists():
@@ -257,7 +257,7 @@ def _make_whole(folder: Path, make: Callable[[], None]) -> None:
         mark.touch()
 
 
-def _take(lock: int) -> None:
+def _acquire(lock: int) -> None:
     said_at = 0.0
     while True:
         try:
@@ -271,8 +271,8 @@ def _take(lock: int) -> None:
             return
 
 
-def _tried(command: list[Any]) -> subprocess.CompletedProcess[str]:
-    """Runs a command that installs nothing, and returns how it ended and what it printed."""
+def _run_quietly(command: list[Any]) -> subprocess.CompletedProcess[str]:
+    """Runs a quick command, and returns its exit code and output."""
     try:
         return subprocess.run(
             command,
@@ -284,16 +284,16 @@ def _tried(command: list[Any]) -> subprocess.CompletedProcess[str]:
         )
     except subprocess.TimeoutExpired as late:
         named = " ".join(map(str, command))
-        raise _FailedError(f"`{named}` did not end within {_TRY_S:g} s; try again") from late
+        raise _FailedError(f"`{named}` timed out after {_TRY_S:g} s; try again") from late
 
 
 def _login_environment() -> dict[str, str]:
-    """Returns the environment of installers: that of a login on this machine, without our keys."""
+    """Returns the environment variables of installers: those of this machine's login session."""
     return {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def _run(command: list[str], log: Path) -> None:
-    """Runs a program and says the last line that it prints from time to time."""
+    """Runs a program, and periodically reports its current step."""
     with log.open("ab") as stream:
         process = subprocess.Popen(
             command,
@@ -309,49 +309,52 @@ def _run(command: list[str], log: Path) -> None:
             code = process.wait(_SAY_EVERY_S)
         except subprocess.TimeoutExpired:
             step = installation_step(_tail(log, _LOG_LINES)) or said
-            # Also without news now and then, so that the connection stays alive.
+            # Sent even without a new step, to keep the connection alive.
             _answer({"say": f"installing packages: {step}"} if step != said else {})
             said = step
         else:
             break
     if code:
-        raise _FailedError(_tail(log, _LOG_LINES) or f"{command[0]} ended with exit code {code}")
+        raise _FailedError(_tail(log, _LOG_LINES) or f"{command[0]} exited with code {code}")
 
 
 def installation_step(log: str) -> str:
-    """Returns the last line of an installer's log that says what it does now; "" without one."""
+    """Returns the last progress line of an installer's log; "" if there is none."""
     steps = [line.strip() for line in log.splitlines() if _STEP.match(line)]
     return steps[-1][:80] if steps else ""
 
 
 def _make_venv(folder: Path, paths: list[str]) -> None:
-    """Makes an environment without packages of its own, which finds those of other folders."""
+    """Creates an empty virtual environment that imports packages from other folders."""
     folder.mkdir(mode=0o700, parents=True)
     venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
-    # The name comes before those of other files, so that no other Stillroom is found first.
+    # The name sorts before other .pth files, so that no other Stillroom is imported first.
     file = Path(_site_of(folder)) / "_0_stillroom.pth"
     file.write_text("".join(f"{path}\n" for path in paths), encoding="utf-8")
 
 
-def _forget_old(root: Path) -> None:
-    """Deletes code and environments that were not used for two months, longer than any run."""
-    limit = time.time() - _FORGOTTEN_S
-    for mark in [*root.glob(f"packages/*/{_WHOLE}"), *root.glob(f"venvs/*/{_WHOLE}")]:
-        _forget(mark, mark.parent, limit)
+def _delete_unused(root: Path) -> None:
+    """Deletes code and environments that were unused for 60 days, which is longer than any run."""
+    limit = time.time() - _UNUSED_S
+    for mark in [
+        *root.glob(f"packages/*/{_COMPLETE_FILE}"),
+        *root.glob(f"venvs/*/{_COMPLETE_FILE}"),
+    ]:
+        _delete_if_old(mark, mark.parent, limit)
     for named in root.glob("code/*.python"):
-        _forget(named, named.with_suffix(""), limit)
+        _delete_if_old(named, named.with_suffix(""), limit)
 
 
-def _forget(mark: Path, folder: Path, limit: float) -> None:
+def _delete_if_old(mark: Path, folder: Path, limit: float) -> None:
     with suppress(FileNotFoundError):  # Another process may be doing the same.
         if mark.stat().st_mtime < limit:
-            # Without its mark it is not used while it is being deleted.
+            # The mark is deleted first, so that a half-deleted environment is never used.
             mark.unlink()
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _adding(path: str) -> str:
-    """Returns a line of a .pth file that adds a folder of packages with its own .pth files."""
+def _pth_line(path: str) -> str:
+    """Returns the line of a .pth file that adds a packages folder, including its .pth files."""
     return f"import site; site.addsitedir({path!r})"
 
 
@@ -359,7 +362,7 @@ def _site_of(folder: Path) -> str:
     return sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)})
 
 
-def _own_sites() -> list[str]:
+def _own_site_folders() -> list[str]:
     folders = site.getsitepackages()
     if site.ENABLE_USER_SITE is not False:
         folders.append(site.getusersitepackages())
@@ -367,14 +370,14 @@ def _own_sites() -> list[str]:
 
 
 def _installed() -> list[tuple[str, str]]:
-    # Each `metadata` parses a file anew.
+    # Each access to `metadata` parses the file again.
     texts = [each.metadata for each in importlib.metadata.distributions()]
     found = [(text["Name"], text["Version"]) for text in texts]
     return [(name, version) for name, version in found if name and version]
 
 
-def _marks() -> dict[str, str]:
-    """Returns what requirements' markers ask (PEP 508)."""
+def _markers() -> dict[str, str]:
+    """Returns the values of environment markers (PEP 508)."""
     major, minor = sys.version_info[:2]
     return {
         "implementation_name": sys.implementation.name,
@@ -401,7 +404,7 @@ def _answer(value: dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(value) + "\n")
         sys.stdout.flush()
     except OSError:
-        # Nobody listens any more; what cannot be written must not be tried again at the end.
+        # The client has disconnected; the buffered output must not be flushed again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

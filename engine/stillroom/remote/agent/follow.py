@@ -1,4 +1,4 @@
-"""Reports how a run on this machine stands, until it has ended."""
+"""Streams the state and files of a run on this machine until it has ended."""
 
 import time
 from collections.abc import Callable, Generator
@@ -8,7 +8,7 @@ import msgspec
 from stillroom.jobs.supervise import read_run
 from stillroom.remote.agent.output_files import AppendedFiles, FinishedFiles
 from stillroom.remote.agent.runs import AgentRun, StartRecord, agent_run
-from stillroom.remote.agent.store import AgentFolder, keep_file
+from stillroom.remote.agent.store import AgentFolder, store_output
 from stillroom.remote.records import FollowRequest, Heartbeat, RemoteState, RunUpdate
 from stillroom.run_folder import RunState
 
@@ -16,18 +16,17 @@ _LOOK_EVERY_S = 0.5
 _HEARTBEAT_S = 2.0
 _APPENDED_S = 2.0
 _BYTES_PER_S = 4000
-"""How much of states is sent that only count on, before it is packed to a tenth or less; what
-matters is sent at once."""
+"""The limit on uncompressed states that only differ in their counters; others are sent at once."""
 _KEEPER_WAIT_S = 15.0
 
 
 def follow(
     agent: AgentFolder, request: FollowRequest, *, sleep: Callable[[float], None] = time.sleep
 ) -> Generator[RunUpdate]:
-    """The command `follow`: yields a run's state first, its last files last, and then ends.
+    """The command `follow`: yields a run's updates, from its state to its last files.
 
-    A heartbeat is yielded whenever nothing else was for two seconds. Raises MachineGoneError if the
-    run is not on this machine.
+    Yields a heartbeat after two seconds without another update. Raises MachineGoneError if the run
+    is not on this machine.
     """
     sent_at = time.monotonic()
     for update in _updates(agent, request, sleep):
@@ -39,7 +38,7 @@ def follow(
 def _updates(
     agent: AgentFolder, request: FollowRequest, sleep: Callable[[float], None]
 ) -> Generator[RunUpdate | None]:
-    """Yields what is new, and None every now and then while nothing is."""
+    """Yields the run's updates, and None periodically while there are none."""
     run = agent_run(agent, request.run_id)
     started = run.read_start()
     appended = AppendedFiles(run, request.seen, started.outputs)
@@ -53,14 +52,14 @@ def _updates(
         is_due = pace.is_due(state, time.monotonic()) or has_ended
         if is_due:
             yield _remote_state(run, started, state)
-        # Many lines at once cost much less than one by one.
+        # Sending many lines at once is much cheaper than one at a time.
         if is_due or time.monotonic() - appended_at >= _APPENDED_S:
             appended_at = time.monotonic()
             yield from appended.updates(is_last=has_ended)
         files = yield from finished.updates(is_last=has_ended)
         if has_ended:
             for file in files:
-                keep_file(agent, run.workspace / file.path, file.sha256)
+                store_output(agent, run.workspace / file.path, file.sha256)
             return
         yield None
         sleep(_LOOK_EVERY_S)
@@ -76,9 +75,9 @@ def _remote_state(run: AgentRun, started: StartRecord, state: RunState) -> Remot
 
 
 def _wait_for_processes(run: AgentRun, sleep: Callable[[float], None]) -> None:
-    """Waits until the processes of a run that has ended are gone, which write its last lines.
+    """Waits until the processes of an ended run have exited, since they write its last lines.
 
-    One that does not end is not waited for long.
+    Gives up after 15 seconds.
     """
     lock = run.keeper_lock()
     deadline = time.monotonic() + _KEEPER_WAIT_S
@@ -89,25 +88,29 @@ def _wait_for_processes(run: AgentRun, sleep: Callable[[float], None]) -> None:
 
 
 class _Pace:
-    """When a state is sent: at once if something matters, else as often as it may cost."""
+    """Decides when a state is sent: at once if more than counters changed, else paced by size."""
 
     def __init__(self) -> None:
         self._sent: RunState | None = None
         self._size, self._sent_at = 0, 0.0
 
     def is_due(self, state: RunState, clock: float) -> bool:
-        """Returns whether to send the state, and then takes it as sent."""
+        """Returns whether to send the state; if True, records it as sent."""
         if state == self._sent:
             return False
         is_waiting = clock - self._sent_at < max(_APPENDED_S, self._size / _BYTES_PER_S)
-        if is_waiting and self._sent is not None and _matters(state) == _matters(self._sent):
+        if (
+            is_waiting
+            and self._sent is not None
+            and _significant_fields(state) == _significant_fields(self._sent)
+        ):
             return False
         self._sent, self._sent_at = state, clock
         self._size = len(msgspec.json.encode(state))
         return True
 
 
-def _matters(state: RunState) -> tuple[object, ...]:
+def _significant_fields(state: RunState) -> tuple[object, ...]:
     phase = state.progress.phase if state.progress is not None else None
     names = [alarm.partition(":")[0] for alarm in state.alarms]
     return state.status, state.notes, names, state.error, phase

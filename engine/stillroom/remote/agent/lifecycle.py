@@ -1,4 +1,4 @@
-"""Starts a run's detached process on this machine, once; cancels it, and deletes its folder."""
+"""Starts a run's detached process on this machine, cancels it, and deletes its folder."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from stillroom.home_paths import as_found, home_variable
 from stillroom.jobs.supervise import cancel_run, kill_run, launch_run
 from stillroom.lineage import now
 from stillroom.remote.agent.runs import AgentRun, StartRecord, agent_run
-from stillroom.remote.agent.store import AgentFolder, content_file, place_file
+from stillroom.remote.agent.store import AgentFolder, blob_file, place_file
 from stillroom.remote.host import MachineGoneError
 from stillroom.remote.records import PACKAGE, CancelRequest, LaunchRequest
 from stillroom.remote.run_files import is_safe
@@ -31,13 +31,13 @@ _POLL_S = 0.1
 def start(agent: AgentFolder, request: LaunchRequest) -> None:
     """The command `start`: starts a run, unless it was started before.
 
-    A start that was killed on its way is finished by the next one. The run's processes inherit a
-    lock from it, so that no second process is started while one lives.
+    A start that was killed halfway is completed by the next one. The run's processes inherit a
+    lock, so that no second process is started while one lives.
     """
     run = agent_run(agent, request.run_id)
     run.base.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock, keeper = run.start_lock(), run.keeper_lock()
-    _wait_for(lock, run.run_id)
+    _acquire(lock, run.run_id)
     try:
         if keeper.try_acquire() and not _has_begun(run):
             _launch(agent, run, request, keeper)
@@ -47,15 +47,15 @@ def start(agent: AgentFolder, request: LaunchRequest) -> None:
 
 
 def cancel(agent: AgentFolder, request: CancelRequest) -> None:
-    """The command `cancel`: asks a run to stop, or kills it.
+    """The command `cancel`: asks a run to stop, or kills its processes.
 
-    Raises MachineGoneError if it is not on this machine.
+    Raises MachineGoneError if the run is not on this machine.
     """
     folder = agent_run(agent, request.run_id).folder
     if not folder.is_run:
         raise MachineGoneError(
             f"there is no run {request.run_id!r} on this machine",
-            "no action needed: there is nothing to stop",
+            "no action needed: there is no process to stop",
         )
     if request.kill:
         kill_run(folder)
@@ -64,31 +64,31 @@ def cancel(agent: AgentFolder, request: CancelRequest) -> None:
 
 
 def remove(agent: AgentFolder, run_id: str) -> None:
-    """The command `remove`: deletes a run's folder, after ending what may still run in it."""
+    """The command `remove`: kills a run's remaining processes and deletes its folder."""
     run = agent_run(agent, run_id)
     if run.folder.is_run:
         kill_run(run.folder)
-    # Renamed first, so that nobody takes what is left of it for a run.
+    # Renamed first, so that a partially deleted folder is not mistaken for a run.
     with suppress(FileNotFoundError):
         run.base.rename(run.base.with_name(f".{run_id}.{os.getpid()}.going"))
-    # Also what a lost connection has left.
+    # Includes leftovers of an earlier call whose connection was lost.
     for leftover in run.base.parent.glob(f".{run_id}.*.going"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _wait_for(lock: FileLock, run_id: str) -> None:
+def _acquire(lock: FileLock, run_id: str) -> None:
     deadline = time.monotonic() + _LOCK_WAIT_S
     while not lock.try_acquire():
         if time.monotonic() > deadline:
             raise EngineError(
-                f"another connection has been starting {run_id} for a minute",
-                "it is retried; look for a process that hangs on that machine",
+                f"another connection has been starting {run_id} for {_LOCK_WAIT_S:.0f} s",
+                "it is retried; check for a hanging process on that machine",
             )
         time.sleep(_POLL_S)
 
 
 def _has_begun(run: AgentRun) -> bool:
-    """Returns whether the run's process has ever begun its work; none lives any more."""
+    """Returns whether the run's process ever began its work."""
     return run.folder.is_run and run.folder.read().status is not RunStatus.STARTING
 
 
@@ -114,19 +114,20 @@ def _launch(agent: AgentFolder, run: AgentRun, request: LaunchRequest, keeper: F
 
 
 def _place_files(agent: AgentFolder, run: AgentRun, request: LaunchRequest) -> dict[str, str]:
-    """Puts the sent files where the run looks for them; returns the hashes of the workspace's."""
+    """Places the uploaded files; returns the hashes of those in the workspace, by path."""
     run.workspace.mkdir(mode=0o700, exist_ok=True)
     placed: dict[str, str] = {}
     for file in request.files:
         first, _, path = file.place.partition("/")
         if not is_safe(file.place) or first not in ("workspace", "outside"):
             raise EngineError(
-                f"{file.place!r} is outside of the run's folder", "update stillroom on this machine"
+                f"{file.place!r} is outside of the run's folder",
+                "use the same version of stillroom on both machines",
             )
-        if not content_file(agent, file.sha256).exists():
+        if not blob_file(agent, file.sha256).exists():
             raise EngineError(
-                f"the content of {file.place} is not on this machine any more",
-                "no action needed: it is sent again",
+                f"the content of {file.place} is no longer on this machine",
+                "no action needed: it is uploaded again",
             )
         target = run.base / file.place
         target.unlink(missing_ok=True)
@@ -137,20 +138,22 @@ def _place_files(agent: AgentFolder, run: AgentRun, request: LaunchRequest) -> d
 
 
 def _path_pairs(run: AgentRun, request: LaunchRequest) -> list[tuple[str, str]]:
-    """Returns the paths on the user's machine, each with the one here that stands for it."""
-    pairs = [(path.home, _path_here(run, path.home, path.place)) for path in request.home_paths]
+    """Returns pairs of a path on the user's machine and its counterpart here."""
+    pairs = [
+        (path.home, _path_on_machine(run, path.home, path.place)) for path in request.home_paths
+    ]
     return [*pairs, (request.home_root, str(run.workspace))]
 
 
-def _path_here(run: AgentRun, home: str, place: str) -> str:
+def _path_on_machine(run: AgentRun, home: str, place: str) -> str:
     if place.startswith(PACKAGE):
         return str(Path(stillroom.__file__).resolve().parent / place.removeprefix(PACKAGE))
-    # `~` stands for the user's own folder, on the user's machine.
+    # `~` is the user's home folder on the user's machine.
     return place if home == "~" else str(run.base / place)
 
 
 def _write_folder(run: AgentRun, launch: LaunchRequest, started: float) -> None:
-    """Writes the run's folder as `create_run` does; run.json, with which it is a run, last."""
+    """Writes the run's folder as `create_run` does; run.json, which marks it as a run, last."""
     folder = run.folder
     for name, data in launch.copies.items():
         write_atomic(folder.path / name, data)
@@ -168,7 +171,7 @@ def _write_folder(run: AgentRun, launch: LaunchRequest, started: float) -> None:
         request,
         workspace=str(run.workspace),
         inputs=fixed_inputs([as_found(fixed.path) for fixed in request.inputs]),
-        start_after=None,  # Those runs were done elsewhere, and have ended.
+        start_after=None,  # Those runs were local and have ended.
     )
     write_json(folder.request_file, request)
     state = RunState(

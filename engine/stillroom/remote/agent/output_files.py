@@ -1,8 +1,8 @@
-"""The files that a run on this machine makes: those it appends to, and those that are finished.
+"""The files that a run on this machine writes: growing ones and finished ones.
 
-Its log and events, its journals and the rows of its outputs are appended to; what is new of them is
-sent line by line. Everything else is finished once it is there: whole checkpoints as they are
-written, at the run's end all the rest. These are listed with their hashes, and fetched by path.
+The log, events, journals and output rows grow; their new lines are sent as they are appended. All
+other files are finished when they appear: each checkpoint when it is complete, and the rest at the
+run's end. They are listed with their hashes, and fetched by path.
 """
 
 import os
@@ -28,10 +28,10 @@ from stillroom.remote.run_files import is_of_run_folder, is_output, is_safe, is_
 _BLOCK = 1 << 20
 _LONGEST_LINE = 256 << 20
 _LOG_LINE = 1 << 16
-"""A log may hold progress bars, which end no line for hours."""
+"""The bytes of a log line that are sent unfinished: progress bars print no newline for hours."""
 _TICK_S = 1.0
 _DOCUMENTS = frozenset({".json", ".yml", ".yaml", ".md", ".py"})
-"""What is written whole, by a rename, so that it may be downloaded while the run continues."""
+"""Files that are written atomically, so that they can be downloaded while the run continues."""
 
 
 def fetch(agent: AgentFolder, request: FetchRequest) -> Generator[bytes]:
@@ -42,8 +42,8 @@ def fetch(agent: AgentFolder, request: FetchRequest) -> Generator[bytes]:
     path = agent_run(agent, request.run_id).workspace / request.path
     if not is_safe(request.path) or path.is_symlink() or not path.is_file():
         raise EngineError(
-            f"the run has no file {request.path!r} any more",
-            "no action needed: files that it writes later are downloaded",
+            f"the run's file {request.path!r} no longer exists",
+            "no action needed: files that the run writes later are downloaded",
         )
     with path.open("rb", buffering=0) as stream:
         stream.seek(request.offset)
@@ -53,13 +53,13 @@ def fetch(agent: AgentFolder, request: FetchRequest) -> Generator[bytes]:
 
 
 class _Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of seen.json: which file each path was when it was last sent."""
+    """The content of seen.json: the inode of each file when it was last sent."""
 
     inodes: dict[str, int] = {}
 
 
 class AppendedFiles:
-    """Yields what has been appended to files since they were last looked at."""
+    """Yields the lines appended to a run's growing files since the last call."""
 
     def __init__(self, run: AgentRun, seen: Mapping[str, int], outputs: Sequence[str]) -> None:
         self._run, self._outputs = run, outputs
@@ -72,7 +72,7 @@ class AppendedFiles:
     def updates(self, *, is_last: bool) -> Iterator[AppendedLines]:
         """Yields the complete new lines of all files.
 
-        With `is_last`, it also yields an unfinished last line of log.txt.
+        With `is_last`, also yields an unfinished last line of log.txt.
         """
         for path in sorted(self._paths()):
             # The run may replace or delete the file at any moment.
@@ -80,11 +80,11 @@ class AppendedFiles:
                 yield from self._updates_of(path, is_last=is_last and path.endswith("/log.txt"))
 
     def _paths(self) -> set[str]:
-        """Returns the files that are appended to, relative to the workspace."""
+        """Returns the paths of the growing files, relative to the workspace."""
         workspace, folder = self._run.workspace, self._run.folder.path
         found = [folder / "log.txt", *folder.glob("*.jsonl")]
         for output in self._outputs:
-            found += _appended(workspace / output)
+            found += _growing_files_of(workspace / output)
         return {
             path.relative_to(workspace).as_posix()
             for path in found
@@ -102,30 +102,30 @@ class AppendedFiles:
                 offset = 0
                 yield AppendedLines(path=path, offset=0, data=b"")
             self._remember(path, inode)
-            while data := _lines(stream, offset, path, is_last=is_last):
+            while data := _read_lines(stream, offset, path, is_last=is_last):
                 yield AppendedLines(path=path, offset=offset, data=data)
                 offset += len(data)
                 self._offsets[path] = offset
             self._offsets[path] = offset
 
     def _remember(self, path: str, inode: int) -> None:
-        """Notes the file before its bytes are sent, so that a later connection recognises it."""
+        """Records the file before its bytes are sent, so that a later connection recognises it."""
         if self._inodes.get(path) != inode:
             self._inodes[path] = inode
-            # A full disk must not keep anybody from hearing about it.
+            # A full disk must not prevent the error from being reported.
             with suppress(OSError):
                 write_json(self._file, _Seen(inodes=self._inodes), durable=False)
 
 
-def _appended(output: Path) -> list[Path]:
-    """Returns the files that a run appends to for an output, so that no paid call is lost."""
+def _growing_files_of(output: Path) -> list[Path]:
+    """Returns an output's growing files, which are sent early so that no paid call is lost."""
     journal = output.with_name(f".{output.name}")
     scores = output.with_name(f".{output.name}.scores")
     rollouts = [output, journal / "journal.jsonl"] if (journal / "settings.json").exists() else []
     return [*rollouts, scores]
 
 
-def _lines(stream: FileIO, offset: int, path: str, *, is_last: bool) -> bytes:
+def _read_lines(stream: FileIO, offset: int, path: str, *, is_last: bool) -> bytes:
     size = _BLOCK
     while True:
         stream.seek(offset)
@@ -152,15 +152,15 @@ class FinishedFiles:
     def updates(
         self, *, is_last: bool
     ) -> Generator[RemoteFiles | None, None, Sequence[RemoteFile]]:
-        """Yields all finished files if they have changed since the last call, and returns them.
+        """Yields the list of finished files if it has changed since the last call, and returns it.
 
-        A large file takes a while to hash; None is yielded every second of it.
+        Yields None every second while a large file is being hashed.
         """
         stamps = self._stamps(is_last=is_last)
         if stamps == self._last and not is_last:
             return []
         try:
-            files = yield from self._hashed(stamps)
+            files = yield from self._hash_files(stamps)
         finally:
             self._hashes.save()
         # Files that changed while they were hashed are listed again by the next call; once the
@@ -168,11 +168,11 @@ class FinishedFiles:
         if not is_last and self._stamps(is_last=is_last) != stamps:
             return []
         self._last = stamps
-        files = [file for file in files if not self._is_only_sent(file, is_last=is_last)]
+        files = [file for file in files if not self._is_unchanged_input(file, is_last=is_last)]
         yield RemoteFiles(files=files, is_last=is_last)
         return files
 
-    def _hashed(
+    def _hash_files(
         self, stamps: Mapping[Path, tuple[int, int, int]]
     ) -> Generator[None, None, list[RemoteFile]]:
         files, is_stopped = list[RemoteFile](), Event()
@@ -189,18 +189,18 @@ class FinishedFiles:
         return files
 
     def _stamps(self, *, is_last: bool) -> dict[Path, tuple[int, int, int]]:
-        """Returns the finished files as they are now: their inode, size and time of change."""
+        """Returns the finished files with their current inode, size and modification time."""
         stamps: dict[Path, tuple[int, int, int]] = {}
-        for path in self._all() if is_last else self._finished_already():
-            # A checkpoint may be pruned right now.
+        for path in self._all_files() if is_last else self._finished_files():
+            # A checkpoint may be pruned concurrently.
             with suppress(FileNotFoundError):
                 about = path.lstat()
                 if stat.S_ISREG(about.st_mode):
                     stamps[path] = (about.st_ino, about.st_size, about.st_mtime_ns)
         return stamps
 
-    def _finished_already(self) -> Iterator[Path]:
-        """Yields the files that are finished while the run has not ended."""
+    def _finished_files(self) -> Iterator[Path]:
+        """Yields the files that are already finished while the run is in progress."""
         folder = self._run.folder.path
         for checkpoint in sorted(folder.glob(f"{CHECKPOINTS}/[!.]*")):
             yield from _files_in(checkpoint)
@@ -213,7 +213,7 @@ class FinishedFiles:
                 if document.suffix in _DOCUMENTS:
                     yield document
 
-    def _all(self) -> Iterator[Path]:
+    def _all_files(self) -> Iterator[Path]:
         yield from filter(self._is_of_run, _files_in(self._run.folder.path))
         outputs = self._started.outputs
         parents = {(self._run.workspace / output).parent for output in outputs}
@@ -232,14 +232,14 @@ class FinishedFiles:
     def _is_in_run_folder(self, name: str) -> bool:
         return name.startswith(f"runs/{self._run.run_id}/")
 
-    def _is_only_sent(self, file: RemoteFile, *, is_last: bool) -> bool:
-        """Returns whether a file only looks like an output: it was sent, and is as it was."""
+    def _is_unchanged_input(self, file: RemoteFile, *, is_last: bool) -> bool:
+        """Returns whether a file is an unchanged input rather than an output."""
         is_as_sent = self._started.placed.get(file.path) == file.sha256
         return is_as_sent and not (is_last and self._is_in_run_folder(file.path))
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    """Yields the files in a folder and those below, in order, without what is being written."""
+    """Yields the files below a folder in sorted order, without temporary ones."""
     for above, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not is_temporary(name))
         for name in sorted(names):

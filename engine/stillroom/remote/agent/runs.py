@@ -1,4 +1,4 @@
-"""Where the agent keeps the files of a run on its machine."""
+"""The folders in which the agent keeps the files of a run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,25 +13,25 @@ from stillroom.run_folder import RunFolder
 
 
 class StartRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of start.json: what is known about a run since its start; no secrets."""
+    """The content of start.json: facts about a run's start, without secrets."""
 
     started: float
     """The monotonic clock of this machine when the run was started."""
     outputs: list[str] = []
     placed: dict[str, str] = {}
-    """The hashes of the files that were sent, by their paths relative to the workspace."""
+    """The hashes of the run's input files, by path relative to the workspace."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentRun:
-    """The folder of one run: a workspace of its own, and the files from outside of it."""
+    """The folder of one run: its own workspace, and input files from outside the workspace."""
 
     run_id: str
     base: Path
 
     @property
     def workspace(self) -> Path:
-        """The folder that stands for the user's workspace."""
+        """The folder that replaces the user's workspace."""
         return self.base / "workspace"
 
     @property
@@ -45,27 +45,27 @@ class AgentRun:
         return self.base / "start.json"
 
     def start_lock(self) -> FileLock:
-        """Returns the lock that a start holds until it is done."""
+        """Returns the lock that is held while the run is being started."""
         return FileLock(self.base / "start.lock")
 
     def keeper_lock(self) -> FileLock:
-        """Returns the lock that the run's processes inherit: it is held as long as one lives."""
+        """Returns the lock that the run's processes inherit, held as long as one of them lives."""
         return FileLock(self.base / "keeper.lock")
 
     def read_start(self) -> StartRecord:
-        """Returns what is known since the start. Raises MachineGoneError if there was none."""
+        """Returns the record of the start. Raises MachineGoneError if the run was not started."""
         try:
             return read_json(self.start_file, StartRecord)
         except FileNotFoundError as error:
             raise MachineGoneError(
                 f"there is no run {self.run_id!r} in {self.base.parent}",
-                "somebody has deleted it, or this is not the machine that it was started on",
+                "its folder was deleted, or it was started on a different machine",
             ) from error
 
 
 def agent_run(agent: AgentFolder, run_id: str) -> AgentRun:
-    """Returns the folder of a run, which may not exist. Raises EngineError for no id."""
+    """Returns the folder of a run, which may not exist. Raises EngineError for an invalid id."""
     if not run_id or "/" in run_id or run_id.startswith("."):
         raise EngineError(f"{run_id!r} is not a run id", "give the run's id")
-    # Nothing is written through a link, and the user's own folder may be one.
+    # Files are never written through a symbolic link, and the user's folder may be one.
     return AgentRun(run_id, agent.runs.resolve() / run_id)

@@ -1,11 +1,11 @@
-"""The contents that were sent to this machine: one file for each, named by its SHA-256.
+"""The store of blobs that were sent to this machine: one file per blob, named by its SHA-256.
 
-A content that is being sent grows in `.HASH.partial-sent`, where the next connection resumes. It
-gets its name only when its hash has been verified. Two senders may write the same content at once:
-both write the same bytes to the same places, so neither has to wait for the other.
+A blob is received into `.HASH.partial-sent`, where the next connection resumes, and is renamed once
+its hash has been verified. Two senders may write the same blob concurrently without waiting for
+each other, since both write the same bytes to the same offsets.
 
-Contents that no run uses any more are deleted: old ones, and more where the disk has no room.
-Each of them also exists where it came from; it is sent again when it is needed.
+Blobs that no run uses are deleted when they are old, or when the disk runs out of space. The
+sender still has them, and sends them again when they are needed.
 """
 
 import os
@@ -22,23 +22,23 @@ from stillroom.remote.frames import BrokenStreamError
 from stillroom.remote.records import Piece, PieceStored
 
 _NEVER_EDITED = frozenset({".safetensors", ".gguf", ".bin", ".pt", ".pth", ".zst", ".parquet"})
-"""Files that programs write once; others (a tool's database, say) are edited in place."""
-_LEAST_LINKED_BYTES = 1 << 20
-_KEPT_S = 14 * 86400.0
-_SURELY_KEPT_S = 86400.0
-"""Between sending and starting; contents that a run uses have a second name, and are kept too."""
+"""Suffixes of files that are never edited in place, unlike e.g. a tool's database."""
+_MIN_LINKED_BYTES = 1 << 20
+_MAX_UNUSED_S = 14 * 86400.0
+_MIN_AGE_S = 86400.0
+"""The minimum age for deletion; blobs that a run uses have a second hard link and are kept too."""
 _SPARE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class AgentFolder:
-    """The one folder on this machine that holds all of Stillroom's files."""
+    """The folder with all of Stillroom's files on this machine."""
 
     root: Path
 
     @property
     def store(self) -> Path:
-        """The folder with the contents, each in a file that is named by its SHA-256."""
+        """The folder with the blobs, each in a file named by its SHA-256."""
         return self.root / "store"
 
     @property
@@ -48,18 +48,18 @@ class AgentFolder:
 
 
 def have(agent: AgentFolder, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """The command `have`: of contents, given by hash and size, yields the missing ones.
+    """The command `have`: yields the hashes of missing blobs, given the blobs' hashes and sizes.
 
-    Each comes with the bytes of it that are stored already. Makes room for the rest where it can.
+    Each hash comes with the number of bytes already received. Frees disk space for the rest.
     """
     missing = {
-        sha256: _num_sent(agent, sha256, num_bytes)
+        sha256: _num_received(agent, sha256, num_bytes)
         for sha256, num_bytes in sizes.items()
         if not _is_stored(agent, sha256, num_bytes)
     }
     if sizes and agent.store.is_dir():
         for sha256 in sizes:
-            note_use(content_file(agent, sha256))
+            touch_blob(blob_file(agent, sha256))
         lacking = sum(sizes[sha256] - num_sent for sha256, num_sent in missing.items())
         keep = {name for sha256 in sizes for name in (sha256, _partial(agent, sha256).name)}
         make_room(agent.store, lacking, keep=keep, now_s=time.time())
@@ -67,7 +67,7 @@ def have(agent: AgentFolder, sizes: Mapping[str, int]) -> Iterator[dict[str, int
 
 
 def put(agent: AgentFolder, piece: Piece) -> Iterator[PieceStored]:
-    """The command `put`: writes a piece of a content, and answers the content's last piece."""
+    """The command `put`: writes a piece of a blob, and replies to the blob's last piece."""
     _make_private(agent.root)
     _make_private(agent.store)
     if not _is_stored(agent, piece.sha256, piece.num_bytes):
@@ -77,23 +77,23 @@ def put(agent: AgentFolder, piece: Piece) -> Iterator[PieceStored]:
         yield PieceStored(sha256=piece.sha256, is_stored=is_stored)
 
 
-def content_file(agent: AgentFolder, sha256: str) -> Path:
-    """Returns the path of a content, which may not be stored."""
+def blob_file(agent: AgentFolder, sha256: str) -> Path:
+    """Returns the path of a blob, which may not be stored yet."""
     return agent.store / sha256
 
 
 def place_file(
     agent: AgentFolder, sha256: str, target: Path, *, is_executable: bool = False
 ) -> None:
-    """Puts a content at a path of a run, which must not exist.
+    """Places a blob at a path of a run, which must not exist.
 
-    A model's weights are given a second name; what a program may edit in place is copied.
+    Weights are hard-linked; files that a program may edit in place are copied.
     """
-    source = content_file(agent, sha256)
+    source = blob_file(agent, sha256)
     target.parent.mkdir(parents=True, exist_ok=True)
-    is_large = source.stat().st_size >= _LEAST_LINKED_BYTES
+    is_large = source.stat().st_size >= _MIN_LINKED_BYTES
     if is_large and target.suffix in _NEVER_EDITED and not is_executable:
-        with suppress(OSError):  # Another file system, or one without second names.
+        with suppress(OSError):  # A different file system, or one without hard links.
             os.link(source, target)
             return
     with naming(target):
@@ -101,33 +101,33 @@ def place_file(
     target.chmod(0o700 if is_executable else 0o600)
 
 
-def keep_file(agent: AgentFolder, path: Path, sha256: str) -> None:
-    """Gives a finished file of a run a second name in the store, for runs that will read it."""
+def store_output(agent: AgentFolder, path: Path, sha256: str) -> None:
+    """Hard-links a finished file of a run into the store, for later runs that read it."""
     _make_private(agent.store)
-    if path.suffix in _NEVER_EDITED and not content_file(agent, sha256).exists():
-        with suppress(OSError):  # It is only a saving.
-            os.link(path, content_file(agent, sha256))
+    if path.suffix in _NEVER_EDITED and not blob_file(agent, sha256).exists():
+        with suppress(OSError):  # It only saves an upload.
+            os.link(path, blob_file(agent, sha256))
 
 
-def note_use(path: Path) -> None:
-    """Notes that a content is needed: its change of status is the time of its last use.
+def touch_blob(path: Path) -> None:
+    """Records the use of a blob by updating its ctime.
 
-    Its time of change stays, by which runs that share the file recognise it.
+    Its mtime is kept, because runs that share the file recognise it by that.
     """
     with suppress(FileNotFoundError):
         path.chmod(path.stat().st_mode & 0o777)
 
 
 def make_room(store: Path, num_bytes: int, *, keep: Collection[str], now_s: float) -> list[str]:
-    """Deletes contents so that `num_bytes` fit, and those that were not used for two weeks.
+    """Deletes blobs that were unused for 14 days, and more if needed until `num_bytes` fit.
 
-    keep: names that stay in any case. Returns the names of what was deleted.
+    keep: names that are never deleted. Returns the names of deleted blobs.
     """
     free = shutil.disk_usage(store).free - _SPARE_BYTES
     deleted: list[str] = []
     for last_used, size, name in _unused(store, keep):
         age_s = now_s - last_used
-        if age_s < _SURELY_KEPT_S or (age_s < _KEPT_S and free >= num_bytes):
+        if age_s < _MIN_AGE_S or (age_s < _MAX_UNUSED_S and free >= num_bytes):
             break
         with suppress(FileNotFoundError):
             (store / name).unlink()
@@ -137,7 +137,7 @@ def make_room(store: Path, num_bytes: int, *, keep: Collection[str], now_s: floa
 
 
 def _unused(store: Path, keep: Collection[str]) -> list[tuple[float, int, str]]:
-    """Returns the files that only the store has, the longest unused first."""
+    """Returns the blobs that no run links to, least recently used first."""
     found: list[tuple[float, int, str]] = []
     for path in store.iterdir():
         with suppress(FileNotFoundError):
@@ -148,7 +148,7 @@ def _unused(store: Path, keep: Collection[str]) -> list[tuple[float, int, str]]:
 
 
 def _make_private(folder: Path) -> None:
-    """Makes a folder that other users of the machine cannot look into."""
+    """Creates a folder that other users of the machine cannot read."""
     with naming(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -161,15 +161,15 @@ def _size(path: Path) -> int | None:
 
 
 def _is_stored(agent: AgentFolder, sha256: str, num_bytes: int) -> bool:
-    return _size(content_file(agent, sha256)) == num_bytes
+    return _size(blob_file(agent, sha256)) == num_bytes
 
 
 def _partial(agent: AgentFolder, sha256: str) -> Path:
     return agent.store / partial_name(sha256, "sent")
 
 
-def _num_sent(agent: AgentFolder, sha256: str, num_bytes: int) -> int:
-    """Returns how many bytes of a content were sent before; 0 if too many were."""
+def _num_received(agent: AgentFolder, sha256: str, num_bytes: int) -> int:
+    """Returns the number of bytes of a blob already received; 0 if there are too many."""
     size = _size(_partial(agent, sha256)) or 0
     return size if size <= num_bytes else 0
 
@@ -180,8 +180,8 @@ def _write(partial: Path, piece: Piece) -> None:
         with os.fdopen(handle, "wb", buffering=0) as stream:
             size = os.fstat(handle).st_size
             if size < piece.offset:
-                # The partial file was deleted since; writing here would leave a gap that stays.
-                raise BrokenStreamError(f"{partial} has become shorter")
+                # The partial file was deleted since; writing here would leave a permanent gap.
+                raise BrokenStreamError(f"{partial} was truncated")
             if piece.offset == 0 and size > piece.num_bytes:
                 stream.truncate(0)
             rest = memoryview(piece.data)
@@ -191,12 +191,12 @@ def _write(partial: Path, piece: Piece) -> None:
 
 
 def _finish(agent: AgentFolder, sha256: str, num_bytes: int) -> bool:
-    """Gives a whole content its name if it has the right hash; deletes it otherwise."""
+    """Renames a complete blob if it has the right hash; deletes it otherwise."""
     partial = _partial(agent, sha256)
     with naming(partial), suppress(FileNotFoundError):  # Another sender was first.
         if partial.stat().st_size == num_bytes and file_sha256(partial) == sha256:
             wait_for_disk(partial)
-            partial.replace(content_file(agent, sha256))
+            partial.replace(blob_file(agent, sha256))
         else:
             partial.unlink()
     return _is_stored(agent, sha256, num_bytes)

@@ -1,7 +1,7 @@
-"""`python -m stillroom.remote.follower FOLDER`: follows a run that another machine does.
+"""`python -m stillroom.remote.follower FOLDER`: follows a run on another machine.
 
-Secrets come through standard input, as for a run's own process. The lock that says that a run has
-a follower was taken by the program that started this one, and is inherited from it.
+Secrets are read from standard input, as in a run's own process. The follower's lock was acquired by
+the process that started this one, and is inherited from it.
 """
 
 import os
@@ -22,27 +22,27 @@ from stillroom.types import RunStatus
 
 
 def main() -> int:
-    """Follows the run; returns 2 if somebody else does."""
+    """Follows the run; returns exit code 2 if another process already does."""
     folder = RunFolder(Path(sys.argv[1]))
     data = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
     secrets = msgspec.json.decode(data, type=dict[str, str]) if data else {}
-    # Without the variable it was started by hand.
+    # Without the variable, it was started manually.
     lock = FileLock(folder.path / FOLLOWER_LOCK)
     if os.environ.pop(LOCK_VARIABLE, None) is None and not lock.try_acquire():
-        sys.stderr.write(f"{folder.run_id} has a follower already\n")
+        sys.stderr.write(f"{folder.run_id} already has a follower\n")
         return 2
     spec = read_json(folder.path / REMOTE_FILE, JobSpec)
     try:
         host = open_host(spec.machine, run=folder.path)
     except EngineError as error:
-        _refuse(LocalRun(folder, spec), error)
+        _record_open_error(LocalRun(folder, spec), error)
         return 1
     Follower(folder, spec, host, secrets).run()
     return 0
 
 
-def _refuse(run: LocalRun, error: EngineError) -> None:
-    """Writes why the machine cannot be opened; a run that has not begun ends with it."""
+def _record_open_error(run: LocalRun, error: EngineError) -> None:
+    """Records why the machine cannot be opened; a run that has not started fails."""
     if run.view.has_started:
         run.view.problem(str(error))
         return

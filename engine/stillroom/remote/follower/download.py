@@ -1,4 +1,4 @@
-"""Downloads the finished files of a run: each whole and verified, put in place by a rename."""
+"""Downloads the finished files of a run: each is verified, and put in place by a rename."""
 
 import os
 import shutil
@@ -24,20 +24,20 @@ from stillroom.remote.records import RemoteFile, RemoteFiles
 from stillroom.remote.run_files import is_of_run_folder, is_output, unit_of
 from stillroom.run_folder import RunFolder
 
-_SET_APART = "brought_back"
-"""The run's subfolder for outputs whose paths were written by others during the run."""
+_CONFLICT_FOLDER = "brought_back"
+"""The run's subfolder for outputs whose paths another process has written to during the run."""
 _TRIES = 3
 
 Fetch = Callable[[str, int], Generator[bytes]]
-"""Yields the bytes of a file of the run on its machine, by its path, from an offset on."""
+"""A function that yields the bytes of a remote file, given its path and an offset."""
 
 
 class StoppedError(Exception):
-    """The download was stopped in the middle of a file; another call resumes it."""
+    """The download was stopped in the middle of a file; the next call resumes it."""
 
 
 class Download:
-    """Puts the finished files of a run where a run here would have written them."""
+    """Downloads the finished files of a run to where a local run would have written them."""
 
     def __init__(
         self,
@@ -48,26 +48,26 @@ class Download:
         fetch: Fetch,
     ) -> None:
         self._folder, self._root, self._outputs = folder, root, list(outputs)
-        # In a folder that existed before, only single files are replaced.
+        # In a folder that existed before the run, only individual files are replaced.
         self._new = [output for output in outputs if output not in record.before]
         self._record, self._fetch = record, fetch
         self._known = read_downloaded(folder)
         self._by_hash = {known.sha256: path for path, known in self._known.items()}
         self._is_stopped: Callable[[], bool] = lambda: False
         self.num_bytes = 0
-        """The bytes that were fetched."""
+        """The number of bytes downloaded so far."""
         self.num_wanted = 0
-        """The bytes that are fetched once all files of the latest list are here."""
+        """The total number of bytes to download for the latest list of files."""
         self.taken: list[str] = []
-        """The outputs whose places somebody else has written to; they are in `brought_back/`."""
+        """Outputs in `brought_back/`, because another process has written to their paths."""
 
     def take(
         self, files: Sequence[RemoteFile], *, is_last: bool, is_stopped: Callable[[], bool]
     ) -> None:
-        """Downloads what is not here yet.
+        """Downloads the files that are missing locally; a later call resumes.
 
         Raises StoppedError once `is_stopped`, UnreachableError, MachineError, or OSError if the
-        disk is full; a later call resumes.
+        disk is full.
         """
         allowed = [file for file in files if self._is_allowed(file.path)]
         self._is_stopped = is_stopped
@@ -84,11 +84,11 @@ class Download:
         self.taken = sorted({file.path for file in allowed if not self._is_in_place(file)})
 
     def bytes_missing(self, files: Sequence[RemoteFile]) -> int:
-        """Returns how many bytes of the files are not here yet."""
+        """Returns how many bytes of the files are missing locally."""
         return sum(f.num_bytes for f in files if self._is_allowed(f.path) and not self._is_here(f))
 
     def _is_allowed(self, path: str) -> bool:
-        """No machine may write anything but the run's own folder and its outputs."""
+        """Whether the machine may write this path: only the run's own folder and its outputs."""
         return self._is_in_folder(path) or is_output(path, self._outputs)
 
     def _is_in_folder(self, path: str) -> bool:
@@ -98,46 +98,46 @@ class Download:
         return unit_of(file.path, self._new)
 
     def _units(self, files: Iterable[RemoteFile]) -> list[tuple[str, list[RemoteFile]]]:
-        """Returns what is put in place together: small files first, then the newest checkpoint.
+        """Groups files that are put in place together, with the newest checkpoint first of all.
 
-        The machine may be gone before all is here.
+        Small files come before checkpoints, since the machine may be lost during the download.
         """
         ordered = sorted(files, key=self._unit)
         units = [(name, list(group)) for name, group in groupby(ordered, self._unit)]
         checkpoints = [each for each in units if _is_checkpoint(each[0])]
-        checkpoints.sort(key=lambda each: _age(each[0]), reverse=True)
+        checkpoints.sort(key=lambda each: _age_key(each[0]), reverse=True)
         return [each for each in units if not _is_checkpoint(each[0])] + checkpoints
 
     def _is_here(self, file: RemoteFile) -> bool:
-        return self._is_in_place(file) or self._is_at(self._set_apart(file.path), file)
+        return self._is_in_place(file) or self._is_at(self._conflict_path(file.path), file)
 
     def _is_in_place(self, file: RemoteFile) -> bool:
         return self._is_at(self._root / file.path, file)
 
     def _is_at(self, place: Path, file: RemoteFile) -> bool:
-        """Returns whether a file's verified content is at a place."""
+        """Returns whether a local path has the file's content."""
         if not place.is_file() or place.is_symlink() or place.stat().st_size != file.num_bytes:
             return False
         if self._is_same(place, file):
             return True
         if file_sha256(place) != file.sha256:
             return False
-        self._note(place, file)
+        self._record_download(place, file)
         return True
 
-    def _set_apart(self, path: str) -> Path:
-        return self._folder.path / _SET_APART / path
+    def _conflict_path(self, path: str) -> Path:
+        return self._folder.path / _CONFLICT_FOLDER / path
 
     def _download_file(self, file: RemoteFile) -> None:
-        place = self._free_place(file.path)
+        place = self._target_path(file.path)
         staged = place.with_name(partial_name(place.name, self._folder.run_id))
         self._fetch_to(file, staged)
         with real_folder(place.parent) as parent:
             parent.rename(staged.name, place.name)
-        self._note(place, file)
+        self._record_download(place, file)
 
     def _download_folder(self, unit: str, files: Sequence[RemoteFile]) -> None:
-        place = self._free_place(unit)
+        place = self._target_path(unit)
         staged = place.with_name(partial_name(place.name, self._folder.run_id))
         by_name = {file.path.removeprefix(f"{unit}/"): file for file in files}
         for name, file in by_name.items():
@@ -151,15 +151,15 @@ class Download:
                 left.unlink()
         _put_folder(staged, place)
         for name, file in by_name.items():
-            self._note(place / name, file)
+            self._record_download(place / name, file)
 
     def _fetch_to(self, file: RemoteFile, staged: Path) -> None:
-        """Leaves a file's verified content at `staged`, where an earlier try may have left a part.
+        """Downloads a file to `staged`, resuming a partial download, and verifies its hash.
 
-        Raises UnreachableError if the connection breaks, and MachineError if the content has
-        another hash than the machine says, three times.
+        Raises UnreachableError if the connection is lost, and MachineError if three downloads
+        differ from the hash that the machine reported.
         """
-        # A file here may have the same content: a last checkpoint is that of its step.
+        # A local file may have the same content, e.g. the final checkpoint and that of its step.
         same = self._root / self._by_hash.get(file.sha256, "")
         if not staged.exists() and same.is_file() and self._is_same(same, file):
             make_folder(staged.parent)
@@ -170,8 +170,9 @@ class Download:
                 return
             staged.unlink()
         raise MachineError(
-            f"{file.path} did not have the hash that its machine reported, {_TRIES} times",
-            "check the memory and the disk of that machine; the download is retried",
+            f"the hash of {file.path} differs from the one its machine reported, after {_TRIES} "
+            "downloads",
+            "check the memory and disk of that machine; the download is retried",
         )
 
     def _copy(self, file: RemoteFile, staged: Path) -> None:
@@ -185,8 +186,8 @@ class Download:
                     for block in blocks:
                         if stream.tell() + len(block) > file.num_bytes:
                             raise MachineError(
-                                f"{file.path} has more bytes than its machine said",
-                                "look at what runs on that machine; it is retried",
+                                f"{file.path} has more bytes than its machine reported",
+                                "check what is running on that machine; it is retried",
                             )
                         stream.write(block)
                         self.num_bytes += len(block)
@@ -195,12 +196,12 @@ class Download:
             os.fsync(stream.fileno())
         if staged.stat().st_size < file.num_bytes:
             raise UnreachableError(
-                f"only a part of {file.path} arrived",
-                "no action needed: the rest is downloaded by the next try",
+                f"{file.path} was only partially downloaded",
+                "no action needed: the download is resumed",
             )
 
     def _is_same(self, place: Path, file: RemoteFile) -> bool:
-        """Returns whether a place still holds what was downloaded, by its size and time."""
+        """Returns whether a path still has the downloaded content, by size and mtime."""
         known, about = self._known.get(self._name(place)), place.stat()
         return (
             known is not None
@@ -208,15 +209,15 @@ class Download:
             and (about.st_mtime_ns, about.st_size) == (known.changed_at, file.num_bytes)
         )
 
-    def _free_place(self, path: str) -> Path:
-        """Returns where an output goes: its own place unless somebody else has written there."""
+    def _target_path(self, path: str) -> Path:
+        """Returns the path for an output, which is in `brought_back/` if its own path is taken."""
         place = self._root / path
-        if self._is_in_folder(path) or not place.exists() or self._is_ours(path, place):
+        if self._is_in_folder(path) or not place.exists() or self._is_unmodified(path, place):
             return place
-        return self._set_apart(path)
+        return self._conflict_path(path)
 
-    def _is_ours(self, path: str, place: Path) -> bool:
-        """Returns whether an output is as it was at the start, or as the run has written it."""
+    def _is_unmodified(self, path: str, place: Path) -> bool:
+        """Returns whether no other process has changed an output since the run was started."""
         if self._record.before.get(path) == stamp_of(place):
             return True
         if place.is_dir():
@@ -228,40 +229,40 @@ class Download:
         return (about.st_size, about.st_mtime_ns) in sizes
 
     def _prune(self, paths: set[str], *, is_last: bool) -> None:
-        """Deletes what the run itself has deleted; a checkpoint only once a newer one is here."""
+        """Deletes files that the run deleted; a checkpoint only if a newer one is downloaded."""
         kept = {unit for path in paths if _is_checkpoint(unit := unit_of(path, self._new))}
         known = {unit_of(path, self._new) for path in self._known}
-        newest = max(kept, key=_age, default="")
+        newest = max(kept, key=_age_key, default="")
         for unit in sorted(filter(_is_checkpoint, known - kept)):
-            if is_last or (newest and _age(unit) < _age(newest)):
+            if is_last or (newest and _age_key(unit) < _age_key(newest)):
                 self._delete(unit)
         if is_last:
             self._prune_journals(paths)
-        # Partial downloads of checkpoints that were deleted since; all others are complete.
+        # Partial downloads of checkpoints that the run has deleted since.
         for left in (self._folder.path / CHECKPOINTS).glob(f".*.partial-{self._folder.run_id}"):
             shutil.rmtree(left, ignore_errors=True)
         write_downloaded(self._folder, self._known)
 
     def _prune_journals(self, paths: set[str]) -> None:
-        """Deletes the journals that the run has deleted when it was done."""
+        """Deletes the journals that the run deleted at its end."""
         for path in self._record.grown.keys() - paths:
             place = self._root / path
             if self._is_in_folder(path) or not place.is_file():
                 continue
-            if is_output(path, self._outputs) and self._is_ours(path, place):
+            if is_output(path, self._outputs) and self._is_unmodified(path, place):
                 place.unlink()
 
     def _delete(self, unit: str) -> None:
         place = self._root / unit
         going = place.with_name(f".{place.name}.going")
-        # Renamed first, so that nobody sees a checkpoint that is half deleted.
+        # Renamed first, so that a half-deleted checkpoint is never seen.
         with suppress(FileNotFoundError):
             place.rename(going)
         shutil.rmtree(going, ignore_errors=True)
         for path in [path for path in self._known if path.startswith(f"{unit}/")]:
             del self._known[path]
 
-    def _note(self, place: Path, file: RemoteFile) -> None:
+    def _record_download(self, place: Path, file: RemoteFile) -> None:
         self._known[self._name(place)] = DownloadedFile(
             sha256=file.sha256, num_bytes=file.num_bytes, changed_at=place.stat().st_mtime_ns
         )
@@ -276,7 +277,7 @@ class Download:
 
 
 class Downloader:
-    """A thread that downloads the latest list of files, so that the mirroring need not wait."""
+    """A thread that downloads the latest list of files while mirroring continues."""
 
     def __init__(self, download: Download) -> None:
         self._download = download
@@ -288,13 +289,13 @@ class Downloader:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def submit(self, files: RemoteFiles) -> None:
-        """Has these files downloaded instead of those of the list before."""
+        """Schedules these files for download, replacing the previous list."""
         with self._changed:
             self._wanted = files
             self._changed.notify()
 
     def is_done(self, files: RemoteFiles) -> bool:
-        """Returns whether all of these files are here."""
+        """Returns whether all of these files are downloaded."""
         return self._done is files
 
     def raise_error(self) -> None:
@@ -318,7 +319,7 @@ class Downloader:
                 wanted.files, is_last=wanted.is_last, is_stopped=lambda: self._is_closed
             )
         except MachineError:
-            # The run may have deleted a checkpoint just now; the next list says so.
+            # The run may have just deleted a checkpoint, as the next list will show.
             if wanted.is_last:
                 raise
 
@@ -343,13 +344,13 @@ def _is_checkpoint(unit: str) -> bool:
     return Path(unit).parent.name == CHECKPOINTS
 
 
-def _age(unit: str) -> tuple[bool, str]:
-    """Orders checkpoints as they are written: those of steps, and then the last one."""
+def _age_key(unit: str) -> tuple[bool, str]:
+    """Returns a sort key that orders checkpoints by age: by step, then the final one."""
     return Path(unit).name == FINAL, unit
 
 
 def _put_folder(staged: Path, place: Path) -> None:
-    """Renames a whole folder into its place; an older one there is deleted."""
+    """Renames a staged folder to its final path, replacing an older one."""
     with real_folder(place.parent) as parent:
         going = f".{place.name}.going"
         if place.exists():

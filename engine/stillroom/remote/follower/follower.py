@@ -1,7 +1,7 @@
-"""Follows a run on another machine, from waiting for its turn to the last downloaded file.
+"""Follows a run on another machine, from its launch to the last downloaded file.
 
-Each step finds its work done if an earlier follower has done it, so that a follower may be killed
-at any moment. What is true of the run is on the disk: `run.json` and `remote_view.json`.
+Each step is skipped if an earlier follower completed it, so a follower may be killed at any time.
+The run's state is on disk, in `run.json` and `remote_view.json`.
 """
 
 import errno
@@ -32,12 +32,12 @@ _SILENT_S = 3600.0
 _MB = 1e6
 _FIRST_WAIT_S, _SHORT_WAIT_S, _LONG_WAIT_S = 1.0, 5.0, 30.0
 _NUM_SHORT_WAITS = 60
-"""A network that comes back within minutes is noticed within seconds."""
+"""The number of short waits, so that a network that is back within minutes is noticed quickly."""
 _HELD_S = 10.0
 
 
 class Backoff:
-    """Waits that grow from 1 s to 5 s, and after minutes to 30 s; none after what held at first."""
+    """Waits between retries: 1 s to 5 s, after minutes 30 s; none after a connection that held."""
 
     def __init__(
         self, *, most_s: float = _LONG_WAIT_S, draw: Callable[[], float] = random.random
@@ -47,11 +47,11 @@ class Backoff:
         self._held_s = 0.0
 
     def held(self, seconds: float) -> None:
-        """Notes how long the connection has held by now."""
+        """Records how long the connection has held so far."""
         self._held_s = max(self._held_s, seconds)
 
     def next_s(self) -> float:
-        """Returns how long to wait before the next try."""
+        """Returns the number of seconds to wait before the next try."""
         if self._held_s >= _HELD_S:
             self._num_tries = 0
             self._held_s = 0.0
@@ -63,7 +63,7 @@ class Backoff:
 
 
 class Follower:
-    """Has one run done on its machine, and writes its state and files into its folder here."""
+    """Executes one run on its machine, and mirrors its state and files into its local folder."""
 
     def __init__(
         self,
@@ -83,19 +83,19 @@ class Follower:
         self._launcher = Launcher(self._run, host, secrets, sleep)
         self._backoff, self._clock = backoff or Backoff(), clock
         self._silent_since: float | None = None
-        """When the machine did not answer any more."""
+        """When the machine stopped answering; None while it answers."""
         self._sent_cancels: set[bool] = set()
         self._is_due = self._is_abandoned = False
-        """Whether the next step follows at once; whether the run's folder here is gone."""
+        """Whether the next step is due at once; whether the run's local folder was deleted."""
 
     def run(self) -> None:
-        """Returns when the run has ended, its files are here, and its machine is cleaned up."""
+        """Follows the run until it has ended, is downloaded, and its machine is cleaned up."""
         try:
             while not self._is_over:
                 if self._is_deleted:
                     self._abandon()
                 else:
-                    self._try_unless_deleted()
+                    self._step_unless_deleted()
                 self._wait()
         finally:
             self._run.close()
@@ -109,15 +109,15 @@ class Follower:
     def _is_deleted(self) -> bool:
         return not self._folder.state_file.exists()
 
-    def _try_unless_deleted(self) -> None:
+    def _step_unless_deleted(self) -> None:
         try:
-            self._try()
+            self._step()
         except FileNotFoundError:
             if not self._is_deleted:
                 raise
 
-    def _try(self) -> None:
-        """Advances as far as it can; a problem is recorded, and the step is tried again later."""
+    def _step(self) -> None:
+        """Advances the run as far as possible; records a problem, which is retried later."""
         try:
             self._advance()
         except RunCancelledError:
@@ -131,8 +131,10 @@ class Follower:
         except EngineError as error:
             self._record_error(error.problem, error.fix)
         except OSError as error:
-            self._record_error(f"the system here refused: {error}", _fix_of(error))
-        # The outermost handler: a bug of this program must not leave a wrong state behind.
+            self._record_error(
+                f"the local operating system reported an error: {error}", _os_error_fix(error)
+            )
+        # The outermost handler: a bug in this program must not leave a wrong state behind.
         except Exception as error:
             traceback.print_exc()
             name = f"unexpected {type(error).__name__}: {str(error)[:300]}"
@@ -142,14 +144,14 @@ class Follower:
         if not self._run.has_ended:
             if not self._record.is_started:
                 self._launcher.launch()
-            # An earlier follower had the locks; another run that has taken one since keeps it.
+            # An earlier follower held the locks; another run may have acquired one since.
             with suppress(OutputHeldError):
                 self._run.lock_outputs()
             self._follow()
         self._clean_up()
 
     def _follow(self) -> None:
-        """Mirrors the run until it has ended and all its files are here."""
+        """Mirrors the run until it has ended and all its files are downloaded."""
         self._view.phase("running")
         self._sent_cancels.clear()
         root, outputs = self._run.root, self._spec.outputs
@@ -167,7 +169,7 @@ class Follower:
                     downloader.submit(update)
                     last = update if update.is_last else None
                 downloader.raise_error()
-                self._pass_cancellation()
+                self._forward_cancellation()
             if last is None or self._mirror.final is None:
                 raise UnreachableError(
                     f"connection to {self._spec.machine.name} lost",
@@ -181,7 +183,7 @@ class Follower:
         if isinstance(update, RemoteState):
             self._view.contact(elapsed_s=update.elapsed_s)
             if not self._record.is_started:
-                # The run was started, although the answer was lost.
+                # The run was started, but the reply was lost.
                 self._record.before_start_s = max(0.0, self._view.used_s - update.elapsed_s)
                 self._record.is_started = True
             self._mirror.take_state(update)
@@ -194,7 +196,7 @@ class Follower:
         return self._host.fetch(self._folder.run_id, path, offset)
 
     def _download_rest(self, downloader: Downloader, download: Download, last: RemoteFiles) -> None:
-        """Waits until all files are here."""
+        """Waits until all files are downloaded."""
         self._view.phase("bringing_back")
         before = download.num_bytes
         while not downloader.is_done(last):
@@ -207,21 +209,21 @@ class Follower:
             self._sleep(_POLL_S / 10)
 
     def _finish(self, download: Download, last: RemoteFiles) -> None:
-        """Writes the run's end; all that it has written is here and verified."""
+        """Writes the run's final state, once all its files are downloaded and verified."""
         final = self._mirror.final
         if final is None or download.bytes_missing(last.files):
             raise UnreachableError(
                 "some files are not downloaded yet", "no action needed: the download is retried"
             )
         if download.taken:
-            final = _with_output_taken(final, download.taken, self._folder)
+            final = _with_output_conflict(final, download.taken, self._folder)
         self._folder.write(final)
         self._view.contact()
 
     def _clean_up(self) -> None:
-        """Removes the run from its machine and releases the machine, if we provisioned it.
+        """Removes the run from its machine, and releases the machine if we provisioned it.
 
-        A machine that costs is released also where the run's folder cannot be removed.
+        The machine is released even if the run's folder cannot be removed.
         """
         ended_at = self._folder.state_file.stat().st_mtime
         left: EngineError | None = None
@@ -238,7 +240,7 @@ class Follower:
         self._view.over()
 
     def _abandon(self) -> None:
-        """Ends a run on its machine whose folder somebody has deleted here."""
+        """Kills and removes the remote run after its local folder was deleted."""
         run_id = self._folder.run_id
         try:
             with suppress(MachineGoneError):
@@ -247,35 +249,37 @@ class Follower:
             self._host.release()
         except EngineError as error:
             machine = self._spec.machine.name
-            sys.stderr.write(f"{run_id} was deleted here; ending it on {machine} failed: {error}\n")
+            sys.stderr.write(
+                f"{run_id} was deleted locally; killing it on {machine} failed: {error}\n"
+            )
         else:
             self._is_abandoned = True
 
-    def _pass_cancellation(self) -> None:
-        """Passes the user's cancellation on, once over each connection."""
+    def _forward_cancellation(self) -> None:
+        """Forwards the user's cancellation, once per connection."""
         for is_wanted, kill in ((self._run.is_cancelled, False), (self._run.is_killed, True)):
             if is_wanted and kill not in self._sent_cancels:
                 self._host.cancel(self._folder.run_id, kill=kill)
                 self._sent_cancels.add(kill)
 
     def _record_silence(self, error: UnreachableError) -> None:
-        """Records that the machine does not answer, which says nothing about its run.
+        """Records that the machine does not answer; its run may continue.
 
-        A run on one that has been silent for longer than any run may take has ended by itself.
+        If the machine was silent for longer than `max_hours`, the run has stopped by itself.
         """
         machine, contact_at = self._spec.machine, self._record.contact_at
         silent_s = time.time() - contact_at if contact_at is not None else 0.0
         is_running = self._record.is_started and not self._run.has_ended
         if self._silent_since is None:
             self._silent_since = self._clock()
-        # The wall clock may have been set, so failed tries for a while are required too.
+        # The wall clock may have been set, so retries must have failed for a while too.
         has_tried = self._clock() - self._silent_since > _SILENT_S
         if is_running and has_tried and silent_s > machine.max_hours * 3600 + _SILENT_S:
             problem = (
                 f"{machine.name} has not answered for {silent_s / 3600:.0f} hours, so its "
                 f"run has stopped by itself (max_hours: {machine.max_hours:g})"
             )
-            fix = f"if the machine comes back, its files are in {machine.folder}"
+            fix = f"if the machine is up again, the run's files are in {machine.folder} on it"
             self._record_loss(MachineGoneError(problem, fix))
             return
         is_queued = is_running and self._run.is_cancelled
@@ -283,14 +287,14 @@ class Follower:
         self._view.problem(f"{error}{queued}")
 
     def _record_loss(self, error: MachineGoneError) -> None:
-        """Ends a run whose machine is gone: what is here stays, and it can be resumed elsewhere."""
+        """Ends a run whose machine is gone; it can be resumed from its downloaded files."""
         if self._run.has_ended:
             self._clean_up()
         elif not self._view.has_started:
             self._end(RunStatus.FAILED, error.problem, error.fix)
         elif self._record.is_started:
             kind = self._folder.read().kind
-            fix = "its last files are lost" + (
+            fix = "files that were not downloaded are lost" + (
                 resume_hint(self._folder, kind) or "; start it again"
             )
             self._end(RunStatus.INTERRUPTED, error.problem, f"{error.fix}; {fix}")
@@ -301,7 +305,7 @@ class Follower:
             self._end(RunStatus.FAILED, problem, f"{error.fix}; then start the run again")
 
     def _record_error(self, problem: str, fix: str) -> None:
-        """Ends a run that could not be started; of one that was, only the problem is shown."""
+        """Fails a run that could not be started; for a started run, only records the problem."""
         if self._view.has_started or self._run.has_ended:
             self._view.problem(f"{problem}\nfix: {fix}")
         else:
@@ -312,7 +316,7 @@ class Follower:
         self._is_due = self._run.has_ended
 
     def _wait(self) -> None:
-        """Waits before the next try; a new cancellation ends the wait."""
+        """Waits before the next try, or until the run is cancelled."""
         if self._is_due or self._is_over:
             self._is_due = False
             return
@@ -324,17 +328,18 @@ class Follower:
             self._sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
 
 
-def _with_output_taken(final: RunState, taken: list[str], folder: RunFolder) -> RunState:
-    """Returns the end of a run whose output somebody else wrote meanwhile."""
+def _with_output_conflict(final: RunState, taken: list[str], folder: RunFolder) -> RunState:
+    """Returns the final state of a run whose output was written locally in the meantime."""
     names = ", ".join(taken[:4])
     failure = RunFailure(
-        problem=f"the run is done, but {names} was written here by somebody else meanwhile",
-        fix=f"its own is in {folder.path / 'brought_back'}: compare them, and move it by hand",
+        problem=f"the run succeeded, but another local process has written {names} meanwhile",
+        fix=f"the run's output is in {folder.path / 'brought_back'}: compare the files, and move "
+        "it manually",
     )
     return msgspec.structs.replace(final, status=RunStatus.FAILED, error=failure)
 
 
-def _fix_of(error: OSError) -> str:
+def _os_error_fix(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "free some space on this machine; the run continues, and it is retried"
-    return "check the permissions of the run's folder; it is retried"
+        return "free some space on the local disk; the run continues, and the step is retried"
+    return "check the permissions of the run's folder; the step is retried"

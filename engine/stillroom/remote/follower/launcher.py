@@ -1,4 +1,4 @@
-"""Launches a run on its machine; each step finds its work done if an earlier follower did it."""
+"""Launches a run on its machine; each step is skipped if an earlier follower completed it."""
 
 import sys
 import time
@@ -28,18 +28,17 @@ _POLL_S = 0.5
 _RATE_FROM_BYTES = 1 << 20
 _MB = 1e6
 _HOUR_S = 3600.0
-_LEAST_RESERVE_S = 60.0
-_MOST_OF_BUDGET = 0.25
+_MIN_RESERVE_S = 60.0
+_MAX_BUDGET_SHARE = 0.25
 _SLOW_BYTES_PER_S = 10e6
 _COPIES = 3
-"""How often a model's bytes are downloaded after the stop: weights, and twice as much of the
-optimiser's state."""
+"""The size of a last checkpoint in multiples of the model's: weights plus two optimiser states."""
 _WORKSPACE = "workspace/"
 _WEIGHTS = frozenset({".safetensors", ".bin", ".gguf", ".pt"})
 
 
 class Launcher:
-    """Waits for the run's turn, provisions and prepares its machine, sends its files, starts it."""
+    """Launches a run: waits its turn, provisions and prepares the machine, and uploads files."""
 
     def __init__(
         self,
@@ -51,9 +50,11 @@ class Launcher:
         self._run, self._host, self._secrets, self._sleep = run, host, secrets, sleep
 
     def launch(self) -> None:
-        """Returns when the machine has confirmed the start, or alone can know whether it began.
+        """Launches the run; returns when the machine has confirmed the start.
 
-        Raises RunCancelledError, UnreachableError, MachineGoneError, or another EngineError.
+        Also returns if a launch was already requested and cannot be repeated; then only the machine
+        knows whether the run has started. Raises RunCancelledError, UnreachableError,
+        MachineGoneError, or another EngineError.
         """
         run, host = self._run, self._host
         known = read_follower_start(run.folder)
@@ -62,21 +63,21 @@ class Launcher:
             return
         if lacking:
             raise RunError(
-                "the process that follows this run ended, and its successor was not given "
+                "the follower process of this run was restarted, but was not given "
                 f"{', '.join(lacking)}",
-                "set those variables where stillroom runs, and start the run again",
+                "set those environment variables where stillroom runs, and start the run again",
             )
         self._wait_for_earlier_runs()
         run.lock_outputs()
         run.stop_if_cancelled()
         run.view.phase("bringing_up")
         if run.spec.machine.access.bills_from == "provision":
-            # A cloud bills from the moment at which it has the machine, not from our first contact.
+            # A cloud bills from provisioning on, not from our first contact.
             run.view.in_use()
         host.provision()
         run.view.contact()
         run.record.price_per_hour = host.price_per_hour()
-        self._refuse_unknown_price()
+        self._check_price()
         run.stop_if_cancelled()
         run.view.phase("preparing")
         host.prepare(run.spec, self._show_preparing)
@@ -86,28 +87,28 @@ class Launcher:
         self._start(self._send())
 
     def _show_preparing(self, text: str) -> None:
-        """Shows what the machine is busy with; an empty text says only that it answers."""
+        """Shows the current step; an empty text only records that the machine answers."""
         self._run.view.contact()
         if text:
             self._run.show(text)
             sys.stderr.write(f"{text}\n")
 
-    def _refuse_unknown_price(self) -> None:
-        """Raises RunError if a budget cannot be kept, since nobody says what the machine costs."""
+    def _check_price(self) -> None:
+        """Raises RunError if there is a budget but the machine's price is unknown."""
         spec = self._run.spec
         if spec.budget_usd is not None and self._run.record.price_per_hour is None:
             raise RunError(
-                f"budget_usd counts what {spec.machine.name} costs, and its provider names no "
+                f"budget_usd includes the cost of {spec.machine.name}, whose provider lists no "
                 "price",
-                f"write price_per_hour to the entry {spec.machine.name} in {spec.machine.file}, "
-                "or leave budget_usd out",
+                f"set price_per_hour of {spec.machine.name} in {spec.machine.file}, or leave "
+                "budget_usd out",
             )
 
     def _remember_facts(self) -> None:
-        """Keeps what the machine has, for plans to come, unless that is known."""
+        """Caches the machine's facts for later plans, unless they are cached already."""
         workspace, machine = Workspace(self._run.root), self._run.spec.machine
         if load_facts(workspace, machine) is None:
-            # Without them a plan is less exact; the run is unaffected.
+            # Without them plans are less accurate; the run is unaffected.
             with suppress(EngineError, OSError):
                 save_facts(workspace, machine, self._host.facts(), self._run.record.price_per_hour)
 
@@ -125,7 +126,7 @@ class Launcher:
         contents = read_contents(run.folder, run.spec, is_stopped=run.folder.cancel_mark.exists)
         run.stop_if_cancelled()
         if not run.view.has_started:
-            note_outputs(run.record, run.root, run.spec.outputs, contents.files)
+            record_outputs(run.record, run.root, run.spec.outputs, contents.files)
             write_record(run.folder, run.record)
         missing = self._host.missing(contents.blobs)
         run.view.contact()
@@ -147,9 +148,9 @@ class Launcher:
         used_s, spent_usd, budget = view.used_s, view.machine_usd or 0.0, run.spec.budget_usd
         if budget is not None and spent_usd >= budget:
             raise RunError(
-                f"the machine has cost ${spent_usd:.2f} before the run began, and the budget is "
-                f"${budget:g}",
-                "give a larger budget_usd; what was sent and installed stays on the machine",
+                f"the machine cost ${spent_usd:.2f} before the run started, which exceeds its "
+                f"budget of ${budget:g}",
+                "raise budget_usd; uploaded files and installed packages stay on the machine",
             )
         request = self._request(contents, spent_usd)
         run.stop_if_cancelled()
@@ -159,7 +160,7 @@ class Launcher:
         write_record(run.folder, run.record, durable=True)
 
     def _request(self, contents: Contents, spent_usd: float) -> LaunchRequest:
-        """Returns what the machine needs to start the run."""
+        """Returns the request that launches the run on the machine."""
         folder, spec, record = self._run.folder, self._run.spec, self._run.record
         weights = [blob for blob in contents.blobs if Path(blob.source).suffix in _WEIGHTS]
         return LaunchRequest(
@@ -168,7 +169,7 @@ class Launcher:
             home_paths=spec.home_paths,
             home_root=folder.read_request().workspace,
             request=folder.request_file.read_bytes(),
-            # The small files that the run's folder began with, such as given_config.yml.
+            # The small files with which the run's folder was created, such as given_config.yml.
             copies={
                 path.name: path.read_bytes()
                 for path in sorted(folder.path.glob("given_*"))
@@ -191,14 +192,14 @@ class Launcher:
         )
 
 
-def note_outputs(
+def record_outputs(
     record: FollowRecord, root: Path, outputs: Sequence[str], files: Sequence[PlacedFile]
 ) -> None:
-    """Notes how the outputs are here before the run, so that nothing of somebody else is replaced.
+    """Records the outputs that exist locally, so that the run replaces no other process's files.
 
-    Those that are sent, such as rows and their journal, grow from where they are.
+    Outputs that are uploaded, such as rows and their journal, are then appended to.
     """
-    for path in _outputs_here(root, outputs):
+    for path in _output_paths(root, outputs):
         name = path.relative_to(root).as_posix()
         if path.exists() and is_output(name, outputs):
             record.before[name] = stamp_of(path)
@@ -213,8 +214,8 @@ def note_outputs(
             )
 
 
-def _outputs_here(root: Path, outputs: Sequence[str]) -> Iterator[Path]:
-    """Yields the outputs that are here, what is in them, and what is next to them."""
+def _output_paths(root: Path, outputs: Sequence[str]) -> Iterator[Path]:
+    """Yields the paths of the outputs, of the files in them, and of their sibling files."""
     for output in outputs:
         path = root / output
         yield path
@@ -232,12 +233,12 @@ def reserve_s(
     model_bytes: int,
     bytes_per_s: float | None,
 ) -> float:
-    """Returns the seconds of the machine to keep for the last checkpoint and its download.
+    """Returns the machine time in seconds to reserve for the last checkpoint and its download.
 
-    At most a quarter of what the budget buys; 0 if nothing limits the run's dollars.
+    At most a quarter of the time that the budget pays for; 0 without a budget or a price.
     """
     if not price_per_hour or budget_usd is None:
         return 0.0
     copying_s = _COPIES * model_bytes / (bytes_per_s or _SLOW_BYTES_PER_S)
     bought_s = budget_usd / price_per_hour * _HOUR_S
-    return min(_LEAST_RESERVE_S + copying_s, _MOST_OF_BUDGET * bought_s)
+    return min(_MIN_RESERVE_S + copying_s, _MAX_BUDGET_SHARE * bought_s)

@@ -1,4 +1,4 @@
-"""The folder here of a run on another machine, as its follower reads and writes it."""
+"""The local folder of a run on another machine, as its follower reads and writes it."""
 
 import os
 import time
@@ -35,15 +35,15 @@ class GrownFile(msgspec.Struct, frozen=True, kw_only=True):
     """How far a growing file has been mirrored."""
 
     remote_bytes: int = msgspec.field(name="there")
-    """The bytes of it on the machine that are here."""
+    """The number of remote bytes that have been mirrored."""
     local_bytes: int = msgspec.field(name="here")
-    """The size that they have here, where texts name other paths."""
+    """The size of the local file, which differs because paths are replaced."""
     changed_at: int = 0
-    """When the file here was written last (`st_mtime_ns`)."""
+    """The local file's modification time (`st_mtime_ns`)."""
 
 
 class DownloadedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that was downloaded and verified, and how it was then."""
+    """The hash, size and modification time of a file when it was downloaded and verified."""
 
     sha256: str
     num_bytes: int
@@ -54,72 +54,72 @@ class FollowRecord(msgspec.Struct, kw_only=True):
     """The content of remote_mirror.json: what the next follower needs to resume."""
 
     used_since: float | None = None
-    """When the machine answered first, in seconds since the epoch; None if it never has."""
+    """When the machine first answered, in seconds since the epoch; None if it never has."""
     before_start_s: float = 0.0
-    """How long the machine had been used when the run was started."""
+    """How long the machine was used before the run was started."""
     is_started: bool = False
     """Whether the machine has confirmed the start."""
     price_per_hour: float | None = None
     elapsed_s: float = 0.0
-    """The seconds since the start, by the machine's clock, at the last contact."""
+    """The seconds from the start to the last contact, by the machine's clock."""
     clock_ahead_s: float | None = None
-    """How far the machine's clock is ahead."""
+    """How far the machine's clock is ahead of the local one."""
     contact_at: float | None = None
-    """When the machine answered last, in seconds since the epoch."""
+    """When the machine last answered, in seconds since the epoch."""
     root: str | None = None
     """The run's folder on the machine."""
     bytes_per_s: float | None = None
-    """How fast files were sent."""
+    """The measured upload speed."""
     grown: dict[str, GrownFile] = {}
     left_alone: list[str] = []
-    """Growing files outside the run's folder that somebody else has changed here."""
+    """Growing files outside the run's folder that another local process has changed."""
     before: dict[str, str] = {}
-    """The stamps of outputs that were here when the run was started."""
+    """The stamps of outputs that existed locally when the run was started."""
 
 
 class _DownloadedFiles(msgspec.Struct, kw_only=True):
     """The content of remote_files.json."""
 
     files: dict[str, DownloadedFile] = msgspec.field(name="brought", default_factory=dict)
-    """By the paths relative to the workspace."""
+    """The downloaded files by path relative to the workspace."""
 
 
 def read_record(folder: RunFolder) -> FollowRecord:
-    """Returns what the follower before this one has written."""
+    """Returns the record of the previous follower; an empty one if there is none."""
     with suppress(FileNotFoundError, DataError):
         return read_json(folder.path / MIRROR_FILE, FollowRecord)
     return FollowRecord()
 
 
 def write_record(folder: RunFolder, record: FollowRecord, *, durable: bool = False) -> None:
-    """Writes what the follower after this one needs."""
+    """Writes the record for the next follower."""
     write_json(folder.path / MIRROR_FILE, record, durable=durable)
 
 
 def read_downloaded(folder: RunFolder) -> dict[str, DownloadedFile]:
-    """Returns the files that were downloaded, by their paths relative to the workspace."""
+    """Returns the downloaded files by path relative to the workspace."""
     with suppress(FileNotFoundError, DataError):
         return read_json(folder.path / MIRRORED_FILE, _DownloadedFiles).files
     return {}
 
 
 def write_downloaded(folder: RunFolder, files: dict[str, DownloadedFile]) -> None:
-    """Writes which files were downloaded."""
+    """Writes the record of downloaded files."""
     write_json(folder.path / MIRRORED_FILE, _DownloadedFiles(files=files), durable=False)
 
 
 def stamp_of(path: Path) -> str:
-    """Returns a text that changes with a file, or with the files of a folder."""
+    """Returns a string that changes when the file, or a file in the folder, changes."""
     return fixed_inputs([path])[0].stamp
 
 
 def machine_usd(price_per_hour: float | None, used_s: float) -> float | None:
-    """Returns what a machine has cost that was used for so many seconds; None without a price."""
+    """Returns the cost in US dollars of using a machine for `used_s`; None without a price."""
     return None if price_per_hour is None else price_per_hour * used_s / _HOUR_S
 
 
 class LocalRun:
-    """What all steps of a follower share: the run's folder, its spec, and what is known of it."""
+    """The state that all steps of a follower share: the run's folder, spec, record and view."""
 
     def __init__(self, folder: RunFolder, spec: JobSpec) -> None:
         self.folder, self.spec = folder, spec
@@ -131,7 +131,7 @@ class LocalRun:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run's end is written."""
+        """Whether the run's final state is written."""
         return self.folder.read().status.is_final
 
     @property
@@ -141,7 +141,7 @@ class LocalRun:
 
     @property
     def is_killed(self) -> bool:
-        """Whether the user wants the run's processes killed."""
+        """Whether the user has asked to kill the run's processes."""
         return (self.folder.path / KILL_MARK).exists()
 
     def stop_if_cancelled(self) -> None:
@@ -158,7 +158,7 @@ class LocalRun:
         *,
         at_once: bool = True,
     ) -> None:
-        """Shows what is done for the run before it begins, or after it has ended."""
+        """Writes progress to run.json while the run is being launched or downloaded."""
         clock = time.monotonic()
         if clock - self._shown_at < _SHOW_EVERY_S and not at_once:
             return
@@ -168,7 +168,7 @@ class LocalRun:
         self.folder.write(state, durable=False)
 
     def end(self, status: RunStatus, problem: str | None = None, fix: str = "") -> None:
-        """Writes the end of a run that does not end on its machine."""
+        """Writes the final state of a run that did not end on its machine."""
         error = RunFailure(problem=problem, fix=fix) if problem is not None else None
         state = msgspec.structs.replace(
             self.folder.read(), status=status, ended_at=now(), error=error, progress=None
@@ -178,9 +178,9 @@ class LocalRun:
             self.folder.write(state)
 
     def lock_outputs(self) -> None:
-        """Keeps other runs here from writing the same outputs, as a run here does.
+        """Locks the run's outputs, as a local run does.
 
-        Raises OutputHeldError if one does.
+        Raises OutputHeldError if another run is writing one of them.
         """
         if self._locks:
             return
@@ -191,13 +191,13 @@ class LocalRun:
                 self._locks.append(lock)
 
     def close(self) -> None:
-        """Frees the outputs."""
+        """Releases the locks of the outputs."""
         for lock in self._locks:
             lock.release()
 
 
 class ViewFile:
-    """Writes remote_view.json: how far the run is, why it cannot be reached, what it has cost."""
+    """Writes remote_view.json: the run's phase, connection problem and machine cost."""
 
     def __init__(self, folder: RunFolder, machine: Machine, record: FollowRecord) -> None:
         self._file, self._folder, self._record = folder.path / VIEW_FILE, folder, record
@@ -222,7 +222,7 @@ class ViewFile:
 
     @property
     def used_s(self) -> float:
-        """How long the machine has been used: by its own clock while the run is on it."""
+        """How long the machine has been used, by its own clock while the run is on it."""
         record = self._record
         if record.is_started:
             return record.before_start_s + self._since_start_s()
@@ -230,25 +230,25 @@ class ViewFile:
 
     @property
     def machine_usd(self) -> float | None:
-        """What the machine has cost so far; None without a price."""
+        """The machine's cost so far; None without a price."""
         return machine_usd(self._record.price_per_hour, self.used_s)
 
     def phase(self, phase: Phase) -> None:
-        """Notes how far the run has come."""
+        """Records the run's phase."""
         if phase != self._view.phase:
             self._write(phase=phase)
 
     def starting(self) -> None:
-        """Notes that the start is requested now."""
+        """Records that the launch is about to be requested."""
         self._write(has_started=True, durable=True)
 
     def in_use(self) -> None:
-        """Notes that the machine may cost money from now on."""
+        """Records that the machine may cost money from now on."""
         self._record.used_since = self._record.used_since or time.time()
         write_record(self._folder, self._record)
 
     def contact(self, *, elapsed_s: float | None = None) -> None:
-        """Notes that the machine has answered."""
+        """Records that the machine has answered."""
         record = self._record
         if not self._bills_from_start:
             record.used_since = record.used_since or time.time()
@@ -261,16 +261,16 @@ class ViewFile:
             self._write(last_contact=now(), problem=None)
 
     def problem(self, text: str) -> None:
-        """Notes why the run cannot proceed or be reached at the moment, and what to do.
+        """Records why the run cannot proceed or be reached at present, and what to do.
 
-        The machine may cost meanwhile, so that its cost is written again with each try.
+        The cost is updated on each retry too, since the machine may still be billed.
         """
         is_due = time.monotonic() - self._written_at >= _WRITE_VIEW_EVERY_S
         if text != self._view.problem or is_due:
             self._write(problem=text)
 
     def over(self) -> None:
-        """Notes that nothing is left to do."""
+        """Records that the run is over: nothing is left to do."""
         self._write(phase="over", problem=None, durable=True)
 
     def _since_start_s(self) -> float:
@@ -287,18 +287,18 @@ class ViewFile:
         self._view = msgspec.structs.replace(self._view, **{**cost, **changes})
         self._written_at = time.monotonic()
         if not self._folder.path.exists():
-            return  # Somebody has deleted the run, which is not to come back as half of one.
+            return  # The run was deleted, and its folder must not be created again.
         try:
             write_json(self._file, self._view, durable=durable)
             self._keep_spare_bytes()
         except OSError:
-            # The disk is full, and that is what a user has to read.
+            # The disk is full, which the user has to be told.
             with suppress(OSError):
                 self._spare.unlink(missing_ok=True)
                 write_json(self._file, self._view, durable=False)
 
     def _keep_spare_bytes(self) -> None:
-        """Keeps some space, so that the view can still be written when the disk is full."""
+        """Reserves disk space, so that the view can still be written when the disk is full."""
         if self.is_over:
             self._spare.unlink(missing_ok=True)
         elif not self._spare.exists():

@@ -1,4 +1,4 @@
-"""Keeps the folder of a run here as the run's folder on its machine is."""
+"""Mirrors the state and growing files of a remote run into its local folder."""
 
 import os
 import time
@@ -18,31 +18,31 @@ from stillroom.run_folder import RunFolder, RunState
 from stillroom.types import RunStatus
 
 _STEADY_S = 2.0
-"""Two measurements of the other clock differ by no more while neither clock is set."""
+"""Two measurements of the machine's clock offset differ by less, unless a clock was set."""
 _MOST_GROWING_FILES = bounds.GROWING_FILES.most
-_NOTHING = GrownFile(remote_bytes=0, local_bytes=0)
+_UNKNOWN = GrownFile(remote_bytes=0, local_bytes=0)
 
 
 class OutOfStepError(Exception):
-    """An update does not continue a growing file where it ends here; all are requested again."""
+    """An update does not start at the end of the local file; all updates are requested again."""
 
 
 class Mirror:
-    """Writes the state and the growing files of a run; the only writer of its run.json."""
+    """Writes the state and the growing files of a run; nothing else writes its run.json."""
 
     def __init__(self, folder: RunFolder, spec: JobSpec, root: Path, record: FollowRecord) -> None:
         self._folder, self._spec, self._root, self._record = folder, spec, root, record
         self._replaced = self._replacements()
         self.final: RunState | None = None
-        """The run's last state, once it has ended on its machine."""
+        """The run's final state, once it has ended on its machine; None before."""
 
     @property
     def seen(self) -> dict[str, int]:
-        """The bytes of each growing file on the machine that are here."""
+        """The number of remote bytes of each growing file that have been mirrored."""
         return {path: grown.remote_bytes for path, grown in self._record.grown.items()}
 
     def take_state(self, update: RemoteState) -> None:
-        """Writes the run's state; one that has ended is still `running` until all of it is here."""
+        """Writes the run's state; an ended run stays `running` until its files are downloaded."""
         record = self._record
         ahead_s = update.clock - time.time()
         if record.clock_ahead_s is None or abs(ahead_s - record.clock_ahead_s) > _STEADY_S:
@@ -55,8 +55,8 @@ class Mirror:
             remote = msgspec.json.decode(self._with_local_paths(update.run_json), type=RunState)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise UnreachableError(
-                f"{self._spec.machine.name} sent a state of the run that cannot be read: {error}",
-                "it is retried; if it stays so, look at the machine with check_setup",
+                f"{self._spec.machine.name} sent an invalid run state: {error}",
+                "it is retried; if it persists, check the machine with check_setup",
             ) from error
         state = msgspec.structs.replace(
             remote,
@@ -77,30 +77,30 @@ class Mirror:
         write_record(self._folder, record)
 
     def take_lines(self, lines: AppendedLines) -> None:
-        """Appends to a growing file, unless somebody else has changed it here meanwhile."""
+        """Appends to a growing file, unless the local file was changed by another process."""
         grown, path = self._record.grown, lines.path
         is_text = path.removeprefix(f"runs/{self._folder.run_id}/") in TEXTS
         is_own = is_text or is_of_run_folder(path, self._folder.run_id)
         if not is_own and not is_output(path, self._spec.outputs):
-            return  # No machine may write anything else here.
+            return  # The machine may not write any other local file.
         if path in self._record.left_alone:
             return
         if path not in grown and len(grown) >= _MOST_GROWING_FILES:
             raise MachineError(
                 f"{self._spec.machine.name} sent lines for more than {_MOST_GROWING_FILES} files",
-                "look at what runs on that machine",
+                "check what is running on that machine",
             )
-        known, place = grown.get(path, _NOTHING), self._root / path
+        known, place = grown.get(path, _UNKNOWN), self._root / path
         if lines.offset == 0 and known.remote_bytes:
             if not is_own:
-                # Rows that were paid for are not deleted; the whole file comes at the end.
+                # Paid rows are not deleted; the whole file is downloaded at the end.
                 self._leave_alone(path)
                 return
             write_atomic(place, b"", durable=False)
-            known = _NOTHING
+            known = _UNKNOWN
         if lines.offset != known.remote_bytes:
             raise OutOfStepError(path)
-        if is_own and known.local_bytes and not _has(place, known.local_bytes):
+        if is_own and known.local_bytes and not _is_at_least(place, known.local_bytes):
             grown.pop(path)
             raise OutOfStepError(path)
         data = self._with_local_paths(lines.data) if is_text else lines.data
@@ -119,8 +119,9 @@ class Mirror:
         write_record(self._folder, self._record)
 
     def _replacements(self) -> list[tuple[bytes, bytes]]:
-        """Returns the paths of the run's folder on its machine, which hold its random id and so
-        are unique, with the paths here that they stand for; the longest first.
+        """Returns pairs of a remote path and the local path that replaces it, longest first.
+
+        Remote paths are unique, since they contain the run's random id.
         """
         root = self._record.root
         if root is None:
@@ -140,7 +141,7 @@ class Mirror:
         return text
 
     def _local_time(self, moment: str | None) -> str | None:
-        """Returns a moment of the machine's clock as the clock here had it."""
+        """Converts a timestamp of the machine's clock to the local clock."""
         shift = timedelta(seconds=self._record.clock_ahead_s or 0.0)
         if moment is None or abs(shift) < timedelta(seconds=_STEADY_S):
             return moment
@@ -151,14 +152,14 @@ class Mirror:
         return shifted.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _has(path: Path, size: int) -> bool:
+def _is_at_least(path: Path, size: int) -> bool:
     return path.exists() and path.stat().st_size >= size
 
 
 def _append(path: Path, size: int, data: bytes, *, is_own: bool) -> bool:
-    """Makes a file of `size` bytes longer; False if it is not as it was left.
+    """Appends to a file of `size` bytes; returns False if another process has changed it.
 
-    A follower that was killed may have written a part of the same bytes.
+    A killed follower may have written a part of the same bytes.
     """
     with os.fdopen(open_real(path, os.O_RDWR | os.O_CREAT), "r+b") as stream:
         rest = stream.seek(0, os.SEEK_END) - size

@@ -1,7 +1,7 @@
 """`python -m stillroom.remote.providers.clean_up FOLDER`: releases machines that no run needs.
 
-It is started by whatever lists the machines, when the provision log in FOLDER names a machine whose
-runs are all over. Runs that are not over get their followers back, which release their machines.
+It is started when machines are listed and the provision log in FOLDER has a machine whose runs are
+all over. For runs that are not over, it restarts followers, which release their machines.
 """
 
 import sys
@@ -24,9 +24,9 @@ _LOG = "clean_up.log"
 
 
 def start_clean_up(provision_log: ProvisionLog) -> None:
-    """Starts a process that releases what no run needs, and does not wait for it."""
+    """Starts a detached process that releases the machines that no run needs."""
     make_folder(provision_log.folder)
-    with suppress(OSError):  # A full disk: the next check tries it again.
+    with suppress(OSError):  # A full disk: the next call tries again.
         start_detached(
             __name__,
             provision_log.folder,
@@ -40,31 +40,31 @@ def start_clean_up(provision_log: ProvisionLog) -> None:
 def clean_up(
     provision_log: ProvisionLog, release: Callable[[ProvisionedMachine, ProvisionLog], None]
 ) -> list[str]:
-    """Releases what no run needs, and returns the names of what could not be released."""
+    """Releases the machines that no run needs; returns the names of those that it could not."""
     left: list[str] = []
     for entry in provision_log.entries():
         try:
             if entry.is_abandoned:
                 release(entry, provision_log)
             else:
-                wake_followers(entry)
+                restart_followers(entry)
         except EngineError as error:
             sys.stderr.write(f"{entry.name}: {error}\n")
             left.append(entry.name)
     return left
 
 
-def wake_followers(entry: ProvisionedMachine) -> None:
-    """Has each run that uses a machine followed again, in whatever workspace it is."""
+def restart_followers(entry: ProvisionedMachine) -> None:
+    """Restarts the followers of all runs that use a machine, in any workspace."""
     for run in map(Path, entry.runs):
-        # A folder that is away, or that was damaged by hand, has no follower to wake.
+        # A missing or damaged folder has no follower to restart.
         with suppress(OSError, EngineError):
             if not is_over(run):
                 read_run(RunFolder(run))
 
 
 def main() -> int:
-    """Cleans up once; a second process that is started meanwhile ends at once."""
+    """Cleans up once; exits at once if another process is already cleaning up."""
     provision_log = ProvisionLog(Path(sys.argv[1]))
     lock = FileLock(provision_log.folder / _LOCK)
     if not lock.try_acquire():

@@ -1,6 +1,6 @@
-"""The private bucket on the Hugging Face Hub through which a job and our side communicate.
+"""The private bucket on the Hugging Face Hub through which a job and the user's side communicate.
 
-Nothing reaches a job from outside: what either side has to say is a file of the bucket.
+A job accepts no connections, so both sides exchange messages as files of the bucket.
 """
 
 import importlib.util
@@ -26,89 +26,89 @@ from stillroom.remote.records import (
 from stillroom.remote.ssh.requirements import LocalPackages
 from stillroom.run_folder import JOB_FILE
 
-_TOO_MANY = 429
+_TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
-_LONGEST = 600
+_MAX_CHARS = 600
 _MAX_BATCH_BYTES = 1 << 29
-_NEEDS = {
-    401: "log in with `hf auth login`, or set HF_TOKEN to a token that may write",
-    402: "jobs are paid for beforehand: see https://huggingface.co/settings/billing",
+_FIXES = {
+    401: "log in with `hf auth login`, or set HF_TOKEN to a token with write access",
+    402: "jobs need prepaid credit: see https://huggingface.co/settings/billing",
     403: "use a token that may write repositories and start jobs "
-    "(https://huggingface.co/settings/tokens), in a namespace whose plan has jobs",
-    404: "look at `namespace` of the machine in machines.yml",
+    "(https://huggingface.co/settings/tokens), in a namespace whose plan includes jobs",
+    404: "check `namespace` of the machine in machines.yml",
 }
 
 
 def content_path(sha256: str) -> str:
-    """The file with a content, which later runs find, too."""
+    """Returns the path of a blob in the bucket, which all runs share."""
     return f"store/{sha256}"
 
 
 def code_path(code: str) -> str:
-    """The archive of our package's code with this hash."""
+    """Returns the path of the archive of Stillroom's code with this hash."""
     return f"code/{code}.tar.gz"
 
 
 class RunPaths:
-    """The files of one run."""
+    """The paths of one run's files in the bucket."""
 
     def __init__(self, run_id: str) -> None:
         self.folder = f"runs/{run_id}"
         self.packages = f"{self.folder}/packages.bin"
-        """What has to be installed for it."""
+        """The packages to install, as `JobPackages`."""
         self.start = f"{self.folder}/start.bin"
-        """What has to be started, without secrets."""
+        """The run to start, as `JobStart`, without secrets."""
         self.claim = f"{self.folder}/claim"
-        """Which start did it: a second job of the same run ends at once."""
+        """The id of the job that executes the run; any other job of the run exits at once."""
         self.cancel = f"{self.folder}/cancel"
         self.kill = f"{self.folder}/kill"
 
     def updates(self, number: int) -> str:
-        """The batch of the run's updates with this number, from 1 on; each is written once."""
+        """Returns the path of a batch of updates; batches are numbered from 1 and written once."""
         return f"{self.folder}/news/{number:08d}.bin"
 
 
 class Bucket:
-    """A bucket. `api` is huggingface_hub's `HfApi`, or has the same methods."""
+    """A bucket. `api` is huggingface_hub's `HfApi` or a compatible object."""
 
     def __init__(self, api: Any, name: str) -> None:
         self._api, self.name = api, name
 
     def make(self) -> None:
-        """Makes the private bucket unless it exists.
+        """Creates the private bucket unless it exists.
 
-        Raises MachineError if others can read it.
+        Raises MachineError if the bucket is public.
         """
-        with hub_errors(f"could not make the private bucket {self.name}"):
+        with hub_errors(f"could not create the private bucket {self.name}"):
             self._api.create_bucket(self.name, private=True, exist_ok=True)
             is_private = self._api.bucket_info(self.name).private
         if not is_private:
             raise MachineError(
-                f"everybody can read the bucket {self.name}, and your rows would be in it",
+                f"the bucket {self.name} is public, but your rows would be uploaded to it",
                 f"make it private: https://huggingface.co/buckets/{self.name}",
             )
 
     def sizes(self, paths: Iterable[str]) -> dict[str, int]:
-        """Returns the bytes of those of the files that exist."""
-        with hub_errors(f"could not look into the bucket {self.name}"):
+        """Returns the sizes in bytes of the files that exist, by path."""
+        with hub_errors(f"could not list files in the bucket {self.name}"):
             found = self._api.get_bucket_paths_info(self.name, list(paths))
             return {each.path: each.size for each in found}
 
     def put(self, files: Sequence[tuple[Path | bytes, str]]) -> None:
-        """Writes files, each whole or not at all."""
+        """Writes files atomically, given as pairs of local path or content, and bucket path."""
         if files:
             with hub_errors(f"could not write to the bucket {self.name}"):
                 self._api.batch_bucket_files(self.name, add=list(files))
 
     def download(self, path: str, target: Path) -> None:
-        """Downloads a file, which must exist."""
-        with hub_errors(f"could not read {path} of the bucket {self.name}"):
+        """Downloads an existing file."""
+        with hub_errors(f"could not read {path} in the bucket {self.name}"):
             self._api.download_bucket_files(
                 self.name, [(path, target)], raise_on_missing_files=True
             )
 
     def read(self, path: str) -> bytes:
-        """Returns a small file, which must exist."""
+        """Returns the content of an existing small file."""
         with TemporaryDirectory() as folder:
             target = Path(folder) / "file"
             self.download(path, target)
@@ -116,20 +116,20 @@ class Bucket:
 
     def names(self, prefix: str) -> list[str]:
         """Returns the paths of the files below a folder."""
-        with hub_errors(f"could not look into the bucket {self.name}"):
+        with hub_errors(f"could not list files in the bucket {self.name}"):
             found = list(self._api.list_bucket_tree(self.name, prefix, recursive=True))
             return [each.path for each in found if each.type == "file"]
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Deletes files, which must exist."""
+        """Deletes existing files."""
         if paths:
-            with hub_errors(f"could not remove files of the bucket {self.name}"):
+            with hub_errors(f"could not delete files in the bucket {self.name}"):
                 self._api.batch_bucket_files(self.name, delete=list(paths))
 
 
 @contextmanager
 def hub_errors(problem: str) -> Generator[None]:
-    """Translates the hub's errors: to UnreachableError where trying again may help."""
+    """Converts the hub's errors to UnreachableError if a retry may help, else to MachineError."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
@@ -139,11 +139,11 @@ def hub_errors(problem: str) -> Generator[None]:
     except HfHubHTTPError as error:
         status = error.response.status_code
         text = f"{problem}: {_line(error)}"
-        if status == _TOO_MANY or status >= _SERVER_ERROR:
+        if status == _TOO_MANY_REQUESTS or status >= _SERVER_ERROR:
             raise UnreachableError(text, "no action needed: it is retried") from error
-        fix = _NEEDS.get(status, "see what the message says, and start the run again")
+        fix = _FIXES.get(status, "fix the cause given in the message, and start the run again")
         raise MachineError(text, fix) from error
-    except Exception as error:  # of the network and of huggingface_hub's other packages
+    except Exception as error:  # Network errors and errors of huggingface_hub's dependencies.
         raise UnreachableError(
             f"{problem}: {type(error).__name__}: {_line(error)}",
             "no action needed: it is retried; see https://status.huggingface.co",
@@ -151,48 +151,48 @@ def hub_errors(problem: str) -> Generator[None]:
 
 
 def check_hub_installed() -> None:
-    """Raises MissingExtraError if huggingface_hub is not installed, or knows no buckets."""
+    """Raises MissingExtraError if huggingface_hub is not installed, or too old for buckets."""
     if importlib.util.find_spec("huggingface_hub") is None:
-        raise missing_extra("hf-jobs", "a machine of Hugging Face Jobs")
+        raise missing_extra("hf-jobs", "a Hugging Face Jobs machine")
     from huggingface_hub import HfApi
 
     if not hasattr(HfApi, "batch_bucket_files") or not hasattr(HfApi, "run_job"):
-        raise missing_extra("hf-jobs", "a machine of Hugging Face Jobs, with this huggingface_hub,")
+        raise missing_extra("hf-jobs", "a Hugging Face Jobs machine with a newer huggingface_hub")
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:_LONGEST]
+    return " ".join(str(error).split())[:_MAX_CHARS]
 
 
 BUCKET_VARIABLE = "STILLROOM_JOB_BUCKET"
 RUN_VARIABLE = "STILLROOM_JOB_RUN"
 CODE_VARIABLE = "STILLROOM_JOB_CODE"
 SECRETS_VARIABLE = "STILLROOM_JOB_SECRETS"
-"""The run's secrets as JSON. The service keeps a job's secrets encrypted, apart from its
-environment, and gives them to its process alone; the job has no standard input."""
+"""The run's secrets as JSON. The service stores a job's secrets encrypted, separately from its
+environment, and passes them only to its process; the job has no standard input."""
 START_VARIABLE = "STILLROOM_JOB_START"
-"""A random text: of two jobs that were started for one run, only one does it."""
+"""A random id, so that only one of two jobs that were started for a run executes it."""
 TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105
 
 
 class JobPackages(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job installs before it starts the run."""
+    """The packages that a job installs before it starts the run."""
 
     spec: JobSpec = msgspec.field(name="order")
     home: LocalPackages
 
 
 class JobStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The run that a job does."""
+    """The run that a job executes."""
 
     run: LaunchRequest
-    """Without its secrets."""
+    """The launch request, without its secrets."""
     timeout_s: float
-    """The time after which the service ends the job."""
+    """The time after which the service terminates the job."""
 
 
 class JobFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
-    """Why the job could not do the run, or not bring it to its end."""
+    """The error because of which the job could not execute or finish the run."""
 
     problem: str
     fix: str
@@ -202,33 +202,34 @@ JobUpdate = RunUpdate | JobFailure
 
 
 class JobView(msgspec.Struct, kw_only=True):
-    """What our side remembers of a job, in the run's folder here."""
+    """The reader's position in a job's updates, stored in the run's local folder."""
 
     next_batch: int = msgspec.field(name="next_news", default=1)
-    """The number of the batch of updates that is read next."""
+    """The number of the batch to read next."""
     ends: dict[str, int] = {}
-    """The bytes of each growing file up to that batch."""
+    """The size in bytes of each growing file before that batch."""
     files: list[RemoteFile] = []
     """The latest list of finished files."""
     outputs: list[str] = []
-    """The hashes of all files that were ever listed, by which they are deleted from the bucket."""
+    """The hashes of all files that were ever listed, for deleting them from the bucket."""
 
 
 class UpdateReader:
-    """The updates of a run's job from where an earlier reader stopped. `run` is its folder here.
+    """Reads the updates of a run's job, starting where an earlier reader stopped.
 
-    seen: how many bytes of each growing file were downloaded; these are skipped. If a piece is
-    missing, because the local file was changed, all updates are read again.
+    run: the run's local folder.
+    seen: the downloaded bytes of each growing file, which are skipped. If a piece is missing
+    because the local file was changed, all updates are read again.
     """
 
     def __init__(self, bucket: Bucket, run: Path, seen: Mapping[str, int]) -> None:
         self._bucket, self._paths, self._file = bucket, RunPaths(run.name), run / JOB_FILE
         self._view = self._read_view()
         self._known = dict(seen)
-        """How far each file is known."""
+        """The known size of each growing file."""
         ends = self._view.ends
         self._seen = {path: end for path, end in seen.items() if ends.get(path) != end}
-        """What is here of the next batch, during which an earlier reader was killed."""
+        """The known sizes after a partially processed batch, if an earlier reader was killed."""
         self._has_restarted = False
 
     @property
@@ -242,15 +243,15 @@ class UpdateReader:
         return set(self._view.outputs)
 
     def next(self) -> Sequence[JobUpdate] | None:
-        """Returns what the next batch adds to what is here; None if there is none yet."""
+        """Returns the new updates in the next batch; None if there is no batch yet."""
         batch = self._read(self._view.next_batch)
         if batch is None:
             return None
-        if self._lacks_some(batch) and not self._has_restarted:
+        if self._has_gap(batch) and not self._has_restarted:
             self._has_restarted = True
             self._seen, self._view.next_batch = dict(self._known), 1
             return self.next()
-        fresh = [each for update in batch if (each := self._unseen(update)) is not None]
+        fresh = [each for update in batch if (each := self._new_part(update)) is not None]
         for update in fresh:
             if isinstance(update, RemoteFiles):
                 self._view.files = update.files
@@ -260,7 +261,7 @@ class UpdateReader:
         return fresh
 
     def mark_taken(self) -> None:
-        """Notes that the batch of the last call is here."""
+        """Records that the batch returned by `next` has been processed."""
         self._view.next_batch += 1
         self._view.ends = dict(self._known)
         write_json(self._file, self._view)
@@ -276,12 +277,12 @@ class UpdateReader:
             return msgspec.msgpack.decode(self._bucket.read(path), type=list[JobUpdate])
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise MachineError(
-                f"{path} of the bucket {self._bucket.name} is no batch of updates: {error}",
-                "look at who can write to the bucket, cancel the run, and start it again",
+                f"{path} in the bucket {self._bucket.name} is not a batch of updates: {error}",
+                "check who can write to the bucket, cancel the run, and start it again",
             ) from error
 
-    def _lacks_some(self, batch: Sequence[JobUpdate]) -> bool:
-        """Returns whether a file grows from further on than is known of it."""
+    def _has_gap(self, batch: Sequence[JobUpdate]) -> bool:
+        """Returns whether a batch appends to a file beyond its known size."""
         ends = dict(self._known)
         for update in batch:
             if isinstance(update, AppendedLines):
@@ -290,14 +291,14 @@ class UpdateReader:
                 ends[update.path] = update.offset + len(update.data)
         return False
 
-    def _unseen(self, update: JobUpdate) -> JobUpdate | None:
-        """Returns the part of an update that is not here yet; None if all of it is."""
+    def _new_part(self, update: JobUpdate) -> JobUpdate | None:
+        """Returns the new part of an update; None if all of it is known."""
         if not isinstance(update, AppendedLines):
             return update
         path, seen = update.path, self._seen.get(update.path, 0)
         end = update.offset + len(update.data)
         if end >= seen:
-            # From this place on nothing of the file is here yet, also if it restarts.
+            # All later data of the file is new, also if the file is replaced.
             self._seen.pop(path, None)
         if end <= seen:
             return None

@@ -1,4 +1,4 @@
-"""The calls of huggingface_hub about jobs, and how long a job may last and what it costs."""
+"""The calls of huggingface_hub for jobs, and the time limit and price of a job."""
 
 import shlex
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from stillroom.remote.records import LaunchRequest
 
 _IMAGE = "ghcr.io/astral-sh/uv:python3.12-bookworm"
 _LABEL = "stillroom-run"
-_OVER = frozenset({"COMPLETED", "CANCELED", "ERROR", "DELETED"})
+_FINAL_STAGES = frozenset({"COMPLETED", "CANCELED", "ERROR", "DELETED"})
 _NOT_FOUND = 404
 _LOG_LINES = 15
-_LONGEST = 600
+_MAX_CHARS = 600
 _SETUP_S = 1800.0
-_LEAST_S = 300.0
+_MIN_JOB_S = 300.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PER_HOUR = {"second": 3600.0, "minute": 60.0, "hour": 1.0}
 _HOUR_S = 3600.0
@@ -39,22 +39,22 @@ sys.exit(main())
 
 
 class HubJobs:
-    """The jobs of a namespace. `api` is huggingface_hub's `HfApi`, or has the same methods."""
+    """The jobs of a namespace. `api` is huggingface_hub's `HfApi` or a compatible object."""
 
     def __init__(self, api: Any, namespace: str | None = None) -> None:
         self._api, self._namespace = api, namespace
 
     @property
     def namespace(self) -> str:
-        """The user or organisation whose jobs they are; the token's own if none was given."""
+        """The user or organisation that owns the jobs; the token's user if none was given."""
         if self._namespace is None:
-            with hub_errors("could not ask Hugging Face whose token this is"):
+            with hub_errors("could not get the user of the Hugging Face token"):
                 self._namespace = str(self._api.whoami()["name"])
         return self._namespace
 
     def hardware(self, flavor: str) -> Any:
-        """Returns what the service lists of a flavor; None if it has none of this name."""
-        with hub_errors("could not ask Hugging Face for the flavors of jobs"):
+        """Returns the service's entry of a flavor; None if there is no flavor of this name."""
+        with hub_errors("could not list the flavors of Hugging Face Jobs"):
             found = self._api.list_jobs_hardware()
         return next((each for each in found if each.name == flavor), None)
 
@@ -68,9 +68,9 @@ class HubJobs:
         timeout_s: float,
         packages: list[str],
     ) -> str:
-        """Starts the job of a run, with the service's own limit of time, and returns its id.
+        """Starts the job of a run and returns its id; the service enforces `timeout_s`.
 
-        packages: what our program in the job needs to begin with.
+        packages: the requirements of our program in the job.
         """
         with hub_errors(f"could not start the job of {run_id}"):
             job = self._api.run_job(
@@ -93,10 +93,10 @@ class HubJobs:
         return str(found[0].id) if found else None
 
     def stage(self, job_id: str) -> str:
-        """Returns how a job stands: SCHEDULING, RUNNING, or how it has ended."""
+        """Returns a job's stage: SCHEDULING, RUNNING, or a final one."""
         from huggingface_hub.errors import HfHubHTTPError
 
-        with hub_errors(f"could not ask how the job {job_id} stands"):
+        with hub_errors(f"could not get the status of the job {job_id}"):
             try:
                 job = self._api.inspect_job(job_id=job_id, namespace=self.namespace)
             except HfHubHTTPError as error:
@@ -106,33 +106,36 @@ class HubJobs:
         return _stage(job)
 
     def is_over(self, job_id: str) -> bool:
-        """Whether a job has ended, and so costs nothing any more."""
-        return self.stage(job_id) in _OVER
+        """Returns whether a job has ended, and so costs nothing any more."""
+        return self.stage(job_id) in _FINAL_STAGES
 
     def end(self, job_id: str) -> None:
-        """Ends a job at once."""
-        with hub_errors(f"could not end the job {job_id}"):
+        """Cancels a job immediately."""
+        with hub_errors(f"could not cancel the job {job_id}"):
             self._api.cancel_job(job_id=job_id, namespace=self.namespace)
 
     def final_log(self, job_id: str) -> str:
-        """Returns how a job ended, with the end of its log; empty if the service does not say."""
+        """Returns a job's final status and the tail of its log; "" if they are unavailable."""
         with suppress(UnreachableError, MachineError), hub_errors("could not read the job's log"):
             job = self._api.inspect_job(job_id=job_id, namespace=self.namespace)
             lines = self._api.fetch_job_logs(
                 job_id=job_id, namespace=self.namespace, follow=False, tail=_LOG_LINES
             )
-            log = " | ".join(line.strip() for line in lines)[-_LONGEST:]
+            log = " | ".join(line.strip() for line in lines)[-_MAX_CHARS:]
             return f" ({_stage(job)}: {job.status.message or 'no message'}): {log}"
         return ""
 
     def release(self, provision_log: ProvisionLog, name: str, *, run: Path | None) -> None:
-        """Ends a job and removes it from the log once the service says that it has ended."""
+        """Cancels a job and removes its entry once the service reports that it has ended.
+
+        Does nothing if another run still needs it.
+        """
         with provision_log.holding(name) as held:
             if held.entry is None or not held.drop_run(run):
                 return
             job_id = held.entry.request_id or self.find(name.removeprefix("stillroom-"))
             if job_id is None:
-                # A start that a kill cut off may still be on its way.
+                # If its sender was killed, the request for the job may still take effect.
                 if held.entry.is_old:
                     held.forget()
                 return
@@ -141,15 +144,15 @@ class HubJobs:
                 if not self.is_over(job_id):
                     raise UnreachableError(
                         f"the job {job_id} is still running although it was cancelled",
-                        f"no action needed: it is retried; by hand: `hf jobs cancel {job_id}`",
+                        f"no action needed: it is retried; to do it now: `hf jobs cancel {job_id}`",
                     )
             held.forget()
 
 
 def time_limit(flavor: HfJobsFlavor, run: LaunchRequest, price: float | None) -> float:
-    """Returns the seconds after which the service ends the job, whatever happens to us.
+    """Returns the time limit of a job in seconds, which the service enforces.
 
-    Raises MachineError if the budget is not enough for a job.
+    Raises MachineError if the budget or the timeout is too small for a job.
     """
     own = flavor.timeout
     seconds = float(own[:-1]) * _UNITS[own[-1]] if own[-1] in _UNITS else float(own)
@@ -157,23 +160,23 @@ def time_limit(flavor: HfJobsFlavor, run: LaunchRequest, price: float | None) ->
     if price and run.budget_usd is not None:
         limits.append((run.budget_usd - run.spent_usd) / price * _HOUR_S)
     limit = min(limits)
-    if limit < _LEAST_S:
+    if limit < _MIN_JOB_S:
         raise MachineError(
-            f"budget_usd and timeout leave the job {max(0.0, limit):.0f} s, and it needs "
-            f"{_LEAST_S:.0f} s to install and start anything",
+            f"budget_usd and timeout leave the job {max(0.0, limit):.0f} s, but it needs at least "
+            f"{_MIN_JOB_S:.0f} s to install packages and start",
             "raise budget_usd, or `timeout` of the machine in machines.yml",
         )
     return limit
 
 
 def price_of(hardware: Any) -> float | None:
-    """Returns the US dollars an hour of a flavor as the service lists it."""
+    """Returns a flavor's listed price in US dollars per hour; None for an unknown unit."""
     factor = _PER_HOUR.get(str(hardware.unit_label))
     return None if factor is None else round(float(hardware.unit_cost_usd) * factor, 4)
 
 
 def _command(packages: list[str]) -> list[str]:
-    """Returns the command of a job: it fetches our code from the bucket and runs it."""
+    """Returns the command of a job, which downloads our code from the bucket and runs it."""
     wanted = [word for each in packages for word in ("--with", each)]
     run = ["uv", "run", "--no-project", "--python", ">=3.11", *wanted, "python", "-P", "-c", _BOOT]
     line = f"command -v uv >/dev/null || pip install -q uv; exec {shlex.join(run)}"

@@ -1,8 +1,7 @@
-"""The program in a job of Hugging Face: does one run, and reports on it through the bucket.
+"""The program inside a Hugging Face job: executes one run, and reports through the bucket.
 
-The job's machine is a machine like any other, reached without a connection: what a follower does
-over ssh is done here over a channel to a process of this machine. Nobody may be at the other end of
-the bucket; the job ends when the run has ended and all of it is in the bucket.
+It does over a local channel what a follower does over ssh. The user's side need not be online; the
+job ends when the run has ended and all its files are in the bucket.
 """
 
 import os
@@ -47,23 +46,23 @@ from stillroom.remote.ssh.host import ChannelHost
 
 _POST_EVERY_S = 10.0
 _TRIES = 30
-_AGAIN_S = 20.0
+_RETRY_S = 20.0
 _RESERVE_S = 600.0
 _RESERVE_PART = 0.1
 _HOUR_S = 3600.0
 
 _End = EngineError | None
-"""What ends the queue of updates: the error that broke it off, or None after the last."""
+"""The last item of the queue of updates: an error, or None after the last update."""
 _Queue = SimpleQueue[RunUpdate | _End]
 
 
 def main() -> int:
-    """Does the run of this job and returns the exit code: 0 if all of it is in the bucket."""
+    """Executes the job's run and returns the exit code: 0 if all its files are in the bucket."""
     from huggingface_hub import HfApi
 
     bucket = Bucket(HfApi(token=os.environ[TOKEN_VARIABLE]), os.environ[BUCKET_VARIABLE])
     secrets = msgspec.json.decode(os.environ.pop(SECRETS_VARIABLE), type=dict[str, str])
-    # No child of this process is to have it: the run gets its secrets through standard input.
+    # Child processes must not inherit it: the run gets its secrets through standard input.
     del os.environ[TOKEN_VARIABLE]
     job = JobProgram(
         bucket, os.environ[RUN_VARIABLE], start=os.environ[START_VARIABLE], secrets=secrets
@@ -72,12 +71,12 @@ def main() -> int:
 
 
 def host_in_job(packages: JobPackages) -> RunHost:
-    """Returns the machine that this job has, which is reached by starting a process on it."""
+    """Returns the host for the job's own machine, over a local channel."""
     return ChannelHost(packages.spec.machine, LocalChannel(), local=packages.home)
 
 
 class JobProgram:
-    """One job: takes the run's spec from the bucket, has it done, and posts its updates there."""
+    """One job: reads the run's spec from the bucket, executes it, and posts its updates there."""
 
     def __init__(
         self,
@@ -94,24 +93,24 @@ class JobProgram:
         self._post_every_s = post_every_s
         self._started_at = time.monotonic()
         self._setup_s = 0.0
-        """How long the job lasted before the run began, which is paid for too."""
+        """How long the job lasted before the run started, which is billed too."""
         self._number = 1
         self._root = ""
         self._uploaded = set[str]()
         self._cancellations = set[str]()
 
     def do(self, open_host: Callable[[JobPackages], RunHost]) -> bool:
-        """Does the run; returns whether everything of it is in the bucket."""
+        """Executes the run; returns whether all its files are in the bucket."""
         if not self._claim():
-            _log(f"another job does the run {self._run_id}; this one ends")
+            _log(f"another job executes the run {self._run_id}; this one exits")
             return True
         packages = self._read(self._paths.packages, JobPackages)
         start = self._read(self._paths.start, JobStart)
         host = open_host(packages)
         try:
             host.prepare(packages.spec, _log)
-            self._send_contents(host, start.run)
-            host.start(self._within_limits(start))
+            self._place_files(host, start.run)
+            host.start(self._limited_launch(start))
             self._setup_s = time.monotonic() - self._started_at
             self._report(host, start.run)
         except EngineError as error:
@@ -123,17 +122,17 @@ class JobProgram:
         return True
 
     def _claim(self) -> bool:
-        """Returns whether this is the job that does the run; a start may have arrived twice."""
-        if self._paths.claim in self._trying(lambda: self._bucket.sizes([self._paths.claim])):
-            owner = self._trying(lambda: self._bucket.read(self._paths.claim)).decode()
+        """Claims the run; returns False if another job has, since a start may arrive twice."""
+        if self._paths.claim in self._retry(lambda: self._bucket.sizes([self._paths.claim])):
+            owner = self._retry(lambda: self._bucket.read(self._paths.claim)).decode()
             return owner == self._start
-        self._trying(lambda: self._bucket.put([(self._start.encode(), self._paths.claim)]))
+        self._retry(lambda: self._bucket.put([(self._start.encode(), self._paths.claim)]))
         return True
 
-    def _within_limits(self, start: JobStart) -> LaunchRequest:
-        """Returns the run with what is left of its time and money, so that it stops by itself.
+    def _limited_launch(self, start: JobStart) -> LaunchRequest:
+        """Returns the launch request with the job's remaining time and budget as the run's limits.
 
-        A run that the service ends could not bring its last checkpoint to the bucket.
+        If the service terminated the job first, the last checkpoint would not be uploaded.
         """
         run, used_s = start.run, time.monotonic() - self._started_at
         reserve_s = max(run.reserve_s, min(_RESERVE_S, _RESERVE_PART * start.timeout_s))
@@ -147,10 +146,10 @@ class JobProgram:
             spent_usd=spent_usd,
         )
 
-    def _send_contents(self, host: RunHost, run: LaunchRequest) -> None:
-        """Puts the run's files from the bucket where the run finds them, one after another."""
+    def _place_files(self, host: RunHost, run: LaunchRequest) -> None:
+        """Downloads the run's files from the bucket to the machine, one at a time."""
         hashes = sorted({file.sha256 for file in run.files})
-        sizes = self._trying(lambda: self._bucket.sizes(map(content_path, hashes)))
+        sizes = self._retry(lambda: self._bucket.sizes(map(content_path, hashes)))
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / "content"
             for sha256 in hashes:
@@ -158,32 +157,32 @@ class JobProgram:
                 if path not in sizes:
                     raise EngineError(
                         f"a file of the run ({sha256[:12]}…) is not in the bucket",
-                        "start the run again: the file is then sent again",
+                        "start the run again: the file is then uploaded again",
                     )
-                self._trying(lambda path=path: self._bucket.download(path, target))
+                self._retry(lambda path=path: self._bucket.download(path, target))
                 blob = Blob(sha256=sha256, num_bytes=sizes[path], source=str(target))
                 for _ in host.send([blob], host.missing([blob])):
                     pass
                 target.unlink()
 
     def _report(self, host: RunHost, run: LaunchRequest) -> None:
-        """Posts the run's updates until it has ended, and passes cancellations on."""
+        """Posts the run's updates until it has ended, and forwards cancellations."""
         received: _Queue = SimpleQueue()
         Thread(target=self._receive, args=(host, received), daemon=True).start()
         is_over = False
         while not is_over:
-            self._pass_cancellation(host)
-            batch = self._gather(received)
+            self._forward_cancellation(host)
+            batch = self._collect_batch(received)
             if batch and (batch[-1] is None or isinstance(batch[-1], EngineError)):
                 is_over, error = True, batch.pop()
                 if isinstance(error, EngineError):
                     raise error
-            updates = [self._for_bucket(each) for each in _shortened(batch)]
+            updates = [self._prepare_update(each) for each in _without_superseded(batch)]
             if updates:
                 self._post(updates)
             for each in updates:
                 if isinstance(each, RemoteFiles):
-                    self._forget_deleted(each, run)
+                    self._delete_pruned(each, run)
 
     def _receive(self, host: RunHost, received: _Queue) -> None:
         seen: dict[str, int] = {}
@@ -207,8 +206,8 @@ class JobProgram:
                 received.put(error)
                 return
 
-    def _gather(self, received: _Queue) -> list[RunUpdate | _End]:
-        """Returns the updates of some seconds: the hub takes only so many writes an hour."""
+    def _collect_batch(self, received: _Queue) -> list[RunUpdate | _End]:
+        """Collects updates for some seconds, since the hub limits the number of writes per hour."""
         batch: list[RunUpdate | _End] = []
         deadline = time.monotonic() + self._post_every_s
         while (left_s := deadline - time.monotonic()) > 0:
@@ -220,18 +219,18 @@ class JobProgram:
                 break
         return batch
 
-    def _for_bucket(self, update: JobUpdate) -> JobUpdate:
-        """Returns an update as it is posted, once the files that it lists are in the bucket."""
+    def _prepare_update(self, update: JobUpdate) -> JobUpdate:
+        """Returns an update to post, after uploading the files that it lists."""
         if isinstance(update, RemoteState):
             self._root = update.root
             return msgspec.structs.replace(update, elapsed_s=update.elapsed_s + self._setup_s)
         if not isinstance(update, RemoteFiles):
             return update
-        uploaded = [file for file in update.files if self._has_uploaded(file)]
+        uploaded = [file for file in update.files if self._upload(file)]
         return RemoteFiles(files=uploaded, is_last=update.is_last)
 
-    def _has_uploaded(self, file: RemoteFile) -> bool:
-        """Brings a file to the bucket; returns False if the run has deleted it meanwhile."""
+    def _upload(self, file: RemoteFile) -> bool:
+        """Uploads a file to the bucket; returns False if the run has deleted it meanwhile."""
         path, source = content_path(file.sha256), Path(self._root) / "workspace" / file.path
 
         def upload() -> bool:
@@ -242,25 +241,25 @@ class JobProgram:
             self._bucket.put([(source, path)])
             return True
 
-        if file.sha256 not in self._uploaded and self._trying(upload):
+        if file.sha256 not in self._uploaded and self._retry(upload):
             self._uploaded.add(file.sha256)
         return file.sha256 in self._uploaded
 
-    def _forget_deleted(self, listed: RemoteFiles, run: LaunchRequest) -> None:
-        """Deletes checkpoints from the bucket that the run itself has deleted."""
+    def _delete_pruned(self, listed: RemoteFiles, run: LaunchRequest) -> None:
+        """Deletes checkpoints from the bucket that the run has deleted."""
         keep = {file.sha256 for file in listed.files} | {file.sha256 for file in run.files}
         gone = self._uploaded - keep
-        paths = self._trying(lambda: self._bucket.sizes(map(content_path, gone))) if gone else {}
-        self._trying(lambda: self._bucket.delete(sorted(paths)))
+        paths = self._retry(lambda: self._bucket.sizes(map(content_path, gone))) if gone else {}
+        self._retry(lambda: self._bucket.delete(sorted(paths)))
         self._uploaded -= gone
 
     def _post(self, updates: list[JobUpdate]) -> None:
         data, path = msgspec.msgpack.encode(updates), self._paths.updates(self._number)
-        self._trying(lambda: self._bucket.put([(data, path)]))
+        self._retry(lambda: self._bucket.put([(data, path)]))
         self._number += 1
 
-    def _pass_cancellation(self, host: RunHost) -> None:
-        """Cancels or kills the run if the bucket says so; each is done once."""
+    def _forward_cancellation(self, host: RunHost) -> None:
+        """Cancels or kills the run, once each, if the bucket has the mark for it."""
         marks = {self._paths.cancel: False, self._paths.kill: True}
         try:
             found = self._bucket.sizes([mark for mark in marks if mark not in self._cancellations])
@@ -271,21 +270,21 @@ class JobProgram:
             _log(error.problem)
 
     def _read(self, path: str, kind: type[Any]) -> Any:
-        return msgspec.msgpack.decode(self._trying(lambda: self._bucket.read(path)), type=kind)
+        return msgspec.msgpack.decode(self._retry(lambda: self._bucket.read(path)), type=kind)
 
-    def _trying(self, call: Callable[[], Any]) -> Any:
-        """Returns what a call returns; the hub may be away for ten minutes."""
+    def _retry(self, call: Callable[[], Any]) -> Any:
+        """Makes a call, and retries for ten minutes while the hub is unreachable."""
         for _ in range(_TRIES):
             try:
                 return call()
             except UnreachableError as error:
                 _log(error.problem)
-                self._pause(_AGAIN_S)
+                self._pause(_RETRY_S)
         return call()
 
 
-def _shortened(batch: list[Any]) -> Iterator[JobUpdate]:
-    """Yields updates without those states and lists of files that later ones replace."""
+def _without_superseded(batch: list[Any]) -> Iterator[JobUpdate]:
+    """Yields updates without states and file lists that later ones in the batch supersede."""
     last: dict[type[Any], int] = {type(each): number for number, each in enumerate(batch)}
     for number, update in enumerate(batch):
         replaces = isinstance(update, RemoteState | RemoteFiles) and last[type(update)] == number

@@ -1,8 +1,8 @@
-"""A job of Hugging Face as a machine: the start of a run provisions it, and it ends with the run.
+"""A Hugging Face job as a machine: it is provisioned when a run starts, and ends with the run.
 
-Nothing reaches a job from outside, so that everything goes through a private bucket
-(`hf_bucket.py`); in the job, `hf_job_program.py` does what a follower does with a machine. Each run
-has a job of its own.
+A job accepts no connections, so everything is exchanged through a private bucket (`hf_bucket.py`);
+in the job, `hf_job_program.py` does what a follower does with other machines. Each run has its own
+job.
 """
 
 import time
@@ -57,17 +57,18 @@ from stillroom.settings import Workspace
 _BUCKET = "stillroom-runs"
 _FETCHED = ".remote_fetched"
 _LOOK_EVERY_S = 6.0
-_LOOKS_FOR_A_QUESTION = 5
-"""Only at every so many looks the service is queried about the job itself."""
+_LOOKS_PER_STATUS = 5
+"""The number of polls of the bucket per query of the job's status."""
 _PIECE = 1 << 20
-_SENT_AT_ONCE = 64 << 20
+_GROUP_BYTES = 64 << 20
 
 
 class HfJobsHost:
-    """A `RunHost` for one run, which a job of Hugging Face does. `run` is its folder here.
+    """A `RunHost` for one run, which a Hugging Face job executes.
 
-    api: huggingface_hub's `HfApi`, or an object with the same methods.
-    token: what the job reads and writes the bucket with.
+    run: the run's local folder.
+    api: huggingface_hub's `HfApi` or a compatible object.
+    token: the token with which the job accesses the bucket.
     """
 
     def __init__(
@@ -92,78 +93,78 @@ class HfJobsHost:
         return f"stillroom-{self._own_run.name}"
 
     def provision(self) -> None:
-        """Makes sure of the log-in and the bucket. The job itself comes with the run's start."""
+        """Checks the token and creates the bucket. The job itself is started by `start`."""
         if self._token is None:
             raise MachineError(
-                f"{self._machine.name}: no token of Hugging Face is known here",
+                f"{self._machine.name}: there is no Hugging Face token on this machine",
                 "log in with `hf auth login`, or set HF_TOKEN",
             )
         self._bucket.make()
 
     def price_per_hour(self) -> float | None:
-        """Returns machines.yml's price, else the flavor's as the service lists it."""
+        """Returns the price in machines.yml, or else the flavor's listed price, in US dollars."""
         if self._machine.price_per_hour is not None:
             return self._machine.price_per_hour
         hardware = self._jobs.hardware(self._flavor.flavor)
         return None if hardware is None else price_of(hardware)
 
     def facts(self) -> MachineFacts:
-        """Returns what the service lists of the flavor."""
+        """Returns the flavor's hardware as listed by the service."""
         hardware = self._jobs.hardware(self._flavor.flavor)
         if hardware is None:
             raise MachineError(
                 f"{self._machine.name}: Hugging Face has no flavor {self._flavor.flavor!r}",
-                "take one that `hf jobs hardware` lists",
+                "use one that `hf jobs hardware` lists",
             )
         chip = hardware.accelerator
         return MachineFacts(
-            system=f"a job of Hugging Face ({hardware.pretty_name}), provisioned at the start",
+            system=f"a Hugging Face job ({hardware.pretty_name}), provisioned when a run starts",
             has_uv=self._flavor.image is None,
-            num_processors=_leading(hardware.cpu),
-            memory_gb=_leading(hardware.ram),
-            free_disk_gb=_leading(hardware.ephemeral_storage),
+            num_processors=_leading_int(hardware.cpu),
+            memory_gb=_leading_int(hardware.ram),
+            free_disk_gb=_leading_int(hardware.ephemeral_storage),
             gpus=[] if chip is None else [f"{chip.quantity} x {chip.model}, {chip.vram} in all"],
-            gpu_memory_gb=[] if chip is None else _each(chip),
+            gpu_memory_gb=[] if chip is None else _memory_of_each(chip),
         )
 
     def prepare(self, spec: JobSpec, report: Callable[[str], None]) -> None:
-        """Puts our code and what the job has to install into the bucket."""
+        """Uploads our code and the list of packages for the job to the bucket."""
         bucket, code = self._bucket, code_path(code_hash())
         if code not in bucket.sizes([code]):
-            report(f"sending stillroom's code to {bucket.name}")
+            report(f"uploading stillroom's code to {bucket.name}")
             bucket.put([(code_archive(), code)])
         packages = JobPackages(spec=spec, home=local_packages())
         bucket.put([(msgspec.msgpack.encode(packages), self._paths.packages)])
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
-        """Returns the hashes that the bucket lacks; it holds no content in part."""
+        """Returns the hashes that the bucket lacks; partial blobs do not occur."""
         stored = self._bucket.sizes([content_path(blob.sha256) for blob in blobs])
         lacking = [b for b in blobs if stored.get(content_path(b.sha256)) != b.num_bytes]
         return {blob.sha256: 0 for blob in lacking}
 
     def send(self, blobs: Sequence[Blob], have: Mapping[str, int]) -> Iterator[int]:
-        """Puts contents into the bucket; the job verifies their hashes before the run begins."""
+        """Uploads blobs to the bucket; the job verifies their hashes before the run starts."""
         bucket = self._bucket
         for group in _groups(blobs):
             bucket.put([(Path(blob.source), content_path(blob.sha256)) for blob in group])
             yield sum(blob.num_bytes for blob in group)
 
     def start(self, run: LaunchRequest) -> None:
-        """Starts the job that does the run, unless it was started before."""
+        """Starts the job that executes the run, unless it was started before."""
         with self._log.holding(self.name) as held:
             entry = held.add(self._machine, self.name, self._own_run)
             if entry.request_id is not None:
                 return
-            # A start that was cut off may have arrived.
+            # An interrupted start may have succeeded.
             job_id = self._jobs.find(run.run_id)
             if job_id is None:
                 try:
                     job_id = self._start_job(run)
                 except MachineError as error:
-                    # The service has refused it, so that there is no job and never will be.
+                    # The service has rejected it, so there will never be a job.
                     held.forget()
                     raise MachineGoneError(
-                        f"the job was not started: {error.problem}", error.fix
+                        f"the job could not be started: {error.problem}", error.fix
                     ) from error
             held.update(request_id=job_id, price_per_hour=self.price_per_hour())
 
@@ -175,22 +176,22 @@ class HfJobsHost:
         while True:
             batch = reader.next()
             for update in batch or []:
-                yield self._passed_on(update)
+                yield self._check_update(update)
                 if isinstance(update, RemoteFiles) and update.is_last:
                     return
             if batch is not None:
                 reader.mark_taken()
                 continue
             if is_over:
-                raise self._ended(run_id)
-            # Read the bucket again for the job's last output before the job counts as lost.
+                raise self._lost_error(run_id)
+            # Read the bucket once more for the job's last updates before it counts as lost.
             is_over = self._is_over()
             yield Heartbeat()
             if not is_over:
                 self._pause(_LOOK_EVERY_S)
 
     def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
-        """Yields the bytes of a finished file, which are in the bucket under their hash."""
+        """Yields the bytes of a finished file, which is in the bucket under its hash."""
         files = UpdateReader(self._bucket, self._own_run, {}).files
         file = next((each for each in files if each.path == path), None)
         if file is None:
@@ -206,11 +207,11 @@ class HfJobsHost:
             while data := stream.read(_PIECE):
                 yield data
         fetched.unlink()
-        with suppress(OSError):  # it holds another file
+        with suppress(OSError):  # It has another file.
             fetched.parent.rmdir()
 
     def cancel(self, run_id: str, *, kill: bool) -> None:
-        """Leaves a mark in the bucket, where the job sees it; a second `kill` ends the job."""
+        """Writes a mark to the bucket, which the job polls; a second `kill` cancels the job."""
         paths, bucket = RunPaths(run_id), self._bucket
         is_repeated = kill and paths.kill in bucket.sizes([paths.kill])
         job_id = self._job_id()
@@ -219,21 +220,21 @@ class HfJobsHost:
         bucket.put([(b"now\n", paths.kill if kill else paths.cancel)])
 
     def remove(self, run_id: str) -> None:
-        """Deletes the run's files from the bucket, and its outputs, which are all here."""
+        """Deletes the run's files and its outputs, which are all downloaded, from the bucket."""
         bucket, paths = self._bucket, RunPaths(run_id)
         outputs = UpdateReader(bucket, self._own_run, {}).outputs - self._inputs(paths)
         stored = bucket.sizes(map(content_path, sorted(outputs))) if outputs else {}
         bucket.delete([*stored, *bucket.names(paths.folder)])
 
     def _inputs(self, paths: RunPaths) -> set[str]:
-        """Returns the hashes of what the run has read, which later runs find in the bucket."""
+        """Returns the hashes of the run's input files, which stay in the bucket for later runs."""
         if paths.start not in self._bucket.sizes([paths.start]):
             return set()
         start = msgspec.msgpack.decode(self._bucket.read(paths.start), type=JobStart)
         return {file.sha256 for file in start.run.files}
 
     def release(self) -> None:
-        """Ends the job if it has not ended; there may be none."""
+        """Cancels the job if there is one that has not ended."""
         self._jobs.release(self._log, self.name, run=self._own_run)
 
     def close(self) -> None:
@@ -273,12 +274,12 @@ class HfJobsHost:
                 SECRETS_VARIABLE: msgspec.json.encode(run.secrets).decode(),
             },
             timeout_s=timeout_s,
-            packages=_first_packages(local_packages()),
+            packages=_bootstrap_packages(local_packages()),
         )
 
     def _download(self, path: str, content: str, target: Path) -> None:
         if content not in self._bucket.sizes([content]):
-            # The run has deleted a checkpoint, as the next update says.
+            # The run has deleted a checkpoint, as the next update will show.
             raise UnreachableError(
                 f"{path} is no longer in the bucket", "no action needed: it is retried"
             )
@@ -290,53 +291,53 @@ class HfJobsHost:
             return entry.request_id
         return self._jobs.find(self._own_run.name)
 
-    def _passed_on(self, update: JobUpdate) -> RunUpdate:
+    def _check_update(self, update: JobUpdate) -> RunUpdate:
         if isinstance(update, JobFailure):
             raise MachineGoneError(f"{self._machine.name}: {update.problem}", update.fix)
         if isinstance(update, RemoteState):
-            # The state is some seconds old, and the service's clocks are accurate.
+            # The state is some seconds old; the service's clocks are assumed to be accurate.
             return msgspec.structs.replace(update, clock=time.time())
         return update
 
     def _is_over(self) -> bool:
         self._num_looks += 1
-        if self._num_looks % _LOOKS_FOR_A_QUESTION:
+        if self._num_looks % _LOOKS_PER_STATUS:
             return False
         job_id = self._job_id()
         return job_id is None or self._jobs.is_over(job_id)
 
-    def _ended(self, run_id: str) -> MachineGoneError:
-        """Returns the error of a job that ended without its last update."""
+    def _lost_error(self, run_id: str) -> MachineGoneError:
+        """Returns the error for a job that ended without posting its last update."""
         job_id = self._job_id()
         text = "" if job_id is None else self._jobs.final_log(job_id)
         return MachineGoneError(
-            f"the job {job_id or self.name} ended without saying how the run ended{text}",
-            f"its downloaded checkpoints are kept: continue with "
-            f"`resume` {run_id}; `hf jobs inspect {job_id or 'ID'}` shows the job",
+            f"the job {job_id or self.name} ended without reporting the run's result{text}",
+            f"its downloaded checkpoints are kept: continue with `resume` {run_id}; "
+            f"`hf jobs inspect {job_id or 'ID'}` shows the job",
         )
 
 
 def open_job(machine: Machine, run: Path | None = None) -> HfJobsHost:
-    """Returns the host for a run that a job does; nothing is started yet.
+    """Returns the host for a run in a job; nothing is started yet.
 
     Raises MissingExtraError if huggingface_hub is not installed.
     """
-    api, token = _own_api(run)
+    api, token = _api_and_token(run)
     return HfJobsHost(machine, run, api=api, token=token, provision_log=ProvisionLog())
 
 
 def release_job(entry: ProvisionedMachine, provision_log: ProvisionLog) -> None:
-    """Ends the job of an entry of the provision log, unless its run needs it.
+    """Cancels the job of an entry of the provision log, unless its run still needs it.
 
     Raises MissingExtraError if huggingface_hub is not installed.
     """
     namespace = None if entry.machine.hf_jobs is None else entry.machine.hf_jobs.namespace
-    jobs = HubJobs(_own_api(next(map(Path, entry.runs), None))[0], namespace)
+    jobs = HubJobs(_api_and_token(next(map(Path, entry.runs), None))[0], namespace)
     jobs.release(provision_log, entry.name, run=None)
 
 
-def _own_api(run: Path | None) -> tuple[Any, str | None]:
-    """Returns the hub as this user reaches it, and the token; a run's workspace may have its own.
+def _api_and_token(run: Path | None) -> tuple[Any, str | None]:
+    """Returns the hub's API client and the token, which a run's workspace may override.
 
     Raises MissingExtraError if huggingface_hub is not installed.
     """
@@ -348,8 +349,8 @@ def _own_api(run: Path | None) -> tuple[Any, str | None]:
     return HfApi(token=token), token
 
 
-def _first_packages(home: LocalPackages) -> list[str]:
-    """Returns what the program in the job needs before it can install anything: our own base."""
+def _bootstrap_packages(home: LocalPackages) -> list[str]:
+    """Returns the pinned requirements of the program in the job."""
     names = {requirement.name.lower() for requirement in own_requirements(home, [], [])}
     return [
         f"{name}=={version}"
@@ -359,10 +360,10 @@ def _first_packages(home: LocalPackages) -> list[str]:
 
 
 def _groups(blobs: Sequence[Blob]) -> Iterator[list[Blob]]:
-    """Yields the contents in groups that are sent at once."""
+    """Yields the distinct blobs in groups that are uploaded together."""
     group, size = list[Blob](), 0
     for blob in {blob.sha256: blob for blob in blobs}.values():
-        if group and size + blob.num_bytes > _SENT_AT_ONCE:
+        if group and size + blob.num_bytes > _GROUP_BYTES:
             yield group
             group, size = [], 0
         group.append(blob)
@@ -371,13 +372,13 @@ def _groups(blobs: Sequence[Blob]) -> Iterator[list[Blob]]:
         yield group
 
 
-def _leading(text: object) -> int | None:
-    """Returns the number at the beginning of e.g. `16 GB`; None if there is none."""
+def _leading_int(text: object) -> int | None:
+    """Returns the leading number of a text such as `16 GB`; None if there is none."""
     first = (str(text).split() or [""])[0]
     return int(first) if first.isdecimal() else None
 
 
-def _each(chip: Any) -> list[float]:
+def _memory_of_each(chip: Any) -> list[float]:
     """Returns the memory of each GPU in GB."""
-    number, memory = _leading(chip.quantity), _leading(chip.vram)
+    number, memory = _leading_int(chip.quantity), _leading_int(chip.vram)
     return [memory / number] * number if number and memory else []

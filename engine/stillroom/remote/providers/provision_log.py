@@ -1,8 +1,8 @@
-"""The list of the machines that were provisioned and may cost money, one small file for each.
+"""The log of provisioned machines that may cost money, with one small file per machine.
 
-It is the user's, not a workspace's, so that any later server finds what an earlier one left. An
-entry is written before the provider is called and removed only when the provider has confirmed
-that nothing is left: a kill at any moment leaves an entry too many, never one too few.
+It belongs to the user, not to a workspace, so that any later server finds it. An entry is written
+before the provider is called, and removed only after the provider has confirmed the release: if
+the process is killed, there may be an entry too many, but never one too few.
 """
 
 import os
@@ -26,32 +26,32 @@ from stillroom.run_folder import VIEW_FILE
 _LOCK_WAIT_S = 20.0
 _ARRIVES_WITHIN_S = 900.0
 _POLL_S = 0.2
-_FIX = "look with `sky status` and `hf jobs ps` what is up, release it, and delete the file"
+_FIX = "list what is up with `sky status` and `hf jobs ps`, release it, and delete the file"
 
 
 class ProvisionedMachine(msgspec.Struct, frozen=True, kw_only=True):
     """A machine that was requested from a provider: an entry of the provision log."""
 
     name: str
-    """What the provider knows it by: the cluster's name, or the name of the job."""
+    """Its name at the provider: the name of the cluster or the job."""
     machine: Machine
     """Its entry of machines.yml at that time, so that it can be released without that file."""
     runs: list[str]
-    """The folders of the runs that use it, by which it can be seen whether it is still needed."""
+    """The folders of the runs that use it, from which it is known whether it is still needed."""
     since: str
-    """When it was about to be requested."""
+    """The time just before it was requested."""
     started: list[str] = []
-    """Those of the runs that were started on it, and so are lost if it is gone."""
+    """The subset of `runs` that were started on it, and so are lost if it is gone."""
     request_id: str | None = None
-    """The provider's own name for the latest request: SkyPilot's request, or the job's id."""
+    """The provider's id of the latest request: SkyPilot's request id, or the job's id."""
     is_answered: bool = False
-    """Whether the provider has answered at all; a kill may have cut the request off."""
+    """Whether the provider has answered the request; False if the process was killed before."""
     price_per_hour: float | None = None
-    """US dollars an hour, by the provider, once it is up; None if it names none."""
+    """The provider's price in US dollars per hour, once the machine is up; None if unknown."""
 
     @property
     def is_old(self) -> bool:
-        """Whether a request that a kill cut off would have arrived by now."""
+        """Whether a request whose sender was killed would have taken effect by now."""
         age_s = seconds_between(self.since, now())
         return age_s is None or age_s > _ARRIVES_WITHIN_S
 
@@ -62,19 +62,19 @@ class ProvisionedMachine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def release_command(self) -> str | None:
-        """The command with which the user releases it by hand."""
+        """The shell command that releases the machine; None if none is needed."""
         return self.machine.access.release_command(self.name, self.request_id)
 
 
 class ProvisionLog:
-    """The entries of a folder; several processes may use them at the same time."""
+    """The entries of a folder, which several processes may use concurrently."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = (folder or _state_folder()).resolve()
 
     @property
     def identity(self) -> str:
-        """A random text of this log, so that two computers never share a machine's name."""
+        """A random id of this log, so that two computers never share a machine's name."""
         path = self.folder / "identity"
         with suppress(FileNotFoundError):
             return path.read_text(encoding="ascii").strip()
@@ -84,9 +84,9 @@ class ProvisionLog:
         return path.read_text(encoding="ascii").strip()
 
     def entries(self) -> list[ProvisionedMachine]:
-        """Returns every machine that was provisioned and is not known to be released, oldest first.
+        """Returns all provisioned machines that are not known to be released, oldest first.
 
-        Raises DataError for an entry that is damaged, since what it names may still cost money.
+        Raises DataError for a damaged entry, since its machine may still cost money.
         """
         found = [self._read(path) for path in sorted(self.folder.glob("*.json"))]
         return sorted((entry for entry in found if entry is not None), key=lambda each: each.since)
@@ -97,9 +97,9 @@ class ProvisionLog:
 
     @contextmanager
     def holding(self, name: str) -> Generator["LockedEntry"]:
-        """Keeps other processes from provisioning or releasing the machine of this name.
+        """Locks an entry, so that no other process provisions or releases the machine.
 
-        Raises UnreachableError if another has it for longer than 20 seconds.
+        Raises UnreachableError if the lock is not acquired within 20 seconds.
         """
         make_folder(self.folder)
         lock = FileLock(self.folder / f"{name}.lock")
@@ -108,7 +108,7 @@ class ProvisionLog:
             if time.monotonic() > deadline:
                 raise UnreachableError(
                     f"another run is provisioning or releasing {name}",
-                    "no action needed: it is retried until that is done",
+                    "no action needed: it is retried until the other run is done",
                 )
             time.sleep(_POLL_S)
         try:
@@ -126,13 +126,13 @@ class ProvisionLog:
 
 
 class LockedEntry:
-    """The entry of a machine while no other process may change it; each change is on the disk."""
+    """The entry of a machine while its lock is held; each change is written to disk at once."""
 
     def __init__(self, file: Path, entry: ProvisionedMachine | None) -> None:
         self._file, self.entry = file, entry
 
     def add(self, machine: Machine, name: str, run: Path) -> ProvisionedMachine:
-        """Notes that a run is about to use the machine, which may have to be provisioned first."""
+        """Records that a run is about to use the machine, before it is provisioned."""
         old = self.entry
         if old is None:
             old = ProvisionedMachine(name=name, machine=machine, runs=[], since=now())
@@ -140,7 +140,7 @@ class LockedEntry:
         return self._write(msgspec.structs.replace(old, runs=runs))
 
     def update(self, *, request_id: str | None, price_per_hour: float | None = None) -> None:
-        """Notes what the provider has answered."""
+        """Records the provider's answer."""
         if self.entry is not None:
             self._write(
                 msgspec.structs.replace(
@@ -152,14 +152,14 @@ class LockedEntry:
             )
 
     def mark_started(self, run: Path) -> None:
-        """Notes that a run is about to be started on it."""
+        """Records that a run is about to be started on the machine."""
         if self.entry is not None and str(run) not in self.entry.started:
             self._write(
                 msgspec.structs.replace(self.entry, started=[*self.entry.started, str(run)])
             )
 
     def drop_run(self, run: Path | None) -> bool:
-        """Removes a run, and those that are over; returns whether no run is left."""
+        """Removes a run, and all runs that are over; returns whether no run is left."""
         if self.entry is None:
             return True
         runs = [each for each in self.entry.runs if each != str(run) and not is_over(Path(each))]
@@ -167,7 +167,7 @@ class LockedEntry:
         return not runs
 
     def forget(self) -> None:
-        """Removes the entry: the provider has confirmed that the machine is gone."""
+        """Removes the entry, after the provider has confirmed that the machine is gone."""
         self._file.unlink(missing_ok=True)
         self.entry = None
 
@@ -179,16 +179,16 @@ class LockedEntry:
 
 
 def is_over(run: Path) -> bool:
-    """Whether nothing of a run needs its machine any more: it was deleted, or all of it is here.
+    """Whether a run no longer needs its machine: it was deleted, or is downloaded completely.
 
-    Where the whole workspace is away, e.g. on a disk that is not mounted, that is not known.
+    False if the whole workspace is missing, e.g. because its disk is not mounted.
     """
     if not run.is_dir():
         return run.parent.is_dir()
     try:
         return read_json(run / VIEW_FILE, RemoteView).phase == "over"
     except (OSError, DataError):
-        # Its follower has not begun, or somebody has damaged the file: it may still be running.
+        # The follower has not written the file yet, or it is damaged: the run may be active.
         return False
 
 

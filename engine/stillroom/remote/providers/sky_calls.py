@@ -1,4 +1,4 @@
-"""The calls of SkyPilot's Python package that a run needs, and the process that makes them."""
+"""The calls to SkyPilot's Python package that a run needs, and the process that makes them."""
 
 import importlib
 import importlib.util
@@ -22,7 +22,7 @@ from stillroom.remote.machine import SkyPilotCluster
 from stillroom.secrecy.environments import renting_environment
 
 _CLI_LIMIT_S = 120
-_LONGEST = 600
+_MAX_CHARS = 600
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _HOUR_S = 3600
 _CALL_LIMIT_S = float(bounds.PROVIDER_CALL.most)
@@ -30,7 +30,7 @@ _POLL_S = 2.0
 _PROGRAMS = (r"[s]tillroom\.remote\.(agent|there)", r"[s]tillroom\.jobs\.keeper")
 _CHECK_EVERY_S = 15
 _NUM_IDLE_CHECKS = 20
-"""The checks in a row that must find nothing. Installing and connecting again take a moment."""
+"""The number of consecutive idle checks before the job ends, as reconnecting takes a moment."""
 
 Outcome = Literal["waiting", "succeeded", "failed", "unknown"]
 _OUTCOMES: dict[str, Outcome] = {
@@ -42,7 +42,7 @@ _OUTCOMES: dict[str, Outcome] = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """How a cluster stands."""
+    """The status and price of a cluster."""
 
     status: str
     """UP, INIT, STOPPED or AUTOSTOPPING."""
@@ -55,13 +55,13 @@ class ClusterView:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether its processes have ended, while its disk is kept."""
+        """Whether its processes have exited while its disk is kept."""
         return self.status == "STOPPED"
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The cheapest machine of a catalogue that has what is requested."""
+    """The cheapest machine in the catalogue that matches the request."""
 
     instance: str
     price_per_hour: float
@@ -76,7 +76,7 @@ _Answer = TypeVar("_Answer")
 
 
 class SkyCalls:
-    """SkyPilot's package. `package` is that module, or one with the same functions."""
+    """Calls to SkyPilot. `package` is the module `sky` or a compatible object."""
 
     def __init__(
         self,
@@ -86,15 +86,15 @@ class SkyCalls:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._cli, self._pause = cli or _run_cli, pause
-        self._sky = package if package is not None else _imported()
+        self._sky = package if package is not None else _import_sky()
 
     def launch(self, name: str, cluster: SkyPilotCluster, *, folder: str) -> str:
-        """Requests a cluster together with its autostop; returns the request's id.
+        """Requests a cluster with autostop; returns the request's id.
 
-        SkyPilot deletes it by itself once no run has been on it for `autostop` minutes, whether or
-        not this machine is still up.
+        SkyPilot deletes the cluster after `autostop` minutes without a run, even if the local
+        machine is down.
         """
-        with _known_errors(self._sky, f"could not request the cluster {name}"):
+        with _convert_errors(self._sky, f"could not request the cluster {name}"):
             task = self._task(run=hold_script(folder))
             task.set_resources(self._resources(cluster))
             return str(
@@ -104,13 +104,13 @@ class SkyCalls:
             )
 
     def outcome(self, request_id: str, *, wait_s: float = 0.0) -> Outcome:
-        """Returns how a request stands, after waiting that long for its end.
+        """Returns a request's outcome, after waiting up to `wait_s` for it.
 
-        `unknown` if SkyPilot has forgotten it.
+        `unknown` if SkyPilot no longer lists the request.
         """
         waited_s = 0.0
         while True:
-            with _known_errors(self._sky, f"could not ask about request {request_id}"):
+            with _convert_errors(self._sky, f"could not get the status of request {request_id}"):
                 requests = self._sky.api_status(request_ids=[request_id], all_status=True)
             status = str(requests[0].status) if requests else None
             outcome = "unknown" if status is None else _OUTCOMES.get(status, "waiting")
@@ -120,8 +120,10 @@ class SkyCalls:
             waited_s += _POLL_S
 
     def raise_failure(self, request_id: str, name: str) -> None:
-        """Raises the error that a failed request ended with."""
-        with _known_errors(self._sky, f"could not provision the cluster {name}", has_answered=True):
+        """Raises the error of a failed request."""
+        with _convert_errors(
+            self._sky, f"could not provision the cluster {name}", has_answered=True
+        ):
             self._sky.get(request_id)
         raise EngineError(
             f"SkyPilot's request {request_id} for the cluster {name} was cancelled",
@@ -129,8 +131,8 @@ class SkyCalls:
         )
 
     def look(self, name: str) -> ClusterView | None:
-        """Returns how a cluster stands at its provider; None if it does not exist."""
-        with _known_errors(self._sky, f"could not ask how the cluster {name} stands"):
+        """Returns a cluster's status from its provider; None if it does not exist."""
+        with _convert_errors(self._sky, f"could not get the status of the cluster {name}"):
             mode = self._sky.StatusRefreshMode.AUTO
             records = self._sky.get(self._sky.status(cluster_names=[name], refresh=mode))
         record = next((each for each in records if each["name"] == name), None)
@@ -140,23 +142,23 @@ class SkyCalls:
         return ClusterView(status, _price(record.get("handle")))
 
     def hold(self, name: str, *, folder: str) -> None:
-        """Gives the cluster a job that lasts as long as any run on it (see `hold_script`)."""
-        with _known_errors(self._sky, f"could not keep the cluster {name} for the run"):
+        """Submits a job that lasts as long as any run on the cluster (see `hold_script`)."""
+        with _convert_errors(self._sky, f"could not start the job that keeps {name} up"):
             task = self._task(run=hold_script(folder))
             self._sky.get(self._sky.exec(task, cluster_name=name))
 
     def release(self, name: str) -> None:
-        """Deletes the cluster, and returns when it is gone; there may be none."""
-        with _known_errors(self._sky, f"could not delete the cluster {name}"):
+        """Deletes the cluster if it exists, and returns when it is gone."""
+        with _convert_errors(self._sky, f"could not delete the cluster {name}"):
             try:
                 self._sky.get(self._sky.down(name))
             except self._sky.exceptions.ClusterDoesNotExist:
                 return
 
     def offer(self, cluster: SkyPilotCluster) -> Offer | None:
-        """Returns the cheapest machine with the wanted accelerators in the user's clouds.
+        """Returns the cheapest machine with the requested accelerators in the user's clouds.
 
-        None if no accelerator is requested, or no cloud lists a price.
+        None if no accelerator is requested, or if no cloud lists a price.
         """
         wanted = cluster.accelerator
         if wanted is None:
@@ -164,14 +166,14 @@ class SkyCalls:
         name, count = wanted
         cloud, _, region = str(cluster.resources.get("infra") or "").partition("/")
         cloud = cloud or str(cluster.resources.get("cloud") or "")
-        with _known_errors(self._sky, "could not ask SkyPilot for prices"):
+        with _convert_errors(self._sky, "could not get prices from SkyPilot"):
             enabled = self._sky.get(self._sky.client.sdk.enabled_clouds())
             if not enabled:
                 raise EngineError(
                     "SkyPilot has no access to a cloud",
                     "run `sky check` in a terminal and set up a cloud",
                 )
-            # It is the catalogue's own function, and answers at once.
+            # Reads the local catalogue, and so returns at once.
             found = self._sky.list_accelerators(
                 name_filter=f"^{re.escape(name)}$",
                 region_filter=f"^{re.escape(region)}$" if region else None,
@@ -185,7 +187,7 @@ class SkyCalls:
         return min(priced, key=lambda each: each.price_per_hour, default=None)
 
     def write_ssh_entry(self, name: str) -> None:
-        """Writes the cluster's entry for ssh, as SkyPilot's own command line does."""
+        """Writes the cluster's entry of the ssh config, with SkyPilot's own command line."""
         self._cli(["status", name])
 
     def call(
@@ -194,7 +196,7 @@ class SkyCalls:
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Answer:
-        """Makes one of the calls above in this process (see `SkyProcess`)."""
+        """Calls a method in this process, unlike `SkyProcess.call`."""
         return method(self, *args, **kwargs)
 
     def _task(self, *, run: str | None) -> Any:
@@ -203,27 +205,27 @@ class SkyCalls:
     def _resources(self, cluster: SkyPilotCluster) -> Any:
         try:
             return self._sky.Resources.from_yaml_config(dict(cluster.resources))
-        except Exception as error:  # SkyPilot raises many kinds for a faulty key or value
+        except Exception as error:  # SkyPilot raises many types for an invalid key or value.
             raise EngineError(
-                f"SkyPilot does not take these resources of machines.yml: {_plain(str(error))}",
+                f"SkyPilot rejects the resources in machines.yml: {_one_line(str(error))}",
                 "fix the machine's `skypilot` section; its keys are those of `resources` in a "
                 "SkyPilot task",
             ) from error
 
 
 def check_installed() -> None:
-    """Raises MissingExtraError if SkyPilot is not installed; imports nothing of it."""
+    """Raises MissingExtraError if SkyPilot is not installed, without importing it."""
     if importlib.util.find_spec("sky") is None:
         raise missing_extra("sky", "a machine that SkyPilot provisions")
 
 
-def _imported() -> Any:
+def _import_sky() -> Any:
     check_installed()
     return importlib.import_module("sky")
 
 
 def _run_cli(arguments: Sequence[str]) -> None:
-    """Carries out a command of SkyPilot's command line."""
+    """Runs a command of SkyPilot's command line."""
     command = [sys.executable, "-P", "-c", "from sky.cli import cli; cli()", *arguments]
     shown = f"`sky {' '.join(arguments)}`"
     try:
@@ -237,20 +239,20 @@ def _run_cli(arguments: Sequence[str]) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise UnreachableError(
-            f"{shown} did not answer within {_CLI_LIMIT_S} s",
+            f"{shown} timed out after {_CLI_LIMIT_S} s",
             "no action needed: it is retried; `sky api info` shows whether SkyPilot's server runs",
         ) from error
     if done.returncode:
-        text = _plain(done.stderr.decode(errors="replace"))
+        text = _one_line(done.stderr.decode(errors="replace"))
         raise EngineError(
-            f"{shown} failed, which tells ssh how to reach the cluster: {text}",
-            "run it in a terminal and fix the error that it prints",
+            f"{shown}, which writes the cluster's ssh config, failed: {text}",
+            "run the command in a terminal and fix the error that it prints",
         )
 
 
 @contextmanager
-def _known_errors(sky: Any, problem: str, *, has_answered: bool = False) -> Generator[None]:
-    """Translates the package's errors: to UnreachableError where trying again may help."""
+def _convert_errors(sky: Any, problem: str, *, has_answered: bool = False) -> Generator[None]:
+    """Converts SkyPilot's errors to UnreachableError if a retry may help, else to EngineError."""
     exceptions = sky.exceptions
     try:
         yield
@@ -258,20 +260,20 @@ def _known_errors(sky: Any, problem: str, *, has_answered: bool = False) -> Gene
         raise
     except exceptions.ResourcesUnavailableError as error:
         raise EngineError(
-            f"{problem}: no provider has these resources now: {_plain(str(error))}",
-            "ask for another accelerator or region in machines.yml, leave use_spot out, or try "
-            "later; `sky gpus list` shows what there is",
+            f"{problem}: no provider has these resources available: {_one_line(str(error))}",
+            "request another accelerator or region in machines.yml, remove use_spot, or try "
+            "later; `sky gpus list` lists what is offered",
         ) from error
     except exceptions.NoCloudAccessError as error:
         raise EngineError(
-            f"{problem}: SkyPilot has no access to a cloud: {_plain(str(error))}",
+            f"{problem}: SkyPilot has no access to a cloud: {_one_line(str(error))}",
             "run `sky check` in a terminal and set up a cloud",
         ) from error
-    except Exception as error:  # the package raises errors of the clouds' own packages
-        text = f"{problem}: {type(error).__name__}: {_plain(str(error))}"
+    except Exception as error:  # The package raises errors of the clouds' own packages.
+        text = f"{problem}: {type(error).__name__}: {_one_line(str(error))}"
         if has_answered:
             raise EngineError(
-                text, "see `sky api logs`, fix the error that it shows, then start again"
+                text, "see `sky api logs`, fix the error that it shows, then start the run again"
             ) from error
         raise UnreachableError(
             text,
@@ -286,11 +288,11 @@ def hold_script(
     check_every_s: float = _CHECK_EVERY_S,
     num_idle_checks: int = _NUM_IDLE_CHECKS,
 ) -> str:
-    """Returns a shell script that ends once none of our processes has run for a few minutes.
+    """Returns a shell script that exits once no Stillroom process has run for a few minutes.
 
-    SkyPilot takes a cluster without a job of its own for idle and deletes it under the run, whose
-    process is no such job. So it is given this script as a job, for as long as anything runs on the
-    cluster: `programs` (patterns of command lines), or what is started from our `folder`.
+    SkyPilot treats a cluster without a SkyPilot job as idle and would delete it during a run. This
+    script is submitted as a job that lasts as long as any process on the cluster matches `programs`
+    (patterns of command lines) or was started from Stillroom's `folder`.
     """
     name = folder.rstrip("/").rpartition("/")[2]
     # The brackets keep the pattern from matching its own text in a command line.
@@ -309,7 +311,7 @@ done
 
 
 def _offer(listed: Any, *, is_spot: bool) -> Offer | None:
-    """Returns an entry of the catalogue; None if it has no price."""
+    """Returns an entry of the catalogue as an Offer; None if it has no price."""
     price = listed.spot_price if is_spot else listed.price
     if price is None or math.isnan(price) or price <= 0:
         return None
@@ -319,37 +321,37 @@ def _offer(listed: Any, *, is_spot: bool) -> Offer | None:
         price_per_hour=round(float(price), 4),
         gpus=[listed.accelerator_name] * count,
         gpu_memory_gb=[] if not memory or math.isnan(memory) else [round(memory, 1)] * count,
-        num_processors=_whole(listed.cpu_count),
+        num_processors=_optional_int(listed.cpu_count),
         memory_gb=None if listed.memory is None else float(listed.memory),
     )
 
 
-def _whole(number: float | None) -> int | None:
+def _optional_int(number: float | None) -> int | None:
     return None if number is None or math.isnan(number) else int(number)
 
 
 def _price(handle: Any) -> float | None:
-    """Returns the US dollars an hour of a launched cluster; None where no price is known."""
+    """Returns the price of a launched cluster in US dollars per hour; None if unknown."""
     try:
         resources, nodes = handle.launched_resources, handle.launched_nodes
-        return _rounded(resources.get_cost(_HOUR_S) * nodes)
-    except Exception:  # a cluster without a price, e.g. on machines of the user's own
+        return _round_price(resources.get_cost(_HOUR_S) * nodes)
+    except Exception:  # A cluster without a price, e.g. on the user's own machines.
         return None
 
 
-def _rounded(price: float) -> float | None:
+def _round_price(price: float) -> float | None:
     return round(float(price), 4) if price > 0 else None
 
 
-def _plain(text: str) -> str:
-    return " ".join(_ESCAPES.sub("", text).split())[:_LONGEST]
+def _one_line(text: str) -> str:
+    return " ".join(_ESCAPES.sub("", text).split())[:_MAX_CHARS]
 
 
 class SkyProcess:
-    """Makes the calls of `SkyCalls`, each in a process of its own.
+    """Makes each call of `SkyCalls` in a separate process.
 
-    The package is large and prints to standard output, which belongs to the MCP connection in a
-    server; and it waits for its own server, and that for a cloud, without a limit.
+    The package is large, prints to standard output, which a server uses for MCP, and has no
+    timeouts of its own.
     """
 
     def call(
@@ -358,7 +360,7 @@ class SkyProcess:
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Answer:
-        """Makes a call in a process and returns what it returns, or raises what it raises."""
+        """Makes a call in a child process, and returns its result or raises its EngineError."""
         code = f"from {__name__} import answer_call; answer_call()"
         answer: Any
         try:
@@ -372,23 +374,23 @@ class SkyProcess:
             )
             answer = pickle.loads(done.stdout) if done.stdout else None  # noqa: S301
         except (subprocess.TimeoutExpired, pickle.UnpicklingError, EOFError) as error:
-            raise _no_answer(str(error)) from error
+            raise _no_result_error(str(error)) from error
         if answer is None:
-            raise _no_answer(done.stderr.decode(errors="replace"))
+            raise _no_result_error(done.stderr.decode(errors="replace"))
         if isinstance(answer[0], EngineError):
             raise answer[0]
         return answer[0]
 
 
-def _no_answer(printed: str) -> UnreachableError:
+def _no_result_error(printed: str) -> UnreachableError:
     return UnreachableError(
-        f"the process that calls SkyPilot ended: {printed[-_LONGEST:]}",
-        "no action needed: it is retried; if it stays so, run `sky check` in a terminal",
+        f"the process that calls SkyPilot exited without a result: {printed[-_MAX_CHARS:]}",
+        "no action needed: it is retried; if it persists, run `sky check` in a terminal",
     )
 
 
 def answer_call() -> None:
-    """Makes the call that comes through standard input, and answers on standard output."""
+    """Reads a call from standard input, makes it, and writes its result to standard output."""
     method, args, kwargs = pickle.load(sys.stdin.buffer)  # noqa: S301
     sink = os.fdopen(os.dup(1), "wb")
     # What the package prints goes to standard error.

@@ -1,4 +1,4 @@
-"""A cluster that SkyPilot provisions, which ssh then reaches by the cluster's name."""
+"""A cluster that SkyPilot provisions and that ssh then reaches by the cluster's name."""
 
 import hashlib
 import time
@@ -29,10 +29,10 @@ _LOOK_AGAIN_S = 30.0
 
 
 class SkyPilotHost(ChannelHost):
-    """A `RunHost` on a cluster that SkyPilot provisions and deletes.
+    """A `RunHost` for a cluster that SkyPilot provisions and deletes.
 
-    The runs of one machine share its cluster. `run` is the folder of the run that it is for;
-    without one nothing is ever provisioned.
+    All runs on a machine share its cluster. `run` is the folder of the run that it is for; without
+    one, nothing is ever provisioned.
     """
 
     def __init__(
@@ -45,33 +45,33 @@ class SkyPilotHost(ChannelHost):
         by_ssh: Callable[[str, SshAddress], Channel] = SshChannel,
         python: str | None = None,
     ) -> None:
-        """by_ssh: connects to the cluster. python: an interpreter on it that has this code."""
+        """by_ssh: opens a channel to the cluster. python: an interpreter on it with this code."""
         self._cluster = machine.skypilot or SkyPilotCluster(resources={})
         self._run, self._sky, self._log = run, calls, provision_log
         self._name = cluster_name(machine, provision_log)
         channel = by_ssh(machine.name, SshAddress(host=self._name))
-        super().__init__(machine, _ClusterChannel(channel, self._explained), python=python)
+        super().__init__(machine, _ClusterChannel(channel, self._check_cluster), python=python)
         self._looked_at = -_LOOK_AGAIN_S
         self._offer: Offer | None = None
         self._has_asked = False
         self._is_gone = False
-        """Whether the cluster was gone at the last look."""
+        """Whether the cluster did not exist at the last status query."""
 
     @property
     def name(self) -> str:
-        """The cluster's name, by which SkyPilot and ssh know it."""
+        """The cluster's name in SkyPilot and ssh."""
         return self._name
 
     @property
     def _own_run(self) -> Path:
         if self._run is None:
-            raise ValueError("only a run provisions a machine or is started on it")
+            raise ValueError("this host was opened without a run")
         return self._run
 
     def provision(self) -> None:
-        """Provisions the cluster, or takes the one that is up.
+        """Provisions the cluster, or uses the existing one.
 
-        Raises UnreachableError every 20 seconds until it is, so that the caller can stop waiting.
+        Raises UnreachableError after 20 seconds of waiting, so that the caller can stop or retry.
         """
         for _ in range(2):
             request_id = self._take_or_request()
@@ -80,15 +80,15 @@ class SkyPilotHost(ChannelHost):
             if self._sky.call(SkyCalls.outcome, request_id, wait_s=_WAIT_S) == "waiting":
                 raise UnreachableError(
                     f"SkyPilot is still provisioning {self._name}",
-                    f"no action needed, it takes minutes; progress: `sky api logs {request_id}`",
+                    f"no action needed: it takes minutes; progress: `sky api logs {request_id}`",
                 )
         raise UnreachableError(
-            f"SkyPilot has provisioned {self._name} and reports that it is not up",
+            f"SkyPilot has provisioned {self._name}, but reports that it is not up",
             f"no action needed: it is retried; `sky status {self._name}` shows its state",
         )
 
     def price_per_hour(self) -> float | None:
-        """Returns machines.yml's price, else that of the cluster that is up, or of an offer."""
+        """Returns the hourly price from machines.yml, the provisioned cluster, or an offer."""
         if self.machine.price_per_hour is not None:
             return self.machine.price_per_hour
         entry = self._log.find(self._name)
@@ -98,7 +98,7 @@ class SkyPilotHost(ChannelHost):
         return None if offer is None else offer.price_per_hour
 
     def facts(self) -> MachineFacts:
-        """Probes the cluster if it is up; else returns what SkyPilot would provision."""
+        """Probes the cluster if it is up; otherwise returns what SkyPilot would provision."""
         view = self._sky.call(SkyCalls.look, self._name)
         if view is not None and view.is_up:
             self._sky.call(SkyCalls.write_ssh_entry, self._name)
@@ -115,23 +115,23 @@ class SkyPilotHost(ChannelHost):
         )
 
     def start(self, run: LaunchRequest) -> None:
-        """Starts the worker, which from now on keeps the cluster up by itself."""
+        """Starts the worker, on which the cluster's uptime depends from now on."""
         with self._log.holding(self._name) as held:
             held.add(self.machine, self._name, self._own_run)
             held.mark_started(self._own_run)
-        # Before the start: a worker without it would lose its machine with our connection.
+        # Before the start: otherwise the worker would lose the cluster if our connection is lost.
         self._sky.call(SkyCalls.hold, self._name, folder=self.machine.folder)
         super().start(run)
 
     def remove(self, run_id: str) -> None:
-        """Deletes the run's folder on the cluster; with a cluster that is gone, it is gone, too."""
+        """Deletes the run's folder on the cluster; does nothing if the cluster is gone."""
         with suppress(MachineGoneError):
             super().remove(run_id)
 
     def release(self) -> None:
-        """Deletes the cluster unless another of our runs is on it; there may be none.
+        """Deletes the cluster, if there is one and no other run is on it.
 
-        Raises UnreachableError if that could not be done; the provision log then still names it.
+        Raises UnreachableError if that failed; the provision log then keeps the entry.
         """
         with self._log.holding(self._name) as held:
             if held.entry is not None and held.drop_run(self._run):
@@ -144,30 +144,30 @@ class SkyPilotHost(ChannelHost):
         return self._offer
 
     def _take_or_request(self) -> str | None:
-        """Returns the request that provisions the cluster; None if it is up, and now in use."""
+        """Returns the id of the request that provisions the cluster; None if it is already up."""
         with self._log.holding(self._name) as held:
             entry = held.add(self.machine, self._name, self._own_run)
             outcome = None
             if entry.request_id is not None:
-                # Before the look at the cluster: it may come up between the two.
+                # Queried before the cluster's status, as it may come up between the two calls.
                 outcome = self._sky.call(SkyCalls.outcome, entry.request_id)
             if outcome == "waiting":
                 return entry.request_id
             view = self._sky.call(SkyCalls.look, self._name)
             if view is not None and view.is_up:
-                self._take(held, view)
+                self._use(held, view)
                 return None
-            # A run that was started on it would start over, at the cost of the first one.
+            # A run that was started on the cluster would start over on a new one.
             if str(self._run) in entry.started and (view is None or view.is_stopped):
-                raise self._gone(view)
+                raise self._gone_error(view)
             if entry.request_id is not None and outcome == "failed":
                 self._clear_away(held)
                 self._sky.call(SkyCalls.raise_failure, entry.request_id, self._name)
             return self._launch(held)
 
-    def _take(self, held: LockedEntry, view: ClusterView) -> None:
+    def _use(self, held: LockedEntry, view: ClusterView) -> None:
         held.update(request_id=None, price_per_hour=view.price_per_hour)
-        # The job of the launch may have ended with an earlier run.
+        # The job of the launch request may have ended with an earlier run.
         self._sky.call(SkyCalls.hold, self._name, folder=self.machine.folder)
         self._sky.call(SkyCalls.write_ssh_entry, self._name)
 
@@ -179,7 +179,7 @@ class SkyPilotHost(ChannelHost):
         return request_id
 
     def _clear_away(self, held: LockedEntry) -> None:
-        """Deletes what a failed launch has left, which costs money too."""
+        """Deletes the remains of a failed launch, which may cost money."""
         if held.drop_run(self._run):
             self._sky.call(SkyCalls.release, self._name)
             held.forget()
@@ -187,38 +187,37 @@ class SkyPilotHost(ChannelHost):
             held.update(request_id=None)
 
     def _check_gone(self, held: LockedEntry, entry: ProvisionedMachine) -> None:
-        """Removes the cluster from the log once SkyPilot no longer knows it.
+        """Removes the cluster's entry once SkyPilot no longer lists the cluster.
 
-        A launch that a kill cut off may still be on its way to SkyPilot, so an entry without an
-        answer stays for a while.
+        An unanswered entry stays for a while, since its launch request may still take effect.
         """
         view = self._sky.call(SkyCalls.look, self._name)
         if view is not None:
             raise UnreachableError(
                 f"the cluster {self._name} still exists after it was deleted ({view.status})",
-                f"no action needed: it is retried; by hand: `sky down -y {self._name}`",
+                f"no action needed: it is retried; to do it now: `sky down -y {self._name}`",
             )
         self._is_gone = True
         if entry.is_answered or entry.is_old:
             held.forget()
 
-    def _explained(self, error: EngineError) -> EngineError:
-        """Returns that the cluster no longer exists, if that is why it does not answer."""
+    def _check_cluster(self, error: EngineError) -> EngineError:
+        """Returns a MachineGoneError if the cluster no longer exists, else the given error."""
         is_due = self._is_gone or time.monotonic() - self._looked_at >= _LOOK_AGAIN_S
         if isinstance(error, UnreachableError) and is_due:
             self._looked_at = time.monotonic()
             view = self._sky.call(SkyCalls.look, self._name)
             if view is None or view.is_stopped:
-                return self._gone(view)
+                return self._gone_error(view)
         return error
 
-    def _gone(self, view: ClusterView | None) -> MachineGoneError:
+    def _gone_error(self, view: ClusterView | None) -> MachineGoneError:
         self._is_gone = True
         state = "was stopped" if view is not None else "no longer exists"
-        spot = " (a spot machine, which its provider may take back)" if self._is_spot else ""
+        spot = " (a spot machine, which its provider may preempt)" if self._is_spot else ""
         return MachineGoneError(
             f"the cluster {self._name} {state}{spot}",
-            f"what it wrote after the last downloaded checkpoint is lost; continue with "
+            f"files written after the last downloaded checkpoint are lost; continue with "
             f"`resume`, on {self.machine.name} again or elsewhere",
         )
 
@@ -228,30 +227,32 @@ class SkyPilotHost(ChannelHost):
 
 
 class _ClusterChannel:
-    """A channel to a cluster; an error of the connection says whether the cluster still exists."""
+    """A channel to a cluster, whose errors tell whether the cluster still exists."""
 
-    def __init__(self, channel: Channel, explained: Callable[[EngineError], EngineError]) -> None:
-        self._channel, self._explained = channel, explained
+    def __init__(
+        self, channel: Channel, check_cluster: Callable[[EngineError], EngineError]
+    ) -> None:
+        self._channel, self._check_cluster = channel, check_cluster
 
     @property
     def name(self) -> str:
-        """What errors call the machine."""
+        """The machine's name in error messages."""
         return self._channel.name
 
     def open(self) -> PipedProcess:
-        """Starts a shell on the cluster; also raises MachineGoneError."""
+        """Starts a shell on the cluster. Raises MachineGoneError if the cluster is gone."""
         try:
             return self._channel.open()
         except UnreachableError as error:
-            raise self._explained(error) from error
+            raise self._check_cluster(error) from error
 
     def explain(self, exit_code: int | None, printed: str) -> EngineError | None:
-        """Returns what a broken command says about the connection or the cluster."""
+        """Returns the connection or cluster error of a failed command; None if there is none."""
         error = self._channel.explain(exit_code, printed)
-        return None if error is None else self._explained(error)
+        return None if error is None else self._check_cluster(error)
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self._channel.close()
 
 
@@ -272,7 +273,7 @@ def open_cluster(
 
 
 def cluster_name(machine: Machine, provision_log: ProvisionLog) -> str:
-    """Returns the name of a machine's cluster: the same for all of this user's runs on it here."""
+    """Returns the name of a machine's cluster, which all runs of this user and computer share."""
     content = msgspec.json.encode([machine.skypilot, machine.folder, provision_log.identity])
     label = "".join(each if each.isalnum() else "-" for each in machine.name.lower())[:24]
     return f"stillroom-{label.strip('-')}-{hashlib.sha256(content).hexdigest()[:8]}"

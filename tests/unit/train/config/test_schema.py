@@ -445,7 +445,7 @@ def test_a_context_file_is_relative_to_the_configuration_and_must_be_readable(tm
 
     assert plan.views.teacher.context == "Add seven."
     assert folder / "rules.md" in plan.inputs
-    with pytest.raises(InputError, match="it holds keys or passwords"):
+    with pytest.raises(InputError, match="usually contain keys or passwords"):
         plan_request(
             workspace,
             PlanTraining(config="project/config.yml", overrides=("teacher.context_file=.env",)),
