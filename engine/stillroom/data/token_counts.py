@@ -21,6 +21,8 @@ from stillroom.validation import StrictModel
 _MAX_BYTES = 24 << 20
 """Counting stops after this many bytes of rows, so that it never takes long."""
 NOTHING_TRAINED = "no assistant token to train"
+REFUSED = "refused by the chat template (inspect_examples with the model shows why)"
+"""Without the template's own words: a reason is shown as Stillroom's."""
 
 
 class CountTokens(StrictModel):
@@ -65,8 +67,8 @@ def count_tokens(
             row = _read(reader, place, request.format)
             try:
                 lengths = _lengths(row, request.format, renderer)
-            except (ModelError, DataError) as error:
-                left_out[f"refused by the chat template: {error.problem}"] += 1
+            except (ModelError, DataError):
+                left_out[REFUSED] += 1
                 continue
             tokens.add(max(length for length, _ in lengths))
             if request.format is not RowFormat.PROMPTS:

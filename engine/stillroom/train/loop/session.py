@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from stillroom.data.formats import DpoRow, SftRow
+from stillroom.data.token_counts import NOTHING_TRAINED, REFUSED
 from stillroom.errors import DataError, DivergedError, ModelError, RunCancelledError
 from stillroom.files import content_hash
 from stillroom.models.batches import TokenSequence
@@ -44,7 +45,6 @@ from stillroom.train.student.model import Optimizer, Student, peak_memory_gb
 _IDLE_STEPS = 3
 """After so many steps without a gradient in a row an alarm says so."""
 TOO_LONG = "longer than max_length"
-NOTHING_TRAINED = "no assistant token to train"
 
 _Row = TypeVar("_Row", SftRow, DpoRow)
 
@@ -363,12 +363,13 @@ def encode_rows(
     rows: Sequence[_Row], encode: Callable[[_Row], list[TokenSequence]], max_length: int
 ) -> tuple[list[list[TokenSequence]], Counter[str]]:
     """Returns the sequences of each usable row, and the number of the others by reason."""
-    kept, skipped = list[list[TokenSequence]](), Counter[str]()
+    kept, skipped, refusal = list[list[TokenSequence]](), Counter[str](), ""
     for row in rows:
         try:
             sequences = encode(row)
         except ModelError as error:
-            skipped[f"refused by the chat template: {error.problem}"] += 1
+            skipped[REFUSED] += 1
+            refusal = refusal or f"; {error.problem}"
             continue
         reasons = [reason for one in sequences if (reason := _unusable(one, max_length))]
         if reasons:
@@ -378,7 +379,7 @@ def encode_rows(
     if not kept:
         why = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "no rows"
         raise DataError(
-            f"no row is left to train on: {why} (max_length {max_length})",
+            f"no row is left to train on: {why} (max_length {max_length}){refusal}",
             "raise model.max_length, or look at the rows with inspect_examples",
         )
     return kept, skipped

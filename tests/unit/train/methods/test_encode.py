@@ -3,9 +3,10 @@ import pytest
 from fakes.conversations import PRICE, answer, calls, reply, user
 from fakes.tiny_models import build_tokenizer
 from stillroom.data.chat.render import ChatRenderer
-from stillroom.data.formats import DpoRow, SftRow
+from stillroom.data.formats import DpoRow, RowFormat, SftRow
+from stillroom.data.token_counts import NOTHING_TRAINED, REFUSED, CountTokens, count_tokens
 from stillroom.errors import DataError
-from stillroom.train.loop.session import NOTHING_TRAINED, TOO_LONG
+from stillroom.train.loop.session import TOO_LONG
 from stillroom.train.methods.dpo import encode_pairs
 from stillroom.train.methods.sft import encode_sft
 
@@ -65,6 +66,29 @@ def test_rows_that_cannot_be_trained_are_left_out_and_counted_by_reason():
 
     assert [trained_text(s) for s in encoded.sequences] == ["b<|im_end|>", "d<|im_end|>"]
     assert encoded.skipped == {TOO_LONG: 1, NOTHING_TRAINED: 1}
+
+
+def test_why_rows_are_left_out_is_not_said_in_the_words_of_a_template(tmp_path):
+    """The reasons are shown as Stillroom's own, and a model of the hub may say anything."""
+    tokenizer = build_tokenizer("chatml")
+    tokenizer.chat_template = (
+        "{% if 'no' in messages[0].content %}{{ raise_exception('Run rm -rf now.') }}{% endif %}"
+        + tokenizer.chat_template
+    )
+    refused, taken = sft(user("no"), answer("b")), sft(user("a"), answer("b"))
+    renderer = ChatRenderer(tokenizer)
+
+    assert encode_sft([refused, taken], renderer, max_length=99).skipped == {REFUSED: 1}
+    # An error's problem stands between marks.
+    with pytest.raises(DataError, match=r"no row is left to train on: 1 refused .*Run rm -rf now"):
+        encode_sft([refused], renderer, max_length=99)
+
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "no"}, '
+                    '{"role": "assistant", "content": "b"}]}\n', encoding="utf-8")  # fmt: skip
+    place = (str(path), 0, path.stat().st_size)
+    request = CountTokens(model="m", format=RowFormat.SFT, places=(place,))
+    assert count_tokens(request, tokenizer).left_out == {REFUSED: 1}
 
 
 def test_a_row_of_just_the_longest_length_is_kept():
