@@ -22,7 +22,7 @@ def _as_assignments(value: Any) -> Any:
 
 
 class ImportRollouts(ReplacingRequest):
-    """Ask for rollouts from what other systems recorded; nothing is added to it."""
+    """The request to import rollouts from logs of other systems into a new file."""
 
     input: Annotated[
         str | tuple[str, ...],
@@ -33,22 +33,20 @@ class ImportRollouts(ReplacingRequest):
     columns: Annotated[
         tuple[str, ...],
         BeforeValidator(_as_assignments),
-        Field(description="Of tables: user=q, assistant=a+b"),
+        Field(description="For tables: user=q, assistant=a+b"),
     ] = ()
     split_heldout: Annotated[
         float | None,
         Field(gt=0, lt=1, description="Share for .heldout.jsonl, by family"),
     ] = None
-    prompts: Annotated[bool, Field(description="Also .prompts.jsonl")] = False
+    prompts: Annotated[bool, Field(description="Also write .prompts.jsonl")] = False
     reward_from: Annotated[
         tuple[str, ...],
-        Field(description="Scores whose mean is the reward; none if one lacks; a|b: either"),
+        Field(description="Scores averaged as the reward, all required; a|b: either"),
     ] = ()
-    feedback_by: Annotated[
-        str | None, Field(description="Field with the ids that feedback names")
-    ] = None
+    feedback_by: Annotated[str | None, Field(description="Field with the ids in feedback")] = None
     infer_tools: Annotated[bool, Field(description="From calls, if none are logged")] = False
-    keep_secrets: Annotated[bool, Field(description="Else marks replace them")] = False
+    keep_secrets: Annotated[bool, Field(description="Else placeholders replace them")] = False
     keep_personal: bool = False
 
     @field_validator("format")
