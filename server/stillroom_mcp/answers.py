@@ -147,13 +147,13 @@ async def writable_answers(
     more. A file's name that is not UTF-8, for one, is a text that JSON cannot hold.
     """
     try:
-        return writable(await call_next(ctx))
+        return json_safe(await call_next(ctx))
     except MCPError as error:
-        raise MCPError(error.code, _escaped(error.message), writable(error.data)) from error
+        raise MCPError(error.code, _escaped(error.message), json_safe(error.data)) from error
 
 
-def writable(answer: Any) -> Any:
-    """Returns an answer that can be written as JSON: itself, or a copy with escapes.
+def json_safe(answer: Any) -> Any:
+    """Returns an answer, or a copy with escapes if it cannot be written as JSON.
 
     Raises MCPError if it cannot be written at all.
     """

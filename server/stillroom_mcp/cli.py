@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _failed(f"error: {error}")
     except OSError as error:
         code = _failed(
-            f"error: the system refused: {error}\n"
+            f"error: operating system error: {error}\n"
             "fix: check free disk space and permissions, then call again"
         )
     except MemoryError:

@@ -62,7 +62,7 @@ def fenced_quote(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Writer:
+class _Author:
     """Who wrote the texts of a field, by its type; `own_keys` is for the keys of an object."""
 
     is_own: bool = False
@@ -70,24 +70,24 @@ class _Writer:
     own_keys: bool = False
 
 
-_NAME = _Writer()
+_NAME = _Author()
 
 
 @functools.cache
-def _writers(kind: type[msgspec.Struct]) -> dict[str, _Writer]:
+def _authors(kind: type[msgspec.Struct]) -> dict[str, _Author]:
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {field.name: _writer(hints[field.name]) for field in msgspec.structs.fields(kind)}
+    return {field.name: _author(hints[field.name]) for field in msgspec.structs.fields(kind)}
 
 
-def _writer(hint: Any) -> _Writer:
+def _author(hint: Any) -> _Author:
     marks = getattr(hint, "__metadata__", ())
     if OWN_TEXT in marks or OTHERS_WROTE in marks:
-        return _Writer(is_own=OWN_TEXT in marks, is_others=OTHERS_WROTE in marks)
-    inner = [_writer(part) for part in typing.get_args(hint)]
+        return _Author(is_own=OWN_TEXT in marks, is_others=OTHERS_WROTE in marks)
+    inner = [_author(part) for part in typing.get_args(hint)]
     if typing.get_origin(hint) is dict:
         keys, values = inner
-        return _Writer(values.is_own, values.is_others, own_keys=keys.is_own)
-    return _Writer(
+        return _Author(values.is_own, values.is_others, own_keys=keys.is_own)
+    return _Author(
         any(part.is_own for part in inner),
         any(part.is_others for part in inner),
         any(part.own_keys for part in inner),
@@ -104,43 +104,43 @@ class _Fencing:
     def struct(self, value: msgspec.Struct) -> dict[str, Any]:
         """Returns a result as JSON values, each text by the type of its field."""
         kind = type(value)
-        writers, omits = _writers(kind), kind.__struct_config__.omit_defaults
+        authors, omits = _authors(kind), kind.__struct_config__.omit_defaults
         return {
-            field.encode_name: self._value(getattr(value, field.name), writers[field.name])
+            field.encode_name: self._value(getattr(value, field.name), authors[field.name])
             for field in msgspec.structs.fields(kind)
             if not (omits and _is_default(getattr(value, field.name), field))
         }
 
-    def _value(self, value: Any, writer: _Writer) -> Any:
+    def _value(self, value: Any, author: _Author) -> Any:
         match value:
             case msgspec.Struct():
                 return self.struct(value)
             case enum.Enum():
                 return value.value
             case str():
-                return self._text(value, writer)
+                return self._text(value, author)
             case Mapping():
-                keys = _Writer(is_own=writer.own_keys)
+                keys = _Author(is_own=author.own_keys)
                 return {
-                    self._text(str(key), keys): self._value(inner, writer)
+                    self._text(str(key), keys): self._value(inner, author)
                     for key, inner in value.items()
                 }
             case list() | tuple() | set() | frozenset():
-                return self._list(list(value), writer)
+                return self._list(list(value), author)
             case _:
                 return msgspec.to_builtins(value)
 
-    def _list(self, values: list[Any], writer: _Writer) -> list[Any]:
-        if not values or not writer.is_others:
-            return [self._value(inner, writer) for inner in values]
+    def _list(self, values: list[Any], author: _Author) -> list[Any]:
+        if not values or not author.is_others:
+            return [self._value(inner, author) for inner in values]
         self.has_fenced = True
         lines = [fences.printable(str(line)) for line in values]
         return [fences.opening(self._mark), *lines, fences.closing(self._mark)]
 
-    def _text(self, text: str, writer: _Writer) -> str:
-        if writer.is_own:
+    def _text(self, text: str, author: _Author) -> str:
+        if author.is_own:
             return fences.one_line(text)
-        if not text or (not writer.is_others and fences.is_name(text)):
+        if not text or (not author.is_others and fences.is_name(text)):
             return text
         self.has_fenced = True
         return fences.fenced(text, self._mark)
@@ -152,22 +152,22 @@ def _is_default(value: Any, field: msgspec.structs.FieldInfo) -> bool:
     return value is field.default
 
 
-def _name_in(value: Any, writer: _Writer) -> Any:
+def _name_in(value: Any, author: _Author) -> Any:
     match value:
         case msgspec.Struct():
-            writers = _writers(type(value))
-            fields = {name: _name_in(getattr(value, name), writers[name]) for name in writers}
+            authors = _authors(type(value))
+            fields = {name: _name_in(getattr(value, name), authors[name]) for name in authors}
             return msgspec.structs.replace(value, **fields)
         case enum.Enum():
             return value
         case str():
-            return fences.one_line(value) if writer.is_own else fences.name(value)
+            return fences.one_line(value) if author.is_own else fences.name(value)
         case Mapping():
-            keys = _Writer(is_own=writer.own_keys)
+            keys = _Author(is_own=author.own_keys)
             return {
-                _name_in(str(key), keys): _name_in(inner, writer) for key, inner in value.items()
+                _name_in(str(key), keys): _name_in(inner, author) for key, inner in value.items()
             }
         case list():
-            return [_name_in(inner, writer) for inner in value]
+            return [_name_in(inner, author) for inner in value]
         case _:
             return value

@@ -67,7 +67,7 @@ class OperationTool(Tool):
             raise ToolError(redacted(fenced_error(error))) from error
         except OSError as error:
             raise ToolError(
-                f"the system refused: {error}\nfix: check disk space and permissions"
+                f"operating system error: {error}\nfix: check disk space and permissions"
             ) from error
         except MemoryError as error:
             raise ToolError(

@@ -74,7 +74,7 @@ def wait(
         sys.stderr.write(printable(f"error: {error}") + "\n")
         return EXIT_UNKNOWN
     for first in runs:
-        run, reason = _awaited(workspace, first, deadline, stops_at_alarms=stops_at_alarms)
+        run, reason = _wait_for_run(workspace, first, deadline, stops_at_alarms=stops_at_alarms)
         _tell(workspace, run, reason, as_json=as_json)
         codes.append(EXIT_OF.get(run.status, EXIT_TIMEOUT if reason == "time" else EXIT_ALARM))
         if run.status not in EXIT_OF:
@@ -82,10 +82,10 @@ def wait(
     return max(codes)
 
 
-def _awaited(
+def _wait_for_run(
     workspace: Workspace, run: api.RunReport, deadline: float | None, *, stops_at_alarms: bool
 ) -> tuple[api.RunReport, str]:
-    """Returns the last report of a run, and why no later one was waited for."""
+    """Polls a run; returns its last report and why the wait ended."""
     watch, poll_s = api.RunWatch(run, _FOREVER_S), _FIRST_POLL_S
     while True:
         reason = watch.reason(run, 0.0)

@@ -223,7 +223,7 @@ def test_a_reader_that_has_enough_ends_the_command_quietly(tmp_path: Path) -> No
 def test_a_full_disk_is_an_error_in_words(tmp_path: Path) -> None:
     done = shell("stillroom list-runs > /dev/full", tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: the system refused: ")
+    assert done.stderr.startswith("error: operating system error: ")
     assert "No space left" in done.stderr
     assert "Traceback" not in done.stderr
     both = shell("stillroom list-runs > /dev/full 2>&1", tmp_path)

@@ -112,7 +112,7 @@ def _of_project(workspace: Workspace, prompts: Path, name: str) -> Path | None:
 def _used(field: str, shown: str, prompts: Path) -> str:
     is_next = (prompts.parent / Path(shown).name).is_file()
     place = "next to the prompts" if is_next else "of the prompts' project"
-    return f"{shown} {place} is used ({field}: none leaves it out)"
+    return f"{shown} {place} is used (set {field}: none to leave it out)"
 
 
 _REWARDS_NOT_USED = (
@@ -190,4 +190,4 @@ def _as_begun(
 
 def _shown(name: str, value: Any) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return f"{text} (the assistant's, the last answer among them)" if name == "max_turns" else text
+    return f"{text} (assistant turns, the final answer included)" if name == "max_turns" else text

@@ -41,8 +41,8 @@ class Signature:
     """A 64-bit digest of the text; rows with equal digests are duplicates without a comparison."""
 
 
-class Signer:
-    """Makes signatures of texts. Raises MissingExtraError if the library is not installed."""
+class MinHasher:
+    """Computes MinHash signatures. Raises MissingExtraError if the library is not installed."""
 
     def __init__(self) -> None:
         try:
@@ -52,9 +52,9 @@ class Signer:
         self._minhash = rensa.RMinHash
 
     def signature(self, text: str, shingles: frozenset[str] | None = None) -> Signature:
-        """Returns the signature of the text that a row says.
+        """Returns the MinHash signature of a row's text.
 
-        `shingles` are those of its shingles that count; by default all.
+        `shingles` are those of its shingles to use; by default all.
         """
         minhash = self._minhash(_NUM_PERM, _SEED)
         minhash.update(list(shingles_of(text) if shingles is None else shingles))

@@ -55,7 +55,7 @@ class Answering:
     phase: str
     spending: Spending | None
     must_judge: bool = True
-    """Whether a task is left out if nothing judges it."""
+    """Whether a task without a reward function, judge or expected answer is left out."""
 
     async def run(
         self,
@@ -66,7 +66,7 @@ class Answering:
         """Does the rollouts.
 
         `on_open` is called with notes for the user when the tools and the model are open, before
-        the first rollout. Raises InputError if nothing judges any task.
+        the first rollout. Raises InputError if no task can be judged.
         """
         plan, tasks = self.plan, [spec.task for spec in self.specs]
         sampling = sampling_settings(plan.options, temperature=self.temperature)
@@ -105,13 +105,14 @@ def judged_specs(
 ) -> tuple[list[RolloutSpec], set[str]]:
     """Returns the rollouts of the tasks that something judges, and the ids of the other tasks.
 
-    Raises InputError if nothing judges any of them.
+    Raises InputError if none of them has a reward function, judge or expected answer.
     """
     unjudged = {spec.task.task_id for spec in specs if not rewarder.can_judge(spec.task)}
     judged = [spec for spec in specs if spec.task.task_id not in unjudged]
     if specs and not judged:
         raise InputError(
-            f"nothing judges the {len(unjudged)} tasks, e.g. {specs[0].task.task_id}",
+            f"no reward function, judge or expected answer for any of the {len(unjudged)} tasks, "
+            f"e.g. {specs[0].task.task_id}",
             "give rewards=rewards.py or judge=judge.yml, or put the answer in each row's "
             "metadata.expected_answer",
         )
@@ -130,7 +131,7 @@ def _notes_on(
     total, notes = len({task.task_id for task in tasks}), list[str]()
     if unjudged:
         some = f"{len(unjudged)} of {total} tasks are left out"
-        notes.append(f"{some}, as nothing judges them, e.g. {min(unjudged)}")
+        notes.append(f"{some}: no reward function, judge or expected answer, e.g. {min(unjudged)}")
     if contained:
         notes.append(
             f"{len(contained)} of {total} tasks are right if the text contains the expected answer,"

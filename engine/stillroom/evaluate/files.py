@@ -126,7 +126,7 @@ def other_measures(result: EvaluationResult) -> Iterator[str]:
         usd = "at an unknown price" if cost.usd is None else f"{dollars(cost.usd)}"
         yield f"a task: {task_time(cost)}, {usd}, {cost.tokens:.0f} tokens"
     if result.unjudged:
-        yield f"{result.unjudged} tasks were left out, as nothing judges them"
+        yield f"{result.unjudged} tasks were left out: no reward function, judge or expected answer"
     if result.contained:
         yield f"{result.contained} tasks are right if the text contains the expected answer"
     if result.stopped_by is not None:

@@ -58,7 +58,7 @@ async def evaluate_model(
     """Evaluates a model and returns the result; a dry run returns a forecast instead.
 
     The rollouts and evaluation.json are written to the run folder `folder`.
-    Raises TeacherError if every rollout failed, and InputError if nothing judges any task.
+    Raises TeacherError if every rollout failed, and InputError if no task can be judged.
     """
     started = time.monotonic()
     plan = plan_evaluation(workspace, request)

@@ -78,7 +78,7 @@ def check_output(folder: Path, *, overwrite: bool = False) -> None:
     if not overwrite and (others := _not_ours(folder, manifest)):
         shown = ", ".join(others[:4]) + (", …" if len(others) > 4 else "")
         raise InputError(
-            f"output {str(folder)!r} holds files that are not as the export wrote them: {shown}",
+            f"output {str(folder)!r} has files added or changed since the export: {shown}",
             "move them elsewhere, give another folder, or overwrite: true (--overwrite)",
         )
 

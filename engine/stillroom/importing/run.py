@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from stillroom.data.near_duplicates import Signer
+from stillroom.data.near_duplicates import MinHasher
 from stillroom.errors import DataError
 from stillroom.importing.conversations.collector import RowCollector
 from stillroom.importing.conversations.rollouts import RolloutBuilder, join_rows
@@ -73,7 +73,7 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
     outputs = ImportOutputs.of(workspace, request)
     written = [*outputs.of_rows, outputs.refused]
     if request.split_heldout is not None:
-        Signer()  # fails before the sources are read if the library for MinHash is missing
+        MinHasher()  # fails before the sources are read if the library for MinHash is missing
     sources = group_by_format(workspace, request, outputs=set(written))
     for path in written:
         check_output(path, sources.files)

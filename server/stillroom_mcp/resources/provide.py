@@ -135,4 +135,4 @@ def _read(workspace: Workspace, read: Callable[[], Any]) -> Any:
         kind = ResourceNotFoundError if is_missing else ResourceError
         raise kind(workspace.redactor().text(fenced_error(error))) from error
     except OSError as error:
-        raise ResourceError(f"the system refused: {error}\nfix: check its permissions") from error
+        raise ResourceError(f"operating system error: {error}\nfix: check permissions") from error

@@ -251,7 +251,10 @@ WAYS: dict[str, tuple[Callable[[Workspace], str], str]] = {
     "evaluation: no prompts": (evaluated("12", []), "holds no prompts"),
     "evaluation: all failed": (evaluated(refused(400)), "every rollout failed"),
     "evaluation: the budget is too small": (evaluated("12", budget_usd=1e-9), "budget_usd"),
-    "evaluation: nothing judges a task": (evaluated("12", [{"prompt": "a"}]), "nothing judges"),
+    "evaluation: nothing judges a task": (
+        evaluated("12", [{"prompt": "a"}]),
+        "no reward function, judge or expected answer",
+    ),
     "evaluation: some tasks are not judged": (
         evaluated("12", [*PROMPTS, {"prompt": "a"}]),
         "1 tasks were left out",

@@ -56,7 +56,7 @@ def test_tools_and_the_rollout_section_beside_the_prompts_are_used_and_said(
     assert found.request.mcp_servers == ("localhost:8931",)
     assert found.request.reasoning_effort == "none"
     assert found.notes == [
-        "tools.py next to the prompts is used (tools: none leaves it out)",
+        "tools.py next to the prompts is used (set tools: none to leave it out)",
         (
             "config.yml next to the prompts sets: termination_policy last_tool, "
             "tool_timeout 120.0, mcp_servers localhost:8931, reasoning_effort none "
@@ -97,7 +97,7 @@ def test_what_other_systems_do_otherwise_is_said_where_it_happens(workspace: Wor
         "n takes the first 5 prompts, in the file's order; entries chooses others",
         "system takes the place of the rows' own system messages",
     ]
-    assert "max_turns 4 (the assistant's, the last answer among them)" in notes[4]
+    assert "max_turns 4 (assistant turns, the final answer included)" in notes[4]
 
 
 def evaluation(**given: Any) -> api.EvaluateModel:
@@ -112,8 +112,8 @@ def test_an_evaluation_uses_the_tools_and_rewards_beside_its_prompts(workspace: 
     assert (found.request.tools, found.request.rewards) == ("tools.py", "rewards.py")
     assert found.notes == [
         "provider openai, by the model's name (set provider for another one)",
-        "tools.py next to the prompts is used (tools: none leaves it out)",
-        "rewards.py next to the prompts is used (rewards: none leaves it out)",
+        "tools.py next to the prompts is used (set tools: none to leave it out)",
+        "rewards.py next to the prompts is used (set rewards: none to leave it out)",
     ]
 
 
@@ -132,7 +132,9 @@ def test_the_step_that_an_import_prints_uses_the_tools_and_rewards_of_the_projec
     found = complete_evaluation(workspace, api.EvaluateModel(data=data, model="gpt-5.2"))
 
     assert (found.request.tools, found.request.rewards) == ("tools.py", "rewards.py")
-    assert "tools.py of the prompts' project is used (tools: none leaves it out)" in found.notes
+    assert (
+        "tools.py of the prompts' project is used (set tools: none to leave it out)" in found.notes
+    )
     rollouts = api.GenerateRollouts(input=data, model="demo/teacher")
     assert complete_rollouts(workspace, rollouts).request.tools == "tools.py"
     # A folder with a config.yml is a project of its own.

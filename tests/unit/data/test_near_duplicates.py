@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillroom.data.near_duplicates import LEAST_JACCARD, NearDuplicates, Signer
+from stillroom.data.near_duplicates import LEAST_JACCARD, MinHasher, NearDuplicates
 from stillroom.data.words import jaccard, shingles_of
 
 VOCABULARY = [f"word{number}" for number in range(3000)]
 
 
 def repeats_of(texts: list[str], worth: list[float] | None = None) -> dict[int, int]:
-    near, signer = NearDuplicates(), Signer()
+    near, signer = NearDuplicates(), MinHasher()
     for number, text in enumerate(texts):
         value = worth[number] if worth else 0.0
         near.add(signer.signature(text), worth=value, tie=text.encode())

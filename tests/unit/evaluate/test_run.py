@@ -118,7 +118,10 @@ def test_tasks_of_which_none_is_judged_are_refused_before_any_call(project: Path
     (project / "prompts.jsonl").write_text('{"prompt": "Say hello."}\n', "utf-8")
     with ScriptedEndpoint() as endpoint, pytest.raises(EngineError) as caught:
         evaluated(project, endpoint)
-    assert "nothing judges the 1 tasks" in caught.value.problem
+    assert (
+        "no reward function, judge or expected answer for any of the 1 tasks"
+        in caught.value.problem
+    )
     assert not endpoint.served
 
 

@@ -21,7 +21,7 @@ from stillroom.curate.filter.request import FilterDataset
 from stillroom.curate.filter.rules import TOO_DEEP, Knowledge, Reason, Reasons, RowJudge
 from stillroom.curate.rows import CuratedRow, conversation_digest, translate
 from stillroom.data.layouts.detect import RolloutLayout
-from stillroom.data.near_duplicates import NearDuplicates, Signature, Signer
+from stillroom.data.near_duplicates import MinHasher, NearDuplicates, Signature
 from stillroom.data.row_files import RowReader
 from stillroom.data.words import shingles_of, spoken_text
 from stillroom.errors import DataError
@@ -63,7 +63,7 @@ class TraitReader:
 
     def __init__(self, request: FilterDataset) -> None:
         self._field = request.category_field if request.max_per_category is not None else None
-        self._signer = Signer() if request.dedupe == "near" else None
+        self._signer = MinHasher() if request.dedupe == "near" else None
         self._is_exact = request.dedupe == "exact"
 
     def traits(self, row: CuratedRow) -> Traits:

@@ -168,8 +168,8 @@ class _Distinctive:
     num_words: int
 
     @property
-    def least_words(self) -> float:
-        """The least number of distinctive words that a row must have to hold the prompt."""
+    def min_matching_words(self) -> float:
+        """How many of the prompt's distinctive words a contaminated row has at least."""
         is_free = (
             self.num_words >= _FREE_SHARE * len(self.is_distinctive)
             or self.num_words >= _FREE_WORDS
@@ -382,7 +382,7 @@ class ContaminationIndex:
         blocks = matcher.get_matching_blocks()
         matched = sum(sum(distinctive.is_distinctive[b.a : b.a + b.size]) for b in blocks)
         bits = sum(sum(distinctive.bits[b.a : b.a + b.size]) for b in blocks)
-        return matched >= distinctive.least_words and bits >= self._least_bits
+        return matched >= distinctive.min_matching_words and bits >= self._least_bits
 
 
 def _runs(words: Sequence[str]) -> Iterator[Run]:

@@ -71,10 +71,10 @@ class ChatTemplate:
         return [str(t) for t in self._tokenizer.added_tokens_decoder.values() if t.special]
 
     @cached_property
-    def roles_in_parts(self) -> frozenset[str]:
-        """The roles whose text the template takes only as a list of parts.
+    def roles_needing_parts(self) -> frozenset[str]:
+        """The roles whose `content` must be a list of parts for this template.
 
-        Multimodal models have such templates; some drop a plain string without a word.
+        Multimodal models have such templates; some drop a plain string silently.
         """
         messages: list[dict[str, Any]] = []
         in_parts: set[str] = set()
@@ -141,7 +141,7 @@ class ChatTemplate:
         is_kept = self.include_thinking if include_thinking is None else include_thinking
         prepared = [_for_template(message, include_thinking=is_kept) for message in messages]
         for message in prepared:
-            if message["role"] in self.roles_in_parts:
+            if message["role"] in self.roles_needing_parts:
                 message["content"] = _as_parts(message["content"])
         try:
             return self._rendered(

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from stillroom.data.near_duplicates import (
+    MinHasher,
     NearDuplicates,
-    Signer,
     first_of,
     join_clusters,
 )
@@ -144,7 +144,7 @@ def _near_clusters(num_texts: int, text_at: _Text) -> list[int]:
         shingles = shingles_of(text_at(index))
         return shingles - template or shingles
 
-    signer, found = Signer(), NearDuplicates()
+    signer, found = MinHasher(), NearDuplicates()
     for index in range(num_texts):
         # Rollouts without a text are no duplicates of one another.
         text = text_at(index) or f"(rollout {index})"
