@@ -62,7 +62,7 @@ def test_pages_are_opened_read_clicked_filled_in_and_gone_back_from(run: Run) ->
             assert "HTTP status 404" in missing
 
             # Refused without a word to the site.
-            assert "no [99]" in await fail(session, "browse_click", ref=99)
+            assert "no element [99]" in await fail(session, "browse_click", ref=99)
             assert "wrong arguments" in await fail(session, "browse_click", ref="x")
             assert "wrong arguments" in await fail(session, "browse_open", link="x")
             assert "is not offered" in await fail(session, "browse_dance")
@@ -102,7 +102,7 @@ def test_tabs_dialogs_and_downloads_are_dealt_with(run: Run) -> None:
             while "/shop {}" not in content:
                 content = await call(session, "browse_read")
             assert "# Kettles" in await call(session, "browse_back")
-            assert "no page before" in await fail(session, "browse_back")
+            assert "no previous page" in await fail(session, "browse_back")
             assert "After" in await call(session, "browse_open", url=setting.url("/dialog"))
             for content in (
                 await fail(session, "browse_open", url=setting.url("/file")),

@@ -109,8 +109,8 @@ def test_an_off_policy_project_goes_from_prompts_to_a_training_that_can_start(
         "tools.py next to the prompts is used (tools",
         "config.yml next to the prompts sets",
     ]
-    assert "tools.py: stillroom provides what it imports from rnow" in run.notes
-    assert "rewards.py: stillroom provides what it imports from rnow" in run.notes
+    assert "tools.py: stillroom provides the rnow modules that it imports" in run.notes
+    assert "rewards.py: stillroom provides the rnow modules that it imports" in run.notes
     rows = read_rows(project.root / "rollouts/out.jsonl")
     assert [row["rewards"] for row in rows] == [{"used_tools": 1.0, "accuracy": 1.0}] * 2
 

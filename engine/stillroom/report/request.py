@@ -59,7 +59,7 @@ def draw_page(workspace: Workspace, request: DrawPage) -> Picture:
     async def drawn() -> bytes:
         chromium = await Chromium.launch(ChromiumOptions(_NOWHERE))
         try:
-            return await chromium.picture_of(Path(request.page))
+            return await chromium.screenshot(Path(request.page))
         finally:
             await chromium.aclose()
 

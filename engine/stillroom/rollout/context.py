@@ -33,7 +33,7 @@ from stillroom.teachers.providers import Endpoint
 from stillroom.tools.browser.tool import BrowseTools, PlaywrightNames
 from stillroom.tools.containers import MCP_PORT, PLAYWRIGHT, DockerTools
 from stillroom.tools.mcp.servers import MCPTools
-from stillroom.tools.mcp.spec import is_port_here
+from stillroom.tools.mcp.spec import is_local_port
 from stillroom.tools.source import CombinedTools, RedactedTools, ToolSource
 from stillroom.tools.user.file import UserFile
 from stillroom.tools.user.pool import UserPool
@@ -414,7 +414,7 @@ class _ToolSources:
         tools.
         """
         servers = self._plan.mcp_servers
-        inside = {one for one in servers if self._tasks and is_port_here(one, MCP_PORT)}
+        inside = {one for one in servers if self._tasks and is_local_port(one, MCP_PORT)}
         self.notes += [
             f"mcp_url {one} is treated as the server in the rows' containers; for a server on this "
             f"machine write http://{one}/mcp"

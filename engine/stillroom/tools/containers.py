@@ -58,18 +58,18 @@ class DockerEngine:
         await self._run(["info"], timeout_s=_INFO_TIMEOUT_S)
 
     async def prepare_image(self, docker: str, *, folder: Path) -> str:
-        """Builds or fetches the image that a row's field `docker` names, and returns its name.
+        """Builds or pulls the image that a row's field `docker` names, and returns its name.
 
         Raises:
             InputError: there is no such Dockerfile or image, or it cannot be built.
         """
         if not docker.startswith(LOCAL):
-            return await self._fetch(docker)
+            return await self._pull(docker)
         name = docker.removeprefix(LOCAL)
         file = folder / f"Dockerfile.{name}"
         if not name or "/" in name or not file.is_file():
             raise InputError(
-                f"docker: {docker!r} means the file {file}, which does not exist",
+                f"docker: {docker!r} requires the file {file}, which does not exist",
                 "write that Dockerfile, or name an image",
             )
         # The path is part of the name, since other projects have Dockerfiles of the same name.
@@ -85,7 +85,7 @@ class DockerEngine:
             ) from error
         return image
 
-    async def _fetch(self, image: str) -> str:
+    async def _pull(self, image: str) -> str:
         try:
             await self._run(["image", "inspect", image])
         except DockerError:
@@ -93,7 +93,8 @@ class DockerEngine:
                 await self._run(["pull", "--quiet", image], timeout_s=_IMAGE_TIMEOUT_S)
             except DockerError as error:
                 raise InputError(
-                    f"docker: the image {image!r} is not here and cannot be fetched: {error}",
+                    f"docker: the image {image!r} is not present locally and cannot be pulled: "
+                    f"{error}",
                     f"check its name, or run `{self.executable} pull {image}` yourself",
                 ) from error
         return image
@@ -136,7 +137,7 @@ class DockerEngine:
             return
 
     async def log_if_stopped(self, container: Container) -> str | None:
-        """Returns the end of the container's log if it has stopped, else None."""
+        """Returns the tail of the container's log if it has stopped, else None."""
         state = ["inspect", "--format", "{{.State.Running}}", container.name]
         if (await self._run(state)).strip() == "true":
             return None
@@ -150,12 +151,12 @@ class DockerEngine:
                     [self.executable, *arguments], check=False, env=container_environment()
                 )
         except (TimeoutError, OSError) as error:
-            reason = str(error) or f"no answer within {timeout_s:g} s"
+            reason = str(error) or f"timed out after {timeout_s:g} s"
             raise DockerError(f"`{Path(self.executable).name} {arguments[0]}`: {reason}") from error
         out, err = (part.decode("utf-8", errors="replace") for part in (done.stdout, done.stderr))
         if done.returncode != 0:
             raise DockerError(
-                f"`{Path(self.executable).name} {arguments[0]}` ended with code "
+                f"`{Path(self.executable).name} {arguments[0]}` exited with code "
                 f"{done.returncode}: {(err or out).strip()[-2000:]}"
             )
         # `logs` prints what the container wrote to standard output and to standard error.
@@ -203,7 +204,7 @@ class _PreparedImage:
 class DockerTools(ToolSource, AsyncContextManagerMixin):
     """The tools of the containers that tasks name. Use as an async context manager.
 
-    Where there is neither Docker nor Podman, `local/playwright` is replaced by `fallback`.
+    Without Docker and Podman, `local/playwright` is replaced by `fallback`.
     """
 
     def __init__(
@@ -243,7 +244,7 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
                 try:
                     self._engine = await find_engine(self._run_id)
                 except NoEngineError as error:
-                    self._fall_back(error)
+                    self._use_fallback(error)
                 else:
                     await stack.enter_async_context(self._background)
                     await self._prepare(self._engine)
@@ -265,7 +266,7 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
 
     @property
     def keeps_state(self) -> bool:
-        """True, since a call finds its container as the last call left it."""
+        """True, since calls share the container's state."""
         return True
 
     @asynccontextmanager
@@ -301,7 +302,7 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
                 )
                 await self._wait_for_server(engine, container)
             except (DockerError, ConnectFailedError) as error:
-                message = f"docker: {task.docker!r} did not start for this rollout: {error}"
+                message = f"docker: {task.docker!r} failed to start for this rollout: {error}"
                 raise CallFailedError(FailureClass.TOOL_HOST, message) from error
             spec = ServerSpec(url=container.url)
             session = MCPSession(
@@ -312,18 +313,19 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
             stack.push_async_callback(session.close)
             yield session
 
-    def _fall_back(self, reason: NoEngineError) -> None:
+    def _use_fallback(self, reason: NoEngineError) -> None:
         others = [docker for docker in self._env_by_container if docker != PLAYWRIGHT]
         if others or self._fallback is None:
             raise EngineError(
-                f"tasks have docker: {[*others, PLAYWRIGHT][0]!r}, and there is no container "
-                f"engine: {reason}",
-                "start Docker or Podman (`docker info` must succeed), or take the key `docker` out "
-                "of those rows and give their tools another way (an MCP server, tools.py)",
+                f"tasks require docker: {[*others, PLAYWRIGHT][0]!r}, but no container engine is "
+                f"available: {reason}",
+                "start Docker or Podman (`docker info` must succeed), or remove the key `docker` "
+                "from those rows and provide their tools otherwise (an MCP server, tools.py)",
             ) from reason
         self.notes.append(
-            f"docker: {PLAYWRIGHT!r} was replaced by a browser on this machine, with tools of the "
-            f"same names ({_names(self._fallback)}), since there is no container engine: {reason}"
+            f"docker: {PLAYWRIGHT!r} was replaced with a browser on this machine, with the same "
+            "tool "
+            f"names ({_names(self._fallback)}), since no container engine is available: {reason}"
         )
 
     async def _prepare(self, engine: DockerEngine) -> None:
@@ -332,12 +334,14 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
         except DockerError as error:
             raise EngineError(
                 f"leftover containers of this run cannot be removed: {error}",
-                f"see that `{engine.executable} ps` works, then run the same command again",
+                f"check that `{engine.executable} ps` works, then run the same command again",
             ) from error
         for docker, env in self._env_by_container.items():
             image = await engine.prepare_image(docker, folder=self._folder)
             self._prepared[docker] = await self._probe(engine, docker, image, env)
-        self._schemas = _merged({key: one.tools.schemas for key, one in self._prepared.items()})
+        self._schemas = _merge_schemas(
+            {key: one.tools.schemas for key, one in self._prepared.items()}
+        )
 
     async def _probe(
         self, engine: DockerEngine, docker: str, image: str, env: Mapping[str, str]
@@ -347,7 +351,7 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
                 return _PreparedImage(image, await self._wait_for_server(engine, container))
         except (DockerError, ConnectFailedError) as error:
             raise InputError(
-                f"docker: {docker!r}: no MCP server answers in its container: {error}",
+                f"docker: {docker!r}: no MCP server responds in its container: {error}",
                 f"its image must start one on 0.0.0.0 port {MCP_PORT} (path /mcp); try "
                 f"`{engine.executable} run --publish {MCP_PORT}:{MCP_PORT} {image}`",
             ) from error
@@ -387,7 +391,7 @@ class _DockerSession:
         self._turn = anyio.Lock()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Runs one tool. After a server that hangs or dies, the next call gets a new container.
+        """Runs one tool. If the server hangs or dies, the next call gets a new container.
 
         Raises:
             CallFailedError: no container can be started.
@@ -412,14 +416,14 @@ class _NoContainerSession:
     """The session of a task without a container: every call is an error."""
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        return error_result(f"{name} is not available in this task, which has no container")
+        return error_result(f"{name} is not available: this task has no container")
 
 
 def _names(source: ToolSource) -> str:
     return ", ".join(schema["function"]["name"] for schema in source.schemas)
 
 
-def _merged(by_image: Mapping[str, Sequence[ToolSchema]]) -> list[ToolSchema]:
+def _merge_schemas(by_image: Mapping[str, Sequence[ToolSchema]]) -> list[ToolSchema]:
     """Returns the tools of all images. Raises InputError if two images differ in a tool."""
     merged: dict[str, tuple[str, ToolSchema]] = {}
     for docker, schemas in by_image.items():
@@ -428,8 +432,8 @@ def _merged(by_image: Mapping[str, Sequence[ToolSchema]]) -> list[ToolSchema]:
             other_docker, other_schema = merged.setdefault(name, (docker, schema))
             if other_schema != schema:
                 raise InputError(
-                    f"the tool {name!r} of docker: {docker!r} differs from that of "
-                    f"{other_docker!r}; models are shown one",
-                    "make separate runs of these tasks, one for each container",
+                    f"the tool {name!r} has different schemas in docker: {docker!r} and "
+                    f"{other_docker!r}",
+                    "run the tasks of each container separately",
                 )
     return [schema for _, schema in merged.values()]

@@ -1,8 +1,8 @@
-"""A process that kills tool servers when the process that started them was killed.
+"""A guard process that kills tool servers when the process that started them is killed.
 
-When the process that started a server is killed, the server's input closes. Most servers then end
-by themselves, but one that hangs does not, and a killed process can no longer kill it. So a small
-process in another process group does that.
+When the process that started a server is killed, the server's input closes. Most servers then exit
+by themselves, but a hung server does not, and its parent can no longer kill it. So a small process
+in another process group does.
 """
 
 import subprocess
@@ -49,11 +49,11 @@ class Guard(AsyncContextManagerMixin):
                 await self._process.aclose()
 
     async def watch(self, pid: int, mark: str) -> None:
-        """Adds a process to those to kill; it leads a process group and was started with `mark`."""
+        """Registers a process to kill; it leads a process group and was started with `mark`."""
         await self._send(f"+ {pid} {mark}")
 
     async def forget(self, pid: int, mark: str) -> None:
-        """Removes a process that has ended, since another one may soon get its number."""
+        """Unregisters a process that has exited, since its pid may be reused."""
         await self._send(f"- {pid} {mark}")
 
     @property
@@ -67,7 +67,7 @@ class Guard(AsyncContextManagerMixin):
 
 
 class Background(AsyncContextManagerMixin):
-    """A task group and a guard, for servers that run on after the call that started them.
+    """A task group and a guard, for servers that outlive the call that started them.
 
     Use as an async context manager. The tasks are cancelled at its end.
     """
@@ -83,7 +83,8 @@ class Background(AsyncContextManagerMixin):
 
 
 def main() -> None:
-    """Reads the processes to watch from standard input, and kills their families when it ends."""
+    """Reads the processes to watch from standard input, and kills their process trees at its
+    end."""
     pids = dict[str, int]()
     for line in sys.stdin:
         sign, pid, mark = line.split()

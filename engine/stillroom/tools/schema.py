@@ -32,7 +32,7 @@ _CHECKED: dict[Any, Callable[[], CoreSchema]] = {
 
 
 class ArgumentError(Exception):
-    """A model's arguments do not fit the tool's parameters; the text is meant for the model."""
+    """A model's arguments do not fit the tool's parameters; the text is shown to the model."""
 
 
 def tool_schema(function: Callable[..., Any], *, name: str | None = None) -> ToolSchema:
@@ -43,7 +43,7 @@ def tool_schema(function: Callable[..., Any], *, name: str | None = None) -> Too
     """
     description = inspect.getdoc(function)
     if not description:
-        raise _broken(function, "has no docstring", "say in a docstring what the tool does")
+        raise _broken(function, "has no docstring", "describe the tool in a docstring")
     hints = _parameter_types(function)
     parameters = inspect.signature(function).parameters
     schema: dict[str, Any] = {
@@ -124,13 +124,13 @@ def _parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         hints = get_type_hints(function)
     except (AttributeError, NameError, SyntaxError, TypeError) as error:
-        raise _broken(function, f"has a type that is not known: {error}", "import it") from error
+        raise _broken(function, f"has an unknown type: {error}", "import it") from error
     types_by_name: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise _broken(function, f"takes *{name}", "name every parameter")
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise _broken(function, f"takes {name!r} by position only", "take the / out")
+            raise _broken(function, f"has the positional-only parameter {name!r}", "remove the /")
         if name == _INJECTED:
             continue
         if name not in hints:
@@ -156,7 +156,7 @@ def _json_type(function: Callable[..., Any], name: str, kind: Any) -> dict[str, 
         return _union(function, name, inner)
     raise _broken(
         function,
-        f"has a type of parameter {name!r} that JSON schema cannot express: {kind!r}",
+        f"has a type for parameter {name!r} that JSON schema cannot express: {kind!r}",
         "use str, int, float, bool, list, dict, Literal, Optional or a union of these",
     )
 

@@ -1,7 +1,7 @@
-"""The interface of tools to the rollout loop, the same for tools of every origin.
+"""The interface between the rollout loop and all kinds of tools.
 
 A ToolSource opens one ToolSession for each rollout, and a session runs the rollout's tool calls.
-Each kind of source has its own way to end a call that misses its deadline:
+Each kind of source handles a call that times out in its own way:
 
 - tools.py: UserPool.call in tools/user/pool.py; the worker's process is killed.
 - MCP servers and containers: Connection.call in tools/mcp/connection.py; the session is closed.
@@ -21,7 +21,7 @@ from stillroom.types import ToolSchema
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to one tool call: the text that the model reads, and whether it is an error."""
+    """The result of one tool call: the text for the model, and whether it is an error."""
 
     content: str
     is_error: bool
@@ -29,7 +29,7 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ToolTask:
-    """The part of a task that its tools may know."""
+    """The part of a task that its tools may see."""
 
     metadata: dict[str, Any]
     docker: str | None = None
@@ -54,11 +54,11 @@ class ToolSource(Protocol):
 
     @property
     def schemas(self) -> Sequence[ToolSchema]:
-        """The schemas that the model is shown, in a stable order."""
+        """The tool schemas for the model, in a stable order."""
         ...
 
     def schemas_for(self, task: ToolTask) -> Sequence[ToolSchema]:
-        """Returns the schemas that the model is shown for one task.
+        """Returns the tool schemas for one task.
 
         Only the tools of containers depend on the task.
         """
@@ -75,16 +75,16 @@ class ToolSource(Protocol):
 
 
 def error_result(text: str) -> ToolResult:
-    """Returns the result that tells the model what went wrong."""
+    """Returns an error result with a text for the model."""
     return ToolResult(content=f"error: {text}", is_error=True)
 
 
 @dataclass(frozen=True, slots=True)
 class RedactedTools(ToolSource):
-    """Tools whose schemas and results are shown without the secrets of the run.
+    """Tools with the run's secrets removed from their schemas and results.
 
-    A tool may read a key from a file, or repeat one of its command line. The model's context, the
-    journal and the rows get the text without it.
+    A tool may read a key from a file, or echo one from its command line. It is removed before the
+    text reaches the model's context, the journal and the rows.
     """
 
     source: ToolSource
@@ -148,9 +148,8 @@ class CombinedTools(ToolSource):
         other = self._source_of_tool.setdefault(tool, source_name)
         if other != source_name:
             raise InputError(
-                f"the tool {tool!r} is in both {other} and {source_name}; a model could not tell "
-                "them apart",
-                "leave one of them out, rename the function if it is yours, or give the MCP "
+                f"the tool name {tool!r} is used by both {other} and {source_name}",
+                "remove one of them, rename the function if it is yours, or give the MCP "
                 "server a prefix",
             )
 

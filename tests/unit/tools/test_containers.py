@@ -91,7 +91,7 @@ def test_a_container_whose_server_hangs_is_replaced(tmp_path: Path, engine: Fake
             assert (await session.call("count", {})).content == "1"
             [pid] = engine.pids()
             hung = await session.call("hang", {})
-            assert hung.content.startswith("error: hang: no answer within 3 s.")
+            assert hung.content.startswith("error: hang: timed out after 3 s.")
             assert not is_alive(pid)
             assert (await session.call("count", {})).content == "1"
 
@@ -184,7 +184,7 @@ def test_a_container_that_does_not_start_fails_its_rollout_only(
         ("local/none", "Dockerfile.none, which does not exist"),
         ("local/../shop", "which does not exist"),
         ("local/broken", "could not be built"),
-        ("absent:1", "'absent:1' is not here and cannot be fetched"),
+        ("absent:1", "'absent:1' is not present locally and cannot be pulled"),
     ],
 )
 def test_an_image_that_cannot_be_had_is_an_error_before_any_rollout(
@@ -213,8 +213,8 @@ def test_without_an_engine_the_playwright_container_is_a_local_browser(
             async with tools.session(task) as session:
                 assert (await session.call("browse", {})).content == "a page"
             [note] = tools.notes
-            assert "'local/playwright' was replaced by a browser on this machine" in note
-            assert "tools of the same names (browse)" in note
+            assert "'local/playwright' was replaced with a browser on this machine" in note
+            assert "the same tool names (browse)" in note
 
     run_async(main)
 

@@ -150,7 +150,7 @@ def unknown_name(item: "Nowhere") -> str:  # type: ignore[name-defined] # noqa: 
         (star, r"takes \*items"),
         (star_called_args, r"takes \*args"),
         (stars_called_args, r"takes \*args"),
-        (by_position, "takes 'item' by position only"),
+        (by_position, "has the positional-only parameter 'item'"),
         (odd_type, "parameter 'item'"),
         (own_class, "parameter 'item'"),
         (own_class_inside, "parameter 'items'"),

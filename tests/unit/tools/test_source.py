@@ -49,5 +49,5 @@ def test_state_is_kept_if_any_source_keeps_it() -> None:
 def test_a_tool_of_two_sources_is_refused_by_both_their_names() -> None:
     sources = {"tools.py": DictTools({"a": "", "look": ""}), "the shop": DictTools({"look": ""})}
 
-    with pytest.raises(InputError, match=r"the tool 'look' is in both tools\.py and the shop"):
+    with pytest.raises(InputError, match=r"'look' is used by both tools\.py and the shop"):
         CombinedTools(sources)

@@ -1,7 +1,7 @@
-"""Decides which addresses the browser may reach: the public web, and what the user allows.
+"""Decides which addresses the browser may reach: the public web and the user's allowlist.
 
-Two checks must pass: one of the host as it is written, and one of every address that it resolves
-to. The proxy makes the second check, because it must cover exactly the address that is dialled.
+Two checks must pass: one of the host as spelled, and one of every address that it resolves to. The
+proxy makes the second check, because it must cover exactly the address that is dialled.
 """
 
 import re
@@ -108,7 +108,7 @@ _ISATAP = frozenset({0x00005EFE, 0x02005EFE})
 
 
 class AddressRefusedError(Exception):
-    """An address may not be reached; the text is meant for the model."""
+    """The policy does not allow an address; the text is shown to the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +145,15 @@ class AddressPolicy:
     def check_url(self, url: str) -> Target:
         """Returns the target of a URL, if its spelling passes the check."""
         if not url.isprintable() or "\\" in url or url != url.strip() or " " in url:
-            raise AddressRefusedError("the URL has a blank, backslash or control character in it")
+            raise AddressRefusedError("the URL contains a space, backslash or control character")
         try:
             parts = urlsplit(url)
         except ValueError as error:
             raise AddressRefusedError(f"this is not a URL: {error}") from error
         if parts.scheme not in _DEFAULT_PORTS:
-            raise AddressRefusedError("only whole URLs with http:// or https:// can be opened")
+            raise AddressRefusedError("only absolute http:// or https:// URLs can be opened")
         if "@" in parts.netloc:
-            raise AddressRefusedError("a URL with a user name or password in it is not opened")
+            raise AddressRefusedError("a URL with a user name or password cannot be opened")
         return self.check_authority(parts.netloc, default_port=_DEFAULT_PORTS[parts.scheme])
 
     def check_authority(self, authority: str, *, default_port: int | None) -> Target:
@@ -169,7 +169,7 @@ class AddressPolicy:
         target = Target(_canonical_host(host), port)
         # `allow` has no say here: browsers refuse these ports as well.
         if port in _UNSAFE_PORTS or not 0 < port < 65536:
-            raise AddressRefusedError(f"port {port} is out of range or one that browsers block")
+            raise AddressRefusedError(f"port {port} is out of range or blocked by browsers")
         address = target.address
         if address is not None:
             self.check_address(address, target)
@@ -206,19 +206,19 @@ class AddressPolicy:
             authority = f"[{entry}]" if _parse_ip(entry) and ":" in entry else entry
             match = _AUTHORITY.fullmatch(authority)
             if not match:
-                raise ValueError("it is neither a host nor a block")
+                raise ValueError("it is neither a host nor a CIDR block")
             port = int(match["port"]) if match["port"] else None
             self._hosts.add((_canonical_host(match["host"]), port))
         except (ValueError, AddressRefusedError) as error:
             raise InputError(
-                f"{entry!r} is not an address that can be allowed: {error}",
-                "write a host such as `wiki.internal` or `127.0.0.1:8000`, or a block such as "
+                f"browse_allow: {entry!r} is not a valid entry: {error}",
+                "write a host such as `wiki.internal` or `127.0.0.1:8000`, or a CIDR block such as "
                 "`10.1.0.0/16`",
             ) from error
 
 
 def why_not_public(address: IPAddress) -> str | None:
-    """Returns what makes an address non-public, e.g. "a private address"; None if it is public."""
+    """Returns why an address is not public, e.g. "a private address"; None if it is public."""
     for network, description in _REFUSED:
         if address in network:
             return description
@@ -242,7 +242,7 @@ def _canonical_host(host: str) -> str:
     labels = name.split(".")
     if _NUMERIC_LABEL.fullmatch(labels[-1]):
         if not _PLAIN_IPV4.fullmatch(name) or _parse_ip(name) is None:
-            raise AddressRefusedError("the host is an oddly written IP address")
+            raise AddressRefusedError("the host is an IP address in a non-standard notation")
         return name
     if name.endswith("."):
         raise AddressRefusedError("the host ends with a dot")

@@ -1,4 +1,4 @@
-"""Starts and ends a Chromium together with the Playwright driver that controls it."""
+"""Starts and stops a Chromium together with the Playwright driver that controls it."""
 
 import os
 import shutil
@@ -60,13 +60,14 @@ class ChromiumOptions:
 
     proxy_url: str
     executable: Path | None = None
-    """The browser to start; None for the one that `installed_chromium` names."""
+    """The browser to start; None for the one that `installed_chromium` returns."""
     sandbox: bool | None = None
-    """Whether Chromium's sandbox is on; None for yes except for root, for whom it does not work."""
+    """Whether Chromium's sandbox is on; None means yes, except for root, for whom it does not
+    work."""
 
 
 class Chromium:
-    """A running browser, which `aclose` ends with all its processes."""
+    """A running browser, which `aclose` stops with all its processes."""
 
     def __init__(
         self, playwright: Playwright, browser: Browser, folder: Path, drivers: set[psutil.Process]
@@ -74,7 +75,7 @@ class Chromium:
         self._playwright, self._browser = playwright, browser
         self._folder, self._drivers = folder, drivers
         # Listed at the start: once the driver has ended, nothing shows that they were its children.
-        self._family = _families(drivers)
+        self._family = _process_trees(drivers)
 
     @classmethod
     async def launch(cls, options: ChromiumOptions) -> Self:
@@ -91,7 +92,7 @@ class Chromium:
                     browser = await _launch(playwright, options, folder)
             except BaseException as error:
                 drivers = _own_drivers() - before
-                await _end(playwright, None, _families(drivers) | drivers, folder)
+                await _end(playwright, None, _process_trees(drivers) | drivers, folder)
                 if isinstance(error, PlaywrightError | TimeoutError):
                     raise _cannot_start(error) from error
                 raise
@@ -114,8 +115,8 @@ class Chromium:
             viewport={"width": 1280, "height": 1600},
         )
 
-    async def picture_of(self, page_file: Path) -> bytes:
-        """Returns the upper part of a page on the disk as a PNG, at two pixels for one."""
+    async def screenshot(self, page_file: Path) -> bytes:
+        """Returns a screenshot of the top of a local HTML page, as a PNG at 2x resolution."""
         context = await self._browser.new_context(
             java_script_enabled=False,
             device_scale_factor=2,
@@ -128,12 +129,12 @@ class Chromium:
         return await page.screenshot(full_page=True, clip=FloatRect(**clip))
 
     async def aclose(self, *, is_hung: bool = False) -> None:
-        """Ends the browser and its driver, by force if they do not end by themselves.
+        """Stops the browser and its driver, and kills them if they do not exit.
 
         A browser that hangs is killed at once.
         """
         with anyio.CancelScope(shield=True):
-            family = self._family | _families(self._drivers) | self._drivers
+            family = self._family | _process_trees(self._drivers) | self._drivers
             browser = None if is_hung else self._browser
             await _end(self._playwright, browser, family, self._folder)
 
@@ -159,11 +160,11 @@ async def _launch(playwright: Playwright, options: ChromiumOptions, folder: Path
 
 
 def _cannot_start(error: Exception) -> InputError:
-    reason = next(iter(str(error).splitlines()), "") or "it did not answer in time"
+    reason = next(iter(str(error).splitlines()), "") or "it timed out"
     fix = "run `playwright install --with-deps chromium`, which also installs what Chromium needs"
     if "sandbox" in str(error).lower():
         fix = "allow user namespaces (see Chromium's message in the log), or start without sandbox"
-    return InputError(f"Chromium for the tool `browse` does not start: {reason}", fix)
+    return InputError(f"Chromium for the tool `browse` failed to start: {reason}", fix)
 
 
 async def _end(
@@ -203,7 +204,7 @@ def _is_driver(process: psutil.Process) -> bool:
         return False
 
 
-def _families(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
+def _process_trees(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
     children: set[psutil.Process] = set()
     for process in processes:
         # psutil raises if the process has ended, even if another one has its number by now.
@@ -228,15 +229,15 @@ _MAC_PATH = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
 def installed_chromium(playwrights: Path) -> Path:
     """Returns the Chromium to start: a headless shell if there is one, else a whole browser.
 
-    A page in a headless shell takes much less processor time than in a whole browser, as nothing is
-    drawn for a window. Of each kind, Playwright's own comes before the system's.
+    A page in a headless shell takes much less processor time than in a whole browser, as it draws
+    no window. Playwright's own comes before the system's of the same kind.
 
-    playwrights: the whole browser that Playwright would have installed, whether it is there or not.
+    playwrights: the path where Playwright installs its whole browser, which may not exist.
     Raises InputError if there is none.
     """
     known = chain(
-        _playwrights_shells(playwrights),
-        map(_behind_script, _in_path(_SHELLS)),
+        _headless_shells(playwrights),
+        map(_program_behind_script, _in_path(_SHELLS)),
         [playwrights],
         _in_path(_BROWSERS),
         [_MAC_PATH],
@@ -244,14 +245,14 @@ def installed_chromium(playwrights: Path) -> Path:
     if (found := next(filter(Path.is_file, known), None)) is not None:
         return found
     raise InputError(
-        "there is no Chromium for the tool `browse`",
+        "no Chromium is installed for the tool `browse`",
         "run `playwright install chromium` in the environment that runs stillroom, or install "
         "Chromium or Chrome",
     )
 
 
-def _playwrights_shells(playwrights: Path) -> list[Path]:
-    """Returns Playwright's headless shell, which is in a folder next to that of its browser."""
+def _headless_shells(playwrights: Path) -> list[Path]:
+    """Returns Playwright's headless shells, which are in folders next to its browser's."""
     for folder in playwrights.parents:
         kind, _, revision = folder.name.partition("-")
         if kind == "chromium" and revision:
@@ -265,7 +266,7 @@ def _in_path(names: Iterable[str]) -> Iterable[Path]:
     return map(Path, filter(None, map(shutil.which, names)))
 
 
-def _behind_script(path: Path) -> Path:
-    """Returns the program that Debian's script of this name starts and does not end with itself."""
+def _program_behind_script(path: Path) -> Path:
+    """Returns the program that Debian's wrapper script starts, which outlives a killed wrapper."""
     program = path.parents[1] / "lib" / "chromium" / path.name
     return program if program.is_file() else path

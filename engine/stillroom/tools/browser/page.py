@@ -1,6 +1,6 @@
-"""Shows a web page to a model: its text and its links, buttons and fields, in portions.
+"""Renders a web page for a model in parts: its text, and its links, buttons and fields.
 
-Strangers wrote all of this, so it is put between two marks that no page can know in advance.
+All of this is untrusted, so it is put between two marks that no page can know in advance.
 """
 
 from dataclasses import dataclass, field
@@ -109,14 +109,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     title: str
     status: int
-    """The HTTP status that the server sent; 0 if it is unknown."""
+    """The HTTP status of the response; 0 if unknown."""
     html: str
     text: str
     elements: list[Element]
 
 
 async def take_snapshot(page: Page) -> Snapshot:
-    """Reads the page as it is now and numbers its elements.
+    """Reads the page's current state and numbers its elements.
 
     Raises playwright's Error if the page cannot be read.
     """
@@ -161,43 +161,43 @@ async def _take_snapshot(page: Page) -> Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A page's text and elements in portions of a bounded length."""
+    """A page's text and elements in parts of a bounded length."""
 
     url: str
     title: str
     texts: list[str]
     lists: list[str]
     notes: list[str] = field(default_factory=list[str])
-    """Notes that the tool itself makes; they are shown outside the marks."""
+    """Notes by the tool itself, shown outside the marks."""
 
     @property
-    def num_pages(self) -> int:
-        """The number of portions, at least 1."""
+    def num_parts(self) -> int:
+        """The number of parts, at least 1."""
         return max(len(self.texts), len(self.lists), 1)
 
-    def show(self, page: int) -> str:
-        """Returns one portion between two marks; `page` is its number, from 1."""
+    def render_part(self, number: int) -> str:
+        """Returns one part between two marks; parts are numbered from 1."""
         mark = new_mark()
         lines = [
             f"Title: {self.title}",
             f"URL: {self.url}",
             "",
-            _portion(self.texts, page) or "(no text)",
+            _part_at(self.texts, number) or "(no text)",
         ]
-        listed = _portion(self.lists, page)
+        listed = _part_at(self.lists, number)
         if listed:
             lines += ["", "Links, buttons and fields:", listed]
         shown = fenced("\n".join(lines), mark, name="page")
         lines = [warning(mark, writer="a website"), *self.notes, shown]
-        if self.num_pages > 1:
-            lines.append(f"This is part {page} of {self.num_pages}.")
-            if page < self.num_pages:
-                lines.append(f"browse_read with page={page + 1} shows the next part.")
+        if self.num_parts > 1:
+            lines.append(f"This is part {number} of {self.num_parts}.")
+            if number < self.num_parts:
+                lines.append(f"browse_read with page={number + 1} shows the next part.")
         return "\n".join(lines)
 
 
 def make_document(snapshot: Snapshot, main_text: str, *, max_chars: int) -> Document:
-    """Divides a page into portions whose text and list together have at most `max_chars`.
+    """Splits a page into parts whose text and list together have at most `max_chars`.
 
     `main_text` is the page's extracted main content. If it is very short, the whole text of the
     page is used instead.
@@ -211,7 +211,7 @@ def make_document(snapshot: Snapshot, main_text: str, *, max_chars: int) -> Docu
     list_chars = min(len(listed), max(int(max_chars * (1 - _TEXT_SHARE)), max_chars - len(text)))
     notes: list[str] = []
     if snapshot.status >= 400:
-        notes.append(f"The server answered with HTTP status {snapshot.status}.")
+        notes.append(f"The server returned HTTP status {snapshot.status}.")
     return Document(
         url=printable(snapshot.url),
         title=printable(snapshot.title),
@@ -236,5 +236,5 @@ def split_text(text: str, max_chars: int) -> list[str]:
     return [*parts, rest] if rest else parts
 
 
-def _portion(parts: list[str], page: int) -> str:
-    return parts[page - 1] if page <= len(parts) else ""
+def _part_at(parts: list[str], number: int) -> str:
+    return parts[number - 1] if number <= len(parts) else ""

@@ -1,8 +1,8 @@
 """The browser's only way to the network: a forward proxy that dials only addresses it has checked.
 
 The proxy resolves each name once, checks all of its addresses, and connects to one of exactly
-these. So the policy also covers redirects, frames, scripts' requests and websockets, and a name
-that resolves to other addresses the second time cannot get around it.
+these. So the policy also covers redirects, frames, scripts' requests and websockets, and DNS
+rebinding cannot bypass it.
 """
 
 import base64
@@ -50,7 +50,7 @@ _GONE = (
 _Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Returns the IP addresses of a name. Raises OSError if it has none."""
 Dial = Callable[[IPAddress, int], Awaitable[anyio.abc.ByteStream]]
-"""Connects to exactly one address. Raises OSError if nobody answers."""
+"""Connects to exactly one address. Raises OSError if that fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ProxyLimits:
     """Limits of one connection through the proxy."""
 
     connect_timeout_s: float = 15.0
-    """The limit in seconds of each step: the request's head, the name's look-up, connecting."""
+    """The limit in seconds of each step: the request's head, the DNS lookup, connecting."""
     idle_timeout_s: float = 120.0
     max_connection_s: float = 900.0
     max_bytes: int = 128 << 20
@@ -68,16 +68,16 @@ class ProxyLimits:
 
 @dataclass(eq=False, slots=True)
 class ProxyAccess:
-    """One session's credential for the proxy. It ends with the session, as do its connections."""
+    """One session's credential for the proxy. It and its connections end with the session."""
 
     username: str
     password: str
     refusals: dict[str, str] = field(default_factory=dict[str, str])
-    """The reasons why targets were refused or not reached, by `host:port`; the latest ones only."""
+    """The latest reasons why targets were refused or not reached, by `host:port`."""
     scopes: set[anyio.CancelScope] = field(default_factory=set[anyio.CancelScope])
 
     def note(self, target: str, reason: str) -> None:
-        """Keeps the reason why a target was not reached, for the message to the model."""
+        """Records why a target was not reached, for the message to the model."""
         self.refusals.pop(target, None)
         self.refusals[target] = reason
         if len(self.refusals) > _MAX_REFUSALS:
@@ -108,7 +108,7 @@ class BrowseProxy(AsyncContextManagerMixin):
         self.num_refused = 0
         """The number of requests that the policy refused."""
         self.num_dialled = 0
-        """The number of connections that were tried; a refused request tries none."""
+        """The number of attempted connections; a refused request attempts none."""
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
@@ -129,7 +129,8 @@ class BrowseProxy(AsyncContextManagerMixin):
 
     @contextmanager
     def open_access(self) -> Generator[ProxyAccess]:
-        """Yields a credential; at the end of the block it becomes void and its connections end."""
+        """Yields a credential; at the end of the block it is revoked and its connections are
+        closed."""
         access = ProxyAccess(username=secrets.token_hex(8), password=secrets.token_urlsafe(32))
         self._accesses[access.username] = access
         try:
@@ -140,7 +141,7 @@ class BrowseProxy(AsyncContextManagerMixin):
                 scope.cancel()
 
     async def serve(self, stream: anyio.abc.SocketStream) -> None:
-        """Serves one connection of the browser; raises no error if either side breaks it off."""
+        """Serves one connection of the browser; raises no error if either side closes it early."""
         if self._num_open >= self._limits.max_connections:
             await stream.aclose()
             return
@@ -206,7 +207,7 @@ class BrowseProxy(AsyncContextManagerMixin):
         try:
             server = await self._connect(addresses, target.port)
         except (OSError, TimeoutError) as error:
-            reason = f"it could not be connected to ({error or 'no answer'})"
+            reason = f"the connection failed ({error or 'timed out'})"
             access.note(request.authority, reason)
             await browser.stream.send(_reply("504 Gateway Timeout", reason))
             return
@@ -221,7 +222,7 @@ class BrowseProxy(AsyncContextManagerMixin):
         if request.is_connect:
             return self._policy.check_authority(request.target, default_port=None)
         if not request.target.lower().startswith("http://"):
-            raise AddressRefusedError("only http:// is passed on without a tunnel")
+            raise AddressRefusedError("without CONNECT only http:// URLs are forwarded")
         return self._policy.check_url(request.target)
 
     async def _resolve_checked(self, target: Target) -> list[IPAddress]:
@@ -247,31 +248,31 @@ class BrowseProxy(AsyncContextManagerMixin):
         raise failure or OSError("no address")
 
     async def _tunnel(self, browser: "_Browser", server: anyio.abc.ByteStream) -> None:
-        """Passes bytes in both directions until either side ends."""
+        """Relays bytes in both directions until either side closes."""
         await browser.stream.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
         async with anyio.create_task_group() as tasks:
 
             async def send_on() -> None:
                 with suppress(*_GONE):
-                    await self._pass_on(browser, browser.received, server)
+                    await self._forward_bytes(browser, browser.received, server)
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(send_on)
             with suppress(*_GONE):
-                await self._pass_on(browser, server, browser.stream)
+                await self._forward_bytes(browser, server, browser.stream)
             tasks.cancel_scope.cancel()
 
     async def _exchange(
         self, browser: "_Browser", server: anyio.abc.ByteStream, request: "_Request"
     ) -> None:
-        """Passes on one request and its reply. The connection serves no further request."""
+        """Forwards one request and its reply. The connection serves no further request."""
         await server.send(request.for_server())
         async with anyio.create_task_group() as tasks:
 
             async def send_body() -> None:
                 with suppress(*_GONE):
                     body_bytes = request.body_bytes
-                    await self._pass_on(browser, browser.received, server, body_bytes)
+                    await self._forward_bytes(browser, browser.received, server, body_bytes)
                     # Nothing may follow the body; this waits until the browser disconnects.
                     await browser.received.receive(1)
                 tasks.cancel_scope.cancel()
@@ -290,14 +291,14 @@ class BrowseProxy(AsyncContextManagerMixin):
             while status_line.startswith("HTTP/1.1 1"):
                 status_line, headers = _parse_head(await _receive_head(server))
         except (anyio.DelimiterNotFound, _BadRequestError):
-            await browser.stream.send(_reply("502 Bad Gateway", "the server sent no valid reply"))
+            await browser.stream.send(_reply("502 Bad Gateway", "the server sent an invalid reply"))
             return
-        reply_headers = [*_without_hops(headers), ("Connection", "close")]
+        reply_headers = [*_without_hop_headers(headers), ("Connection", "close")]
         await browser.stream.send(_head(status_line, reply_headers))
         body_bytes = _body_bytes(method, status_line, headers)
-        await self._pass_on(browser, server, browser.stream, body_bytes)
+        await self._forward_bytes(browser, server, browser.stream, body_bytes)
 
-    async def _pass_on(
+    async def _forward_bytes(
         self,
         browser: "_Browser",
         source: anyio.abc.ByteReceiveStream,
@@ -316,7 +317,7 @@ class BrowseProxy(AsyncContextManagerMixin):
 
 
 class _BadRequestError(Exception):
-    """The received bytes are not HTTP in the form that this proxy accepts."""
+    """The received bytes are not an HTTP request that this proxy accepts."""
 
 
 class _Browser:
@@ -337,7 +338,7 @@ class _Request:
 
     method: str
     target: str
-    """The `host:port` of a CONNECT request, or the whole URL of another one."""
+    """The `host:port` of a CONNECT request, else the absolute URL."""
     headers: list[tuple[str, str]]
 
     @property
@@ -363,13 +364,13 @@ class _Request:
         _, _, rest = self.target.partition("://")
         split = min((rest.find(mark) for mark in "/?#" if mark in rest), default=len(rest))
         authority, path = rest[:split], rest[split:].partition("#")[0]
-        others = [(k, v) for k, v in _without_hops(self.headers) if k.lower() != "host"]
+        others = [(k, v) for k, v in _without_hop_headers(self.headers) if k.lower() != "host"]
         request_line = f"{self.method} {path if path.startswith('/') else '/' + path} HTTP/1.1"
         return _head(request_line, [("Host", authority), *others, ("Connection", "close")])
 
 
 def authority_of(url: str) -> str:
-    """Returns the `host:port` of a URL as a browser writes it; empty if it has none."""
+    """Returns the `host:port` of a URL in the browser's notation; empty if it has none."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -391,7 +392,7 @@ def _parse_request(head: bytes) -> _Request:
         raise _BadRequestError("this is not an HTTP/1 request to a proxy")
     request = _Request(method=parts[0], target=parts[1], headers=headers)
     if request.header("transfer-encoding"):
-        raise _BadRequestError("a body without a content length is not passed on")
+        raise _BadRequestError("a body without a content length is not forwarded")
     length = request.header("content-length")
     if length and not (length.isascii() and length.isdigit() and len(length) < 12):
         raise _BadRequestError("the content length is not a number")
@@ -421,7 +422,7 @@ def _body_bytes(method: str, status_line: str, headers: list[tuple[str, str]]) -
     return int(length[:12])
 
 
-def _without_hops(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def _without_hop_headers(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in headers if name.lower() not in _HOP_HEADERS]
 
 

@@ -31,13 +31,13 @@ _POPUP_S = 0.15
 _ACTION_MS = 5000.0
 
 _STATE_LOST = (
-    "Its pages, cookies and what was typed are lost; the browser is ready again: begin with "
+    "Its pages, cookies and typed text are lost. The browser has been restarted: begin with "
     "browse_open"
 )
 _CRASHED = "the browser or its page crashed during this call"
 _BY_PROXY = frozenset({403, 502, 504})
 _NETWORK_ERRORS = {
-    "ERR_ABORTED": "it is a file to download, or the page stopped loading; nothing was downloaded",
+    "ERR_ABORTED": "it is a download, or the page stopped loading; nothing was downloaded",
     "ERR_TUNNEL_CONNECTION_FAILED": "no connection to its server",
     "ERR_NAME_NOT_RESOLVED": "its host name has no address",
     "ERR_CERT_": "its certificate is not valid",
@@ -71,7 +71,7 @@ class BrowserSettings(Protocol):
 
 
 class BrowseSession:
-    """Carries out the browser tools for one rollout, one call at a time."""
+    """Runs the browser tools for one rollout, one call at a time."""
 
     def __init__(self, shared: BrowserSettings) -> None:
         self._shared = shared
@@ -87,7 +87,7 @@ class BrowseSession:
         }
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Runs one tool within the deadline of a call. The arguments must have been checked.
+        """Runs one tool within the deadline of a call. The arguments must be validated already.
 
         A session's first call waits while too many other sessions have pages open.
 
@@ -101,7 +101,7 @@ class BrowseSession:
             return await self._call(name, arguments)
 
     async def aclose(self) -> None:
-        """Closes the session's pages, so that another session may open some."""
+        """Closes the session's pages, so that another session may open pages."""
         with anyio.CancelScope(shield=True):
             await self._drop()
             if self._has_slot:
@@ -115,11 +115,11 @@ class BrowseSession:
         try:
             with anyio.fail_after(self._shared.call_timeout_s):
                 return ToolResult(content=await self._actions[name](**arguments), is_error=False)
-        except (_CannotError, AddressRefusedError) as error:
+        except (_ActionError, AddressRefusedError) as error:
             return error_result(str(error))
         except TimeoutError:
-            problem = f"{name} did not end within {self._shared.call_timeout_s:g} s"
-        except _LostError:
+            problem = f"{name} timed out after {self._shared.call_timeout_s:g} s"
+        except _BrowserLostError:
             problem = _CRASHED
         except PlaywrightError as error:
             if self._open is not None and await self._open.is_usable():
@@ -138,10 +138,10 @@ class BrowseSession:
         except PlaywrightError as error:
             # A browser that hangs reports a timeout as well, so ask whether it still answers.
             if not await opened.is_usable():
-                raise _LostError from error
+                raise _BrowserLostError from error
             if isinstance(error, PlaywrightTimeoutError):
-                raise _CannotError(f"the page did not load within {self._nav_s:g} s") from error
-            raise _CannotError(f"the page cannot be opened: {opened.reason_for(error)}") from error
+                raise _ActionError(f"the page timed out after {self._nav_s:g} s") from error
+            raise _ActionError(f"the page cannot be opened: {opened.reason_for(error)}") from error
         return await self._show(opened)
 
     async def _click(self, ref: int) -> str:
@@ -159,7 +159,7 @@ class BrowseSession:
         elif kind in _TEXT_KINDS:
             await _act(locator.fill(text, timeout=_ACTION_MS), ref)
         else:
-            raise _CannotError(f"[{ref}] is a {kind}, no field for text")
+            raise _ActionError(f"[{ref}] is a {kind}, not a text field")
         if submit:
             await self._follow(opened, locator.press("Enter", timeout=self._nav_ms))
         return await self._show(opened)
@@ -172,13 +172,13 @@ class BrowseSession:
         try:
             await page.go_back(wait_until="domcontentloaded", timeout=self._nav_ms)
         except PlaywrightTimeoutError as error:
-            raise _CannotError("the page before this one did not load in time") from error
+            raise _ActionError("loading the previous page timed out") from error
         if page.url == before and len(opened.pages) > 1:
             # A link opened this tab, so "back" leads to the tab with the link.
             await page.close()
         elif page.url in (before, "about:blank"):
             await page.go_forward(timeout=_ACTION_MS)
-            raise _CannotError("there is no page before this one")
+            raise _ActionError("there is no previous page")
         return await self._show(opened)
 
     async def _read(self, page: int = 1) -> str:
@@ -186,10 +186,10 @@ class BrowseSession:
         if page == 1 or opened.document is None:
             await self._look(opened)
         document = opened.document
-        if document is None or not 1 <= page <= document.num_pages:
-            num_pages = document.num_pages if document else 1
-            raise _CannotError(f"there is no part {page}; this page has {num_pages}")
-        return document.show(page)
+        if document is None or not 1 <= page <= document.num_parts:
+            num_parts = document.num_parts if document else 1
+            raise _ActionError(f"there is no part {page}; this page has {num_parts}")
+        return document.render_part(page)
 
     async def _follow(self, opened: "_OpenContext", action: Awaitable[Any]) -> None:
         """Performs a click or key press, and waits for the page that it may lead to."""
@@ -197,9 +197,9 @@ class BrowseSession:
         try:
             await action
         except PlaywrightTimeoutError as error:
-            raise _CannotError(
-                f"done, but what it leads to did not load within {self._nav_s:g} s; browse_read "
-                "shows what is there"
+            raise _ActionError(
+                f"done, but the next page did not load within {self._nav_s:g} s; browse_read "
+                "shows the current page"
             ) from error
 
     async def _show(self, opened: "_OpenContext") -> str:
@@ -210,16 +210,16 @@ class BrowseSession:
             with suppress(PlaywrightTimeoutError):
                 await opened.current.wait_for_load_state(state, timeout=_SETTLE_MS)
         await opened.close_surplus()
-        return (await self._look(opened)).show(1)
+        return (await self._look(opened)).render_part(1)
 
     async def _look(self, opened: "_OpenContext") -> Document:
         page = opened.current
         snapshot = await take_snapshot(page)
         reason = opened.access.refusals.get(authority_of(snapshot.url))
         if snapshot.url.startswith("chrome-error:"):
-            raise _CannotError(f"the page cannot be opened: {opened.last_refusal()}")
+            raise _ActionError(f"the page cannot be opened: {opened.last_refusal()}")
         if reason and snapshot.status in _BY_PROXY:
-            raise _CannotError(f"the page cannot be opened: {reason}")
+            raise _ActionError(f"the page cannot be opened: {reason}")
         main_text = await self._shared.reader.find_text(snapshot.html, url=snapshot.url)
         opened.shown, opened.elements = page, snapshot.elements
         opened.document = make_document(snapshot, main_text, max_chars=self._shared.max_chars)
@@ -233,7 +233,7 @@ class BrowseSession:
 
     def _opened(self) -> "_OpenContext":
         if self._open is None or not self._open.pages:
-            raise _CannotError("no page is open yet: begin with browse_open")
+            raise _ActionError("no page is open yet: begin with browse_open")
         return self._open
 
     async def _drop(self) -> None:
@@ -253,16 +253,16 @@ class BrowseSession:
         return self._shared.nav_timeout_s * 1000
 
 
-class _CannotError(Exception):
-    """A requested action is not possible; the text is meant for the model."""
+class _ActionError(Exception):
+    """A requested action is not possible; the text is shown to the model."""
 
 
-class _LostError(Exception):
+class _BrowserLostError(Exception):
     """The browser no longer answers this session."""
 
 
 class _OpenContext:
-    """A session's browser context, its credential for the proxy, and the page it showed last."""
+    """A session's browser context, its proxy credential, and the page it showed last."""
 
     def __init__(
         self,
@@ -288,27 +288,27 @@ class _OpenContext:
 
     @property
     def current(self) -> Page:
-        """The page that is read and clicked, which is the one that was opened last."""
+        """The current page, which is the one that was opened last."""
         pages = self.pages
         if not pages:
-            raise _CannotError("the page closed itself: begin again with browse_open")
+            raise _ActionError("the page closed itself: start again with browse_open")
         return pages[-1]
 
     def element(self, ref: int) -> Element:
         """Returns the element that is listed under a number."""
         if not 1 <= ref <= len(self.elements):
-            raise _CannotError(f"there is no [{ref}] on this page; browse_read shows what there is")
+            raise _ActionError(f"there is no element [{ref}]; browse_read lists the elements")
         return self.elements[ref - 1]
 
     def locate(self, ref: int) -> Locator:
         """Returns Playwright's locator of the element that is listed under a number."""
         self.element(ref)
         if self.shown is not self.current:
-            raise _CannotError("another page is open now; browse_read shows it")
+            raise _ActionError("another page is open now; browse_read shows it")
         return self.current.locator(f'[{REF_ATTRIBUTE}="{ref}"]').first
 
     async def close_surplus(self) -> None:
-        """Closes the oldest pages, if more are open than may be."""
+        """Closes the oldest pages if more than `MAX_PAGES` are open."""
         for page in self.pages[:-MAX_PAGES]:
             await page.close()
 
@@ -333,11 +333,11 @@ class _OpenContext:
         return next(texts, _first_line(error))
 
     def last_refusal(self) -> str:
-        """Returns the latest reason for which the proxy refused a request."""
-        return next(reversed(self.access.refusals.values()), "its server did not answer")
+        """Returns the latest reason why the proxy refused a request."""
+        return next(reversed(self.access.refusals.values()), "its server did not respond")
 
     async def aclose(self) -> bool:
-        """Closes the context and its pages; returns False if the browser did not answer."""
+        """Closes the context and its pages; returns False if the browser did not respond."""
         self._stack.close()
         with anyio.move_on_after(CLOSE_TIMEOUT_S) as scope, suppress(PlaywrightError):
             await self.context.close()
@@ -368,11 +368,12 @@ async def _act(action: Awaitable[Any], ref: int) -> None:
     try:
         await action
     except PlaywrightTimeoutError as error:
-        raise _CannotError(
-            f"[{ref}] cannot be used: it has gone, is covered, or has no such option; browse_read "
-            "shows the page as it is now"
+        raise _ActionError(
+            f"[{ref}] cannot be used: it was removed, is covered, or lacks this option; "
+            "browse_read "
+            "shows the current page"
         ) from error
 
 
 def _first_line(error: PlaywrightError) -> str:
-    return next(iter(error.message.splitlines()), "it gave no reason")[:200]
+    return next(iter(error.message.splitlines()), "no reason given")[:200]

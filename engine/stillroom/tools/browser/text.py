@@ -1,8 +1,8 @@
 """Extracts the main content of a page as Markdown, in a child process that can be killed.
 
 HTML from the web may keep a parser busy for hours or crash it, so it is never parsed in our own
-process. The child, `python -m stillroom.tools.browser.text`, reads one page a line and writes one
-text a line.
+process. The child, `python -m stillroom.tools.browser.text`, reads one page per line and writes one
+text per line.
 """
 
 import logging
@@ -30,7 +30,7 @@ _GONE = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, OSE
 
 
 class _PageHTML(msgspec.Struct, frozen=True, kw_only=True):
-    """A page's HTML, as it is in the browser now, and its URL."""
+    """A page's current HTML and its URL."""
 
     html: str
     url: str
@@ -43,7 +43,7 @@ class _PageText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextReader(AsyncContextManagerMixin):
-    """Finds the main content of pages, one page at a time. Use as an async context manager."""
+    """Extracts the main content of pages, one at a time. Use as an async context manager."""
 
     def __init__(self, *, timeout_s: float = 15.0) -> None:
         self._timeout_s = timeout_s

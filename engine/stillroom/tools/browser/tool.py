@@ -1,8 +1,7 @@
 """The built-in tool `browse`: web pages as text, in one Chromium for all rollouts.
 
 Rows with `docker: local/playwright` are written for the Playwright MCP server, and models know its
-tools. Where there is no container engine they get the same names and arguments, over the browser's
-own tools.
+tools. Without a container engine, the built-in browser offers the same names and arguments.
 """
 
 import re
@@ -31,25 +30,25 @@ if TYPE_CHECKING:
 
 
 def browse_open(url: str) -> None:
-    """Open a web page by its whole URL and read it: its text, then its numbered links, buttons
-    and fields."""
+    """Open a web page by its full URL and read it: its text, then its numbered links, buttons and
+    fields."""
 
 
 def browse_click(ref: int) -> None:
-    """Click the link or button with this number in the latest list, and read what comes."""
+    """Click the link or button with this number in the latest list, and read the resulting page."""
 
 
 def browse_type(ref: int, text: str, submit: bool = False) -> None:
-    """Replace what the field with this number holds, or choose an option of a select by its
-    label; with submit, press Enter then. Shows the page after that."""
+    """Replace the text of the field with this number, or choose an option of a select by its label;
+    with submit, then press Enter. Shows the resulting page."""
 
 
 def browse_back() -> None:
-    """Go back to the page before this one and read it."""
+    """Go back to the previous page and read it."""
 
 
 def browse_read(page: int = 1) -> None:
-    """Read one part of the current page; long pages have several. Part 1 reads the page anew."""
+    """Read one part of the current page; long pages have several. Part 1 reads the page again."""
 
 
 _TOOLS: tuple[Callable[..., None], ...] = (
@@ -68,14 +67,12 @@ def _checkers(tools: Iterable[Callable[..., None]]) -> dict[str, ArgumentChecker
 class BrowseTools(ToolSource, AsyncContextManagerMixin):
     """The tool source `browse`. Use as an async context manager; Chromium runs while it is open.
 
-    allow: the addresses that may be reached, with the public web, in AddressPolicy's notation.
-    max_contexts: how many sessions may have pages open at once; the others wait.
-    max_chars: the most characters of a reply's text and list of elements together.
-    nav_timeout_s: how long a page may take to load.
-    call_timeout_s: how long a call may take, which must be longer than nav_timeout_s. A call that
-    takes longer is ended, and the session's pages are lost.
-    executable, sandbox: see ChromiumOptions.
-    dial: connects to an address that passed all checks; tests give one that records the addresses.
+    allow: addresses that may be reached in addition to the public web, as AddressPolicy takes them.
+    max_contexts: the most sessions with open pages at once; the others wait. max_chars: the most
+    characters of a reply's text and list of elements together. nav_timeout_s: the time limit of a
+    page load. call_timeout_s: the time limit of a call, which must exceed nav_timeout_s. A call
+    that times out loses the session's pages. executable, sandbox: see ChromiumOptions. dial:
+    connects to an address that passed all checks; tests give one that records the addresses.
     """
 
     def __init__(
@@ -121,7 +118,7 @@ class BrowseTools(ToolSource, AsyncContextManagerMixin):
 
     @property
     def keeps_state(self) -> bool:
-        """True, since the open page depends on all calls before."""
+        """True, since the open page depends on all earlier calls."""
         return True
 
     @asynccontextmanager
@@ -161,16 +158,16 @@ class BrowseTools(ToolSource, AsyncContextManagerMixin):
 
 @dataclass(frozen=True, slots=True)
 class _CheckedSession:
-    """A session that checks the arguments of each call before it passes the call on."""
+    """A session that checks the arguments of each call before it runs the call."""
 
     checkers: dict[str, ArgumentChecker]
     run: Callable[[str, dict[str, Any]], Awaitable[ToolResult]]
     """Runs a tool with checked arguments. Raises ArgumentError."""
     new_names: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The names that arguments have now, by the names they had earlier."""
+    """The current names of arguments by their former names."""
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Runs one tool; what the browser cannot do is an error that names what it can."""
+        """Runs one tool; an unknown tool is an error result that lists the known ones."""
         checker = self.checkers.get(name)
         if checker is None:
             return error_result(
@@ -190,12 +187,12 @@ async def _call_browser(
     try:
         return await session.call(name, arguments)
     except EngineError as error:
-        problem = f"the browser ended and could not be started again: {error.problem}"
+        problem = f"the browser exited and could not be restarted: {error.problem}"
         raise CallFailedError(FailureClass.TOOL_HOST, problem) from error
 
 
 _NEW_NAMES = {"ref": "target"}
-"""The argument that names an element in older versions of the server, and its name since."""
+"""The former and the current name of the argument that identifies an element."""
 
 
 def browser_navigate(url: str) -> None:
@@ -209,7 +206,7 @@ def browser_navigate_back() -> None:
 
 def browser_snapshot(page: int = 1) -> None:
     """Read the current page: its text and its numbered elements. Long pages have several parts;
-    page is the number of one."""
+    page is the part's number."""
 
 
 def browser_click(target: str, element: str = "") -> None:
@@ -242,7 +239,7 @@ _OURS = {
     "browse_click": "browser_click",
     "browse_type": "browser_type",
 }
-"""The browser's own tools, which its replies name, and the tools of the server in their place."""
+"""The browser's own tool names, which its replies mention, and the server's names for them."""
 _NAME = re.compile(rf"\b({'|'.join(_OURS)})\b")
 
 
@@ -261,7 +258,7 @@ class PlaywrightNames(ToolSource):
 
     @property
     def keeps_state(self) -> bool:
-        """True, since the open page depends on all calls before."""
+        """True, since the open page depends on all earlier calls."""
         return True
 
     @asynccontextmanager

@@ -36,7 +36,7 @@ class ConnectFailedError(Exception):
 
 
 class NoAnswerError(ConnectFailedError):
-    """The server runs but does not answer in time."""
+    """The server runs but does not respond in time."""
 
 
 class ConnectionLostError(Exception):
@@ -44,9 +44,9 @@ class ConnectionLostError(Exception):
 
 
 class Connection:
-    """A session with a server, held open by a background task of its own.
+    """A session with a server, held open by its own background task.
 
-    The SDK's cancel scopes must be entered and left by the same task, but the calls of a rollout
+    The SDK's cancel scopes must be entered and exited by the same task, but the calls of a rollout
     come from several tasks.
     """
 
@@ -60,7 +60,7 @@ class Connection:
         self._error: Exception | None = None
 
     async def open(self, *, timeout_s: float) -> None:
-        """Connects; a background task then holds the session until `close`.
+        """Connects; a background task then keeps the session open until `close`.
 
         Raises:
             ConnectFailedError: the server did not start, did not answer, or refused the dialect.
@@ -71,7 +71,7 @@ class Connection:
                 await self._settled.wait()
         except TimeoutError as error:
             await self.close(now=True)
-            reason = f"it did not answer within {timeout_s:g} s{self._output.error_suffix()}"
+            reason = f"it timed out after {timeout_s:g} s{self._output.error_suffix()}"
             raise NoAnswerError(reason) from error
         except BaseException:
             await self.close(now=True)
@@ -85,7 +85,7 @@ class Connection:
             await self.list_tools(timeout_s=timeout_s)
 
     async def list_tools(self, *, timeout_s: float) -> list[ToolSchema]:
-        """Returns all tools of the server, in the order in which it lists them.
+        """Returns all tools of the server, in the server's order.
 
         Raises:
             ConnectFailedError: the server did not list them; the session is closed.
@@ -97,13 +97,13 @@ class Connection:
             with anyio.fail_after(timeout_s):
                 return await self._list_pages()
         except TimeoutError as error:
-            reason = f"it did not list its tools within {timeout_s:g} s"
+            reason = f"listing its tools timed out after {timeout_s:g} s"
             await self.close(now=True)
             raise ConnectFailedError(reason + self._output.error_suffix()) from error
         except (MCPError, ConnectionLostError, ValidationError) as error:
             await self.close()
             reason = (
-                f"it did not list its tools: {error}{self.ending()}{self._output.error_suffix()}"
+                f"listing its tools failed: {error}{self.ending()}{self._output.error_suffix()}"
             )
             raise ConnectFailedError(reason) from error
         except BaseException:
@@ -111,7 +111,7 @@ class Connection:
             raise
 
     async def call(self, name: str, arguments: dict[str, Any], *, timeout_s: float) -> ToolResult:
-        """Runs one tool within its deadline; an error that the server reports is an error result.
+        """Runs one tool within its deadline; an error from the server becomes an error result.
 
         Raises:
             ConnectionLostError: no answer came in time, or the connection ended; the session is
@@ -127,7 +127,7 @@ class Connection:
                     return await self._request(name, arguments)
             except TimeoutError as error:
                 await self.close(now=True)
-                raise ConnectionLostError(f"no answer within {timeout_s:g} s") from error
+                raise ConnectionLostError(f"timed out after {timeout_s:g} s") from error
             except MCPError as error:
                 if self._is_lost(error):
                     await self.close()
@@ -135,7 +135,7 @@ class Connection:
                 return error_result(f"{name}: {error.message}")
             except ValidationError as error:
                 detail = error.errors(include_url=False, include_input=False)[0]["msg"]
-                return error_result(f"{name}: the answer is no tool result ({detail})")
+                return error_result(f"{name}: the response is not a valid tool result ({detail})")
             finally:
                 self._calls.discard(scope)
         raise ConnectionLostError("the connection ended")
@@ -143,7 +143,7 @@ class Connection:
     async def close(self, *, now: bool = False) -> None:
         """Ends the session and the processes of its server, also when cancelled.
 
-        With `now`, a process gets no time to end by itself.
+        With `now`, the process gets no time to exit by itself.
         """
         with anyio.CancelScope(shield=True):
             self._leave.set()
@@ -155,12 +155,12 @@ class Connection:
             await self._done.wait()
 
     def ending(self) -> str:
-        """Returns a text on how the server's process ended; empty if it did not end by itself.
+        """Returns the exit of the server's process as text; empty if it did not exit by itself.
 
         This is known only after `close`.
         """
         code = self._output.exit_code
-        return "" if code is None else f"; its process ended with code {code}"
+        return "" if code is None else f"; its process exited with code {code}"
 
     async def _hold(self) -> None:
         from mcp import Client
@@ -212,7 +212,7 @@ class Connection:
             cursor = page.next_cursor
             if not cursor:
                 return list(schemas.values())
-        raise ConnectionLostError(f"the list did not end after {MAX_PAGES} pages")
+        raise ConnectionLostError(f"the tool list has more than {MAX_PAGES} pages")
 
     async def _request(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult
@@ -257,7 +257,7 @@ def leaf_of(error: BaseException | None) -> BaseException | None:
 
 
 def _schema_of(tool: "types.Tool") -> ToolSchema:
-    """Returns a tool's schema for the model; the parameters are as the server sent them."""
+    """Returns a tool's schema for the model, with the server's parameters unchanged."""
     function = {
         "name": tool.name,
         "description": tool.description or "",
@@ -269,7 +269,7 @@ def _schema_of(tool: "types.Tool") -> ToolSchema:
 def _result_of(result: "types.CallToolResult") -> ToolResult:
     """Returns a tool's result as text for the model.
 
-    Images, sound and binary resources are replaced by their type and size.
+    Images, audio and binary resources are replaced with their type and size.
     """
     text = "\n".join(map(_block_text, result.content))
     if not text and result.structured_content is not None:

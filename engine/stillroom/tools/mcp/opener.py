@@ -22,7 +22,7 @@ _STARTS_PER_CPU = 2
 
 
 class SessionOpener:
-    """Opens sessions with a server, and starts only a few of its processes at the same time."""
+    """Opens sessions with a server, and limits how many of its processes start at once."""
 
     def __init__(self, spec: ServerSpec, background: Background, *, timeout_s: float) -> None:
         self.spec, self.timeout_s = spec, timeout_s
@@ -47,12 +47,12 @@ class SessionOpener:
         return connection
 
     async def close(self) -> None:
-        """Ends the process that serves all sessions, if there is one."""
+        """Stops the process that serves all sessions, if any."""
         if self._shared is not None:
             await self._shared.stop()
 
     async def _open_shared(self, shared: "_SharedServer", dialect: ServerDialect) -> Connection:
-        spec = await shared.running(timeout_s=self.timeout_s)
+        spec = await shared.ensure_running(timeout_s=self.timeout_s)
         try:
             return await self._session(spec, dialect)
         except NoAnswerError:
@@ -63,7 +63,7 @@ class SessionOpener:
             if not await shared.has_lost(spec):
                 raise
         # The process had just died and nobody had noticed it, so one more try makes sense.
-        return await self._session(await shared.running(timeout_s=self.timeout_s), dialect)
+        return await self._session(await shared.ensure_running(timeout_s=self.timeout_s), dialect)
 
     async def _session(self, spec: ServerSpec, dialect: ServerDialect) -> Connection:
         connection = Connection(spec, dialect, self._background)
@@ -72,9 +72,9 @@ class SessionOpener:
 
 
 class _SharedServer:
-    """The one process of a server that serves all sessions on a port.
+    """The single process of a server that serves all sessions on a port.
 
-    If it ends, the next session starts it again.
+    If it exits, the next session restarts it.
     """
 
     def __init__(self, spec: ServerSpec, background: Background) -> None:
@@ -82,8 +82,8 @@ class _SharedServer:
         self._turn = anyio.Lock()
         self._process: _ListeningProcess | None = None
 
-    async def running(self, *, timeout_s: float) -> ServerSpec:
-        """Returns the server's spec with its URL, once it listens there.
+    async def ensure_running(self, *, timeout_s: float) -> ServerSpec:
+        """Returns the server's spec with its URL once it listens; starts it if necessary.
 
         Raises:
             ConnectFailedError: the server does not start.
@@ -101,7 +101,7 @@ class _SharedServer:
             return self._process.spec
 
     async def has_lost(self, spec: ServerSpec) -> bool:
-        """Returns whether the process behind `spec` has ended or no longer listens."""
+        """Returns whether the process behind `spec` has exited or no longer listens."""
         async with self._turn:
             process = self._process
             if process is None or process.spec != spec:
@@ -112,7 +112,7 @@ class _SharedServer:
             return self._process is None
 
     async def stop(self, spec: ServerSpec | None = None) -> None:
-        """Ends the process; if `spec` is given, only if it is still the process behind `spec`."""
+        """Stops the process; if `spec` is given, only if it is still the process behind `spec`."""
         async with self._turn:
             if self._process is not None and spec in (None, self._process.spec):
                 process, self._process = self._process, None
@@ -131,7 +131,7 @@ class _ListeningProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process or the task that holds it has ended."""
+        """Whether the process or its background task has ended."""
         process = self._process
         return self._done.is_set() or (process is not None and process.returncode is not None)
 
@@ -159,7 +159,7 @@ class _ListeningProcess:
         )
 
     async def stop(self) -> None:
-        """Ends the process with all that it started, also when cancelled."""
+        """Stops the process tree, also when cancelled."""
         with anyio.CancelScope(shield=True):
             self._leave.set()
             await self._done.wait()
@@ -186,7 +186,8 @@ class _ListeningProcess:
             self._done.set()
 
     async def listens(self) -> bool:
-        """Returns whether the port takes connections, even if the server is too busy to answer."""
+        """Returns whether the port accepts connections, even if the server is too busy to
+        respond."""
         with anyio.move_on_after(_CONNECT_TIMEOUT_S):
             try:
                 stream = await anyio.connect_tcp("localhost", self._port)
@@ -198,7 +199,7 @@ class _ListeningProcess:
     def _ending(self) -> str:
         if self._error is not None:
             return str(self._error)
-        return f"its process ended with code {self._output.exit_code}{self._output.error_suffix()}"
+        return f"its process exited with code {self._output.exit_code}{self._output.error_suffix()}"
 
 
 def _free_port() -> int:

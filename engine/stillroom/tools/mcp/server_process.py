@@ -1,4 +1,4 @@
-"""Runs the process of an MCP server, and ends it together with all that it started."""
+"""Runs the process of an MCP server, and stops its whole process tree."""
 
 import json
 import os
@@ -53,9 +53,9 @@ class ServerOutput:
     """The last lines that a server printed outside the protocol, and its exit code, for errors."""
 
     exit_code: int | None = None
-    """The exit code of a process that ended by itself; None if it runs or was killed."""
+    """The exit code of a process that exited by itself; None if it runs or was killed."""
     has_ended: bool = False
-    """Whether nothing more can come from the server."""
+    """Whether the server can send no further output."""
     _tail: bytearray = field(default_factory=bytearray)
 
     def add(self, data: bytes) -> None:
@@ -68,7 +68,7 @@ class ServerOutput:
         return "\n".join(line.rstrip() for line in lines if line.strip())
 
     def error_suffix(self) -> str:
-        """Returns the last output as the end of an error message; empty if there was none."""
+        """Returns the last output as a suffix for an error message; empty if there was none."""
         text = str(self)
         return f"; its last output:\n{text}" if text else ""
 
@@ -82,7 +82,7 @@ async def server_process(
     folder: Path,
     guard: Guard,
 ) -> AsyncGenerator[anyio.abc.Process]:
-    """Starts a server; at the end of the block, stops it and everything that it started.
+    """Starts a server; at the end of the block, stops its whole process tree.
 
     Raises:
         OSError: the command cannot be run.
@@ -142,14 +142,14 @@ async def stdio_streams(
 
 
 async def _receive(stdout: ByteReceiveStream | None, session: _Sink, output: ServerOutput) -> None:
-    """Passes the server's messages to the session, and closes that after the last one."""
+    """Passes the server's messages to the session, and closes the session after the last one."""
     from mcp.shared.message import SessionMessage
 
     lines = BufferedByteReceiveStream(cast("ByteReceiveStream", stdout))
     try:
         while True:
             line = await lines.receive_until(b"\n", MAX_LINE_BYTES)
-            message = _parsed(line)
+            message = _parse_message(line)
             if message is None:
                 output.add(line[-_MAX_LAST_OUTPUT_BYTES:] + b"\n")
             else:
@@ -163,7 +163,7 @@ async def _receive(stdout: ByteReceiveStream | None, session: _Sink, output: Ser
         session.close()
 
 
-def _parsed(line: bytes) -> Any:
+def _parse_message(line: bytes) -> Any:
     """Returns the message in a line; None if the line is not a message of the protocol."""
     from mcp.types.jsonrpc import jsonrpc_message_adapter
 
@@ -191,9 +191,9 @@ async def _send(session: _Source, stdin: ByteSendStream, incoming: _Sink) -> Non
 
 
 async def _watch(process: anyio.abc.Process, session: _Sink, output: ServerOutput) -> None:
-    """Closes the session once the server's process has ended.
+    """Closes the session once the server's process has exited.
 
-    The end of its output would not do, since a child process may hold the pipes open.
+    The end of its output is not enough, since a child process may keep the pipes open.
     """
     while process.returncode is None:  # noqa: ASYNC110 - a process sets no event
         await anyio.sleep(_WATCH_S)
@@ -204,7 +204,7 @@ async def _watch(process: anyio.abc.Process, session: _Sink, output: ServerOutpu
 
 
 async def keep_output(stream: ByteReceiveStream | None, output: ServerOutput) -> None:
-    """Reads a stream of the server to its end and keeps the last part."""
+    """Reads a stream of the server to its end and keeps its tail."""
     with suppress(*_LOST):
         while stream is not None:
             output.add(await stream.receive())

@@ -28,7 +28,7 @@ class MCPTools(ToolSource, AsyncContextManagerMixin):
     """The tools of one MCP server. Use as an async context manager.
 
     Each rollout has its own process or HTTP session, which ends with the rollout. An HTTP server
-    either runs already, or is started here once if its command holds `{port}`.
+    either runs already, or is started once if its command contains `{port}`.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class MCPTools(ToolSource, AsyncContextManagerMixin):
     ) -> None:
         """`server` is a URL, a command line, or a command as a list; it runs in `folder`.
 
-        At most `max_sessions` rollouts have a session at once; the others wait. `prefix` is put
-        before the names of the tools, so that those of two servers differ.
+        At most `max_sessions` rollouts have a session at once; the others wait. `prefix` is
+        prepended to the tool names, so that those of two servers differ.
         """
         self._prefix = prefix
         self._spec = parse_spec(server, folder=folder, environment=environment)
@@ -65,7 +65,7 @@ class MCPTools(ToolSource, AsyncContextManagerMixin):
                 except ConnectFailedError as error:
                     raise _cannot_use(self._spec, error) from error
                 self._dialect = server_tools.dialect
-                self._schemas = [_prefixed(one, self._prefix) for one in server_tools.schemas]
+                self._schemas = [_with_prefix(one, self._prefix) for one in server_tools.schemas]
                 yield self
             finally:
                 await self._opener.close()
@@ -77,20 +77,20 @@ class MCPTools(ToolSource, AsyncContextManagerMixin):
 
     @property
     def schemas(self) -> Sequence[ToolSchema]:
-        """The schemas of the server's tools, in its order, as they were when it was opened."""
+        """The schemas of the server's tools when it was opened, in the server's order."""
         return self._schemas
 
     @property
     def keeps_state(self) -> bool:
-        """True, since a call may find a page, a shell or a file as the last call left it."""
+        """True, since calls may share a page, a shell or files."""
         return True
 
     @asynccontextmanager
     async def session(self, task: ToolTask) -> AsyncGenerator["MCPSession"]:
         """Opens the tools of one rollout; waits while too many rollouts have a session.
 
-        The wait is here and not in the first call, so that rollouts that need several limited
-        sources take them in the same order. Otherwise two could wait for each other for ever.
+        It waits here and not in the first call, so that rollouts that need several limited sources
+        acquire them in the same order. Otherwise two rollouts could deadlock.
         """
         async with self._slots:
             session = MCPSession(
@@ -123,7 +123,7 @@ class MCPSession:
         self._turn = anyio.Lock()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Runs one tool. After a server that hangs or dies, the next call starts a new one.
+        """Runs one tool. If the server hangs or dies, the next call starts a new one.
 
         Raises:
             CallFailedError: no session can be opened.
@@ -137,8 +137,8 @@ class MCPSession:
             except ConnectionLostError as error:
                 self._connection = None
                 return error_result(
-                    f"{name}: {error}{connection.ending()}. The tool server was stopped and what "
-                    "it held is lost; the next call starts it anew"
+                    f"{name}: {error}{connection.ending()}. The tool server was stopped and its "
+                    "state is lost; the next call restarts it"
                 )
             except BaseException:
                 # Its answer may still be on the way, so it can serve no other call.
@@ -147,11 +147,11 @@ class MCPSession:
 
     @property
     def is_open(self) -> bool:
-        """Whether the next call goes to the same server process as the last one."""
+        """Whether the next call uses the same server process as the last one."""
         return self._connection is not None
 
     async def close(self, *, now: bool = False) -> None:
-        """Ends the session, and its server's process if that belongs to the session."""
+        """Ends the session, and its server's process if the session owns it."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close(now=now)
@@ -160,24 +160,24 @@ class MCPSession:
         try:
             self._connection = await self._opener.open(self._dialect)
         except ConnectFailedError as error:
-            message = f"the MCP server `{self._opener.spec}` gave no session: {error}"
+            message = f"cannot open a session with the MCP server `{self._opener.spec}`: {error}"
             raise CallFailedError(FailureClass.TOOL_HOST, message) from error
         return self._connection
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTools:
-    """The tools that a server offers, and the dialect that it answered in."""
+    """The tools of a server, and the dialect that it accepted."""
 
     dialect: ServerDialect
     schemas: list[ToolSchema]
 
 
 async def list_server_tools(opener: SessionOpener) -> ServerTools:
-    """Returns the tools of a server, listed in a session that is closed again.
+    """Returns the tools of a server, listed in a temporary session.
 
     Raises:
-        ConnectFailedError: the server answers in none of the dialects.
+        ConnectFailedError: the server accepts none of the dialects.
     """
     dialect, first_error = first_dialect(opener.spec), None
     while True:
@@ -196,7 +196,7 @@ async def list_server_tools(opener: SessionOpener) -> ServerTools:
             return ServerTools(dialect, schemas)
 
 
-def _prefixed(schema: ToolSchema, prefix: str) -> ToolSchema:
+def _with_prefix(schema: ToolSchema, prefix: str) -> ToolSchema:
     if not prefix:
         return schema
     function = schema["function"]
@@ -205,10 +205,10 @@ def _prefixed(schema: ToolSchema, prefix: str) -> ToolSchema:
 
 def _cannot_use(spec: ServerSpec, error: ConnectFailedError) -> InputError:
     fix = (
-        "start that server, or correct its URL (most end in /mcp or /sse; some servers answer to "
-        "localhost only, not to 127.0.0.1)"
+        "start that server, or correct its URL (most end in /mcp or /sse; some servers accept "
+        "localhost only, not 127.0.0.1)"
         if spec.url
-        else f"run the command by hand in {spec.folder}: it must start, and then "
+        else f"run the command manually in {spec.folder}: it must start, and then "
         f"{'listen on the port it is given' if spec.is_shared else 'wait for input'}"
     )
     return InputError(f"the MCP server `{spec}` cannot be used: {error}", fix)

@@ -15,13 +15,13 @@ from stillroom.secrecy.environments import tool_environment
 _PORT = "{port}"
 """The placeholder in a command for the port on which the server must listen."""
 _BARE_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9][A-Za-z0-9.-]*):(\d{1,5})(/\S*)?")
-"""A host with its port, such as localhost:8931, in which no command line begins."""
+"""Matches a host with its port, such as localhost:8931, which no command line starts with."""
 _THIS_MACHINE = ("localhost", "127.0.0.1", "[::1]")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """A server, given by the command that starts it, the URL where it runs, or both."""
+    """An MCP server, given by the command that starts it, its URL, or both."""
 
     command: tuple[str, ...] = ()
     url: str = ""
@@ -30,11 +30,11 @@ class ServerSpec:
 
     @property
     def is_shared(self) -> bool:
-        """Whether one process serves all rollouts, over HTTP on a port that we choose."""
+        """Whether one process serves all rollouts over HTTP, on a port that is chosen here."""
         return any(_PORT in argument for argument in self.command)
 
     def at_port(self, port: int) -> "ServerSpec":
-        """Returns the spec of the shared server when it listens on `port`, with its URL."""
+        """Returns the spec of the shared server on `port`, with its URL."""
         command = tuple(argument.replace(_PORT, str(port)) for argument in self.command)
         # localhost and not 127.0.0.1: some servers refuse any other host name.
         return replace(self, command=command, url=f"http://localhost:{port}/mcp")
@@ -57,7 +57,7 @@ def parse_spec(
 ) -> ServerSpec:
     """Returns the spec of a server given as a URL, a command line, or a list of arguments.
 
-    Raises InputError if it is empty or has an open quote.
+    Raises InputError if it is empty or has an unclosed quote.
     """
     common: dict[str, Any] = {"folder": folder or Path.cwd()}
     if environment is not None:
@@ -82,18 +82,18 @@ def parse_spec(
     return ServerSpec(command=command, **common)
 
 
-def is_port_here(server: str, port: int) -> bool:
-    """Returns whether a server is given as a port of this machine and no more: localhost:8931."""
+def is_local_port(server: str, port: int) -> bool:
+    """Returns whether a server is given as a bare local host and port, such as localhost:8931."""
     bare = _BARE_ADDRESS.fullmatch(server.strip())
     return bare is not None and bare[1] in _THIS_MACHINE and bare[2] == str(port)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerDialect:
-    """The transport and the protocol generation in which a server is addressed.
+    """The transport and the protocol generation to use with a server.
 
-    In mode `legacy` a session begins with a handshake, which most servers of both generations know;
-    mode `auto` does without.
+    In mode `legacy` a session begins with a handshake, which most servers of both generations
+    support; mode `auto` skips it.
     """
 
     transport: Literal["stdio", "http", "sse"]
@@ -106,7 +106,7 @@ def first_dialect(spec: ServerSpec) -> ServerDialect:
 
 
 def next_dialect(dialect: ServerDialect, code: int | None) -> ServerDialect | None:
-    """Returns the dialect to try after a server refused one; None if there is none left.
+    """Returns the dialect to try after a server rejected one; None if none is left.
 
     `code` is the error code that the server sent; None if it sent none.
     """

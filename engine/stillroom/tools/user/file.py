@@ -1,4 +1,4 @@
-"""The decorators `@tool` and `@reward` for tools.py and rewards.py, and what these may read."""
+"""The decorators `@tool` and `@reward`, their argument types, and loading of user files."""
 
 import hashlib
 import importlib.util
@@ -68,10 +68,10 @@ def tool(
 ) -> Any:
     """Marks a sync or async function as a tool. Write `@tool` or `@tool(timeout=10)`.
 
-    The docstring is what the model reads; every parameter needs a type. A parameter named `args`
-    receives `ToolArgs` and is hidden from the model. `timeout` is in seconds.
+    The docstring is the tool's description for the model; every parameter needs a type. A parameter
+    named `args` receives `ToolArgs` and is hidden from the model. `timeout` is in seconds.
     """
-    return _marked(function, ToolMark(sandbox=sandbox, timeout_s=timeout))
+    return _attach_mark(function, ToolMark(sandbox=sandbox, timeout_s=timeout))
 
 
 def reward(
@@ -85,7 +85,7 @@ def reward(
 
     The reward of a rollout is the sum of its rewards. A precondition that returns 0 makes it 0.
     """
-    return _marked(
+    return _attach_mark(
         function, RewardMark(precondition=precondition, sandbox=sandbox, timeout_s=timeout)
     )
 
@@ -102,10 +102,10 @@ def get_response(messages: list[Message]) -> str:
 
 
 _OURS = {each.__name__: each for each in (tool, reward, ToolArgs, RewardArgs, get_response)}
-"""What a user's file may use without importing it."""
+"""The names that a user's file may use without importing them."""
 
 
-def _marked(function: Any, mark: ToolMark | RewardMark) -> Any:
+def _attach_mark(function: Any, mark: ToolMark | RewardMark) -> Any:
     def apply(target: Any) -> Any:
         setattr(target, _MARK, mark)
         return target
@@ -114,12 +114,12 @@ def _marked(function: Any, mark: ToolMark | RewardMark) -> Any:
 
 
 class UserFile(msgspec.Struct, frozen=True):
-    """A user's Python file as it was read once; what is edited later is not run."""
+    """A user's Python file, read once; later edits have no effect."""
 
     location: str
     code: bytes
     modules: dict[str, bytes] = {}
-    """The code of the modules that it imports from its folder, by their path below the folder."""
+    """The code of the modules that it imports from its folder, by path relative to the folder."""
 
     @property
     def path(self) -> Path:
@@ -146,7 +146,7 @@ class UserFile(msgspec.Struct, frozen=True):
 def read_user_file(path: Path) -> UserFile:
     """Returns a user's Python file, with the modules next to it that it imports.
 
-    Raises ToolFileError if it cannot be read, and InputError if it must not be.
+    Raises ToolFileError if it cannot be read, and InputError if reading it is not allowed.
     """
     check_readable(path)
     try:
@@ -163,7 +163,8 @@ class LoadedFile:
 
     module: ModuleType
     notes: list[str]
-    """What the file was given that it did not import from us, and what it lacks, for the user."""
+    """Notes for the user on the names provided to the file, and on modules that are not
+    installed."""
 
 
 def load_user_file(file: UserFile) -> ModuleType:
@@ -175,7 +176,7 @@ def load_user_file(file: UserFile) -> ModuleType:
 
 
 def run_user_file(file: UserFile) -> LoadedFile:
-    """Runs a user's Python file like load_user_file, and returns what was done for it too."""
+    """Runs a user's Python file like load_user_file, and returns notes for the user too."""
     path = file.path
     folder = str(path.parent)
     if folder not in sys.path:
@@ -215,9 +216,9 @@ def run_user_file(file: UserFile) -> LoadedFile:
 def _notes(
     path: Path, bare: frozenset[str], missing: list[str], *, imports_rnow: bool
 ) -> list[str]:
-    """Returns what a file was given that it did not import from us, and what will fail later."""
-    given = ["what it imports from rnow"] if imports_rnow else []
-    given += [", ".join(sorted(bare)) + ", which it does not import"] if bare else []
+    """Returns notes on the names provided to a file, and on imports that will fail when called."""
+    given = ["the rnow modules that it imports"] if imports_rnow else []
+    given += [", ".join(sorted(bare)) + " (used without an import)"] if bare else []
     notes = [f"{path.name}: stillroom provides {' and '.join(given)}"] if given else []
     return notes + [
         f"{path.name}: a function imports {name}, which is not installed: calls of it will fail; "

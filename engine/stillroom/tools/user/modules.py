@@ -1,9 +1,9 @@
 """The modules that a user's Python file imports: its own, those not installed, and rnow's.
 
-Modules of the file's folder are found by its import statements, and by those of the modules
-themselves; a module that is imported under a name made at run time is read when it is imported.
-Projects written for rnow import their decorators from its package, and run here unchanged: those
-modules are replaced by Stillroom's, even where rnow is installed."""
+Modules in the file's folder are found through its import statements and those of the modules; a
+module whose name is computed at run time is read on import. Projects written for rnow import their
+decorators from its package and run unchanged: those modules are replaced with Stillroom's, even if
+rnow is installed."""
 
 import ast
 import importlib.util
@@ -21,13 +21,13 @@ from stillroom.secrecy.readable import check_readable
 
 
 def read_modules(file: Path, code: bytes) -> dict[str, bytes]:
-    """Returns the code of the modules that a file needs, by their path below the file's folder."""
+    """Returns the code of the modules that a file imports, by path relative to its folder."""
     found: dict[str, bytes] = {}
     unread = [(code, "")]
     while unread:
         source, package = unread.pop()
-        for name in _imported(source, package):
-            for place in _places(name):
+        for name in _imported_names(source, package):
+            for place in _module_files(name):
                 path = file.parent / place
                 if place not in found and path.is_file():
                     check_readable(path)
@@ -36,12 +36,12 @@ def read_modules(file: Path, code: bytes) -> dict[str, bytes]:
     return found
 
 
-def _imported(code: bytes, package: str) -> Iterator[str]:
-    """Yields the names of all modules that code imports, and of the packages around them.
+def _imported_names(code: bytes, package: str) -> Iterator[str]:
+    """Yields the names of all modules that code imports, and of their parent packages.
 
     `package` is the name of the package that the code is part of; "" for none.
     """
-    for node in ast.walk(_parsed(code)):
+    for node in ast.walk(_parse(code)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -55,7 +55,7 @@ def _imported(code: bytes, package: str) -> Iterator[str]:
             yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
-def _parsed(code: bytes) -> ast.AST:
+def _parse(code: bytes) -> ast.AST:
     """Returns the syntax tree of code; an empty one of code with bad syntax.
 
     Running the code reports the error.
@@ -66,21 +66,21 @@ def _parsed(code: bytes) -> ast.AST:
         return ast.Module(body=[], type_ignores=[])
 
 
-def _places(name: str) -> tuple[str, str]:
-    """Returns where Python looks for a module, a package first."""
+def _module_files(name: str) -> tuple[str, str]:
+    """Returns the relative paths where Python looks for a module, a package first."""
     path = name.replace(".", "/")
     return f"{path}/__init__.py", f"{path}.py"
 
 
 class FixedModules(MetaPathFinder):
-    """Finds the modules in a folder as they were read once; what is edited later is not run."""
+    """Imports the modules of a folder from code read once; later edits have no effect."""
 
     def __init__(self, folder: Path, modules: Mapping[str, bytes]) -> None:
         self._folder, self._modules = folder, modules
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Returns the specification of a module that was read, None for any other."""
-        for place in _places(fullname):
+        for place in _module_files(fullname):
             if place in self._modules:
                 file = self._folder / place
                 loader = _FixedLoader(file, self._modules[place])
@@ -89,7 +89,7 @@ class FixedModules(MetaPathFinder):
 
 
 class _FixedLoader(SourceLoader):
-    """Loads one module from code in memory. Bytecode on disk may be of another version of it."""
+    """Loads one module from code in memory, since bytecode on disk may be outdated."""
 
     def __init__(self, file: Path, code: bytes) -> None:
         self._file, self._code = str(file), code
@@ -123,20 +123,21 @@ _PACKAGES = {
 
 
 def names_not_imported(code: bytes, offered: frozenset[str]) -> frozenset[str]:
-    """Returns which of the offered names code uses without importing or defining them.
+    """Returns the offered names that code uses without importing or defining them.
 
-    They are none if the code has a `from … import *`, which may define any name, or bad syntax.
+    The result is empty if the code has a `from … import *`, which may define any name, or invalid
+    syntax.
     """
     used, bound = set[str](), set[str]()
-    for node in ast.walk(_parsed(code)):
+    for node in ast.walk(_parse(code)):
         if isinstance(node, ast.Name):
             (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
         else:
-            bound.update(_bound_by(node))
+            bound.update(_names_bound_by(node))
     return frozenset() if "*" in bound else offered & (used - bound)
 
 
-def _bound_by(node: ast.AST) -> Iterator[str]:
+def _names_bound_by(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield node.name
     elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -144,9 +145,10 @@ def _bound_by(node: ast.AST) -> Iterator[str]:
 
 
 def modules_missing_later(code: bytes, folder: Path) -> list[str]:
-    """Returns the modules that only functions import, and that are neither here nor installed.
+    """Returns the modules that only functions import and that are neither in `folder` nor
+    installed.
 
-    An import within `try` is not among them, since the code works without it.
+    An import within `try` is left out, since the code works without it.
     """
     tree = ast.parse(code)
     tried = {id(node) for block in ast.walk(tree) if isinstance(block, ast.Try)
@@ -182,11 +184,11 @@ def _is_available(name: str, folder: Path) -> bool:
 
 
 def modules_imported(code: bytes) -> list[str]:
-    """Returns the modules that code imports by their whole names; none of code with bad syntax.
+    """Returns the absolute names of the modules that code imports; none if its syntax is invalid.
 
     Imports from the package that the code is part of are left out.
     """
-    return sorted({name for node in ast.walk(_parsed(code)) for name in _imported_by(node)})
+    return sorted({name for node in ast.walk(_parse(code)) for name in _imported_by(node)})
 
 
 def how_to_install(module: str, folder: Path) -> str:
@@ -211,7 +213,7 @@ _OFFERED = {
     "rnow.core.llm_judge": (),
     "rnow.models": ("ToolArgs", "RewardArgs", "get_response"),
 }
-"""The names that each module of rnow offers here."""
+"""The names that Stillroom provides for each module of rnow."""
 
 
 class RnowModules(MetaPathFinder, Loader):
@@ -223,16 +225,16 @@ class RnowModules(MetaPathFinder, Loader):
         """Whether a file has imported rnow."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Returns the specification of rnow's package, or None for a module of somebody else.
+        """Returns the specification of rnow's package, or None for any other module.
 
-        Raises ToolFileError for a module of rnow that is not offered here.
+        Raises ToolFileError for a module of rnow that is not supported.
         """
         if fullname == _PACKAGE:
             self.is_used = True
             return spec_from_loader(fullname, self, is_package=True)
         if fullname.startswith(f"{_PACKAGE}."):
             raise ToolFileError(
-                f"it imports {fullname}, which is not offered here",
+                f"it imports {fullname}, which stillroom does not provide",
                 f"tools.py and rewards.py may import {', '.join(_OFFERED)}",
             )
         return None
@@ -240,8 +242,8 @@ class RnowModules(MetaPathFinder, Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Returns the package, with all its modules in it.
 
-        They are all made at once: a module that is imported later would be put into `rnow.core` in
-        place of the decorator of the same name.
+        All are created at once: a module imported later would replace the decorator of the same
+        name in `rnow.core`.
         """
         modules = {name: _module(name, offered, self._names) for name, offered in _OFFERED.items()}
         sys.modules.update(modules)
@@ -249,7 +251,7 @@ class RnowModules(MetaPathFinder, Loader):
         return modules[_PACKAGE]
 
     def exec_module(self, module: ModuleType) -> None:
-        """Does nothing, since the module is made whole."""
+        """Does nothing, since the module is already complete."""
 
 
 def _module(name: str, offered: tuple[str, ...], ours: Mapping[str, Any]) -> ModuleType:
@@ -258,15 +260,16 @@ def _module(name: str, offered: tuple[str, ...], ours: Mapping[str, Any]) -> Mod
     def missing(wanted: str) -> Any:
         if wanted == _JUDGE:
             raise ToolFileError(
-                "it imports llm_judge, whose calls no budget would count and no key would reach",
+                "it imports llm_judge, whose calls would have no API key and not count against "
+                "the budget",
                 "write the question as a rubric into judge.yml, give it as `judge`, and name "
                 "'judge' in the rows' rewards (skill rollout-rewards)",
             )
         if wanted.startswith("__"):
             raise AttributeError(wanted)
         raise ToolFileError(
-            f"it imports {wanted} from {name}, which is not offered here",
-            f"{name} offers {', '.join(offered) or 'nothing'}",
+            f"it imports {wanted} from {name}, which stillroom does not provide",
+            f"{name} provides {', '.join(offered) or 'nothing'}",
         )
 
     module.__dict__.update({each: ours[each] for each in offered}, __getattr__=missing)

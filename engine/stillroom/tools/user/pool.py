@@ -1,7 +1,7 @@
 """A pool of child processes for a user's tools.py and rewards.py, as large as the calls need.
 
 The path of a call: `UserPool.call` (or `reward`) waits for a free worker, and `Worker.answer` sends
-the call to its process and keeps the deadline. A worker that misses one is killed and replaced.
+the call to its process and enforces the deadline. A worker that misses it is killed and replaced.
 """
 
 import math
@@ -60,7 +60,7 @@ _LOST = (
 
 
 class WorkerDiedError(Exception):
-    """The worker's process ended in the middle of a call, or its answer cannot be used."""
+    """The worker's process exited during a call, or its answer is invalid."""
 
 
 class Worker:
@@ -83,7 +83,7 @@ class Worker:
     async def start(self, files: UserFiles) -> None:
         """Starts the process in the files' folder and waits until it has loaded them.
 
-        Raises ToolFileError if the process ends or hangs meanwhile, or if a file can't be used.
+        Raises ToolFileError if the process exits or hangs, or if a file can't be loaded.
         """
         paths = [file.path for file in (files.tools, files.rewards) if file is not None]
         # Shielded: a cancellation at this place would leave the process running.
@@ -106,8 +106,8 @@ class Worker:
             await self.kill()
             names, reason = " and ".join(map(str, paths)), error or "it hung"
             raise ToolFileError(
-                f"the process for {names} did not start: {reason}",
-                "run the file with python: importing it must end quickly and without an error",
+                f"the process for {names} failed to start: {reason}",
+                "run the file with python: importing it must finish quickly and without an error",
             ) from error
         except BaseException:
             await self.kill()
@@ -123,7 +123,7 @@ class Worker:
         call = msgspec.structs.replace(call, number=self._num_calls)
         reply = await self._exchange(call, timeout_s)
         if not isinstance(reply, Answer) or reply.number != self._num_calls:
-            raise WorkerDiedError("it answered without being called")
+            raise WorkerDiedError("it sent an answer without a call")
         return reply
 
     async def _exchange(
@@ -141,11 +141,11 @@ class Worker:
                 raise WorkerDiedError(f"its answer can't be read: {error}") from error
             except _LOST as error:
                 await self._exited()
-                problem = f"its process ended with code {self._process.returncode}"
+                problem = f"its process exited with code {self._process.returncode}"
                 raise WorkerDiedError(problem) from error
 
     async def kill(self) -> None:
-        """Kills the process and everything that it started."""
+        """Kills the process tree."""
         with anyio.CancelScope(shield=True):
             if self.has_ended:
                 with suppress(ProcessLookupError):
@@ -223,7 +223,7 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
 
     @property
     def keeps_state(self) -> bool:
-        """False, since any process may serve a call, so no tool can rely on the call before."""
+        """False, since any process may serve a call, so no tool can rely on earlier calls."""
         return False
 
     @asynccontextmanager
@@ -238,7 +238,7 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
 
     @property
     def notes(self) -> list[str]:
-        """Notes for the user on what the files were given that they did not import."""
+        """Notes for the user on the names provided to the files, and on missing modules."""
         return self._ready.notes
 
     async def call(
@@ -250,7 +250,7 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
         try:
             answer = await self._run(call, timeout_s)
         except TimeoutError:
-            return error_result(f"{name} did not answer within {timeout_s:g} s")
+            return error_result(f"{name} timed out after {timeout_s:g} s")
         except WorkerDiedError as error:
             return error_result(f"{name} crashed ({error})")
         if answer.error is not None:
@@ -282,7 +282,7 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
         try:
             answer = await self._run(call, timeout_s)
         except TimeoutError as error:
-            message = f"reward {name} did not answer within {timeout_s:g} s"
+            message = f"reward {name} timed out after {timeout_s:g} s"
             raise CallFailedError(FailureClass.REWARD_TIMEOUT, message) from error
         except WorkerDiedError as error:
             message = f"reward {name} crashed ({error})"
@@ -331,18 +331,19 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
                     await anyio.sleep(PATIENCE_S / 2)
                     # First read the answers that came while the loop was busy.
                     await anyio.lowlevel.checkpoint()
-                    if not self._is_patience_over():
+                    if not self._should_add_worker():
                         continue
                 try:
                     self._to_calls.send_nowait(await self._start_worker())
                 except ToolFileError as error:
                     self._to_calls.send_nowait(error)
 
-    def _is_patience_over(self) -> bool:
-        """Returns whether the first call in line has waited long and another worker would help.
+    def _should_add_worker(self) -> bool:
+        """Returns whether the first call in the queue has waited too long and another worker would
+        help.
 
-        If there is one worker for each processor already, another one helps only if all of them
-        have been busy for long, which means that they wait for something else than a processor.
+        With one worker per processor already, another one helps only if all of them have been busy
+        for long, which means that they are not CPU-bound.
         """
         long_ago = anyio.current_time() - PATIENCE_S
         if (
@@ -372,7 +373,7 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
 
 
 class _UserSession:
-    """The user's tools for one rollout, whose metadata they receive."""
+    """The user's tools for one rollout, which receive its metadata."""
 
     def __init__(self, pool: UserPool, metadata: dict[str, Any]) -> None:
         self._pool, self._metadata = pool, metadata
@@ -385,9 +386,9 @@ TOOLS_FILE = "tools.py"
 
 
 def schemas_in(file: UserFile) -> NamedTools:
-    """Returns the schemas of a tools.py by name, loaded in a process of its own that then ends.
+    """Returns the schemas of a tools.py by name, loaded in a temporary process.
 
-    It is called where no event loop runs. Raises ToolFileError if the file cannot be loaded.
+    Call it outside of an event loop. Raises ToolFileError if the file cannot be loaded.
     """
 
     async def load() -> list[ToolSchema]:
@@ -398,7 +399,7 @@ def schemas_in(file: UserFile) -> NamedTools:
 
 
 def tools_named_in(rows: Path, *folders: Path) -> NamedTools | None:
-    """Returns the tools for the rows of a file: of the first tools.py next to it, or in a folder.
+    """Returns the tools for a file's rows, from the first tools.py next to it or in `folders`.
 
     None if its rows name no tools, or there is no tools.py.
     """

@@ -1,9 +1,9 @@
 """The child process that runs a user's tools.py and rewards.py, one call at a time.
 
-The first line of its standard input holds the files. When it has loaded them, it writes one JSON
-line to its standard output, a Ready or a Broken. Then it reads calls as JSON lines, and writes an
-Answer to each. What the user's code prints goes to standard error. When the parent ends, the worker
-kills its process group.
+The first line of its standard input contains the files. It loads them and writes one JSON line to
+its standard output, a Ready or a Broken. Then it reads calls as JSON lines, and writes an Answer to
+each. What the user's code prints goes to standard error. When the parent exits, the worker kills
+its process group.
 """
 
 import inspect
@@ -51,7 +51,7 @@ class _ToolDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RewardDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """A reward in the worker's first line; `timeout_s` is None if it has no deadline of its own."""
+    """A reward in the worker's first line; `timeout_s` is None for the default deadline."""
 
     name: str
     precondition: bool
@@ -64,7 +64,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     tools: list[_ToolDescription]
     rewards: list[RewardDescription]
     notes: list[str] = []
-    """What the files were given that they did not import, and what they lack, for the user."""
+    """Notes for the user on the names provided to the files, and on missing modules."""
 
 
 class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
@@ -120,11 +120,11 @@ class UserFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Secrets(dict[str, str]):
-    """The secrets that a reward may read; one that it may not is an error that says how."""
+    """The secrets that a reward may read; any other name raises an error that explains keys.yml."""
 
     def __missing__(self, name: str) -> str:
         raise ValueError(
-            f"the secret {name!r} is not given to rewards: the user sets the variable and adds "
+            f"the secret {name!r} is not available to rewards: set the variable and add "
             f"- {{key: {name}, tools: true}} to keys.yml"
         )
 
@@ -157,7 +157,7 @@ class UserCode:
         path, functions = file.path, marked_functions(loaded.module, kind)
         if not functions:
             raise ToolFileError(
-                f"{path} holds no function marked with {decorator}",
+                f"{path} has no function marked with {decorator}",
                 f"write `from stillroom.tools import {decorator[1:]}` and {decorator} above a "
                 "function",
             )
@@ -165,7 +165,8 @@ class UserCode:
             if mark_of(function).sandbox:
                 raise ToolFileError(
                     f"{path}: {name!r} has sandbox=True, which is not supported yet",
-                    "leave sandbox out; the function then runs in a child process with your rights",
+                    "remove sandbox; the function then runs in a child process with your "
+                    "permissions",
                 )
         self._notes += loaded.notes
         return functions
@@ -226,17 +227,17 @@ def _run(function: Callable[..., Any], *positional: Any, **named: Any) -> Any:
     # Not at the top: most workers never need it, and imports are most of a worker's start time.
     import asyncio
 
-    return asyncio.run(_awaited(value))
+    return asyncio.run(_await_value(value))
 
 
-async def _awaited(value: Any) -> Any:
+async def _await_value(value: Any) -> Any:
     return await value
 
 
 def _message_of(error: BaseException) -> str:
     """Returns the type and text of an exception.
 
-    A ValueError gives its text only, since its author wrote that for the model.
+    For a ValueError the type is left out, since its text is written for the model.
     """
     try:
         text = str(error)
@@ -275,7 +276,7 @@ def _serve(code: UserCode, stream: BinaryIO, replies: BinaryIO) -> None:
 
 
 def _end_with_parent(calls: int) -> None:
-    """Ends this process when the parent ends, since a hung call must not outlive it."""
+    """Kills this process when the parent exits, since a hung call must not outlive it."""
     poll = select.poll()
     # With an empty event mask poll still reports a hang-up, and nothing else.
     poll.register(calls, 0)
@@ -293,8 +294,8 @@ def _send(stream: BinaryIO, message: Ready | Broken | Answer) -> None:
     stream.flush()
 
 
-def _take_stdin() -> BinaryIO:
-    """Returns the real standard input; the user's code and its children read an empty one."""
+def _redirect_stdin() -> BinaryIO:
+    """Returns the real standard input, and gives the user's code and its children an empty one."""
     calls = os.fdopen(os.dup(0), "rb")
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
@@ -302,7 +303,7 @@ def _take_stdin() -> BinaryIO:
     return calls
 
 
-def _take_stdout() -> BinaryIO:
+def _redirect_stdout() -> BinaryIO:
     """Returns the real standard output and sends what the user's code prints to stderr."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -310,8 +311,8 @@ def _take_stdout() -> BinaryIO:
 
 
 def main() -> None:
-    """Loads the files that it is sent, announces their functions, and answers calls."""
-    calls, replies = _take_stdin(), _take_stdout()
+    """Loads the given files, announces their functions, and answers calls."""
+    calls, replies = _redirect_stdin(), _redirect_stdout()
     # The user's code may hang already while it is imported.
     threading.Thread(target=_end_with_parent, args=(calls.fileno(),), daemon=True).start()
     files = msgspec.json.decode(calls.readline(), type=UserFiles)

@@ -135,7 +135,7 @@ def test_allowed_block_is_open_under_public_names() -> None:
     ["", "*", "*.internal", "http://wiki.internal", "10.1.2.3/8", "a b", "x:99999x", "127.1"],
 )
 def test_unusable_allow_entry_names_itself_and_the_fix(entry: str) -> None:
-    with pytest.raises(InputError, match="not an address that can be allowed") as caught:
+    with pytest.raises(InputError, match="is not a valid entry") as caught:
         AddressPolicy([entry])
     assert repr(entry) in caught.value.problem
 

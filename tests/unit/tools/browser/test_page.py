@@ -28,9 +28,9 @@ def test_a_line_end_where_a_part_begins_is_passed() -> None:
 def test_every_part_keeps_the_limit(text: str, num_elements: int, max_chars: int) -> None:
     snapshot = a_snapshot(text, num_elements=num_elements)
     document = make_document(snapshot, "", max_chars=max_chars)
-    for page in range(1, document.num_pages + 1):
-        assert len(document.show(page)) <= max_chars + 500
-    shown = "\n".join(document.show(page) for page in range(1, document.num_pages + 1))
+    for page in range(1, document.num_parts + 1):
+        assert len(document.render_part(page)) <= max_chars + 500
+    shown = "\n".join(document.render_part(page) for page in range(1, document.num_parts + 1))
     assert all(f'"Link {n}"' in shown for n in range(num_elements))
 
 

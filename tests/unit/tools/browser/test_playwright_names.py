@@ -32,7 +32,8 @@ class Echo(ToolSource):
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         self.calls.append((name, arguments))
-        return ToolResult(content="there is no [3]; browse_read shows what there is", is_error=True)
+        text = "there is no element [3]; browse_read lists the elements"
+        return ToolResult(content=text, is_error=True)
 
 
 def called(name: str, arguments: dict[str, Any]) -> tuple[Echo, ToolResult]:
@@ -72,7 +73,7 @@ def test_a_call_goes_to_the_browsers_own_tool(
     browser, result = called(name, arguments)
 
     assert browser.calls == [own]
-    assert result.content == "there is no [3]; browser_snapshot shows what there is"
+    assert result.content == "there is no element [3]; browser_snapshot lists the elements"
     schemas = {one["function"]["name"]: one for one in BrowseTools().schemas}
     parameters = schemas[own[0]]["function"]["parameters"]["properties"]
     assert own[1].keys() <= parameters.keys()

@@ -25,7 +25,7 @@ from stillroom.tools.mcp.servers import MCPTools
 from stillroom.tools.source import ToolResult, ToolTask, error_result
 
 TASK = ToolTask({})
-LOST = "The tool server was stopped and what it held is lost; the next call starts it anew"
+LOST = "The tool server was stopped and its state is lost; the next call restarts it"
 
 
 def results_of(tools: MCPTools, *calls: tuple[str, dict[str, Any]]) -> list[ToolResult]:
@@ -101,7 +101,7 @@ def test_results_are_shown_as_text() -> None:
     ]
     assert half.content == "lamp ?"
     assert nonsense.is_error
-    assert "no tool result" in nonsense.content
+    assert "not a valid tool result" in nonsense.content
     assert unknown == error_result("absent: no such tool")
 
 
@@ -181,8 +181,8 @@ def test_calls_of_one_turn_run_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("hang", "error: hang: no answer within 3 s."),
-        ("die", "error: die: the connection ended; its process ended with code 7."),
+        ("hang", "error: hang: timed out after 3 s."),
+        ("die", "error: die: the connection ended; its process exited with code 7."),
         ("close", "error: close: "),
         ("endless", "error: endless: "),
     ],
@@ -208,7 +208,7 @@ def test_an_http_server_that_hangs_gets_a_new_session() -> None:
         assert server.RequestHandlerClass.sessions == {}
 
     assert (count, again) == ("1", "1")
-    assert hung == f"error: hang: no answer within 3 s. {LOST}"
+    assert hung == f"error: hang: timed out after 3 s. {LOST}"
 
 
 def test_an_http_server_that_forgets_a_session_is_given_a_new_one() -> None:
@@ -239,7 +239,7 @@ def test_an_http_server_that_goes_away_fails_its_rollouts_only() -> None:
             await tools.__aenter__()
         try:
             async with tools.session(TASK) as session:
-                with pytest.raises(CallFailedError, match="gave no session: ") as caught:
+                with pytest.raises(CallFailedError, match="cannot open a session with ") as caught:
                     await session.call("count", {})
                 assert caught.value.kind is FailureClass.TOOL_HOST
         finally:
@@ -372,7 +372,7 @@ def test_a_server_that_does_not_start_again_fails_its_rollout_only(tmp_path: Pat
     tools = MCPTools(odd_server("die-later", str(tmp_path / "known")))
 
     with pytest.raises(
-        CallFailedError, match=r"ended with code 4(.|\n)*the port is taken"
+        CallFailedError, match=r"exited with code 4(.|\n)*the port is taken"
     ) as caught:
         texts_of(tools, "count")
     assert caught.value.kind is FailureClass.TOOL_HOST
@@ -382,10 +382,10 @@ def test_a_server_that_does_not_start_again_fails_its_rollout_only(tmp_path: Pat
     ("server", "problem"),
     [
         (odd_server("die"), r"code 3; its last output:\nno licence found"),
-        (odd_server("deaf"), r"did not answer within 0\.5 s"),
-        (odd_server("endless-list"), "the list did not end after 100 pages"),
+        (odd_server("deaf"), r"timed out after 0\.5 s"),
+        (odd_server("endless-list"), "the tool list has more than 100 pages"),
         ("no-such-program --x", "`no-such-program --x` cannot be used: .*No such file"),
-        ("true", "its process ended with code 0"),
+        ("true", "its process exited with code 0"),
         (
             "http://user:hidden@127.0.0.1:1/mcp?key=hidden",
             "`http://127.0.0.1:1/mcp` cannot be used",
@@ -400,7 +400,7 @@ def test_a_server_that_cannot_be_used_is_an_error_before_any_rollout(
     with pytest.raises(InputError, match=problem) as caught:
         run_async(opened, MCPTools(server, start_timeout_s=0.5 if "deaf" in server else 30))
     assert "hidden" not in str(caught.value)
-    assert "by hand" in caught.value.fix or "URL" in caught.value.fix
+    assert "manually" in caught.value.fix or "URL" in caught.value.fix
     assert child_pids() <= before
 
 

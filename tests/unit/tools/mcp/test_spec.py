@@ -2,7 +2,7 @@
 
 import pytest
 
-from stillroom.tools.mcp.spec import is_port_here, parse_spec
+from stillroom.tools.mcp.spec import is_local_port, parse_spec
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_command_line_stays_one(given: str) -> None:
 
 
 def test_only_a_bare_port_of_this_machine_may_be_that_of_a_container() -> None:
-    assert is_port_here("localhost:8931", 8931)
-    assert not is_port_here("http://localhost:8931/mcp", 8931)
-    assert not is_port_here("localhost:8932", 8931)
-    assert not is_port_here("tools.example.com:8931", 8931)
+    assert is_local_port("localhost:8931", 8931)
+    assert not is_local_port("http://localhost:8931/mcp", 8931)
+    assert not is_local_port("localhost:8932", 8931)
+    assert not is_local_port("tools.example.com:8931", 8931)

@@ -88,5 +88,5 @@ def test_a_module_that_leads_to_a_file_of_keys_is_not_read(tmp_path: Path) -> No
     write(tmp_path / ".env", "SHOP_KEY=1")
     (tmp_path / "shop.py").symlink_to(tmp_path / ".env")
 
-    with pytest.raises(InputError, match="holds keys"):
+    with pytest.raises(InputError, match="usually contain keys"):
         read_user_file(write_tools(tmp_path, "import shop\n"))

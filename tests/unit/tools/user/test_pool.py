@@ -243,7 +243,7 @@ def test_one_process_serves_calls_that_follow_one_another(tools: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("crash", "ended"), ("segfault", "ended"), ("hang", "did not answer within 0.3 s")],
+    [("crash", "exited"), ("segfault", "exited"), ("hang", "timed out after 0.3 s")],
 )
 def test_a_process_that_crashes_or_hangs_is_replaced(tools: Path, name: str, text: str) -> None:
     one, broken, other = results_of(pool_of(tools), ("pid", {}), (name, {}), ("pid", {}))
@@ -275,7 +275,7 @@ def test_a_tool_that_never_waits_is_killed_at_the_pools_deadline(tools: Path) ->
         pool_of(tools, tool_timeout_s=1.0), ("pid", {}), ("spin", {}), ("echo", {"text": "a"})
     )
 
-    assert spun.content == "error: spin did not answer within 1 s"
+    assert spun.content == "error: spin timed out after 1 s"
     assert other.content == "a"
     assert not is_alive(int(one.content))
 
@@ -296,7 +296,7 @@ def test_an_answer_that_a_tool_forges_is_not_taken_for_that_of_the_next_call(too
         pool_of(tools), ("forge", {}), ("pid", {}), ("echo", {"text": "a"})
     )
 
-    assert next_call.content == "error: pid crashed (it answered without being called)"
+    assert next_call.content == "error: pid crashed (it sent an answer without a call)"
     assert after.content == "a"
 
 
@@ -326,7 +326,7 @@ def test_many_calls_at_once_have_one_answer_each_though_some_end_their_process(
 
     run_async(main)
     assert "crashed" in seen.pop(30)
-    assert "did not answer" in seen.pop(40)
+    assert "timed out" in seen.pop(40)
     assert seen == {which: str(which) for which in range(60) if which not in (30, 40)}
 
 
@@ -519,8 +519,8 @@ def test_a_reward_is_told_the_conversation_and_its_task(rewards: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("hang", "reward hang did not answer within 0.3 s"),
-        ("crash", "reward crash crashed (its process ended"),
+        ("hang", "reward hang timed out after 0.3 s"),
+        ("crash", "reward crash crashed (its process exited"),
         ("fail", "reward fail: KeyError: 'lamp'"),
         ("nan", "reward nan: a reward must return a finite number"),
     ],
@@ -539,10 +539,10 @@ def test_a_reward_that_cannot_be_computed_is_a_failure_and_no_number(
     ("code", "problem"),
     [
         ("1 / 0\n", r"tools\.py:2: loading failed: ZeroDivisionError"),
-        ("import os\nos._exit(0)\n", "did not start: its process ended"),
-        ("raise SystemExit('no licence')\n", "did not start: its process ended"),
-        ("def f(): pass\n", "holds no function marked with @tool"),
-        ('class Lamp: ...\n@tool\ndef f(x: Lamp): "Do."\n', "tool 'f' has a type of parameter 'x'"),
+        ("import os\nos._exit(0)\n", "failed to start: its process exited"),
+        ("raise SystemExit('no licence')\n", "failed to start: its process exited"),
+        ("def f(): pass\n", "has no function marked with @tool"),
+        ('class Lamp: ...\n@tool\ndef f(x: Lamp): "Do."\n', "'f' has a type for parameter 'x'"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_an_error_before_any_call(

@@ -64,8 +64,8 @@ def test_files_that_import_rnow_run_unchanged_and_it_is_said_once(tmp_path: Path
     assert content == '{"shop":"A","found":"lamp"}'
     assert rewards_given == [1.0, 0.0]
     assert notes == [
-        "tools.py: stillroom provides what it imports from rnow",
-        "rewards.py: stillroom provides what it imports from rnow",
+        "tools.py: stillroom provides the rnow modules that it imports",
+        "rewards.py: stillroom provides the rnow modules that it imports",
     ]
 
 
@@ -102,7 +102,7 @@ def test_a_bare_decorator_needs_no_import_and_it_is_said(tmp_path: Path) -> None
     call = CallReward(name="right", messages=[assistant("7")], metadata={}, variables={})
     assert code.answer(call).reward == 1.0
     assert code.describe().notes == [
-        "rewards.py: stillroom provides RewardArgs, get_response, reward, which it does not import"
+        "rewards.py: stillroom provides RewardArgs, get_response, reward (used without an import)"
     ]
 
 
@@ -121,7 +121,7 @@ def test_a_file_with_names_of_its_own_keeps_them_and_has_no_note(tmp_path: Path)
         ("from rnow.core import llm_judge", "llm_judge", "judge.yml"),
         ("from rnow.core.llm_judge import llm_judge", "llm_judge", "judge.yml"),
         ("from rnow.core import TOOL_REGISTRY", "imports TOOL_REGISTRY from rnow.core", "tool"),
-        ("from rnow.cli.test import test", "rnow.cli, which is not offered", "rnow.core"),
+        ("from rnow.cli.test import test", "rnow.cli, which stillroom does not", "rnow.core"),
     ],
 )
 def test_what_rnow_has_and_stillroom_does_not_is_refused_by_name(
@@ -177,7 +177,7 @@ def test_a_module_that_only_a_function_imports_is_named_before_it_is_called(
 
     (bare, missing) = UserCode(file, None).describe().notes
 
-    assert "tool, which it does not import" in bare
+    assert "tool (used without an import)" in bare
     assert "a function imports no_such_browser, which is not installed" in missing
     assert "pip install no-such-browser`" in missing
 
@@ -199,9 +199,7 @@ def test_rewards_receive_the_variables_that_the_user_gives_to_tools(
         return CallReward(name="named", messages=[], metadata={"name": name}, variables={})
 
     assert code.answer(call("BUCKET")).reward == 1.0
-    assert "adds - {key: OTHER, tools: true} to keys.yml" in (
-        code.answer(call("OTHER")).error or ""
-    )
+    assert "add - {key: OTHER, tools: true} to keys.yml" in (code.answer(call("OTHER")).error or "")
 
 
 @pytest.mark.parametrize(

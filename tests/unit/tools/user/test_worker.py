@@ -203,7 +203,7 @@ def test_an_async_reward_is_awaited(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "problem"),
     [
-        ("def f(): pass\n", "holds no function marked with @tool"),
+        ("def f(): pass\n", "has no function marked with @tool"),
         (raising("pass").replace("@tool", "@tool(sandbox=True)"), "sandbox=True"),
         ("@tool\ndef f(x: int): return x\n", "has no docstring"),
         ('@tool\ndef f(x): "Do."\n', "has no type"),

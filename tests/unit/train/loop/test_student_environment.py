@@ -67,7 +67,7 @@ def test_two_tools_of_one_name_are_refused(project):
     (project.root / "tools.py").write_text(PRICE, encoding="utf-8")
     project.config["rollout"]["mcp_url"] = [" ".join(odd_server())]
 
-    with pytest.raises(InputError, match="'price' is in both"):
+    with pytest.raises(InputError, match="'price' is used by both"):
         project.train()
 
 
