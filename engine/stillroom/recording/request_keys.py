@@ -41,7 +41,7 @@ _PARAMETER = re.compile(r"[?&;](?P<name>[^=&;/?]*)=")
 _CONVERSATION = frozenset(("messages", "input", "instructions", "system", "prompt"))
 """The request fields with the conversation, which is recorded unchanged."""
 _URL = re.compile(r"https?://\S+")
-_FIELD = re.compile(rb'"([\w.-]{1,64})"\s*:\s*"((?:[^"\\]|\\.)*)', re.DOTALL)
+_FIELD = re.compile(rb'"([\w.-]{1,64})"\s*:\s*"((?:[^"\\]++|\\.)*+)', re.DOTALL)
 
 
 def request_keys(head: RequestHead, body: bytes) -> tuple[str, ...]:

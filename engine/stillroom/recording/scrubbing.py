@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import msgspec
 
-from stillroom.secrecy.redaction import MARK, Redactor
+from stillroom.secrecy.redaction import MARK, MOST_COMPARED_BYTES, Redactor
 
 _PIECES = re.compile(
     rb'"(content|text|arguments|partial_json|delta|thinking|reasoning|reasoning_content|refusal'
-    rb'|summary|input|output|code|transcript|name)": ?"([^"\\]*(?:\\.[^"\\]*)*)"',
+    rb'|summary|input|output|code|transcript|name)": ?"((?:[^"\\]++|\\.)*+)"',
     re.DOTALL,
 )
 """The fields of a stream's events with pieces of a text (deltas)."""
@@ -20,6 +20,7 @@ _SEVERAL_TEXTS = re.compile(rb'index": ?[1-9]')
 """Matches events of a stream with several interleaved texts, such as the choices of `n: 2`."""
 _LINES = re.compile(rb"[^\n]+")
 _MOST_REDACTORS = 256
+_MOST_KEY_BYTES = 1 << 13
 _MIN_PENDING = 512
 """The minimum number of pending bytes to process at once; smaller batches cost more in total."""
 
@@ -31,7 +32,24 @@ TextName = tuple[bytes, tuple[int, ...]]
 @functools.lru_cache(maxsize=_MOST_REDACTORS)
 def redactor_of(keys: tuple[str, ...]) -> Redactor:
     """Returns a cached redactor of these keys: it is slow to build, and calls share keys."""
+    if sum(min(len(key), MOST_COMPARED_BYTES) for key in keys) > _MOST_KEY_BYTES:
+        return _WithholdingRedactor()
     return Redactor(keys)
+
+
+class _WithholdingRedactor(Redactor):
+    """Replaces every text, for a call with more keys than can be searched for in time."""
+
+    def __init__(self) -> None:
+        super().__init__(["every text"])
+
+    def contains_secret(self, data: bytes) -> bool:
+        """Returns whether there is anything to withhold."""
+        return bool(data)
+
+    def spans(self, data: bytes) -> list[Span]:
+        """Returns the start and end of the whole text."""
+        return [(0, len(data))] if data else []
 
 
 class StreamText:

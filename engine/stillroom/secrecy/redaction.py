@@ -20,13 +20,13 @@ _MOST_SPELLED = 64
 _MOST_HELD = 1 << 14
 """The maximum number of bytes of a line that are held back; no encoded key is longer."""
 _BASE64_AROUND = rb"[A-Za-z0-9+/_\-]{0,4}"
-_BASE64_REST = rb"(?:[A-Za-z0-9+/_\-]|%%(?:25)*2[bBfF]|\\+/|\\+u002[bBfF]){0,%d}={0,2}"
-_MOST_SPELLED_KEY = 256
+_BASE64_REST = rb"(?:[A-Za-z0-9+/_\-]|%%(?:25)*2[bBfF]|\\+/|\\+u002[bBfF]){0,%d}+={0,2}"
+MOST_COMPARED_BYTES = 256
 """A longer key is recognised by its first bytes alone, and removed in its full length."""
 _BLOCK = 1 << 14
 _MOST_COMPARED = 100
 """The maximum number of encoded keys of which each is compared with each."""
-_ANY_CHARACTER = rb"(?:%%(?:25)*[0-9a-fA-F]{2}|\\+u00[0-9a-fA-F]{2}|\\+/|[^\"\\%b]){0,%d}"
+_ANY_CHARACTER = rb"(?:%%(?:25)*[0-9a-fA-F]{2}|\\+u00[0-9a-fA-F]{2}|\\+/|[^\"\\%b]){0,%d}+"
 _LONG_KEY, _MOST_CUT = 16, 32
 """A key of at least `_LONG_KEY` bytes is also recognised when truncated: without its last quarter,
 or its last `_MOST_CUT` bytes if that is less."""
@@ -56,7 +56,7 @@ class Redactor:
                 if not any(other != one and other in one for other in self._needles)
             ]  # fmt: skip
         longest = max(map(len, self._plain), default=0)
-        self.reach = _MOST_SPELLED * min(longest, _MOST_SPELLED_KEY)
+        self.reach = _MOST_SPELLED * min(longest, MOST_COMPARED_BYTES)
         """The maximum number of bytes by which a secret is recognised in any encoding."""
 
     @functools.cached_property
@@ -184,14 +184,14 @@ def _decode_escape(escape: re.Match[bytes]) -> bytes:
 
 def _min_recognised_length(key: bytes) -> int:
     """Returns how many leading bytes of a key are enough to recognise it."""
-    if len(key) > _MOST_SPELLED_KEY:
-        return _MOST_SPELLED_KEY
+    if len(key) > MOST_COMPARED_BYTES:
+        return MOST_COMPARED_BYTES
     return len(key) - min(len(key) // 4, _MOST_CUT) if len(key) >= _LONG_KEY else len(key)
 
 
 def _any_of(plain: Sequence[bytes], encoded: Sequence[bytes]) -> re.Pattern[bytes]:
     # The characters around a base64 form encode the rest of the key.
-    longest = max(map(len, plain)) - _MOST_SPELLED_KEY
+    longest = max(map(len, plain)) - MOST_COMPARED_BYTES
     rest = _BASE64_REST % (4 + 2 * max(_MOST_CUT, longest))
     around = [_BASE64_AROUND + _encoding_tolerant(form) + rest for form in encoded]
     return re.compile(b"|".join([*map(_truncated_or_whole, plain), *around]))
@@ -200,7 +200,7 @@ def _any_of(plain: Sequence[bytes], encoded: Sequence[bytes]) -> re.Pattern[byte
 def _truncated_or_whole(key: bytes) -> bytes:
     """Returns a pattern for a key, and for as much of it as is enough to recognise it."""
     least, rest = _min_recognised_length(key), b""
-    if len(key) > _MOST_SPELLED_KEY:
+    if len(key) > MOST_COMPARED_BYTES:
         blank = b"" if any(map(key.__contains__, b" \t")) else rb"\s"
         return _encoding_tolerant(key[:least]) + _ANY_CHARACTER % (blank, len(key) - least)
     for byte in reversed(key[least:]):

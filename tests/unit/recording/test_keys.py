@@ -4,11 +4,14 @@ import base64
 import gzip
 import json
 import socket
+import tracemalloc
 
 import pytest
 
 from fakes.raw_endpoint import CHUNK_END, STREAM_HEAD, chunk, json_reply, stream_reply
 from fakes.recording import CHAT, RawClient, calls_in, exchange, recording, request
+from stillroom.recording.headers import Headers, RequestHead
+from stillroom.recording.request_keys import request_keys
 
 KEY = "sk-proj-Abc/123+very~secret.key"
 OPAQUE = "abc-1234567890-very-secret"
@@ -215,3 +218,23 @@ def test_an_event_stream_broken_off_in_a_key_is_scrubbed_as_far_as_it_came(tmp_p
     script = [STREAM_HEAD, chunk(event), chunk(event[:15]), CHUNK_END]
     exchange(tmp_path, script, b"{}", f"x-api-key: {KEY}")
     assert KEY.encode() not in files_of(tmp_path)
+
+
+def test_of_a_call_with_thousands_of_keys_no_text_is_recorded(tmp_path):
+    tools = [{"type": "mcp", "authorization": f"a-key-of-{n}-tools"} for n in range(2000)]
+    body = json.dumps({"messages": [], "tools": tools}).encode()
+    done = exchange(tmp_path, json_reply(b'{"a": "a-key-of-7-tools"}'), body)
+    assert done.reply.body == b'{"a": "a-key-of-7-tools"}'
+    assert (done.call.end, done.call.request.content.data) == ("whole", b"[key]")
+    assert done.call.reply.content.data == b"[key]"
+
+
+def test_keys_of_a_long_body_that_is_not_whole_are_found_in_little_memory():
+    head = RequestHead("POST", CHAT, Headers())
+    body = b'{"api_key": "a-key-in-a-body", "messages": "' + b"long " * (1 << 20)
+    tracemalloc.start()
+    keys = request_keys(head, body)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "a-key-in-a-body" in keys
+    assert most < 64 << 20
