@@ -166,14 +166,14 @@ def read_message(value: Any) -> ReadMessage:
 
 def _digest(role: str, text: str, name: str | None, calls: Iterable[tuple[str, str]]) -> int:
     if role == "assistant":
-        parts = [role, _normalized(without_thinking(text))]
+        parts = [role, _normalize(without_thinking(text))]
         for called, arguments in calls:
             parts += (called, _canonical_arguments(arguments))
         return _digest_of(*parts)
     if name is None or role == "tool":
         # Many histories leave out a tool's name; a user's name distinguishes two speakers.
-        return _digest_of(role, _normalized(text))
-    return _digest_of(role, _normalized(text), name)
+        return _digest_of(role, _normalize(text))
+    return _digest_of(role, _normalize(text), name)
 
 
 def _digest_of(*parts: str) -> int:
@@ -188,7 +188,7 @@ def _id_digest(name: str) -> int:
     return _digest_of(name) or 1
 
 
-def _normalized(text: str) -> str:
+def _normalize(text: str) -> str:
     return (text.replace("\r\n", "\n") if "\r" in text else text).strip()
 
 

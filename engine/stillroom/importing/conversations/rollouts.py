@@ -145,7 +145,7 @@ class RolloutBuilder:
         if self._collected.rows.nodes[row] != NONE:
             return self._of_calls(row)
         stored = self._collected.rows.stored_row(row)
-        messages = self._cleaned(stored.messages)
+        messages = self._clean_messages(stored.messages)
         (stored,) = self._clean_rows([stored])
         replies = [message for message in messages if message.startswith(_ASSISTANT)]
         return ImportedRollout(
@@ -163,7 +163,7 @@ class RolloutBuilder:
         store, tree, rows = self._collected.store, self._collected.tree, self._collected.rows
         path = tree.path_to(rows.nodes[row])
         numbers = list(map(tree.message, path))
-        messages = self._cleaned(list(map(store.encoded, numbers)))
+        messages = self._clean_messages(list(map(store.encoded, numbers)))
         own = list[list[int]]()
         num_unanswered = 0
         for index, node in enumerate(path):
@@ -192,7 +192,7 @@ class RolloutBuilder:
             num_unanswered=num_unanswered,
         )
 
-    def _cleaned(self, messages: list[bytes]) -> list[bytes]:
+    def _clean_messages(self, messages: list[bytes]) -> list[bytes]:
         """Returns the messages of a conversation without secrets."""
         if self._redaction is None:
             return messages

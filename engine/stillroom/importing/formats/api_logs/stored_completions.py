@@ -32,7 +32,7 @@ _Key = tuple[str, int]
 """The id of a completion, and the index of one of its messages."""
 
 
-def _listed(paths: Sequence[Path]) -> Iterator[JsonRow | Refusal]:
+def _list_items(paths: Sequence[Path]) -> Iterator[JsonRow | Refusal]:
     for row in read_json_rows(*paths):
         if isinstance(row, Refusal) or row.data.get("object", "list") != "list":
             yield row
@@ -45,7 +45,7 @@ def _is_completion(row: Row) -> bool:
 
 
 def _key_of_message(row: Row) -> _Key | None:
-    """Returns which message of which completion a row is; None if it is none."""
+    """Returns the completion id and index of a message row; None for other rows."""
     own, _, number = (text_of(row.get("id")) or "").rpartition("-")
     if not own or not number.isdecimal() or "role" not in row or "choices" in row:
         return None
@@ -64,14 +64,14 @@ class _Messages:
 
     kept: DiskDict[_Key]
     places: dict[str, dict[int, Place]] = field(default_factory=dict[str, dict[int, Place]])
-    """The places of a completion's messages by their numbers."""
+    """The places of each completion's messages, by index."""
 
 
 def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
     with DiskDict[_Key]() as kept:
         messages = _Messages(kept)
-        yield from _take_in(paths, messages)
-        for row in _listed(paths):
+        yield from _read_messages(paths, messages)
+        for row in _list_items(paths):
             if isinstance(row, JsonRow) and _is_completion(row.data):
                 yield from _rows_of(row.place, row.data, messages)
         for own, places in messages.places.items():
@@ -79,9 +79,9 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
                 yield Refusal(place, "a message without its completion", own)
 
 
-def _take_in(paths: Sequence[Path], messages: _Messages) -> Iterator[Refusal]:
-    """Keeps the messages; yields the rows that are neither message nor completion."""
-    for row in _listed(paths):
+def _read_messages(paths: Sequence[Path], messages: _Messages) -> Iterator[Refusal]:
+    """Stores the messages; yields the rows that are neither message nor completion."""
+    for row in _list_items(paths):
         if isinstance(row, Refusal):
             yield row
         elif (key := _key_of_message(row.data)) is not None:
@@ -110,9 +110,9 @@ def _calls(
     own = text_of(row.get("id")) or ""
     given = row.get("messages")
     if not isinstance(given, list):
-        given = [_plain(messages.kept.get((own, number))) for number in sent]
+        given = [_restore_content(messages.kept.get((own, number))) for number in sent]
     if not given:
-        detail = f"give the pages of GET /v1/chat/completions/{own}/messages as well"
+        detail = f"also give the pages of GET /v1/chat/completions/{own}/messages"
         raise UnreadableRowError("a completion without its messages", detail)
     request = {"messages": given, "tools": row.get("tools"), "functions": row.get("functions")}
     yield from logged_calls(
@@ -124,8 +124,8 @@ def _calls(
     )
 
 
-def _plain(message: Row) -> Row:
-    """Returns a listed message as it was sent; its parts are in a field of their own."""
+def _restore_content(message: Row) -> Row:
+    """Returns a listed message with its `content_parts` as its content."""
     parts = message.get("content_parts")
     return message | {"content": parts} if as_list(parts) else message
 

@@ -1,7 +1,7 @@
 """Reads datasets of OpenAI (fine-tuning, preferences, evals), TRL, ShareGPT, Alpaca and Dolly.
 
-ShareGPT's turns say who they are from; a row of Alpaca has an instruction, an input that belongs to
-it, and an output.
+ShareGPT's turns have a `from` field; a row of Alpaca has an instruction, an input for it, and an
+output.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,12 +37,12 @@ _OF_OTHER_FORMATS = frozenset(
         "trajectory", "trajectory_format", "usage",
     )
 )  # fmt: skip
-"""Fields next to `messages` that a log or a result has, and a dataset does not."""
+"""Fields next to `messages` that logs and results have, but datasets do not."""
 _CHAT_FIELDS = ("messages", "tools", "functions", "id", "model")
 _COMPLETION_FIELDS = ("prompt", "completion", "tools")
 _OPENAI_PAIR = {"preferred": "preferred_output", "non_preferred": "non_preferred_output"}
 _TRL_PAIR = {"chosen": "chosen", "rejected": "rejected"}
-"""The fields of the two answers by the part of the row that each becomes, the preferred first."""
+"""The part of the row that each answer becomes, with the answer's field; the preferred is first."""
 
 
 def conversation(
@@ -50,11 +50,11 @@ def conversation(
 ) -> LoggedConversation:
     """Returns the conversation of a dataset's row.
 
-    `read` are the fields whose content is in the messages or in `fields`; all others are metadata.
+    `read` names the fields that are in `messages` or `fields` already; all others become metadata.
     """
     data = row.data
     others = {key: value for key, value in data.items() if key not in read and value is not None}
-    judged = _judgement(others) if "scores" not in fields else {}
+    judged = _pop_score(others) if "scores" not in fields else {}
     if isinstance(others.get("metadata"), dict):
         others |= others.pop("metadata")
     named: Row = {"id": first_text(data, "id"), "model": first_text(data, "model")}
@@ -66,8 +66,8 @@ def conversation(
     )
 
 
-def _judgement(fields: Row) -> dict[str, float]:
-    """Takes the reward or the success of a row out of its fields, and returns it as a score."""
+def _pop_score(fields: Row) -> dict[str, float]:
+    """Pops the reward or success from a row's fields, and returns it as a score."""
     reward, success = as_number(fields.get("reward")), fields.get("success")
     if reward is not None:
         del fields["reward"]
@@ -77,19 +77,19 @@ def _judgement(fields: Row) -> dict[str, float]:
 
 
 def turns_of(value: Any, role: str, reader: MessageReader) -> list[Row]:
-    """Returns messages, or the message of a text. Raises UnreadableRowError if it is neither."""
+    """Converts messages, or a string to one message. Raises UnreadableRowError for other values."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     return reader.messages(value, role)
 
 
 def is_chat_row(row: Row) -> bool:
-    """Returns whether a row holds a conversation under `messages`, and is no log of a call."""
+    """Returns whether a row has a conversation in `messages` and is not a logged call."""
     return not _OF_OTHER_FORMATS & row.keys() and _are_messages(row.get("messages"))
 
 
 def is_completion_row(row: Row) -> bool:
-    """Returns whether a row is a prompt with its completion: texts, or messages as TRL has them."""
+    """Returns whether a row is a prompt and its completion, as strings or as TRL's messages."""
     prompt, completion = row.get("prompt"), row.get("completion")
     if isinstance(prompt, str) and isinstance(completion, str):
         return row.keys() <= {"prompt", "completion", "metadata", "id"}
@@ -118,10 +118,10 @@ def _fine_tuning(row: JsonRow) -> Iterable[SourceRow]:
 def _pair(
     row: JsonRow, request: Row, prompt: str, fields: Mapping[str, str]
 ) -> Iterator[SourceRow]:
-    """Yields both answers of a preference row: the score `preferred` is 1 for one, 0 for the other.
+    """Yields both answers of a preference row, with the score `preferred` of 1 and 0.
 
-    Each is a part of its line. `request` has the prompt under that name, unless the answers repeat
-    it.
+    Each is a part of its line. `request` has the prompt in the field `prompt`, unless the answers
+    repeat it.
     """
     for score, (part, field) in zip((1.0, 0.0), fields.items(), strict=True):
         reader = MessageReader()
@@ -139,7 +139,7 @@ def _pair(
 
 
 def _eval_items(row: JsonRow) -> Iterator[SourceRow]:
-    """Yields the conversation of one output item of an eval's run, with its graders' scores."""
+    """Yields the conversation of an output item of an eval run, with its graders' scores."""
     data, reader = row.data, MessageReader()
     sample = as_row(data.get("sample"))
     error = as_row(sample.get("error")).get("message")
@@ -190,7 +190,7 @@ PREFERENCES = TraceFormat(
 )
 TRL_PREFERENCES = TraceFormat(
     name="trl_preferences",
-    title="Preference pairs as TRL has them (prompt, chosen, rejected)",
+    title="TRL preference pairs (prompt, chosen, rejected)",
     is_recognised=recognise_rows(
         lambda row: all(isinstance(row.get(name), str | list) and row[name] for name in _TRL_PAIR)
     ),
@@ -226,7 +226,7 @@ _FIELDS = ("conversations", "conversation", "system", "tools", "id", "model", *_
 
 
 def is_sharegpt_row(row: Row) -> bool:
-    """Returns whether a row holds turns with `from` and `value`, or `conversations` of messages."""
+    """Returns whether a row has turns with `from` and `value`, or messages in `conversations`."""
     turns = as_list(row.get("conversations", row.get("conversation")))
     first = as_row(turns[0]) if turns else {}
     are_messages = "conversations" in row and {"role", "content"} <= first.keys()
@@ -234,7 +234,7 @@ def is_sharegpt_row(row: Row) -> bool:
 
 
 def conversation_of_sharegpt_row(row: JsonRow) -> LoggedConversation:
-    """Returns the conversation of a ShareGPT row. Raises UnreadableRowError if it holds none."""
+    """Returns the conversation of a ShareGPT row. Raises UnreadableRowError if there is none."""
     data, reader = row.data, MessageReader()
     turns = as_list(value := data.get("conversations", data.get("conversation")))
     if not turns:
@@ -251,7 +251,7 @@ def conversation_of_sharegpt_row(row: JsonRow) -> LoggedConversation:
 
 
 def _messages(turns: list[Any]) -> Iterator[Row]:
-    """Yields the messages of turns; a call becomes a message with one or more tool calls."""
+    """Converts turns to messages; a call turn becomes a message with one or more tool calls."""
     open_calls: list[str] = []
     for index, turn in enumerate(turns):
         fields = as_row(turn)
@@ -263,7 +263,7 @@ def _messages(turns: list[Any]) -> Iterator[Row]:
         if role == "call":
             calls = [
                 tool_call({"id": f"call_{index}_{number}"} | as_row(call))
-                for number, call in enumerate(_decoded(value))
+                for number, call in enumerate(_parse_calls(value))
             ]
             open_calls = [call["id"] for call in calls]
             message = {"role": "assistant", "content": "", "tool_calls": calls}
@@ -274,7 +274,7 @@ def _messages(turns: list[Any]) -> Iterator[Row]:
         yield message
 
 
-def _decoded(value: str) -> list[Any]:
+def _parse_calls(value: str) -> list[Any]:
     try:
         decoded = msgspec.json.decode(value)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -288,7 +288,7 @@ _ALPACA_FIELDS = ("instruction", "system", "history", "id", *_OUTPUTS, *_INPUTS)
 
 
 def is_alpaca_row(row: Row) -> bool:
-    """Returns whether a row has the text of an instruction and that of its output."""
+    """Returns whether a row has an instruction and an output, both strings."""
     has_output = any(isinstance(row.get(name), str) for name in _OUTPUTS)
     return isinstance(row.get("instruction"), str) and has_output
 
@@ -296,11 +296,11 @@ def is_alpaca_row(row: Row) -> bool:
 def conversation_of_alpaca_row(row: JsonRow) -> LoggedConversation:
     """Returns the conversation of an Alpaca row: the input follows the instruction.
 
-    Raises UnreadableRowError if it holds none.
+    Raises UnreadableRowError if there is none.
     """
     data = row.data
     if not is_alpaca_row(data):
-        detail = f"instruction and output must be texts, not {describe(data.get('instruction'))}"
+        detail = f"instruction and output must be strings, not {describe(data.get('instruction'))}"
         raise UnreadableRowError("has no instruction and output", detail)
     output = next(data[name] for name in _OUTPUTS if isinstance(data.get(name), str))
     texts = (data["instruction"], first_text(data, *_INPUTS))
@@ -315,11 +315,11 @@ def conversation_of_alpaca_row(row: JsonRow) -> LoggedConversation:
 
 
 def _earlier_turns(history: Any) -> Iterator[Row]:
-    """Yields the messages of earlier turns, which are pairs of a question and its answer."""
+    """Yields the messages of `history`, a list of question and answer pairs."""
     for pair in as_list(history):
         texts = as_list(pair)
         if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
-            detail = f"history must hold pairs of texts, not {describe(pair)}"
+            detail = f"history must be a list of pairs of strings, not {describe(pair)}"
             raise UnreadableRowError("the history cannot be read", detail)
         yield {"role": "user", "content": texts[0]}
         yield {"role": "assistant", "content": texts[1]}

@@ -178,11 +178,11 @@ def read_pairs(paths: Sequence[Path], columns: Columns | None = None) -> Iterato
     columns = columns or {}
     unseen = set(columns.values())
 
-    def converted(row: JsonRow) -> Iterable[SourceRow]:
+    def convert(row: JsonRow) -> Iterable[SourceRow]:
         unseen.difference_update([name for name in unseen if _has(row.data, name)])
         return _pair_rows(row, columns)
 
-    yield from convert_rows(read_json_rows(*paths), converted)
+    yield from convert_rows(read_json_rows(*paths), convert)
     if unseen:
         name = min(unseen)
         raise InputError(
@@ -313,17 +313,17 @@ def convert_table_row(row: JsonRow, columns: Columns) -> Iterable[SourceRow]:
     if not _has_conversation(columns):
         read = conversation_of_alpaca_row(row)
     elif "messages" in columns:
-        messages = _decoded_messages(row.data.get(columns["messages"]), columns["messages"])
+        messages = _parse_messages(row.data.get(columns["messages"]), columns["messages"])
         whole = conversation_of_sharegpt_row(JsonRow(row.place, {"conversations": messages}))
         read = replace(_conversation(row, columns, whole.messages), losses=whole.losses)
     else:
         reader = MessageReader()
         messages = _question_and_answer(row.data, columns, reader)
         read = replace(_conversation(row, columns, messages), losses=tuple(reader.losses))
-    yield _with_json_metadata(read)
+    yield _make_metadata_json_safe(read)
 
 
-def _decoded_messages(value: Any, name: str) -> Any:
+def _parse_messages(value: Any, name: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
@@ -386,7 +386,7 @@ def _text_of(data: Row, columns: Columns, thing: str) -> str | None:
     return None if value in (None, "") else str(value)
 
 
-def _with_json_metadata(read: LoggedConversation) -> LoggedConversation:
+def _make_metadata_json_safe(read: LoggedConversation) -> LoggedConversation:
     """Removes bytes (files, images) from the metadata, and converts dates to strings."""
     metadata, losses = Row(), dict.fromkeys(read.losses)
     for key, value in read.metadata.items():

@@ -76,7 +76,9 @@ def _conversation(row: JsonRow, task: Row) -> LoggedConversation:
     attachments = as_row(sample.get("attachments"))
     messages: list[Row] = []
     for message in as_list(sample.get("messages")):
-        messages += reader.turn(_plain(_resolve_attachments(message, attachments, _MOST_DEEP)))
+        messages += reader.turn(
+            _normalize_message(_resolve_attachments(message, attachments, _MOST_DEEP))
+        )
     error = as_row(sample.get("error")).get("message")
     if not messages:
         raise UnreadableRowError("holds no messages", "the sample was not run, or failed to start")
@@ -128,25 +130,25 @@ def _resolve_attachments(value: Any, attachments: Row, depth: int) -> Any:
     return value
 
 
-def _plain(message: Any) -> Row:
+def _normalize_message(message: Any) -> Row:
     """Converts the tool calls and reasoning of a message to the form of other APIs."""
     fields = dict(as_row(message))
     if calls := as_list(fields.get("tool_calls")):
-        fields["tool_calls"] = [_plain_call(as_row(call)) for call in calls]
+        fields["tool_calls"] = [_normalize_call(as_row(call)) for call in calls]
     if isinstance(fields.get("content"), list):
-        fields["content"] = [_plain_block(as_row(block)) for block in fields["content"]]
+        fields["content"] = [_normalize_block(as_row(block)) for block in fields["content"]]
     failure = as_row(fields.get("error")).get("message")
     if fields.get("role") == "tool" and isinstance(failure, str) and not fields.get("content"):
         fields["content"] = failure
     return {key: value for key, value in fields.items() if key != "name"}
 
 
-def _plain_call(call: Row) -> Row:
+def _normalize_call(call: Row) -> Row:
     function = {"name": call.get("function"), "arguments": call.get("arguments")}
     return {"id": call.get("id"), "function": function}
 
 
-def _plain_block(block: Row) -> Row:
+def _normalize_block(block: Row) -> Row:
     match block.get("type"):
         case "reasoning":
             text = first_text(block, "reasoning") if not block.get("redacted") else None

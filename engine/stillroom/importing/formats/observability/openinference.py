@@ -74,7 +74,7 @@ def _messages(value: Any, reader: MessageReader) -> list[Row]:
         message = as_row(item.get("message")) or item
         if message.get("content") == _REDACTED:
             reader.lose(TRUNCATED)
-        messages += reader.turn(_plain(message), f"message {number}")
+        messages += reader.turn(_to_chat_message(message), f"message {number}")
     return join_turns(messages)
 
 
@@ -87,7 +87,7 @@ def nest_dotted_keys(value: Any) -> Row:
     return as_row(nested(flat, "x"))
 
 
-def _plain(message: Row) -> Row:
+def _to_chat_message(message: Row) -> Row:
     """Converts a message to the chat completions format, with blocks as its content."""
     blocks: list[Any] = []
     for item in as_list(message.get("contents")):

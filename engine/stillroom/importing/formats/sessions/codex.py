@@ -433,10 +433,10 @@ def _is_recognised(path: Path, head: bytes) -> bool:
     is_enveloped = any(
         row.get("type") in _ENVELOPES and isinstance(row.get("payload"), dict) for row in rows
     )
-    return is_enveloped or (path.name.startswith("rollout-") and _is_old(rows))
+    return is_enveloped or (path.name.startswith("rollout-") and _has_old_header(rows))
 
 
-def _is_old(rows: Sequence[Row]) -> bool:
+def _has_old_header(rows: Sequence[Row]) -> bool:
     first = rows[0] if rows else {}
     return {"id", "timestamp"} <= first.keys() and bool({"instructions", "git"} & first.keys())
 
