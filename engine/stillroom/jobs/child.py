@@ -197,7 +197,7 @@ def _failure_reason(code: int, printed: IO[bytes]) -> str:
 
 
 def main() -> None:
-    """Carries out the request on standard input and writes its result to standard output."""
+    """Executes the request on standard input and writes its result to standard output."""
     child_input = msgspec.json.decode(sys.stdin.buffer.read(), type=_ChildInput)
     end_with_parent(child_input.parent)
     limit_this_process(cpu_s=child_input.cpu_s, memory_bytes=child_input.memory_bytes)

@@ -21,7 +21,7 @@ from stillroom.train.planning.forecast import TrainingForecast
 
 
 def filter_rows(workspace: Workspace, request: FilterDataset) -> FilterResult:
-    """Writes the rows that pass, on the Ray cluster that the request names or in this process."""
+    """Filters rows, on the request's Ray cluster if it has one, else in this process."""
     if request.ray_address is not None:
         from stillroom.curate.ray.filter import filter_on_ray
 
@@ -31,7 +31,7 @@ def filter_rows(workspace: Workspace, request: FilterDataset) -> FilterResult:
 
 
 def convert_rows(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
-    """Writes supervised rows, on the Ray cluster that the request names or in this process."""
+    """Converts rollouts to supervised rows, on the request's Ray cluster or in this process."""
     if request.ray_address is not None:
         from stillroom.curate.ray.rollouts import convert_on_ray
 

@@ -44,7 +44,7 @@ _MAX_LOG_BYTES = bounds.LOG.most
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the run's process until it ends and returns its exit code."""
+    """Starts the run's process, waits until it exits, and returns its exit code."""
     folder = Path(arguments[0])
     is_adopting = adopt_orphans()
     mark = token_hex(16)
@@ -127,7 +127,7 @@ class BoundedLog:
         self._stream.close()
 
     def _shorten(self) -> None:
-        """Replaces the file by its beginning, a note, and its end."""
+        """Replaces the middle of the file with a note on the omitted bytes."""
         with self._path.open("rb") as stream:
             head = stream.read(self._head)
             # The earlier note follows the same beginning, and is replaced.

@@ -114,7 +114,7 @@ class Operation:
 
     @property
     def may_become_run(self) -> bool:
-        """Whether the operation becomes a run if the files that it reads are large."""
+        """Whether the operation is executed as a run if its input files are large."""
         return self.large is not None
 
     @property
@@ -123,12 +123,12 @@ class Operation:
         return self.child is not None
 
     def call(self, workspace: Workspace, request: BaseModel) -> msgspec.Struct:
-        """Carries out the operation in this process and returns its result."""
+        """Executes the operation in this process and returns its result."""
         return load(self.function)(workspace, request)
 
 
 def load(name: str) -> Any:
-    """Imports the module of `module:name` and returns its attribute of that name."""
+    """Imports and returns the object at `module:name`."""
     module, _, attribute = name.partition(":")
     with _gc_disabled():
         return getattr(importlib.import_module(module), attribute)
@@ -149,7 +149,7 @@ def _gc_disabled() -> Generator[None]:
 def run_operation(
     operation: Operation, folder: RunFolder, reporter: Reporter, secrets: Mapping[str, str]
 ) -> Any:
-    """Does the work of the operation's run in this folder and returns its result.
+    """Executes the operation of the run in this folder and returns its result.
 
     Raises ValueError if the operation starts no run.
     """

@@ -44,7 +44,7 @@ class JobReporter:
         return self._is_cancelled
 
     def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
-        """Records how much of the phase is done, with an ETA from its rate so far."""
+        """Records the phase's progress, with an ETA extrapolated from its rate so far."""
         clock = time.monotonic()
         if self._phase_started[2] != phase:
             self._phase_started = (clock, done, phase)

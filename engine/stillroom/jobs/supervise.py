@@ -148,7 +148,7 @@ def cancel_run(folder: RunFolder) -> RunState:
 
 
 def _cancel_by_follower(folder: RunFolder) -> RunState:
-    """Records the cancellation of a run on another machine; its follower passes it on."""
+    """Records the cancellation of a run on another machine, which its follower forwards."""
     if (folder.cancel_waited_s() or 0.0) >= _KILL_AFTER_S:
         remote_runs.ask_to_kill(folder)
     folder.ask_to_cancel()

@@ -113,7 +113,7 @@ class Frames:
         except zlib.error as error:
             raise BrokenStreamError(f"a message cannot be decompressed: {error}") from error
         if self._unpacking.unconsumed_tail:
-            raise BrokenStreamError(f"a message of over {_MAX_MESSAGE_BYTES} bytes")
+            raise BrokenStreamError(f"a message exceeds {_MAX_MESSAGE_BYTES} bytes")
         return data
 
     def _decode(self, body: bytes, kind: type[_Message] | Any, header: _Header) -> _Message:

@@ -186,7 +186,8 @@ async def _check_model(teacher: ServedTeacher, max_context: int, num_own: int) -
         raise ModelError(
             f"{teacher.model!r} is served with a context of {length} tokens, but conversations may "
             f"have {max_context}{own}",
-            f"serve it with {needed} (vLLM: --max-model-len), or set rollout.max_context_window: "
+            f"serve it with {needed} tokens (vLLM: --max-model-len), or set "
+            "rollout.max_context_window: "
             f"{length - needed + max_context}",
         )
     return length

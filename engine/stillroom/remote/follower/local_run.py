@@ -32,7 +32,7 @@ _HOUR_S = 3600.0
 
 
 class GrownFile(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a growing file has been mirrored."""
+    """The mirrored size of a growing file, on the machine and locally."""
 
     remote_bytes: int = msgspec.field(name="there")
     """The number of remote bytes that have been mirrored."""
@@ -217,7 +217,7 @@ class ViewFile:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether the run is over: downloaded, and its machine cleaned up."""
         return self._view.phase == "over"
 
     @property

@@ -333,7 +333,7 @@ def _install_error(machine: Machine, failure: str) -> MachineError:
     return MachineError(
         f"the packages could not be installed on {machine.name}: {failure}",
         "fix the cause (a package index that it cannot reach, a version without a wheel "
-        "for its Python), or name an interpreter that has them with `python:` in machines.yml",
+        "for its Python), or set `python:` in machines.yml to an interpreter that has them",
     )
 
 
