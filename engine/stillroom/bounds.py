@@ -81,6 +81,10 @@ IDLE = Bound(300, "seconds", _PROGRAM, "an idle connection", "it is closed")
 REPLAYED = Bound(
     64 << 20, "bytes", _PROGRAM, "a request that replay answers", "its beginning alone is compared"
 )
+CALL_KEYS = Bound(
+    8 << 10, "bytes", _PROGRAM, "keys in a call (256 of each count)",
+    "it is forwarded, and each text of its record is `[key]`",
+)  # fmt: skip
 _UPSTREAM = "a recorder's upstream"
 UPSTREAM_LINE = Bound(256 << 10, "bytes", _UPSTREAM, "a reply's first line or header", "HTTP 502")
 UPSTREAM_HEADERS = Bound(256, "values", _UPSTREAM, "headers of a reply", "HTTP 502")

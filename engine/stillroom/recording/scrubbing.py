@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
+from stillroom import bounds
 from stillroom.secrecy.redaction import MARK, MOST_COMPARED_BYTES, Redactor
 
 _PIECES = re.compile(
@@ -20,7 +21,7 @@ _SEVERAL_TEXTS = re.compile(rb'index": ?[1-9]')
 """Matches events of a stream with several interleaved texts, such as the choices of `n: 2`."""
 _LINES = re.compile(rb"[^\n]+")
 _MOST_REDACTORS = 256
-_MOST_KEY_BYTES = 1 << 13
+_MOST_KEY_BYTES = bounds.CALL_KEYS.most
 _MIN_PENDING = 512
 """The minimum number of pending bytes to process at once; smaller batches cost more in total."""
 
