@@ -6,7 +6,7 @@ import torch
 from fakes.tiny_models import TinyModels
 from fakes.varlen import varlen_attn
 from stillroom.models.kernels import KernelChoice, choose_kernel
-from stillroom.train.student.model import computing_format
+from stillroom.train.student.model import autocast_dtype
 
 
 def train_as_on_cuda(
@@ -20,7 +20,7 @@ def train_as_on_cuda(
     patch.setattr("stillroom.models.kernels._varlen_attention", lambda: varlen_attn)
     patch.setattr("stillroom.models.probe.choose_kernel", lambda *_: KernelChoice("varlen"))
     patch.setattr("stillroom.models.lm_head.matrix_head", lambda *_args, **_more: None)
-    patch.setattr("stillroom.train.student.model.computing_format", lambda *_: compute_dtype)
+    patch.setattr("stillroom.train.student.model.autocast_dtype", lambda *_: compute_dtype)
 
 
 def train_as_on_an_apple_gpu(patch: pytest.MonkeyPatch) -> None:
@@ -32,8 +32,8 @@ def train_as_on_an_apple_gpu(patch: pytest.MonkeyPatch) -> None:
     )
     patch.setattr("stillroom.models.lm_head.matrix_head", lambda *_args, **_more: None)
     patch.setattr(
-        "stillroom.train.student.model.computing_format",
-        lambda _device, precision: computing_format(mps, precision),
+        "stillroom.train.student.model.autocast_dtype",
+        lambda _device, precision: autocast_dtype(mps, precision),
     )
 
 

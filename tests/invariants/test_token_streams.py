@@ -11,7 +11,7 @@ from fakes.tool_sources import DictTools
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.rollout.episode.loop import offered_tools
 from stillroom.tools.source import ToolResult
-from stillroom.train.on_policy.student_rollouts import sequences_of
+from stillroom.train.on_policy.student_rollouts import training_sequences_of
 from stillroom.types import StopReason
 
 ODD = [
@@ -91,7 +91,7 @@ def test_tool_tokens_are_never_trained_and_sampled_ones_never_changed(
                 if is_sampled:
                     assert trace.logprobs[i] == pytest.approx(exact[i], abs=1e-4)
     for sequence, (rollout, _) in zip(
-        sequences_of(sampled.ended),
+        training_sequences_of(sampled.ended),
         [pair for pair in pairs(sampled) if any(pair[0].tokens.sampled)],
         strict=True,
     ):

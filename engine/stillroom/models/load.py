@@ -187,14 +187,14 @@ def load_weights(
     *,
     precision: Precision = "auto",
     quantization: Quantization = None,
-    stays: bool = False,
+    keep_on_cpu: bool = False,
     spread: bool = False,
 ) -> PreTrainedModel:
     """Returns a causal language model on the best available device (CUDA, Apple GPU, CPU).
 
-    stays: keeps the model on the CPU, in the dtype for that device (each process moves its own
-    shard of the weights there). spread: distributes the layers over all GPUs; such a model can run
-    but not be trained.
+    keep_on_cpu: leaves the model on the CPU, in the dtype for that device (each process moves its
+    own shard of the weights there). spread: distributes the layers over all GPUs; such a model can
+    run but not be trained.
     """
     device = best_device()
     check_options(device, quantization=quantization, spread=spread)
@@ -206,7 +206,7 @@ def load_weights(
     if quantization == "nf4":
         disable_bf16_inference(model)
         return model
-    return model if stays or spread else model.to(device)
+    return model if keep_on_cpu or spread else model.to(device)
 
 
 def read_weights(
@@ -250,11 +250,13 @@ def load_adapter(
     precision: Precision = "auto",
     quantization: Quantization = None,
     is_trainable: bool = False,
-    stays: bool = False,
+    keep_on_cpu: bool = False,
 ) -> Any:
     """Returns the peft model of a LoRA checkpoint, with its base model loaded."""
     base_location = adapter_base(workspace, location)
-    base = load_weights(base_location, precision=precision, quantization=quantization, stays=stays)
+    base = load_weights(
+        base_location, precision=precision, quantization=quantization, keep_on_cpu=keep_on_cpu
+    )
     return attach_adapter(base, location, is_trainable=is_trainable)
 
 

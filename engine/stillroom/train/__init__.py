@@ -1,1 +1,1 @@
-"""Training: supervised, on preferences, and on-policy with a teacher that scores every token."""
+"""Training: supervised, on preferences, and on-policy distillation with a scoring teacher."""

@@ -1,7 +1,7 @@
-"""The program of one of the processes that train together.
+"""The program of one training process (rank).
 
-A launcher starts `python -m stillroom.train.rank_main FOLDER`; the environment variable
-RANK has the number of the process.
+A launcher starts `python -m stillroom.train.rank_main FOLDER`; the environment variable RANK has
+the number of the process.
 """
 
 import os
@@ -37,7 +37,7 @@ from stillroom.train.student.collective import WAIT_S, Collective
 
 
 def main() -> int:
-    """Does the rank folder's job as one rank and returns the exit code."""
+    """Runs the rank folder's job as one rank and returns the exit code."""
     files, rank = RankFiles(Path(sys.argv[1])), int(os.environ["RANK"])
     write_output_to(files.log(rank), Redactor(shared_secrets().values()))
     watch_owner(files, files.read_job().owner)
@@ -50,14 +50,14 @@ def main() -> int:
 
 
 def train_as_rank(files: RankFiles, peers: Collective) -> RankEnd:
-    """Does this process's part of the training; records and returns how it ended."""
+    """Trains as this rank; records and returns how it ended."""
     files.begin(peers.rank, peers.size)
     try:
         result = _train(files, peers)
         end = RankEnd(time=time.time(), result=msgspec.to_builtins(result))
     except RunCancelledError:
         end = RankEnd(time=time.time(), is_cancelled=True)
-    # Whatever ended this process is recorded, so that the run can report it.
+    # Any exception is recorded, so that the run can report it.
     except BaseException as error:
         traceback.print_exc()
         end = RankEnd(time=time.time(), failure=_failure_of(error))
@@ -69,7 +69,7 @@ def _train(files: RankFiles, peers: Collective) -> TrainResult:
     job = files.read_job()
     if job.version != __version__:
         raise RunError(
-            f"process {peers.rank} has stillroom {__version__}, the run {job.version}",
+            f"process {peers.rank} has stillroom {__version__}, but the run has {job.version}",
             "install the same version on all machines",
         )
     workspace = Workspace(Path(job.workspace), shared_secrets())
@@ -102,10 +102,10 @@ _CHUNK = 1 << 16
 
 
 def write_output_to(log: Path, redactor: Redactor) -> None:
-    """Sends stdout and stderr, also those of C libraries, to a log without the known secrets.
+    """Redirects stdout and stderr, also of C libraries, to a log with known secrets redacted.
 
-    A process of its own does the writing, so that the last words of a process that is killed get
-    there too. It ends when nothing holds the two streams any more.
+    A separate process writes it, so that the last output of a killed process is in the log. It
+    exits once nothing holds the two streams open.
     """
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     reading, writing = os.pipe()
@@ -123,7 +123,7 @@ def write_output_to(log: Path, redactor: Redactor) -> None:
 
 
 def _copy(reading: int, output: int, redactor: Redactor) -> None:
-    # A signal ends the training's process; this one still has to write its last output.
+    # A signal stops the training process; this one still has to write its last output.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
@@ -136,7 +136,7 @@ def _copy(reading: int, output: int, redactor: Redactor) -> None:
 
 def _write_all(output: int, data: bytes) -> None:
     rest = memoryview(data)
-    # What a full disk refuses is lost: a training must not end because of its log.
+    # What a full disk rejects is lost: training must not stop because of its log.
     with suppress(OSError):
         while rest:
             rest = rest[os.write(output, rest) :]

@@ -1,4 +1,4 @@
-"""A training run: checks the plan, then trains in this process or starts several that train."""
+"""A training run: checks the plan, then trains in this process or starts several that do."""
 
 import time
 from collections.abc import Callable
@@ -36,7 +36,7 @@ from stillroom.train.student.model import load_student, router_notes
 def train(
     workspace: Workspace, request: StartTraining, *, folder: Path, reporter: Reporter
 ) -> TrainResult:
-    """Trains as config.yml describes, with checkpoints in the run's folder; returns the result."""
+    """Trains as config.yml says, with checkpoints in the run's folder; returns the result."""
     plan = plan_request(workspace, request, run=RunFolder(folder))
     write_json(folder / "config.json", plan.config.model_dump(mode="json"))
     tracked = TrackedReporter(reporter, open_trackers(plan.config, folder))
@@ -67,7 +67,7 @@ def train_in_process(
     point = find_resume_point(workspace, request.resume) if request.resume else None
     rows = [*plan.train_files, *plan.rows_files]
     files = [plan.config_file, *rows, *plan.context_files, *plan.code_files]
-    # The files are hashed while they are read, and must be as they were at the start.
+    # The files are hashed while they are read, and must be unchanged since the start.
     with Recording(files, copies={plan.config_file: plan.config_source}) as recording:
         prompts = read_prompts(plan)
         models = _model_records(workspace, config)
@@ -88,7 +88,7 @@ def train_in_process(
         for note in notes if peers.is_first else []:
             reporter.note(note)
         if peers.rank:
-            # Each process must draw its own dropout.
+            # Each process must sample its own dropout.
             torch.manual_seed(config.trainer.seed + peers.rank)
         evaluations = TrainingEvaluations(workspace, plan, student, reporter, prompts)
         evaluations.check()
@@ -136,7 +136,7 @@ def _method(
 def _prepare_targets(
     workspace: Workspace, plan: TrainingPlan, models: list[ModelRecord]
 ) -> PrepareTargets | None:
-    """Returns the function that has the teacher read supervised rows, if it is to."""
+    """Returns the function that prepares soft targets, if supervised rows have a teacher."""
     if plan.config.soft_targets is None:
         return None
     teacher = next(model for model in models if model.role == "teacher")
@@ -149,7 +149,7 @@ def _max_length(session: Session[TrainConfig]) -> int:
 
 
 def _run_inputs(plan: TrainingPlan, recording: Recording, models: list[ModelRecord]) -> RunInputs:
-    """Returns the inputs of the run; config.yml counts by its values, not by its bytes."""
+    """Returns the inputs of the run; config.yml is compared by values, not by bytes."""
     modules: dict[str, str] = {}
     paths = {plan.config_file}
     for file in filter(None, (plan.tools_file, plan.rewards_file)):
@@ -161,7 +161,7 @@ def _run_inputs(plan: TrainingPlan, recording: Recording, models: list[ModelReco
 
 
 def _model_records(workspace: Workspace, config: TrainConfig) -> list[ModelRecord]:
-    """Returns the identity of the student and of each teacher, as they are now."""
+    """Returns the records of the student and of each teacher, with their current hashes."""
     records = [identify(locate_model(workspace, config.model.path), role="student")]
     for index, teacher in enumerate(dict.fromkeys(config.teachers)):
         role = "teacher" if index == 0 else f"teacher {index + 1}"

@@ -168,7 +168,7 @@ def test_a_run_that_trained_a_whole_model_is_not_resumed_on_its_text_part(tmp_pa
         file.write_text(json.dumps({**config, "target_modules": leaves}), encoding="utf-8")
     shutil.rmtree(project.checkpoint())
 
-    with pytest.raises(ModelError, match="trained a whole multimodal model") as caught:
+    with pytest.raises(ModelError, match="is of a whole multimodal model") as caught:
         project.train("run-2", resume="run-1")
     assert "model.path" in caught.value.fix
 

@@ -83,7 +83,7 @@ def resumed_when_finished(root: Path, models: TinyModels) -> str:
 
 PROMPTS = [{"prompt": f"Price of item {n}?"} for n in range(2)]
 WAYS: dict[str, tuple[Callable[[Path, TinyModels], str], str]] = {
-    "sft: no rows": (trained("sft"), "holds no rows"),
+    "sft: no rows": (trained("sft"), "has no rows"),
     "sft: all rows are too long": (
         trained("sft", LONG, model={"max_length": 32}),
         "no row is left to train on: 1 longer than max_length",
@@ -97,7 +97,7 @@ WAYS: dict[str, tuple[Callable[[Path, TinyModels], str], str]] = {
         "tell the user that 3 of 4 rows were left out",
     ),
     "sft: the run is finished already": (resumed_when_finished, "no checkpoint to resume from"),
-    "dpo: no pairs": (trained("dpo"), "holds no rows"),
+    "dpo: no pairs": (trained("dpo"), "has no rows"),
     "dpo: all pairs are too long": (
         trained("dpo", TOO_LONG, model={"max_length": 32}),
         "no row is left to train on",
@@ -107,7 +107,7 @@ WAYS: dict[str, tuple[Callable[[Path, TinyModels], str], str]] = {
         trained("dpo", PAIR, TOO_LONG, TOO_LONG, model={"max_length": 64}),
         "tell the user that 2 of 3 rows were left out",
     ),
-    "distill: no prompts": (trained("distill", **ON_POLICY), "holds no rows"),
+    "distill: no prompts": (trained("distill", **ON_POLICY), "has no rows"),
     "distill: the teacher is the student": (
         trained("distill", *PROMPTS, seed=0, **ON_POLICY),
         "no_gradient: the gradient of the last 1 steps was zero",

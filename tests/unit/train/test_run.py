@@ -65,7 +65,7 @@ def test_a_run_says_what_it_leaves_out_and_which_fast_way_it_cannot_take(tmp_pat
     assert padded.startswith(
         "rows of Qwen2MoeForCausalLM are padded to the longest row of their pass"
     )
-    assert unbalanced.startswith("the loss has no term that balances the routers' experts")
+    assert unbalanced.startswith("the loss has no load-balancing term for the experts")
 
 
 def test_sft_reports_every_step_and_lowers_the_loss(tmp_path, llama):

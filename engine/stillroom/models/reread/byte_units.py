@@ -283,7 +283,7 @@ class Places:
             return None
         return index, self._words[index][:offset]
 
-    def word_before(self, index: int, prefix: bytes) -> bytes:
+    def previous_text(self, index: int, prefix: bytes) -> bytes:
         """Returns the previous token's text if a token begins here and that one is no marker."""
         is_text = not prefix and index > 0 and not self._is_mark[index - 1]
         return self._words[index - 1] if is_text else b""
@@ -310,7 +310,7 @@ def turn_units(
     def add(student_byte: int, teacher_byte: int, choice: int, symbol: int) -> None:
         here, there = student.places.at(student_byte), teacher.places.at(teacher_byte)
         if here is not None and there is not None:
-            before = teacher.places.word_before(*there)
+            before = teacher.places.previous_text(*there)
             units.append(Unit(*here, *there, before, choice, symbol))
 
     def end_part(before: TurnPart | None, following: Kind | None, at: tuple[int, int]) -> None:

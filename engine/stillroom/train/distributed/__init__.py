@@ -1,1 +1,1 @@
-"""Training in several processes, on one machine or several."""
+"""Training in several processes (ranks), on one machine or several."""

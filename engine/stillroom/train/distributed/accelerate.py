@@ -33,10 +33,10 @@ def run_on_accelerate(
     write_atomic(config, text.encode())
     arguments = ["--config_file", str(config), "-m", RANK_MODULE, str(files.folder)]
     command = shlex.join(["accelerate", "launch", *arguments])
-    note(f"started as: {command}")
+    note(f"started with: {command}")
     for machine in range(1, section.num_machines):
         remote = shlex.join(["accelerate", "launch", "--machine_rank", str(machine), *arguments])
-        note(f"waits for machine {machine}; start there: {remote}")
+        note(f"waiting for machine {machine}; start on it: {remote}")
     threads = os.environ.get("OMP_NUM_THREADS") or _threads(size // section.num_machines)
     _launch(["--num_cpu_threads_per_process", str(threads), *arguments])
 
@@ -77,36 +77,36 @@ def _threads(local: int) -> int:
 
 
 def _launch(arguments: list[str]) -> None:
-    """Runs `accelerate launch` and waits until it ends. Raises RanksFailedError if a process fails.
+    """Runs `accelerate launch` until it exits. Raises RanksFailedError if a process fails.
 
-    It runs in a thread, since in the main thread it would take over our signal handlers.
+    It runs in a thread, since in the main thread it would replace the signal handlers.
     """
     parsed = launch_command_parser().parse_args(arguments)
-    # torch warns that signals don't reach a thread; they needn't, since ranks watch their run.
+    # torch warns that signals do not reach a thread; ranks watch for cancellation themselves.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.ERROR)
     raised: list[BaseException] = []
 
     def launch() -> None:
         try:
             launch_command(parsed)
-        # Raised again below, in the thread that waits.
+        # Re-raised below, in the waiting thread.
         except BaseException as error:
             raised.append(error)
 
     thread = threading.Thread(target=launch, daemon=True)
     thread.start()
-    thread.join()  # no limit: it ends with the training
+    thread.join()  # no timeout: training may take any time
     if not raised:
         return
     if isinstance(raised[0], ChildFailedError):
-        raise RanksFailedError(_lost(raised[0])) from raised[0]
+        raise RanksFailedError(_exit_reasons(raised[0])) from raised[0]
     raise raised[0]
 
 
-def _lost(error: ChildFailedError) -> dict[int, str]:
-    """Returns how each failed process ended, by rank, those killed by a signal first.
+def _exit_reasons(error: ChildFailedError) -> dict[int, str]:
+    """Returns how each failed process exited, by rank, those killed by a signal first.
 
-    SIGTERM is left out: accelerate sends it to the others once one has failed.
+    SIGTERM is ignored: accelerate sends it to the others once one has failed.
     """
     lost: dict[int, str] = {}
     for rank, failure in sorted(error.failures.items(), key=lambda item: item[1].exitcode):
@@ -115,5 +115,5 @@ def _lost(error: ChildFailedError) -> dict[int, str]:
         if failure.exitcode < 0:
             lost[rank] = f"was killed by {signal.Signals(-failure.exitcode).name}"
         else:
-            lost[rank] = f"ended with exit code {failure.exitcode}"
+            lost[rank] = f"exited with code {failure.exitcode}"
     return lost

@@ -1,4 +1,4 @@
-"""Training in several processes: starts them, passes on their reports, explains their failures."""
+"""Training in several processes: starts them, relays their reports, explains their failures."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ from stillroom.train.distributed.rank_folder import (
     RankJob,
     RanksFailedError,
     failure_of_ranks,
-    following,
+    relay_rank_reports,
     this_process,
 )
 from stillroom.train.loop.session import TrainResult
@@ -35,7 +35,7 @@ def launch_training(
     folder: Path,
     reporter: Reporter,
 ) -> TrainResult:
-    """Starts several processes that train and returns the result of the first one.
+    """Starts the processes that train and returns the result of the first one.
 
     Raises the error that ended them, or RunCancelledError if they were cancelled.
     """
@@ -53,7 +53,7 @@ def launch_training(
     )
     write_json(files.job, job)
     lost: dict[int, str] = {}
-    with following(files, reporter):
+    with relay_rank_reports(files, reporter):
         try:
             if section.kind == "ray":
                 from stillroom.train.distributed.ray import run_on_ray
@@ -63,7 +63,7 @@ def launch_training(
                 from stillroom.train.distributed.accelerate import run_on_accelerate
 
                 if is_away():
-                    # At home the starting program gives them to the run's process.
+                    # On the user's machine the process that starts a run sets these for it.
                     os.environ.update(shared_variables(workspace.secrets))
                 run_on_accelerate(files, section, size=size, note=reporter.note)
         except RanksFailedError as failed:

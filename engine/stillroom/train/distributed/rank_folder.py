@@ -1,7 +1,7 @@
 """The rank folder: files by which a run and its training processes communicate; needs no torch.
 
-The run owns its state and metrics. Its ranks (the processes) read the job, the first of them
-writes reports, and each writes how it ended. All of them see the folder under the same path.
+The run owns its state and metrics. Its ranks (the processes) read the job, rank 0 writes reports,
+and each rank writes how it ended. All of them see the folder under the same path.
 """
 
 import math
@@ -24,15 +24,15 @@ from stillroom.reporting import Reporter
 
 FOLDER = "ranks"
 RANK_MODULE = "stillroom.train.rank_main"
-"""The program of one process."""
+"""The Python module that each rank runs."""
 _POLL_S = 0.2
 _END_WAIT_S = 5.0
 _LEFT_ALONE = 70
-"""The exit code of a rank whose run no longer exists."""
+"""The exit code of a rank whose run is gone."""
 
 
 class RanksFailedError(Exception):
-    """Some processes failed; `lost` has, by rank, the endings that the launcher itself observed."""
+    """Some ranks failed; `lost` has, by rank, the endings that the launcher observed."""
 
     def __init__(self, lost: dict[int, str]) -> None:
         super().__init__(lost)
@@ -40,7 +40,7 @@ class RanksFailedError(Exception):
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """The process that owns the run; its start time tells a later process with its pid apart."""
+    """The process that owns the run; its start time detects a reused pid."""
 
     host: str
     pid: int
@@ -48,7 +48,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The job of the ranks: the request to train, its workspace and run, and the run's process."""
+    """The job of the ranks: the request to train, its workspace and run, and the run's owner."""
 
     workspace: str
     request: dict[str, Any]
@@ -67,7 +67,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     errno: int | None = None
 
     def error(self, rank: int, size: int) -> BaseException:
-        """Returns the error as it would have been raised in the run's own process."""
+        """Returns the error as the run's own process would have raised it."""
         if self.fix is not None:
             family = DivergedError if self.kind == DivergedError.__name__ else EngineError
             return family(self.problem, self.fix)
@@ -87,7 +87,7 @@ class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The start of a rank: its machine, its process and the number of ranks."""
+    """The start of a rank: its machine, its process id and the number of ranks."""
 
     host: str
     pid: int
@@ -95,7 +95,7 @@ class RankStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Report(msgspec.Struct, kw_only=True):
-    """One line of the first rank's reports.jsonl: a note, alarms, metrics or progress."""
+    """One line of rank 0's reports.jsonl: a note, alarms, metrics or progress."""
 
     note: str | None = None
     alarms: list[str] | None = None
@@ -118,13 +118,13 @@ class RankFiles:
         self.abandoned = folder / "abandoned"
 
     def read_job(self) -> RankJob:
-        """Returns the job. Raises RunError on a machine that does not have the folder."""
+        """Returns the job. Raises RunError on a machine that does not see the folder."""
         try:
             return msgspec.json.decode(self.job.read_bytes(), type=RankJob)
         except FileNotFoundError as error:
             raise RunError(
-                f"{self.folder} is not on {platform.node()!r}",
-                "keep the workspace on a file system that all machines have under the same path",
+                f"{self.folder} does not exist on {platform.node()!r}",
+                "keep the workspace on a file system that all machines mount at the same path",
             ) from error
 
     def log(self, rank: int) -> Path:
@@ -132,7 +132,7 @@ class RankFiles:
         return self.folder / f"rank_{rank}.log"
 
     def begin(self, rank: int, size: int) -> None:
-        """Records that a rank runs in this process."""
+        """Records that this process runs a rank."""
         start = RankStart(host=platform.node(), pid=os.getpid(), size=size)
         write_json(self.folder / f"rank_{rank}.json", start)
 
@@ -141,7 +141,7 @@ class RankFiles:
         write_json(self.folder / f"rank_{rank}.end.json", end)
 
     def starts(self) -> dict[int, RankStart]:
-        """Returns the start of each rank that has begun, by rank."""
+        """Returns the start of each rank that has started, by rank."""
         files = {p for p in self.folder.glob("rank_*.json") if p.suffixes == [".json"]}
         return {_rank_of(p): msgspec.json.decode(p.read_bytes(), type=RankStart) for p in files}
 
@@ -152,13 +152,13 @@ class RankFiles:
 
 
 def this_process() -> Owner:
-    """Returns this process, as the owner of a run."""
+    """Returns this process as the owner of a run."""
     pid = os.getpid()
     return Owner(host=platform.node(), pid=pid, start=process_start(pid) or "")
 
 
 class RankReporter:
-    """A rank's reporter: the first rank writes reports; every rank sees a cancellation."""
+    """The reporter of a rank: rank 0 writes reports; every rank sees a cancellation."""
 
     def __init__(self, files: RankFiles, *, is_first: bool) -> None:
         self._files, self._is_first = files, is_first
@@ -168,7 +168,7 @@ class RankReporter:
         self._report(_Report(done=done, total=total, unit=unit, phase=phase))
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Reports the metrics of a step; JSON has no NaN, so NaN is written as null."""
+        """Reports the metrics of a step; NaN is written as null, as JSON has no NaN."""
         self._report(_Report(step=step, values=dict(values)))
 
     def note(self, text: str) -> None:
@@ -176,7 +176,7 @@ class RankReporter:
         self._report(_Report(note=text))
 
     def alarms(self, current: Sequence[str]) -> None:
-        """Reports the alarms that hold now; they replace those of the step before."""
+        """Reports the current alarms, which replace those of the previous step."""
         self._report(_Report(alarms=list(current)))
 
     def is_cancelled(self) -> bool:
@@ -190,17 +190,17 @@ class RankReporter:
 
 
 @contextmanager
-def following(files: RankFiles, reporter: Reporter) -> Generator[None]:
-    """Passes the first rank's reports on to the run, and the run's cancellation on to the ranks.
+def relay_rank_reports(files: RankFiles, reporter: Reporter) -> Generator[None]:
+    """Relays rank 0's reports to the run, and the run's cancellation to the ranks.
 
-    A thread does this until the block ends; then ranks that still run end themselves.
+    A thread does this until the block ends; ranks that are still running then exit.
     """
     ended = threading.Event()
     tail = _Tail(files.reports)
 
     def follow() -> None:
         while not ended.wait(_POLL_S):
-            _hand_on(tail, reporter)
+            _relay(tail, reporter)
             if reporter.is_cancelled() and not files.stop.exists():
                 files.stop.touch()
 
@@ -212,11 +212,11 @@ def following(files: RankFiles, reporter: Reporter) -> Generator[None]:
         ended.set()
         thread.join(_END_WAIT_S)
         files.abandoned.touch()
-        _hand_on(tail, reporter)
+        _relay(tail, reporter)
 
 
 class _Tail:
-    """Reads the complete lines that were added to a file since it was last read."""
+    """Reads the complete lines that were appended to a file since the last read."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
@@ -231,7 +231,7 @@ class _Tail:
         return whole.splitlines()
 
 
-def _hand_on(tail: _Tail, reporter: Reporter) -> None:
+def _relay(tail: _Tail, reporter: Reporter) -> None:
     for line in tail.take():
         report = msgspec.json.decode(line, type=_Report)
         if report.note is not None:
@@ -246,18 +246,18 @@ def _hand_on(tail: _Tail, reporter: Reporter) -> None:
 
 
 def watch_owner(files: RankFiles, owner: Owner) -> None:
-    """Starts a thread that ends this process once the run that it trains for is gone."""
+    """Starts a thread that exits this process once the run that it trains for is gone."""
 
     def watch() -> None:
-        while _is_wanted(files, owner):
+        while _has_owner(files, owner):
             time.sleep(_POLL_S)
-        # Not sys.exit: the main thread may wait for ever in a collective operation.
+        # Not sys.exit: the main thread may be blocked in a collective operation.
         os._exit(_LEFT_ALONE)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _is_wanted(files: RankFiles, owner: Owner) -> bool:
+def _has_owner(files: RankFiles, owner: Owner) -> bool:
     if files.abandoned.exists() or not files.folder.exists():
         return False
     if owner.host != platform.node():
@@ -268,8 +268,8 @@ def _is_wanted(files: RankFiles, owner: Owner) -> bool:
 def failure_of_ranks(files: RankFiles, lost: Mapping[int, str]) -> BaseException:
     """Returns the error that made the ranks fail.
 
-    lost: by rank, how the ranks that the launcher saw end have ended. A rank that was lost before
-    it recorded its own end is reported first, because it made the others fail.
+    lost: by rank, the endings that the launcher observed. A rank that was lost before it
+    recorded its own end is reported first, because it made the others fail.
     """
     starts, ends = files.starts(), files.ends()
     silent = [rank for rank in lost if rank not in ends]
@@ -282,7 +282,7 @@ def failure_of_ranks(files: RankFiles, lost: Mapping[int, str]) -> BaseException
         if failure is not None:
             return failure.error(rank, starts[rank].size if rank in starts else len(ends))
     return RunError(
-        "the training processes ended without a result",
+        "the training processes exited without a result",
         f"read their logs in {files.folder}",
     )
 

@@ -23,7 +23,7 @@ def run_on_ray(
 ) -> None:
     """Trains on Ray Train's workers and waits for them.
 
-    Raises RanksFailedError if a worker fails, RunError if no cluster answers.
+    Raises RanksFailedError if a worker fails, RunError if no cluster responds.
     """
     with ray_cluster(section.address, num_cpus=size) as ray:
         train: Any = importlib.import_module("ray.train")
@@ -32,7 +32,7 @@ def run_on_ray(
         has_gpus = resources.get("GPU", 0) > 0
         kind = "GPU" if has_gpus else "CPU"
         if (num_units := int(resources.get(kind, 0))) < size:
-            note(f"the cluster has {num_units} {kind}s for {size} processes: waits for more")
+            note(f"waiting for resources: the cluster has {num_units} {kind}s for {size} processes")
         backend = "nccl" if has_gpus else "gloo"
         trainer = torch_train.TorchTrainer(
             _work,
@@ -48,7 +48,7 @@ def run_on_ray(
             if not failures:
                 raise RunError(
                     f"Ray Train failed: {_last_line(error)}",
-                    "look at the cluster with `ray status`; see the run's log for details",
+                    "check the cluster with `ray status`; see the run's log for details",
                 ) from error
             lost = {rank: f"was lost: {_last_line(failures[rank])}" for rank in sorted(failures)}
             raise RanksFailedError(lost) from error

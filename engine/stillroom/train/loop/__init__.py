@@ -1,1 +1,1 @@
-"""The parts that all training methods share: steps, checkpoints, evaluations and metrics."""
+"""What all training methods share: steps, checkpoints, evaluations and metrics."""

@@ -1,6 +1,6 @@
-"""Writes and reads checkpoints, which are folders that are either complete or absent.
+"""Writes and reads checkpoints: folders that are either complete or absent.
 
-Tensors are written and read as safetensors only, so that a checkpoint from elsewhere runs no code.
+Tensors are stored as safetensors only, so that loading a foreign checkpoint runs no code.
 """
 
 import shutil
@@ -52,24 +52,24 @@ _CPU_RANDOM, _CUDA_RANDOM, _OPTIMIZER = "random.cpu", "random.cuda", "optimizer.
 
 @dataclass(frozen=True, slots=True)
 class RunSources:
-    """The files, models and request of a run, which the manifests of its checkpoints name."""
+    """The files, models and request of a run, for the manifests of its checkpoints."""
 
     files: Recording
-    """config.yml, the rows and the user's Python files, as they were when the run began."""
+    """config.yml, the rows and the user's Python files, as of the start of the run."""
     models: Sequence[ModelRecord]
     request: Mapping[str, Any]
     made: list[FileRecord] = field(default_factory=list[FileRecord])
-    """The files that the run made of its inputs, or found, before its first step."""
+    """Files that the run derived from its inputs, or reused, before its first step."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """The state of a run besides its weights, from which it resumes bit for bit."""
+    """The state of a run besides its weights; resuming from it is bit-for-bit exact."""
 
     state: TrainingState
     optimizer: Mapping[str, Tensor]
     random: Sequence[Mapping[str, Tensor]]
-    """The state of the random number generators of each process, by rank."""
+    """The state of each process's random number generators, by rank."""
 
 
 def save_checkpoint(
@@ -84,9 +84,9 @@ def save_checkpoint(
 ) -> Path:
     """Writes the student's weights (or adapter) and tokenizer; returns the checkpoint's folder.
 
-    With `sources` the folder gets a manifest, with a `snapshot` the state to resume from.
+    With `sources` it also has a manifest, with a `snapshot` the state to resume from.
     All processes must call this, because weights may be sharded; the first one writes.
-    Raises RunError if it cannot be written; earlier checkpoints stay complete.
+    Raises RunError if writing fails; earlier checkpoints stay complete.
     """
     folder = final_checkpoint(run) if is_final else run / CHECKPOINTS / step_name(step)
     weights = None
@@ -98,13 +98,13 @@ def save_checkpoint(
         run_id=run.name,
         method=method,
         step=step,
-        base_model=_lasting_name(student.base),
-        text_part_of=_hashed(student.text_part_of, sources.models if sources else ()),
+        base_model=_stable_name(student.base),
+        text_part_of=_with_hash(student.text_part_of, sources.models if sources else ()),
     )
 
     def write(temporary: Path) -> None:
         model: Any = student.loaded.model
-        # Embeddings are never resized here, and peft would ask the hub to find that out.
+        # Embeddings are never resized here; peft would query the hub to check that.
         model.save_pretrained(
             temporary,
             **({"save_embedding_layers": False} if student.is_adapter else {}),
@@ -116,11 +116,11 @@ def save_checkpoint(
         if snapshot is not None:
             _save_snapshot(temporary, snapshot)
 
-    return _written(folder, write, record=record, sources=sources)
+    return _write_checkpoint(folder, write, record=record, sources=sources)
 
 
-def _hashed(whole: ModelRecord | None, used: Sequence[ModelRecord]) -> ModelRecord | None:
-    """Returns the record of a multimodal model with the hash that the run took of it."""
+def _with_hash(whole: ModelRecord | None, used: Sequence[ModelRecord]) -> ModelRecord | None:
+    """Returns the record of a multimodal model with the hash that the run computed."""
     if whole is None or whole.sha256 or whole.revision:
         return whole
     same = next((model for model in used if model.location == whole.location), whole)
@@ -128,7 +128,7 @@ def _hashed(whole: ModelRecord | None, used: Sequence[ModelRecord]) -> ModelReco
 
 
 def step_name(step: int) -> str:
-    """Returns the folder name of a step's checkpoint; the names sort like the steps."""
+    """Returns the folder name of a step's checkpoint; names sort in the order of steps."""
     return f"step_{step:06d}"
 
 
@@ -138,7 +138,7 @@ def final_checkpoint(run: Path) -> Path:
 
 
 def adopt_checkpoint(checkpoint: Path, run: Path) -> None:
-    """Copies a checkpoint of the run that is resumed into the new run's folder."""
+    """Copies the checkpoint that a run resumes from into the new run's folder."""
     folder = run / CHECKPOINTS / checkpoint.name
     temporary = _partial(folder)
     make_folder(temporary)
@@ -147,24 +147,24 @@ def adopt_checkpoint(checkpoint: Path, run: Path) -> None:
 
 
 def promote_checkpoint(run: Path, *, step: int, sources: RunSources | None = None) -> Path:
-    """Copies the checkpoint of an earlier step as the final one; returns the copy's folder."""
+    """Copies the checkpoint of an earlier step as the final one; returns the new folder."""
     best, folder = run / CHECKPOINTS / step_name(step), final_checkpoint(run)
     record = msgspec.json.decode((best / RECORD).read_bytes(), type=CheckpointRecord)
 
     def write(temporary: Path) -> None:
-        # A final checkpoint is a model, not a place to resume from, and gets its own manifest.
+        # A final checkpoint is a model that is not resumed, and has its own manifest.
         ignored = shutil.ignore_patterns(STATE, _TENSORS, FOLDER_MANIFEST)
         shutil.copytree(best, temporary, ignore=ignored, dirs_exist_ok=True)
 
-    return _written(folder, write, record=record, sources=sources)
+    return _write_checkpoint(folder, write, record=record, sources=sources)
 
 
 def prune_checkpoints(run: Path, *, keep: int, best_step: int) -> None:
-    """Deletes the oldest checkpoints of steps beyond the last `keep`, except the best step's."""
+    """Deletes the oldest checkpoints, except the last `keep` and the best step's."""
     folders = sorted((run / CHECKPOINTS).glob("step_*"))
     for folder in folders[: max(0, len(folders) - keep)]:
         if folder.name != step_name(best_step):
-            # Renamed first, so that nobody sees a checkpoint that is half deleted.
+            # Renamed first, so that no half-deleted checkpoint is visible.
             going = folder.with_name(f".{folder.name}.going")
             folder.rename(going)
             shutil.rmtree(going)
@@ -175,14 +175,14 @@ def _partial(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.partial")
 
 
-def _written(
+def _write_checkpoint(
     folder: Path,
     write: Callable[[Path], None],
     *,
     record: CheckpointRecord,
     sources: RunSources | None,
 ) -> Path:
-    """Writes a checkpoint to a temporary folder, and renames it to `folder` once complete."""
+    """Writes a checkpoint to a temporary folder, then renames it to `folder`."""
     temporary = _partial(folder)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -200,7 +200,7 @@ def _written(
         shutil.rmtree(temporary, ignore_errors=True)
         raise RunError(
             f"the checkpoint of step {record.step} could not be written: {error}",
-            f"free disk space under {folder.parent} or set trainer.keep_checkpoints",
+            f"free disk space under {folder.parent}, or set trainer.keep_checkpoints",
         ) from error
     return folder
 
@@ -219,8 +219,8 @@ def _write_manifest(
     )
 
 
-def _lasting_name(base: ModelLocation) -> str:
-    """Returns a name by which the base is found again: a demo or hub name, else its full path."""
+def _stable_name(base: ModelLocation) -> str:
+    """Returns a stable name for the base model: a demo or hub name, else its absolute path."""
     return base.name if base.name in DEMO_MODELS else base.recorded
 
 
@@ -235,26 +235,26 @@ def random_state() -> dict[str, Tensor]:
 def _save_snapshot(folder: Path, snapshot: RunSnapshot) -> None:
     tensors = {_OPTIMIZER + name: t.contiguous() for name, t in snapshot.optimizer.items()}
     for rank, state in enumerate(snapshot.random):
-        tensors |= {_of_rank(name, rank): tensor for name, tensor in state.items()}
+        tensors |= {_rank_key(name, rank): tensor for name, tensor in state.items()}
     save_file(tensors, folder / _TENSORS)
     write_json(folder / STATE, snapshot.state)
 
 
 def restore_snapshot(folder: Path, *, rank: int = 0) -> dict[str, Tensor]:
-    """Restores a process's random number generators and returns the optimiser's tensors."""
+    """Restores the state of the random number generators; returns the optimiser's tensors."""
     try:
         tensors = load_file(folder / _TENSORS)
     except (OSError, SafetensorError) as error:
         raise ModelError(
             f"the checkpoint {folder} cannot be resumed: {error}",
-            f"delete {folder.name}, and the checkpoint before it is taken",
+            f"delete {folder.name} to resume from the previous checkpoint",
         ) from error
-    # If a run is resumed in more processes than before, the new ones keep their own random state.
-    if (state := tensors.get(_of_rank(_CPU_RANDOM, rank))) is not None:
+    # Processes beyond the number of the earlier run keep their own random state.
+    if (state := tensors.get(_rank_key(_CPU_RANDOM, rank))) is not None:
         torch.set_rng_state(state)
     if (
         torch.cuda.is_available()
-        and (state := tensors.get(_of_rank(_CUDA_RANDOM, rank))) is not None
+        and (state := tensors.get(_rank_key(_CUDA_RANDOM, rank))) is not None
     ):
         torch.cuda.set_rng_state(state)
     return {
@@ -264,22 +264,22 @@ def restore_snapshot(folder: Path, *, rank: int = 0) -> dict[str, Tensor]:
     }
 
 
-def _of_rank(name: str, rank: int) -> str:
+def _rank_key(name: str, rank: int) -> str:
     return name if rank == 0 else f"{name}.{rank}"
 
 
 def restore_weights(student: Student, folder: Path) -> None:
     """Loads the trained weights of a checkpoint into the student, in place.
 
-    Raises ModelError for a checkpoint of a whole multimodal model, of which only the text part is
-    trained now.
+    Raises ModelError for a checkpoint of a whole multimodal model, since only the text part is
+    trained.
     """
     module: Any = student.module
     location = ModelLocation(folder.name, str(folder), is_local=True)
-    if student.text_part_of is not None and _is_of_whole(location):
+    if student.text_part_of is not None and _is_multimodal(location):
         raise ModelError(
-            f"the checkpoint {folder} trained a whole multimodal model, and only text parts are "
-            "trained now",
+            f"the checkpoint {folder} is of a whole multimodal model, but only the text part is "
+            "trained",
             f"start a new run from it with model.path: {folder}",
         )
     if student.is_adapter:
@@ -299,7 +299,7 @@ def restore_weights(student: Student, folder: Path) -> None:
     module.load_state_dict(weights)
 
 
-def _is_of_whole(location: ModelLocation) -> bool:
+def _is_multimodal(location: ModelLocation) -> bool:
     if location.is_adapter:
         return is_for_multimodal(weight_names(location.folder))
     return multimodal_config(location) is not None

@@ -1,6 +1,6 @@
-"""Evaluates the student during training, on the prompt files that `evals` of config.yml name.
+"""Evaluates the student during training on the prompt files under `evals` in config.yml.
 
-Every evaluation samples with the same seed, so that only the weights differ between two steps.
+Every evaluation uses the same sampling seed, so that two steps differ only by the weights.
 """
 
 import time
@@ -36,19 +36,19 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class TrainingEvaluations:
-    """The evaluations of one training run, with all that they sample with."""
+    """The evaluations of one training run, with the tools and models that they use."""
 
     workspace: Workspace
     plan: TrainingPlan
     student: Student
     reporter: Reporter
     prompts: Mapping[str, Sequence[Task]]
-    """The prompts of each evaluation, by its name."""
+    """The prompts of each evaluation, by name."""
     judged: dict[str, Sequence[Task]] = field(default_factory=dict[str, Sequence[Task]])
-    """Those of them that something judges, once they are checked."""
+    """The prompts with a reward function, judge or expected answer; set by `check`."""
 
     def check(self) -> None:
-        """Opens the evaluations' tools and rewards before training, to check that they work.
+        """Opens the evaluations' tools and rewards before training, to fail early.
 
         Raises:
             ConfigError: the student's weights are sharded over several processes.
@@ -57,17 +57,18 @@ class TrainingEvaluations:
         """
         if self.plan.config.evals and self.student.peers.is_sharded:
             raise ConfigError(
-                "evals need all of the student's weights in each process, and fsdp2 shards them",
-                "set the strategy ddp, or leave evals out and run evaluate_model on checkpoints",
+                "evals need all of the student's weights in each process, but fsdp2 shards them",
+                "set launcher.strategy: ddp, or leave evals out and evaluate checkpoints "
+                "(evaluate_model)",
             )
         if self.plan.config.evals:
             for note in check_decoding(self.student.loaded):
                 self.reporter.note(note)
         for section in self.plan.config.evals:
-            _in_own_loop(self._check_one, section)
+            _run_in_own_loop(self._check_one, section)
 
     def measure(self, step: int, total: int) -> dict[str, float]:
-        """Returns the metrics of the evaluations that are due; one that is cancelled has none."""
+        """Returns the metrics of the evaluations that are due; {} for one that is cancelled."""
         started, metrics = time.monotonic(), dict[str, float]()
         was_training = self.student.module.training
         for section in self.plan.config.evals:
@@ -82,15 +83,15 @@ class TrainingEvaluations:
             judged = [task for task in tasks if environment.rewarder.can_judge(task)]
         if not judged:
             raise InputError(
-                f"nothing judges the {len(tasks)} prompts of the evaluation {section.name!r}, e.g. "
-                f"{tasks[0].task_id}",
+                f"no reward function, judge or expected answer for any of the {len(tasks)} prompts "
+                f"of the evaluation {section.name!r}, e.g. {tasks[0].task_id}",
                 "write rewards.py next to config.yml, or put the answer in each row's "
                 "metadata.expected_answer",
             )
         if len(judged) < len(tasks):
             self.reporter.note(
-                f"the evaluation {section.name!r} leaves out {len(tasks) - len(judged)} of "
-                f"{len(tasks)} prompts, as they have no expected_answer and no reward"
+                f"the evaluation {section.name!r} skips {len(tasks) - len(judged)} of {len(tasks)} "
+                "prompts, which have no reward and no expected_answer"
             )
         self.judged[section.name] = judged
 
@@ -109,7 +110,7 @@ class TrainingEvaluations:
     ) -> "list[_Answer] | None":
         """Returns the outcomes of `num` rollouts of each prompt; None if the run is cancelled.
 
-        Each of the processes that train together samples a share of them.
+        Each process samples its share of them.
         """
         peers = self.student.peers
         config, tasks = self.plan.config, self.judged[section.name]
@@ -118,7 +119,7 @@ class TrainingEvaluations:
         sampling = SamplingSettings(
             temperature=temperature, max_tokens=config.rollout.max_tokens, seed=config.trainer.seed
         )
-        outcomes = _in_own_loop(self._sample, tasks, share, sampling) if share else []
+        outcomes = _run_in_own_loop(self._sample, tasks, share, sampling) if share else []
         if peers.is_any(self.reporter.is_cancelled()):
             return None
         return [answer for part in peers.gathered(outcomes) for answer in part]
@@ -143,7 +144,7 @@ class TrainingEvaluations:
             with anyio.CancelScope() as scope:
 
                 async def keep(outcome: Outcome) -> None:
-                    answers.append(_answer_of(outcome))
+                    answers.append(_to_answer(outcome))
                     if self.reporter.is_cancelled():
                         scope.cancel()
 
@@ -158,7 +159,7 @@ class TrainingEvaluations:
     def _pass_metrics(
         self, name: str, step: int, counts: Sequence[int], answers: "Sequence[_Answer]"
     ) -> dict[str, float]:
-        """Returns pass@k for each k, and reports it with its confidence interval."""
+        """Returns pass@k for each k, and notes it with its confidence interval."""
         failures = [answer.failure for answer in answers if answer.failure is not None]
         judged = [(answer.task_id, answer.is_right) for answer in answers if not answer.failure]
         metrics = dict[str, float]()
@@ -166,8 +167,8 @@ class TrainingEvaluations:
             estimate = passing_tasks(judged, k)
             if estimate is None:
                 self.reporter.note(
-                    f"{name} at step {step}: pass@{k} is not measured, since rollouts failed, the "
-                    f"first with: {failures[0]}"
+                    f"{name} at step {step}: pass@{k} was not measured, because rollouts failed, "
+                    f"the first with: {failures[0]}"
                 )
                 continue
             metrics[f"eval/{name}/pass{k}"] = estimate.value
@@ -189,23 +190,23 @@ class _Answer:
     task_id: str
     is_right: bool
     failure: str | None
-    """The error that ended the rollout; it then counts neither as right nor as wrong."""
+    """The error that ended the rollout; it then counts as neither right nor wrong."""
 
 
-def _answer_of(outcome: Outcome) -> _Answer:
+def _to_answer(outcome: Outcome) -> _Answer:
     if isinstance(outcome, FailedRollout):
         return _Answer(outcome.key.task_id, is_right=False, failure=outcome.failure.message)
     return _Answer(outcome.task_id, is_right=outcome.success is True, failure=None)
 
 
-def _in_own_loop(work: Callable[..., Awaitable[_T]], *arguments: object) -> _T:
-    """Runs the work in a thread with its own event loop, since on-policy training is inside one."""
+def _run_in_own_loop(work: Callable[..., Awaitable[_T]], *arguments: object) -> _T:
+    """Runs `work` in a thread with an event loop, since on-policy training runs in one itself."""
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(anyio.run, work, *arguments).result()
 
 
 def read_prompts(plan: TrainingPlan) -> dict[str, Sequence[Task]]:
-    """Returns the prompts of each evaluation. Raises DataError for a row that is no prompt."""
+    """Returns the prompts of each evaluation. Raises DataError for an invalid row."""
     return {
         section.name: [
             plan.views.for_student(task)

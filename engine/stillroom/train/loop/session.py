@@ -1,4 +1,4 @@
-"""What all methods share: the order and the checks of rows, steps, metrics and checkpoints."""
+"""What all methods share: row order, checks of rows, steps, metrics and checkpoints."""
 
 import math
 import random
@@ -39,11 +39,11 @@ from stillroom.train.loop.checkpoints import (
     step_name,
 )
 from stillroom.train.loop.evaluations import TrainingEvaluations
-from stillroom.train.student.collective import Collective, own_part
+from stillroom.train.student.collective import Collective, local_shard
 from stillroom.train.student.model import Optimizer, Student, peak_memory_gb
 
 _IDLE_STEPS = 3
-"""After so many steps without a gradient in a row an alarm says so."""
+"""The number of consecutive steps without a gradient that raises an alarm."""
 TOO_LONG = "longer than max_length"
 
 _Row = TypeVar("_Row", SftRow, DpoRow)
@@ -61,7 +61,7 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     """The number of rows, pairs or prompts that were trained on."""
     skipped: dict[str, int]
-    """The number of rows that were left out, by reason."""
+    """The number of rows that were skipped, by reason."""
     trained_tokens: int
     metrics: dict[str, float]
     """The metrics of the last step."""
@@ -70,7 +70,7 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of a run: the steps after `first_step` up to and including `last_step`."""
+    """A part of a run: the steps after `first_step`, up to and including `last_step`."""
 
     name: str
     first_step: int
@@ -78,13 +78,13 @@ class Phase:
 
 
 class MethodProgress(Protocol):
-    """The state that a method keeps from step to step; the session saves and restores it."""
+    """The state that a method keeps between steps; the session saves and restores it."""
 
     carried: list[CarriedRollout]
-    """The rollouts that continue in a later step; kept in checkpoints."""
+    """The unfinished rollouts that continue in a later step; saved in checkpoints."""
 
     def alarms_after(self, metrics: Mapping[str, float]) -> Sequence[str]:
-        """Adds the metrics of one more step and returns the alarms that now hold."""
+        """Adds the metrics of one more step and returns the current alarms."""
         ...
 
 
@@ -101,17 +101,17 @@ class Session(Generic[ConfigT_co]):
     """The run's folder."""
     reporter: Reporter
     started: float
-    """The monotonic clock's time (s) at the start, less the seconds that the run took before it was
+    """The start on the monotonic clock (s), minus the seconds trained before the run was
     resumed."""
     sources: RunSources | None = None
-    """The files, models and request that the checkpoints' manifests name."""
+    """The files, models and request for the checkpoints' manifests."""
     resumed: ResumePoint | None = None
-    """The checkpoint that this run is resumed from."""
+    """The checkpoint that this run resumes from."""
     inputs: RunInputs | None = None
-    """The inputs that must be the same when the run is resumed."""
+    """The inputs that must be unchanged when the run is resumed."""
     evaluations: TrainingEvaluations | None = None
     progress: MethodProgress | None = None
-    """The state that a method keeps besides the weights (distill); None for other methods."""
+    """The state of the method besides the weights (distill); None for other methods."""
     trained_tokens: int = 0
     step: int = 0
     """The number of finished steps."""
@@ -121,16 +121,16 @@ class Session(Generic[ConfigT_co]):
     last_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     _optimizer: Optimizer | None = None
     _begun: tuple[float, int] | None = None
-    """The monotonic clock's time (s) at the first step, and the tokens trained on before it."""
+    """The monotonic time (s) of the first step, and the tokens trained on before it."""
     _num_idle: int = 0
-    """The number of steps since the last one that had a gradient."""
+    """The number of consecutive steps without a gradient."""
 
     def begin(self, optimizer: Optimizer, *, substeps: int = 1, first_step: int = 0) -> None:
         """Registers the optimiser that checkpoints save, and restores the state of a resumed run.
 
-        Call this after everything that needs the weights at the run's start (such as the scores of
-        a DPO reference), because it overwrites them. The optimiser takes the steps after
-        `first_step`, each in `substeps` updates; a later phase calls this again.
+        Call this after everything that needs the initial weights (such as the scores of a DPO
+        reference), because it overwrites them. The optimiser takes the steps after `first_step`,
+        each in `substeps` updates; a later phase calls this again.
         """
         self._optimizer = optimizer
         self._begun = self._begun or (time.monotonic(), self.trained_tokens)
@@ -149,15 +149,15 @@ class Session(Generic[ConfigT_co]):
         self.started -= state.seconds
         if self._peers.is_first and (best := state.validation.best_step):
             adopt_checkpoint(point.checkpoint.with_name(step_name(best)), self.run)
-        self._report_again(point)
+        self._copy_metrics(point)
 
     def batches(
         self, num_rows: int, *, size: int | None = None, num_epochs: int | None = None
     ) -> Iterator[tuple[int, Sequence[int]]]:
-        """Yields the epoch (from 0) and the rows of each step that has not been taken yet.
+        """Yields the epoch (from 0) and the row indices of each remaining step.
 
         size, num_epochs: the batch size and epochs of a phase; None: those of the configuration.
-        Ends early once `trainer.early_stop` is reached.
+        Stops when `trainer.early_stop` is reached.
         """
         data, trainer = self.config.data, self.config.trainer
         step = 0
@@ -178,8 +178,8 @@ class Session(Generic[ConfigT_co]):
     ) -> int:
         """Takes the steps of all epochs on fixed rows and returns their number.
 
-        accumulate: adds the gradient of some rows and returns their metrics.
-        validate: returns the metrics of held-out rows, after each epoch; none without such rows.
+        accumulate: adds the gradient of a batch of rows and returns its metrics.
+        validate: returns the metrics of held-out rows, after each epoch; {} without such rows.
         """
         trainer = self.config.trainer
         per_epoch = math.ceil(num_rows / self.config.data.batch_size)
@@ -195,7 +195,7 @@ class Session(Generic[ConfigT_co]):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether val_loss has not improved for as many validations as early_stop allows."""
+        """Whether val_loss has not improved for `early_stop` validations."""
         patience = self.config.trainer.early_stop
         return patience is not None and self.validation.num_worse >= patience
 
@@ -207,9 +207,9 @@ class Session(Generic[ConfigT_co]):
         *,
         phase: Phase | None = None,
     ) -> None:
-        """Reports a step (from 1 to `total`), saves a checkpoint if due, and stops a cancelled run.
+        """Reports step `step` of `total`, saves a checkpoint if due, and stops a cancelled run.
 
-        phase: the phase of a run that has several; progress is reported by phase.
+        phase: the current phase of a run with several; progress is reported per phase.
         Raises RunCancelledError after writing a checkpoint.
         """
         phase = phase or Phase(self.config.dataset_type, 0, total)
@@ -219,18 +219,18 @@ class Session(Generic[ConfigT_co]):
             **metrics,
             **evaluated,
             "tokens_per_s": self._tokens_per_s(),
-            # The process with the most memory, since it is the first to run out.
+            # Of the process with the most memory, since it is the first to run out.
             "memory_gb": self._peers.largest(peak_memory_gb(self.student.loaded.device)),
         }
         self.reporter.metrics(step, self.last_metrics)
-        self._watch(self.last_metrics, num_steps=total)
+        self._report_alarms(self.last_metrics, num_steps=total)
         self.reporter.progress(
             step - phase.first_step,
             phase.last_step - phase.first_step,
             unit="steps",
             phase=phase.name,
         )
-        is_best = self._validated(step, metrics.get("val_loss"))
+        is_best = self._record_validation(step, metrics.get("val_loss"))
         every = self.config.trainer.save_step
         is_phase_end = step == phase.last_step < total
         is_due = is_best or is_phase_end or (every > 0 and step % every == 0 and step < total)
@@ -241,7 +241,7 @@ class Session(Generic[ConfigT_co]):
             raise RunCancelledError
 
     def stop_before_update(self, step: int) -> None:
-        """Stops a cancelled run while the weights are still those of `step`.
+        """Stops a cancelled run before the weights of `step` are updated.
 
         Raises RunCancelledError after writing a checkpoint.
         """
@@ -251,11 +251,11 @@ class Session(Generic[ConfigT_co]):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether this process has seen that the run is cancelled; others may see it later."""
+        """Whether this process has seen the run's cancellation; others may see it later."""
         return self.reporter.is_cancelled()
 
     def finish(self, step: int, *, rows: int, skipped: Mapping[str, int]) -> TrainResult:
-        """Writes the final checkpoint (with early_stop of the best step) and returns the result."""
+        """Writes the final checkpoint (with early_stop the best step's) and returns the result."""
         kept_step = self.validation.best_step or step
         if kept_step < step:
             folder = final_checkpoint(self.run)
@@ -275,10 +275,10 @@ class Session(Generic[ConfigT_co]):
             seconds=round(time.monotonic() - self.started, 3),
         )
 
-    def _watch(self, metrics: Mapping[str, float], *, num_steps: int) -> None:
-        """Reports the alarms that now hold: the method's own, and one of steps that change nothing.
+    def _report_alarms(self, metrics: Mapping[str, float], *, num_steps: int) -> None:
+        """Reports the current alarms: the method's own, and one for steps without a gradient.
 
-        num_steps: the number of steps of the whole run.
+        num_steps: the total number of steps of the run.
         """
         self._num_idle = self._num_idle + 1 if metrics.get("grad_norm") == 0 else 0
         alarms = [] if self.progress is None else list(self.progress.alarms_after(metrics))
@@ -286,23 +286,23 @@ class Session(Generic[ConfigT_co]):
             alarms.insert(
                 0,
                 f"no_gradient: the gradient of the last {self._num_idle} steps was zero, so the "
-                "student learns nothing: the teacher may be the student itself, or nothing of the "
-                "rows or rollouts may be trained on; look at them (inspect_examples), then cancel",
+                "student learns nothing: the teacher may be the student itself, or no token of the "
+                "rows or rollouts is trained on; inspect them (inspect_examples), then cancel",
             )
         self.reporter.alarms(alarms)
 
-    def _validated(self, step: int, loss: float | None) -> bool:
-        """Returns whether the step has the lowest val_loss so far; its checkpoint is then kept."""
+    def _record_validation(self, step: int, loss: float | None) -> bool:
+        """Returns whether the step has the lowest val_loss so far, so its checkpoint is kept."""
         if loss is None or self.config.trainer.early_stop is None:
             return False
         self.validation = self.validation.after(step, loss)
         if self.is_stalled:
             best = self.validation.best_step
-            self.reporter.note(f"stops early: val_loss was lowest at step {best}")
+            self.reporter.note(f"early stopping: val_loss was lowest at step {best}")
         return self.validation.best_step == step
 
     def _tokens_per_s(self) -> float:
-        """Returns the trained tokens per second since the first step, without loading models."""
+        """Returns the trained tokens per second since the first step, excluding model loading."""
         begun_at, begun_with = self._begun or (self.started, 0)
         return (self.trained_tokens - begun_with) / max(1e-9, time.monotonic() - begun_at)
 
@@ -311,13 +311,13 @@ class Session(Generic[ConfigT_co]):
         return self.student.peers
 
     def _checkpoint(self, step: int) -> None:
-        # A run that is cancelled right after a checkpoint of this step has nothing new to save.
+        # A run cancelled right after the checkpoint of this step has nothing new to save.
         if self.saved_step != step:
-            is_finite = all(bool(own_part(p).isfinite().all()) for p in self.student.trainable())
+            is_finite = all(bool(local_shard(p).isfinite().all()) for p in self.student.trainable())
             if self._peers.is_any(not is_finite):
                 raise DivergedError(
                     f"the weights of step {step} are not finite: training has diverged",
-                    "lower trainer.learning_rate (a tenth is a good try)",
+                    "lower trainer.learning_rate (try a tenth)",
                 )
             folder = self._save(step, is_final=False)
             self.saved_step = step
@@ -350,19 +350,19 @@ class Session(Generic[ConfigT_co]):
         )
         return RunSnapshot(state, self._optimizer.state(), self._peers.gathered(random_state()))
 
-    def _report_again(self, point: ResumePoint) -> None:
+    def _copy_metrics(self, point: ResumePoint) -> None:
         """Copies earlier steps' metrics into a resumed run, so that its curves are complete."""
         for step, values in point.recorded_metrics():
             if step <= point.state.step:
                 self.reporter.metrics(step, values)
-                self._watch(values, num_steps=_IDLE_STEPS)
+                self._report_alarms(values, num_steps=_IDLE_STEPS)
         self.reporter.note(f"resumes at step {point.state.step} of {point.run_id}")
 
 
 def encode_rows(
     rows: Sequence[_Row], encode: Callable[[_Row], list[TokenSequence]], max_length: int
 ) -> tuple[list[list[TokenSequence]], Counter[str]]:
-    """Returns the sequences of each usable row, and the number of the others by reason."""
+    """Returns the sequences of each usable row, and the number of skipped rows by reason."""
     kept, skipped, refusal = list[list[TokenSequence]](), Counter[str](), ""
     for row in rows:
         try:
@@ -371,7 +371,7 @@ def encode_rows(
             skipped[REFUSED] += 1
             refusal = refusal or f"; {error.problem}"
             continue
-        reasons = [reason for one in sequences if (reason := _unusable(one, max_length))]
+        reasons = [reason for one in sequences if (reason := _skip_reason(one, max_length))]
         if reasons:
             skipped[reasons[0]] += 1
         else:
@@ -380,29 +380,29 @@ def encode_rows(
         why = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "no rows"
         raise DataError(
             f"no row is left to train on: {why} (max_length {max_length}){refusal}",
-            "raise model.max_length, or look at the rows with inspect_examples",
+            "raise model.max_length, or inspect the rows with inspect_examples",
         )
     return kept, skipped
 
 
-def _unusable(sequence: TokenSequence, max_length: int) -> str | None:
+def _skip_reason(sequence: TokenSequence, max_length: int) -> str | None:
     if len(sequence.ids) > max_length:
         return TOO_LONG
     return NOTHING_TRAINED if sequence.num_trained == 0 else None
 
 
 def hold_out(rows: Sequence[_Row], share: float, *, seed: int) -> tuple[list[_Row], list[_Row]]:
-    """Returns the rows to train on, and a random `share` (about) of all rows for validation.
+    """Splits the rows into training rows and a random validation `share` (about).
 
-    Rows that answer the same prompt stay on the same side; at least one prompt is trained on.
+    Rows with the same prompt stay together; at least one prompt is trained on.
     """
-    held_out = _drawn([_prompt_of(row) for row in rows], share, seed=seed)
+    held_out = _draw_rows([_prompt_of(row) for row in rows], share, seed=seed)
     train = [row for index, row in enumerate(rows) if index not in held_out]
     return train, [row for index, row in enumerate(rows) if index in held_out]
 
 
-def _drawn(prompts: Sequence[str], share: float, *, seed: int) -> set[int]:
-    """Returns the indices of about a `share` of the rows; rows of one prompt are drawn together."""
+def _draw_rows(prompts: Sequence[str], share: float, *, seed: int) -> set[int]:
+    """Returns the indices of about a `share` of the rows; rows of one prompt stay together."""
     rows_of_prompt: dict[str, list[int]] = {}
     for index, prompt in enumerate(prompts):
         rows_of_prompt.setdefault(prompt, []).append(index)
@@ -417,7 +417,7 @@ def _drawn(prompts: Sequence[str], share: float, *, seed: int) -> set[int]:
 
 
 def _prompt_of(row: SftRow | DpoRow) -> str:
-    """Returns a hash of the prompt: of the messages before the first answer."""
+    """Returns a hash of the prompt: the messages before the first answer."""
     if isinstance(row, DpoRow):
         return content_hash(row.prompt)
     first_answer = next(
@@ -427,7 +427,7 @@ def _prompt_of(row: SftRow | DpoRow) -> str:
 
 
 def epoch_order(num_rows: int, epoch: int, seed: int) -> Sequence[int]:
-    """Returns the row indices in the order of an epoch; the same seed gives the same order."""
+    """Returns the row indices in the order of an epoch, determined by the seed."""
     order = list(range(num_rows))
     random.Random(seed * 1_000_003 + epoch).shuffle(order)
     return order

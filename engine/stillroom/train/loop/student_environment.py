@@ -45,21 +45,21 @@ from stillroom.types import SamplingSettings, TeacherRecord
 
 @dataclass(frozen=True, slots=True)
 class StudentEnvironment:
-    """The tools, rewards and settings that all rollouts of the student share over a whole run."""
+    """The tools, rewards and settings that all rollouts of the student share during a run."""
 
     student: Student
     rollout: RolloutSection
     tools: ToolSource | None
     rewarder: Rewarder
     variables: Mapping[str, Any]
-    """The chat template's variables besides the conversation, such as a reasoning mode."""
+    """The chat template's variables, such as a reasoning mode."""
     cut_reply: CutText | None
     notes: Sequence[str]
     """Notes about the tools, for the user."""
     server: ModelServer | None = None
-    """The server that samples the student; None: this process samples it."""
+    """The server that samples the student; None: sampled in this process."""
     views: PromptViews = UNCHANGED
-    """What student and teacher read of a prompt."""
+    """The student's and the teacher's views of a prompt."""
 
     def policy(
         self,
@@ -71,8 +71,8 @@ class StudentEnvironment:
     ) -> HFPolicy:
         """Returns a policy that samples the student with its current weights.
 
-        instead: a model that takes the student's place (the teacher, in a curriculum).
-        turns: the lock that several policies share, so that one forward pass runs at a time.
+        instead: a model to sample in place of the student (the teacher, in a curriculum).
+        turns: a lock shared by several policies, so that one forward pass runs at a time.
         """
         self.student.module.eval()
         return HFPolicy(
@@ -88,7 +88,7 @@ class StudentEnvironment:
     def rollout_context(
         self, policy: Policy, teacher: TeacherRecord, *, max_turns: int | None = None
     ) -> RolloutContext:
-        """Returns the context of rollouts by `policy`; their rows name that policy as `teacher`."""
+        """Returns the context for rollouts by `policy`, which their rows record as `teacher`."""
         rules = TurnRules.of(self.rollout)
         return RolloutContext(
             policy,
@@ -212,7 +212,7 @@ async def _load(server: ModelServer, name: str, folder: Path, *, rank: int) -> N
         await server.post("/v1/load_lora_adapter", body, lambda _answer: None)
     except NotServedError as error:
         raise RunError(
-            f"the server that samples the student loads no adapters: {error.problem}",
+            f"the server that samples the student does not load adapters: {error.problem}",
             "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora "
             f"--max-lora-rank {served_rank}",
         ) from error

@@ -1,6 +1,6 @@
-"""Metrics in TensorBoard, Weights & Biases and trackio, next to events.jsonl.
+"""Sends metrics to TensorBoard, Weights & Biases and trackio, in addition to events.jsonl.
 
-A tracker that fails is dropped with a note, so that it cannot end a run.
+A tracker that fails is dropped with a note, so that it cannot stop a run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +25,9 @@ class Tracker:
 
 
 def open_trackers(config: TrainConfig, run: Path) -> list[Tracker]:
-    """Returns the trackers that config.yml names; their files go into the run's folder.
+    """Returns the trackers that config.yml enables; their files go into the run's folder.
 
-    Raises MissingExtraError if a tracker isn't installed.
+    Raises MissingExtraError if a tracker is not installed.
     """
     trainer, trackers = config.trainer, list[Tracker]()
     settings = config.model_dump(mode="json")
@@ -60,7 +60,7 @@ def _wandb(project: str, name: str, run: Path, settings: dict[str, Any]) -> Trac
     import wandb
 
     library: Any = wandb
-    # Without a key W&B would ask for one at the terminal and wait forever.
+    # Without a key W&B would prompt for one at the terminal and wait forever.
     mode = None if library.api.api_key else "offline"
     session = library.init(
         project=project, name=name, id=run.name, dir=str(run), config=settings, mode=mode
@@ -86,7 +86,7 @@ def _trackio(project: str, run: Path, settings: dict[str, Any]) -> Tracker:
 
 @dataclass(slots=True)
 class TrackedReporter:
-    """A reporter that passes all reports to the run's own reporter, and metrics to trackers too."""
+    """A reporter that forwards all reports to the run's own reporter, and metrics to trackers."""
 
     reporter: Reporter
     trackers: list[Tracker] = field(default_factory=list[Tracker])
@@ -106,7 +106,7 @@ class TrackedReporter:
         self.reporter.note(text)
 
     def alarms(self, current: Sequence[str]) -> None:
-        """Reports the alarms that hold now; they replace those of the step before."""
+        """Reports the current alarms, which replace those of the previous step."""
         self.reporter.alarms(current)
 
     def is_cancelled(self) -> bool:
@@ -114,14 +114,14 @@ class TrackedReporter:
         return self.reporter.is_cancelled()
 
     def close(self) -> None:
-        """Closes the trackers, which then finish their files."""
+        """Closes the trackers, which flushes their files."""
         for tracker in list(self.trackers):
             self._try(tracker, tracker.close)
 
     def _try(self, tracker: Tracker, act: Callable[[], object]) -> None:
         try:
             act()
-        # Whatever a tracker raises is reported, and the run continues without that tracker.
+        # Whatever a tracker raises is noted, and the run continues without that tracker.
         except Exception as error:
             self.trackers.remove(tracker)
-            self.reporter.note(f"{tracker.name} is not used any more: {error}")
+            self.reporter.note(f"{tracker.name} is no longer used: {error}")

@@ -1,4 +1,4 @@
-"""Direct preference optimisation; the reference is the student as it was at the start."""
+"""Direct preference optimisation; the reference is the student before training."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ class TokenPair:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPairs:
-    """The pairs that can be trained on, as tokens."""
+    """The usable pairs as tokens, and the number of skipped pairs by reason."""
 
     pairs: list[TokenPair]
     skipped: Counter[str]
@@ -42,12 +42,12 @@ def encode_pairs(
 
     Raises DataError if no row is left.
     """
-    kept, skipped = encode_rows(rows, lambda row: _sides(row, renderer), max_length)
+    kept, skipped = encode_rows(rows, lambda row: _encode_answers(row, renderer), max_length)
     return EncodedPairs([TokenPair(*sides) for sides in kept], skipped)
 
 
-def _sides(row: DpoRow, renderer: ChatRenderer) -> list[TokenSequence]:
-    """Returns the chosen and the rejected conversation; turns of the prompt are not trained on."""
+def _encode_answers(row: DpoRow, renderer: ChatRenderer) -> list[TokenSequence]:
+    """Returns the chosen and the rejected conversation; prompt turns are not trained on."""
     num_given_turns = sum(message["role"] == "assistant" for message in row.prompt)
     rendered = [
         renderer.conversation([*row.prompt, *answer], row.tools, num_given_turns=num_given_turns)
@@ -58,7 +58,7 @@ def _sides(row: DpoRow, renderer: ChatRenderer) -> list[TokenSequence]:
 
 @dataclass(frozen=True, slots=True)
 class ReferencedPair:
-    """A pair with the reference's log-probabilities (nats) of both answers."""
+    """A pair with the reference log-probabilities (nats) of both answers."""
 
     pair: TokenPair
     chosen: float
@@ -67,7 +67,7 @@ class ReferencedPair:
 
 @dataclass(frozen=True, slots=True)
 class PairBatchStats:
-    """Means over the pairs of one batch."""
+    """The mean metrics over the pairs of one batch."""
 
     loss: float
     margin: float
@@ -104,7 +104,7 @@ def train_dpo(
         stats = validate_preference(student, held_out, config.dpo)
         return {"val_loss": stats.loss, "val_pair_accuracy": stats.accuracy}
 
-    # Not train(): dropout would set the policy apart from its reference by chance alone.
+    # Not train(): dropout would make the policy differ from its reference at random.
     student.module.eval()
     num_steps = session.train_rows(len(pairs), accumulate, validate)
     return session.finish(num_steps, rows=len(pairs), skipped=encoded.skipped)
@@ -114,7 +114,7 @@ def train_dpo(
 def add_reference(
     student: Student, pairs: Sequence[TokenPair], *, is_mean: bool
 ) -> list[ReferencedPair]:
-    """Returns the pairs with both answers' log-probabilities by the student as it is now."""
+    """Returns the pairs with the log-probabilities of both answers under the current student."""
     student.module.eval()
     mine = student.peers.share(_pair_lengths(pairs))
     own_scores: dict[int, tuple[float, float]] = {}
@@ -136,8 +136,8 @@ def accumulate_preference(
 ) -> PairBatchStats:
     """Adds the gradient of the batch's mean loss, and returns the batch's metrics.
 
-    The gradient does not depend on how the batch is cut into microbatches. Each process adds the
-    gradient of its share of the pairs; the metrics are those of the whole batch.
+    The gradient does not depend on the split into microbatches. Each process adds the gradient of
+    its share of the pairs; the metrics are of the whole batch.
     """
     totals = _Totals()
     for items in _reference_groups(student, batch):
@@ -159,7 +159,7 @@ def validate_preference(
 
 @dataclass(slots=True)
 class _Totals:
-    """Sums over this process's pairs."""
+    """Running sums over this process's pairs."""
 
     loss: float = 0.0
     margin: float = 0.0
@@ -175,7 +175,7 @@ class _Totals:
 def _losses(
     student: Student, items: Sequence[ReferencedPair], settings: DpoSection, totals: _Totals
 ) -> Tensor:
-    """Returns the loss of each pair, [P], and adds the pairs' results to `totals`."""
+    """Returns the loss of each pair, [P], and adds the pairs' metrics to `totals`."""
     is_mean = settings.loss == "ipo"
     pairs = [item.pair for item in items]
     chosen_P, rejected_P = _pair_logprobs(student, pairs, is_mean=is_mean)
@@ -201,7 +201,7 @@ def _losses(
 def _reference_groups(
     student: Student, batch: Sequence[ReferencedPair]
 ) -> Iterator[list[ReferencedPair]]:
-    """Yields the pairs of each forward pass that this process makes."""
+    """Yields the pairs of each of this process's forward passes."""
     mine = student.peers.share(_pair_lengths([item.pair for item in batch]))
     for group in student.passes(_pair_lengths([batch[i].pair for i in mine])):
         yield [batch[mine[i]] for i in group]
@@ -216,7 +216,7 @@ def _num_trained(pair: TokenPair) -> int:
 
 
 def _pair_lengths(pairs: Sequence[TokenPair]) -> list[int]:
-    """Returns how many tokens each pair takes in a padded batch."""
+    """Returns the number of tokens of each pair in a padded batch."""
     return [2 * max(len(p.chosen.ids), len(p.rejected.ids)) for p in pairs]
 
 
@@ -227,7 +227,7 @@ def _pair_logprobs(
     sequences: list[TokenSequence] = [pair.chosen for pair in pairs]
     sequences += [pair.rejected for pair in pairs]
     batch = student.collate(sequences)
-    # In float64, since a difference far below 1 between sums of a thousand nats decides.
+    # In float64, since differences far below 1 between sums of a thousand nats matter.
     logprobs_N = to_float64(student.logprobs(batch))
     sums = sum_by_sequence(logprobs_N, batch.rows_N.to(logprobs_N.device), len(sequences))
     if is_mean:

@@ -1,4 +1,4 @@
-"""The losses of training as pure functions of log-probabilities, in nats.
+"""The losses of training as pure functions of log-probabilities (nats).
 
 Shapes: N trained tokens of a batch, P pairs.
 """
@@ -22,16 +22,15 @@ from stillroom.models.divergence import (
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.losses import LossName
 
-# Adam scales even the smallest gradient up to a whole step, so the rounding difference between a
-# student and a teacher that agree would move the student. In fp32 that difference stays
-# below these bounds.
+# Adam scales even the smallest gradient up to a whole step, so rounding differences between a
+# student and a teacher that agree would move the student. In fp32 they stay below these bounds.
 _ROUNDING_NATS = 1e-4
 _ROUNDING_KL = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class PreferenceLoss:
-    """The preference loss of each pair, and the implied reward margins."""
+    """The preference loss of each pair, and its implicit reward margin."""
 
     losses_P: Tensor
     margins_P: Tensor
@@ -70,32 +69,32 @@ def reverse_kl_advantages(student_N: Tensor, teacher_N: Tensor, *, coef: float) 
 
     student_N, teacher_N: logprobs of the student's own sampled tokens; no gradient.
     Differences within rounding count as 0.
-    This is the one-sample estimate of KL(student || teacher) per token, with discount 0.
+    This is the one-sample estimate of KL(student || teacher) per token, without discounting.
     """
     ratio_N = student_N - teacher_N
     return -coef * torch.where(ratio_N.abs() <= _ROUNDING_NATS, 0.0, ratio_N)
 
 
-def beyond_rounding(divergence_N: Tensor) -> Tensor:
-    """Returns the divergences; those within rounding are replaced by 0, without a gradient."""
+def zero_rounding(divergence_N: Tensor) -> Tensor:
+    """Returns the divergences, with those within rounding set to 0, without gradient."""
     # The condition is "small", not "large", so that NaN is kept.
     return torch.where(divergence_N <= _ROUNDING_KL, 0.0, divergence_N)
 
 
-def above_expected(advantages_N: Tensor, divergence_N: Tensor, *, coef: float) -> Tensor:
-    """Returns reverse KL advantages less their expected value `-coef * KL`, [N].
+def subtract_expected(advantages_N: Tensor, divergence_N: Tensor, *, coef: float) -> Tensor:
+    """Returns reverse KL advantages minus their expected value `-coef * KL`, [N].
 
     divergence_N: the exact KL(student || teacher) at each position; no gradient. A baseline that
-    depends on the position alone leaves the expected gradient as it is, and lowers its variance.
+    depends on the position alone leaves the expected gradient unchanged and lowers its variance.
     Source: arXiv 2605.07865.
     """
     return advantages_N + coef * divergence_N
 
 
 def truncated_ratios(trainer_N: Tensor, sampler_N: Tensor, *, cap: float) -> Tensor:
-    """Returns each token's weight min(p_trainer / p_sampler, cap), which corrects for the sampler.
+    """Returns each token's importance weight min(p_trainer / p_sampler, cap).
 
-    trainer_N: log-probabilities by the weights before the iteration's first step; no gradient.
+    trainer_N: log-probabilities under the weights before the iteration's first step; no gradient.
     Source: truncated importance sampling by token, arXiv 2510.26788.
     """
     return torch.exp(trainer_N - sampler_N).clamp(max=cap)
@@ -121,18 +120,18 @@ def ppo_losses(
 
 
 def sum_by_sequence(values_N: Tensor, rows_N: Tensor, num_sequences: int) -> Tensor:
-    """Returns the sum of the values of each sequence's tokens, [num_sequences]."""
+    """Returns the sum of the values over each sequence's tokens, [num_sequences]."""
     return values_N.new_zeros(num_sequences).index_add(0, rows_N, values_N)
 
 
 DivergenceForm = Callable[[Tensor, Tensor, Tensor], Divergence]
-"""A divergence from the student's and the teacher's log-probabilities, [N, V], and the student's
-probabilities."""
+"""Takes the student's and the teacher's log-probabilities and the student's probabilities, [N, V]
+each."""
 ListedDivergence = Callable[[Tensor, Tensor, Tensor, Tensor], Divergence]
-"""The same from the teacher's log-probabilities of its K likeliest tokens and of all others
-together, [N, K + 1], and from these tokens' ids, [N, K], as the last argument."""
+"""Like `DivergenceForm`, from the teacher's log-probabilities of its top K tokens and of all others
+together, [N, K + 1], and the ids of the top K, [N, K], as the last argument."""
 SampledLoss = Callable[[Tensor, Tensor, Tensor, AlgorithmSection], Tensor]
-"""The losses from log-probabilities now, those before the step, and advantages, [N]."""
+"""Takes current log-probabilities, those before the step, and advantages, [N] each."""
 
 
 def _no_divergence(*_: object) -> Divergence:
@@ -149,12 +148,12 @@ def _no_sampled_loss(*_: object) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LossFunctions:
-    """The functions of one loss; a combination that it does not have raises an error."""
+    """The functions of one loss; calling one that the loss lacks raises an error."""
 
     divergence: Callable[[AlgorithmSection], DivergenceForm] = _no_form
-    """Returns what compares the student with a teacher in this process."""
+    """Returns the divergence from a teacher in this process."""
     listed_divergence: ListedDivergence = _no_divergence
-    """What compares the student with the tokens that a server lists."""
+    """The divergence from the top tokens that a server returns."""
     sampled_loss: SampledLoss = _no_sampled_loss
 
 
@@ -174,13 +173,13 @@ _FUNCTIONS: Mapping[LossName, LossFunctions] = {
     "top_k_reverse_kl": LossFunctions(
         lambda settings: partial(top_k_reverse_kl, k=settings.top_k), bucket_reverse_kl
     ),
-    # For a teacher that turns out to read the student's own tokens; bytes are compared in
+    # Used if the teacher turns out to have the student's tokenizer; bytes are compared in
     # on_policy/token_scores.py.
     "byte_reverse_kl": LossFunctions(lambda _: reverse_kl, bucket_reverse_kl),
 }
-"""The functions of each loss of `config/losses.py`, by its name."""
+"""The functions of each loss in `config/losses.py`, by name."""
 
 
-def functions_of(algorithm: AlgorithmSection) -> LossFunctions:
+def loss_functions(algorithm: AlgorithmSection) -> LossFunctions:
     """Returns the functions of the configured loss."""
     return _FUNCTIONS[algorithm.loss.name]

@@ -1,6 +1,6 @@
-"""Supervised fine-tuning on the assistant's tokens, or on a teacher's probabilities there.
+"""Supervised fine-tuning on assistant tokens, or on a teacher's probabilities of them.
 
-On-policy distillation may begin with it too: the supervised steps of its cold start.
+On-policy distillation may start with it: the cold start.
 """
 
 from collections import Counter
@@ -31,10 +31,10 @@ from stillroom.train.student.model import Student
 
 @dataclass(frozen=True, slots=True)
 class EncodedSft:
-    """The rows that can be trained on, as tokens."""
+    """The usable rows as tokens, and the number of skipped rows by reason."""
 
     sequences: list[TokenSequence]
-    """One sequence for each row, or several if the template renders a turn differently once others
+    """One sequence per row, or several if the template renders a turn differently once others
     follow it."""
     num_rows: int
     skipped: Counter[str]
@@ -49,7 +49,7 @@ def encode_sft(
 ) -> EncodedSft:
     """Returns the rows as token sequences, without those that cannot be trained on.
 
-    teacher: what the teacher reads before the rows, if it is to read them.
+    teacher: the teacher's system message and context, if it scores the rows.
     Raises DataError if no row is left.
     """
 
@@ -82,7 +82,7 @@ class BatchLoss:
 
 
 class Targets(Protocol):
-    """A teacher's probabilities at the rows' trained tokens, in place of the tokens themselves."""
+    """Soft targets: a teacher's probabilities at the rows' trained tokens."""
 
     def add_gradient(
         self,
@@ -92,18 +92,18 @@ class Targets(Protocol):
         *,
         scale: float,
     ) -> float:
-        """Adds the gradient of `scale` × the summed loss of a pass; returns the sum (nats)."""
+        """Adds the gradient of `scale` × the summed loss of a pass; returns the unscaled sum."""
         ...
 
     def loss(
         self, student: Student, sequences: Sequence[TokenSequence], batch: TokenBatch
     ) -> float:
-        """Returns the summed loss of a pass (nats), without forming a gradient."""
+        """Returns the summed loss of a pass (nats), without a gradient."""
         ...
 
 
 class PrepareTargets(Protocol):
-    """Has a teacher's probabilities of sequences ready before the first step."""
+    """Prepares a teacher's soft targets for sequences before the first step."""
 
     def __call__(
         self,
@@ -112,7 +112,7 @@ class PrepareTargets(Protocol):
         *,
         teacher: LocalTeacher | None = None,
     ) -> Targets:
-        """Returns the targets. teacher: the teacher, if it is loaded already."""
+        """Returns the targets. teacher: the teacher, if it is already loaded."""
         ...
 
 
@@ -126,8 +126,8 @@ def train_sft(
 ) -> TrainResult:
     """Trains on the rows and returns the result with the final checkpoint.
 
-    prepare: returns a teacher's probabilities to learn from; None: the rows' own tokens. teacher:
-    what that teacher reads before the rows.
+    prepare: returns soft targets; None: trains on the rows' own tokens. teacher: the
+    teacher's system message and context for the rows.
     """
     config, student = session.config, session.student
     renderer = ChatRenderer(
@@ -159,8 +159,8 @@ def accumulate_nll(
 ) -> BatchLoss:
     """Adds the gradient of the batch's mean token loss, and returns that loss.
 
-    The gradient does not depend on how the batch is cut into microbatches. Each process adds the
-    gradient of its share of the sequences; the loss is the whole batch's.
+    The gradient does not depend on the split into microbatches. Each process adds the gradient of
+    its share of the sequences; the loss is of the whole batch.
     """
     num_tokens = sum(sequence.num_trained for sequence in sequences)
     mine = _share(student, sequences)
@@ -196,7 +196,7 @@ def validation_loss(
 
 
 def _share(student: Student, sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
-    """Returns the sequences of which this process makes the forward passes."""
+    """Returns this process's share of the sequences."""
     lengths = [len(sequence.ids) for sequence in sequences]
     return [sequences[i] for i in student.peers.share(lengths)]
 
@@ -207,9 +207,9 @@ _PHASE = "cold_start"
 def encode_cold_start(
     session: Session[DistillConfig], rows: Sequence[SftRow], teacher: Instruction = UNINSTRUCTED
 ) -> EncodedSft:
-    """Returns the cold start's rows as tokens; rows that are too long are left out and counted.
+    """Returns the cold start's rows as tokens; rows that are too long are skipped and counted.
 
-    teacher: what the teacher reads before the rows, if they are trained on its probabilities.
+    teacher: the teacher's system message and context, if the rows have soft targets.
     """
     config, loaded = session.config, session.student.loaded
     renderer = ChatRenderer(loaded.tokenizer, include_thinking=config.rollout.include_thinking)
@@ -221,7 +221,7 @@ def encode_cold_start(
 
 
 def cold_start_steps(config: DistillConfig, num_rows: int) -> int:
-    """Returns the number of steps of a cold start on `num_rows` rows; 0 if none is configured."""
+    """Returns the number of steps of a cold start on `num_rows` rows; 0 without a cold start."""
     if (section := config.cold_start) is None:
         return 0
     per_epoch = len(batches_of(range(num_rows), section.batch_size or config.data.batch_size))
@@ -235,11 +235,11 @@ def train_cold_start(
     prepare: PrepareTargets | None = None,
     teacher: LocalTeacher | None = None,
 ) -> None:
-    """Takes those supervised steps of the cold start that a resumed run has not taken yet.
+    """Takes the remaining supervised steps of the cold start.
 
-    total_steps: the number of steps of the whole run. prepare: returns the probabilities of
-    `teacher`, or of one that it loads, to learn from; None: the rows' own tokens. A checkpoint of
-    the last supervised step is always written, to compare the distilled student with.
+    total_steps: the number of steps of the whole run. prepare: returns soft targets from
+    `teacher`, or from one that it loads; None: trains on the rows' own tokens. The last supervised
+    step always writes a checkpoint, to compare the distilled student with.
     """
     config, sequences = session.config, encoded.sequences
     num_steps = cold_start_steps(config, len(sequences))

@@ -1,9 +1,9 @@
 """Detects failures of on-policy distillation in the metrics of its iterations.
 
 These are pure functions. Each threshold is a value that a healthy run never reaches, and at which a
-failure that the literature describes is well under way. Windows are compared without their
-extremes, so a few bad rollouts do not sway them. Iterations with different curriculum limits are
-not compared with each other. An alarm advises only what the configuration does not do already.
+failure mode from the literature is well under way. Windows are compared by trimmed means, so that a
+few bad rollouts do not sway them. Iterations with different curriculum limits are not compared with
+each other. An alarm suggests only what the configuration does not do already.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,48 +16,47 @@ History = Sequence[Mapping[str, float]]
 """The metrics of the iterations so far, in order."""
 
 _WINDOW = 5
-"""The number of iterations that are compared, because a single one varies too much."""
+"""The number of iterations in a window, because a single one varies too much."""
 _RISE_WINDOW = 8
 _FEW = 3
 _MANY = 4 * _WINDOW
-# With a quarter of the rollouts cut off, the student learns from answers without an end.
+# With a quarter of the rollouts truncated, the student learns from answers without an end.
 _MOST_TRUNCATED = 0.25
-# Answers that are longer by half and cut off more often, or twice as long, lead to truncation
-# collapse.
+# Answers that grow by half and are truncated more often, or that double in length, lead to
+# truncation collapse.
 _LONGER, _MUCH_LONGER, _RISE = 1.5, 2.0, 0.05
-# The share of repeated four-token sequences; prose has a few percent, and tool calls up to a fifth
-# in one turn.
+# The share of repeated 4-grams of tokens; prose has a few percent, tool calls up to a fifth in
+# one turn.
 _MOST_REPEATED, _REPEATED_RISE = 0.3, 0.1
-# A sharp teacher makes a sharper student, so low entropy is a collapse only if the student is no
-# nearer to the teacher.
+# A sharp teacher makes a sharper student, so low entropy is a collapse only if the student's
+# divergence from the teacher does not fall.
 _LEAST_ENTROPY, _NO_NEARER = 0.25, 0.5
-# A student within this many nats per token of its teacher is as near to it as students get.
+# Within this many nats per token of the teacher, a student is as close as students get.
 _NEAR = 0.02
 _NOT_FALLEN, _RISEN = 0.95, 1.5
-# The difference in nats per token between sampler and trainer; the rounding of bf16 causes about
-# 0.01.
+# The difference in nats per token between sampler and trainer; bf16 rounding causes about 0.01.
 _MOST_GAP = 0.05
 _MOST_FAILED = 0.2
-# Marks of templates cannot always be compared, and words nearly always.
+# Markers of templates cannot always be compared, text nearly always.
 _MOST_NOT_COMPARED, _LEAST_READ = 0.5, 0.5
-# Once most rollouts hold a token that the teacher finds a hundred times less likely than the
-# student, and they fail, what the student says greedily does not help those who sample it.
+# Once most rollouts have a token that the teacher finds a hundred times less likely than the
+# student, and fail, correct greedy answers do not help users who sample.
 _MOST_WITH_TAIL, _TAIL_FALLS, _SUCCESS = 0.5, 0.7, 0.5
 _SLOWER = "lower trainer.learning_rate to a third"
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A problem for which a person would stop the run and look at it."""
+    """A problem for which a person would stop the run and investigate."""
 
     name: str
     text: str
-    """The problem and its remedy."""
+    """The problem and how to fix it."""
 
 
 def find_alarms(history: History, config: DistillConfig) -> list[Alarm]:
-    """Returns the alarms that hold now, the worst first; a run that has just begun has none."""
-    steady = _steady([metrics for metrics in history if "teacher_kl" in metrics])
+    """Returns the current alarms, worst first; a run that has just started has none."""
+    steady = _current_limits([metrics for metrics in history if "teacher_kl" in metrics])
     results = (detect(steady, config) for detect in _DETECTORS)
     return [alarm for alarm in results if alarm is not None]
 
@@ -68,9 +67,9 @@ def _failed(history: History, config: DistillConfig) -> Alarm | None:
         return None
     return Alarm(
         "failed_rollouts",
-        f"{share:.0%} of the rollouts fail and are not learnt from: see log.txt for what tools.py, "
-        "rewards.py or a server says; raise rollout.tool_timeout or rollout.rollout_timeout if "
-        "they take too long",
+        f"{share:.0%} of the rollouts fail and are not trained on: see log.txt for what tools.py, "
+        "rewards.py or a server reports; raise rollout.tool_timeout or rollout.rollout_timeout if "
+        "they time out",
     )
 
 
@@ -80,8 +79,8 @@ def _left_out(history: History, config: DistillConfig) -> Alarm | None:
         return None
     return Alarm(
         "beyond_the_teachers_context",
-        f"{share:.0%} of the rollouts are longer than the teacher's context and are not learnt "
-        "from: shorten teacher.context_file, or lower rollout.max_context_window "
+        f"{share:.0%} of the rollouts are longer than the teacher's context and are not trained "
+        "on: shorten teacher.context_file, or lower rollout.max_context_window "
         f"({config.rollout.max_context_window}) or rollout.max_tokens",
     )
 
@@ -94,10 +93,10 @@ def _not_read(history: History, config: DistillConfig) -> Alarm | None:
         return None
     return Alarm(
         "not_compared",
-        f"the teacher could be compared with {share:.0%} of what the student writes, and "
-        f"{left_out:.0%} of its tokens teach nothing: its chat template may not show such turns, "
-        "or rollouts may be longer than its context; look at rollouts, lower "
-        "rollout.max_context_window or rollout.max_turns, or take another teacher",
+        f"the teacher could be compared with {share:.0%} of the student's text, and "
+        f"{left_out:.0%} of its tokens are not trained on: the chat template may not render such "
+        "turns, or rollouts may be longer than the teacher's context; look at rollouts, lower "
+        "rollout.max_context_window or rollout.max_turns, or use another teacher",
     )
 
 
@@ -107,9 +106,9 @@ def _truncated(history: History, config: DistillConfig) -> Alarm | None:
         return None
     return Alarm(
         "truncation",
-        f"{share:.0%} of the rollouts are cut off before their end: raise rollout.max_tokens "
-        f"({config.rollout.max_tokens}) or rollout.max_context_window; if answers have only now "
-        f"become so long, go back to a checkpoint before and {_SLOWER}",
+        f"{share:.0%} of the rollouts are truncated: raise rollout.max_tokens "
+        f"({config.rollout.max_tokens}) or rollout.max_context_window; if answers became so long "
+        f"only recently, go back to an earlier checkpoint and {_SLOWER}",
     )
 
 
@@ -121,21 +120,21 @@ def _longer(history: History, config: DistillConfig) -> Alarm | None:
     is_cut_more = (cut_now or 0.0) - (cut_before or 0.0) >= _RISE
     if now < _LONGER * before or (now < _MUCH_LONGER * before and not is_cut_more):
         return None
-    ways = _ways(
+    ways = _join_advice(
         (True, _SLOWER),
         (
             config.algorithm.mask_special_tokens,
-            "set algorithm.mask_special_tokens: false so that ending is learnt",
+            "set algorithm.mask_special_tokens: false so that end-of-turn tokens are trained",
         ),
         (
             config.curriculum.prefix_tokens is None,
-            "cut rollouts with curriculum.prefix_tokens",
+            "shorten rollouts with curriculum.prefix_tokens",
         ),
     )
     return Alarm(
         "length_inflation",
-        f"answers grow from {before:.0f} to {now:.0f} tokens: compare with the teacher's own "
-        f"(evaluate_model); if they are shorter, {ways}",
+        f"answers grow from {before:.0f} to {now:.0f} tokens: compare with the teacher's answers "
+        f"(evaluate_model); if those are shorter, {ways}",
     )
 
 
@@ -149,9 +148,9 @@ def _repeats(history: History, config: DistillConfig) -> Alarm | None:
     shorter = "lower rollout.max_tokens" + (" or set curriculum.prefix_tokens" if is_whole else "")
     return Alarm(
         "repetition",
-        f"{now:.0%} of what the student writes it has written before in the same turn (at first "
-        f"{before:.0%}): it runs in circles, where the teacher scores every round well; go back to "
-        f"a checkpoint before, {_SLOWER}, and {shorter}",
+        f"{now:.0%} of the student's 4-grams repeat within a turn (at first {before:.0%}): it is "
+        "stuck in a loop, which the teacher scores well; go back to an earlier checkpoint, "
+        f"{_SLOWER}, and {shorter}",
     )
 
 
@@ -162,18 +161,18 @@ def _collapsed(history: History, config: DistillConfig) -> Alarm | None:
         return None
     if now >= _LEAST_ENTROPY * before or kl_last <= max(_NEAR, _NO_NEARER * kl_first):
         return None
-    ways = _ways(
+    ways = _join_advice(
         (True, _SLOWER),
         (_learns_little(config), "use algorithm.loss_fn: full_reverse_kl"),
         (
             not _is_served(config) and config.algorithm.loss_fn != "jsd",
-            "use algorithm.loss_fn: jsd, which covers more of what the teacher would say",
+            "use algorithm.loss_fn: jsd, which covers more of the teacher's modes",
         ),
     )
     return Alarm(
         "entropy_collapse",
-        f"the student's entropy fell from {before:.3f} to {now:.3f} nats per token and it is not "
-        f"nearer to the teacher: it says one thing only; go back to a checkpoint before, {ways}",
+        f"the student's entropy fell from {before:.3f} to {now:.3f} nats per token, without a "
+        f"lower teacher_kl: mode collapse; go back to an earlier checkpoint, {ways}",
     )
 
 
@@ -184,17 +183,17 @@ def _not_nearer(history: History, config: DistillConfig) -> Alarm | None:
     before, now = _ends(history, "teacher_kl", window)
     if before is None or now is None or now <= max(_NEAR, _NOT_FALLEN * before):
         return None
-    ways = _ways(
+    ways = _join_advice(
         (
             config.cold_start is None,
-            "start from an SFT student if it does not (cold_start makes one in the same run)",
+            "start with SFT if the student had none (cold_start, in the same run)",
         ),
-        (True, f"{_SLOWER} if it jumps, raise it if grad_norm is small and nothing moves"),
-        (_learns_little(config), "take algorithm.loss_fn: full_reverse_kl"),
+        (True, f"{_SLOWER} if teacher_kl jumps, raise it if grad_norm and changes are small"),
+        (_learns_little(config), "use algorithm.loss_fn: full_reverse_kl"),
     )
     return Alarm(
         "kl_not_falling",
-        f"teacher_kl is {now:.3f} nats per token after {len(history)} iterations and was "
+        f"teacher_kl is {now:.3f} nats per token after {len(history)} iterations, from "
         f"{before:.3f}: {ways}",
     )
 
@@ -206,38 +205,38 @@ def _risen(history: History, config: DistillConfig) -> Alarm | None:
     num_windows = len(values) - _RISE_WINDOW + 1
     windows = [sorted(values[i : i + _RISE_WINDOW]) for i in range(num_windows)]
     lowest, last = min(windows, key=median), windows[-1]
-    # Of many windows the lowest is low by chance too, so all but one of the last values must be
-    # above all but one of the lowest. A bad rollout in every other iteration then raises no alarm
-    # in 100 iterations, and a rise by a half raises one after 7.
+    # Among many windows the lowest is low by chance too, so all but one of the last values must
+    # exceed all but one of the lowest. A bad rollout in every other iteration then raises no alarm
+    # in 100 iterations, and a rise by half raises one after 7.
     if median(last) <= max(_NEAR, _RISEN * median(lowest)) or last[1] <= lowest[-2]:
         return None
     has_turns = config.rollout.max_turns > 1 and config.curriculum.first_turns is None
-    turns = "; over many turns errors add up: curriculum.first_turns lets turns grow"
+    turns = "; errors accumulate over turns: curriculum.first_turns limits turns at first"
     return Alarm(
         "kl_rising",
-        f"teacher_kl was down to {median(lowest):.3f} nats per token and is {median(last):.3f}: go "
-        f"back to the checkpoint of that time and {_SLOWER}{turns if has_turns else ''}",
+        f"teacher_kl rose from {median(lowest):.3f} to {median(last):.3f} nats per token: go "
+        f"back to the checkpoint of the lowest value and {_SLOWER}{turns if has_turns else ''}",
     )
 
 
 def _mismatch(history: History, config: DistillConfig) -> Alarm | None:
     gap = _last(history, "logprob_gap", _FEW)
-    # Tokens that older weights sampled have other probabilities for that reason alone.
+    # Tokens sampled by older weights have other probabilities for that reason alone.
     is_stale = any(metrics.get("staleness", 0.0) > 0 for metrics in history[-_FEW:])
     if gap is None or gap <= _MOST_GAP or is_stale:
         return None
     algorithm = config.algorithm
-    ways = _ways(
+    ways = _join_advice(
         (config.model.precision != "fp32", "set model.precision: fp32"),
         (
             algorithm.loss.is_sampled and algorithm.importance_cap is None,
-            "set algorithm.importance_cap: 2.0 to bound what it does",
+            "set algorithm.importance_cap: 2.0 to limit the effect",
         ),
     )
     return Alarm(
         "sampler_mismatch",
         f"sampler and trainer differ by {gap:.3f} nats per token on the same weights: "
-        + (ways or "take rollout.server out, so that this process samples"),
+        + (ways or "leave rollout.server out, so that this process samples"),
     )
 
 
@@ -250,7 +249,7 @@ def _tail(history: History, config: DistillConfig) -> Alarm | None:
     is_rare = (1 - now) ** length > 1 - _MOST_WITH_TAIL
     if is_rare or now < _TAIL_FALLS * before or (reward is not None and reward >= _SUCCESS):
         return None
-    ways = _ways(
+    ways = _join_advice(
         (
             config.model.qlora_rank > 0,
             "train all weights (model.qlora_rank: 0) if the model is small, or a larger rank",
@@ -260,7 +259,7 @@ def _tail(history: History, config: DistillConfig) -> Alarm | None:
     return Alarm(
         "tail",
         f"{now:.1%} of the sampled tokens are a hundred times less likely for the teacher, so most "
-        "rollouts go wrong somewhere although the likeliest answer may be right: compare "
+        "rollouts go wrong somewhere even if greedy answers are right: compare "
         f"evaluate_model at temperature 0 and 1; {ways}",
     )
 
@@ -280,13 +279,13 @@ _DETECTORS: Sequence[Callable[[History, DistillConfig], Alarm | None]] = (
 )
 
 
-def _ways(*ways: tuple[bool, str]) -> str:
-    """Returns what to change, without what does not apply to the configuration."""
+def _join_advice(*ways: tuple[bool, str]) -> str:
+    """Returns the suggestions that apply to the configuration, joined by "or"."""
     return ", or ".join(text for applies, text in ways if applies)
 
 
 def _learns_little(config: DistillConfig) -> bool:
-    """Whether the loss reads less of the teacher's distribution than it could."""
+    """Whether the loss uses less than the teacher's full distribution where it could."""
     return not _is_served(config) and not config.algorithm.needs_distribution
 
 
@@ -294,7 +293,7 @@ def _is_served(config: DistillConfig) -> bool:
     return config.teacher.is_served
 
 
-def _steady(history: History) -> History:
+def _current_limits(history: History) -> History:
     """Returns the iterations since the curriculum's limits last changed."""
     if not history:
         return history
@@ -313,20 +312,20 @@ def _values(history: History, name: str) -> list[float]:
 
 
 def _last(history: History, name: str, count: int) -> float | None:
-    """Returns the typical one of the last `count` values; None while there are fewer."""
+    """Returns the trimmed mean of the last `count` values; None if there are fewer."""
     values = _values(history, name)
-    return _typical(values[-count:]) if len(values) >= count else None
+    return _trimmed_mean(values[-count:]) if len(values) >= count else None
 
 
 def _ends(history: History, name: str, window: int = _WINDOW) -> tuple[float | None, float | None]:
-    """Returns the typical first and last of `window` values; None while they would overlap."""
+    """Returns the trimmed means of the first and last `window` values; None if they overlap."""
     values = _values(history, name)
     if len(values) < 2 * window:
         return None, None
-    return _typical(values[:window]), _typical(values[-window:])
+    return _trimmed_mean(values[:window]), _trimmed_mean(values[-window:])
 
 
-def _typical(values: Sequence[float]) -> float:
-    """Returns the mean of three or more values without the highest and the lowest fifth."""
+def _trimmed_mean(values: Sequence[float]) -> float:
+    """Returns the mean of three or more values, without the highest and the lowest fifth."""
     num_cut = max(1, len(values) // 5)
     return fmean(sorted(values)[num_cut:-num_cut])

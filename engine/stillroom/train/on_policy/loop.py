@@ -1,7 +1,7 @@
 """On-policy distillation: the student samples, the teacher scores each token, the student learns.
 
 Each iteration samples rollouts, with tools, from the student's current weights; the update then
-lowers the reverse KL to the teacher on exactly the tokens that were sampled.
+lowers the reverse KL to the teacher on exactly the sampled tokens.
 """
 
 import time
@@ -31,15 +31,15 @@ from stillroom.train.methods.sft import (
 )
 from stillroom.train.on_policy.alarms import find_alarms
 from stillroom.train.on_policy.policy_update import update_student
-from stillroom.train.on_policy.preflight import check_before_rollouts, check_tools_can_be_read
-from stillroom.train.on_policy.rollout_metrics import reading_metrics, rollout_metrics
+from stillroom.train.on_policy.preflight import check_before_rollouts, check_tool_calls
+from stillroom.train.on_policy.rollout_metrics import cross_tokenizer_metrics, rollout_metrics
 from stillroom.train.on_policy.student_rollouts import (
     IterationRollouts,
-    nothing_sampled,
+    failed_iteration_error,
+    no_samples_error,
     prompt_batches,
     sample_rollouts,
-    sequences_of,
-    too_many_failed,
+    training_sequences_of,
 )
 from stillroom.train.on_policy.teachers import Teachers, load_teachers
 from stillroom.train.on_policy.training_sequences import TrainingSequence
@@ -48,16 +48,16 @@ from stillroom.train.student.model import Optimizer
 
 @dataclass(slots=True)
 class DistillProgress:
-    """The state that distillation keeps from iteration to iteration."""
+    """The state that distillation keeps between iterations."""
 
     config: DistillConfig
     carried: list[CarriedRollout] = field(default_factory=list[CarriedRollout])
-    """The rollouts that continue in the next iteration."""
+    """The unfinished rollouts that continue in the next iteration."""
     history: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
     """The metrics of all steps so far, including those before the run was resumed."""
 
     def alarms_after(self, metrics: Mapping[str, float]) -> list[str]:
-        """Adds the metrics of one more step and returns the alarms that now hold."""
+        """Adds the metrics of one more step and returns the current alarms."""
         self.history.append(metrics)
         return [f"{alarm.name}: {alarm.text}" for alarm in find_alarms(self.history, self.config)]
 
@@ -73,16 +73,15 @@ def distill(
 ) -> TrainResult:
     """Trains on the rows of a cold start, if any, and then on the student's own rollouts.
 
-    added_rows: rows that are mixed into the rollouts, to the share that config.yml says.
-    prepare: returns the teacher's probabilities that the cold start learns from; None: it learns
-    its rows' own tokens.
+    added_rows: rows mixed into the rollouts, in the share set by rollout.on_policy_share.
+    prepare: returns soft targets for the cold start; None: it trains on its rows' own tokens.
 
-    Raises an EngineError before the first rollout if student and teacher do not fit together.
+    Raises EngineError before the first rollout if student and teacher are incompatible.
     """
     config = session.config
     sampling_notes = check_decoding(session.student.loaded)
     teachers = load_teachers(workspace, config, session.student)
-    check_tools_can_be_read(plan, tasks, teachers.pairs)
+    check_tool_calls(plan, tasks, teachers.pairs)
     if config.curriculum.teacher_share:
         for teacher in teachers.local.values():
             sampling_notes += check_decoding(teacher.loaded)
@@ -98,7 +97,7 @@ def distill(
         teachers.local,
         plan.views,
         tasks,
-        rereading=teachers.pairs,
+        cross_tokenizer_datasets=teachers.pairs,
     )
     for note in sampling_notes + notes:
         session.reporter.note(note)
@@ -123,8 +122,8 @@ async def train_on_policy(
 ) -> TrainResult:
     """Trains for the configured iterations and returns the result with the final checkpoint.
 
-    cold_start: the rows of a cold start, whose steps come first; None: no cold start. added: the
-    rows that are mixed into the rollouts.
+    cold_start: the rows of a cold start, which is trained first; None: no cold start. added: the
+    rows mixed into the rollouts.
     """
     config = session.config
     progress = DistillProgress(config)
@@ -152,13 +151,13 @@ async def train_on_policy(
                 session, environment, teachers, batches, iteration, carried=progress.carried
             )
             sampled_s, clock = time.monotonic() - clock, time.monotonic()
-            sequences = sequences_of(sampled.ended, teachers.pairs, environment.views)
+            sequences = training_sequences_of(sampled.ended, teachers.pairs, environment.views)
             if not sequences:
-                raise nothing_sampled(sampled, iteration)
-            if (error := too_many_failed(sampled, iteration)) is not None:
+                raise no_samples_error(sampled, iteration)
+            if (error := failed_iteration_error(sampled, iteration)) is not None:
                 raise error
             sequences += rows_of_iteration(added, config, iteration)
-            metrics = await _learn(session, sampled, sequences, teachers, optimizer, iteration)
+            metrics = await _update(session, sampled, sequences, teachers, optimizer, iteration)
             metrics |= {"sample_s": sampled_s, "update_s": time.monotonic() - clock}
             progress.carried = sampled.carried
             session.after_step(first_step + iteration + 1, last_step, metrics, phase=phase)
@@ -170,22 +169,22 @@ async def train_on_policy(
 def _added_sequences(
     session: Session[DistillConfig], teachers: Teachers, plan: TrainingPlan, rows: Sequence[SftRow]
 ) -> list[TokenSequence]:
-    """Returns the rows that are mixed in, as student and teacher read them.
+    """Returns the rows to mix in, with the tokens of student and teacher.
 
-    Raises ConfigError if the teacher has no room for one of them.
+    Raises ConfigError if one of them exceeds the teacher's context.
     """
     encoded = encode_cold_start(session, rows, plan.views.teacher)
     longest = max(len((one.for_teacher or one).ids) for one in encoded.sequences)
     if longest > (room := teachers.local[0].loaded.max_context):
         raise ConfigError(
-            f"the teacher's longest row has {longest} tokens and its context {room}",
-            "shorten teacher.context_file or teacher.system, or leave longer rows out with "
+            f"the teacher's longest row has {longest} tokens, but its context only {room}",
+            "shorten teacher.context_file or teacher.system, or skip longer rows with "
             "model.max_length",
         )
     left_out = ", ".join(f"{count} {reason}" for reason, count in encoded.skipped.items())
     session.reporter.note(
         f"{len(encoded.sequences)} rows are mixed into the rollouts"
-        + (f"; left out: {left_out}" if left_out else "")
+        + (f"; skipped: {left_out}" if left_out else "")
     )
     return encoded.sequences
 
@@ -193,7 +192,7 @@ def _added_sequences(
 def rows_of_iteration(
     added: Sequence[TokenSequence], config: DistillConfig, iteration: int
 ) -> list[TrainingSequence]:
-    """Returns the rows that an iteration adds to its rollouts; each epoch has every row once."""
+    """Returns the rows added to an iteration's rollouts; each epoch uses every row once."""
     if not added:
         return []
     num = config.rollout.num_added_rows(config.data.batch_size * config.data.group_size)
@@ -206,7 +205,7 @@ def rows_of_iteration(
     return chosen
 
 
-async def _learn(
+async def _update(
     session: Session[DistillConfig],
     sampled: IterationRollouts,
     sequences: Sequence[TrainingSequence],
@@ -226,7 +225,9 @@ async def _learn(
     )
     session.trained_tokens += stats.num_tokens + stats.num_row_tokens
     algorithm = session.config.algorithm
-    metrics = rollout_metrics(session.config, sampled, iteration) | reading_metrics(sequences)
+    metrics = rollout_metrics(session.config, sampled, iteration) | cross_tokenizer_metrics(
+        sequences
+    )
     return metrics | stats.metrics(
         is_clipped="clip_ratio" in algorithm.loss.options,
         is_capped=algorithm.importance_cap is not None,

@@ -19,12 +19,12 @@ from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.schema import DistillConfig
 from stillroom.train.loop.session import epoch_order
 from stillroom.train.methods.losses import (
-    above_expected,
-    beyond_rounding,
-    functions_of,
     importance_sampling_losses,
+    loss_functions,
     reverse_kl_advantages,
+    subtract_expected,
     truncated_ratios,
+    zero_rounding,
 )
 from stillroom.train.on_policy.token_scores import (
     Losses,
@@ -64,24 +64,23 @@ _SUMS = (
 
 
 _TAIL_NATS = math.log(100)
-"""A token counts to the tail if the teacher finds it a hundred times less likely."""
+"""A token counts as tail if the teacher finds it a hundred times less likely than the sampler."""
 
 
 @dataclass(slots=True)
 class UpdateStats:
-    """Sums over the tokens of one iteration's update."""
+    """Running sums over the tokens of one iteration's update."""
 
     loss: float = 0.0
     entropy: float = 0.0
-    """The student's entropy (nats): exact if the loss sees its whole distribution, else -log p of
+    """The student's entropy (nats): exact if the loss uses the full distribution, else -log p of
     the sampled tokens."""
     logprob_gap: float = 0.0
-    """|log p_trainer - log p_sampler| of the tokens that were scored before the first optimiser
-    step."""
+    """|log p_trainer - log p_sampler| of the tokens scored before the first optimiser step."""
     num_tokens: int = 0
     num_fresh_tokens: int = 0
     num_tail: int = 0
-    """The tokens that the sampler finds a hundred times as likely as the teacher, or more."""
+    """The tokens that the sampler finds at least a hundred times as likely as the teacher."""
     ratio: float = 0.0
     """The ratio p_now / p_when_sampled."""
     largest_ratio: float = 0.0
@@ -94,8 +93,7 @@ class UpdateStats:
     """The loss of rows that the student did not sample."""
     num_row_tokens: int = 0
     of_datasets: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
-    """The sum of log p_sampler - log p_teacher over the tokens of each dataset, and their
-    number."""
+    """The sum of log p_sampler - log p_teacher over each dataset's tokens, and their number."""
     steps: list[StepInfo] = field(default_factory=list[StepInfo])
 
     @property
@@ -104,7 +102,7 @@ class UpdateStats:
         return sum(gaps for gaps, _ in self.of_datasets.values())
 
     def add_teacher_kl(self, gaps_N: Tensor, *, dataset: int) -> None:
-        """Adds log p_sampler - log p_teacher of tokens of one dataset."""
+        """Adds log p_sampler - log p_teacher of one dataset's tokens."""
         self._add_gaps(dataset, gaps_N.sum().item(), len(gaps_N))
         self.num_tail += int((gaps_N > _TAIL_NATS).sum())
 
@@ -120,8 +118,8 @@ class UpdateStats:
         self.squared_advantage += advantages_N.square().sum().item()
         self.num_advantages += len(advantages_N)
 
-    def over(self, peers: Collective) -> "UpdateStats":
-        """Returns the sums over all processes' tokens."""
+    def sum_over(self, peers: Collective) -> "UpdateStats":
+        """Returns the sums over all processes."""
         total, *others = peers.gathered(self)
         for part in others:
             total._add(part)
@@ -141,8 +139,8 @@ class UpdateStats:
     def metrics(self, *, is_clipped: bool, is_capped: bool) -> dict[str, float]:
         """Returns the means over tokens, named as in events.jsonl.
 
-        is_clipped, is_capped: whether the loss clips or caps ratios, so that the share of such
-        tokens is a metric.
+        is_clipped, is_capped: whether the loss clips or caps ratios; the share of such tokens is
+        then a metric.
         """
         tokens = max(1, self.num_tokens)
         metrics = {
@@ -176,7 +174,7 @@ class UpdateStats:
 def token_losses(
     scores: TokenScores, known: KnownTokens, algorithm: AlgorithmSection, stats: UpdateStats
 ) -> Tensor:
-    """Returns the loss of each sampled token, [N], and adds the tokens' numbers to `stats`."""
+    """Returns the loss of each sampled token, [N], and adds its metrics to `stats`."""
     student_N, teacher_N = scores.student_N, scores.teacher_N
     now_N = student_N.detach()
     sampler_N, rewards_N = known.sampler_N, known.rewards_N
@@ -188,7 +186,7 @@ def token_losses(
         stats.num_fresh_tokens += len(sampler_N)
     if algorithm.loss.is_sampled:
         return _sampled_losses(scores, known, algorithm, stats)
-    losses_N = algorithm.kl_coef * beyond_rounding(scores.divergence_N)
+    losses_N = algorithm.kl_coef * zero_rounding(scores.divergence_N)
     if algorithm.reward_coef > 0:
         stats.add_advantages(rewards_N)
         losses_N = losses_N + importance_sampling_losses(student_N, sampler_N, rewards_N)
@@ -196,8 +194,8 @@ def token_losses(
 
 
 def row_losses(scores: TokenScores, algorithm: AlgorithmSection, stats: UpdateStats) -> Tensor:
-    """Returns the losses of tokens that the student did not sample, [N], and adds them up."""
-    losses_N = algorithm.kl_coef * beyond_rounding(scores.divergence_N)
+    """Returns the losses of tokens that the student did not sample, [N], and adds their sum."""
+    losses_N = algorithm.kl_coef * zero_rounding(scores.divergence_N)
     stats.row_loss += losses_N.sum().item()
     stats.num_row_tokens += len(losses_N)
     return losses_N
@@ -206,7 +204,7 @@ def row_losses(scores: TokenScores, algorithm: AlgorithmSection, stats: UpdateSt
 def _sampled_losses(
     scores: TokenScores, known: KnownTokens, algorithm: AlgorithmSection, stats: UpdateStats
 ) -> Tensor:
-    """Returns the tokens' losses, [N], if they need only the sampled tokens' probabilities."""
+    """Returns the tokens' losses, [N], for a loss of the sampled tokens' probabilities alone."""
     student_N, cap, coef = scores.student_N, algorithm.importance_cap, algorithm.kl_coef
     sampler_N = old_N = known.sampler_N
     weights_N = torch.ones_like(sampler_N)
@@ -216,8 +214,8 @@ def _sampled_losses(
         stats.num_capped += int((weights_N >= cap).sum())
     advantages_N = reverse_kl_advantages(old_N, scores.teacher_N, coef=coef)
     if algorithm.kl_baseline == "exact":
-        expected_N = beyond_rounding(scores.divergence_N.detach())
-        advantages_N = above_expected(advantages_N, expected_N, coef=coef)
+        expected_N = zero_rounding(scores.divergence_N.detach())
+        advantages_N = subtract_expected(advantages_N, expected_N, coef=coef)
     advantages_N = advantages_N + known.rewards_N
     stats.add_advantages(advantages_N)
     if "clip_ratio" in algorithm.loss.options:
@@ -225,7 +223,7 @@ def _sampled_losses(
         ratios_N = (student_N.detach() - old_N).exp()
         is_clipped_N = torch.where(advantages_N > 0, ratios_N > 1 + clip, ratios_N < 1 - clip)
         stats.num_clipped += int(is_clipped_N.sum())
-    sampled_loss = functions_of(algorithm).sampled_loss
+    sampled_loss = loss_functions(algorithm).sampled_loss
     return weights_N * sampled_loss(student_N, old_N, advantages_N, algorithm)
 
 
@@ -237,33 +235,32 @@ def update_student(
     config: DistillConfig,
     iteration: int,
 ) -> UpdateStats:
-    """Takes an iteration's optimiser steps, each on a part of the rollouts; returns their sums.
+    """Takes an iteration's optimiser steps, each on a part of the rollouts; returns the stats.
 
     teachers: the teachers in this process, by dataset.
     """
     algorithm = config.algorithm
     stats = UpdateStats()
-    # Not train(), since with dropout the trainer's probabilities would differ from the sampler's.
+    # Not train(): dropout would make the trainer's probabilities differ from the sampler's.
     student.module.eval()
     special_ids = special_token_ids(student.loaded)
     sequences = prepare_sequences(sequences, algorithm, special_ids=special_ids)
     if algorithm.importance_cap is not None and algorithm.substeps > 1:
-        # With one step the student's weights don't change before these log-probabilities are
-        # needed.
+        # With one step, the weights do not change before these log-probabilities are needed.
         sequences = _with_trainer_logprobs(student, sequences)
     order = epoch_order(len(sequences), iteration, config.trainer.seed + 1)
     for part in (order[i :: algorithm.substeps] for i in range(algorithm.substeps)):
         accumulate_gradient(student, teachers, [sequences[i] for i in part], algorithm, stats)
-        # A step is taken even if the part is empty, so that the learning rate follows its schedule.
+        # Step even without sequences, so that the learning rate follows its schedule.
         stats.steps.append(optimizer.step())
-    return stats.over(student.peers)
+    return stats.sum_over(student.peers)
 
 
 @torch.no_grad()
 def _with_trainer_logprobs(
     student: Student, sequences: Sequence[TrainingSequence]
 ) -> list[TrainingSequence]:
-    """Returns the sequences with their tokens' log-probabilities by the student as it is now."""
+    """Returns the sequences with the tokens' log-probabilities under the current student."""
     scored: dict[int, TrainingSequence] = {}
     lengths = [len(sequence.tokens.ids) for sequence in sequences]
     for group in microbatches(lengths, max_tokens=student.max_microbatch_tokens):
@@ -317,9 +314,9 @@ def accumulate_gradient(
 def _passes(
     student: Student, sequences: Sequence[TrainingSequence]
 ) -> Iterator[list[TrainingSequence]]:
-    """Yields the sequences of each forward pass: all rows, or rollouts of one teacher's dataset.
+    """Yields the sequences of each forward pass: rows, or rollouts of one teacher's datasets.
 
-    In a pack the shared prompt of a group's rollouts occurs once; padded rows have similar lengths.
+    A pack has a group's shared prompt once; padded rows have similar lengths.
     """
     for kind in sorted({(sequence.is_row, sequence.dataset) for sequence in sequences}):
         of_dataset = [one for one in sequences if (one.is_row, one.dataset) == kind]
@@ -340,7 +337,7 @@ def _add_gradient(
     algorithm: AlgorithmSection,
     losses: Losses,
 ) -> None:
-    """Adds the gradient of the losses' sum, with the scores of a server or a local teacher."""
+    """Adds the gradient of the summed losses, with the scores of a server or a local teacher."""
     scores = [member.teacher for member in members if member.teacher is not None]
     readings = [member.reading for member in members if member.reading is not None]
     if len(scores) == len(members):
@@ -355,14 +352,14 @@ def _add_gradient(
         raise TeacherError(
             f"{len(members) - len(scores)} rollouts of dataset {dataset} were not scored by its "
             "teacher",
-            "look into the run's log for what its server answered, then resume the run",
+            "check the run's log for what its server replied, then resume the run",
         )
     if readings:
         add_gradient_with_reader(student, teacher, batch, readings, losses)
         return
     teacher_batch = batch
     if any(member.teacher_tokens is not None for member in members):
-        # The teacher's own prompt may be long, and the batch was chosen by the student's tokens.
+        # The teacher's own prompt may be long, and the batch was sized by the student's tokens.
         teacher_batch = teacher.collate_long([m.teacher_tokens or m.tokens for m in members])
     elif teacher.head.rules != student.head.rules:
         teacher_batch = teacher.collate([member.tokens for member in members])

@@ -1,4 +1,4 @@
-"""Checks student and teacher before time is spent on the first rollout.
+"""Checks student and teacher before any time is spent on rollouts.
 
 Shapes: N sampled tokens.
 """
@@ -35,10 +35,10 @@ from stillroom.types import Message, SamplingSettings
 _PROBE: list[Message] = [
     {"role": "user", "content": "Name three colours, and say why you like them."}
 ]
-"""The prompt of the answers on which sampler and trainer are compared."""
+"""The prompt for answers on which sampler and trainer are compared."""
 _NUM_TOKENS = 24
 _NUM_ANSWERS = 2
-# The mean difference in nats per token; rounding in half precision adds up over the layers.
+# The mean difference in nats per token; rounding in bf16 and fp16 accumulates over the layers.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _HALF_TOLERANCE = 0.1
 
@@ -51,13 +51,14 @@ def check_before_rollouts(
     views: PromptViews,
     tasks: Sequence[Task],
     *,
-    rereading: Collection[int] = (),
+    cross_tokenizer_datasets: Collection[int] = (),
 ) -> list[str]:
     """Checks the student's probabilities and each served teacher; returns notes for the user.
 
-    A teacher in this process is checked as it is loaded (`models.pairing`), as is one that reads
-    text in tokens of its own: those of the datasets `rereading`.
-    Raises an EngineError if the teacher could not score rollouts correctly.
+    A teacher in this process is checked when it is loaded (`models.pairing`), as is a teacher
+    with another tokenizer.
+    cross_tokenizer_datasets: the indices of datasets whose teacher has another tokenizer.
+    Raises EngineError if a teacher could not score rollouts correctly.
     """
     notes = check_agreement(student, config.algorithm)
     max_context = min(student.loaded.max_context, config.rollout.max_context_window)
@@ -70,17 +71,17 @@ def check_before_rollouts(
         config,
         tokenizer,
         max_context=max_context,
-        num_own=num_own_tokens(leads),
-        rereading=rereading,
+        num_own=max_extra_tokens(leads),
+        cross_tokenizer_datasets=cross_tokenizer_datasets,
     )
 
 
-def check_tools_can_be_read(
+def check_tool_calls(
     plan: TrainingPlan, tasks: Sequence[Task], pairs: Mapping[int, ReadingPair]
 ) -> None:
-    """Raises ModelError if the student may call tools whose calls its teacher could not be shown.
+    """Raises ModelError if the student has tools but its teacher's template cannot render calls.
 
-    pairs: by dataset, the student and a teacher that reads text in tokens of its own.
+    pairs: by dataset, the student and a teacher with another tokenizer or template.
     """
     rollout = plan.config.rollout
     has_tools = plan.tools_file is not None or bool(rollout.mcp_servers) or rollout.browse
@@ -91,7 +92,7 @@ def check_tools_can_be_read(
 
 @dataclass(frozen=True, slots=True)
 class PromptLead:
-    """The tokens of one prompt, without tools, as student and teacher read it."""
+    """One prompt, without tools, in the student's and in the teacher's tokens."""
 
     dataset: int
     student: list[int]
@@ -99,9 +100,9 @@ class PromptLead:
 
 
 def prompt_leads(tokenizer: Any, views: PromptViews, tasks: Sequence[Task]) -> list[PromptLead]:
-    """Returns the first prompt of each dataset as both read it; none if both read the same.
+    """Returns the first prompt of each dataset for both models; [] if their prompts are equal.
 
-    Raises ModelError if the chat template refuses what one of them is to read.
+    Raises ModelError if the chat template rejects one of the prompts.
     """
     if views.are_equal:
         return []
@@ -119,18 +120,18 @@ def prompt_leads(tokenizer: Any, views: PromptViews, tasks: Sequence[Task]) -> l
     ]
 
 
-def num_own_tokens(leads: Sequence[PromptLead]) -> int:
-    """Returns the most tokens that a teacher reads beyond the student's, before an answer."""
+def max_extra_tokens(leads: Sequence[PromptLead]) -> int:
+    """Returns by how many tokens the teacher's prompt exceeds the student's, at most."""
     return max([0, *(len(lead.teacher) - len(lead.student) for lead in leads)])
 
 
 def check_contexts(
     leads: Sequence[PromptLead], rooms: Mapping[int, int], *, max_context: int
 ) -> list[str]:
-    """Checks that the teachers in this process have room for prompts of their own; returns notes.
+    """Checks that the teachers in this process have room for their own prompts; returns notes.
 
-    rooms: the most tokens that they can read, by dataset. max_context: the most tokens of a
-    student's rollout. Raises ConfigError if a teacher's context ends with its prompt.
+    rooms: the context lengths of the teachers, by dataset. max_context: the maximum number of
+    tokens of a rollout. Raises ConfigError if a teacher's prompt fills its context.
     """
     notes: list[str] = []
     for lead in leads:
@@ -139,15 +140,15 @@ def check_contexts(
         num_own = len(lead.teacher)
         if num_own >= room:
             raise ConfigError(
-                f"the teacher's prompt has {num_own} tokens and its context {room}, so it could "
-                "not read any answer",
-                "shorten teacher.context_file or teacher.system, or take a teacher with a longer "
+                f"the teacher's prompt has {num_own} tokens, but its context only {room}, which "
+                "leaves no room for an answer",
+                "shorten teacher.context_file or teacher.system, or use a teacher with a longer "
                 "context",
             )
         num = len(lead.student)
-        note = f"before an answer the student reads {num} tokens and the teacher {num_own}"
+        note = f"the student's prompt has {num} tokens, the teacher's {num_own}"
         if (most := room - num_own + num) < max_context:
-            note += f"; rollouts of more than {most} tokens are left out and counted (left_out)"
+            note += f"; rollouts of more than {most} tokens are skipped and counted (left_out)"
         notes.append(note)
     return notes
 
@@ -159,15 +160,15 @@ def check_teacher_server(
     *,
     max_context: int,
     num_own: int = 0,
-    rereading: Collection[int] = (),
+    cross_tokenizer_datasets: Collection[int] = (),
 ) -> list[str]:
     """Checks each served teacher and returns notes; none for teachers in this process.
 
-    num_own: the number of tokens that the teacher reads of a rollout beyond the student's.
-    rereading: the datasets whose teachers read text in tokens of their own, and were checked.
+    num_own: by how many tokens the teacher's prompt exceeds the student's.
+    cross_tokenizer_datasets: datasets whose teacher has another tokenizer, checked elsewhere.
     """
     notes: list[str] = []
-    scoring = [one for i, one in enumerate(config.teachers) if i not in rereading]
+    scoring = [one for i, one in enumerate(config.teachers) if i not in cross_tokenizer_datasets]
     for teacher in dict.fromkeys(scoring):
         if teacher.section.is_served:
             served = served_teacher(workspace, teacher, top_k=config.num_listed_tokens)
@@ -179,12 +180,12 @@ def check_teacher_server(
 def check_agreement(student: Student, algorithm: AlgorithmSection) -> list[str]:
     """Checks that sampler, trainer and the teacher's code agree on probabilities; returns a note.
 
-    The student is its own teacher here, so the divergence must be zero.
+    The student is scored as its own teacher, so the divergence must be zero.
     Raises ModelError if they differ by more than rounding.
     """
     answers = _answers(student)
     if not answers:
-        return ["the student's first token ended its turn, so nothing was measured"]
+        return ["the student's first token ended its turn, so agreement was not measured"]
     sequences = [TokenSequence(answer.ids, answer.sampled) for answer in answers]
     batch = student.collate(sequences)
     same_model = LocalTeacher(student.loaded)
@@ -197,25 +198,25 @@ def check_agreement(student: Student, algorithm: AlgorithmSection) -> list[str]:
     tolerance = _TOLERANCE.get(student.loaded.model.dtype, _HALF_TOLERANCE)
     if not gap <= tolerance:
         raise ModelError(
-            f"sampler and trainer differ by {gap:.3g} nats a token (at most {tolerance:g} is "
-            "rounding), so ratios between them would mean nothing",
+            f"sampler and trainer differ by {gap:.3g} nats per token (rounding explains at most "
+            f"{tolerance:g}), so their probability ratios would be wrong",
             f"set model.precision: fp32, or {OFF_POLICY_ROUTE}",
         )
     if not kl <= tolerance:
         raise ModelError(
-            f"a teacher that is the student itself would teach {kl:.3g} nats a token (at most "
-            f"{tolerance:g} is rounding)",
+            f"the student as its own teacher has a KL of {kl:.3g} nats per token (rounding "
+            f"explains at most {tolerance:g})",
             f"set model.precision: fp32, or {OFF_POLICY_ROUTE}",
         )
     note = (
-        f"sampler and trainer agree to {gap:.1e} nats a token over {len(logprobs)} sampled tokens; "
-        f"the student as its own teacher has a KL of {kl:.1e}"
+        f"sampler and trainer agree to {gap:.1e} nats per token over {len(logprobs)} sampled "
+        f"tokens; the student as its own teacher has a KL of {kl:.1e}"
     )
     return [note]
 
 
 def _answers(student: Student) -> list[DecodedSequence]:
-    """Returns short answers of the student, sampled in the same way as in training."""
+    """Returns short answers of the student, sampled as in training."""
     loaded = student.loaded
     student.module.eval()
     prompt = ChatRenderer(loaded.tokenizer).prompt_ids(_PROBE, [])

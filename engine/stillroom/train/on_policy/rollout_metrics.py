@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from stillroom.rollout.episode.collect import FailedRollout
 from stillroom.train.config.schema import DistillConfig
 from stillroom.train.on_policy.student_policy import StudentRollout
-from stillroom.train.on_policy.student_rollouts import IterationRollouts, limits_of
+from stillroom.train.on_policy.student_rollouts import IterationRollouts, iteration_limits
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.types import StopReason, TokenTrace, Trajectory
 
@@ -16,14 +16,14 @@ _NGRAM = 4
 def rollout_metrics(
     config: DistillConfig, sampled: IterationRollouts, iteration: int
 ) -> dict[str, float]:
-    """Returns the metrics of an iteration's rollouts; all but `failed` leave failed ones out."""
+    """Returns the metrics of an iteration's rollouts; all but `failed` exclude failed ones."""
     ended = [
         (one.outcome, one.rollout)
         for one in sampled.ended
         if not isinstance(one.outcome, FailedRollout)
     ]
     trajectories = [trajectory for trajectory, _ in ended]
-    # A rollout that the curriculum cuts off is not the student's fault, and has no reward.
+    # A rollout cut off by the curriculum is not the student's fault, and has no reward.
     whole = [trajectory for trajectory, rollout in ended if not rollout.is_prefix]
     lengths = [sum(map(len, _sampled_turns(one.tokens))) for one in trajectories]
     metrics = {
@@ -45,22 +45,22 @@ def rollout_metrics(
         metrics
         | _rewards(ended)
         | _curriculum(config, ended, iteration)
-        | _queue(config, sampled, iteration)
+        | _staleness_metrics(config, sampled, iteration)
     )
 
 
 def _has_own_prompts(config: DistillConfig) -> bool:
-    """Whether student and teacher may read different prompts."""
+    """Whether student and teacher may have different prompts."""
     teacher = config.teacher
     texts = (config.model.system, teacher.system, teacher.context_file)
     return any(text is not None for text in texts)
 
 
-def reading_metrics(sequences: Sequence[TrainingSequence]) -> dict[str, float]:
-    """Returns how much of the rollouts a teacher with other tokens could be compared with.
+def cross_tokenizer_metrics(sequences: Sequence[TrainingSequence]) -> dict[str, float]:
+    """Returns how much of the rollouts a teacher with another tokenizer could be compared with.
 
-    Of a served one also the probability that its listed tokens leave, on average. Nothing if all
-    teachers read the student's own tokens.
+    For a served teacher, also the mean probability outside its listed tokens. {} if all teachers
+    score the student's own tokens.
     """
     readings = [one.reading for one in sequences if one.reading is not None]
     if not readings:
@@ -95,8 +95,8 @@ def _rewards(ended: Sequence[tuple[Trajectory, StudentRollout]]) -> dict[str, fl
 def _curriculum(
     config: DistillConfig, ended: Sequence[tuple[Trajectory, StudentRollout]], iteration: int
 ) -> dict[str, float]:
-    """Returns the curriculum's limits and their effect, if config.yml has a curriculum."""
-    section, limits = config.curriculum, limits_of(config, iteration)
+    """Returns the curriculum's limits and their effect; {} without a curriculum."""
+    section, limits = config.curriculum, iteration_limits(config, iteration)
     metrics: dict[str, float] = {}
     if section.first_turns is not None:
         metrics["max_turns"] = limits.max_turns
@@ -116,7 +116,9 @@ def _curriculum(
     return metrics
 
 
-def _queue(config: DistillConfig, sampled: IterationRollouts, iteration: int) -> dict[str, float]:
+def _staleness_metrics(
+    config: DistillConfig, sampled: IterationRollouts, iteration: int
+) -> dict[str, float]:
     if not config.rollout.max_staleness:
         return {}
     return {

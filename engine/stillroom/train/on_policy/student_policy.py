@@ -1,4 +1,4 @@
-"""The policy of the student's rollouts: within the curriculum's limits, and helped by a teacher."""
+"""The policy for the student's rollouts: within the curriculum's limits, assisted by a teacher."""
 
 import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -24,12 +24,12 @@ class Limits:
 
     max_turns: int
     prefix_tokens: int | None = None
-    """The most tokens that the student may write over all its turns; None: no limit."""
+    """The maximum number of tokens that the student samples over all its turns; None: no limit."""
     teacher_share: float = 0.0
     """The probability that the teacher writes a turn."""
 
     def teacher_turns(self, key: str, *, seed: int) -> frozenset[int]:
-        """Returns the indices of the turns that the teacher writes, drawn from `key` and `seed`."""
+        """Returns the indices of the turns that the teacher writes, drawn by `key` and `seed`."""
         if not self.teacher_share:
             return frozenset()
         draws = random.Random(content_hash(["teacher turns", seed, key]))
@@ -55,7 +55,7 @@ def limits_at(section: CurriculumSection, iteration: int, *, max_turns: int) -> 
 
 @dataclass(slots=True)
 class StudentRollout(EpisodeRecorder):
-    """One rollout of the student: its task and limits, and its turns so far."""
+    """One rollout of the student: its task, its limits and its turns so far."""
 
     task: Task
     iteration: int
@@ -66,11 +66,11 @@ class StudentRollout(EpisodeRecorder):
     teacher_turns: frozenset[int] = frozenset()
     turns: list[KnownTurn] = field(default_factory=list[KnownTurn])
     begun: BegunTurn | None = None
-    """The tokens that its next turn already has; None: the turn begins anew."""
+    """The partial tokens of its next turn; None: the turn starts from scratch."""
     is_stopped: bool = False
     """Whether sampling was stopped, so that the rollout continues in a later iteration."""
     is_prefix: bool = False
-    """Whether the curriculum's prefix_tokens cut the rollout off."""
+    """Whether curriculum.prefix_tokens cut the rollout off."""
 
     def carried(self) -> CarriedRollout:
         """Returns the state from which a later iteration can resume the rollout."""
@@ -79,11 +79,11 @@ class StudentRollout(EpisodeRecorder):
         )
 
     def known_turn(self, index: int) -> SampledTurn | None:
-        """Returns the turn `index` if it was finished earlier."""
+        """Returns turn `index` if it was sampled earlier."""
         return self.turns[index].turn if index < len(self.turns) else None
 
     def known_replies(self, index: int) -> list[ToolResult] | None:
-        """Returns the tools' replies to turn `index` if they came earlier."""
+        """Returns the tools' replies to turn `index` if they were received earlier."""
         return self.turns[index].replies if index < len(self.turns) else None
 
     def start_over(self) -> None:
@@ -100,7 +100,7 @@ class StudentRollout(EpisodeRecorder):
 
 
 class StudentPolicy:
-    """A policy in which the student takes all turns that the curriculum doesn't give a teacher."""
+    """A policy in which the student writes all turns that the curriculum leaves to it."""
 
     def __init__(
         self,
@@ -112,11 +112,9 @@ class StudentPolicy:
         teacher: HFPolicy | None = None,
         num_left_over: int = 0,
     ) -> None:
-        """`rollouts` are all rollouts to come, by key; `max_tokens` is the limit of a turn.
-
-        views: what the teacher reads of a prompt when it takes a turn.
-
-        Once only `num_left_over` of the rollouts have not ended, these are stopped where they are.
+        """rollouts: all rollouts to sample, by key. max_tokens: the limit of a turn. views: the
+        teacher's view of a prompt when it writes a turn. num_left_over: the number of unfinished
+        rollouts at which these are stopped.
         """
         self._student, self._teacher = student, teacher
         self._rollouts, self._max_tokens, self._views = rollouts, max_tokens, views
@@ -126,10 +124,10 @@ class StudentPolicy:
     async def converse(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
     ) -> AsyncGenerator["StudentConversation"]:
-        """Opens the conversation of a rollout; its key and its iteration's seed fix its draws."""
+        """Opens the conversation of a rollout; its key and its iteration's seed fix its samples."""
         rollout = self._rollouts[seed_key]
-        # Keyed by the index within the iteration, so that the draws don't depend on the number by
-        # which rollouts of different iterations are kept apart.
+        # Keyed by the index within the iteration, so that samples do not depend on the number that
+        # distinguishes rollouts of different iterations.
         key = f"{seed_key.rpartition(':')[0]}:{rollout.index}"
         async with AsyncExitStack() as stack:
             student = await stack.enter_async_context(
@@ -149,11 +147,11 @@ class StudentPolicy:
             try:
                 yield StudentConversation(student, teacher, rollout, self._max_tokens)
             finally:
-                # This comes before the student's conversation closes, so that a stop takes effect
-                # before the student takes a further step.
-                self._ended(rollout)
+                # Before the student's conversation closes, so that a stop takes effect before the
+                # student's next step.
+                self._record_end(rollout)
 
-    def _ended(self, rollout: StudentRollout) -> None:
+    def _record_end(self, rollout: StudentRollout) -> None:
         if rollout.is_stopped:
             return
         self._num_left -= 1
@@ -162,7 +160,7 @@ class StudentPolicy:
 
 
 class StudentConversation:
-    """One rollout's conversation, in which student and teacher read exactly the same tokens."""
+    """One rollout's conversation, in which student and teacher have exactly the same tokens."""
 
     def __init__(
         self,
@@ -187,7 +185,7 @@ class StudentConversation:
         if self._teacher is not None:
             self._teacher.set_aside()
         turn = await self._own_turn()
-        self._took_own(turn)
+        self._record_own_turn(turn)
         return turn
 
     def restore(self, turn: SampledTurn) -> None:
@@ -198,10 +196,10 @@ class StudentConversation:
             self._num_turns += 1
             return
         self._student.restore(turn)
-        self._took_own(turn)
+        self._record_own_turn(turn)
 
     def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends the replies to the last turn: those of tools, or a user's message."""
+        """Appends the replies to the last turn: from tools, or a user's message."""
         self._student.reply(call, replies)
         if self._teacher is not None:
             self._teacher.reply(call, replies)
@@ -212,7 +210,7 @@ class StudentConversation:
 
     @property
     def _is_teachers(self) -> bool:
-        """Whether the next turn is the teacher's."""
+        """Whether the teacher writes the next turn."""
         return self._num_turns in self._rollout.teacher_turns
 
     async def _own_turn(self) -> SampledTurn:
@@ -237,7 +235,7 @@ class StudentConversation:
         rollout.is_prefix = is_limit and turn.finish_reason == "length"
         return turn
 
-    def _took_own(self, turn: SampledTurn) -> None:
+    def _record_own_turn(self, turn: SampledTurn) -> None:
         self._num_turns += 1
         self._num_sampled += len(turn.token_ids or [])
         if self._teacher is not None:
@@ -245,7 +243,7 @@ class StudentConversation:
 
 
 def _empty_turn() -> SampledTurn:
-    """Returns the empty turn of a rollout that may have no more tokens."""
+    """Returns an empty turn, for a rollout without tokens left."""
     return SampledTurn(
         message={"role": "assistant", "content": ""},
         finish_reason="length",

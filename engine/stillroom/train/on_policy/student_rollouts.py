@@ -1,4 +1,4 @@
-"""Samples the student's rollouts of one iteration, and returns their exact tokens."""
+"""Samples the student's rollouts of one iteration and returns their exact tokens."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -32,46 +32,48 @@ from stillroom.train.on_policy.student_policy import (
     StudentRollout,
     limits_at,
 )
-from stillroom.train.on_policy.teachers import Reading, Teachers, reading_of_teacher
+from stillroom.train.on_policy.teachers import Reading, Teachers, teacher_reading
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.student.collective import Collective
 from stillroom.types import SamplingSettings, TeacherRecord, TokenTrace, Trajectory
 
 MOST_FAILED = 0.5
-"""An iteration of whose rollouts a larger share failed is not trained on."""
+"""The share of failed rollouts above which an iteration is not trained on."""
 # The sampling seeds of iterations must not coincide with those of other training seeds.
 _SEED_STRIDE = 1_000_003
 
 
 @dataclass(frozen=True, slots=True)
 class SampledRollout:
-    """A finished rollout as its teacher reads it and, with a served teacher, its scores."""
+    """A finished rollout in the teacher's tokens, with a served teacher's scores."""
 
     outcome: Outcome
     rollout: StudentRollout
-    """The iteration, seed and limits that it was sampled with."""
+    """The rollout's iteration, seed and limits."""
     teacher: TeacherScores | None = None
     reading: TokenTrace | None = None
-    """The tokens as the teacher reads them; None: those of the rollout."""
+    """The rollout in the teacher's tokens; None: the student's tokens."""
     is_left_out: bool = False
-    """Whether it is not trained on, because it is longer than the teacher's context."""
+    """Whether it is skipped, because it is longer than the teacher's context."""
 
 
 def prompt_batches(tasks: Sequence[Task], config: DistillConfig) -> list[list[Task]]:
-    """Returns the prompts of each iteration, whose batch may reach into the next epoch.
+    """Returns the prompts of each iteration; a batch may span two epochs.
 
-    Each batch has the datasets' prompts in proportion to their sizes, rounded to whole prompts.
+    Each batch has prompts of the datasets in proportion to their sizes, rounded.
     """
     size, seed = config.data.batch_size, config.trainer.seed
     stream = [
-        task for epoch in range(config.trainer.num_epochs) for task in _mixed(tasks, epoch, seed)
+        task
+        for epoch in range(config.trainer.num_epochs)
+        for task in _mix_datasets(tasks, epoch, seed)
     ]
     batches = [stream[start : start + size] for start in range(0, len(stream), size)]
     return batches[: config.trainer.max_steps]
 
 
-def _mixed(tasks: Sequence[Task], epoch: int, seed: int) -> list[Task]:
-    """Returns an epoch's tasks, with each dataset shuffled and spread evenly over the epoch."""
+def _mix_datasets(tasks: Sequence[Task], epoch: int, seed: int) -> list[Task]:
+    """Returns an epoch's tasks, each dataset shuffled and spread evenly over the epoch."""
     places: list[tuple[float, int, Task]] = []
     for dataset in sorted({task.dataset for task in tasks}):
         members = [task for task in tasks if task.dataset == dataset]
@@ -85,18 +87,18 @@ def _mixed(tasks: Sequence[Task], epoch: int, seed: int) -> list[Task]:
 
 @dataclass(frozen=True, slots=True)
 class IterationRollouts:
-    """The rollouts of one iteration: those that ended, and those that continue in the next."""
+    """The rollouts of one iteration: finished ones, and those that continue in the next."""
 
     ended: list[SampledRollout]
-    """The rollouts that have ended, in the order in which they were begun."""
+    """The finished rollouts, in the order in which they were started."""
     carried: list[CarriedRollout]
-    """The rollouts that continue in the next iteration."""
+    """The unfinished rollouts that continue in the next iteration."""
     num_dropped: int
-    """The number of rollouts that took longer than rollout.max_staleness allows."""
+    """The number of rollouts dropped because of rollout.max_staleness."""
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """The outcomes of the rollouts that have ended."""
+        """The outcomes of the finished rollouts."""
         return [one.outcome for one in self.ended]
 
 
@@ -111,20 +113,20 @@ async def sample_rollouts(
 ) -> IterationRollouts:
     """Samples the new rollouts of an iteration and continues the `carried` ones.
 
-    A served teacher scores each rollout as it ends, while others are still being sampled. With
+    A served teacher scores each rollout when it ends, while others are still being sampled. With
     rollout.max_staleness 0, and in the last iteration, every rollout is sampled to its end.
     """
     config = session.config
     num_new = len(batches[iteration]) * config.data.group_size
     new = [CarriedRollout(iteration=iteration, index=i, turns=[]) for i in range(num_new)]
-    all_begun = dict(_begun(config, batches, each) for each in [*carried, *new])
-    begun = _sampled_here(session.student.peers, all_begun)
+    all_begun = dict(_start_rollout(config, batches, each) for each in [*carried, *new])
+    begun = _own_share(session.student.peers, all_begun)
     done: dict[RolloutKey, SampledRollout] = {}
-    reading = reading_of_teacher(environment)
+    reading = teacher_reading(environment)
 
     async def keep(outcome: Outcome) -> None:
         key = key_of(outcome)
-        done[key] = await _scored(outcome, begun[key], teachers, reading, environment.views)
+        done[key] = await _score_rollout(outcome, begun[key], teachers, reading, environment.views)
         if session.is_cancelled:
             raise RunCancelledError
 
@@ -134,7 +136,7 @@ async def sample_rollouts(
     record = TeacherRecord(provider="student", model=config.model.path, settings=sampling)
     may_continue = config.rollout.max_staleness and iteration + 1 < len(batches)
     num_left_over = int(num_new * config.rollout.stragglers) if may_continue else 0
-    # While a server that is down is waited for, no outcome shows that the run was cancelled.
+    # While waiting for a server that is down, no outcome would reveal a cancellation.
     scope = anyio.CancelScope()
     opening = _open_policy(session, environment, sampling, begun, teachers, num_left_over)
     try:
@@ -147,35 +149,35 @@ async def sample_rollouts(
                         for key, rollout in begun.items()
                     ],
                     environment.rollout_context(
-                        policy, record, max_turns=limits_of(config, iteration).max_turns
+                        policy, record, max_turns=iteration_limits(config, iteration).max_turns
                     ),
-                    # Rollouts that a server scores are under way while others are being sampled.
+                    # Rollouts being scored by a server overlap with others being sampled.
                     concurrency=config.rollout.concurrency + teachers.num_scored_at_once,
                     on_outcome=keep,
                     recorder_for=begun.__getitem__,
                 )
     except* RunCancelledError:
-        # `stop_before_update` below raises it again: all processes must get there before one stops.
+        # Raised again by `stop_before_update` below, which all processes must reach first.
         pass
     session.stop_before_update(session.step)
     for part in session.student.peers.gathered(done):
         done |= part
     oldest = iteration + 1 - config.rollout.max_staleness
-    return _ended_and_carried(all_begun, done, oldest=oldest)
+    return _collect_rollouts(all_begun, done, oldest=oldest)
 
 
-def _ended_and_carried(
+def _collect_rollouts(
     begun: Mapping[RolloutKey, StudentRollout],
     done: Mapping[RolloutKey, SampledRollout],
     *,
     oldest: int,
 ) -> IterationRollouts:
-    """Returns the rollouts in the order in which they were begun, whenever each of them ended.
+    """Returns the rollouts in the order in which they were started, not in which they ended.
 
     oldest: the first iteration whose unfinished rollouts continue in the next one.
     """
-    # Only the process that sampled a rollout knows its turns, so the entries of `done` from other
-    # processes replace the copies that were made here before sampling.
+    # Only the process that sampled a rollout knows its turns, so entries of `done` from other
+    # processes replace the copies made here before sampling.
     rollouts = {
         key: done[key].rollout if key in done else rollout for key, rollout in begun.items()
     }
@@ -188,14 +190,14 @@ def _ended_and_carried(
     )
 
 
-async def _scored(
+async def _score_rollout(
     outcome: Outcome,
     rollout: StudentRollout,
     teachers: Teachers,
     reading: Reading | None,
     views: PromptViews,
 ) -> SampledRollout:
-    """Returns a finished rollout with what its teacher reads and, if it is served, its scores."""
+    """Returns a finished rollout in the teacher's tokens, with a served teacher's scores."""
     trace = outcome.tokens if isinstance(outcome, Trajectory) else None
     if not isinstance(outcome, Trajectory) or trace is None or not any(trace.sampled):
         return SampledRollout(outcome, rollout)
@@ -203,13 +205,13 @@ async def _scored(
     if (pair := teachers.pairs.get(dataset)) is not None:
         if dataset not in teachers.served:
             return SampledRollout(outcome, rollout)
-        reread = _reread(pair, outcome, trace, rollout.task, views).tokens
+        reread = _tokenize_for_teacher(pair, outcome, trace, rollout.task, views).tokens
         own = TokenTrace(ids=reread.ids, sampled=reread.trained, logprobs=[0.0] * len(reread.ids))
         scores = await teachers.score(outcome, own, dataset)
         if isinstance(scores, FailedRollout):
             return SampledRollout(scores, rollout)
-        # The reading is made again for the update: with its tables it is too large to be sent
-        # to other processes.
+        # Read again in the update: with its tables a reading is too large to send to other
+        # processes.
         return SampledRollout(outcome, rollout, scores)
     own = reading(rollout.task, trace, outcome.tools) if reading is not None else None
     if not teachers.can_read(own or trace, dataset):
@@ -220,29 +222,29 @@ async def _scored(
     return SampledRollout(outcome, rollout, scores, own)
 
 
-def _sampled_here(
+def _own_share(
     peers: Collective, begun: Mapping[RolloutKey, StudentRollout]
 ) -> dict[RolloutKey, StudentRollout]:
-    """Returns the rollouts that this process samples; one prompt's rollouts stay together."""
+    """Returns the rollouts that this process samples; those of one prompt stay together."""
     prompt_of = {key: (rollout.iteration, key.task_id) for key, rollout in begun.items()}
     prompts = list(dict.fromkeys(prompt_of.values()))
     mine = {prompts[index] for index in peers.share([1] * len(prompts))}
     return {key: rollout for key, rollout in begun.items() if prompt_of[key] in mine}
 
 
-def limits_of(config: DistillConfig, iteration: int) -> Limits:
+def iteration_limits(config: DistillConfig, iteration: int) -> Limits:
     """Returns the curriculum's limits for an iteration's rollouts."""
     return limits_at(config.curriculum, iteration, max_turns=config.rollout.max_turns)
 
 
-def _begun(
+def _start_rollout(
     config: DistillConfig, batches: Sequence[Sequence[Task]], carried: CarriedRollout
 ) -> tuple[RolloutKey, StudentRollout]:
-    """Returns a new or carried rollout, with the seed and limits of the iteration it began in."""
+    """Returns a new or carried rollout, with the seed and limits of its first iteration."""
     iteration, index = carried.iteration, carried.index
     task = batches[iteration][index // config.data.group_size]
     seed = config.trainer.seed * _SEED_STRIDE + iteration
-    limits = limits_of(config, iteration)
+    limits = iteration_limits(config, iteration)
     rollout = StudentRollout(
         task,
         iteration,
@@ -299,13 +301,13 @@ async def _open_policy(
         )
 
 
-def nothing_sampled(sampled: IterationRollouts, iteration: int) -> EngineError:
-    """Returns the error of an iteration without any sampled token to learn from."""
+def no_samples_error(sampled: IterationRollouts, iteration: int) -> EngineError:
+    """Returns the error for an iteration without any sampled token to train on."""
     outcomes = sampled.outcomes
     if any(one.is_left_out for one in sampled.ended):
         return DataError(
             f"every rollout of iteration {iteration + 1} is longer than the teacher's context",
-            "shorten teacher.context_file, lower rollout.max_context_window, or take a teacher "
+            "shorten teacher.context_file, lower rollout.max_context_window, or use a teacher "
             "with a longer context",
         )
     failed = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
@@ -316,14 +318,14 @@ def nothing_sampled(sampled: IterationRollouts, iteration: int) -> EngineError:
             "correct tools.py, rewards.py or the teacher's server, then start again",
         )
     return DataError(
-        f"no rollout of iteration {iteration + 1} holds a sampled token: the prompts fill the "
+        f"no rollout of iteration {iteration + 1} has a sampled token: the prompts fill the "
         "context",
         "shorten the prompts, or raise rollout.max_context_window",
     )
 
 
-def too_many_failed(sampled: IterationRollouts, iteration: int) -> EngineError | None:
-    """Returns the error of an iteration that lost too many rollouts to train on the others."""
+def failed_iteration_error(sampled: IterationRollouts, iteration: int) -> EngineError | None:
+    """Returns the error for an iteration in which too many rollouts failed, or None."""
     outcomes = sampled.outcomes
     failed = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
     if len(failed) <= MOST_FAILED * len(outcomes):
@@ -331,19 +333,19 @@ def too_many_failed(sampled: IterationRollouts, iteration: int) -> EngineError |
     return RunError(
         f"{len(failed)} of {len(outcomes)} rollouts of iteration {iteration + 1} failed, more than "
         f"half, so the others were not trained on; the first with: {failed[0].failure.message}",
-        "start the server again, or correct tools.py or rewards.py, then resume the run",
+        "restart the server, or correct tools.py or rewards.py, then resume the run",
     )
 
 
-def sequences_of(
+def training_sequences_of(
     sampled: Sequence[SampledRollout],
     pairs: Mapping[int, ReadingPair] = MappingProxyType({}),
     views: PromptViews = UNCHANGED,
 ) -> list[TrainingSequence]:
     """Returns the rollouts' exact tokens, without rollouts that failed or have no sampled token.
 
-    pairs: by dataset, the student and a teacher that reads its rollouts in tokens of its own;
-    `views` are the prompts that both read.
+    pairs: by dataset, the student and a teacher with another tokenizer. views: the student's and
+    the teacher's views of a prompt.
     """
     sequences: list[TrainingSequence] = []
     for one in sampled:
@@ -356,7 +358,7 @@ def sequences_of(
         dataset = one.rollout.task.dataset
         reading = None
         if (pair := pairs.get(dataset)) is not None:
-            reading = _reread(pair, rollout, trace, one.rollout.task, views)
+            reading = _tokenize_for_teacher(pair, rollout, trace, one.rollout.task, views)
         sequences.append(
             TrainingSequence(
                 sampled_sequence(trace),
@@ -372,10 +374,10 @@ def sequences_of(
     return sequences
 
 
-def _reread(
+def _tokenize_for_teacher(
     pair: ReadingPair, rollout: Trajectory, trace: TokenTrace, task: Task, views: PromptViews
 ) -> ByteReading:
-    """Returns a finished rollout in its teacher's own tokens, after the prompt that it reads."""
+    """Returns a finished rollout in the tokens of a teacher with another tokenizer."""
     sampled_messages = rollout.messages[len(views.student.put_before(task.messages)) :]
     messages = [*views.teacher.put_before(task.messages), *sampled_messages]
     return pair.read(trace, messages, rollout.tools, num_turns=rollout.turns)

@@ -1,7 +1,7 @@
-"""The teachers that score the student's tokens, in this process or on servers, and what they read.
+"""The teachers that score the student's tokens, in this process or on servers.
 
-A rollout is read by a function from its task and its trace, so that a teacher may have a prompt of
-its own.
+A `Reading` turns a rollout into the tokens that the teacher scores, so that a teacher may have its
+own prompt.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,9 +42,9 @@ class Teachers:
     served: Mapping[int, ServedTeacher] = field(default_factory=dict[int, ServedTeacher])
     """The teachers on servers, by dataset; they score each rollout as soon as it ends."""
     pairs: Mapping[int, ReadingPair] = field(default_factory=dict[int, ReadingPair])
-    """By dataset, the student and a teacher that reads its rollouts in tokens of its own."""
+    """By dataset, the student and a teacher with another tokenizer or template."""
     notes: Sequence[str] = ()
-    """What the user should know about how the teachers read."""
+    """Notes for the user on how the teachers score rollouts."""
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @property
@@ -61,9 +61,9 @@ class Teachers:
         await self._stack.aclose()
 
     def can_read(self, reading: TokenTrace, dataset: int) -> bool:
-        """Whether the rollout's tokens fit in the context of its teacher, if it is in process.
+        """Whether the rollout's tokens fit in the context of a teacher in this process.
 
-        A server says itself what it cannot read.
+        A server checks this itself.
         """
         teacher = self.local.get(dataset)
         return teacher is None or len(reading.ids) <= teacher.loaded.max_context
@@ -73,10 +73,9 @@ class Teachers:
     ) -> TeacherScores | FailedRollout | None:
         """Returns a server's scores of a finished rollout's tokens; None if no server scores it.
 
-        reading: the tokens as the teacher reads them.
+        reading: the rollout in the teacher's tokens.
 
-        A rollout that could not be scored is returned as a failed one, since nothing can replace
-        the scores.
+        If scoring fails, the rollout is returned as failed, since nothing can replace the scores.
         """
         served = self.served.get(dataset)
         if served is None:
@@ -93,7 +92,7 @@ def load_teachers(
     config: DistillConfig,
     student: Student,
 ) -> Teachers:
-    """Loads each teacher that config.yml names once, and checks those in this process."""
+    """Loads each configured teacher once, and checks those in this process."""
     local: dict[DatasetTeacher, LocalTeacher] = {}
     served: dict[DatasetTeacher, ServedTeacher] = {}
     pairs: dict[DatasetTeacher, ReadingPair] = {}
@@ -129,7 +128,7 @@ def load_local_teacher(
 ) -> LocalTeacher:
     """Loads a teacher in this process.
 
-    Raises ModelError if it can't score the student's tokens and is not to read them again.
+    Raises ModelError if it cannot score the student's tokens, unless teacher.tokens is reread.
     """
     section = teacher.section
     loaded = load_model(
@@ -146,10 +145,10 @@ def load_local_teacher(
 
 @dataclass(frozen=True, slots=True)
 class ServedPair:
-    """A student and a served teacher, with what the user should know about how it reads."""
+    """A student and a served teacher, with notes on how it scores."""
 
     pair: ReadingPair | None
-    """None: the teacher has the student's tokenizer and template, and scores its very tokens."""
+    """None: the teacher has the student's tokenizer and template, and scores its tokens."""
     notes: list[str]
 
 
@@ -158,8 +157,8 @@ def open_served_pair(
 ) -> ServedPair:
     """Returns the pair, after a few requests to the server.
 
-    Raises an EngineError if the teacher's tokenizer is not here or not the server's, or if the
-    teacher could not read what the student writes.
+    Raises EngineError if the teacher's tokenizer is unavailable or not the server's, or if the
+    teacher cannot read the student's text.
     """
     tokenizer = _tokenizer(workspace, teacher)
     mode = config.rollout.reasoning_mode
@@ -177,21 +176,21 @@ def _tokenizer(workspace: Workspace, teacher: DatasetTeacher) -> Any:
         return load_tokenizer(locate_model(workspace, name))
     except EngineError as error:
         raise ModelError(
-            f"the tokenizer {name!r} of the served teacher is not here, and with teacher.tokens: "
-            f"reread its text is written and cut in this process: {error.problem}",
-            "set teacher.tokenizer to the folder or hub id of the model that is served",
+            f"the tokenizer {name!r} of the served teacher is not available, but with "
+            f"teacher.tokens: reread this process needs it: {error.problem}",
+            "set teacher.tokenizer to the folder or hub id of the served model",
         ) from error
 
 
 Reading = Callable[[Task, TokenTrace, Sequence[ToolSchema]], TokenTrace | None]
-"""Returns a rollout as its teacher reads it, from its prompt row, its tokens and its tools.
+"""Takes a prompt row, a rollout's tokens and its tools; returns the tokens that the teacher scores.
 
 The student's sampled tokens are marked as `sampled` in it. None: the student's own tokens.
 """
 
 
-def reading_of_teacher(environment: StudentEnvironment) -> Reading | None:
-    """Returns how the teacher reads rollouts; None: it reads the student's own tokens."""
+def teacher_reading(environment: StudentEnvironment) -> Reading | None:
+    """Returns the reading of teachers with their own prompt; None: the student's own tokens."""
     if environment.views.are_equal:
         return None
     renderer = ChatRenderer(
@@ -203,9 +202,9 @@ def reading_of_teacher(environment: StudentEnvironment) -> Reading | None:
 
 
 def own_prompt(renderer: ChatRenderer, views: PromptViews) -> Reading:
-    """Returns the reading of a teacher that reads the same tokens after a prompt of its own.
+    """Returns the reading of a teacher with the same tokenizer but its own prompt.
 
-    `renderer` is the one that rendered the student's prompts.
+    renderer: the one that rendered the student's prompts.
     """
 
     def read(task: Task, trace: TokenTrace, tools: Sequence[ToolSchema]) -> TokenTrace | None:
@@ -217,7 +216,7 @@ def own_prompt(renderer: ChatRenderer, views: PromptViews) -> Reading:
         start = len(prompt)
         if trace.ids[:start] != prompt:
             raise ModelError(
-                f"the rollout of task {task.task_id} does not begin with the tokens of its prompt, "
+                f"the rollout of task {task.task_id} does not start with the tokens of its prompt, "
                 "so it cannot be scored after the teacher's own prompt",
                 "leave teacher.system, teacher.context_file and model.system out",
             )

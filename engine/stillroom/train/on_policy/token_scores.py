@@ -1,9 +1,9 @@
-"""The scores of each sampled token by student and teacher, as far as the loss needs them.
+"""Student and teacher scores of each sampled token, as far as the loss needs them.
 
-The teacher is a model in this process, or its scores came from a server. The student's gradient is
-formed by hand where its head allows it (models/cpu), else by autograd; `add_gradient` decides.
-Shapes: N sampled tokens of a microbatch, n of a tile, H hidden size, V vocabulary, K tokens that
-the teacher finds likeliest, C numbers of each token.
+The teacher is a model in this process, or its scores come from a server. The student's gradient is
+hand-written where its head supports it (models/cpu), else autograd's; `add_gradient` decides.
+Shapes: N sampled tokens of a microbatch, n of a tile, H hidden size, V vocabulary, K top tokens of
+the teacher, C numbers of each token.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,11 +38,11 @@ from stillroom.models.reread.tile_divergence import ByteDivergences, NextSymbols
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.distill_sections import AlgorithmSection
-from stillroom.train.methods.losses import DivergenceForm, functions_of
+from stillroom.train.methods.losses import DivergenceForm, loss_functions
 from stillroom.train.student.model import Student
 
 Losses = Callable[[slice, TokenScores], Tensor]
-"""Returns the losses of some of a microbatch's tokens, [n], from their slice and scores."""
+"""Takes a slice of a microbatch's tokens and their scores, and returns their losses, [n]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class DistributionComparison:
     """How a loss compares the student's distributions with those of a teacher in this process."""
 
     divergence: DivergenceForm | None
-    """None: only the sampled tokens' probabilities are read."""
+    """None: only the sampled tokens' probabilities are used."""
     is_baseline: bool = False
     """Whether the divergence is a constant of the loss, without a gradient of its own."""
     has_entropy: bool = False
-    """Whether the student's exact entropy is formed too."""
+    """Whether the student's exact entropy is computed too."""
 
 
 def comparison_of(algorithm: AlgorithmSection) -> DistributionComparison:
@@ -64,7 +64,7 @@ def comparison_of(algorithm: AlgorithmSection) -> DistributionComparison:
         return DistributionComparison(
             reverse_kl if is_exact else None, is_baseline=True, has_entropy=is_exact
         )
-    divergence = functions_of(algorithm).divergence(algorithm)
+    divergence = loss_functions(algorithm).divergence(algorithm)
     return DistributionComparison(divergence, has_entropy=algorithm.needs_distribution)
 
 
@@ -73,7 +73,7 @@ class Scorer(Protocol):
 
     @property
     def needs_distribution(self) -> bool:
-        """Whether `compare` reads the student's distributions."""
+        """Whether `compare` uses the student's full distributions."""
         ...
 
     @property
@@ -98,7 +98,7 @@ def add_gradient_with_teacher(
     comparison: DistributionComparison,
     losses: Losses,
 ) -> None:
-    """Adds the gradient of the losses' sum; the teacher is a model in this process.
+    """Adds the gradient of the summed losses, with a teacher in this process.
 
     teacher_batch: the same sequences, collated for the teacher.
     """
@@ -123,7 +123,7 @@ def add_gradient(
     *,
     tile_size: int | None = None,
 ) -> None:
-    """Adds the gradient of the losses' sum. tile_size: None: what suits the student's head."""
+    """Adds the gradient of the summed losses; tile_size: None: by the student's head."""
     if (by_hand := student.by_hand) is not None:
         by_hand.add_loss_gradient(batch, scorer.compare, losses)
         return
@@ -158,7 +158,7 @@ def score_by_autograd(
         student_n = token_logprobs(student_nV, batch.targets_N[part])
         shared_nV = student_nV[:, : scorer.num_columns(student_nV.shape[1])]
         with torch.no_grad():
-            # Buffers as large as the logits are formed only if the scorer reads them.
+            # Buffers as large as the logits are allocated only if the scorer needs them.
             logprobs_nV = shared_nV.detach()
             if scorer.needs_distribution:
                 logprobs_nV = torch.log_softmax(logprobs_nV, dim=-1)
@@ -192,7 +192,7 @@ class _LocalScorer:
         comparison: DistributionComparison,
         by_hand: HandGradients | None = None,
     ) -> None:
-        """`by_hand`: the teacher without autograd, if the student's gradient is formed by hand."""
+        """by_hand: the teacher without autograd, if the student's gradient is hand-written."""
         self._head, self._by_hand = teacher.head, by_hand
         self._targets_N, self._comparison = batch.targets_N, comparison
         self.needs_distribution = comparison.divergence is not None
@@ -238,17 +238,17 @@ class ServedScorer:
         self._teacher_N = torch.tensor(logprobs, device=device)
         self.needs_distribution = algorithm.loss.lists_tokens
         if self.needs_distribution:
-            self._divergence = functions_of(algorithm).listed_divergence
-            ids, tops = _likeliest(teacher_scores, algorithm.top_k)
+            self._divergence = loss_functions(algorithm).listed_divergence
+            ids, tops = _top_tokens(teacher_scores, algorithm.top_k)
             self._ids_NK = torch.tensor(ids, device=device)
             self._tops_NK = torch.tensor(tops, dtype=torch.float32, device=device)
 
     def num_columns(self, vocab_size: int) -> int:
-        """Returns the size of the vocabulary: all of it is compared."""
+        """Returns the size of the vocabulary, since all of it is compared."""
         return vocab_size
 
     def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
-        """Returns the scores of a tile, and the divergence where tokens are listed."""
+        """Returns the scores of a tile, with the divergence where the server listed tokens."""
         if not self.needs_distribution:
             return TeacherTile(self._teacher_N[part])
         teacher_nB = with_bucket(self._tops_NK[part])
@@ -257,7 +257,7 @@ class ServedScorer:
 
 
 class TopTokensScorer:
-    """A teacher of whose distributions the likeliest tokens were kept."""
+    """A teacher whose top tokens were stored."""
 
     is_baseline = False
     needs_distribution = True
@@ -266,28 +266,28 @@ class TopTokensScorer:
         self._top, self._temperature = top, temperature
 
     def num_columns(self, vocab_size: int) -> int:
-        """Returns the size of the vocabulary: all of it is compared."""
+        """Returns the size of the vocabulary, since all of it is compared."""
         return vocab_size
 
     def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
-        """Returns the scores of a tile, and the divergence where tokens are listed."""
+        """Returns the scores of a tile, with the divergence over the stored tokens."""
         divergence = top_k_forward_kl(
             student_nV, self._top.part(part), probabilities_nV, temperature=self._temperature
         )
         return TeacherTile(torch.zeros_like(divergence.value_N), divergence)
 
 
-def _likeliest(
+def _top_tokens(
     teacher_scores: Sequence[TeacherScores], k: int
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Returns the served teacher's k likeliest tokens at each position, and their logprobs."""
+    """Returns the served teacher's top k tokens at each position, and their logprobs."""
     ids = [row[:k] for scores in teacher_scores for row in scores.top_ids or []]
     logprobs = [row[:k] for scores in teacher_scores for row in scores.top_logprobs or []]
     num_tokens = sum(len(scores.logprobs) for scores in teacher_scores)
     if len(ids) != num_tokens or any(len(row) < k for row in (*ids, *logprobs)):
         raise TeacherError(
-            f"the teacher's server did not return its {k} likeliest tokens at each position",
-            "let it return as many (vLLM: --max-logprobs), or lower algorithm.top_k",
+            f"the teacher's server did not return its top {k} tokens at each position",
+            "raise its limit (vLLM: --max-logprobs), or lower algorithm.top_k",
         )
     return ids, logprobs
 
@@ -299,9 +299,9 @@ def add_gradient_with_reader(
     readings: Sequence[ByteReading],
     losses: Losses,
 ) -> None:
-    """Adds the gradient of the losses' sum; the divergence of a token is that of its bytes.
+    """Adds the gradient of the summed losses; a token's divergence is the sum over its bytes.
 
-    readings: the batch's sequences, in order, as the teacher reads them.
+    readings: the batch's sequences, in order, in the teacher's tokens.
     """
     symbols = _SymbolsHere(teacher, readings, batch.targets_N.device)
     tile_size = min(student.head.max_positions, teacher.head.max_positions)
@@ -316,9 +316,9 @@ def add_gradient_with_listed_tokens(
     readings: Sequence[ByteReading],
     losses: Losses,
 ) -> None:
-    """Adds the gradient of the losses' sum; a server has listed the teacher's likeliest tokens.
+    """Adds the gradient of the summed losses, from the top tokens that a server returned.
 
-    teacher_scores: of each of the readings' trained tokens.
+    teacher_scores: the scores of each reading's trained tokens.
     """
     listed = listed_tokens(teacher_scores, readings, batch.targets_N.device)
 
@@ -331,7 +331,7 @@ def add_gradient_with_listed_tokens(
 def listed_tokens(
     teacher_scores: Sequence[TeacherScores], readings: Sequence[ByteReading], device: torch.device
 ) -> ListedTokens:
-    """Returns what a server listed at each trained token of some readings, in their order."""
+    """Returns the tokens that a server listed at each trained token of the readings, in order."""
     listed: list[tuple[list[int], list[float]]] = []
     own: list[tuple[int, float]] = []
     for scores, reading in zip(teacher_scores, readings, strict=True):
@@ -343,7 +343,7 @@ def listed_tokens(
 
 
 class _ByteScorer:
-    """A teacher with a tokenizer or a chat template of its own."""
+    """A teacher with another tokenizer or chat template."""
 
     needs_distribution = True
     is_baseline = False
@@ -354,7 +354,7 @@ class _ByteScorer:
         readings: Sequence[ByteReading],
         next_symbols: NextSymbolsOf,
     ) -> None:
-        """`next_symbols` returns what the teacher says at some of the readings' trained tokens."""
+        """next_symbols: returns the teacher's predictions at some of the readings' tokens."""
         self._targets_N, self._next_symbols = batch.targets_N, next_symbols
         kept = torch.bincount(batch.rows_N, minlength=len(readings)).tolist()
         self._divergences = ByteDivergences(readings, kept, batch.targets_N.device)

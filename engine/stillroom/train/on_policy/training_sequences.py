@@ -1,7 +1,7 @@
-"""The token sequences that an on-policy update trains on, with the numbers known of each token.
+"""The token sequences that an on-policy update trains on, with per-token values.
 
-`student_rollouts.sequences_of` makes them from rollouts, `prepare_sequences` adds each token's
-advantage from rewards, and `policy_update` trains on them.
+`student_rollouts.training_sequences_of` makes them from rollouts, `prepare_sequences` adds each
+token's advantage from rewards, and `policy_update` trains on them.
 Shapes: N sampled tokens of a microbatch.
 """
 
@@ -24,35 +24,35 @@ from stillroom.train.config.distill_sections import AdvantageEstimator, Algorith
 
 @dataclass(frozen=True, slots=True)
 class TrainingSequence:
-    """One rollout of the student as tokens; each list has one number for each sampled token.
+    """One rollout of the student as tokens; each list has one value per sampled token.
 
-    Or a row that the student did not sample, whose tokens are compared in the same way.
+    Or a row that the student did not sample, which is compared in the same way.
     """
 
     tokens: TokenSequence
-    """The tokens as the student read and sampled them."""
+    """The tokens in the student's context, prompt included."""
     sampler_logprobs: list[float]
     """The log-probabilities (nats) with which the tokens were sampled."""
     teacher: TeacherScores | None = None
-    """A served teacher's scores of the sampled tokens, or with a `reading` of its own tokens; None:
-    a teacher in this process scores the tokens in the update."""
+    """A served teacher's scores of the sampled tokens, or of the `reading`'s tokens; None: a
+    teacher in this process scores the tokens in the update."""
     reading: ByteReading | None = None
-    """The rollout in the tokens of a teacher that has others; None: it reads the student's."""
+    """The rollout in the tokens of a teacher with another tokenizer; None: the student's."""
     dataset: int = 0
-    """The index in `data.train_file` of its prompt's file, which determines its teacher."""
+    """The index of its prompt's file in `data.train_file`, which determines its teacher."""
     reward: float | None = None
     prompt: str = ""
     """The id of its task; the rollouts of one prompt form a group."""
     advantages: list[float] | None = None
-    """The part of each token's advantage that comes from the reward; None: rewards don't count."""
+    """The part of each token's advantage that comes from the reward; None: rewards are not used."""
     trainer_logprobs: list[float] | None = None
-    """The log-probabilities (nats) by the weights before the iteration's first step; None if they
-    are not needed."""
+    """The log-probabilities (nats) under the weights before the iteration's first step; None if not
+    needed."""
     is_row: bool = False
-    """Whether it is a row of `rollout.rows_file`; its `sampler_logprobs` mean nothing then."""
+    """Whether it is a row of `rollout.rows_file`; its `sampler_logprobs` are then meaningless."""
     teacher_tokens: TokenSequence | None = None
-    """The tokens as the teacher reads them, after a prompt of its own; its trained tokens are those
-    of `tokens`, one for one. None: the same tokens."""
+    """The tokens after the teacher's own prompt; its trained tokens are those of `tokens`, one for
+    one. None: the same tokens."""
 
 
 def prepare_sequences(
@@ -61,10 +61,10 @@ def prepare_sequences(
     *,
     special_ids: AbstractSet[int] = frozenset(),
 ) -> list[TrainingSequence]:
-    """Returns the sequences with their rewards' advantages, if rewards count in the loss.
+    """Returns the sequences with the advantages from rewards, if the loss uses rewards.
 
-    If the algorithm masks special tokens, the tokens in `special_ids` are read but not trained on,
-    and sequences with no other sampled token are left out. Raises DataError if rewards count and no
+    If the algorithm masks special tokens, tokens in `special_ids` are not trained on, and sequences
+    without any other sampled token are dropped. Raises DataError if the loss uses rewards and no
     rollout has one.
     """
     advantages: list[float] | None = None
@@ -72,7 +72,7 @@ def prepare_sequences(
         rewards = [sequence.reward for sequence in sequences]
         if all(reward is None for reward in rewards):
             raise DataError(
-                "algorithm.reward_coef is set and no rollout of the iteration has a reward",
+                "algorithm.reward_coef is set, but no rollout of the iteration has a reward",
                 "give the prompts metadata.expected_answer or write rewards.py next to config.yml; "
                 "or leave algorithm.reward_coef out",
             )
@@ -81,29 +81,29 @@ def prepare_sequences(
     prepared: list[TrainingSequence] = []
     for index, sequence in enumerate(sequences):
         if advantages is not None:
-            # Before special tokens are masked: they count among the tokens that follow.
-            of_tokens = decayed(
+            # Before special tokens are masked: they count among the following tokens.
+            of_tokens = decay_advantage(
                 algorithm.reward_coef * advantages[index],
                 sequence.tokens.num_trained,
                 gae_lambda=algorithm.gae_lambda,
             )
             sequence = replace(sequence, advantages=of_tokens)  # noqa: PLW2901
         if algorithm.mask_special_tokens:
-            sequence = _without(special_ids, sequence)  # noqa: PLW2901
+            sequence = _mask_tokens(special_ids, sequence)  # noqa: PLW2901
         if sequence.tokens.num_trained:
             prepared.append(sequence)
     return prepared
 
 
 def special_token_ids(loaded: LoadedModel) -> frozenset[int]:
-    """Returns the ids of tokens that are not text: the chat template's marks and ends of turns."""
+    """Returns the ids of tokens that are not text: template markers and ends of turns."""
     added = loaded.tokenizer.added_tokens_decoder.items()
     marks = {token_id for token_id, token in added if token.special}
     return frozenset(marks | set(loaded.tokenizer.all_special_ids) | set(loaded.stop_ids))
 
 
-def _without(special_ids: AbstractSet[int], sequence: TrainingSequence) -> TrainingSequence:
-    """Returns the sequence with the tokens in `special_ids` read but not trained on."""
+def _mask_tokens(special_ids: AbstractSet[int], sequence: TrainingSequence) -> TrainingSequence:
+    """Returns the sequence with the tokens in `special_ids` excluded from training."""
     tokens, teacher_tokens = sequence.tokens, sequence.teacher_tokens
     sampled = [i for i in range(1, len(tokens.ids)) if tokens.trained[i]]
     kept = [place for place, i in enumerate(sampled) if tokens.ids[i] not in special_ids]
@@ -116,8 +116,8 @@ def _without(special_ids: AbstractSet[int], sequence: TrainingSequence) -> Train
         )
     return replace(
         sequence,
-        tokens=_only(tokens, special_ids),
-        teacher_tokens=teacher_tokens and _only(teacher_tokens, special_ids),
+        tokens=_mask_ids(tokens, special_ids),
+        teacher_tokens=teacher_tokens and _mask_ids(teacher_tokens, special_ids),
         sampler_logprobs=[sequence.sampler_logprobs[place] for place in kept],
         teacher=teacher,
         reading=sequence.reading and sequence.reading.of_tokens(kept),
@@ -125,7 +125,7 @@ def _without(special_ids: AbstractSet[int], sequence: TrainingSequence) -> Train
     )
 
 
-def _only(tokens: TokenSequence, special_ids: AbstractSet[int]) -> TokenSequence:
+def _mask_ids(tokens: TokenSequence, special_ids: AbstractSet[int]) -> TokenSequence:
     pairs = zip(tokens.ids, tokens.trained, strict=True)
     is_kept = [is_trained and token not in special_ids for token, is_trained in pairs]
     return replace(tokens, trained=is_kept)
@@ -133,26 +133,26 @@ def _only(tokens: TokenSequence, special_ids: AbstractSet[int]) -> TokenSequence
 
 @dataclass(frozen=True, slots=True)
 class KnownTokens:
-    """The numbers known of sampled tokens before the teacher scores them."""
+    """The values of sampled tokens that are known before the teacher scores them."""
 
     sampler_N: Tensor
     """The log-probabilities (nats) with which the tokens were sampled."""
     rewards_N: Tensor
     """The part of the tokens' advantages that comes from rewards."""
     old_N: Tensor | None
-    """The log-probabilities (nats) by the weights before the iteration's first step; None: those
+    """The log-probabilities (nats) under the weights before the iteration's first step; None: those
     are the current weights."""
     dataset: int
     """The index of the dataset whose teacher scores the tokens."""
 
     def part(self, part: slice) -> "KnownTokens":
-        """Returns the numbers of some of the tokens."""
+        """Returns the values of a slice of the tokens."""
         old_N = None if self.old_N is None else self.old_N[part]
         return KnownTokens(self.sampler_N[part], self.rewards_N[part], old_N, self.dataset)
 
 
 def known_tokens(sequences: Sequence[TrainingSequence], device: torch.device) -> KnownTokens:
-    """Returns the numbers known of the sequences' sampled tokens before the teacher scores them."""
+    """Returns the values of the sequences' sampled tokens that need no teacher."""
 
     def joined(lists: Iterable[list[float]]) -> Tensor:
         return torch.tensor([number for one in lists for number in one], device=device)
@@ -172,16 +172,16 @@ def reward_advantages(
     *,
     estimator: AdvantageEstimator,
 ) -> list[float]:
-    """Returns each rollout's advantage: its reward less a baseline.
+    """Returns each rollout's advantage: its reward minus a baseline.
 
     grpo: the baseline is the mean of the prompt's rollouts (Shao et al. 2024, arXiv 2402.03300).
     The difference is not divided by their deviation, which would give more weight to prompts that
     are nearly solved or nearly hopeless (Liu et al. 2025, arXiv 2503.20783). reinforce: the
     baseline is the mean of all other rollouts of the iteration, whatever their prompt (Williams
     1992: a baseline that does not depend on the rollout keeps the gradient unbiased). gae: the
-    baseline is the mean of the prompt's other rollouts, which stands for the value of every state
-    since there is no critic; see `decayed`. A rollout without others to compare with has advantage
-    0.
+    baseline is the mean of the prompt's other rollouts, used as the value of every state since
+    there is no critic; see `decay_advantage`. A rollout without others to compare with has
+    advantage 0.
     """
     groups: dict[Hashable, list[float]] = defaultdict(list)
     keys = [None if estimator == "reinforce" else prompt for prompt in prompts]
@@ -200,8 +200,8 @@ def reward_advantages(
     return advantages
 
 
-def decayed(advantage: float, num_tokens: int, *, gae_lambda: float) -> list[float]:
-    """Returns each sampled token's advantage: λ^(number of tokens that follow) × `advantage`.
+def decay_advantage(advantage: float, num_tokens: int, *, gae_lambda: float) -> list[float]:
+    """Returns each sampled token's advantage: λ^(number of following tokens) × `advantage`.
 
     Source: Schulman et al. 2015 (arXiv 1506.02438), eq. 16 with no discount, the reward at the end
     and one value for all states before it: only the last step's TD error is not 0.

@@ -1,1 +1,1 @@
-"""The forecast of a training run: the memory, disk and time that it will need."""
+"""Forecasts the memory, disk and time of a training run."""

@@ -1,4 +1,4 @@
-"""Forecasts a training run's steps, memory, disk and time, by pure functions without torch."""
+"""Forecasts a training run's steps, memory, disk and time with pure functions, without torch."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ from stillroom.train.planning.hardware import MachineForecast, sums_on_machines
 from stillroom.types import OwnText
 
 GB = 1e9
-# Not all memory that is free now can be used: other programs and fragmentation take some.
+# Not all free memory can be used: other programs and fragmentation take some.
 _USABLE_SHARE = 0.9
-# Adapters take about ten times the learning rate of all weights (Schulman et al. 2025, LoRA without
-# regret). Models below a hundred million parameters are too small for an adapter's few directions.
+# Adapters need about ten times the learning rate of full fine-tuning (Schulman et al. 2025, LoRA
+# without regret). Below a hundred million parameters, an adapter's rank is too low to learn much.
 _SMALL_MODEL, _SMALL_RATE = 100_000_000, 1e-3
 # An optimiser step changes a weight by about the learning rate: 16 of 1e-4 left a loss of 3.95.
 _FEW_STEPS = 40
@@ -30,51 +30,51 @@ class TrainingForecast(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     """The number of rows, pairs or prompts that will be trained on."""
     skipped: dict[OwnText, int]
-    """The number of rows that would be left out, by reason."""
+    """The number of rows that would be skipped, by reason."""
     longest_tokens: int | None
     epoch_tokens: int | None
-    """The number of tokens of all rows together; None if the student samples them (distill)."""
+    """The total number of tokens of the rows; None if the student samples them (distill)."""
     steps: int
     parameters: int
     trained_parameters: int
     memory_gb: float
-    """The most memory (GB) that the training process holds; with several processes, the most on one
-    GPU or in this machine's main memory."""
+    """The peak memory (GB) of the training process; with several processes, of one GPU or of this
+    machine's CPU memory."""
     memory_parts_gb: dict[OwnText, float]
     memory_free_gb: float | None
-    """None if it is not known: a machine elsewhere that is not up."""
+    """None if unknown: a remote machine that is not running."""
     measured_memory_gb: float | None
-    """The most memory (GB) that a short trial held; None if there was no trial."""
+    """The peak memory (GB) of a short trial; None without a trial."""
     seconds: float | None
-    """The time of the run in seconds, `start_s` included; None if there was no trial. On a machine
-    elsewhere the most that it may take."""
+    """The time of the run in seconds, including `start_s`; None without a trial. For a remote
+    machine, the upper estimate."""
     start_s: float | None = None
-    """The seconds before the first step, for imports and loading models, as this plan took."""
+    """The seconds before the first step (imports, loading models), measured by this plan."""
     tokens_per_s: float | None
-    """The tokens that are trained on (distill: sampled) per second, as the run counts them."""
+    """The tokens trained on (distill: sampled) per second, counted as in the run's metrics."""
     checkpoint_gb: float
     disk_gb: float
     disk_free_gb: float | None
     fits: bool
     changes: list[OwnText]
-    """Settings that would make the run fit, the mildest first."""
+    """Settings that would make the run fit, smallest change first."""
     notes: list[OwnText]
     checks: list[OwnText] = []
     """The results of checking student and teacher (distill)."""
     machines: list[MachineForecast] = []
-    """With `where` the time and price on that machine, then on the others of machines.yml."""
+    """With `where`, the time and price on that machine, then on the others of machines.yml."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """The size of a model and of the activations that a forward pass keeps."""
+    """The size of a model, and of the activations kept in a forward pass."""
 
     weight_bytes: int
     num_parameters: int
     trained_bytes: int
     num_trained: int
     activation_bytes: float
-    """The bytes that a forward pass keeps of each token for the backward pass."""
+    """The bytes per token that a forward pass keeps for the backward pass."""
     vocab_size: int
     tile_positions: int
     """The number of positions whose logits are in memory at a time."""
@@ -82,18 +82,18 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The processes that training is spread over, and the share of memory that each holds."""
+    """The processes of a training run, and how its memory is divided between them."""
 
     num_processes: int = 1
     num_sharing: int = 1
-    """The number of processes that share this machine's main memory; 1 on GPUs, each with its
+    """The number of processes that share this machine's CPU memory; 1 on GPUs, where each has its
     own."""
     gathered_bytes: int | None = None
     """The bytes of the weights that fsdp2 gathers at a time, with their gradients; None without
     fsdp2."""
 
-    def over(self, size: ModelSize) -> ModelSize:
-        """Returns the size of the part of a model that one process holds."""
+    def per_process(self, size: ModelSize) -> ModelSize:
+        """Returns the size of one process's part of a model."""
         if self.gathered_bytes is None:
             return size
         count = self.num_processes
@@ -116,7 +116,7 @@ class RowTokens:
     num_held_out: int = 0
     skipped: Mapping[str, int] | None = None
     num_first_steps: int = 0
-    """The number of a cold start's steps, before the first rollout."""
+    """The number of steps of a cold start, before the first rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def num_steps(config: TrainConfig, num_units: int) -> int:
     per_epoch = math.ceil(num_units / config.data.batch_size)
     if config.dataset_type != "distill":
         return per_epoch * config.trainer.num_epochs
-    # A batch of prompts may reach into the next epoch.
+    # A batch of prompts may span two epochs.
     total = math.ceil(num_units * config.trainer.num_epochs / config.data.batch_size)
     return min(total, config.trainer.max_steps or total)
 
@@ -153,11 +153,11 @@ def memory_parts(
     cache_bytes: int = 0,
     spread: Spread = ONE_PROCESS,
 ) -> dict[str, float]:
-    """Returns the most bytes that training holds, by purpose.
+    """Returns the peak bytes of training, by purpose.
 
-    These are the bytes on one GPU, or of all processes in this machine's main memory.
+    They are of one GPU, or of all processes in this machine's CPU memory.
     """
-    size = spread.over(size)
+    size = spread.per_process(size)
     logits = min(tokens, size.tile_positions) * size.vocab_size * 4
     parts = {
         "process": process_bytes,
@@ -175,25 +175,25 @@ def memory_parts(
 
 
 def recomputed_bytes(activation_bytes: float, *, num_layers: int, state_bytes: int) -> float:
-    """Returns the activation bytes of each token with gradient checkpointing.
+    """Returns the activation bytes per token with gradient checkpointing.
 
-    These are the inputs of all layers, and the activations of the one layer that is recomputed.
+    They are the inputs of all layers, and the activations of the one layer being recomputed.
     """
     return num_layers * state_bytes + activation_bytes / num_layers
 
 
 def checkpoint_bytes(size: ModelSize, *, is_final: bool) -> int:
-    """Returns the bytes of a checkpoint; only a final one lacks the optimiser's two moments."""
+    """Returns the bytes of a checkpoint; only a final one lacks the optimiser's state."""
     weights = size.trained_bytes
     return weights if is_final else 3 * weights
 
 
 def disk_bytes(config: TrainConfig, size: ModelSize, *, steps: int) -> int:
-    """Returns the most bytes that a run's checkpoints take on disk."""
+    """Returns the peak disk space of a run's checkpoints, in bytes."""
     every, keep = config.trainer.save_step, config.trainer.keep_checkpoints
     num = (steps - 1) // every if every > 0 and steps > 0 else 0
     if keep is not None and num > keep:
-        # One more exists while a checkpoint is written, and the best one is kept too.
+        # One more exists while a checkpoint is being written, and the best one is kept too.
         num = keep + 1 + (config.trainer.early_stop is not None)
     return num * checkpoint_bytes(size, is_final=False) + checkpoint_bytes(size, is_final=True)
 
@@ -201,60 +201,60 @@ def disk_bytes(config: TrainConfig, size: ModelSize, *, steps: int) -> int:
 def run_seconds(
     config: TrainConfig, speed: Speed, *, steps: int, epoch_tokens: int, held_out_share: float
 ) -> float:
-    """Returns the seconds of all steps, with forward passes for validation and DPO's reference."""
+    """Returns the seconds of all steps, including validation and DPO's reference."""
     epochs = config.trainer.num_epochs
-    # A forward pass is a third of a forward and a backward one.
+    # A forward pass takes a third of a forward and backward pass.
     forward_only = (1 / 3 if config.dataset_type == "dpo" else 0) + held_out_share * epochs / 3
     return steps * speed.step_s + (epochs + forward_only) * epoch_tokens * speed.token_s
 
 
 def fits(need: float, free: float) -> bool:
-    """Returns whether `need` bytes fit into `free` bytes with some to spare."""
+    """Returns whether `need` bytes fit into `free` bytes with some margin."""
     return need <= _USABLE_SHARE * free
 
 
 def describe_learning(config: TrainConfig, num_parameters: int) -> list[str]:
-    """Returns notes on a learning rate or an adapter that seldom suits a model of this size."""
+    """Returns notes on a learning rate or an adapter that is unusual for a model of this size."""
     rate, is_lora, note = config.trainer.learning_rate, config.model.qlora_rank > 0, None
     if is_lora and num_parameters < _SMALL_MODEL:
         note = (
-            "an adapter learns little in a model as small as this; model.qlora_rank=0 trains all "
+            "an adapter learns little in such a small model; model.qlora_rank=0 trains all "
             f"weights, at a learning rate of {_SMALL_RATE:.0e} or more"
         )
     elif not is_lora and num_parameters >= _SMALL_MODEL and rate > _MOST_FULL_RATE:
         note = (
-            f"all weights are trained at a learning rate of {rate:.0e}, which suits adapters: "
+            f"full fine-tuning with a learning rate of {rate:.0e}, which suits adapters: "
             "trainer.learning_rate=1e-5 is usual"
         )
     elif is_lora and config.dataset_type == "sft" and rate < _LEAST_LORA_RATE:
         note = (
-            f"an adapter is trained at a learning rate of {rate:.0e}, which suits all weights: "
+            f"an adapter with a learning rate of {rate:.0e}, which suits full fine-tuning: "
             "trainer.learning_rate=1e-4 is usual"
         )
     return [] if note is None else [note]
 
 
 def describe_steps(config: TrainConfig, steps: int) -> list[str]:
-    """Returns notes on a run that takes too few steps to learn, or fewer than config.yml says."""
+    """Returns notes on a run with too few steps to learn, or fewer than configured."""
     notes: list[str] = []
     most = config.trainer.max_steps if config.dataset_type == "distill" else None
     if most is not None and steps < most:
         notes.append(
-            f"the prompts are enough for {steps} iterations with trainer.num_epochs "
-            f"{config.trainer.num_epochs}, and trainer.max_steps allows {most}: "
+            f"the prompts give {steps} iterations with trainer.num_epochs "
+            f"{config.trainer.num_epochs}, fewer than trainer.max_steps {most}: "
             "raise trainer.num_epochs"
         )
     substeps = config.algorithm.substeps if config.dataset_type == "distill" else 1
     if steps * substeps < _FEW_STEPS:
         notes.append(
-            f"only {steps * substeps} optimiser steps: a model hardly changes in so few; for some "
+            f"only {steps * substeps} optimiser steps, which hardly change a model; for about "
             "100, raise trainer.num_epochs or lower data.batch_size"
         )
     return notes
 
 
 def describe_settings(needs: Mapping[str, float], free: float) -> list[str]:
-    """Returns each setting that fits, with the memory it needs; if none fits, the smallest one."""
+    """Returns the settings that fit, with their memory; if none fits, the smallest one."""
     enough = [name for name, need in needs.items() if fits(need, free)]
     if enough:
         return [f"{name} needs {needs[name] / GB:.2f} GB" for name in enough]
@@ -269,10 +269,10 @@ def describe_settings(needs: Mapping[str, float], free: float) -> list[str]:
 def combined_forecast(
     requests: Sequence[PlanTraining], forecasts: Sequence[TrainingForecast]
 ) -> TrainingForecast:
-    """Returns one forecast for runs that follow one another.
+    """Returns one forecast for runs in sequence.
 
-    Its memory is that of the run that needs most, its disk and time are the sums over all runs, and
-    its notes name each run.
+    Its memory is the largest of the runs', its disk and time are the sums, and its notes name
+    each run.
     """
     if len(forecasts) == 1:
         return forecasts[0]
@@ -292,7 +292,7 @@ def combined_forecast(
         fits=all(each.fits for each in forecasts),
         machines=sums_on_machines([each.machines for each in forecasts]),
         notes=[
-            f"{len(forecasts)} runs, one after another; memory is that of the run that needs most",
+            f"{len(forecasts)} runs in sequence; memory is of the run that needs most",
             *notes,
             *largest.notes,
         ],

@@ -1,8 +1,8 @@
-"""Forecasts a run's time and price on a machine from what is known of it; pure, without torch.
+"""Forecasts a run's time and price from a machine's known hardware; pure, without torch.
 
-A machine on which the same training has run before goes by its own rate. Any other goes by what
-the maker of its GPU publishes, in a wide range: how much of that is reached depends on the model's
-size, the batch and the host's processor.
+A machine that has run the same training before is forecast from that run's speed. Any other is
+forecast from its GPU's published figures, as a wide range: the fraction reached depends on the
+model's size, the batch and the host's CPU.
 """
 
 import functools
@@ -18,32 +18,32 @@ from stillroom.types import OthersText, OwnText
 from stillroom.yaml_text import read_yaml
 
 _TABLE = Path(__file__).with_name("gpus.yml")
-# The lowest shares are those that `benchmarks/gpu` measured (an H200 behind a slow processor, LoRA
-# of 0.6B and 1.7B: 35 and 62 TFLOP/s): small models are bound by the start of kernels, large ones
-# reach about a fifth. Almost no training reaches more than 45 %.
+# The lower fractions were measured by `benchmarks/gpu` (an H200 with a slow CPU, LoRA of 0.6B and
+# 1.7B: 35 and 62 TFLOP/s): small models are bound by kernel launches, large ones reach about a
+# fifth. Training rarely reaches more than 45 %.
 _MEASURED_FLOPS, _MEASURED_SIZE, _GROWTH = 35e12, 0.6e9, 0.55
 _LEAST_SHARE, _MOST_SHARE, _FASTER_HOST = 0.2, 0.45, 4.0
-# A decoding step of 28 layers took 8 ms there; the weights are read once in each.
+# A decoding step of 28 layers took 8 ms there; it reads all weights once.
 _SLOW_LAYER_S, _FAST_LAYER_S = 3e-4, 5e-5
 _CORE_FLOPS = (5e9, 40e9)
-"""The fp32 operations a second of a processor's core, from an old one to a new one."""
+"""The fp32 operations per second of a CPU core, from old to new."""
 _LOAD_BYTES_S = (0.3e9, 2e9)
 _IMPORT_S = (10.0, 60.0)
 _REPEATED = (0.9, 1.15)
-"""How much a run's time differs from that of the same training on the same machine before."""
+"""The relative range of a run's time around that of the same training on the same machine."""
 _CONTEXT_GB = 0.7
-"""The memory of a GPU that CUDA itself takes."""
+"""The GPU memory that the CUDA context takes (GB)."""
 _HOUR_S = 3600
 _INSTALL_S = (120.0, 600.0)
-"""The seconds in which a first start sends the code and installs torch; its network decides."""
+"""The seconds in which a first start sends the code and installs torch; depends on its network."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFigures:
-    """What its maker publishes of a GPU."""
+    """The published figures of a GPU."""
 
     flops: float
-    """Operations a second of bf16 products; of fp32 where the GPU has no fast bf16."""
+    """Operations per second of bf16 matrix products; of fp32 on a GPU without fast bf16."""
     memory_gb: float
     bytes_per_s: float
     has_bf16: bool
@@ -51,44 +51,44 @@ class GpuFigures:
 
 @dataclass(frozen=True, slots=True)
 class EarlierRate:
-    """How fast an earlier run of the same training was on a machine."""
+    """The speed of an earlier run of the same training on a machine."""
 
     run_id: str
     tokens_per_s: float
-    """Trained tokens a second; of a distillation, sampled ones with all that happens to them."""
+    """Trained tokens per second; for distillation, sampled tokens, with scoring and training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A machine on which a training might run, as far as it is known."""
+    """A machine that could train, as far as its hardware is known."""
 
     machine: str
     gpus: Sequence[str] = ()
-    """The name of each GPU, as its driver or machines.yml has it."""
+    """The name of each GPU, from its driver or machines.yml."""
     gpu_memory_gb: Sequence[float] = ()
     is_known: bool = True
-    """Whether the machine has been probed, or machines.yml says what it has."""
+    """Whether the machine was probed, or its hardware is in machines.yml."""
     num_processors: int | None = None
     memory_gb: float | None = None
     free_disk_gb: float | None = None
     price_per_hour: float | None = None
     is_installed: bool = True
-    """Whether torch and the rest are on it, so that a run starts at once."""
+    """Whether torch and the other packages are installed, so that a run starts at once."""
     measured: EarlierRate | None = None
 
     @property
     def device(self) -> str:
-        """The device that runs train on there: cuda or cpu."""
+        """The device that runs use on it: cuda or cpu."""
         return "cuda" if self.gpus else "cpu"
 
     @property
     def figures(self) -> GpuFigures | None:
-        """The published figures of its GPUs; None without a GPU, or for one that is not listed."""
+        """The published figures of its GPUs; None without a GPU, or for one not in the table."""
         return gpu_figures(self.gpus[0]) if self.gpus else None
 
     @property
     def free_memory_gb(self) -> float | None:
-        """The memory of one GPU that a run can have, or the main memory; None if not known."""
+        """The available memory of one GPU, or the CPU memory; None if unknown."""
         if not self.gpus:
             return self.memory_gb
         figures = self.figures
@@ -98,7 +98,7 @@ class Hardware:
 
     @property
     def words(self) -> str:
-        """The GPUs or processors, in words."""
+        """The GPUs or processors, as text."""
         if self.gpus:
             return f"{len(self.gpus)} x {self.gpus[0]}" if len(self.gpus) > 1 else self.gpus[0]
         if not self.is_known:
@@ -108,21 +108,21 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a run has to compute, which is the same on every machine."""
+    """The computation of a run, independent of the machine."""
 
     learning_flops: float
-    """Operations of the passes with gradients, and of those that read (DPO's reference, teachers,
-    held-out rows)."""
+    """Operations of the passes with gradients, and of forward passes for DPO's reference, teachers
+    and held-out rows."""
     counted_tokens: float
-    """The tokens that a run's `tokens_per_s` counts: trained ones, or sampled ones (distill)."""
+    """The tokens counted in a run's `tokens_per_s`: trained ones, or sampled ones (distill)."""
     num_parameters: int
-    """The parameters that one token passes, so only the chosen experts of a mixture."""
+    """The parameters active for one token: of a mixture's experts only the chosen ones."""
     num_layers: int
     load_bytes: int
-    """The weights of student and teachers, which are loaded before the first step."""
+    """The bytes of the student's and teachers' weights, loaded before the first step."""
     sampled_tokens: float = 0.0
     rows_at_once: int = 1
-    """How many rollouts are sampled at once."""
+    """The number of rollouts sampled concurrently."""
     num_processes: int = 1
 
 
@@ -133,7 +133,7 @@ class MachineForecast(msgspec.Struct, frozen=True, kw_only=True):
     computes: OthersText
     """Its GPUs or processors."""
     fits: bool | None
-    """Whether the run fits into its memory; None if that is not known."""
+    """Whether the run fits into its memory; None if unknown."""
     memory_gb: float
     memory_free_gb: float | None
     seconds_least: float | None
@@ -145,7 +145,7 @@ class MachineForecast(msgspec.Struct, frozen=True, kw_only=True):
     based_on: OwnText
     """The measurement or estimate behind the time and the price."""
     install_seconds: float = 0.0
-    """The most that the first start takes to install torch and the rest; the price includes it."""
+    """The upper estimate for installing packages at the first start; the price includes it."""
 
 
 def forecast_on(
@@ -175,14 +175,14 @@ def forecast_on(
 
 
 def sums_on_machines(forecasts: Sequence[Sequence[MachineForecast]]) -> list[MachineForecast]:
-    """Returns for each machine the forecast of several runs, one after another.
+    """Returns for each machine the forecast of several runs in sequence.
 
-    Its memory is that of the run that needs most.
+    Its memory is of the run that needs most.
     """
-    return [_one_after_another(runs) for runs in zip(*forecasts, strict=True)]
+    return [_in_sequence(runs) for runs in zip(*forecasts, strict=True)]
 
 
-def _one_after_another(runs: Sequence[MachineForecast]) -> MachineForecast:
+def _in_sequence(runs: Sequence[MachineForecast]) -> MachineForecast:
     def total(name: str) -> float | None:
         values: list[float | None] = [getattr(run, name) for run in runs]
         known = [value for value in values if value is not None]
@@ -206,7 +206,7 @@ def _one_after_another(runs: Sequence[MachineForecast]) -> MachineForecast:
 
 
 def _seconds(hardware: Hardware, work: Work) -> tuple[tuple[float, float] | None, str]:
-    """Returns the least and the most seconds of a run, and what they rest on."""
+    """Returns the least and the most seconds of a run, and the basis of the estimate."""
     loads = sorted(work.load_bytes / rate for rate in _LOAD_BYTES_S)
     starts = [import_s + load_s for import_s, load_s in zip(_IMPORT_S, loads, strict=True)]
     if (measured := hardware.measured) is not None:
@@ -217,25 +217,31 @@ def _seconds(hardware: Hardware, work: Work) -> tuple[tuple[float, float] | None
         )
         return span, (
             f"{measured.run_id}, the same training there before: {measured.tokens_per_s:.0f} "
-            "tokens a second"
+            "tokens per second"
         )
     rates = _rates(hardware, work)
     if rates is None:
-        reason = "its GPU is not in our table" if hardware.gpus else "it has not been probed yet"
+        reason = (
+            "its GPU is not in the table of published figures"
+            if hardware.gpus
+            else "it has not been probed yet"
+        )
         return None, f"nothing: {reason}"
     learning, sampling = rates
     most, least = (
         work.learning_flops / flops + work.sampled_tokens / tokens_per_s
         for flops, tokens_per_s in zip(learning, sampling, strict=True)
     )
-    source = "its processors" if not hardware.gpus else f"its maker's figures ({table_date()})"
+    source = (
+        "its processors" if not hardware.gpus else f"specifications of its GPU ({table_date()})"
+    )
     return (starts[0] + least, starts[1] + most), source
 
 
 def _rates(
     hardware: Hardware, work: Work
 ) -> tuple[tuple[float, float], tuple[float, float]] | None:
-    """Returns the lowest and highest operations a second of learning, and tokens of sampling."""
+    """Returns the ranges of operations/s in training and of tokens/s in sampling."""
     forward = 2.0 * work.num_parameters
     if not hardware.gpus:
         if not hardware.num_processors:
@@ -256,14 +262,14 @@ def _rates(
 
 
 def learning_flops(figures: GpuFigures, num_parameters: int) -> tuple[float, float]:
-    """Returns the lowest and highest operations a second that training of a model may reach."""
+    """Returns the range of operations per second that training of a model may reach."""
     started = _MEASURED_FLOPS * (num_parameters / _MEASURED_SIZE) ** _GROWTH
     low = min(_LEAST_SHARE * figures.flops, started)
     return low, max(low, min(_MOST_SHARE * figures.flops, _FASTER_HOST * started))
 
 
 def gpu_figures(name: str) -> GpuFigures | None:
-    """Returns the published figures of a GPU by its name; None if it is not in the table."""
+    """Returns the published figures of a GPU by name; None if it is not in the table."""
     words = set(re.findall(r"[a-z0-9]+", name.lower().replace("rtx", " ").replace("tesla", " ")))
     entries: list[dict[str, Any]] = _table()["gpus"]
     for entry in entries:
@@ -278,7 +284,7 @@ def gpu_figures(name: str) -> GpuFigures | None:
 
 
 def table_date() -> str:
-    """Returns the day on which the published figures were collected."""
+    """Returns the date of the published figures."""
     return str(_table()["as_of"])
 
 

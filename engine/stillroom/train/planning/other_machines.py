@@ -1,6 +1,6 @@
-"""Plans a training on other machines: does it fit there, how long does it take, what does it cost?
+"""Plans a training run on remote machines: whether it fits, its time and its price.
 
-Nothing is tried, since the machine that plans is not the one that trains.
+There is no trial, since the planning machine is not the one that trains.
 """
 
 from collections.abc import Sequence
@@ -21,26 +21,26 @@ from stillroom.train.planning.trial import RenderedRows, rendered_rows
 from stillroom.train.planning.unloaded_models import (
     UnloadedStudent,
     UnloadedTeachers,
+    active_parameters,
     check_models,
     largest_pass,
     load_teachers_without_weights,
     load_without_weights,
-    passed_parameters,
-    settings_of_less_memory,
     spread_notes,
+    suggest_settings,
 )
-from stillroom.train.soft_targets.targets import as_read, check_room
+from stillroom.train.soft_targets.targets import check_room, teacher_sequences
 
 _PROCESS_BYTES = int(1.2e9)
-"""What torch and transformers hold of main memory before a model is loaded."""
+"""The CPU memory of torch and transformers before a model is loaded."""
 _BYTES_PER_TOKEN = 4
 _SENT_GB = 0.1
-"""From so many GB on a note says how much is sent."""
+"""The upload size in GB from which a note reports it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _OnDevice:
-    """The forecast of a run on machines of one kind."""
+    """The forecast of a run on one kind of device."""
 
     unloaded: UnloadedStudent
     teachers: UnloadedTeachers
@@ -50,7 +50,7 @@ class _OnDevice:
 
     @property
     def need(self) -> float:
-        """The most bytes that the run's process holds."""
+        """The peak bytes of the run's process."""
         return sum(self.parts.values())
 
 
@@ -59,7 +59,7 @@ def plan_elsewhere(
 ) -> TrainingForecast:
     """Returns the forecast of a run on the first machine, with time and price on all of them.
 
-    Raises an EngineError for anything that would end the run.
+    Raises EngineError for anything that would end the run.
     """
     plan = plan_request(workspace, request)
     first = machines[0]
@@ -68,7 +68,7 @@ def plan_elsewhere(
     chosen = _on_device(workspace, student, rows)
     if plan.config.soft_targets is not None and chosen.teachers.contexts:
         sequences = [unit for unit in rows.units if isinstance(unit, TokenSequence)]
-        check_room(min(chosen.teachers.contexts.values()), as_read(sequences))
+        check_room(min(chosen.teachers.contexts.values()), teacher_sequences(sequences))
     checks = check_models(workspace, plan, student, chosen.teachers, rows.tasks)
     work = _work(plan.config, chosen, rows)
     by_device = {first.device: chosen}
@@ -108,10 +108,10 @@ def _on_machine(machine: Hardware, on_device: _OnDevice, work: Work) -> MachineF
 
 
 def _work(config: TrainConfig, chosen: _OnDevice, rows: RenderedRows) -> Work:
-    """Returns what the run has to compute. Forward takes 2 operations a parameter and token."""
+    """Returns the computation of the run, at 2 operations per parameter and token in a pass."""
     unloaded, teachers = chosen.unloaded, chosen.teachers
-    num_passed = passed_parameters(unloaded.empty)
-    # The backward pass of all weights takes twice a forward one; under an adapter, once.
+    num_passed = active_parameters(unloaded.empty)
+    # The backward pass takes twice a forward pass; with frozen weights, once.
     passes = 2 if config.model.qlora_rank > 0 else 3
     learning = 2.0 * num_passed * (passes + config.model.gradient_checkpointing)
     common = {
@@ -136,7 +136,7 @@ def _work(config: TrainConfig, chosen: _OnDevice, rows: RenderedRows) -> Work:
     epochs = config.trainer.num_epochs
     read = float(sum(rows.tokens.lengths))
     share = rows.tokens.num_held_out / max(1, rows.tokens.num_rows)
-    # DPO's reference, and held-out rows after each epoch; soft targets read all rows once.
+    # DPO's reference, and held-out rows after each epoch; soft targets score all rows once.
     reading = 2.0 * num_passed * read * ((config.dataset_type == "dpo") + share * epochs)
     return Work(
         learning_flops=learning * read * epochs + reading + 2.0 * teachers.num_passed * read,
@@ -146,7 +146,7 @@ def _work(config: TrainConfig, chosen: _OnDevice, rows: RenderedRows) -> Work:
 
 
 def _prompt_tokens(rows: RenderedRows) -> float:
-    """Returns the tokens of a prompt, roughly, from the first prompts' characters."""
+    """Returns a prompt's approximate number of tokens, from the first prompts' characters."""
     texts = [str(task.messages) for task in rows.tasks[:200]]
     return mean(map(len, texts)) / _BYTES_PER_TOKEN if texts else 0.0
 
@@ -168,7 +168,7 @@ def _forecast(
     fits_memory = forecasts[0].fits is not False
     changes = []
     if not fits_memory and free is not None:
-        changes = settings_of_less_memory(unloaded, tokens, chosen.parts, free * GB)
+        changes = suggest_settings(unloaded, tokens, chosen.parts, free * GB)
     if not fits_disk:
         changes.append("trainer.keep_checkpoints=1 and a larger trainer.save_step need less disk")
     return TrainingForecast(
@@ -204,15 +204,13 @@ def _forecast(
 
 def _notes(plan: TrainingPlan, chosen: _OnDevice, first: Hardware) -> list[str]:
     config, unloaded = plan.config, chosen.unloaded
-    notes = [f"the largest pass has {chosen.tokens} tokens"]
+    notes = [f"the largest forward pass has {chosen.tokens} tokens"]
     if first.measured is None:
-        notes.append(
-            "nothing was tried: the time is a range, which a run of this training there narrows"
-        )
+        notes.append("without a trial the time is a range; a run of this training there narrows it")
     if config.dataset_type == "distill":
         notes.append(
-            f"time and price are for one turn a rollout of {config.rollout.max_tokens} tokens (the "
-            "most there may be), without tools: multiply by the turns you expect, at most "
+            f"time and price are for one turn per rollout of {config.rollout.max_tokens} tokens "
+            "(the maximum), without tools: multiply by the turns you expect, at most "
             f"{config.rollout.max_turns}"
         )
     if (figures := first.figures) is not None and not figures.has_bf16:
@@ -223,9 +221,9 @@ def _notes(plan: TrainingPlan, chosen: _OnDevice, first: Hardware) -> list[str]:
         )
     sent = sum(map(_num_bytes, plan.inputs)) / GB
     if sent >= _SENT_GB:
-        notes.append(f"{sent:.1f} GB of models and rows are sent there, once")
+        notes.append(f"{sent:.1f} GB of models and rows are uploaded, once")
     if config.evals:
-        notes.append("the evaluations while it trains come on top of the time")
+        notes.append("evaluations during training are not included in the time")
     return [
         *notes,
         *unloaded.notes,

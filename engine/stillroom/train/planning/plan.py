@@ -29,11 +29,11 @@ from stillroom.train.planning.unloaded_models import (
     largest_pass,
     load_teachers_without_weights,
     load_without_weights,
-    settings_of_less_memory,
     shared_speed,
     spread_notes,
+    suggest_settings,
 )
-from stillroom.train.soft_targets.targets import as_read, check_room
+from stillroom.train.soft_targets.targets import check_room, teacher_sequences
 
 
 def plan_training(
@@ -43,11 +43,11 @@ def plan_training(
     started: float | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> TrainingForecast:
-    """Returns the forecast of a run. Raises an EngineError for anything that would end the run.
+    """Returns the forecast of a run. Raises EngineError for anything that would end the run.
 
-    `started` is the monotonic clock's time (s) before the libraries were imported. All rows are
-    rendered. A model that fits is loaded and tried for two steps (distill: for one short
-    iteration); before that, `report` is given what is known without a trial.
+    started: the monotonic time (s) before the libraries were imported. All rows are rendered. A
+    model that fits is loaded and tried for two steps (distill: for one short iteration); before
+    that, `report` is called with the estimate so far.
     """
     started = time.monotonic() if started is None else started
     plan = plan_request(workspace, request)
@@ -57,11 +57,11 @@ def plan_training(
     rows = rendered_rows(plan, unloaded)
     if plan.config.soft_targets is not None and teachers.contexts:
         sequences = [unit for unit in rows.units if isinstance(unit, TokenSequence)]
-        check_room(min(teachers.contexts.values()), as_read(sequences))
+        check_room(min(teachers.contexts.values()), teacher_sequences(sequences))
     checks = check_models(workspace, plan, unloaded, teachers, rows.tasks)
     tokens, cache_bytes = largest_pass(unloaded, rows.tokens)
     spread = unloaded.spread
-    # By now all libraries are loaded but no weights, so this is the process's own memory.
+    # All libraries are loaded by now but no weights, so this is the process's own memory.
     is_cuda = unloaded.device.type == "cuda"
     process_bytes = 0 if is_cuda else psutil.Process().memory_info().rss
     parts_of = functools.partial(
@@ -73,7 +73,7 @@ def plan_training(
     result = _forecast(workspace, unloaded, rows, parts, free, None, tokens)
     report(_estimate(result))
     tried = None
-    # The steps are tried in this process alone.
+    # The trial runs in this process alone.
     if rows.units and forecast.fits(need, free):
         tried = trial.try_steps(workspace, plan.config, rows.units)
         result = _forecast(workspace, unloaded, rows, parts, free, tried, tokens)
@@ -82,7 +82,7 @@ def plan_training(
         tried_iteration = try_iteration(workspace, plan.config, tasks, plan.views)
         if tried_iteration is not None:
             if not tried_iteration.is_cut and plan.config.rollout.max_turns == 1:
-                # Some rollouts are longer than the few that were tried.
+                # Some rollouts are longer than those of the trial.
                 expected = math.ceil(1.5 * tried_iteration.longest_tokens)
                 tokens, cache = largest_pass(unloaded, rows.tokens, rollout_tokens=expected)
                 parts = parts_of(tokens, cache)
@@ -102,7 +102,7 @@ def _memory_parts(
     process_bytes: int,
     teacher_bytes: int,
 ) -> dict[str, float]:
-    """Returns the most bytes that training holds, by purpose, for a largest pass of `tokens`."""
+    """Returns the peak bytes of training, by purpose, for a largest pass of `tokens`."""
     return forecast.memory_parts(
         unloaded.size,
         tokens=tokens,
@@ -116,12 +116,12 @@ def _memory_parts(
 def _with_memory(
     result: TrainingForecast, parts: dict[str, float], *, rollout_tokens: int
 ) -> TrainingForecast:
-    """Returns the forecast with the memory of rollouts as long as a trial's, not as may be."""
+    """Returns the forecast with the memory for rollouts as long as the trial's."""
     if (memory_gb := sum(parts.values()) / GB) >= result.memory_gb:
         return result
     note = (
-        f"memory is for rollouts of {rollout_tokens} tokens with their prompts, as a short trial "
-        f"gave; if all used rollout.max_tokens it would be {result.memory_gb:.2f} GB"
+        f"memory is for rollouts of {rollout_tokens} tokens with their prompts, as in a short "
+        f"trial; if all used rollout.max_tokens it would be {result.memory_gb:.2f} GB"
     )
     return msgspec.structs.replace(
         result,
@@ -132,12 +132,12 @@ def _with_memory(
 
 
 def _estimate(result: TrainingForecast) -> str:
-    """Returns what is known of a run before anything was tried, in a line."""
+    """Returns the estimate before the trial, in one line."""
     tried = "a short iteration is" if result.method == "distill" else "two steps are"
     following = (
-        f"{tried} tried now, for the time: a minute or so, more on a busy machine"
+        f"{tried} tried now to measure the time: about a minute, more on a busy machine"
         if result.fits
-        else "nothing is tried, as it would not fit"
+        else "no trial, as it would not fit"
     )
     return (
         f"{result.steps} steps on {result.device}, at most {result.memory_gb:.1f} GB of memory "
@@ -151,9 +151,9 @@ def _with_iteration(
 ) -> TrainingForecast:
     """Returns the forecast with the measured time of a short iteration."""
     speed = shared_speed(forecast.Speed(token_s=tried.token_s, step_s=0.0), spread)
-    assumed = "the most there may be" if tried.is_cut else "as a short trial gave"
+    assumed = "the maximum" if tried.is_cut else "as in a short trial"
     note = (
-        f"the time is for one turn a rollout of {tried.answer_tokens:.0f} tokens ({assumed}), "
+        f"the time is for one turn per rollout of {tried.answer_tokens:.0f} tokens ({assumed}), "
         "without tools: multiply by the turns you expect"
     )
     return msgspec.structs.replace(
@@ -182,7 +182,7 @@ def _forecast(
     measured = tried.memory_gb * GB if tried and spread.num_processes == 1 else 0.0
     need = max(sum(parts.values()), measured)
     fits_memory, fits_disk = forecast.fits(need, free), forecast.fits(disk, disk_free)
-    changes = [] if fits_memory else settings_of_less_memory(unloaded, rows, parts, free)
+    changes = [] if fits_memory else suggest_settings(unloaded, rows, parts, free)
     if not fits_disk:
         changes.append("trainer.keep_checkpoints=1 and a larger trainer.save_step need less disk")
     epoch_tokens = sum(rows.lengths) or None
@@ -198,7 +198,7 @@ def _forecast(
         )
         num_trained = config.trainer.num_epochs * sum(map(trial.num_trained, rendered.units))
         tokens_per_s = num_trained / seconds
-        # Held-out rows are read too.
+        # Held-out rows are scored too.
         seconds += epoch_tokens / (1 - share) * tried.reading_token_s
     return TrainingForecast(
         method=config.dataset_type,
@@ -233,7 +233,7 @@ def _forecast(
 
 
 def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> list[str]:
-    notes = [f"the largest pass has {tokens} tokens"]
+    notes = [f"the largest forward pass has {tokens} tokens"]
     if config.dataset_type == "distill":
         if (turns := config.rollout.max_turns) > 1:
             notes[0] += (
@@ -241,20 +241,20 @@ def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> lis
                 f"({config.rollout.max_tokens}): shorter rollouts take less memory"
             )
         notes.append(
-            "how long sampling takes depends on the student's answers and tools: "
-            "trainer.max_steps=2 shows it (sample_s and update_s of each step)"
+            "sampling time depends on the student's answers and tools: "
+            "trainer.max_steps=2 measures it (sample_s and update_s of each step)"
         )
     elif tried is None:
-        notes.append("no step was tried: it would not fit in memory")
+        notes.append("no step was tried, as it would not fit into memory")
     elif tried.is_partial:
-        notes.append("the tried steps had fewer rows than a batch, for a whole one takes long")
+        notes.append("the trial's steps had fewer rows than a batch, which would take long")
     if (soft := config.soft_targets) is not None and soft.top_k is not None:
         notes.append(
-            f"the teacher reads the rows once, before the first step; {soft.store}/ keeps what it "
-            "says, and a run on the same rows does not load it"
+            f"the teacher scores the rows once, before the first step; {soft.store}/ keeps the "
+            "result, so that later runs on the same rows do not load the teacher"
         )
     if config.evals:
-        notes.append("the evaluations while it trains come on top of the time")
+        notes.append("evaluations during training are not included in the time")
     return notes + (tried.notes if tried is not None else [])
 
 

@@ -1,4 +1,4 @@
-"""Measures a run before it starts: its rows rendered, and some steps or a short iteration run."""
+"""Measures a run before it starts: renders its rows, and runs some steps or a short iteration."""
 
 import time
 from collections.abc import Sequence
@@ -31,33 +31,33 @@ from stillroom.train.on_policy.teachers import load_local_teacher, load_teachers
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.planning.forecast import RowTokens, Speed
 from stillroom.train.planning.unloaded_models import UnloadedStudent
-from stillroom.train.soft_targets.targets import SoftTargets, as_read
+from stillroom.train.soft_targets.targets import SoftTargets, teacher_sequences
 from stillroom.train.student.model import Optimizer, Student, load_student, peak_memory_gb
 from stillroom.types import SamplingSettings
 
 Unit = TokenSequence | TokenPair
 """One item of a batch: a sequence or a pair."""
 
-# The most floating-point operations of one tried step: a few seconds on the slowest machine that is
-# useful for training.
+# The maximum floating-point operations of a trial step: a few seconds on the slowest machine that
+# is useful for training.
 MOST_OPERATIONS = {"cpu": 1e12, "mps": 1e13, "cuda": 3e14}
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The measurements of the tried steps."""
+    """The measurements of the trial steps."""
 
     speed: Speed
     memory_gb: float
-    """The most memory (GB) of the whole process (on CUDA: on the GPU)."""
+    """The peak memory (GB) of the whole process (on CUDA: of the GPU)."""
     is_partial: bool
-    """Whether the tried steps had fewer rows than a batch."""
+    """Whether the trial steps had fewer rows than a batch."""
     load_s: float
     """The seconds that loading the student took."""
     notes: list[str]
-    """The notes of the student's head on how rows run."""
+    """Notes on how rows run: packed, padded or one by one."""
     reading_token_s: float = 0.0
-    """The seconds in which a teacher reads a token once, before the first step; 0 for none."""
+    """The seconds per token of a teacher that scores rows before the first step; 0 without one."""
 
 
 def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) -> Trial:
@@ -67,18 +67,18 @@ def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) 
     teacher = _teacher(workspace, config, student)
     load_s = time.monotonic() - started
     num_parameters = sum(p.numel() for p in student.module.parameters())
-    # Forward and backward pass take about 6 operations for each parameter and token.
+    # A forward and backward pass takes about 6 operations per parameter and token.
     max_tokens = int(MOST_OPERATIONS[student.loaded.device.type] / (6 * num_parameters))
     size = config.data.batch_size
     longest = sorted(units, key=num_tokens)[-size:][::-1]
     optimizer = student.optimizer(config.trainer, total_steps=2)
-    heavy, light = _within(longest, max_tokens), _within(units[:size], max_tokens)
+    heavy, light = _first_units(longest, max_tokens), _first_units(units[:size], max_tokens)
     settings, targets, reading_s = config.soft_targets, None, 0.0
     if settings is not None and teacher is not None:
         if settings.top_k is None:
             targets = SoftTargets(settings, teacher=teacher)
         else:
-            reading_s = _reading_s(teacher, light)
+            reading_s = _scoring_seconds(teacher, light)
     _step(student, config, heavy, optimizer, targets)
     accumulate_s, step_s = _step(student, config, light, optimizer, targets)
     num_light = sum(map(num_tokens, light))
@@ -100,9 +100,9 @@ def _teacher(workspace: Workspace, config: TrainConfig, student: Student) -> Loc
     return load_local_teacher(workspace, config.teachers[0], student.loaded)
 
 
-def _reading_s(teacher: LocalTeacher, units: Sequence[Unit]) -> float:
-    """Returns the seconds in which the teacher reads the sequences."""
-    sequences = as_read([unit for unit in units if isinstance(unit, TokenSequence)])
+def _scoring_seconds(teacher: LocalTeacher, units: Sequence[Unit]) -> float:
+    """Returns the seconds that the teacher takes to score the sequences."""
+    sequences = teacher_sequences([unit for unit in units if isinstance(unit, TokenSequence)])
     teacher.score_tokens(sequences[:1])
     started = time.monotonic()
     teacher.score_tokens(sequences)
@@ -117,14 +117,14 @@ def num_tokens(unit: Unit) -> int:
 
 
 def num_trained(unit: Unit) -> int:
-    """Returns the number of tokens that are trained on, as a run's `tokens_per_s` counts them."""
+    """Returns the number of trained tokens, counted as in a run's `tokens_per_s`."""
     if isinstance(unit, TokenPair):
         return unit.chosen.num_trained + unit.rejected.num_trained
     return unit.num_trained
 
 
-def _within(units: Sequence[Unit], max_tokens: int) -> list[Unit]:
-    """Returns the first units that together have at most `max_tokens`; at least one unit."""
+def _first_units(units: Sequence[Unit], max_tokens: int) -> list[Unit]:
+    """Returns the first units with at most `max_tokens` in total; at least one unit."""
     chosen, total = [units[0]], num_tokens(units[0])
     for unit in units[1:]:
         if (total := total + num_tokens(unit)) > max_tokens:
@@ -164,14 +164,14 @@ class RolloutTrial:
     """The measurements of a short iteration."""
 
     token_s: float
-    """The seconds per sampled token for sampling, scoring and learning together."""
+    """The seconds per sampled token for sampling, scoring and training together."""
     answer_tokens: float
-    """The tokens of a turn: the measured mean, or rollout.max_tokens if the trial cut a turn
-    off."""
+    """The tokens of a turn: the measured mean, or rollout.max_tokens if the trial truncated a
+    turn."""
     is_cut: bool
-    """Whether the trial cut off a turn."""
+    """Whether the trial truncated a turn."""
     longest_tokens: int
-    """The tokens of the longest rollout, with its prompt."""
+    """The tokens of the longest rollout, prompt included."""
     memory_gb: float
     load_s: float
     """The seconds that loading student and teachers took."""
@@ -226,9 +226,9 @@ async def _sample(
     max_tokens: int,
     pair: ReadingPair | None,
 ) -> list[TrainingSequence]:
-    """Returns one sampled turn for each task, as both models read it.
+    """Returns one sampled turn for each task, in both models' tokens.
 
-    pair: the student and a teacher that reads it in tokens of its own; None: in the student's.
+    pair: the student and a teacher with another tokenizer; None: they have the same.
     """
     student.module.eval()
     sampling = SamplingSettings(temperature=1.0, max_tokens=max_tokens, seed=config.trainer.seed)
@@ -272,17 +272,17 @@ async def _sample(
 
 @dataclass(frozen=True, slots=True)
 class RenderedRows:
-    """The rows or prompts that are trained on, read and rendered."""
+    """The rows or prompts to train on, read and rendered."""
 
     tokens: RowTokens
     units: list[Unit] = field(default_factory=list[Unit])
-    """The sequences or pairs for the steps of a trial."""
+    """The sequences or pairs for the trial steps."""
     tasks: list[Task] = field(default_factory=list[Task])
-    """The prompts of all files; a trial samples those of the first (distill)."""
+    """The prompts of all files; a trial samples those of the first file (distill)."""
 
 
 def rendered_rows(plan: TrainingPlan, unloaded: UnloadedStudent) -> RenderedRows:
-    """Returns the rows of a plan in the student's tokens; of a distillation the prompts alone."""
+    """Returns the rows of a plan in the student's tokens; for distillation only the prompts."""
     config = unloaded.config
     max_length = config.model.row_length(context_length(unloaded.empty))
     renderer = ChatRenderer(unloaded.tokenizer, include_thinking=config.rollout.include_thinking)

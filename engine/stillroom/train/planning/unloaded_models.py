@@ -1,4 +1,4 @@
-"""The models of a run without their weights: the memory they need, and settings that need less."""
+"""A run's models without their weights: the memory they need, and settings that need less."""
 
 import math
 import os
@@ -37,15 +37,15 @@ from stillroom.train.config.sections import LauncherSection, ModelSection
 from stillroom.train.on_policy.preflight import (
     check_contexts,
     check_teacher_server,
-    check_tools_can_be_read,
-    num_own_tokens,
+    check_tool_calls,
+    max_extra_tokens,
     prompt_leads,
 )
 from stillroom.train.on_policy.teachers import open_served_pair
 from stillroom.train.planning import forecast
 from stillroom.train.planning.forecast import ONE_PROCESS, ModelSize, RowTokens, Speed, Spread
 from stillroom.train.student.adapters import (
-    check_continued,
+    check_no_new_targets,
     choose_targets,
     describe_adapter,
     new_adapter,
@@ -53,17 +53,17 @@ from stillroom.train.student.adapters import (
 from stillroom.train.student.collective import gathered_bytes
 from stillroom.train.student.model import max_pass_tokens, router_notes
 
-# Whole chunks of recurrent layers, which fill up shorter ones (gated delta net 64, Mamba 256).
+# Whole chunks of recurrent layers, which pad shorter ones (gated delta net 64, Mamba 256).
 _PROBES = (256, 512, 768)
-# Half a byte for each weight, and the scales of its block.
+# Half a byte per weight, plus the scales of its block.
 _NF4_BYTES = 0.5625
 
 
-class _WithoutNumbers(TorchDispatchMode):
-    """Runs on meta tensors what only runs on others.
+class _ReadsAsOne(TorchDispatchMode):
+    """Runs operations on meta tensors that need real values.
 
-    Code that reads a number from a tensor gets 1, since meta tensors hold no numbers. Experts'
-    products run in bf16, the one format in which the meta device knows them.
+    Reading a number from a tensor returns 1, since meta tensors hold no values. Experts' matrix
+    products run in bf16, the only dtype that the meta device supports for them.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -105,8 +105,8 @@ def size_of(model: Any, *, is_quantized: bool = False) -> ModelSize:
     )
 
 
-def passed_parameters(model: Any) -> int:
-    """Returns how many parameters a token passes: of a mixture's experts only those chosen."""
+def active_parameters(model: Any) -> int:
+    """Returns the number of parameters active for one token, with only the chosen experts."""
     text: Any = base_model(model).config.get_text_config()
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     num_experts = next((n for name in names if (n := getattr(text, name, None))), None)
@@ -117,16 +117,16 @@ def passed_parameters(model: Any) -> int:
 
 
 def sampling_bytes(model: Any, *, num_tokens: int) -> int:
-    """Returns the bytes that a conversation of so many tokens keeps while it is sampled.
+    """Returns the bytes that a conversation of `num_tokens` keeps while it is sampled.
 
-    They are its keys and values, and the states of recurrent layers, which do not grow.
+    They are its KV cache, and the states of recurrent layers, which do not grow.
     """
     cache = slot_cache(base_model(model).config, num_slots=1)
     if cache is not None:
         try:
-            with torch.no_grad(), _WithoutNumbers():
+            with torch.no_grad(), _ReadsAsOne():
                 SlotPasses(model, cache).logits([0], [0], [[0, 0]])
-        # A model that cannot be run like this is sampled over transformers' own cache.
+        # A model that does not support this is sampled with transformers' own cache.
         except (ValueError, TypeError, AttributeError, RuntimeError):
             cache = None
     if cache is not None:
@@ -149,10 +149,10 @@ def _saved_by_quantizing(model: Any) -> int:
 
 
 def _activation_bytes(model: Any) -> float:
-    """Returns the activation bytes of each token, without attention's bytes for pairs of tokens.
+    """Returns the activation bytes per token, without attention's quadratic part.
 
     On the meta device attention keeps its probabilities, which it does not on CPU and CUDA. So
-    three lengths are tried, and the part that grows with the length's square is left out.
+    three lengths are measured, and the part that grows quadratically is removed.
     """
     body: nn.Module = base_model(model).get_decoder()
     low, middle, high = (_kept_bytes(body, num_tokens) for num_tokens in _PROBES)
@@ -162,7 +162,7 @@ def _activation_bytes(model: Any) -> float:
 
 
 def _kept_bytes(body: nn.Module, num_tokens: int) -> int:
-    """Returns the bytes that a forward pass keeps for the backward pass, besides the weights."""
+    """Returns the bytes that a forward pass keeps for the backward pass, weights excluded."""
     weights = {StorageWeakRef(p.untyped_storage()) for p in body.parameters()}
     kept: dict[StorageWeakRef, Tensor] = {}
 
@@ -172,7 +172,7 @@ def _kept_bytes(body: nn.Module, num_tokens: int) -> int:
         return tensor
 
     ids = torch.zeros(1, num_tokens, dtype=torch.int64, device="meta")
-    with _WithoutNumbers(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with _ReadsAsOne(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         out = body(input_ids=ids, use_cache=False)
     del out
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
@@ -192,13 +192,13 @@ class UnloadedStudent:
     size: ModelSize
     device: torch.device
     notes: list[str]
-    """Notes on the layers that the adapter is on."""
+    """Notes on the layers with an adapter."""
     num_gpus: int | None = None
-    """The GPUs of the machine that would train; None: those of this one."""
+    """The number of GPUs of the machine that would train; None: of this one."""
 
     @property
     def spread(self) -> forecast.Spread:
-        """The spread of the work and the weights over processes."""
+        """How work and weights are divided between processes."""
         return spread_of(self.config.launcher, self.empty, self.device, num_gpus=self.num_gpus)
 
 
@@ -209,9 +209,9 @@ def load_without_weights(
     device: torch.device | None = None,
     num_gpus: int | None = None,
 ) -> UnloadedStudent:
-    """Returns the student without weights, as it would be on a device (None: this machine's best).
+    """Returns the student without weights, as it would be on `device` (None: the best here).
 
-    Raises an EngineError if the config cannot train it.
+    Raises EngineError if the config cannot train it.
     """
     location = locate_model(workspace, config.model.path)
     tokenizer = load_tokenizer(location)
@@ -222,31 +222,31 @@ def load_without_weights(
     check_options(device, quantization=config.model.quantization, spread=False)
     empty = empty_model(base, precision=config.model.student_precision, device=device)
     LoadedModel(location, empty, tokenizer, frozenset()).check_vocabulary()
-    size, notes = _planned(empty, config.model, location)
+    size, notes = _student_size_and_notes(empty, config.model, location)
     if location.record is not None:
         notes.insert(0, f"the student is {workspace.shown(Path(location.location))}")
     notes += router_notes(empty.config)
     return UnloadedStudent(config, location, tokenizer, empty, size, device, notes, num_gpus)
 
 
-def _planned(
+def _student_size_and_notes(
     empty: Any, section: ModelSection, location: ModelLocation
 ) -> tuple[ModelSize, list[str]]:
     """Returns the size of the student and notes on its adapter."""
     if section.qlora_rank == 0:
         return _student_size(empty, section), []
     if location.is_adapter:
-        check_continued(section)
-        with _adapted(empty, section, like=location.location) as model:
+        check_no_new_targets(section)
+        with _with_adapter(empty, section, like=location.location) as model:
             return _student_size(model, section), describe_adapter(model)
     targets = choose_targets(empty, section.lora_targets)
-    with _adapted(empty, section) as model:
+    with _with_adapter(empty, section) as model:
         return _student_size(model, section), describe_adapter(model, targets.barred)
 
 
 @contextmanager
-def _adapted(empty: Any, section: ModelSection, *, like: str | None = None) -> Generator[Any]:
-    """Puts an adapter without weights on the model, and takes it off at the end."""
+def _with_adapter(empty: Any, section: ModelSection, *, like: str | None = None) -> Generator[Any]:
+    """Adds an adapter without weights to the model, and removes it at the end."""
     with torch.device("meta"):
         model = new_adapter(empty, section, like=like)
     yield model
@@ -268,29 +268,29 @@ def _student_size(model: Any, section: ModelSection) -> ModelSize:
 
 @dataclass(frozen=True, slots=True)
 class UnloadedTeachers:
-    """The teachers in this process, before their weights are loaded."""
+    """The teachers that run in this process, before their weights are loaded."""
 
     weight_bytes: int
     num_passed: int
-    """The parameters that a token passes in all of them."""
+    """The parameters active for one token, in all teachers together."""
     contexts: Mapping[DatasetTeacher, int]
-    """The most tokens that each of them can read."""
-    rereading: Mapping[DatasetTeacher, list[str]]
-    """The served teachers that read text in tokens of their own, with what was found of each."""
+    """The context length of each teacher."""
+    cross_tokenizer: Mapping[DatasetTeacher, list[str]]
+    """The served teachers with another tokenizer, each with the results of its checks."""
     pairs: Mapping[DatasetTeacher, ReadingPair]
-    """The student and each teacher that reads text in tokens of its own."""
+    """The student paired with each teacher that has another tokenizer."""
 
 
 def load_teachers_without_weights(
     workspace: Workspace, unloaded: UnloadedStudent
 ) -> UnloadedTeachers:
-    """Returns the size and the context of the teachers in this process, and asks servers of others.
+    """Returns size and context of the teachers in this process; queries the servers of others.
 
-    Raises ModelError for a teacher that cannot read what the student writes.
+    Raises ModelError for a teacher that cannot read the student's text.
     """
     total, num_passed, no_stop_ids = 0, 0, frozenset[int]()
     contexts: dict[DatasetTeacher, int] = {}
-    rereading: dict[DatasetTeacher, list[str]] = {}
+    cross_tokenizer: dict[DatasetTeacher, list[str]] = {}
     pairs: dict[DatasetTeacher, ReadingPair] = {}
     student = LoadedModel(unloaded.location, unloaded.empty, unloaded.tokenizer, no_stop_ids)
     for teacher in dict.fromkeys(unloaded.config.teachers):
@@ -298,7 +298,7 @@ def load_teachers_without_weights(
             if teacher.section.tokens == "reread":
                 opened = open_served_pair(workspace, teacher, student, unloaded.config)
                 if opened.pair is not None:
-                    rereading[teacher], pairs[teacher] = opened.notes, opened.pair
+                    cross_tokenizer[teacher], pairs[teacher] = opened.notes, opened.pair
             continue
         location = locate_model(workspace, teacher.path)
         base = adapter_base(workspace, location) if location.is_adapter else location
@@ -312,9 +312,9 @@ def load_teachers_without_weights(
             check_pair(student, loaded)
         is_quantized = teacher.section.quantization is not None
         total += size_of(empty, is_quantized=is_quantized).weight_bytes
-        num_passed += passed_parameters(empty)
+        num_passed += active_parameters(empty)
         contexts[teacher] = context_length(empty)
-    return UnloadedTeachers(total, num_passed, contexts, rereading, pairs)
+    return UnloadedTeachers(total, num_passed, contexts, cross_tokenizer, pairs)
 
 
 def check_models(
@@ -324,18 +324,18 @@ def check_models(
     teachers: UnloadedTeachers,
     tasks: Sequence[Task],
 ) -> list[str]:
-    """Checks the teachers and returns notes; raises an EngineError if one would end the run."""
+    """Checks the teachers and returns notes; raises EngineError if one would end the run."""
     config = unloaded.config
     pairs = {
         i: teachers.pairs[one] for i, one in enumerate(config.teachers) if one in teachers.pairs
     }
-    check_tools_can_be_read(plan, tasks, pairs)
+    check_tool_calls(plan, tasks, pairs)
     local_paths = dict.fromkeys(t.path for t in config.teachers if not t.section.is_served)
     is_reread = config.teacher is not None and config.teacher.tokens == "reread"
     fits = (
-        "can read the student's text in tokens of its own"
+        "can score the student's text with its own tokenizer"
         if is_reread
-        else "has the student's tokens and chat template"
+        else "has the student's tokenizer and chat template"
     )
     checks = [f"{path} {fits}" for path in local_paths]
     max_context = min(context_length(unloaded.empty), config.rollout.max_context_window)
@@ -343,14 +343,16 @@ def check_models(
     known = {i: teachers.contexts.get(one) for i, one in enumerate(config.teachers)}
     rooms = {dataset: room for dataset, room in known.items() if room is not None}
     checks += check_contexts(leads, rooms, max_context=max_context)
-    checks += [note for notes in teachers.rereading.values() for note in notes]
+    checks += [note for notes in teachers.cross_tokenizer.values() for note in notes]
     return checks + check_teacher_server(
         workspace,
         config,
         unloaded.tokenizer,
         max_context=max_context,
-        num_own=num_own_tokens(leads),
-        rereading=[i for i, one in enumerate(config.teachers) if one in teachers.rereading],
+        num_own=max_extra_tokens(leads),
+        cross_tokenizer_datasets=[
+            i for i, one in enumerate(config.teachers) if one in teachers.cross_tokenizer
+        ],
     )
 
 
@@ -359,7 +361,7 @@ def largest_pass(
 ) -> tuple[int, int]:
     """Returns the tokens of the largest pass with gradient, and the bytes kept for sampling.
 
-    rollout_tokens: the tokens of a rollout with its prompt; None: the most there may be.
+    rollout_tokens: the tokens of a rollout with its prompt; None: the maximum.
     """
     config = unloaded.config
     max_tokens = config.model.microbatch_tokens or max_pass_tokens(
@@ -378,10 +380,10 @@ def largest_pass(
     return forecast.pass_tokens([length] * num, max_tokens=max_tokens), kept
 
 
-def settings_of_less_memory(
+def suggest_settings(
     unloaded: UnloadedStudent, rows: RowTokens, parts: dict[str, float], free: float
 ) -> list[str]:
-    """Returns settings that fit into memory, with the memory they need; else the smallest one."""
+    """Returns the settings that fit into memory, with their memory; else the smallest one."""
     config, needs = unloaded.config, dict[str, float]()
     spread = unloaded.spread
     sharing = spread.num_sharing
@@ -405,9 +407,11 @@ def settings_of_less_memory(
             needs[f"model.microbatch_tokens={single}"] = need(unloaded.size, single)
         else:
             needs[f"model.max_length={shorter}"] = need(unloaded.size, shorter)
-    for setting, change in _smaller(config.model).items():
+    for setting, change in _smaller_sections(config.model).items():
         section = config.model.model_copy(update=change)
-        needs[setting] = need(_planned(unloaded.empty, section, unloaded.location)[0], tokens)
+        needs[setting] = need(
+            _student_size_and_notes(unloaded.empty, section, unloaded.location)[0], tokens
+        )
     is_lora = config.model.qlora_rank > 0
     if is_lora and unloaded.device.type != "cuda" and config.model.precision != "bf16":
         half = replace(unloaded.size, weight_bytes=unloaded.size.weight_bytes // 2)
@@ -415,7 +419,7 @@ def settings_of_less_memory(
     return forecast.describe_settings(needs, free)
 
 
-def _smaller(section: ModelSection) -> dict[str, dict[str, Any]]:
+def _smaller_sections(section: ModelSection) -> dict[str, dict[str, Any]]:
     """Returns changes of the `model` section that need less memory, by their override."""
     changes: dict[str, dict[str, Any]] = {}
     if not section.gradient_checkpointing:
@@ -428,10 +432,10 @@ def _smaller(section: ModelSection) -> dict[str, dict[str, Any]]:
 
 
 def process_count(section: LauncherSection, *, num_gpus: int | None = None) -> int:
-    """Returns the number of processes on all machines, as configured or one for each GPU.
+    """Returns the total number of processes: as configured, or one per GPU.
 
-    num_gpus: those of the machine that would train; None: of this one.
-    Raises ConfigError if no number is configured and there are no GPUs to count.
+    num_gpus: of the machine that would train; None: of this one.
+    Raises ConfigError if none is configured and there are no GPUs to count.
     """
     if section.num_processes is not None:
         return section.num_processes
@@ -440,7 +444,7 @@ def process_count(section: LauncherSection, *, num_gpus: int | None = None) -> i
     if section.kind == "accelerate" and num_gpus:
         return num_gpus * section.num_machines
     raise ConfigError(
-        f"launcher.kind: {section.kind} needs the number of processes that train",
+        f"launcher.kind: {section.kind} needs the number of training processes",
         "set launcher.num_processes, e.g. 2",
     )
 
@@ -448,9 +452,9 @@ def process_count(section: LauncherSection, *, num_gpus: int | None = None) -> i
 def spread_of(
     launcher: LauncherSection, empty: Any, device: torch.device, *, num_gpus: int | None = None
 ) -> Spread:
-    """Returns how a run is spread over processes; `empty` is the model without weights.
+    """Returns how a run is divided between processes; `empty` is the model without weights.
 
-    num_gpus: those of the machine that would train; None: of this one.
+    num_gpus: of the machine that would train; None: of this one.
     """
     if launcher.kind == "local":
         return ONE_PROCESS
@@ -458,13 +462,13 @@ def spread_of(
     return Spread(
         size,
         1 if device.type == "cuda" else size // launcher.num_machines,
-        # With their gradient.
+        # Including their gradients.
         2 * gathered_bytes(empty) if launcher.is_sharded else None,
     )
 
 
 def shared_speed(speed: Speed, spread: Spread) -> Speed:
-    """Returns the speed of all processes together, counting no more of them than GPUs or cores."""
+    """Returns the speed of all processes together, at most one per GPU or core."""
     cores = (os.cpu_count() or 1) // torch.get_num_threads()
     at_once = spread.num_processes if spread.num_sharing == 1 else cores
     return replace(speed, token_s=speed.token_s / max(1, min(spread.num_processes, at_once)))
@@ -475,9 +479,9 @@ def spread_notes(launcher: LauncherSection, spread: Spread) -> list[str]:
     if spread.num_processes == 1:
         return []
     machines = f" on {launcher.num_machines} machines" if launcher.num_machines > 1 else ""
-    whose = "one's GPU" if spread.num_sharing == 1 else f"{spread.num_sharing} on one machine"
+    whose = "one GPU" if spread.num_sharing == 1 else f"{spread.num_sharing} on one machine"
     note = (
-        f"{spread.num_processes} processes{machines}: the memory is that of {whose}; the time was "
-        "measured in one process, and what they send each other comes on top"
+        f"{spread.num_processes} processes{machines}: the memory is of {whose}; the time was "
+        "measured in one process and excludes communication"
     )
     return [note]

@@ -1,1 +1,1 @@
-"""Supervised training against a teacher's probabilities, read live or from a store."""
+"""Supervised training on a teacher's probabilities, scored live or stored."""

@@ -1,9 +1,9 @@
-"""A file of a teacher's likeliest tokens at the trained tokens of sequences, written once.
+"""A file with a teacher's top tokens at the trained tokens of sequences, written once.
 
-The file's name is a hash of the teacher, of k and of the sequences, so it is never written again.
+The file's name is a hash of the teacher, of k and of the sequences, so it is never overwritten.
 While it is written it has another name, and each sequence is one record that ends with a checksum:
-after a stop the complete records are kept and the rest is cut off. A file that holds more sequences
-or more tokens than are needed serves as well.
+after an interruption the complete records are kept and the rest is truncated. A file with more
+sequences or a larger k than needed is used too.
 
 Layout, little-endian: MAGIC, the length of a JSON header (4 bytes), the header; then for each
 sequence its key (16 bytes), its number of positions n (4 bytes), n × k token ids of 2 or 3 bytes,
@@ -35,33 +35,33 @@ _SUFFIX = ".top"
 
 
 class StoreHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The beginning of a store: whose probabilities it holds, and of how many tokens."""
+    """The header of a store: the teacher, and the number of tokens per position."""
 
     teacher: dict[str, str | bool | None]
-    """The teacher's identity: the hash of its files, or its name and address, and its format."""
+    """The teacher's identity: the hash of its files, or its name and address, and its dtype."""
     k: int
     vocab_size: int
-    """The number of tokens that student and teacher both have, over which is normalised."""
+    """The number of tokens that student and teacher share, over which probabilities sum to 1."""
 
     @property
     def id_bytes(self) -> int:
-        """The bytes of a token's id."""
+        """The number of bytes of a token id."""
         return 2 if self.vocab_size <= _TWO_BYTES else 3
 
     @property
     def token_bytes(self) -> int:
-        """The bytes of one position."""
+        """The number of bytes of one position."""
         return self.k * (self.id_bytes + 2) + 2
 
     @property
     def encoded(self) -> bytes:
-        """The beginning of the file."""
+        """The encoded start of the file."""
         header = msgspec.json.encode(self)
         return _MAGIC + len(header).to_bytes(4, "little") + header
 
 
 def sequence_key(sequence: TokenSequence) -> bytes:
-    """Returns the key of a sequence: a hash of its tokens and of which are trained."""
+    """Returns the key of a sequence: a hash of its tokens and its training mask."""
     ids = np.asarray(sequence.ids, dtype="<u4").tobytes()
     mask = np.packbits(np.asarray(sequence.trained, dtype=bool)).tobytes()
     size = len(sequence.ids).to_bytes(8, "little")
@@ -69,14 +69,14 @@ def sequence_key(sequence: TokenSequence) -> bytes:
 
 
 def store_name(header: StoreHeader, keys: Iterable[bytes]) -> str:
-    """Returns the name of the file that holds exactly these sequences."""
+    """Returns the file name of a store with exactly these sequences."""
     joined = b"".join(sorted(set(keys))).hex()
     value = [msgspec.to_builtins(header), joined]
     return f"top{header.k}-{content_hash(value)[:20]}{_SUFFIX}"
 
 
 class TopTokenStore:
-    """An open store. The records are checked when it is opened, and read where they are needed."""
+    """An open store, whose records are checked when it is opened and read when needed."""
 
     def __init__(
         self, path: Path, header: StoreHeader, places: dict[bytes, tuple[int, int]]
@@ -87,12 +87,12 @@ class TopTokenStore:
 
     @property
     def keys(self) -> "set[bytes]":
-        """The keys of all sequences in the store."""
+        """The keys of all stored sequences."""
         return set(self._places)
 
     @property
     def num_tokens(self) -> int:
-        """The number of positions of all sequences."""
+        """The total number of positions."""
         return sum(count for _, count in self._places.values())
 
     def record(self, key: bytes) -> bytes:
@@ -103,7 +103,7 @@ class TopTokenStore:
     def read(
         self, sequences: Sequence[TokenSequence], *, k: int, device: torch.device
     ) -> TopTokens:
-        """Returns the `k` likeliest tokens at each sequence's trained tokens, in their order."""
+        """Returns the top `k` tokens at each sequence's trained tokens, in order."""
         parts = [decode(self.record(sequence_key(one)), self.header) for one in sequences]
         joined = TopTokens(
             torch.cat([part.ids_NK for part in parts]).to(device),
@@ -114,7 +114,7 @@ class TopTokenStore:
 
 
 def encode(top: TopTokens, header: StoreHeader) -> bytes:
-    """Returns the positions of one sequence as bytes."""
+    """Encodes the positions of one sequence as bytes."""
     num, k = top.ids_NK.shape
     ids = np.ascontiguousarray(top.ids_NK.numpy().astype("<u4")).view(np.uint8)
     ids = ids.reshape(num, k, 4)[:, :, : header.id_bytes]
@@ -123,7 +123,7 @@ def encode(top: TopTokens, header: StoreHeader) -> bytes:
 
 
 def decode(data: bytes, header: StoreHeader) -> TopTokens:
-    """Returns the positions of one sequence."""
+    """Decodes the positions of one sequence."""
     num, k = len(data) // header.token_bytes, header.k
     size = num * k * header.id_bytes
     ids = np.zeros((num, k, 4), dtype=np.uint8)
@@ -148,9 +148,9 @@ def open_store(path: Path) -> TopTokenStore:
 
 
 def find_store(folder: Path, wanted: StoreHeader, keys: "set[bytes]") -> TopTokenStore | None:
-    """Returns the smallest complete store of the teacher that holds all sequences, if any."""
+    """Returns the smallest complete store of the teacher that has all sequences, or None."""
     for path in sorted(folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_size):
-        if _serves(_header(path), wanted):
+        if _suffices(_header(path), wanted):
             store = open_store(path)
             if keys <= store.keys:
                 return store
@@ -158,17 +158,17 @@ def find_store(folder: Path, wanted: StoreHeader, keys: "set[bytes]") -> TopToke
 
 
 class StoreWriter:
-    """Appends sequences to a store that is not complete yet."""
+    """Appends sequences to an incomplete store."""
 
     def __init__(
         self, path: Path, header: StoreHeader, stream: BinaryIO, done: "set[bytes]"
     ) -> None:
         self.path, self._header, self._stream = path, header, stream
         self.done = done
-        """The keys of the sequences that the file holds."""
+        """The keys of the sequences in the file."""
 
     def add(self, key: bytes, top: TopTokens) -> None:
-        """Appends one sequence; after a stop it is there as a whole or not at all."""
+        """Appends one sequence; after an interruption it is either complete or absent."""
         data = encode(top, self._header)
         record = key + len(top.rest_N).to_bytes(_COUNT_BYTES, "little") + data
         self._stream.write(record + zlib.crc32(record).to_bytes(_CRC_BYTES, "little"))
@@ -178,9 +178,9 @@ class StoreWriter:
 
 @contextmanager
 def writing(path: Path, header: StoreHeader) -> Generator[StoreWriter]:
-    """Yields a writer that resumes where an earlier one was stopped.
+    """Yields a writer that resumes where an interrupted one stopped.
 
-    The store gets its name if the block ends without an error; what it holds is kept anyway.
+    The store gets its final name if the block succeeds; its records are kept in any case.
     """
     temporary = path.with_name(f".{path.name}.partial")
     done, end = set[bytes](), 0
@@ -199,14 +199,14 @@ def writing(path: Path, header: StoreHeader) -> Generator[StoreWriter]:
         folder.rename(temporary.name, path.name)
 
 
-def _serves(held: StoreHeader | None, wanted: StoreHeader) -> bool:
+def _suffices(held: StoreHeader | None, wanted: StoreHeader) -> bool:
     if held is None or held.k < min(wanted.k, wanted.vocab_size):
         return False
     return (held.teacher, held.vocab_size) == (wanted.teacher, wanted.vocab_size)
 
 
 def _header(path: Path) -> StoreHeader | None:
-    """Returns the header of a file; None if it does not begin with a whole one."""
+    """Returns the header of a file; None if it is incomplete."""
     with path.open("rb") as stream:
         begin = stream.read(len(_MAGIC) + 4)
         size = int.from_bytes(begin[len(_MAGIC) :], "little")
@@ -219,13 +219,13 @@ def _header(path: Path) -> StoreHeader | None:
 
 
 def _scan(path: Path) -> tuple[StoreHeader, dict[bytes, tuple[int, int]], int]:
-    """Returns the header, the place and number of positions of each record, and where they end.
+    """Returns the header, each record's offset and number of positions, and the end of the last.
 
-    A record that is cut off, or whose checksum is wrong, ends the file.
+    A truncated record, or one with a wrong checksum, ends the file.
     """
     header = _header(path)
     if header is None:
-        raise DataError(f"{path} is not a file of a teacher's probabilities", "delete it")
+        raise DataError(f"{path} is not a store of a teacher's probabilities", "delete it")
     places: dict[bytes, tuple[int, int]] = {}
     end, size = len(header.encoded), path.stat().st_size
     with path.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""The teacher's probabilities as the targets of supervised rows: read live, or once into a store.
+"""Soft targets of supervised rows: scored live by the teacher, or once into a store.
 
 Shapes: N trained tokens of a pass.
 """
@@ -40,7 +40,7 @@ from stillroom.train.config.distill_sections import (
 )
 from stillroom.train.config.schema import DistillConfig, SftConfig, TrainConfig
 from stillroom.train.loop.session import Session
-from stillroom.train.methods.losses import DivergenceForm, beyond_rounding
+from stillroom.train.methods.losses import DivergenceForm, zero_rounding
 from stillroom.train.on_policy.preflight import check_teacher_server
 from stillroom.train.on_policy.teachers import load_local_teacher
 from stillroom.train.on_policy.token_scores import (
@@ -70,12 +70,12 @@ _LOCK_POLL_S = 0.5
 _CANCEL_POLL_S = 0.2
 
 Unscored = Mapping[bytes, TokenSequence]
-"""The sequences that the teacher has not read yet, by their keys."""
+"""The sequences that the teacher has not scored yet, by key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """The reading of a run's rows by its teacher, which is done once."""
+    """The scoring of a run's rows by its teacher, which is done once."""
 
     workspace: Workspace
     config: SftConfig | DistillConfig
@@ -84,18 +84,18 @@ class Scoring:
     """The teacher's identity."""
     rows_file: Path
     teacher: LocalTeacher | None = None
-    """The teacher, if it is loaded already."""
+    """The teacher, if it is already loaded."""
 
     def score_once(
         self, session: Session[TrainConfig], sequences: Sequence[TokenSequence]
     ) -> TopTokenStore:
-        """Returns a store with the teacher's likeliest tokens for all sequences.
+        """Returns a store with the teacher's top tokens for all sequences.
 
         The teacher is loaded, or called, only if no store has them.
         """
         peers = session.student.peers
         store = self._score(session, sequences) if peers.is_first else None
-        # The others wait here; those without the first one's disk score for themselves.
+        # Other processes wait here; those on another disk score the rows themselves.
         peers.is_any(False)
         return store or self._score(session, sequences)
 
@@ -114,7 +114,9 @@ class Scoring:
             time.sleep(_LOCK_POLL_S)
         try:
             if (store := find_store(folder, header, set(by_key))) is not None:
-                reporter.note(f"{_described(self.workspace, store)}; the teacher is not loaded")
+                reporter.note(
+                    f"{_describe_store(self.workspace, store)}; the teacher is not loaded"
+                )
                 return store
             path = folder / store_name(header, by_key)
             with writing(path, header) as writer:
@@ -131,7 +133,7 @@ class Scoring:
             )
         finally:
             lock.release()
-        reporter.note(f"the teacher has read all rows: {_described(self.workspace, store)}")
+        reporter.note(f"the teacher has scored all rows: {_describe_store(self.workspace, store)}")
         return store
 
     def _read(
@@ -152,18 +154,18 @@ class Scoring:
         _read_locally(local, session, missing, writer, header)
 
 
-def as_read(sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
-    """Returns the sequences as the teacher reads them."""
+def teacher_sequences(sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
+    """Returns the sequences in the teacher's tokens."""
     return [one.for_teacher or one for one in sequences]
 
 
 def check_room(room: int, sequences: Sequence[TokenSequence]) -> None:
-    """Raises ConfigError if a teacher that can read `room` tokens cannot read one of these."""
+    """Raises ConfigError if one of the sequences exceeds the teacher's context of `room` tokens."""
     longest = max((len(one.ids) for one in sequences), default=0)
     if longest > room:
         raise ConfigError(
-            f"the teacher's longest row has {longest} tokens and its context {room}",
-            "shorten teacher.context_file or teacher.system, or leave longer rows out with "
+            f"the teacher's longest row has {longest} tokens, but its context only {room}",
+            "shorten teacher.context_file or teacher.system, or skip longer rows with "
             "model.max_length",
         )
 
@@ -171,7 +173,7 @@ def check_room(room: int, sequences: Sequence[TokenSequence]) -> None:
 def store_header(
     teacher: DatasetTeacher, record: ModelRecord, *, k: int, vocab_size: int
 ) -> StoreHeader:
-    """Returns the header of a store of this teacher's `k` likeliest tokens."""
+    """Returns the header of a store of this teacher's top `k` tokens."""
     section = teacher.section
     content = record.sha256 or record.revision
     identity: dict[str, str | bool | None] = {
@@ -185,10 +187,10 @@ def store_header(
     return StoreHeader(teacher=identity, k=min(k, vocab_size), vocab_size=vocab_size)
 
 
-def _described(workspace: Workspace, store: TopTokenStore) -> str:
+def _describe_store(workspace: Workspace, store: TopTokenStore) -> str:
     size = store.path.stat().st_size / 1e6
     return (
-        f"{workspace.shown(store.path)} has its {store.header.k} likeliest of "
+        f"{workspace.shown(store.path)} has its top {store.header.k} of "
         f"{store.header.vocab_size} tokens at {store.num_tokens} positions ({size:.1f} MB, "
         f"{store.header.token_bytes} bytes each)"
     )
@@ -257,11 +259,11 @@ def _read_served(
                     async with limit:
                         scores = await served.score(trace)
                 except CallFailedError as error:
-                    # Collected rather than raised: the group would wrap it.
+                    # Collected instead of raised, since the task group would wrap it.
                     failures.append(error)
                     tasks.cancel_scope.cancel()
                     return
-                writer.add(key, _likeliest(scores, header))
+                writer.add(key, _top_tokens(scores, header))
                 session.reporter.progress(len(writer.done), total, unit="rows", phase=_PHASE)
 
             for key, sequence in missing.items():
@@ -275,23 +277,24 @@ def _read_served(
     stop_if_cancelled(session.reporter)
     if failures:
         raise TeacherError(
-            f"{teacher.path} at {served.server.root} did not score a row: {failures[0].message}",
-            "look into the server's log, then start again: the rows that it has scored are kept",
+            f"{teacher.path} at {served.server.root} failed to score a row: {failures[0].message}",
+            "check the server's log, then start again: rows that were scored are kept",
         ) from failures[0]
 
 
-def _likeliest(scores: TeacherScores, header: StoreHeader) -> TopTokens:
-    """Returns a server's likeliest tokens of one sequence. Raises TeacherError if some lack."""
+def _top_tokens(scores: TeacherScores, header: StoreHeader) -> TopTokens:
+    """Returns a server's top tokens of one sequence. Raises TeacherError if some are missing."""
     ids = [row[: header.k] for row in scores.top_ids or []]
     logprobs = [row[: header.k] for row in scores.top_logprobs or []]
     if len(ids) != len(scores.logprobs) or any(len(row) < header.k for row in (*ids, *logprobs)):
         raise TeacherError(
-            f"the teacher's server did not return its {header.k} likeliest tokens at each position",
-            "let it return as many (vLLM: --max-logprobs), or lower soft_targets.top_k",
+            f"the teacher's server did not return its top {header.k} tokens at each position",
+            "raise its limit (vLLM: --max-logprobs), or lower soft_targets.top_k",
         )
     if (largest := max(max(row) for row in ids)) >= header.vocab_size:
         raise TeacherError(
-            f"the teacher's server names token {largest}, and the student has {header.vocab_size}",
+            f"the teacher's server returned token {largest}, but the student has "
+            f"{header.vocab_size}",
             "serve a teacher with the student's tokenizer",
         )
     with_rest = with_bucket(torch.tensor(logprobs, dtype=torch.float32))
@@ -303,12 +306,12 @@ _DIVERGENCES: Mapping[str, DivergenceForm] = {
     "jsd": partial(jensen_shannon, beta=0.5),
     "reverse_kl": reverse_kl,
 }
-"""The divergence of each loss that `soft_targets.loss` may name."""
+"""The divergence of each `soft_targets.loss`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SoftTargets:
-    """The targets of rows: from a teacher that reads each step's rows, or from a store."""
+    """The soft targets of rows: from a teacher that scores each step's rows, or from a store."""
 
     settings: SoftTargetsSection
     teacher: LocalTeacher | None = None
@@ -322,7 +325,7 @@ class SoftTargets:
         *,
         scale: float,
     ) -> float:
-        """Adds the gradient of `scale` × the summed loss of a pass; returns the sum (nats)."""
+        """Adds the gradient of `scale` × the summed loss of a pass; returns the unscaled sum."""
         total = 0.0
 
         def losses(_: slice, scores: TokenScores) -> Tensor:
@@ -342,7 +345,7 @@ class SoftTargets:
     def loss(
         self, student: Student, sequences: Sequence[TokenSequence], batch: TokenBatch
     ) -> float:
-        """Returns the summed loss of a pass (nats), without forming a gradient."""
+        """Returns the summed loss of a pass (nats), without a gradient."""
         if (teacher := self.teacher) is not None:
             other = _teacher_batch(student, teacher, sequences, batch)
             scores = score_with_teacher(student, teacher, batch, other, self._comparison)
@@ -352,7 +355,7 @@ class SoftTargets:
         return self._losses(scores).sum().item()
 
     def _losses(self, scores: TokenScores) -> Tensor:
-        losses_N = beyond_rounding(scores.divergence_N)
+        losses_N = zero_rounding(scores.divergence_N)
         if self.settings.label_coef > 0:
             losses_N = losses_N - self.settings.label_coef * scores.student_N
         return losses_N
@@ -366,9 +369,9 @@ class SoftTargets:
 
     def _scorer(self, sequences: Sequence[TokenSequence], batch: TokenBatch) -> TopTokensScorer:
         if self.store is None or self.settings.top_k is None:
-            raise RunError("the teacher has not read the rows yet", "report this as a bug")
+            raise RunError("the teacher has not scored the rows yet", "report this as a bug")
         device = batch.targets_N.device
-        top = self.store.read(as_read(sequences), k=self.settings.top_k, device=device)
+        top = self.store.read(teacher_sequences(sequences), k=self.settings.top_k, device=device)
         return TopTokensScorer(top, temperature=self.settings.temperature)
 
 
@@ -384,23 +387,23 @@ def prepare_targets(
 ) -> SoftTargets:
     """Loads the teacher; with `top_k` only if some of the sequences are in no store yet.
 
-    record: the teacher's identity. teacher: the teacher, if it is loaded already.
-    Raises ModelError if the teacher does not read text as the student does.
+    record: the teacher's identity. teacher: the teacher, if it is already loaded.
+    Raises ModelError if the teacher's tokenizer differs from the student's.
     """
     settings = config.soft_targets or SoftTargetsSection()
     chosen, student = config.teachers[0], session.student.loaded
-    # Loading a model draws random numbers, on which the student's dropout must not depend.
+    # Loading a model draws random numbers, which must not affect the student's dropout.
     with torch.random.fork_rng():
         if settings.top_k is None:
             teacher = teacher or load_local_teacher(workspace, chosen, student)
-            check_room(teacher.loaded.max_context, as_read(sequences))
+            check_room(teacher.loaded.max_context, teacher_sequences(sequences))
             return SoftTargets(settings, teacher=teacher)
         if not chosen.section.is_served:
             names = f"student {student.location.name!r} and teacher {chosen.path!r}"
             tokenizer = load_tokenizer(locate_model(workspace, chosen.path))
             check_tokenizers(names, student.tokenizer, tokenizer)
         scoring = Scoring(workspace, config, settings, record, rows_file, teacher)
-        store = scoring.score_once(session, as_read(sequences))
+        store = scoring.score_once(session, teacher_sequences(sequences))
     if session.sources is not None:
         session.sources.made.append(record_file(store.path))
     return SoftTargets(settings, store=store)
@@ -412,9 +415,9 @@ def _teacher_batch(
     sequences: Sequence[TokenSequence],
     batch: TokenBatch,
 ) -> TokenBatch:
-    """Returns the sequences as a batch that the teacher can run."""
+    """Returns the sequences as a batch for the teacher."""
     if any(one.for_teacher is not None for one in sequences):
-        return teacher.collate_long(as_read(sequences))
+        return teacher.collate_long(teacher_sequences(sequences))
     if teacher.head.rules == student.head.rules:
         return batch
     return teacher.collate(sequences)

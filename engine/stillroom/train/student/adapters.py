@@ -1,4 +1,4 @@
-"""LoRA adapters: the layers that they are put on, new ones, and ones that are trained further."""
+"""LoRA adapters: choosing their layers, creating them, and loading them for further training."""
 
 import difflib
 from collections import Counter
@@ -20,47 +20,47 @@ from stillroom.train.config.sections import ModelSection
 
 _Kind = Literal["mixer", "mlp", "expert", "other"]
 _MIXERS = ("Attention", "Mixer", "Mamba", "DeltaNet", "ShortConv")
-"""Parts of the class names of modules that mix tokens."""
+"""Substrings of the class names of modules that mix tokens."""
 _OTHERS = ("router", "altup")
-"""Parts of the names of linear layers that steer a layer, and are no projections of it."""
+"""Substrings of the names of linear layers that are gates or routers, not projections."""
 _READ_BY_KERNELS = frozenset({"dt_proj", "out_proj", "x_proj"})
-"""Names of a Mamba layer's projections whose weights are read in place, past an adapter."""
+"""Names of a Mamba layer's projections whose weights are used directly, bypassing an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A linear layer, or the stacked weights of a layer's experts, on which LoRA may be put."""
+    """A linear layer, or the stacked weights of a layer's experts, that LoRA may adapt."""
 
     name: str
     kind: _Kind
     is_parameter: bool = False
     is_barred: bool = False
-    """Whether an adapter would have no effect, or is refused by peft."""
+    """Whether an adapter would have no effect, or peft rejects it."""
 
     @property
     def leaf(self) -> str:
         return self.name.rpartition(".")[2]
 
     def is_named(self, name: str) -> bool:
-        """Returns whether `name` is one or several following parts of this one's name."""
+        """Returns whether `name` is one part, or several consecutive ones, of this dotted name."""
         return f".{name}." in f".{self.name}."
 
 
 @dataclass(frozen=True, slots=True)
 class LoraTargets:
-    """The layers that a LoRA adapter is put on, by full names."""
+    """The layers that a LoRA adapter targets, by full name."""
 
     modules: list[str]
     parameters: list[str]
     """Stacked weights of experts."""
     barred: list[str]
-    """The last parts of the names of layers that were chosen, and can have no adapter."""
+    """The name suffixes of chosen layers that cannot have an adapter."""
 
 
 def new_adapter(model: Any, section: ModelSection, *, like: str | Path | None = None) -> Any:
-    """Returns a peft model that puts a new LoRA adapter on a model.
+    """Returns a peft model with a new LoRA adapter.
 
-    like: the folder of an adapter whose targets are taken, as when its run is resumed.
+    like: the folder of an adapter whose targets are copied, to resume its run.
     Raises ConfigError for a name in lora_targets that the model does not have.
     """
     try:
@@ -69,7 +69,7 @@ def new_adapter(model: Any, section: ModelSection, *, like: str | Path | None = 
         raise missing_extra("train", "training a LoRA adapter") from error
     if like is not None:
         config = LoraConfig.from_pretrained(str(like))
-        # Saved adapters are frozen until somebody says otherwise.
+        # peft saves adapters with inference_mode on, which freezes them.
         config.inference_mode = False
         # The base may have moved since, with its workspace.
         config.base_model_name_or_path = None
@@ -88,21 +88,21 @@ def new_adapter(model: Any, section: ModelSection, *, like: str | Path | None = 
     )
 
 
-def continued_adapter(
-    workspace: Workspace, location: ModelLocation, section: ModelSection, *, stays: bool
+def load_trained_adapter(
+    workspace: Workspace, location: ModelLocation, section: ModelSection, *, keep_on_cpu: bool
 ) -> Any:
-    """Returns the peft model of a LoRA checkpoint on its base, to be trained further.
+    """Returns the peft model of a LoRA checkpoint on its base, for further training.
 
-    Raises ConfigError if `section` describes another adapter.
+    Raises ConfigError if `section` describes a different adapter.
     """
-    check_continued(section)
+    check_no_new_targets(section)
     model = load_adapter(
         workspace,
         location,
         precision=section.student_precision,
         quantization=section.quantization,
         is_trainable=True,
-        stays=stays,
+        keep_on_cpu=keep_on_cpu,
     )
     rank = model.peft_config["default"].r
     if rank != section.qlora_rank:
@@ -114,18 +114,18 @@ def continued_adapter(
     return model
 
 
-def check_continued(section: ModelSection) -> None:
-    """Raises ConfigError if targets are chosen for an adapter that has its own."""
+def check_no_new_targets(section: ModelSection) -> None:
+    """Raises ConfigError if lora_targets is set for an existing adapter."""
     if section.lora_targets is not None:
         raise ConfigError(
-            f"model.path {section.path!r} is a LoRA adapter, which keeps the layers that it is on",
+            f"model.path {section.path!r} is a LoRA adapter, whose layers cannot be changed",
             "leave model.lora_targets out, or start from the adapter's base",
         )
 
 
 def choose_targets(model: Any, wanted: str | Sequence[str] | None) -> LoraTargets:
-    """Returns what an adapter is put on; `wanted` is config.yml's model.lora_targets."""
-    targets = list(_targets(model))
+    """Returns the layers for an adapter; `wanted` is model.lora_targets of config.yml."""
+    targets = list(_adapter_targets(model))
     match wanted:
         case None | "auto":
             chosen = [target for target in targets if target.kind in {"mixer", "mlp"}]
@@ -143,16 +143,16 @@ def choose_targets(model: Any, wanted: str | Sequence[str] | None) -> LoraTarget
     if not modules and not parameters:
         reason = f": no adapter can be put on {', '.join(barred)}" if barred else ""
         raise ConfigError(
-            f"model.lora_targets chooses no layer of a {model.config.model_type} model{reason}",
+            f"model.lora_targets matches no layer of a {model.config.model_type} model{reason}",
             "choose other layers, or train all weights: model.qlora_rank: 0",
         )
     return LoraTargets(modules, parameters, barred)
 
 
 def describe_adapter(model: Any, barred: Sequence[str] = ()) -> list[str]:
-    """Returns notes on what the adapter of a peft model is on, and what it leaves out.
+    """Returns notes on the layers of a peft model's adapter, and on those without one.
 
-    barred: the names of layers that were chosen, and can have no adapter.
+    barred: the names of chosen layers that cannot have an adapter.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -161,7 +161,7 @@ def describe_adapter(model: Any, barred: Sequence[str] = ()) -> list[str]:
         parts = [part for part in name.split(".") if part != "base_layer"]
         has_experts = has_experts or "experts" in parts
         if isinstance(module, LoraLayer):
-            # Stacked weights of experts have names of their own in the module that holds them.
+            # Stacked expert weights have their own names in the module that holds them.
             parameter = getattr(module, "parameter_name", None)
             on[f"experts.{parameter}" if parameter and "experts" in parts else parts[-1]] += 1
     notes = [f"the adapter is on {on.total()} layers: {', '.join(on)}"]
@@ -187,12 +187,12 @@ def _check_names(names: Sequence[str], targets: Sequence[_Target]) -> None:
         guess = f"; did you mean {close[0]!r}?" if close else ""
         leaves = ", ".join(dict.fromkeys(target.leaf for target in targets))
         raise ConfigError(
-            f"model.lora_targets names {name!r}, and no layer is named so{guess}",
+            f"model.lora_targets: no layer is named {name!r}{guess}",
             f"choose auto, attention or all-linear, or layers of this model's blocks: {leaves}",
         )
 
 
-def _targets(model: Any) -> Iterator[_Target]:
+def _adapter_targets(model: Any) -> Iterator[_Target]:
     """Yields the linear layers and expert weights in the blocks of a model's text part."""
     decoder = base_model(model).get_decoder()
     decoder = getattr(decoder, "language_model", decoder)
@@ -217,7 +217,7 @@ def _targets(model: Any) -> Iterator[_Target]:
             continue
         full, leaf = f"{prefix}.{name}" if prefix else name, name.rpartition(".")[2]
         if isinstance(module, nn.Linear | Conv1D):
-            # The change of a weight that several layers share could not be merged into it.
+            # A change of a weight shared by several layers could not be merged into it.
             if uses[id(module.weight)] == 1:
                 is_read = leaf in _READ_BY_KERNELS and name.startswith(states)
                 kind = _kind(name, module, config, tuple(mixers))
@@ -242,9 +242,9 @@ def _kind(name: str, module: Any, config: Any, mixers: tuple[str, ...]) -> _Kind
 
 
 def _takes_adapter(config: Any, leaf: str) -> bool:
-    """Returns whether peft puts LoRA on a linear layer of this name in a model of this type.
+    """Returns whether peft adapts a linear layer of this name in a model of this type.
 
-    For some types it refuses names, and for some it takes a dense layer's name for the experts'.
+    For some types it rejects names, or mistakes a dense layer's name for the experts'.
     """
     from peft import LoraConfig, inject_adapter_in_model
     from peft.tuners.lora import LoraLayer

@@ -1,7 +1,7 @@
-"""The processes that train one model together: they divide rows, sum gradients, agree on values.
+"""The processes that train one model together: split rows, sum gradients, agree on values.
 
-Every process must call the same methods in the same order, even one that has no rows of a batch:
-a method waits for all of them. A process that trains alone takes the same path and sends nothing.
+Every process must call the same methods in the same order, even without rows of a batch: a method
+waits for all of them. A process that trains alone uses the same code without communication.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,23 +21,22 @@ from stillroom.models.placement import base_model
 T = TypeVar("T")
 
 WAIT_S = 2 * 3600
-"""The seconds that a process may wait for another, which may be sampling or writing a
-checkpoint."""
+"""The timeout in seconds for another process, which may be sampling or writing a checkpoint."""
 
-# Gradients with fewer numbers are sent together, because each message has a cost of its own.
+# Smaller gradients are sent together, because each message has an overhead.
 _BUCKET_NUMBERS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """This process among those that train together; only rank 0 writes events and checkpoints."""
+    """This process's rank among those that train together; rank 0 writes events and checkpoints."""
 
     rank: int = 0
     size: int = 1
     device: str = "cpu"
-    """The device on which tensors must be for the processes to exchange them."""
+    """The device on which tensors are exchanged between processes."""
     is_sharded: bool = False
-    """Whether each process holds only its share of the weights (FSDP2)."""
+    """Whether weights and optimiser state are sharded (FSDP2)."""
 
     @property
     def is_first(self) -> bool:
@@ -45,7 +44,7 @@ class Collective:
         return self.rank == 0
 
     def sums(self, *values: float) -> list[float]:
-        """Returns the sum over the processes of each value, in float64."""
+        """Returns each value summed over the processes, in float64."""
         if self.size == 1:
             return list(values)
         totals = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -53,7 +52,7 @@ class Collective:
         return totals.tolist()
 
     def largest(self, value: float) -> float:
-        """Returns the largest of the processes' values."""
+        """Returns the maximum over the processes."""
         return max(self.gathered(value))
 
     def is_any(self, flag: bool) -> bool:
@@ -61,7 +60,7 @@ class Collective:
         return self.sums(float(flag))[0] > 0
 
     def gathered(self, mine: T) -> list[T]:
-        """Returns the value of each process, by rank; values are pickled on the way."""
+        """Returns the value of each process, by rank; values are pickled."""
         if self.size == 1:
             return [mine]
         gathered: list[T] = [mine] * self.size
@@ -71,9 +70,9 @@ class Collective:
     def share(self, lengths: Sequence[int]) -> list[int]:
         """Returns the indices of the items that this process takes, in ascending order.
 
-        lengths: the lengths of all items. From the longest on, each item goes to the process with
-        the least so far, so that all processes end a step at about the same time. Every process
-        computes the same division.
+        lengths: the lengths of all items. Longest first, each item goes to the process with the
+        smallest total so far, so that all processes end a step at about the same time. Every
+        process computes the same split.
         """
         if self.size == 1:
             return list(range(len(lengths)))
@@ -86,16 +85,16 @@ class Collective:
         return sorted(mine)
 
     def passes(self, groups: Iterable[list[int]]) -> list[list[int]]:
-        """Returns this process's groups, and if weights are sharded, empty groups after them.
+        """Returns this process's groups, padded with empty groups if weights are sharded.
 
-        A forward pass over shards gathers weights from all processes, so all of them must make as
-        many passes as the one that has most groups.
+        With sharded weights a forward pass gathers from all processes, so all of them must make as
+        many passes as the one with the most groups.
         """
         mine = list(groups)
         return mine + [[] for _ in range(self.num_missing(len(mine)))]
 
     def num_missing(self, num_passes: int) -> int:
-        """Returns how many passes another process makes more than this one; 0 without shards."""
+        """Returns by how many passes another process exceeds this one; 0 without shards."""
         return int(self.largest(num_passes)) - num_passes if self.is_sharded else 0
 
     def copy_first(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -110,7 +109,7 @@ class Collective:
         if self.size == 1:
             return
         if self.is_sharded:
-            # FSDP's backward pass has formed their mean over the processes, not their sum.
+            # FSDP's backward pass has computed the mean over the processes, not the sum.
             for parameter in parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(self.size)
@@ -141,11 +140,11 @@ class Collective:
 
 
 ALONE = Collective()
-"""The collective of a run that trains in one process."""
+"""The collective of a single-process run."""
 
 
 def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yields the gradients in groups of one number format and of limited size."""
+    """Yields the gradients in groups of one dtype and limited size."""
     bucket: list[Tensor] = []
     for gradient in gradients:
         numbers = sum(tensor.numel() for tensor in bucket) + gradient.numel()
@@ -158,10 +157,10 @@ def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def shard(model: nn.Module, *, device: str, size: int) -> nn.Module:
-    """Splits a causal language model's weights over the processes; returns the module to run in.
+    """Shards a causal language model's weights over the processes; returns the root module.
 
-    That module, the root, is the model without an adapter's wrapper: `root(compute)` returns
-    `compute()`. The model is in main memory; the share that a process keeps moves to the device.
+    The root is the model without an adapter's wrapper, and `root(compute)` returns
+    `compute()`. The model is on the CPU; each process moves its shard to the device.
     """
     root = base_model(model)
     mesh = init_device_mesh(torch.device(device).type, (size,))
@@ -174,7 +173,7 @@ def shard(model: nn.Module, *, device: str, size: int) -> nn.Module:
 
 
 def gathered_bytes(model: nn.Module) -> int:
-    """Returns the bytes of weights that are whole at a time: one layer's, and those of no layer."""
+    """Returns the bytes of weights gathered at a time: one layer's, and those outside layers."""
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     sizes = [sum(p.nbytes for p in layer.parameters()) for layer in layers]
     rest = sum(p.nbytes for p in model.parameters()) - sum(sizes)
@@ -195,18 +194,18 @@ def _run(compute: Callable[[], T]) -> T:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Returns a sharded tensor as a whole one; all processes must call this."""
+    """Returns the full tensor of a sharded one; all processes must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def own_part(tensor: Tensor) -> Tensor:
-    """Returns this process's share of a tensor."""
+def local_shard(tensor: Tensor) -> Tensor:
+    """Returns this process's shard of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole_weights(module: nn.Module, *, is_trained_only: bool) -> dict[str, Tensor]:
-    """Returns the weights by name, in main memory; tied weights stay one tensor."""
-    # This comes first, since taking the state frees gathered weights.
+    """Returns the full weights by name, on the CPU; tied weights stay one tensor."""
+    # First, since reading the state dict frees gathered weights.
     held = module.state_dict(keep_vars=True)
     weights: dict[int, Tensor] = {}
     for tensor in held.values():
@@ -216,7 +215,7 @@ def whole_weights(module: nn.Module, *, is_trained_only: bool) -> dict[str, Tens
 
 
 def like(tensor: Tensor, example: Tensor) -> Tensor:
-    """Returns this process's share of a whole tensor, if `example` is such a share."""
+    """Returns this process's shard of a full tensor, if `example` is sharded."""
     if not isinstance(example, DTensor):
         return tensor
     placed = tensor.to(example.device)
@@ -225,7 +224,7 @@ def like(tensor: Tensor, example: Tensor) -> Tensor:
 
 @torch.no_grad()
 def set_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Sets the module's sharded, trained parameters from whole tensors, by name.
+    """Sets the module's sharded, trained parameters from full tensors, by name.
 
     Raises KeyError if a parameter's tensor is missing.
     """

@@ -26,7 +26,7 @@ from stillroom.models.probe import choose_passes
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
 from stillroom.train.config.sections import ModelSection, TrainerSection
-from stillroom.train.student.adapters import continued_adapter, new_adapter
+from stillroom.train.student.adapters import load_trained_adapter, new_adapter
 from stillroom.train.student.collective import ALONE, Collective, like, run_inside, shard, whole
 
 _FINAL_SHARE = 0.1
@@ -34,22 +34,22 @@ _FINAL_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """The figures of one optimiser step."""
+    """The metrics of one optimiser step."""
 
     grad_norm: float
-    """The norm of all gradients together, before clipping."""
+    """The global gradient norm, before clipping."""
     learning_rate: float
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The figures, named as in events.jsonl."""
+        """The metrics, named as in events.jsonl."""
         return {"learning_rate": self.learning_rate, "grad_norm": self.grad_norm}
 
 
 def learning_rate_at(step: int, total_steps: int, settings: TrainerSection) -> float:
     """Returns the learning rate of a step, counted from 0 to total_steps - 1.
 
-    It rises over the warm-up (at most a tenth of the run), then falls to a tenth of its peak unless
+    It rises during warmup (at most a tenth of the run), then decays to a tenth of its peak unless
     the schedule is constant.
     """
     warmup = min(settings.warmup_steps, total_steps // 10)
@@ -94,9 +94,9 @@ class Optimizer:
         self.num_steps = 0
 
     def step(self) -> StepInfo:
-        """Applies all processes' gradients and clears them.
+        """Sums the gradients of all processes, applies them and clears them.
 
-        Raises DivergedError, in every process, if the gradients aren't finite.
+        Raises DivergedError, in every process, if the gradients are not finite.
         """
         self._peers.add_gradients(self._parameters)
         rate = learning_rate_at(self.num_steps, self._total_steps, self._settings)
@@ -107,8 +107,7 @@ class Optimizer:
         if not math.isfinite(norm):
             raise DivergedError(
                 f"the gradient of step {self.num_steps} is {norm}: training has diverged",
-                "lower trainer.learning_rate (a tenth is a good try); checkpoints written before "
-                "are good",
+                "lower trainer.learning_rate (try a tenth); earlier checkpoints are not affected",
             )
         self._adam.step()
         self._adam.zero_grad(set_to_none=True)
@@ -116,7 +115,7 @@ class Optimizer:
         return StepInfo(norm, rate)
 
     def state(self) -> dict[str, Tensor]:
-        """Returns AdamW's whole tensors, by the parameter's index and the tensor's name."""
+        """Returns AdamW's full state tensors, by the parameter's index and the tensor's name."""
         states: dict[int, dict[str, Tensor]] = self._adam.state_dict()["state"]
         named = {f"{i}.{name}": t for i, state in states.items() for name, t in state.items()}
         return {name: whole(tensor) for name, tensor in named.items()}
@@ -137,10 +136,10 @@ class Optimizer:
 
 
 _MIN_MICROBATCH, _MAX_MICROBATCH = 512, 16384
-# On a GPU a larger pass pays off: starting a pass costs as much as many tokens of padding.
+# On a GPU a larger pass pays off: launching a pass costs as much as many padding tokens.
 _MAX_MICROBATCH_CUDA = 32768
-# The share of the memory that weights and optimiser leave free; the backward pass and the head need
-# the rest.
+# The share of free memory, after weights and optimiser, for activations; the backward pass and the
+# head need the rest.
 _ACTIVATION_SHARE = 0.5
 _PROBE_TOKENS = (64, 320)
 _PACKED_SEQUENCES = 3
@@ -161,15 +160,15 @@ class Student:
     precision: Precision = "auto"
     """The `precision` of config.yml; `auto` and `bf16` compute in bf16 on CUDA."""
     microbatch_tokens: int | None = None
-    """The `microbatch_tokens` of config.yml; None: as many as the memory allows."""
+    """The `microbatch_tokens` of config.yml; None: as many as fit into memory."""
     activation_bytes: float | None = None
-    """The bytes that a forward pass with gradient keeps of each token; None unless on CUDA."""
+    """The bytes per token that a forward pass with gradient keeps; None unless on CUDA."""
     peers: Collective = ALONE
     """The processes that train the student together."""
     text_part_of: ModelRecord | None = None
-    """The multimodal model whose text part this is, without its hash; None for a model of text."""
+    """The multimodal model of which this is the text part, without its hash, or None."""
     root: nn.Module | None = None
-    """The module inside whose forward pass everything must run if weights are sharded; else
+    """The module whose forward pass must contain all computation if weights are sharded; else
     None."""
 
     @property
@@ -193,25 +192,25 @@ class Student:
 
     @property
     def compute_dtype(self) -> torch.dtype | None:
-        """The number format of matrix products under `autocast`; None: the weights'."""
-        return computing_format(self.loaded.device, self.precision)
+        """The dtype of matrix products under `autocast`; None: the weights'."""
+        return autocast_dtype(self.loaded.device, self.precision)
 
     def collate(self, sequences: Sequence[TokenSequence]) -> TokenBatch:
-        """Returns the sequences as one batch, as the model can run them.
+        """Collates the sequences into one batch that the model supports.
 
         Without sequences the batch has no trained token.
         """
         batch = self.head.collate(sequences or [_NOTHING])
         if not self.head.rules.may_split:
             return batch
-        # As in `passes`, where processes share a model they must run it equally often.
+        # As in `passes`: processes with sharded weights must run the model equally often.
         missing = self.peers.num_missing(len(batch.passes))
         return add_empty_passes(batch, missing)
 
     def passes(self, lengths: Sequence[int]) -> list[list[int]]:
         """Returns the indices of this process's sequences in each forward pass.
 
-        If weights are sharded, all processes make equally many passes, some of them maybe empty.
+        With sharded weights all processes make equally many passes, some of which may be empty.
         """
         groups = microbatches(
             lengths, max_tokens=self.max_microbatch_tokens, are_packed=self.head.can_pack
@@ -224,14 +223,14 @@ class Student:
 
     @property
     def by_hand(self) -> HandGradients | None:
-        """The student with its head's gradient formed by hand; None: autograd forms it."""
-        # A sharded model's weights look whole, but are so only inside its forward pass.
+        """The student with hand-written gradients of its head; None: autograd only."""
+        # A sharded model's weights are full only inside its forward pass.
         return None if self.root is not None else self.head.by_hand
 
     def logprobs(self, batch: TokenBatch) -> Tensor:
         """Returns the log-probability (nats) of each of the batch's trained tokens, [N].
 
-        They have a gradient if gradients are enabled; only one backward pass may follow.
+        They carry a gradient if gradients are enabled, for a single backward pass.
         """
         if (by_hand := self.by_hand) is not None:
             return by_hand.logprobs(batch)
@@ -248,7 +247,7 @@ class Student:
 
     @property
     def max_microbatch_tokens(self) -> int:
-        """The number of tokens (padding included) that a forward pass with gradient may have."""
+        """The maximum number of tokens (padding included) of a forward pass with gradient."""
         if self.microbatch_tokens is not None:
             return self.microbatch_tokens
         if self.activation_bytes is not None and self.loaded.device.type == "cuda":
@@ -256,24 +255,24 @@ class Student:
         return max_pass_tokens(self.head.max_positions)
 
     def pack_tokens(self, longest: int) -> int:
-        """Returns the most tokens of a pack, given the length of the longest sequence.
+        """Returns the maximum number of tokens of a pack, given the longest sequence.
 
         A pack may have as many tokens as any pass, and at least a few of the longest sequences if
-        those need little memory: a group's rollouts are fast to train on because they share their
-        prompt, which they do only within a pack.
+        they need little memory: a group's rollouts train fast because they share their prompt, but
+        only within a pack.
         """
         if self.microbatch_tokens is not None:
             return self.microbatch_tokens
         text: Any = self.loaded.model.config.get_text_config()
         inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-        # Each layer of Gemma 3n has a size of its own.
+        # Layers of Gemma 3n differ in size.
         inner = max(inner) if isinstance(inner, list) else inner
         numbers = text.num_hidden_layers * (14 * text.hidden_size + 5 * inner)
         cheap = min(_PACKED_SEQUENCES * longest, _PACK_BYTES // (4 * numbers))
         return max(self.max_microbatch_tokens, cheap)
 
     def _activation_room(self) -> float:
-        """Returns the bytes of the GPU's memory that activations may take."""
+        """Returns the bytes of GPU memory available for activations."""
         device = self.loaded.device
         weights = sum(p.nbytes for p in self.module.parameters())
         # Each trained parameter has a gradient and two moments.
@@ -284,20 +283,20 @@ class Student:
 
 
 def microbatch_tokens(room: float, activation_bytes: float) -> int:
-    """Returns how many tokens fit, as a power of two so that small differences change nothing."""
+    """Returns how many tokens fit, as a power of two for stability against small differences."""
     fitting = max(1, int(room / max(1.0, activation_bytes)))
     return max(_MIN_MICROBATCH, min(_MAX_MICROBATCH_CUDA, 1 << (fitting.bit_length() - 1)))
 
 
-def _measured(student: Student) -> Student:
-    """Returns the student with its `activation_bytes` measured."""
-    held = [_held_bytes(student, num_tokens) for num_tokens in _PROBE_TOKENS]
+def _measure_activations(student: Student) -> Student:
+    """Returns the student with `activation_bytes` measured."""
+    held = [_activation_bytes_of_pass(student, num_tokens) for num_tokens in _PROBE_TOKENS]
     # Bytes that do not depend on the number of tokens (such as weights cast to bf16) cancel out.
     per_token = (held[1] - held[0]) / (_PROBE_TOKENS[1] - _PROBE_TOKENS[0])
     return replace(student, activation_bytes=per_token)
 
 
-def _held_bytes(student: Student, num_tokens: int) -> int:
+def _activation_bytes_of_pass(student: Student, num_tokens: int) -> int:
     device = student.loaded.device
     before = torch.cuda.memory_allocated(device)
     ids_BT = torch.zeros(1, num_tokens, dtype=torch.int64, device=device)
@@ -320,19 +319,19 @@ def load_student(
     peers: Collective = ALONE,
     resumed: Path | None = None,
 ) -> Student:
-    """Returns the model that config.yml's `model` section describes, ready to train.
+    """Returns the model of config.yml's `model` section, ready to train.
 
-    If the section names an adapter's checkpoint, that adapter is trained further. All of `peers`
-    load the model. resumed: the checkpoint whose weights will be put in place of a new adapter's.
+    A section that names an adapter's checkpoint continues that adapter. All of `peers` load the
+    model. resumed: the checkpoint whose weights will replace those of a new adapter.
     Raises:
-        ConfigError: the checkpoint and the section do not fit together.
+        ConfigError: the checkpoint and the section are incompatible.
         ModelError: some weights are not finite.
     """
     location = locate_model(workspace, section.path)
     torch.manual_seed(seed)
     tokenizer = load_tokenizer(location)
     if location.is_adapter:
-        model = continued_adapter(workspace, location, section, stays=peers.is_sharded)
+        model = load_trained_adapter(workspace, location, section, keep_on_cpu=peers.is_sharded)
         base = adapter_base(workspace, location)
     else:
         base = location
@@ -340,7 +339,7 @@ def load_student(
             location,
             precision=section.student_precision,
             quantization=section.quantization,
-            stays=peers.is_sharded,
+            keep_on_cpu=peers.is_sharded,
         )
         if section.qlora_rank > 0:
             model = new_adapter(model, section, like=resumed)
@@ -349,9 +348,9 @@ def load_student(
         enable_gradient_checkpointing(model)
     head = OutputHead(model)
     head.check()
-    # Sharded weights are still in main memory.
+    # Sharded weights are still on the CPU.
     device = torch.device(peers.device) if peers.is_sharded else input_device(model)
-    choose_passes(head, device=device, compute_dtype=computing_format(device, section.precision))
+    choose_passes(head, device=device, compute_dtype=autocast_dtype(device, section.precision))
     root = None
     if peers.is_sharded:
         root = shard(model, device=peers.device, size=peers.size)
@@ -363,7 +362,7 @@ def load_student(
         text_part_of=_text_part_of(location, base),
     )  # fmt: skip
     peers.copy_first(student.trainable())
-    return _measured(student) if student.loaded.device.type == "cuda" else student
+    return _measure_activations(student) if student.loaded.device.type == "cuda" else student
 
 
 def _text_part_of(location: ModelLocation, base: ModelLocation) -> ModelRecord | None:
@@ -376,47 +375,45 @@ def _text_part_of(location: ModelLocation, base: ModelLocation) -> ModelRecord |
 
 
 def _check_finite(model: nn.Module, name: str) -> None:
-    """Raises ModelError if a weight is not finite, which no training can repair."""
+    """Raises ModelError if a weight is not finite, which training cannot repair."""
     for parameter_name, parameter in model.named_parameters():
         if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
             raise ModelError(
-                f"the weights of {name!r} are broken: {parameter_name} holds numbers that are not "
+                f"the weights of {name!r} are damaged: {parameter_name} holds numbers that are not "
                 "finite",
                 "download or export the model again, or start from an earlier checkpoint",
             )
 
 
 def router_notes(config: Any) -> list[str]:
-    """Returns a note on the routers' own loss, for a model with experts."""
+    """Returns a note on the missing load-balancing loss, for a model with experts."""
     if getattr(config.get_text_config(), "router_aux_loss_coef", None) is None:
         return []
-    return [
-        "the loss has no term that balances the routers' experts (TRL: output_router_logits false)"
-    ]
+    return ["the loss has no load-balancing term for the experts (TRL: output_router_logits false)"]
 
 
-def computing_format(device: torch.device, precision: Precision) -> torch.dtype | None:
-    """Returns the number format that autocast computes in on a device; None: the weights'."""
+def autocast_dtype(device: torch.device, precision: Precision) -> torch.dtype | None:
+    """Returns the dtype of autocast on a device; None: the weights'."""
     return torch.bfloat16 if device.type == "cuda" and precision != "fp32" else None
 
 
 def max_pass_tokens(max_positions: int) -> int:
-    """Returns the most padded tokens of a pass in main memory.
+    """Returns the maximum number of padded tokens of a pass on the CPU.
 
-    max_positions: the number of positions whose logits may be held at a time.
+    max_positions: the number of positions whose logits may be in memory at a time.
     """
     return max(_MIN_MICROBATCH, min(_MAX_MICROBATCH, max_positions))
 
 
 def peak_memory_gb(device: torch.device) -> float:
-    """Returns the most memory held so far (GB): on a GPU the GPU's, else the whole process's."""
+    """Returns the peak memory so far (GB): of the GPU, or else of the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     if device.type == "mps":
         return torch.mps.driver_allocated_memory() / 1e9
     status = Path("/proc/self/status")
     if status.is_file():
-        # Not getrusage, whose peak includes the memory of the process that started this one.
+        # Not getrusage, whose peak includes the memory of the parent process.
         [kilobytes] = re.findall(r"^VmHWM:\s+(\d+) kB$", status.read_text("ascii"), re.MULTILINE)
         return int(kilobytes) * 1024 / 1e9
     unit = 1 if sys.platform == "darwin" else 1024

@@ -337,7 +337,9 @@ def test_a_run_ends_early_with_the_weights_that_did_best_on_the_held_out_rows(
     best = min(range(len(losses)), key=losses.__getitem__)
     assert len(losses) == best + 2 < 8
     assert (result.kept_step, result.steps) == ((best + 1) * 2, (best + 2) * 2)
-    assert f"stops early: val_loss was lowest at step {result.kept_step}" in project.reporter.notes
+    assert (
+        f"early stopping: val_loss was lowest at step {result.kept_step}" in project.reporter.notes
+    )
     kept = load_file(project.checkpoint(f"step_{result.kept_step:06d}") / "model.safetensors")
     final = load_file(project.checkpoint() / "model.safetensors")
     assert all(torch.equal(kept[name], final[name]) for name in kept)

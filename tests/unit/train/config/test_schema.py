@@ -13,7 +13,7 @@ from stillroom.train.config.distill_sections import AlgorithmSection, TeacherSec
 from stillroom.train.config.file import REFUSED_VALUES, UNSUPPORTED, config_notes, load_config
 from stillroom.train.config.losses import LOSSES, LossName
 from stillroom.train.config.request import PlanTraining, plan_request
-from stillroom.train.methods.losses import LossFunctions, functions_of
+from stillroom.train.methods.losses import LossFunctions, loss_functions
 
 SFT = {
     "dataset_type": "sft",
@@ -222,7 +222,7 @@ def test_prompts_are_grouped_only_for_rewards_that_compare_their_rollouts(
 def test_every_loss_has_its_functions():
     assert set(get_args(LossName)) == set(LOSSES)
     for name, loss in LOSSES.items():
-        functions = functions_of(AlgorithmSection(loss_fn=name))
+        functions = loss_functions(AlgorithmSection(loss_fn=name))
         empty = LossFunctions()
         assert (functions.sampled_loss != empty.sampled_loss) == loss.is_sampled
         assert (functions.divergence != empty.divergence) != loss.is_sampled
@@ -230,7 +230,7 @@ def test_every_loss_has_its_functions():
 
 
 def test_a_loss_is_not_taken_for_another_one():
-    functions = functions_of(AlgorithmSection(loss_fn="full_reverse_kl"))
+    functions = loss_functions(AlgorithmSection(loss_fn="full_reverse_kl"))
 
     with pytest.raises(NotImplementedError):
         functions.listed_divergence(*[torch.zeros(1)] * 4)

@@ -25,7 +25,7 @@ from stillroom.train.distributed.rank_folder import (
     RankReporter,
     RankStart,
     failure_of_ranks,
-    following,
+    relay_rank_reports,
     this_process,
 )
 from stillroom.train.planning.plan import plan_training
@@ -81,7 +81,7 @@ def test_what_the_first_process_tells_reaches_the_run_and_its_stop_the_others(pr
     project.config["trainer"]["num_epochs"] = 400
     project.write_config()
 
-    with following(files, kept):
+    with relay_rank_reports(files, kept):
         ends = in_processes(lambda peers: train_as_rank(files, peers), project.root / "forked")
 
     assert [end.is_cancelled for end in ends] == [True, True]
@@ -111,7 +111,7 @@ def test_machines_with_another_version_are_refused(project):
 
     ends = in_processes(lambda peers: train_as_rank(files, peers), project.root / "forked")
 
-    assert "the run 0.0.1" in ends[1].failure.problem
+    assert "the run has 0.0.1" in ends[1].failure.problem
 
 
 def failed(at, **fields):
@@ -150,7 +150,7 @@ def test_of_several_errors_the_first_one_counts(files):
 
 def test_what_is_not_finite_arrives(files):
     kept = KeptReporter()
-    with following(files, kept):
+    with relay_rank_reports(files, kept):
         RankReporter(files, is_first=True).metrics(3, {"loss": float("nan"), "grad_norm": 2.0})
         RankReporter(files, is_first=False).note("of another process")
 

@@ -162,7 +162,7 @@ def test_prompts_that_nothing_judges_are_refused_before_training(make):
     project = make("sft", EVAL)
     project.write(PROMPTS, name="heldout.jsonl")
 
-    with pytest.raises(InputError, match="nothing judges the 8 prompts") as caught:
+    with pytest.raises(InputError, match="for any of the 8 prompts") as caught:
         project.train()
 
     assert "rewards.py" in caught.value.fix
@@ -178,7 +178,7 @@ def test_prompts_without_an_answer_are_left_out_of_an_evaluation_with_a_note(mak
 
     project.train()
 
-    assert any(f"leaves out 1 of {len(lines) + 1} prompts" in n for n in project.reporter.notes)
+    assert any(f"skips 1 of {len(lines) + 1} prompts" in n for n in project.reporter.notes)
 
 
 def test_evaluations_may_change_when_a_run_goes_on(make):

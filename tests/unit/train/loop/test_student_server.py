@@ -114,7 +114,7 @@ def test_a_server_that_loads_no_adapters_is_told_how_to_be_started(tmp_path, tin
     start = tiny_models.folder("llama", "chatml")
     with FakeModelServer(tiny_models.load("llama", "chatml"), has_lora=False) as server:
         project = distill(tmp_path, start, start, server)
-        with pytest.raises(RunError, match="loads no adapters") as caught:
+        with pytest.raises(RunError, match="does not load adapters") as caught:
             project.train()
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in caught.value.fix
     assert "--max-lora-rank 8" in caught.value.fix

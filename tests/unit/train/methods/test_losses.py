@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillroom.train.methods.losses import (
-    above_expected,
-    beyond_rounding,
     importance_sampling_losses,
     ppo_losses,
     preference_loss,
     reverse_kl_advantages,
+    subtract_expected,
     sum_by_sequence,
     truncated_ratios,
+    zero_rounding,
 )
 
 
@@ -123,7 +123,7 @@ def test_differences_within_rounding_are_no_advantage():
 def test_divergences_within_rounding_have_no_gradient_and_broken_ones_stay_broken():
     divergence = torch.tensor([5e-7, -5e-7, 1e-3, math.nan], requires_grad=True)
 
-    found = beyond_rounding(divergence)
+    found = zero_rounding(divergence)
     found[:3].sum().backward()
 
     assert found[:3].tolist() == pytest.approx([0.0, 0.0, 1e-3])
@@ -150,7 +150,7 @@ def sampled_gradients(student, teacher, *, has_baseline):
     for token in range(len(student)):
         advantage = reverse_kl_advantages(now[token : token + 1], q[token : token + 1], coef=0.3)
         if has_baseline:
-            advantage = above_expected(advantage, divergence[None], coef=0.3)
+            advantage = subtract_expected(advantage, divergence[None], coef=0.3)
         loss = importance_sampling_losses(p[token : token + 1], now[token : token + 1], advantage)
         (row,) = torch.autograd.grad(loss.sum(), leaf, retain_graph=True)
         rows.append(row)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillroom.train.on_policy.training_sequences import decayed, reward_advantages
+from stillroom.train.on_policy.training_sequences import decay_advantage, reward_advantages
 
 REWARDS = [1.0, 0.0, 0.0, 0.5, None, 1.0]
 PROMPTS = ["a", "a", "a", "b", "b", "b"]
@@ -40,9 +40,9 @@ def test_advantages_of_those_that_are_compared_add_up_to_nothing(rows, estimator
 
 
 def test_an_advantage_decays_from_the_end_to_the_beginning():
-    assert decayed(2.0, 3, gae_lambda=0.5) == [0.5, 1.0, 2.0]
-    assert decayed(-1.0, 4, gae_lambda=1.0) == [-1.0] * 4
-    assert decayed(1.0, 0, gae_lambda=0.5) == []
+    assert decay_advantage(2.0, 3, gae_lambda=0.5) == [0.5, 1.0, 2.0]
+    assert decay_advantage(-1.0, 4, gae_lambda=1.0) == [-1.0] * 4
+    assert decay_advantage(1.0, 0, gae_lambda=0.5) == []
 
 
 def test_decay_is_generalised_advantage_estimation_with_one_value_for_all_states():
@@ -53,4 +53,4 @@ def test_decay_is_generalised_advantage_estimation_with_one_value_for_all_states
         sum(decay ** (later - t) * errors[later] for later in range(t, num)) for t in range(num)
     ]
 
-    assert decayed(reward - value, num, gae_lambda=decay) == pytest.approx(wanted)
+    assert decay_advantage(reward - value, num, gae_lambda=decay) == pytest.approx(wanted)

@@ -10,7 +10,7 @@ from stillroom.errors import RunCancelledError
 from stillroom.train.config.losses import LossName
 from stillroom.train.on_policy.rollout_metrics import repetition
 from stillroom.train.on_policy.student_policy import Limits, StudentRollout
-from stillroom.train.on_policy.student_rollouts import SampledRollout, sequences_of
+from stillroom.train.on_policy.student_rollouts import SampledRollout, training_sequences_of
 
 
 def distill(tmp_path, student, teacher, *, prompts=8, **sections):
@@ -300,7 +300,7 @@ def test_what_was_sampled_is_what_is_trained():
     )
     sampled = StudentRollout(task, 0, 0, 0, Limits(1))
 
-    (sequence,) = sequences_of(
+    (sequence,) = training_sequences_of(
         [SampledRollout(rollout(one), sampled) for one in (nothing, trace, None)]
     )
 

@@ -200,7 +200,7 @@ def test_a_server_that_told_too_few_tokens_is_an_error(student, teacher):
     prepared = prepare_sequences(sampled_by(student.loaded.model), algorithm)
 
     reported = scored_by_server(teacher.loaded.model, prepared, k=5)
-    with pytest.raises(TeacherError, match="did not return its 6 likeliest") as caught:
+    with pytest.raises(TeacherError, match="did not return its top 6") as caught:
         accumulate_gradient(student, {}, reported, algorithm, UpdateStats())
     assert "max-logprobs" in caught.value.fix
 

@@ -177,7 +177,7 @@ def test_a_rollout_is_read_after_the_teachers_prompt_with_the_very_tokens_sample
     assert own.sampled_logprobs == trace.sampled_logprobs
     # A row that has the message itself is read alike by both.
     assert read(task({"role": "system", "content": SYSTEM}, ask), trace, []) is None
-    with pytest.raises(ModelError, match="does not begin with the tokens of its prompt"):
+    with pytest.raises(ModelError, match="does not start with the tokens of its prompt"):
         read(task(ask, ask), trace, [])
 
 
@@ -227,7 +227,7 @@ def test_a_model_is_taught_its_own_prompt(tmp_path, tiny_models):
     assert all(metrics["logprob_gap"] < 1e-5 for metrics in instructed.reporter.measured)
     assert abs(plain.reporter.measured[0]["teacher_kl"]) < 1e-5
     assert "left_out" not in plain.reporter.measured[0]
-    assert any("before an answer the student reads" in n for n in instructed.reporter.notes)
+    assert any("the student's prompt has" in n for n in instructed.reporter.notes)
 
 
 def test_with_tools_and_rows_that_have_a_message_both_read_what_is_theirs(tmp_path, tiny_models):
@@ -247,7 +247,7 @@ def test_with_tools_and_rows_that_have_a_message_both_read_what_is_theirs(tmp_pa
     project.train()
 
     assert project.reporter.measured[0]["logprob_gap"] < 1e-5
-    (note,) = [note for note in project.reporter.notes if "before an answer" in note]
+    (note,) = [note for note in project.reporter.notes if "the student's prompt has" in note]
     num_student, num_teacher, *_ = map(int, re.findall(r"\d+", note))
     assert num_teacher - num_student > 10
 
@@ -328,7 +328,7 @@ def test_rollouts_beyond_the_teachers_context_are_left_out_and_counted(tmp_path,
     (tmp_path / "rules.md").write_text(f"{rules}{'x' * padding}", encoding="utf-8")
     with pytest.raises(DataError, match="is longer than the teacher's context") as caught:
         project.train()
-    assert any("are left out and counted" in note for note in project.reporter.notes)
+    assert any("are skipped and counted" in note for note in project.reporter.notes)
     assert "shorten teacher.context_file" in caught.value.fix
 
 
@@ -336,11 +336,11 @@ def test_a_prompt_that_fills_the_teachers_context_is_refused(tmp_path, tiny_mode
     project = small(tmp_path, tiny_models, teacher={"context_file": "rules.md"})
     (tmp_path / "rules.md").write_text("Rule. " * 400, encoding="utf-8")
 
-    with pytest.raises(ConfigError, match="so it could not read any answer") as caught:
+    with pytest.raises(ConfigError, match="which leaves no room for an answer") as caught:
         project.train()
 
     assert "shorten teacher.context_file" in caught.value.fix
-    with pytest.raises(ConfigError, match="so it could not read any answer"):
+    with pytest.raises(ConfigError, match="which leaves no room for an answer"):
         plan_training(project.workspace, PlanTraining())
 
 
@@ -350,7 +350,7 @@ def test_a_plan_counts_what_the_teacher_reads(tmp_path, tiny_models):
 
     forecast = plan_training(project.workspace, PlanTraining())
 
-    (check,) = [check for check in forecast.checks if "before an answer" in check]
+    (check,) = [check for check in forecast.checks if "the student's prompt has" in check]
     num_student, num_teacher, *_ = map(int, re.findall(r"\d+", check))
     assert num_teacher - num_student > 10
     assert forecast.seconds

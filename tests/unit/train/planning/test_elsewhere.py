@@ -46,7 +46,7 @@ def test_the_plan_is_that_of_the_machine_and_counts_as_the_plan_here_does(projec
     [box] = there.machines
     assert there.seconds == box.seconds_most
     assert box.usd_most == pytest.approx(there.seconds * 3.0 / 3600)
-    assert any("nothing was tried" in note for note in there.notes)
+    assert any("without a trial" in note for note in there.notes)
 
 
 def test_the_other_machines_are_weighed_too_each_with_its_own_device(project):
@@ -110,7 +110,7 @@ def test_pairs_and_on_policy_distillation_are_planned(tmp_path, tiny_models, met
 
     assert result.seconds is not None
     assert result.machines[0].seconds_least is not None
-    assert (method == "distill") == any("one turn a rollout" in note for note in result.notes)
+    assert (method == "distill") == any("one turn per rollout" in note for note in result.notes)
 
 
 def test_a_cluster_that_only_the_machine_reaches_is_not_looked_for_here(project):

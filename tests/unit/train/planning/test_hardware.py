@@ -83,7 +83,7 @@ def test_a_forecast_says_time_dollars_and_what_they_rest_on():
     assert 60 < found.seconds_least < found.seconds_most < 3600
     assert found.usd_most == pytest.approx(found.seconds_most / 3600 * 2.4)
     assert "published" not in found.based_on
-    assert "its maker's figures (2026-" in found.based_on
+    assert "specifications of its GPU (2026-" in found.based_on
     assert found.memory_free_gb == pytest.approx(78.9)
 
 
@@ -103,7 +103,7 @@ def test_the_price_of_a_first_run_includes_the_installation():
     ("hardware", "said"),
     [
         (Hardware("box", is_known=False), "it has not been probed yet"),
-        (Hardware("box", gpus=["Odd GPU 9"]), "not in our table"),
+        (Hardware("box", gpus=["Odd GPU 9"]), "not in the table"),
     ],
 )
 def test_of_an_unknown_machine_nothing_is_made_up(hardware, said):

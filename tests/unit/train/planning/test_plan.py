@@ -62,7 +62,7 @@ def steps_s(reported):
         (0, 3e-3, 50, "sft", None),
         (0, 1e-4, 600, "sft", "which suits adapters: trainer.learning_rate=1e-5"),
         (0, 1e-5, 600, "sft", None),
-        (32, 1e-5, 600, "sft", "which suits all weights: trainer.learning_rate=1e-4"),
+        (32, 1e-5, 600, "sft", "which suits full fine-tuning: trainer.learning_rate=1e-4"),
         (32, 5e-6, 600, "dpo", None),
         (32, 1e-4, 600, "sft", None),
     ],
@@ -91,7 +91,7 @@ def test_a_plan_tells_of_a_learning_rate_or_an_adapter_that_does_not_suit_the_mo
         ("sft", 16, {}, "only 16 optimiser steps"),
         ("sft", 200, {}, None),
         ("distill", 40, {"max_steps": 40}, None),
-        ("distill", 60, {"max_steps": 100}, "trainer.max_steps allows 100: raise trainer"),
+        ("distill", 60, {"max_steps": 100}, "fewer than trainer.max_steps 100: raise trainer"),
     ],
 )
 def test_a_plan_tells_of_too_few_steps(method, steps, trainer, said):
@@ -222,7 +222,7 @@ def test_a_plan_of_distillation_has_the_teacher_and_the_time_of_a_short_iteratio
     assert reported.measured_memory_gb is not None
     # Three iterations of eight rollouts; a clerk's turn is a phrase and its end.
     assert steps_s(reported) == pytest.approx(3 * 8 * 2 / reported.tokens_per_s)
-    assert "one turn a rollout of 2 tokens (as a short trial gave)" in reported.notes[-1]
+    assert "one turn per rollout of 2 tokens (as in a short trial)" in reported.notes[-1]
     parts = reported.memory_parts_gb
     assert parts["teacher"] == parts["weights"] > 0
     assert parts["sampling"] > 0
@@ -275,7 +275,7 @@ def test_answers_longer_than_the_trial_count_as_long_as_they_may_get(tmp_path, t
     # The time that imports took counts, as a run takes it too.
     assert reported.start_s is not None
     assert reported.start_s > 1000
-    assert "of 100 tokens (the most there may be)" in reported.notes[-1]
+    assert "of 100 tokens (the maximum)" in reported.notes[-1]
 
 
 def test_four_bits_take_an_eighth_of_what_the_matrices_took(tiny_models):

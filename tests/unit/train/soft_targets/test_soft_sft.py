@@ -246,7 +246,7 @@ def test_two_processes_train_what_one_does_and_the_teacher_reads_rows_once(
     notes = in_processes(work, tmp_path / "forked")
 
     assert same(weights(project, "alone"), weights(project, "together"), 1e-5)
-    assert sum("has read all rows" in note for one in notes for note in one) == bool(settings)
+    assert sum("has scored all rows" in note for one in notes for note in one) == bool(settings)
 
 
 @pytest.mark.parametrize("provider", ["vllm", "sglang"])
@@ -358,8 +358,8 @@ def test_a_plan_counts_the_teacher_and_refuses_one_that_reads_text_otherwise(
     live = plan_training(project.workspace, PlanTraining(overrides=("soft_targets.top_k=null",)))
 
     assert forecast.memory_parts_gb["teacher"] > 0
-    assert any("reads the rows once" in note for note in forecast.notes)
-    assert not any("reads the rows once" in note for note in live.notes)
+    assert any("scores the rows once" in note for note in forecast.notes)
+    assert not any("scores the rows once" in note for note in live.notes)
     assert live.seconds is not None
     assert forecast.checks == live.checks
     other = tiny_models.folder("llama", "llama3")
@@ -411,7 +411,7 @@ def test_another_instruction_is_read_anew(tmp_path, student, teacher):
     project.config["teacher"]["system"] = "Answer in one word."
     project.train("run-2")
 
-    read = [note for note in project.reporter.notes if "the teacher has read all rows" in note]
+    read = [note for note in project.reporter.notes if "the teacher has scored all rows" in note]
     assert len(read) == 2
     assert not same(weights(project, "run-1"), weights(project, "run-2"))
 

@@ -119,8 +119,8 @@ def test_a_list_names_layers_by_any_part_of_their_names():
 @pytest.mark.parametrize(
     ("family", "names", "problem"),
     [
-        ("llama3", ["q_proj", "v_porj"], "names 'v_porj'.*did you mean 'v_proj'"),
-        ("llama3", ["lm_head"], "names 'lm_head'"),
+        ("llama3", ["q_proj", "v_porj"], "named 'v_porj'.*did you mean 'v_proj'"),
+        ("llama3", ["lm_head"], "named 'lm_head'"),
         ("mamba2", ["out_proj"], "no adapter can be put on out_proj"),
     ],
 )
@@ -164,9 +164,9 @@ def test_layers_cannot_be_chosen_for_an_adapter_that_has_its_own(tmp_path, tiny_
     project.train()
     chosen = ModelSection(path="run-1", qlora_rank=4, lora_targets="attention")
 
-    with pytest.raises(ConfigError, match="keeps the layers that it is on"):
+    with pytest.raises(ConfigError, match="whose layers cannot be changed"):
         load_student(project.workspace, chosen, seed=0)
-    with pytest.raises(ConfigError, match="keeps the layers that it is on"):
+    with pytest.raises(ConfigError, match="whose layers cannot be changed"):
         plan_training(
             project.workspace,
             PlanTraining(overrides=("model.path=run-1", "model.lora_targets=attention")),
