@@ -23,24 +23,24 @@ class Spill:
     def __init__(self, folder: Path | None = None, *, most_mapped: int = _MOST_MAPPED) -> None:
         """`folder` is the file's folder: the system's default may be small or in memory."""
         self._folder, self._most_mapped = folder, most_mapped
-        self._waiting: list[bytes] = []
+        self._pending: list[bytes] = []
         self._view: mmap.mmap | bytes = b""
-        self._num_waiting = self._num_written = self._num_reads = 0
+        self._num_pending = self._num_written = self._num_reads = 0
 
     def append(self, data: bytes) -> int:
         """Stores a chunk and returns its position."""
-        place = self._num_written + self._num_waiting
-        self._waiting.append(data)
-        self._num_waiting += len(data)
-        if self._num_waiting >= _BLOCK:
-            self._flush()
+        place = self._num_written + self._num_pending
+        self._pending.append(data)
+        self._num_pending += len(data)
+        if self._num_pending >= _BLOCK:
+            self._write_pending()
         return place
 
-    def _flush(self) -> None:
-        rest = memoryview(b"".join(self._waiting))
+    def _write_pending(self) -> None:
+        rest = memoryview(b"".join(self._pending))
         self._num_written += len(rest)
-        self._waiting.clear()
-        self._num_waiting = 0
+        self._pending.clear()
+        self._num_pending = 0
         while rest:
             rest = rest[self._file.write(rest) :]
 
@@ -53,7 +53,7 @@ class Spill:
         found: list[bytes] = []
         for place, num_bytes in chunks:
             if place + num_bytes > len(self._view):
-                self._map()
+                self._map_file()
             view, handle = self._view, self._file.fileno()
             found.append(
                 view[place : place + num_bytes] if view else os.pread(handle, num_bytes, place)
@@ -65,12 +65,12 @@ class Spill:
             self._num_reads = 0
         return found
 
-    def _map(self) -> None:
+    def _map_file(self) -> None:
         """Maps the file into memory, which is faster than system calls for many chunks.
 
         A file that may exceed a limit on the process's address space is not mapped.
         """
-        self._flush()
+        self._write_pending()
         self._view = b""
         if 0 < self._num_written <= self._most_mapped:
             self._view = mmap.mmap(self._file.fileno(), self._num_written, prot=mmap.PROT_READ)

@@ -186,7 +186,7 @@ def scrub(data: bytes, redactor: Redactor, stream: StreamText | None = None) -> 
     if not names:
         return data
     pieces = _pieces(data)
-    cuts = [cut for name in names for cut in _cuts(data, pieces.get(name, []), redactor)]
+    cuts = [cut for name in names for cut in _find_cuts(data, pieces.get(name, []), redactor)]
     parts: list[bytes] = []
     place = 0
     for (start, end), mark in sorted(cuts):
@@ -195,7 +195,7 @@ def scrub(data: bytes, redactor: Redactor, stream: StreamText | None = None) -> 
     return b"".join([*parts, data[place:]])
 
 
-def _cuts(data: bytes, pieces: Sequence[Span], redactor: Redactor) -> list[tuple[Span, bytes]]:
+def _find_cuts(data: bytes, pieces: Sequence[Span], redactor: Redactor) -> list[tuple[Span, bytes]]:
     """Returns the spans of keys within a text's pieces, each with its replacement."""
     text = b"".join([data[start:end] for start, end in pieces])
     found = redactor.spans(text)

@@ -25,7 +25,7 @@ class _Request(msgspec.Struct):
     n: int | None = None
 
     @property
-    def most_written(self) -> int:
+    def completion_limit(self) -> int:
         stated = [value for name in _LIMITS if (value := getattr(self, name)) is not None]
         return max(1, self.n or 1) * (max(stated) if stated else _UNSTATED_TOKENS)
 
@@ -51,7 +51,7 @@ class CallBudget:
 
     def count(self, call: RecordedCall) -> bool:
         """Adds the cost of a call recorded earlier; returns False if its model has no price."""
-        planned = self._planned(call.request.content.data)
+        planned = self._reservation_for(call.request.content.data)
         if planned is not None:
             self.budget.spent += planned.cost_of(call)
         return planned is not None
@@ -61,7 +61,7 @@ class CallBudget:
 
         Raises RefusedError if the budget can never cover it, or the model has no price.
         """
-        reserved = self._planned(body)
+        reserved = self._reservation_for(body)
         if reserved is None:
             raise RefusedError(
                 402, "no_price", "--budget-usd needs the price of the model, which is unknown",
@@ -81,7 +81,7 @@ class CallBudget:
         self.budget.send(reserved.worst)
         return reserved
 
-    def _planned(self, body: bytes) -> "Reservation | None":
+    def _reservation_for(self, body: bytes) -> "Reservation | None":
         """Returns a request's maximum cost; None if its model has no price.
 
         A prompt has at most one token per byte of the request. The maximum excess of earlier calls
@@ -95,11 +95,11 @@ class CallBudget:
         if price is None:
             return None
         self._prices[request.model] = price
-        expected = Usage(prompt_tokens=len(body), completion_tokens=request.most_written)
+        expected = Usage(prompt_tokens=len(body), completion_tokens=request.completion_limit)
         usage = expected + self._more
         return Reservation(self, price, expected, Cost.of(usage, price.of(usage)))
 
-    def learn(self, expected: Usage, usage: Usage) -> None:
+    def record_excess(self, expected: Usage, usage: Usage) -> None:
         """Remembers by how much a call exceeded its expected usage."""
         prompt = usage.prompt_tokens - expected.prompt_tokens
         completion = usage.completion_tokens - expected.completion_tokens
@@ -126,7 +126,7 @@ class Reservation:
             usage = Usage() if call.reply.status >= 400 else self._of.usage_of(call)
         if usage is None:
             return self.worst
-        self._of.learn(self._expected, usage)
+        self._of.record_excess(self._expected, usage)
         return Cost.of(usage, self._price.of(usage))
 
     def settle(self, line: bytes) -> None:

@@ -219,7 +219,7 @@ class Tape:
         ]  # fmt: skip
         if not entries:
             return None
-        best = max(entries, key=lambda entry: _likeness(entry.key, key))
+        best = max(entries, key=lambda entry: _similarity(entry.key, key))
         recorded = self._call(best).request.content.data
         return f"{best}, which differs at {first_difference(data, recorded)}"
 
@@ -231,7 +231,7 @@ class Tape:
         return decode_call(self._rows.read(entry.path, entry.offset, entry.num_bytes))
 
 
-def _likeness(known: RequestKey, given: RequestKey) -> tuple[int, bool, int]:
+def _similarity(known: RequestKey, given: RequestKey) -> tuple[int, bool, int]:
     """Returns a sort key for similarity: by shared leading messages, then by the other fields."""
     pairs = zip(known.messages, given.messages, strict=False)
     num_shared = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])

@@ -207,7 +207,7 @@ class RolloutWriter:
     def write(self, sides: Sequence[RolloutSide]) -> None:
         """Writes the collected rows and prompts of each side to that side's files."""
         for side in sides:
-            self.name_tasks(side)
+            self.assign_task_ids(side)
         for side in sides:
             for row in self.rows_of(side):
                 if side.rows is not None:
@@ -216,7 +216,7 @@ class RolloutWriter:
         self.counts.unanswered_prompts = self._prompts.num_unanswered
         self.counts.contradicted = self._prompts.num_contradicted
 
-    def name_tasks(self, side: RolloutSide) -> None:
+    def assign_task_ids(self, side: RolloutSide) -> None:
         """Assigns task ids to a side's prompts, and writes the prompts."""
         for number in side.new_prompts:
             prompt = self._prompts.prompt(number)
