@@ -185,3 +185,19 @@ def test_options_of_http_are_refused_for_a_server_on_standard_output(
     with pytest.raises(SystemExit):
         main(["serve", "--port", "9000"])
     assert "--port is for a server over HTTP" in capsys.readouterr().err
+
+
+def test_a_client_that_leaves_before_its_request_is_whole_leaves_no_traceback(
+    tmp_path: Path,
+) -> None:
+    with served(tmp_path) as server:
+        address = server.url.removeprefix("http://").removesuffix("/mcp")
+        host, _, port = address.rpartition(":")
+        head = f"POST /mcp HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {TOKEN}\r\n"
+        head += "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n"
+        with socket.create_connection((host, int(port)), timeout=10) as client:
+            client.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        assert post(server, authorization=f"Bearer {TOKEN}").status_code == 200
+        server.stop()
+        assert server.process.stderr is not None
+        assert "Disconnect" not in server.process.stderr.read()

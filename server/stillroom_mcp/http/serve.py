@@ -1,11 +1,13 @@
 """Serves an application over HTTP until the process is asked to stop."""
 
+import logging
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.transport_security import TransportSecuritySettings
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from stillroom import bounds
@@ -48,8 +50,15 @@ def serve_http(
     return 0
 
 
+def _is_no_departure(record: logging.LogRecord) -> bool:
+    """Returns whether a record is about anything but a client that left during its request."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], ClientDisconnect)
+
+
 def mcp_app(server: MCPServer, *, token: str | None, allowed_hosts: Iterable[str] = ()) -> ASGIApp:
     """Returns the application that serves an MCP server at `/mcp` to those who show the token."""
+    # The SDK logs a traceback for each such client.
+    logging.getLogger("mcp.server.streamable_http").addFilter(_is_no_departure)
     inner = server.streamable_http_app(
         streamable_http_path=MCP_PATH,
         max_sessions=bounds.SESSIONS.most,
