@@ -252,7 +252,7 @@ def test_a_plan_names_the_checkpoint_that_it_is_for_and_what_its_memory_assumes(
     notes = plan(project).notes
 
     assert "the student is runs/run-1/checkpoints/final" in notes
-    [memory] = [note for note in notes if "largest pass" in note]
+    [memory] = [note for note in notes if "largest forward pass" in note]
     assert "as if each of a rollout's 3 turns had rollout.max_tokens (8)" in memory
 
 
