@@ -138,7 +138,7 @@ def commit() -> str:
     """Returns the commit that is shown, with a plus sign if files differ from it."""
     words = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
     return subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True, check=True
+        words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     ).stdout.strip()
 
 
