@@ -5,6 +5,7 @@ some with odd parameters. Each answers 200, or 4xx with words, within seconds; a
 a script.
 """
 
+import copy
 import json
 import random
 import re
@@ -65,16 +66,16 @@ class Checker(HTMLParser):
 
 def lines_of(draw: random.Random) -> bytes:
     """Returns the bytes of a file of rows."""
-    rows = [draw.choice(BASES) for _ in range(draw.randrange(1, 6))]
+    rows = copy.deepcopy([draw.choice(BASES) for _ in range(draw.randrange(1, 6))])
     if draw.random() < 0.8:
         rows = mutated(rows, draw)
     for _ in range(draw.randrange(4)):
         holder, key = draw.choice(list(places_in(rows)) or [(rows, 0)])
         hostile = [ATTACK, ATTACK, draw.choice(MESSAGES), "x" * LONG, {ATTACK: ATTACK}, [ATTACK]]
         if rows:
-            holder[key] = draw.choice(hostile)
+            holder[key] = copy.deepcopy(draw.choice(hostile))
         if isinstance(holder, dict) and draw.random() < 0.3:
-            holder[ATTACK] = holder[key]
+            holder[ATTACK] = copy.deepcopy(holder[key])
     lines = [
         json.dumps(row, ensure_ascii=draw.random() < 0.5).encode("utf-8", "replace") for row in rows
     ]
