@@ -18,7 +18,7 @@ from fakes.rollout_lines import encoded
 from fakes.rollout_rows import rollout_row, write_lines
 from fakes.waiting import wait_until
 from stillroom.settings import Workspace
-from stillroom_mcp.answers import writable
+from stillroom_mcp.answers import json_safe
 from stillroom_mcp.app import build_server
 
 SERVER = StdioServerParameters(command=sys.executable, args=["-P", "-m", "stillroom_mcp", "serve"])
@@ -52,11 +52,11 @@ def test_a_name_that_is_no_unicode_is_answered_and_the_server_lives(tmp_path: Pa
 
 
 def test_an_answer_that_is_no_json_is_escaped_or_becomes_an_error() -> None:
-    assert writable({"a": ["x\udce9"], "\ud800": 1}) == {"a": ["x\\udce9"], "\\ud800": 1}
+    assert json_safe({"a": ["x\udce9"], "\ud800": 1}) == {"a": ["x\\udce9"], "\\ud800": 1}
     ring: dict[str, Any] = {}
     ring["ring"] = ring
     with pytest.raises(MCPError, match="the answer is not valid JSON"):
-        writable(ring)
+        json_safe(ring)
 
 
 def children(pid: int) -> list[psutil.Process]:
