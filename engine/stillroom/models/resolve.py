@@ -130,11 +130,10 @@ def _checkpoint_of_run(name: str, run: Path) -> ModelLocation:
     if final.is_dir():
         return ModelLocation(name, str(final.resolve()), is_local=True)
     steps = sorted(p.name for p in (run / CHECKPOINTS).glob("step_*"))
-    hint = f"; it has {CHECKPOINTS}/{steps[-1]}, which can be given as a folder" if steps else ""
-    raise ModelError(
-        f"run {name!r} has no final checkpoint{hint}",
-        f"see its state with `stillroom get-run {name}`",
-    )
+    fix = f"see its state (get_run with run_id={name})"
+    if steps:
+        fix = f"give its last checkpoint, runs/{run.name}/{CHECKPOINTS}/{steps[-1]}, as the model"
+    raise ModelError(f"run {name!r} has no final checkpoint", fix)
 
 
 def identify(location: ModelLocation, *, role: str) -> ModelRecord:

@@ -80,3 +80,14 @@ def test_a_models_id_at_a_hosted_service_is_told_apart_from_a_hub_id(tmp_path):
         locate_model(Workspace(tmp_path), "acfa2862-23a9-4e65-ab68-b9b2698b0e75")
 
     assert "download the weights" in caught.value.fix
+
+
+def test_of_a_run_without_a_final_checkpoint_the_last_one_is_named(tmp_path):
+    for step in (20, 40):
+        (tmp_path / f"runs/sft-1/checkpoints/step_{step:06}").mkdir(parents=True)
+    (tmp_path / "runs/sft-1/run.json").write_text("{}", encoding="utf-8")
+
+    with pytest.raises(ModelError, match="no final checkpoint") as caught:
+        locate_model(Workspace(tmp_path), "sft-1")
+
+    assert "runs/sft-1/checkpoints/step_000040" in caught.value.fix

@@ -95,7 +95,7 @@ def _launch(arguments: list[str]) -> None:
 
     thread = threading.Thread(target=launch, daemon=True)
     thread.start()
-    thread.join()  # no timeout: training may take any time
+    thread.join()  # no limit: training may take any time
     if not raised:
         return
     if isinstance(raised[0], ChildFailedError):
