@@ -42,8 +42,9 @@ def test_a_run_is_its_final_checkpoint(tmp_path, name):
 def test_an_unfinished_run_names_its_newest_checkpoint(tmp_path, name):
     run_folder(tmp_path, "run-1", "step_000010", "step_000020", ".step_000030.partial")
 
-    with pytest.raises(ModelError, match="no final checkpoint; it has checkpoints/step_000020"):
+    with pytest.raises(ModelError, match="no final checkpoint") as caught:
         locate_model(Workspace(tmp_path), name)
+    assert "runs/run-1/checkpoints/step_000020" in caught.value.fix
 
 
 def test_a_name_with_a_slash_that_is_no_folder_is_a_hub_model(tmp_path):
@@ -80,14 +81,3 @@ def test_a_models_id_at_a_hosted_service_is_told_apart_from_a_hub_id(tmp_path):
         locate_model(Workspace(tmp_path), "acfa2862-23a9-4e65-ab68-b9b2698b0e75")
 
     assert "download the weights" in caught.value.fix
-
-
-def test_of_a_run_without_a_final_checkpoint_the_last_one_is_named(tmp_path):
-    for step in (20, 40):
-        (tmp_path / f"runs/sft-1/checkpoints/step_{step:06}").mkdir(parents=True)
-    (tmp_path / "runs/sft-1/run.json").write_text("{}", encoding="utf-8")
-
-    with pytest.raises(ModelError, match="no final checkpoint") as caught:
-        locate_model(Workspace(tmp_path), "sft-1")
-
-    assert "runs/sft-1/checkpoints/step_000040" in caught.value.fix
