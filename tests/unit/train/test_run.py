@@ -170,7 +170,7 @@ def test_a_cancelled_run_leaves_a_checkpoint_of_the_step_it_reached(tmp_path, ll
 
     assert project.checkpoints() == ["step_000003"]
     load_weights(ModelLocation("c", str(project.checkpoint("step_000003")), is_local=True))
-    with pytest.raises(ModelError, match="it has checkpoints/step_000003"):
+    with pytest.raises(ModelError, match="checkpoints/step_000003, as the model"):
         locate_model(project.workspace, "run-1")
 
 
