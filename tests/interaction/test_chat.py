@@ -70,7 +70,7 @@ def test_a_row_is_answered_first_with_its_messages(project, capsys) -> None:
     ("words", "problem", "fix"),
     [
         (("nowhere", "--message", "hi"), "there is no model 'nowhere'", "fix: "),
-        (("m", "--base-url", "URL", "--data", "prompts.jsonl", "--row", "7"), "row 7 is beyond",
+        (("m", "--base-url", "URL", "--data", "prompts.jsonl", "--row", "7"), "row 7 is out",
          "from 0 to 1"),
         (("m", "--temperature", "9"), "temperature: input should be less", "fix: "),
         (("m", "--tols", "x"), "did you mean '--tools'?", "fix: "),

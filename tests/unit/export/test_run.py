@@ -230,7 +230,9 @@ def test_an_export_is_replaced_by_a_new_one_but_not_with_a_users_changes(project
 
     (out / "README.md").write_text("my own words", encoding="utf-8")
     (out / "notes.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(InputError, match=r"not as the export wrote them: README\.md, notes\.txt"):
+    with pytest.raises(
+        InputError, match=r"added or changed since the export: README\.md, notes\.txt"
+    ):
         export(project, "export-3")
     assert (out / "notes.txt").read_text("utf-8") == "mine"
 

@@ -238,7 +238,8 @@ def test_a_run_without_a_single_success_has_failed(workspace: Workspace) -> None
     state = folder.read()
     assert state.status is RunStatus.FAILED
     assert state.error is not None
-    assert state.error.problem == "none of 2 rollouts succeeded: 2 failed with bad_request"
+    said = "none of 2 rollouts succeeded: 2 failed with bad_request; the last failure: HTTP 400"
+    assert state.error.problem.startswith(said)
     assert "failures.jsonl" in state.error.fix
     assert state.result is not None
     assert state.result["failed"] == 2

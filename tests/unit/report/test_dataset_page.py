@@ -63,7 +63,7 @@ def test_with_a_model_tokens_are_counted_and_rows_that_cannot_be_trained_are_tol
     assert report.trained_tokens is not None
     assert 0 < report.trained_tokens.high < report.tokens.high
     assert sum(report.left_out.values()) == 1
-    assert "image_url" in next(iter(report.left_out))
+    assert "refused by the chat template" in next(iter(report.left_out))
     assert "training would leave out" in page
     assert '<span class="what">Tokens</span>' in page
 
