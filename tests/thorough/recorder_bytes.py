@@ -36,6 +36,7 @@ WARM_UP = 3 << 40
 """The seed of a sound case."""
 PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/chat/completions/")
 CASE = re.compile(r"case=([0-9a-f]{16})(?![0-9a-f])")
+KEY_HEADERS = ("Authorization: Bearer ", "x-api-key: ", "api-key: ")
 ENCODERS = {
     "gzip": lambda data: gzip.compress(data, mtime=0),
     "deflate": zlib.compress,
@@ -95,7 +96,7 @@ class Case:
         }
         body = json.dumps(document, ensure_ascii=draw.random() < 0.5).encode()
         lines = [f"POST {self.path} HTTP/1.1", "Host: localhost", "Connection: close"]
-        lines.append(draw.choice(("Authorization: Bearer ", "x-api-key: ", "api-key: ")) + self.key)
+        lines.append(draw.choice(KEY_HEADERS) + self.key)
         if draw.random() < 0.2:
             body = gzip.compress(body, mtime=0)
             lines.append("Content-Encoding: gzip")
@@ -155,9 +156,7 @@ class Case:
     def shows_key(self) -> bool:
         """Whether the key is in a header made for it, so that it must be in no file."""
         head, _, _ = self.request.partition(b"\r\n\r\n")
-        return any(
-            f"{name}{self.key}\r\n".encode() in head + b"\r\n" for name in (": Bearer ", "key: ")
-        )
+        return any(f"\r\n{name}{self.key}\r\n".encode() in head + b"\r\n" for name in KEY_HEADERS)
 
 
 def pieces(data: bytes, draw: random.Random) -> list[bytes]:
@@ -271,9 +270,12 @@ def check_journal(recorder: Recorder, fuzzing: Fuzzing) -> int:
         key = case.key.encode()
         if case.shows_key and any(key in data for data in (line, *contents)):
             fuzzing.note(f"{case.seed} key", AssertionError("its key is in the journal"))
-        if case.shows_key and any(base64.b64encode(key)[:32] in data for data in (line, *contents)):
+        if case.shows_key and any(base64.b64encode(key)[:44] in data for data in (line, *contents)):
             fuzzing.note(f"{case.seed} key", AssertionError("its key is in the journal in base64"))
-        is_same = call.end == "whole" and (case.echoes_key or contents[1] == case.reply.plain)
+        is_same = call.end == "whole" and (
+            # What comes late behind the last event of a stream is not recorded.
+            case.echoes_key or contents[1].rstrip() == case.reply.plain.rstrip()
+        )
         if case.is_sound and not is_same and case.name not in recorder.unsent:
             fuzzing.note(f"{case.seed} record", AssertionError(f"{call.end}: {line[-1000:]!r}"))
     for name, case in recorder.cases.items():
