@@ -64,7 +64,7 @@ def is_name(text: str) -> bool:
 
 
 def name(text: str) -> str:
-    """Returns a name that others chose, to be put into a sentence of ours.
+    """Returns a name that others chose, to be put into a sentence of Stillroom.
 
     A sentence in place of a name is left out, since an agent might follow it. The field of a result
     that holds the name itself shows it between marks.

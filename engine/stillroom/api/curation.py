@@ -136,7 +136,7 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> Validati
     path = workspace.existing(request.path, label="path")
     if request.format != "auto":
         return _validated(workspace, request, None)
-    with open_rows(workspace, request.path, beside=workspace.root / path.name) as rows:
+    with open_rows(workspace, request.path, output=workspace.root / path.name) as rows:
         imported = next(iter(rows.imported.values()), None)
         if imported is None:
             return _validated(workspace, request, None)
@@ -182,7 +182,7 @@ def inspect_examples(workspace: Workspace, request: InspectExamples) -> Examples
     path = workspace.existing(request.path, label="path")
     if request.model is not None:
         locate_model(workspace, request.model)
-    with open_rows(workspace, request.path, beside=workspace.root / path.name) as rows:
+    with open_rows(workspace, request.path, output=workspace.root / path.name) as rows:
         inspected = _inspected(workspace, request, rows)
     if page is None:
         return inspected.page

@@ -51,16 +51,12 @@ class AnswerRewriter:
         text, is_error = self._call(answer, metadata)
         if is_error:
             return Unwritten(FAILED, text)
-        return with_answer(parts, text) if text.strip() else Unwritten(DROPPED)
-
-
-def with_answer(parts: RolloutParts, text: str) -> RewrittenParts:
-    """Returns a row that ends with an answer, with this text in its place."""
-    messages: list[dict[str, Any]] = msgspec.json.decode(parts.messages)
-    changed = [*messages[:-1], {**messages[-1], "content": text}]
-    encoded = msgspec.Raw(msgspec.json.encode(changed))
-    original = content_hash(final_answer(messages))
-    return RewrittenParts(msgspec.structs.replace(parts, messages=encoded), original)
+        if not text.strip():
+            return Unwritten(DROPPED)
+        changed = [*messages[:-1], {**messages[-1], "content": text}]
+        encoded = msgspec.Raw(msgspec.json.encode(changed))
+        rewritten = msgspec.structs.replace(parts, messages=encoded)
+        return RewrittenParts(rewritten, content_hash(answer))
 
 
 @contextmanager

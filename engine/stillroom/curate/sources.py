@@ -161,17 +161,17 @@ def open_inputs(
 
 
 @contextmanager
-def open_rows(workspace: Workspace, name: str, *, beside: Path) -> Generator[RowInputs]:
+def open_rows(workspace: Workspace, name: str, *, output: Path) -> Generator[RowInputs]:
     """Yields the files with rows of any format at a path, prompts included.
 
-    Files that only import_rollouts can read are imported into a temporary file next to `beside`.
+    Files that only import_rollouts can read are imported into a temporary file next to `output`.
     """
     files = foreign_files_to_validate(workspace, name)
     if files is None:
         found = rollout_files(workspace.existing(name, label="path"))
         yield RowInputs({name: [SourceFile(file, workspace.shown(file)) for file in found]})
         return
-    with imported_file(workspace, [name], files, beside) as imported:
+    with imported_file(workspace, [name], files, output) as imported:
         yield RowInputs({name: [SourceFile(imported.path, name)]}, {imported.path: imported})
 
 

@@ -153,7 +153,7 @@ _LONGEST_VALUE = bounds.GGUF_VALUE.most
 
 
 def stored_precision(path: Path) -> str:
-    """Returns the number format that a GGUF file itself names; `auto` if it names none of ours.
+    """Returns the number format that a GGUF file itself names; `auto` if that is no `Precision`.
 
     Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
     """

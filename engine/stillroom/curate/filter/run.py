@@ -230,9 +230,9 @@ class TaskSurvey:
 def evaluation_index(workspace: Workspace, request: FilterDataset) -> ContaminationIndex | None:
     """Returns a new index of the request's evaluation prompts; None if it names no such file."""
     prompts: list[EvaluationPrompt] = []
-    beside = workspace.output_file(request.output, label="output")
+    output = workspace.output_file(request.output, label="output")
     for name in request.decontaminate:
-        with open_rows(workspace, name, beside=beside) as rows:
+        with open_rows(workspace, name, output=output) as rows:
             prompts += evaluation_prompts([file.path for file in rows.files], rows.place, name)
     return ContaminationIndex(prompts) if prompts else None
 
