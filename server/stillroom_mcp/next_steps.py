@@ -86,12 +86,19 @@ def after_validate_dataset(request: object, result: api.ValidationReport) -> str
         return f"fix the {result.bad} bad rows{where}, then validate_dataset again"
     if result.left_out:
         return "training would leave rows out (see left_out): fix them, or choose another student"
-    return {
-        "prompts": "generate_rollouts with this file as input",
-        "rollouts": "filter_dataset, then convert_rollouts or make_dpo_pairs",
-        "sft": "start_training with dataset_type sft and data.train_file set to this file",
-        "dpo": "start_training with dataset_type dpo and data.train_file set to this file",
-    }[result.format]
+    return (
+        _notes_first(result.notes)
+        + {
+            "prompts": "generate_rollouts with this file as input",
+            "rollouts": "filter_dataset, then convert_rollouts or make_dpo_pairs",
+            "sft": "start_training with dataset_type sft and data.train_file set to this file",
+            "dpo": "start_training with dataset_type dpo and data.train_file set to this file",
+        }[result.format]
+    )
+
+
+def _notes_first(notes: list[str]) -> str:
+    return "read the notes, which say what is odd about the rows; if that is right, " * bool(notes)
 
 
 def after_import_rollouts(request: object, result: api.ImportResult) -> str:
@@ -144,7 +151,7 @@ def after_filter_dataset(request: object, result: api.FilterResult) -> str:
 
 def after_convert_rollouts(request: object, result: api.ConvertResult) -> str:
     """Suggests looking at the supervised rows, then SFT."""
-    return (
+    return _notes_first(result.notes) + (
         f"inspect_examples(path={result.output}, model=<student>) to see what is trained, then "
         "start_training with dataset_type sft and data.train_file set to this file"
     )
@@ -152,7 +159,7 @@ def after_convert_rollouts(request: object, result: api.ConvertResult) -> str:
 
 def after_make_dpo_pairs(request: object, result: api.PairsResult) -> str:
     """Suggests DPO on the pairs, from the checkpoint that produced the rejected rollouts."""
-    return (
+    return _notes_first(result.notes) + (
         f"start_training with dataset_type dpo and data.train_file set to {result.output}; start "
         "from the checkpoint whose rollouts were rejected"
     )

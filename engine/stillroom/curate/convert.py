@@ -10,12 +10,13 @@ from typing import Annotated
 import msgspec
 from pydantic import Field, model_validator
 
-from stillroom.curate.facts import NULL, RolloutParts, RowFacts
+from stillroom.curate.facts import NO_TOOLS, NULL, RolloutParts, RowFacts
 from stillroom.curate.rewriting import AnswerRewriter, Unwritten, open_rewriter
 from stillroom.curate.rows import ACCEPTED_ROWS, CuratedRow, foreign_teachers, read_curated_rows
 from stillroom.curate.sources import RowInputs, open_inputs
 from stillroom.data.instruction import UNINSTRUCTED, Instruction, removed_system
 from stillroom.data.row_names import row_hash
+from stillroom.data.row_notes import tools_notes
 from stillroom.errors import DataError, InputError
 from stillroom.files import Buffer, LineWriter
 from stillroom.lineage import FileRecord, Recording
@@ -90,6 +91,8 @@ class ConvertResult(msgspec.Struct, frozen=True, kw_only=True):
     """
     problems: list[OthersText]
     """The first lines (at most 5) that are not rollouts, each with its `file:line`."""
+    notes: list[OwnText] = []
+    """Notes on converted rows that teach something else than they seem to."""
 
 
 def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
@@ -155,6 +158,8 @@ class ConversionTally:
     sources: list[SourceCount] = field(default_factory=list[SourceCount])
     problems: list[str] = field(default_factory=list[str])
     success_derived: int = 0
+    without_tools: int = 0
+    """The converted rows that call tools but have no schemas."""
     teachers: Counter[str] = field(default_factory=Counter[str])
     """The number of converted rows by the model that another system says answered."""
 
@@ -163,6 +168,7 @@ class ConversionTally:
         self.sources += other.sources
         self.problems += other.problems[: MAX_EXAMPLES - len(self.problems)]
         self.success_derived += other.success_derived
+        self.without_tools += other.without_tools
         self.teachers.update(other.teachers)
 
 
@@ -232,6 +238,7 @@ class Conversion:
         row = supervised_row(facts, parts, self._instruction, original_answer=original)
         self._rows.write_raw(*row, source=rollout.line.source)
         self.tally.success_derived += facts.is_success_derived and facts.is_success
+        self.tally.without_tools += parts.tools in NO_TOOLS and bool(facts.tools_used)
         if rollout.translated is not None and (teacher := rollout.foreign_teacher):
             self.tally.teachers[teacher] += 1
         return None
@@ -266,6 +273,7 @@ class Conversion:
             sources=[*shown, _summed(f"{len(rest)} more files", rest)] if rest else shown,
             success_derived=self.tally.success_derived,
             problems=self.tally.problems,
+            notes=tools_notes(self.tally.without_tools, whole.converted),
         )
 
 

@@ -14,6 +14,7 @@ from stillroom.data.checks import ROLES
 from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
 
 NULL = msgspec.Raw(b"null")
+NO_TOOLS = (NULL, msgspec.Raw(b"[]"))
 SUPERVISED = "supervised row"
 """The `stop_reason` in the facts of a supervised row."""
 # The quote of a string is the only beginning of a JSON value that sorts before this byte.

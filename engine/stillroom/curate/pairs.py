@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import Field, model_validator
 
+from stillroom.curate.facts import NO_TOOLS
 from stillroom.curate.pair_candidates import (
     IndexedRollout,
     PairReader,
@@ -26,6 +27,7 @@ from stillroom.curate.pair_candidates import (
 )
 from stillroom.curate.rows import ACCEPTED_ROWS, foreign_teachers
 from stillroom.curate.sources import RowInputs, open_inputs
+from stillroom.data.row_notes import calls_tools, tools_notes
 from stillroom.errors import DataError
 from stillroom.files import LineWriter
 from stillroom.lineage import FileRecord, Recording
@@ -83,6 +85,8 @@ class PairsResult(msgspec.Struct, frozen=True, kw_only=True):
     skipped: dict[OwnText, int]
     """The number of rollouts, tasks and pairs that were left out, by reason."""
     mean_difference: float
+    notes: list[OwnText] = []
+    """Notes on pairs that teach something else than they seem to."""
 
 
 _ROUNDING = 1e-9
@@ -125,6 +129,8 @@ class PairTally:
     differences: "array[float]" = field(default_factory=lambda: array("d"))
     """The reward of the chosen rollout minus that of the rejected one, for each pair written."""
     tasks_with_pairs: int = 0
+    without_tools: int = 0
+    """The pairs that call tools but have no schemas."""
     teachers: Counter[str] = field(default_factory=Counter[str])
     """The number of pairs with an answer of a model that another system names."""
 
@@ -133,6 +139,7 @@ class PairTally:
         self.skipped.update(other.skipped)
         self.differences.extend(other.differences)
         self.tasks_with_pairs += other.tasks_with_pairs
+        self.without_tools += other.without_tools
         self.teachers.update(other.teachers)
 
 
@@ -184,6 +191,7 @@ class Pairing:
             pairs=rows.num_rows,
             skipped=dict(self.tally.skipped),
             mean_difference=math.fsum(self.tally.differences) / rows.num_rows,
+            notes=tools_notes(self.tally.without_tools, rows.num_rows),
         )
         counts = {"read": result.read, "pairs": result.pairs}
         inputs = [*self._inputs.records(read), *foreign_teachers(self.tally.teachers)]
@@ -242,6 +250,7 @@ class PairWriter:
         difference = chosen.reward - rejected.reward
         self._rows.write_raw(*_pair_row(one, other, start, end, difference, task_id))
         self._tally.differences.append(difference)
+        self._tally.without_tools += _lacks_tools(one, other, end)
         self._tally.teachers.update(filter(None, {one.foreign_teacher, other.foreign_teacher}))
         return True
 
@@ -252,6 +261,14 @@ class PairWriter:
         rest = [raw for raw in side.messages if msgspec.json.decode(raw)["role"] != "system"]
         first = [msgspec.json.encode({"role": "system", "content": system})] if system else []
         return msgspec.structs.replace(side, messages=[*map(msgspec.Raw, first), *rest])
+
+
+def _lacks_tools(chosen: PairSide, rejected: PairSide, end: int | None) -> bool:
+    """Returns whether a pair calls tools but has no schemas."""
+    if chosen.tools not in NO_TOOLS:
+        return False
+    messages = [*chosen.messages[:end], *rejected.messages[:end]]
+    return calls_tools([msgspec.json.decode(raw) for raw in messages])
 
 
 def _pair_row(

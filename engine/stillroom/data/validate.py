@@ -17,6 +17,7 @@ from stillroom.data.distribution import Quantiles
 from stillroom.data.formats import CHECKS, RowFormat, detect_format, unread_key_problems
 from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines, rollout_files
 from stillroom.data.row_names import row_hash
+from stillroom.data.row_notes import tools_notes
 from stillroom.data.statistics import DatasetStatistics, RowPlace
 from stillroom.errors import DataError
 from stillroom.files import LineWriter, atomic_output
@@ -103,6 +104,8 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     """The number of good rows whose tokens were counted; None without a student."""
     left_out: dict[OwnText, int] = {}
     """The number of those rows that training would leave out, by reason."""
+    notes: list[OwnText] = []
+    """Notes on good rows that teach something else than they seem to."""
     report: str | None = None
     """The path of the page that was written; None if none was."""
     problems_file: str | None = None
@@ -179,6 +182,7 @@ def validate_dataset(
         layouts=dict(sorted((imported.formats if imported else statistics.layouts).items())),
         failed=statistics.failed,
         success_unknown=statistics.success_unknown,
+        notes=tools_notes(statistics.without_tools, statistics.num_rows),
         report=workspace.shown(page) if page else None,
         problems_file=workspace.shown(side) if side and totals.num_problems else None,
     )

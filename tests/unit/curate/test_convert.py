@@ -15,6 +15,7 @@ from fakes.rollout_rows import (
     read_rows,
     rollout_row,
     tool_call,
+    tool_reply,
     user,
     write_lines,
 )
@@ -29,6 +30,8 @@ from stillroom.trace.request import ShowLineage
 from stillroom.trace.show import show_lineage
 
 OPEN = [user("a"), assistant(None, tool_call())]
+CALLING = [*OPEN, tool_reply("12"), assistant("12")]
+SCHEMA = {"type": "function", "function": {"name": "price", "parameters": {}}}
 
 
 def convert(
@@ -506,3 +509,19 @@ def test_a_file_without_the_function_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "train.jsonl").exists()
     with pytest.raises(ValidationError, match="leave ray_address out"):
         ConvertRollouts(input="a", output="b", rewrite="c", ray_address="local")
+
+
+def test_converted_rows_that_call_tools_without_their_schemas_are_counted_in_a_note(
+    tmp_path: Path,
+) -> None:
+    write_rnow(tmp_path / "rollouts", RNOW_ROW | {"completed": True})
+    write_lines(
+        tmp_path / "more.jsonl",
+        [encoded(rollout_row()), encoded(rollout_row(messages=CALLING, tools=[SCHEMA]))],
+    )
+
+    result = convert(tmp_path, ["rollouts", "more.jsonl"])
+
+    [note] = result.notes
+    assert note.startswith("1 of 3 rows call tools but have no `tools`: ")
+    assert convert(tmp_path, "more.jsonl", output="other.jsonl").notes == []

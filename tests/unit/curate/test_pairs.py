@@ -450,3 +450,17 @@ def test_pairs_of_an_instructed_teacher_and_its_student_begin_alike(tmp_path: Pa
     pairs_of(tmp_path, system="Be short.", overwrite=True)
     [pair] = read_rows(tmp_path / "pairs.jsonl")
     assert pair["prompt"] == [{"role": "system", "content": "Be short."}, asked]
+
+
+def test_pairs_that_call_tools_without_their_schemas_are_counted_in_a_note(tmp_path: Path) -> None:
+    calling = [user("What?"), assistant(None, tool_call()), tool_reply("12"), assistant("12")]
+    rows = answers(1.0, 0.0)
+    rows += [
+        rollout_row(task_id="u", sample=0, messages=calling, reward=1.0),
+        rollout_row(task_id="u", sample=1, messages=[user("What?"), assistant("7")], reward=0.0),
+    ]
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
+
+    [note] = pairs_of(tmp_path).notes
+
+    assert note.startswith("1 of 2 rows call tools but have no `tools`: ")

@@ -303,3 +303,25 @@ def test_a_sentence_in_place_of_a_key_stands_in_no_sentence_of_ours(tmp_path: Pa
     assert (problem.field, order in problem.fix) == (f"(a name of {len(order)} characters)", False)
     # This text of others is shown between marks.
     assert order in problem.problem
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": TALK},
+        rollout_row(messages=TALK),
+        RNOW_ROW,
+        {"prompt": TALK[:1], "chosen": TALK[1:], "rejected": [assistant("c")]},
+    ],
+)
+def test_rows_that_call_tools_without_their_schemas_are_counted_in_a_note(
+    tmp_path: Path, row: dict[str, Any]
+) -> None:
+    schema = {"type": "function", "function": {"name": "price", "parameters": {}}}
+    write_rows(tmp_path / "rows.jsonl", [row, row | {"tools": [schema]}])
+
+    report = report_of(tmp_path)
+
+    assert report.good == 2
+    [note] = report.notes
+    assert note.startswith("1 of 2 rows call tools but have no `tools`: ")

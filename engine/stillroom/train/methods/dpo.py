@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import DpoRow
+from stillroom.data.row_notes import notes_on_rows
 from stillroom.models.batches import TokenSequence
 from stillroom.models.placement import to_float64
 from stillroom.train.config.schema import DpoConfig
@@ -80,6 +81,8 @@ def train_dpo(
 ) -> TrainResult:
     """Trains on the pairs and returns the result with the final checkpoint."""
     config, student = session.config, session.student
+    for note in notes_on_rows(rows):
+        session.reporter.note(note)
     renderer = ChatRenderer(
         student.loaded.tokenizer, include_thinking=config.rollout.include_thinking
     )

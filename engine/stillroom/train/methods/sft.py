@@ -14,6 +14,7 @@ import torch
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import SftRow
 from stillroom.data.instruction import UNINSTRUCTED, Instruction
+from stillroom.data.row_notes import notes_on_rows
 from stillroom.errors import ModelError
 from stillroom.models.batches import TokenBatch, TokenSequence
 from stillroom.teachers.local_hf import LocalTeacher
@@ -130,6 +131,8 @@ def train_sft(
     teacher's system message and context for the rows.
     """
     config, student = session.config, session.student
+    for note in notes_on_rows(rows):
+        session.reporter.note(note)
     renderer = ChatRenderer(
         student.loaded.tokenizer, include_thinking=config.rollout.include_thinking
     )
@@ -212,6 +215,8 @@ def encode_cold_start(
     teacher: the teacher's system message and context, if the rows have soft targets.
     """
     config, loaded = session.config, session.student.loaded
+    for note in notes_on_rows(rows):
+        session.reporter.note(note)
     renderer = ChatRenderer(loaded.tokenizer, include_thinking=config.rollout.include_thinking)
     context = min(loaded.max_context, config.rollout.max_context_window)
     length = config.model.row_length(context)

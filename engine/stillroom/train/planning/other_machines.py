@@ -194,6 +194,7 @@ def _forecast(
         changes=changes,
         notes=[
             *plan.notes,
+            *rows.notes,
             *_notes(plan, chosen, first),
             *forecast.describe_steps(config, steps),
         ],

@@ -9,6 +9,7 @@ import anyio
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import Task, load_datasets, load_dpo_rows
 from stillroom.data.instruction import PromptViews
+from stillroom.data.row_notes import notes_on_rows
 from stillroom.models.batches import TokenSequence, sampled_sequence
 from stillroom.models.load import context_length
 from stillroom.models.reread.rereading import ReadingPair
@@ -279,6 +280,8 @@ class RenderedRows:
     """The sequences or pairs for the trial steps."""
     tasks: list[Task] = field(default_factory=list[Task])
     """The prompts of all files; a trial samples those of the first file (distill)."""
+    notes: list[str] = field(default_factory=list[str])
+    """Notes on the rows themselves."""
 
 
 def rendered_rows(plan: TrainingPlan, unloaded: UnloadedStudent) -> RenderedRows:
@@ -288,22 +291,20 @@ def rendered_rows(plan: TrainingPlan, unloaded: UnloadedStudent) -> RenderedRows
     renderer = ChatRenderer(unloaded.tokenizer, include_thinking=config.rollout.include_thinking)
     match config.dataset_type:
         case "sft":
-            kept, apart = hold_out(
-                plan.load_rows(plan.train_file), config.data.val_split, seed=config.trainer.seed
-            )
+            rows = plan.load_rows(plan.train_file)
+            kept, apart = hold_out(rows, config.data.val_split, seed=config.trainer.seed)
             own = plan.rows_instruction
             sft = encode_sft(kept, renderer, max_length=max_length, teacher=own)
             lengths = [len(sequence.ids) for sequence in sft.sequences]
             tokens = RowTokens(lengths, sft.num_rows, len(apart), sft.skipped)
-            return RenderedRows(tokens, list(sft.sequences))
+            return RenderedRows(tokens, list(sft.sequences), notes=notes_on_rows(rows))
         case "dpo":
-            kept, apart = hold_out(
-                load_dpo_rows(plan.train_file), config.data.val_split, seed=config.trainer.seed
-            )
+            pairs = load_dpo_rows(plan.train_file)
+            kept, apart = hold_out(pairs, config.data.val_split, seed=config.trainer.seed)
             dpo = encode_pairs(kept, renderer, max_length=max_length)
             lengths = [num_tokens(pair) for pair in dpo.pairs]
             tokens = RowTokens(lengths, len(dpo.pairs), len(apart), dpo.skipped)
-            return RenderedRows(tokens, list(dpo.pairs))
+            return RenderedRows(tokens, list(dpo.pairs), notes=notes_on_rows(pairs))
         case "distill":
             tasks = load_datasets(plan.train_files)
             if plan.cold_start_file is None:
@@ -312,4 +313,4 @@ def rendered_rows(plan: TrainingPlan, unloaded: UnloadedStudent) -> RenderedRows
             cold = encode_sft(rows, renderer, max_length=max_length)
             num_steps = cold_start_steps(config, len(cold.sequences))
             tokens = RowTokens([], len(tasks), skipped=cold.skipped, num_first_steps=num_steps)
-            return RenderedRows(tokens, tasks=tasks)
+            return RenderedRows(tokens, tasks=tasks, notes=notes_on_rows(rows))

@@ -9,7 +9,7 @@ import torch
 from mcp import Client
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 
-from fakes.conversations import answer, user
+from fakes.conversations import LAMP, answer, calls, reply, user
 from fakes.families import build_family
 from fakes.started_runs import ended, start
 from fakes.training import make_project
@@ -475,3 +475,23 @@ def test_what_sampling_keeps_is_forecast_of_a_model_with_another_kind_of_cache()
     config = BloomConfig(vocab_size=352, hidden_size=32, n_layer=2, n_head=4)
     model = BloomForCausalLM(config).to("meta")
     assert sampling_bytes(model, num_tokens=10) == 2 * 2 * 32 * 4 * 10
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_rows_that_call_tools_without_their_schemas_are_told_by_plan_and_run(
+    tmp_path, tiny_models, method
+):
+    turns = [calls(LAMP), reply("12"), answer("12")]
+    rows = {
+        "sft": [*ROWS, {"messages": [user("A lamp?"), *turns]}],
+        "dpo": [*PAIRS, {"prompt": [user("A lamp?")], "chosen": turns, "rejected": [answer("7")]}],
+    }[method]
+    start = tiny_models.folder("llama", "chatml")
+    project = project_of(tmp_path, start, method, rows)
+
+    told = plan(project).notes
+    project.train()
+
+    [note] = [note for note in told if "call tools but have no `tools`" in note]
+    assert note.startswith(f"1 of {len(rows)} rows ")
+    assert note in project.reporter.notes
