@@ -16,7 +16,7 @@ from stillroom.curate.rows import ACCEPTED_ROWS, CuratedRow, foreign_teachers, r
 from stillroom.curate.sources import RowInputs, open_inputs
 from stillroom.data.instruction import UNINSTRUCTED, Instruction, removed_system
 from stillroom.data.row_names import row_hash
-from stillroom.data.row_notes import tools_notes
+from stillroom.data.row_notes import has_later_system, later_system_notes, tools_notes
 from stillroom.errors import DataError, InputError
 from stillroom.files import Buffer, LineWriter
 from stillroom.lineage import FileRecord, Recording
@@ -160,6 +160,8 @@ class ConversionTally:
     success_derived: int = 0
     without_tools: int = 0
     """The converted rows that call tools but have no schemas."""
+    later_system: int = 0
+    """The converted rows with a system message after their first message."""
     teachers: Counter[str] = field(default_factory=Counter[str])
     """The number of converted rows by the model that another system says answered."""
 
@@ -169,6 +171,7 @@ class ConversionTally:
         self.problems += other.problems[: MAX_EXAMPLES - len(self.problems)]
         self.success_derived += other.success_derived
         self.without_tools += other.without_tools
+        self.later_system += other.later_system
         self.teachers.update(other.teachers)
 
 
@@ -239,6 +242,8 @@ class Conversion:
         self._rows.write_raw(*row, source=rollout.line.source)
         self.tally.success_derived += facts.is_success_derived and facts.is_success
         self.tally.without_tools += parts.tools in NO_TOOLS and bool(facts.tools_used)
+        if self._instruction.system is None:  # else all system messages were replaced
+            self.tally.later_system += has_later_system(one.role for one in facts.messages)
         if rollout.translated is not None and (teacher := rollout.foreign_teacher):
             self.tally.teachers[teacher] += 1
         return None
@@ -273,7 +278,10 @@ class Conversion:
             sources=[*shown, _summed(f"{len(rest)} more files", rest)] if rest else shown,
             success_derived=self.tally.success_derived,
             problems=self.tally.problems,
-            notes=tools_notes(self.tally.without_tools, whole.converted),
+            notes=[
+                *tools_notes(self.tally.without_tools, whole.converted),
+                *later_system_notes(self.tally.later_system, whole.converted),
+            ],
         )
 
 

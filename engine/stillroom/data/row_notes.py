@@ -1,6 +1,7 @@
 """Notes on rows that are well formed, but that teach something else than they seem to."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from stillroom.data.formats import DpoRow, SftRow
@@ -23,10 +24,31 @@ def tools_notes(num_without: int, num_rows: int) -> list[str]:
     return [note]
 
 
+def has_later_system(roles: Iterable[str]) -> bool:
+    """Returns whether a conversation has a system message after its first message."""
+    return "system" in itertools.islice(roles, 1, None)
+
+
+def later_system_notes(num_later: int, num_rows: int) -> list[str]:
+    """Returns a note if some of the rows have a system message after their first message, or []."""
+    if not num_later:
+        return []
+    note = (
+        f"{num_later} of {num_rows} rows have a system message after their first message: some "
+        "chat templates refuse such a row, others join or move the messages. Write one system "
+        "message at the start, or see what a model reads with inspect_examples(model=…)"
+    )
+    return [note]
+
+
 def notes_on_rows(rows: Sequence[SftRow] | Sequence[DpoRow]) -> list[str]:
     """Returns the notes on rows that are trained on."""
-    without = sum(not row.tools and calls_tools(_messages_of(row)) for row in rows)
-    return tools_notes(without, len(rows))
+    without = later = 0
+    for row in rows:
+        messages = _messages_of(row)
+        without += not row.tools and calls_tools(messages)
+        later += has_later_system(message["role"] for message in messages)
+    return [*tools_notes(without, len(rows)), *later_system_notes(later, len(rows))]
 
 
 def _messages_of(row: SftRow | DpoRow) -> list[Any]:

@@ -13,7 +13,7 @@ from stillroom.data.distribution import Distribution
 from stillroom.data.formats import RowFormat, task_from_row
 from stillroom.data.layouts.detect import RolloutLayout, as_rollout, layout_of
 from stillroom.data.row_names import HashSet
-from stillroom.data.row_notes import calls_tools
+from stillroom.data.row_notes import calls_tools, has_later_system
 from stillroom.files import canonical_json
 
 _MAX_PLACES = 1000
@@ -43,7 +43,7 @@ class DatasetStatistics:
         self.uncategorized = 0
         self.layouts: Counter[str] = Counter()
         self.failed = self.success_unknown = 0
-        self.num_rows = self.without_tools = 0
+        self.num_rows = self.without_tools = self.later_system = 0
         self.places: list[RowPlace] = []
 
     def add(self, row: dict[str, Any], place: RowPlace, content: int) -> None:
@@ -59,6 +59,7 @@ class DatasetStatistics:
         self.num_rows += 1
         is_trained = self._format is not RowFormat.PROMPTS
         self.without_tools += is_trained and not row.get("tools") and calls_tools(messages)
+        self.later_system += has_later_system(message["role"] for message in messages)
         self.messages.add(len(messages))
         self.turns.add(sum(message.get("role") == "assistant" for message in messages))
         self.characters.add(sum(map(_num_characters, messages)))

@@ -17,7 +17,7 @@ from stillroom.data.distribution import Quantiles
 from stillroom.data.formats import CHECKS, RowFormat, detect_format, unread_key_problems
 from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines, rollout_files
 from stillroom.data.row_names import row_hash
-from stillroom.data.row_notes import tools_notes
+from stillroom.data.row_notes import later_system_notes, tools_notes
 from stillroom.data.statistics import DatasetStatistics, RowPlace
 from stillroom.errors import DataError
 from stillroom.files import LineWriter, atomic_output
@@ -182,7 +182,10 @@ def validate_dataset(
         layouts=dict(sorted((imported.formats if imported else statistics.layouts).items())),
         failed=statistics.failed,
         success_unknown=statistics.success_unknown,
-        notes=tools_notes(statistics.without_tools, statistics.num_rows),
+        notes=[
+            *tools_notes(statistics.without_tools, statistics.num_rows),
+            *later_system_notes(statistics.later_system, statistics.num_rows),
+        ],
         report=workspace.shown(page) if page else None,
         problems_file=workspace.shown(side) if side and totals.num_problems else None,
     )

@@ -325,3 +325,13 @@ def test_rows_that_call_tools_without_their_schemas_are_counted_in_a_note(
     assert report.good == 2
     [note] = report.notes
     assert note.startswith("1 of 2 rows call tools but have no `tools`: ")
+
+
+def test_prompts_with_a_later_system_message_are_counted_in_a_note(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    rows = [{"messages": [system, system, user("a")]}, {"prompt": "a", "system": "Be brief."}]
+    write_rows(tmp_path / "rows.jsonl", rows)
+
+    [note] = report_of(tmp_path).notes
+
+    assert note.startswith("1 of 2 rows have a system message after their first message: ")

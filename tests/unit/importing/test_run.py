@@ -568,3 +568,21 @@ def test_rollouts_of_ours_are_split_and_keep_what_is_known_of_them(tmp_path):
         [row[name] for name in kept] for row in first
     ]
     assert len(rows_of(tmp_path, made.prompts)) == 8
+
+
+def test_conversations_with_a_later_system_message_are_counted_by_import_and_conversion(tmp_path):
+    system = {"role": "system", "content": "Be brief."}
+    rows = [
+        call([system, {"role": "developer", "content": "Be kind."}, user("Hi")], answer("Hello")),
+        call([system, user("Who?")], answer("Me")),
+    ]
+    made = imported(tmp_path, rows)
+
+    counted = "1 of 2 rows have a system message after their first message: "
+    assert [note[: len(counted)] for note in made.notes] == [counted]
+    request = ConvertRollouts(input="out.jsonl", output="sft.jsonl")
+    assert convert_rollouts(Workspace(tmp_path), request).notes == made.notes
+    checked = validate_dataset(Workspace(tmp_path), ValidateDataset(path="sft.jsonl"))
+    assert checked.report.notes == made.notes
+    replaced = ConvertRollouts(input="out.jsonl", output="one.jsonl", system="Be both.")
+    assert convert_rollouts(Workspace(tmp_path), replaced).notes == []

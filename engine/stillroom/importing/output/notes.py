@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stillroom.data.row_notes import later_system_notes
 from stillroom.fences import on_one_line
 from stillroom.importing.output.rows import UNKNOWN, UNKNOWN_PROVIDER, RolloutCounts
 from stillroom.importing.output.split import Split
@@ -69,6 +70,7 @@ def _notes_on_content(counts: RolloutCounts) -> Iterator[str]:
             f"{unknown} rollouts call tools whose schemas were not logged: infer_tools infers the "
             "schemas from the calls"
         )
+    yield from later_system_notes(counts.later_system, counts.calls.count)
     if counts.unanswered:
         yield (
             f"{counts.unanswered} assistant turns are in histories only, not replies of logged "

@@ -114,7 +114,7 @@ def _duration(calls: Sequence[StoredRow]) -> float | None:
 
 
 UNKNOWN, INFERRED, CHANGED = "tools not logged", "tools inferred", "tools changed between calls"
-_CALLS, _TASK_ID = b'"tool_calls":', b'"task_id":"'
+_CALLS, _TASK_ID, _SYSTEM = b'"tool_calls":', b'"task_id":"', b'{"role":"system"'
 
 
 @dataclass(slots=True)
@@ -149,6 +149,8 @@ class RolloutCounts:
     """The prompts whose rollouts are all wrong or truncated."""
     contradicted: int = 0
     """The prompts with a correct rollout that does not match the source's answer."""
+    later_system: int = 0
+    """The rollouts with a system message after their first message."""
 
 
 class RolloutWriter:
@@ -247,6 +249,7 @@ class RolloutWriter:
             counts.rewarded += 1
         counts.branches += rollout.branch_of is not None
         counts.unanswered += rollout.num_unanswered
+        counts.later_system += any(one.startswith(_SYSTEM) for one in rollout.messages[1:])
         counts.calls.add(len(rollout.calls))
 
     def _tools(self, rollout: ImportedRollout) -> tuple[list[dict[str, Any]], str | None]:
