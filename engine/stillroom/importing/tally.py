@@ -49,6 +49,8 @@ class ImportTally:
         self.reasons: Counter[str] = Counter()
         self.first_refused: list[str] = []
         """The first refused rows, at most 5, each with its place and the problem."""
+        self.disagreeing: set[int] = set()
+        """The kept rows of rollouts with two values of one score, of which one is feedback."""
 
     def show_line(self, path: Path, line: int) -> str:
         """Returns `file:line` with the path as shown to users."""

@@ -88,6 +88,11 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
             f"the sources have scores ({names}) but no reward: import again with the scores for "
             "correctness in reward_from, or wrong answers are trained on too"
         )
+    if counts.disagreeing:
+        yield (
+            f"{counts.disagreeing} rollouts have feedback that disagrees with other feedback or "
+            "with a score of their own: the feedback that was read last counts"
+        )
     if counts.largest_reward > 1:
         yield (
             f"rewards go up to {counts.largest_reward:g}, but success means a reward of at least "

@@ -149,6 +149,8 @@ class RolloutCounts:
     """The prompts whose rollouts are all wrong or truncated."""
     contradicted: int = 0
     """The prompts with a correct rollout that does not match the source's answer."""
+    disagreeing: int = 0
+    """The rollouts with two values of one score, of which one is feedback."""
     later_system: int = 0
     """The rollouts with a system message after their first message."""
 
@@ -182,6 +184,8 @@ class RolloutWriter:
         """Adds a rollout to a side. `feedback` has the scores from separate feedback rows."""
         kept, calls = rollout.kept, rollout.calls
         scores = {name: value for call in calls for name, value in call.scores.items()}
+        if any(scores.get(name, value) != value for name, value in feedback.items()):
+            self._tally.disagreeing.add(rollout.row)
         scores |= feedback
         reward = reward_of(scores, self._reward_from)
         tools, state = self._tools(rollout)
@@ -217,6 +221,7 @@ class RolloutWriter:
         self.counts.differently_answered = self._prompts.num_different
         self.counts.unanswered_prompts = self._prompts.num_unanswered
         self.counts.contradicted = self._prompts.num_contradicted
+        self.counts.disagreeing = len(self._tally.disagreeing)
 
     def assign_task_ids(self, side: RolloutSide) -> None:
         """Assigns task ids to a side's prompts, and writes the prompts."""
@@ -305,8 +310,8 @@ def scores_from_feedback(
 
     Feedback on a row applies to its rollout, and feedback on a group to all rollouts of the group.
     An id that is neither is looked up in the additional ids and metadata of rows; with `by`, ids
-    are looked up in that field only. The last score of a name wins. Feedback without a matching
-    rollout is refused.
+    are looked up in that field only. The last score of a name wins; `tally` has the rollouts for
+    which another one differs. Feedback without a matching rollout is refused.
     """
     scores: defaultdict[int, dict[str, float]] = defaultdict(dict)
     if not collected.feedback:
@@ -335,6 +340,8 @@ def scores_from_feedback(
             continue
         tally.merge(name)
         for row in rollouts:
+            if scores[row].get(feedback.name, feedback.value) != feedback.value:
+                tally.disagreeing.add(row)
             scores[row][feedback.name] = feedback.value
     return scores
 

@@ -171,3 +171,40 @@ def test_ids_beside_the_bodies_of_a_call_are_ids_of_it(
     request = ImportRollouts(input=("calls.jsonl", "thumbs.csv"), output="out.jsonl")
     assert import_rollouts(Workspace(tmp_path), request).merged == 1
     assert thumbs(tmp_path) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("table", "disagreeing"),
+    [
+        ("a,up\na,down\nb,up\nb,up\nc,down\n", 1),
+        ("a,up\na,down\nc,up\nc,down\nc,down\n", 2),
+        ("a,up\nb,down\n", 0),
+    ],
+)
+def test_rollouts_whose_feedback_disagrees_are_counted_and_the_last_read_counts(
+    tmp_path: Path, table: str, disagreeing: int
+) -> None:
+    made = imported(tmp_path, "session,thumb\n" + table, reward_from=("thumb",))
+
+    said = [note for note in made.notes if "disagrees" in note]
+    counted = f"{disagreeing} rollouts have feedback that disagrees with other feedback"
+    assert [note[: len(counted)] for note in said] == [counted] * bool(disagreeing)
+    last = {line.split(",")[0]: float(line.endswith("up")) for line in table.split()}
+    assert [each.get("thumb") for each in scores(tmp_path)] == [last.get(s) for s in "abc"]
+
+
+def test_feedback_that_disagrees_with_a_score_of_the_log_is_counted(tmp_path: Path) -> None:
+    row = {
+        "session": "a",
+        "scores": {"thumb": 1},
+        "request": {"messages": [{"role": "user", "content": "Hi"}]},
+        "response": {"choices": [{"message": {"role": "assistant", "content": "a"}}]},
+    }
+    (tmp_path / "calls.jsonl").write_text(json.dumps(row), "utf-8")
+    (tmp_path / "thumbs.csv").write_text("session,thumb\na,down\n", "utf-8")
+    request = ImportRollouts(input=("calls.jsonl", "thumbs.csv"), output="out.jsonl")
+
+    made = import_rollouts(Workspace(tmp_path), request)
+
+    assert any(note.startswith("1 rollouts have feedback that disagrees") for note in made.notes)
+    assert thumbs(tmp_path) == [0.0]
