@@ -18,7 +18,12 @@ from stillroom.curate.filter import run as filters
 from stillroom.curate.filter.request import FilterDataset, FilterResult
 from stillroom.curate.pairs import MakeDpoPairs, PairsResult
 from stillroom.curate.review import ReviewSample, SampleForReview
-from stillroom.curate.sources import RowInputs, foreign_files_to_validate, open_rows
+from stillroom.curate.sources import (
+    RowInputs,
+    folder_notes,
+    foreign_files_to_validate,
+    open_rows,
+)
 from stillroom.data import inspect as inspection
 from stillroom.data import validate as validation
 from stillroom.data.chat.views import RowView
@@ -151,6 +156,9 @@ def _validated(
 ) -> ValidationReport:
     checked = validation.validate_dataset(workspace, request, imported=imported)
     report, counts = checked.report, None
+    if imported is None:
+        notes = [*folder_notes(workspace, request.path), *report.notes]
+        report = msgspec.structs.replace(report, notes=notes)
     if request.model is not None and report.good:
         places = tuple(msgspec.structs.astuple(place) for place in checked.statistics.places)
         counting = CountTokens(model=request.model, format=checked.row_format, places=places)

@@ -279,6 +279,7 @@ class Conversion:
             success_derived=self.tally.success_derived,
             problems=self.tally.problems,
             notes=[
+                *opened.inputs.notes,
                 *tools_notes(self.tally.without_tools, whole.converted),
                 *later_system_notes(self.tally.later_system, whole.converted),
             ],

@@ -191,7 +191,10 @@ class Pairing:
             pairs=rows.num_rows,
             skipped=dict(self.tally.skipped),
             mean_difference=math.fsum(self.tally.differences) / rows.num_rows,
-            notes=tools_notes(self.tally.without_tools, rows.num_rows),
+            notes=[
+                *self._inputs.notes,
+                *tools_notes(self.tally.without_tools, rows.num_rows),
+            ],
         )
         counts = {"read": result.read, "pairs": result.pairs}
         inputs = [*self._inputs.records(read), *foreign_teachers(self.tally.teachers)]

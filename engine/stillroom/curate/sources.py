@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stillroom import fences
 from stillroom.curate.rows import CuratedRow, read_curated_rows
 from stillroom.data.checks import Problem
 from stillroom.data.formats import RowFormat, detect_format
 from stillroom.data.layouts.detect import layout_of
 from stillroom.data.row_files import decode_line, read_row_lines, rollout_files
-from stillroom.errors import DataError, EngineError
+from stillroom.errors import DataError, EngineError, InputError
 from stillroom.home_paths import as_recorded
 from stillroom.importing.records import Place, imported_from
 from stillroom.importing.request import ImportResult, ImportRollouts
@@ -78,6 +79,8 @@ class RowInputs:
     by_name: dict[str, list[SourceFile]]
     """The files of each input; other systems' files are one file of rollouts."""
     imported: dict[Path, ImportedFile] = field(default_factory=dict[Path, ImportedFile])
+    notes: list[str] = field(default_factory=list[str])
+    """Notes on files of folders that were not read."""
 
     @property
     def refused(self) -> Iterator[RefusedRow]:
@@ -144,6 +147,7 @@ def open_inputs(
         for name in names:
             if (files := foreign[name]) is None:
                 opened.by_name[name] = own[name]
+                opened.notes.extend(folder_notes(workspace, name))
                 continue
             try:
                 imported = stack.enter_context(imported_file(workspace, [name], files, outputs[0]))
@@ -158,6 +162,23 @@ def open_inputs(
                 SourceFile(imported.path, name, result.refused_by_reason, result.problems)
             ]
         yield opened
+
+
+def folder_notes(workspace: Workspace, name: str) -> list[str]:
+    """Returns a note if a folder that is read where it is has files that only an import reads."""
+    path = workspace.path(name)
+    if not path.is_dir() or (sources := _sources_of(workspace, name)) is None:
+        return []
+    read = set(_row_files(path))
+    left = [file for file in sources.files if file not in read]
+    if not read or not left:
+        return []
+    note = (
+        f"{len(left)} files in {fences.name(name)} were not read, as its other files need no "
+        f"import: {fences.name(left[0].name)}{', …' if len(left) > 1 else ''}; name them as the "
+        "input, or import them with import_rollouts"
+    )
+    return [note]
 
 
 @contextmanager
@@ -221,6 +242,15 @@ def foreign_files(
         return None
     sources = _sources_of(workspace, name)
     return None if sources is None else sources.files
+
+
+def refuse_foreign(workspace: Workspace, name: str) -> None:
+    """Raises InputError for a file or folder that must be imported before it can be used."""
+    if workspace.path(name).exists() and foreign_files(workspace, name) is not None:
+        raise InputError(
+            f"{name} holds rows of another system, which must be imported first",
+            f"import_rollouts(input={name}, output=rollouts/imported.jsonl), then give that file",
+        )
 
 
 def foreign_files_to_validate(workspace: Workspace, name: str) -> list[Path] | None:

@@ -25,6 +25,7 @@ from stillroom.data.layouts.nemo_gym import (
     request_schemas,
     row_metadata,
 )
+from stillroom.data.layouts.rnow import is_stored_by_rnow
 from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines
 from stillroom.data.tool_names import NamedTools, are_names, named_schemas
 from stillroom.errors import DataError
@@ -298,6 +299,11 @@ def checked_rows(path: Path, expected: RowFormat) -> Iterator[tuple[Line, dict[s
     """Yields the same rows as read_rows, each with its line."""
     if path.is_dir():
         raise DataError(f"{path} is a folder, not a data file", "give one of the files in it")
+    if is_stored_by_rnow(path):
+        raise DataError(
+            f"{path} holds rollouts that rnow stored, and no prompts",
+            "import_rollouts(input=…, prompts=true) writes its rollouts and their prompts",
+        )
     check, decode = CHECKS[expected], decode_text_line if path.suffix == ".txt" else decode_line
     for line in read_row_lines(path):
         row = decode(line)

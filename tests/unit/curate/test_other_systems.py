@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from fakes.foreign_rollouts import RNOW_ROW, write_rnow, write_stored_rnow
 from fakes.rollout_rows import read_rows, write_rows
 from stillroom.api.curation import inspect_examples, sample_for_review, validate_dataset
+from stillroom.api.start_runs import score_rollouts
 from stillroom.curate.convert import ConvertRollouts, convert_rollouts
 from stillroom.curate.filter.request import DroppedRow, FilterDataset
 from stillroom.curate.filter.run import filter_dataset
 from stillroom.curate.pairs import MakeDpoPairs, make_dpo_pairs
 from stillroom.curate.review import SampleForReview
-from stillroom.data.formats import load_sft_rows
+from stillroom.curate.sources import refuse_foreign
+from stillroom.data.formats import load_sft_rows, load_tasks
 from stillroom.data.inspect import InspectExamples
 from stillroom.data.validate import ValidateDataset
 from stillroom.errors import DataError, InputError
@@ -21,6 +24,7 @@ from stillroom.files import file_sha256
 from stillroom.importing.request import ImportRollouts
 from stillroom.importing.run import import_rollouts
 from stillroom.lineage import Manifest, read_manifest
+from stillroom.rollout.rescore.request import ScoreRollouts
 from stillroom.settings import Workspace
 from stillroom.trace.request import ShowLineage
 from stillroom.trace.show import show_lineage
@@ -238,3 +242,57 @@ def test_a_log_is_never_replaced_by_what_is_made_of_it(tmp_path: Path) -> None:
         convert_rollouts(workspace, ConvertRollouts(input="logs", output="logs/openai.jsonl"))
 
     assert (tmp_path / "logs" / "openai.jsonl").read_bytes() == before
+
+
+FAILED = {"success": False, "error": "the server did not answer"}
+
+
+def test_rollouts_that_rnow_stored_are_read_like_its_other_rollouts(tmp_path: Path) -> None:
+    write_stored_rnow(tmp_path / "rollouts" / "r1.txt", RNOW_ROW, RNOW_ROW | {"id": "b"}, FAILED)
+    workspace = Workspace(tmp_path)
+
+    for source in ("rollouts", "rollouts/r1.txt"):
+        request = ConvertRollouts(input=source, output="train.jsonl", overwrite=True)
+        result = convert_rollouts(workspace, request)
+        assert (result.read, result.converted) == (3, 2)
+    kept = filter_dataset(workspace, FilterDataset(input="rollouts", output="kept.jsonl"))
+    assert (kept.read, kept.kept) == (3, 2)
+    report = validate_dataset(workspace, ValidateDataset(path="rollouts/r1.txt", report="none"))
+    assert (report.format, report.rows, report.good) == ("rollouts", 3, 2)
+    [first, *_] = read_rows(tmp_path / "train.jsonl")
+    assert first["messages"][-1]["content"] == "7 × 5 = 35"
+
+
+def test_a_file_of_a_folder_that_only_an_import_reads_is_named(tmp_path: Path) -> None:
+    write_rnow(tmp_path / "rollouts", RNOW_ROW)
+    write_stored_rnow(tmp_path / "rollouts" / "r1.txt", RNOW_ROW)
+    workspace = Workspace(tmp_path)
+
+    result = convert_rollouts(workspace, ConvertRollouts(input="rollouts", output="train.jsonl"))
+    kept = filter_dataset(workspace, FilterDataset(input="rollouts", output="kept.jsonl"))
+    report = validate_dataset(workspace, ValidateDataset(path="rollouts", report="none"))
+
+    note = "1 files in rollouts were not read, as its other files need no import: r1.txt; "
+    assert result.converted == kept.kept == report.good == 1
+    for notes in (result.notes[0], kept.problems[0], report.notes[0]):
+        assert notes.startswith(note)
+
+
+def test_what_must_be_imported_is_refused_for_scores_with_the_command_that_imports_it(
+    tmp_path: Path,
+) -> None:
+    write_stored_rnow(tmp_path / "r1.txt", RNOW_ROW)
+    (tmp_path / "rows.json").write_text(json.dumps([RNOW_ROW]), "utf-8")
+    write_rows(tmp_path / "own.jsonl", [RNOW_ROW])
+    workspace = Workspace(tmp_path)
+
+    for name in ("r1.txt", "rows.json"):
+        request = ScoreRollouts(input=name, output="scored.jsonl")
+        with pytest.raises(InputError, match=r"must be imported first") as refused:
+            score_rollouts(workspace, request)
+        assert f"import_rollouts(input={name}" in refused.value.fix
+        with pytest.raises(InputError, match=r"must be imported first"):
+            refuse_foreign(workspace, name)
+    refuse_foreign(workspace, "own.jsonl")
+    with pytest.raises(DataError, match="rnow stored"):
+        load_tasks(tmp_path / "r1.txt")

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from stillroom.curate.convert import MAX_EXAMPLES
 from stillroom.curate.filter.across_rows import judged_rows
 from stillroom.curate.filter.contamination import (
@@ -180,7 +182,8 @@ class Filtering:
     def result(self, tally: "FilterTally", known: Knowledge) -> FilterResult:
         """Returns the result of filtering, once all rows are tallied."""
         output, dropped = self.output.path, self._dropped_file
-        return tally.result(self._workspace, output, dropped, known.verdicts)
+        result = tally.result(self._workspace, output, dropped, known.verdicts)
+        return msgspec.structs.replace(result, problems=[*result.problems, *self.inputs.notes])
 
 
 class TaskSurvey:

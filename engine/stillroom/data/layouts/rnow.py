@@ -1,9 +1,11 @@
 """Rollouts in rnow's layout: one JSON file each, with the chat under `conversation`.
 
-Source: rnow 0.4, `rollouts/rollout_N/sample_M.json`.
+Source: rnow 0.4, `rollouts/rollout_N/sample_M.json`; its `--store` writes all rollouts of a test as
+one document after some lines of text, `rollouts/ID.txt`.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 from stillroom.data.checks import (
@@ -34,6 +36,19 @@ def is_rnow(row: Row) -> bool:
     return "conversation" in row and any(
         name in row for name in ("completed", "total_reward", "success")
     )
+
+
+STORED_FIELD = "results"
+"""The field of a stored document that lists the rollouts."""
+
+
+def is_stored_by_rnow(path: Path) -> bool:
+    """Returns whether a file is one that `rnow test --store` wrote."""
+    if path.suffix != ".txt":
+        return False
+    with path.open("rb") as stream:
+        head = stream.read(4096)
+    return head.startswith(b"Rollout ID: ") and b"\n--- Full Results ---\n" in head
 
 
 def rnow_problems(row: Row) -> Iterator[Problem]:

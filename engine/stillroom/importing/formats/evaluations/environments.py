@@ -12,6 +12,7 @@ import msgspec
 from stillroom.data.checks import as_number, decode_row
 from stillroom.data.layouts.detect import RULES, RolloutLayout, layout_of
 from stillroom.data.layouts.foreign import count, numbers_by_name
+from stillroom.data.layouts.rnow import STORED_FIELD, is_stored_by_rnow
 from stillroom.importing.formats.sessions.message_tree import NO_REPLY
 from stillroom.importing.json_rows import (
     JsonRow,
@@ -21,6 +22,7 @@ from stillroom.importing.json_rows import (
     head_rows,
     make_row_reader,
     read_document,
+    read_field_rows,
     read_json_rows,
     recognise_rows,
 )
@@ -279,7 +281,7 @@ EPISODES = TraceFormat(
 _ENDINGS = {StopReason.ANSWERED: "stop", StopReason.MAX_TOKENS: "length"}
 
 
-def _reader_of(layout: RolloutLayout) -> Callable[[Sequence[Path]], Iterator[SourceRow]]:
+def _converter_of(layout: RolloutLayout) -> Callable[[JsonRow], Iterator[SourceRow]]:
     rules = RULES[layout]
 
     def conversation(row: JsonRow) -> Iterator[SourceRow]:
@@ -291,7 +293,18 @@ def _reader_of(layout: RolloutLayout) -> Callable[[Sequence[Path]], Iterator[Sou
             raise UnreadableRowError("the rollout cannot be read", detail)
         yield _conversation(row, rules.read(row.data))
 
-    return make_row_reader(conversation)
+    return conversation
+
+
+def _read_rnow(paths: Sequence[Path]) -> Iterator[SourceRow]:
+    for path in paths:
+        is_stored = is_stored_by_rnow(path)
+        rows = read_field_rows(path, STORED_FIELD) if is_stored else read_json_rows(path)
+        yield from convert_rows(rows, _converter_of(RolloutLayout.RNOW))
+
+
+def _are_rnow(path: Path, head: bytes) -> bool:
+    return is_stored_by_rnow(path) or _recogniser_of(RolloutLayout.RNOW)(path, head)
 
 
 def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:
@@ -340,17 +353,17 @@ ROLLOUTS = TraceFormat(
     name="stillroom",
     title="Rollouts of Stillroom: generated, evaluated or imported",
     is_recognised=recognise_rows(lambda row: {"task_id", "messages", "stop_reason"} <= row.keys()),
-    read=_reader_of(RolloutLayout.STILLROOM),
+    read=make_row_reader(_converter_of(RolloutLayout.STILLROOM)),
 )
 RNOW = TraceFormat(
     name="rnow",
     title="rnow rollouts",
-    is_recognised=_recogniser_of(RolloutLayout.RNOW),
-    read=_reader_of(RolloutLayout.RNOW),
+    is_recognised=_are_rnow,
+    read=_read_rnow,
 )
 NEMO_GYM = TraceFormat(
     name="nemo_gym",
     title="NeMo Gym rollouts",
     is_recognised=_recogniser_of(RolloutLayout.NEMO_GYM),
-    read=_reader_of(RolloutLayout.NEMO_GYM),
+    read=make_row_reader(_converter_of(RolloutLayout.NEMO_GYM)),
 )
