@@ -107,13 +107,16 @@ def _document(path: Path) -> Line | None:
     data = path.read_bytes()
     start = len(BOM) if data.startswith(BOM) else 0
     if not _is_json(data[start:]):
-        return None
+        # A document that is cut off is one broken row, however many lines it has.
+        is_document = data[start:].lstrip().startswith(b"{")
+        if not is_document or _holds_rows(path, most=None):
+            return None
     return Line(1, start, num_bytes - start, _without_blanks(data[start:]))
 
 
-def _holds_rows(path: Path) -> bool:
+def _holds_rows(path: Path, *, most: int | None = 20) -> bool:
     """Returns whether one of the first lines is a JSON object; broken lines may precede it."""
-    lines = itertools.islice(read_lines(path, max_bytes=MAX_ROW_BYTES), 20)
+    lines = itertools.islice(read_lines(path, max_bytes=MAX_ROW_BYTES), most)
     return any(line.data.startswith(b"{") and _is_json(line.data) for line in lines)
 
 

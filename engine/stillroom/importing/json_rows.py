@@ -125,7 +125,16 @@ def _element_rows(path: Path, field: str | None = None) -> Iterator[JsonRow | Re
                 number += 1
                 yield _row_of(Place(path, number), too_long if data is None else decode_row(data))
     for data in scan.rest():
-        yield _row_of(Place(path, number + 1), too_long if data is None else decode_row(data))
+        row = _row_of(Place(path, number + 1), too_long if data is None else decode_row(data))
+        if isinstance(row, JsonRow) or not scan.is_open:
+            number += 1
+            yield row
+    if scan.is_open:
+        yield Refusal(
+            Place(path, number + 1),
+            "the file is cut off here",
+            f"the list in it has no end: {number} elements before this are whole",
+        )
 
 
 def _row_of(place: Place, row: Row | Problem) -> JsonRow | Refusal:
@@ -186,6 +195,11 @@ class _ArrayScan:
                 self._is_inside = False
         if not self._is_inside and self._field is not None:
             self._begin = end
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the text so far ends within the array, or within a value around it."""
+        return self._depth > 0
 
     def rest(self) -> Iterator[bytes | None]:
         """Yields the rest after the last complete element."""

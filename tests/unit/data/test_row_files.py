@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from fakes.mangling import JSON
 from fakes.rollout_rows import rollout_row, write_rows
-from stillroom.data.row_files import RowReader, read_row_lines, rollout_files
+from stillroom.data.checks import Problem
+from stillroom.data.row_files import RowReader, decode_line, read_row_lines, rollout_files
+from stillroom.data.validate import ValidateDataset, validate_dataset
 from stillroom.errors import DataError, InputError
 from stillroom.settings import Workspace
 
@@ -79,6 +81,22 @@ def test_a_broken_document_is_read_line_by_line_so_that_nothing_is_lost(tmp_path
     assert [line.data for line in read_row_lines(path)] == [b'{"a":', b'{"b": 1}']
     path.write_bytes(b"\n \n")
     assert list(read_row_lines(path)) == []
+
+
+def test_a_document_that_is_cut_off_is_one_broken_row(tmp_path: Path) -> None:
+    path = tmp_path / "sample_1.json"
+    path.write_text(json.dumps({"conversation": [{"role": "user"}] * 9}, indent=2)[:-40])
+
+    [line] = read_row_lines(path)
+
+    assert line.number == 1
+    assert isinstance(decode_line(line), Problem)
+    report = validate_dataset(
+        Workspace(tmp_path), ValidateDataset(path=path.name, format="rollouts", report="none")
+    ).report
+    assert (report.rows, report.num_problems) == (1, 1)
+    assert report.problems[0].where == f"{path}:1"
+    assert "not valid JSON" in report.problems[0].problem
 
 
 def test_a_file_whose_name_is_no_unicode_is_refused_with_words(tmp_path):

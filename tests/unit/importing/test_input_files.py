@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from fakes.foreign_rollouts import RNOW_ROW, write_stored_rnow
 from stillroom.errors import InputError, MissingExtraError
 from stillroom.importing import input_files
 from stillroom.importing.input_files import with_standard_input, zstd_library
@@ -143,3 +144,33 @@ def test_empty_standard_input_is_an_error_and_leaves_nothing(tmp_path):
         InputError, match="standard input, which is available on the command line only"
     ):
         import_rollouts(Workspace(tmp_path), request)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("lost", [1, 2, 30])
+def test_of_a_list_that_is_cut_off_whole_elements_are_kept_and_the_rest_is_one_refusal(
+    tmp_path, indent, lost
+):
+    text = json.dumps(ROWS, indent=indent)
+    (tmp_path / "calls.json").write_text(text[:-lost], "utf-8")
+    whole = len(ROWS) - (0 if lost == 1 or (lost == 2 and indent) else 1)
+
+    made, _ = imported(tmp_path, "calls.json")
+
+    assert (made.kept, made.refused) == (whole, 1)
+    assert made.refused_by_reason == {"the file is cut off here": 1}
+    assert made.problems[0].startswith(f"calls.json:{whole + 1}: the file is cut off here ")
+    assert f"{whole} elements before this are whole" in made.problems[0]
+
+
+def test_of_a_field_that_is_cut_off_whole_elements_are_kept_and_the_rest_is_one_refusal(tmp_path):
+    write_stored_rnow(tmp_path / "r.txt", RNOW_ROW, RNOW_ROW | {"id": "b"})
+    text = (tmp_path / "r.txt").read_text("utf-8")
+    (tmp_path / "r.txt").write_text(text[: text.index('"b"') + 40], "utf-8")
+
+    made, _ = imported(tmp_path, "r.txt")
+
+    assert (made.kept, made.refused_by_reason) == (1, {"the file is cut off here": 1})
+    (tmp_path / "r.txt").write_text(text[: text.index("--- Full")], "utf-8")
+    with pytest.raises(InputError, match="unknown format"):
+        imported(tmp_path, "r.txt", overwrite=True)
