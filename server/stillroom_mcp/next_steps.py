@@ -260,7 +260,7 @@ def _go_on(result: api.RunReport) -> str:
 def _after_success(result: api.RunReport) -> str:
     outcome = result.result or {}
     if (large := large_result(result)) is not None:
-        return _AFTER_LARGE[result.kind][1](None, large)
+        return _AFTER[api.operation_of_run(result.kind).name](None, large)
     if result.kind == "rollouts":
         if outcome.get("dry_run"):
             return "generate_rollouts without dry_run makes the calls; budget_usd caps the cost"
@@ -349,25 +349,12 @@ def after_show_lineage(request: object, result: api.Lineage) -> str:
     return "show_lineage with row=<line or id> traces one row, with tag=v1.0 keeps this content"
 
 
-_AFTER_LARGE: dict[str, tuple[Any, Callable[[object, Any], str]]] = {
-    "validate": (api.ValidationReport, after_validate_dataset),
-    "review": (api.ReviewSample, after_sample_for_review),
-    "filter": (api.FilterResult, after_filter_dataset),
-    "convert": (api.ConvertResult, after_convert_rollouts),
-    "pairs": (api.PairsResult, after_make_dpo_pairs),
-    "inspect": (api.ExamplesPage, after_inspect_examples),
-    "import": (api.ImportResult, after_import_rollouts),
-    "lineage": (api.Lineage, after_show_lineage),
-    "plan": (api.TrainingForecast, after_plan_training),
-}
-"""The results of operations that large files made runs, and what comes next, by kind of run."""
-
-
 def large_result(run: api.RunReport) -> msgspec.Struct | None:
     """Returns the result of an operation that large files made a run; None for other runs."""
-    if run.result is None or run.kind not in _AFTER_LARGE:
+    operation = api.operation_of_run(run.kind)
+    if run.result is None or not operation.may_become_run:
         return None
-    return msgspec.convert(run.result, _AFTER_LARGE[run.kind][0])
+    return msgspec.convert(run.result, operation.result)
 
 
 def after_list_runs(request: api.ListRuns, result: api.RunPage) -> str:

@@ -57,6 +57,10 @@ def test_the_list_of_tools_is_as_reviewed(tmp_path: Path, request: pytest.Fixtur
     assert seen == json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
+def test_every_tool_is_in_a_set() -> None:
+    assert {name for names in TOOLSETS.values() for name in names} == {o.name for o in OPERATIONS}
+
+
 @pytest.mark.parametrize("toolset", [*TOOLSETS, ALL])
 @pytest.mark.parametrize("is_read_only", [False, True])
 def test_a_set_of_tools_is_offered_alone_and_explains_every_option_itself(

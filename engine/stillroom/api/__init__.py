@@ -18,7 +18,7 @@ from stillroom.api.curation import (
     view_row,
 )
 from stillroom.api.evaluations import CompareEvaluations, ComparisonReport, compare_evaluations
-from stillroom.api.operations import OPERATIONS, operation_named
+from stillroom.api.operations import OPERATIONS, operation_named, operation_of_run
 from stillroom.api.placement import check_setup
 from stillroom.api.reports import command_of, write_report
 from stillroom.api.runs import (

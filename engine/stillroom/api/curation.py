@@ -51,8 +51,16 @@ _HASHED_FASTER = 64
 _PACKED = 10
 """How many times its size a packed log is mostly."""
 _MAX_MANIFESTS = 50
-_SOURCES = ("path", "input", "own", "chosen_from", "rejected_from", "decontaminate", "verdicts")
-"""The fields of requests that name files with rows."""
+SOURCE_FIELDS = (
+    "path",
+    "input",
+    "own",
+    "chosen_from",
+    "rejected_from",
+    "decontaminate",
+    "verdicts",
+)
+"""The fields of requests that name files with rows, whose size decides whether a run is started."""
 
 
 def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResult:
@@ -288,7 +296,7 @@ def _files(workspace: Workspace, request: BaseModel) -> Iterator[Path]:
     if isinstance(request, ImportRollouts):
         yield from input_files(workspace, request.inputs)
         return
-    for field in _SOURCES:
+    for field in SOURCE_FIELDS:
         given = getattr(request, field, None) or ()
         names: Iterable[str] = [given] if isinstance(given, str) else given
         for name in names:

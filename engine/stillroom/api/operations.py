@@ -1,7 +1,7 @@
 """The table of all operations, from which the server's tools, the commands and the runs are made.
 
-A new operation needs an entry here, its function, and what its result suggests next in
-`server/stillroom_mcp/next_steps.py`.
+A new operation needs an entry here, its function, what its result suggests next in
+`server/stillroom_mcp/next_steps.py`, and a set of tools in `server/stillroom_mcp/toolsets.py`.
 """
 
 from stillroom import bounds
@@ -367,7 +367,7 @@ def operation_of_run(kind: RunKind) -> Operation:
     return next(
         operation
         for operation in OPERATIONS
-        if kind is operation.large or (operation.run is not None and kind in operation.run.kinds)
+        if kind == operation.large or (operation.run is not None and kind in operation.run.kinds)
     )
 
 

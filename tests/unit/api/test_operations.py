@@ -7,8 +7,10 @@ import typing
 import pytest
 
 from stillroom import api
+from stillroom.api.curation import SOURCE_FIELDS
 from stillroom.api.operations import OPERATIONS, child_work, operation_of_run
 from stillroom.jobs.operations import Operation, load
+from stillroom.train.config.request import PlanTraining
 from stillroom.types import RunKind
 
 
@@ -33,6 +35,14 @@ def test_every_kind_of_run_has_a_function_that_does_it(kind: RunKind) -> None:
         parameters = inspect.signature(load(name)).parameters
         assert list(parameters)[:4] == ["workspace", "request", "folder", "reporter"]
         assert typing.get_type_hints(load(name))["request"] is operation.request
+
+
+@pytest.mark.parametrize("operation", [o for o in OPERATIONS if o.large], ids=lambda o: o.name)
+def test_the_size_of_what_may_become_a_run_is_read_from_a_field_of_its_request(
+    operation: Operation,
+) -> None:
+    if operation.request is not PlanTraining:  # config.yml names its files
+        assert not {*SOURCE_FIELDS}.isdisjoint(operation.request.model_fields)
 
 
 @pytest.mark.parametrize("operation", [o for o in OPERATIONS if o.child], ids=lambda o: o.name)
