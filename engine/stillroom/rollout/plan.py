@@ -259,21 +259,19 @@ def with_system(task: Task, system: str | None) -> Task:
     return msgspec.structs.replace(changed, task_id=identity)
 
 
-# The options that shape a rollout as they are; `output_settings` adds the rest.
-_SHAPING_OPTIONS = (
-    "model",
-    "provider",
-    "base_url",
-    "max_tokens",
-    "max_turns",
-    "top_p",
-    "seed",
-    "reasoning_effort",
-    "include_thinking",
-    "max_tool_response",
-    "browse",
-    "answer_match",
-)
+_NOT_SHAPING = frozenset({
+    # where keys and hosts are, how long things may take, and how many run at once
+    "api_key_env", "browse_allow", "where", "ray_address", "ray_workers",
+    "tool_timeout", "reward_timeout", "rollout_timeout", "request_timeout",
+    "concurrency", "max_concurrency",
+    # how many rollouts there are, what they may cost, and where they are written
+    "n", "entries", "samples_per_prompt", "output", "dry_run",
+    "budget_usd", "max_total_tokens", "max_minutes",
+    # `output_settings` records what these stand for: contents of files, the nudge that is sent
+    "input", "tools", "rewards", "judge", "context_file", "mcp_servers", "nudge",
+    "termination_policy", "refine", "takeover", "turns", "critic", "train_turns",
+})  # fmt: skip
+"""The options that may change before an output is resumed, or are recorded by their contents."""
 
 
 def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]:
@@ -282,7 +280,11 @@ def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]
     `weights` identifies the weights of a model in this process; it is None if they are not known.
     """
     request, files = plan.request, plan.rollouts
-    shaping: dict[str, Any] = {name: getattr(request, name) for name in _SHAPING_OPTIONS}
+    shaping: dict[str, Any] = {
+        name: getattr(request, name)
+        for name in GenerateRollouts.model_fields
+        if name not in _NOT_SHAPING
+    }
     tools, rewards, judge = files.tools_file, files.rewards_file, files.judge
     if (context := files.instruction.context) is not None:
         shaping["context"] = content_hash(context)
@@ -296,8 +298,6 @@ def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]
         "rewards_modules": rewards.modules_sha256 if rewards else None,
         "judge": judge and judge.file.model_dump(mode="json"),
         "input_sha256": file_sha256(files.prompts_file),
-        "system": request.system,
-        "temperature": request.temperature,
         "weights": weights,
         **({"refine": files.refine.settings} if files.refine is not None else {}),
     }
