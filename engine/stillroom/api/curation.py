@@ -20,8 +20,8 @@ from stillroom.curate.pairs import MakeDpoPairs, PairsResult
 from stillroom.curate.review import ReviewSample, SampleForReview
 from stillroom.curate.sources import (
     RowInputs,
+    files_to_import_for_validation,
     folder_notes,
-    foreign_files_to_validate,
     open_rows,
 )
 from stillroom.data import inspect as inspection
@@ -281,7 +281,7 @@ def _num_bytes(workspace: Workspace, request: BaseModel) -> int:
         is_counted = (
             isinstance(request, InspectExamples)
             and request.model is None
-            and foreign_files_to_validate(workspace, request.path) is None
+            and files_to_import_for_validation(workspace, request.path) is None
         )
         return num_bytes // _HASHED_FASTER if is_counted else num_bytes
     except (EngineError, OSError):

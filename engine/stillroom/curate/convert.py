@@ -11,8 +11,8 @@ import msgspec
 from pydantic import Field, model_validator
 
 from stillroom.curate.facts import NO_TOOLS, NULL, RolloutParts, RowFacts
-from stillroom.curate.rewriting import AnswerRewriter, Unwritten, open_rewriter
-from stillroom.curate.rows import ACCEPTED_ROWS, CuratedRow, foreign_teachers, read_curated_rows
+from stillroom.curate.rewriting import AnswerRewriter, SkippedRewrite, open_rewriter
+from stillroom.curate.rows import ACCEPTED_ROWS, CuratedRow, model_records, read_curated_rows
 from stillroom.curate.sources import RowInputs, open_inputs
 from stillroom.data.instruction import UNINSTRUCTED, Instruction, removed_system
 from stillroom.data.row_names import row_hash
@@ -27,14 +27,14 @@ from stillroom.types import Message, OthersText, OwnText
 
 MAX_EXAMPLES = 5
 _MAX_SOURCES = 20
-_NO_ROLLOUT = "not a rollout row"
-_OTHER_ROLLOUTS = (
-    "give include_failed to convert rollouts without success too; score_rollouts judges rollouts "
-    "again, and generate_rollouts makes more"
+_NOT_A_ROLLOUT = "not a rollout row"
+_MORE_ROLLOUTS_FIX = (
+    "set include_failed to convert unsuccessful rollouts too, judge the rollouts again with "
+    "score_rollouts, or make more with generate_rollouts"
 )
 _BEYOND_PROMPT, _BEYOND_SHARE = "beyond own_per_prompt", "beyond own_share"
-RowPlaces = dict[tuple[Path, int], str]
-"""Reasons by the file and the offset of a row."""
+LeftOutRows = dict[tuple[Path, int], str]
+"""The reasons why rows are left out, by the file and offset of each row."""
 
 
 class ConvertRollouts(ReplacingRequest):
@@ -59,9 +59,9 @@ class ConvertRollouts(ReplacingRequest):
     ray_address: str | None = None
 
     @model_validator(mode="after")
-    def _rewrites_here(self) -> "ConvertRollouts":
+    def _validate_rewrite(self) -> "ConvertRollouts":
         if self.rewrite is not None and self.ray_address is not None:
-            raise ValueError("rewrite runs in one process: leave ray_address out")
+            raise ValueError("rewrite does not run on Ray: leave ray_address out")
         return self
 
 
@@ -86,8 +86,7 @@ class ConvertResult(msgspec.Struct, frozen=True, kw_only=True):
     success_derived: int
     """The number of converted rows that count as a success without a `success` field.
 
-    They count because their reward is at least 0.5 or, without a reward, because they end with a
-    complete answer.
+    Their reward is at least 0.5, or they have no reward and end with a complete answer.
     """
     problems: list[OthersText]
     """The first lines (at most 5) that are not rollouts, each with its `file:line`."""
@@ -101,11 +100,11 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
     Raises DataError if no row could be converted.
     """
     with open_conversion(workspace, request) as opened:
-        file = workspace.existing(request.rewrite, label="rewrite") if request.rewrite else None
+        rewrite = workspace.existing(request.rewrite, label="rewrite") if request.rewrite else None
         files = [source.path for source in (*opened.sources, *opened.own)]
         with (
-            Recording([*files, *([file] if file else [])]) as recording,
-            open_rewriter(file) as rewriter,
+            Recording([*files, *([rewrite] if rewrite else [])]) as recording,
+            open_rewriter(rewrite) as rewriter,
         ):
             conversion = Conversion(opened.output.rows, request, rewriter)
             for source in opened.sources:
@@ -129,8 +128,8 @@ class OpenedConversion:
 def open_conversion(workspace: Workspace, request: ConvertRollouts) -> Generator[OpenedConversion]:
     """Opens the files of a conversion.
 
-    Raises InputError for options of own rollouts without them, for a file that is both an input and
-    own, and for an output that must not be written.
+    Raises InputError for own_share or own_per_prompt without own, for a file that is both an input
+    and an own one, and for an output that must not be replaced.
     """
     names = [request.input] if isinstance(request.input, str) else list(request.input)
     if request.own is None:
@@ -153,7 +152,7 @@ def open_conversion(workspace: Workspace, request: ConvertRollouts) -> Generator
 
 @dataclass(slots=True)
 class ConversionTally:
-    """Counts what is converted and left out."""
+    """Counts the rows that are converted and left out."""
 
     sources: list[SourceCount] = field(default_factory=list[SourceCount])
     problems: list[str] = field(default_factory=list[str])
@@ -163,10 +162,10 @@ class ConversionTally:
     later_system: int = 0
     """The converted rows with a system message after their first message."""
     teachers: Counter[str] = field(default_factory=Counter[str])
-    """The number of converted rows by the model that another system says answered."""
+    """The number of converted rows by the model that rollouts of other systems name."""
 
-    def take(self, other: "ConversionTally") -> None:
-        """Adds the counts of further files to these."""
+    def merge(self, other: "ConversionTally") -> None:
+        """Adds the counts of another tally, of further files."""
         self.sources += other.sources
         self.problems += other.problems[: MAX_EXAMPLES - len(self.problems)]
         self.success_derived += other.success_derived
@@ -176,7 +175,7 @@ class ConversionTally:
 
 
 class Conversion:
-    """Converts one file after the other, and counts what is converted and left out."""
+    """Converts files, one at a time, and counts the rows that are converted and left out."""
 
     def __init__(
         self, rows: LineWriter, request: ConvertRollouts, rewriter: AnswerRewriter | None = None
@@ -190,17 +189,17 @@ class Conversion:
         """Adds the student's own right rollouts, up to their share of all rows."""
         if not sources or not self._rows.num_rows:
             return
-        most = int(self._rows.num_rows * request.own_share / (1 - request.own_share) + 1e-9)
+        max_rows = int(self._rows.num_rows * request.own_share / (1 - request.own_share) + 1e-9)
         paths = [source.path for source in sources]
-        left_out = _own_left_out(paths, most=most, per_prompt=request.own_per_prompt)
+        left_out = _surplus_own_rollouts(paths, max_rows, per_prompt=request.own_per_prompt)
         self.include_failed = False
         for source in sources:
             self.convert(source, left_out)
 
-    def convert(self, source: SourceFile, unwanted: RowPlaces | None = None) -> None:
+    def convert(self, source: SourceFile, surplus: LeftOutRows | None = None) -> None:
         """Writes the supervised rows of one file and adds its counts to the tally.
 
-        `unwanted` are right rollouts that are left out, with the reason.
+        `surplus` has the rows to leave out although they could be converted.
         """
         left_out = Counter(source.refused)
         problems = self.tally.problems
@@ -208,7 +207,7 @@ class Conversion:
         before = self._rows.num_rows
         for rollout in read_curated_rows(source.path, with_parts=True):
             place = (rollout.path, rollout.line.offset)
-            reason = (unwanted or {}).get(place) or self._write(rollout)
+            reason = (surplus or {}).get(place) or self._write(rollout)
             if reason is not None:
                 left_out[reason] += 1
         converted = self._rows.num_rows - before
@@ -225,17 +224,17 @@ class Conversion:
         """Writes the supervised row of a rollout, or returns the reason why it is left out."""
         facts, parts = rollout.facts, rollout.parts
         if facts is None or parts is None:
-            self._note(rollout, rollout.problem)
-            return _NO_ROLLOUT
+            self._add_problem(rollout, rollout.problem)
+            return _NOT_A_ROLLOUT
         reason = reason_to_leave_out(facts, include_failed=self.include_failed)
         if reason is not None:
             return reason
         original = None
         if self._rewriter is not None:
             rewritten = self._rewriter.rewrite(parts)
-            if isinstance(rewritten, Unwritten):
+            if isinstance(rewritten, SkippedRewrite):
                 if rewritten.error is not None:
-                    self._note(rollout, rewritten.error)
+                    self._add_problem(rollout, rewritten.error)
                 return rewritten.reason
             parts, original = rewritten.parts, rewritten.original_sha256
         row = supervised_row(facts, parts, self._instruction, original_answer=original)
@@ -244,11 +243,11 @@ class Conversion:
         self.tally.without_tools += parts.tools in NO_TOOLS and bool(facts.tools_used)
         if self._instruction.system is None:  # else all system messages were replaced
             self.tally.later_system += has_later_system(one.role for one in facts.messages)
-        if rollout.translated is not None and (teacher := rollout.foreign_teacher):
+        if rollout.translated is not None and (teacher := rollout.recorded_model):
             self.tally.teachers[teacher] += 1
         return None
 
-    def _note(self, rollout: CuratedRow, problem: str | None) -> None:
+    def _add_problem(self, rollout: CuratedRow, problem: str | None) -> None:
         if len(self.tally.problems) < MAX_EXAMPLES:
             self.tally.problems.append(f"{rollout.where}: {problem}")
 
@@ -259,42 +258,42 @@ class Conversion:
         opened: OpenedConversion,
         read: Sequence[FileRecord],
     ) -> ConvertResult:
-        """Writes the manifest of the output and returns all counts; `read` are the files read.
+        """Writes the manifest and returns the result; `read` has the records of the input files.
 
         Raises DataError if no row could be converted.
         """
-        output, whole = opened.output, _summed("all", self.tally.sources)
+        output, total = opened.output, _sum_counts("all", self.tally.sources)
         if output.rows.num_rows == 0:
-            raise _nothing_converted(opened.sources, whole, self.tally.problems)
-        counts = {"read": whole.read, "converted": whole.converted}
-        inputs = [*opened.inputs.records(read), *foreign_teachers(self.tally.teachers)]
+            raise _nothing_converted_error(opened.sources, total, self.tally.problems)
+        counts = {"read": total.read, "converted": total.converted}
+        inputs = [*opened.inputs.records(read), *model_records(self.tally.teachers)]
         output.record(inputs=inputs, request=request, counts=counts)
         shown, rest = self.tally.sources[:_MAX_SOURCES], self.tally.sources[_MAX_SOURCES:]
         return ConvertResult(
             output=workspace.shown(output.path),
-            read=whole.read,
-            converted=whole.converted,
-            left_out=whole.left_out,
-            sources=[*shown, _summed(f"{len(rest)} more files", rest)] if rest else shown,
+            read=total.read,
+            converted=total.converted,
+            left_out=total.left_out,
+            sources=[*shown, _sum_counts(f"{len(rest)} more files", rest)] if rest else shown,
             success_derived=self.tally.success_derived,
             problems=self.tally.problems,
             notes=[
                 *opened.inputs.notes,
-                *tools_notes(self.tally.without_tools, whole.converted),
-                *later_system_notes(self.tally.later_system, whole.converted),
+                *tools_notes(self.tally.without_tools, total.converted),
+                *later_system_notes(self.tally.later_system, total.converted),
             ],
         )
 
 
-def _nothing_converted(
-    sources: Sequence[SourceFile], whole: SourceCount, problems: Sequence[str]
+def _nothing_converted_error(
+    sources: Sequence[SourceFile], total: SourceCount, problems: Sequence[str]
 ) -> DataError:
-    why = ", ".join(f"{count} {reason}" for reason, count in whole.left_out.items())
+    reasons = ", ".join(f"{count} {reason}" for reason, count in total.left_out.items())
     example = f"; the first: {problems[0]}" if problems else ""
-    where = ", ".join(s.name for s in sources[:3]) + (", …" if len(sources) > 3 else "")
+    files = ", ".join(s.name for s in sources[:3]) + (", …" if len(sources) > 3 else "")
     return DataError(
-        f"none of the {whole.read} rows in {where} can be converted ({why}){example}",
-        ACCEPTED_ROWS if set(whole.left_out) <= {_NO_ROLLOUT} else _OTHER_ROLLOUTS,
+        f"none of the {total.read} rows in {files} can be converted ({reasons}){example}",
+        ACCEPTED_ROWS if set(total.left_out) <= {_NOT_A_ROLLOUT} else _MORE_ROLLOUTS_FIX,
     )
 
 
@@ -305,20 +304,20 @@ def supervised_row(
     *,
     original_answer: str | None = None,
 ) -> tuple[Buffer, ...]:
-    """Returns the supervised row of a rollout as JSON in parts, to be joined.
+    """Returns the supervised row of a rollout as parts of a JSON text, which the caller joins.
 
-    The long parts are copied as bytes from the rollout's line; they are not decoded and encoded,
-    unless the row is to have another system message. The row then says which one was removed.
-    `original_answer` is the hash of the answer that a rewritten row had.
+    The long parts are copied as bytes from the rollout's line. Only a new system message requires
+    the messages to be decoded; the row then records the one that was removed. `original_answer` is
+    the hash of the original answer of a rewritten row.
     """
     messages, removed = parts.messages, b""
     if not instruction.is_empty:
-        read: list[Message] = msgspec.json.decode(parts.messages)
-        written = instruction.put_before(read)
-        if written != read:
-            messages = msgspec.json.encode(written)
-            if (was_removed := removed_system(read)) is not None:
-                removed = b',"removed_system":' + msgspec.json.encode(was_removed)
+        original: list[Message] = msgspec.json.decode(parts.messages)
+        instructed = instruction.put_before(original)
+        if instructed != original:
+            messages = msgspec.json.encode(instructed)
+            if (system := removed_system(original)) is not None:
+                removed = b',"removed_system":' + msgspec.json.encode(system)
     return (
         b'{"messages":',
         messages,
@@ -338,7 +337,7 @@ def supervised_row(
     )
 
 
-def _summed(name: str, counts: Sequence[SourceCount]) -> SourceCount:
+def _sum_counts(name: str, counts: Sequence[SourceCount]) -> SourceCount:
     left_out: Counter[str] = Counter()
     for count in counts:
         left_out.update(count.left_out)
@@ -359,26 +358,24 @@ def reason_to_leave_out(facts: RowFacts, *, include_failed: bool) -> str | None:
     return None if include_failed or facts.is_success else "no success"
 
 
-def _own_left_out(files: Iterable[Path], *, most: int, per_prompt: int) -> RowPlaces:
-    """Returns the right rollouts that are one too many, with the reason.
+def _surplus_own_rollouts(files: Iterable[Path], max_rows: int, *, per_prompt: int) -> LeftOutRows:
+    """Returns the successful rollouts beyond `max_rows`, and beyond `per_prompt` of each prompt.
 
-    At most `most` are not among them, and at most `per_prompt` of each prompt. Which ones follows
-    from the rows' contents alone: all prompts have the same chance, and the same rows give the same
-    choice in any order.
+    The choice depends only on the contents of the rows, not on their order, and favours no prompt.
     """
-    right = sorted(
+    successes = sorted(
         (row_hash(row.line.data), row.path, row.line.offset, row.facts.task_id)
         for file in files
         for row in read_curated_rows(file)
         if row.facts is not None and row.facts.is_success and row.facts.error is None
     )
-    num_taken, left_out, of_prompt = 0, RowPlaces(), Counter[str | None]()
-    for _, path, offset, task_id in right:
-        if of_prompt[task_id] == per_prompt:
+    num_taken, left_out, taken_by_prompt = 0, LeftOutRows(), Counter[str | None]()
+    for _, path, offset, task_id in successes:
+        if taken_by_prompt[task_id] == per_prompt:
             left_out[path, offset] = _BEYOND_PROMPT
-        elif num_taken >= most:
+        elif num_taken >= max_rows:
             left_out[path, offset] = _BEYOND_SHARE
         else:
-            of_prompt[task_id] += 1
+            taken_by_prompt[task_id] += 1
             num_taken += 1
     return left_out

@@ -1,8 +1,7 @@
-"""Reduces a row to the facts that decide whether it is kept, from a few fields of its line.
+"""Extracts the facts of a row: the few fields that filters read.
 
-`RowFields` lists the fields to decode, with their types; the decoder skips all other bytes of a
-line. It fits rollouts in our layout and supervised rows alike, so that a usual line is decoded only
-once, whichever of them it is.
+`RowFields` declares the fields to decode; the decoder skips all other bytes of a line. Rollouts in
+Stillroom's layout and supervised rows share the struct, so that a usual line is decoded only once.
 """
 
 from typing import Any
@@ -17,8 +16,8 @@ NULL = msgspec.Raw(b"null")
 NO_TOOLS = (NULL, msgspec.Raw(b"[]"))
 SUPERVISED = "supervised row"
 """The `stop_reason` in the facts of a supervised row."""
-# The quote of a string is the only beginning of a JSON value that sorts before this byte.
-_AFTER_QUOTE = bytearray(b"#")
+# JSON that sorts before this byte is a string: no other value begins with a lower byte.
+_BYTE_AFTER_QUOTE = bytearray(b"#")
 # A tuple, because the expression `str | None` would build a new union for each row.
 _TEXT_OR_NONE = (str, type(None))
 
@@ -54,7 +53,7 @@ class MessageFacts(msgspec.Struct, frozen=True, gc=False):
     role: str
     """The role, which may be any string here; `count_turns` rejects unknown roles."""
     content: msgspec.Raw = NULL
-    """The JSON of the content, undecoded as it is long and filters on facts read only the last."""
+    """The JSON of the content. It is decoded on demand, since most filters read only the last."""
     tool_calls: list[CallFacts] | None = None
     tool_call_id: str | None = None
 
@@ -64,7 +63,7 @@ class MessageFacts(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowFields(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a rollout in our layout, or of a supervised row, that curation reads."""
+    """The fields that curation reads of a rollout in Stillroom's layout, or of a supervised row."""
 
     messages: list[MessageFacts]
     stop_reason: Any = msgspec.UNSET
@@ -83,7 +82,7 @@ class RowFields(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def has_text_ids(self) -> bool:
-        """Whether the row's own ids are texts or absent."""
+        """Whether each of the row's own ids is a string or absent."""
         return isinstance(self.id, _TEXT_OR_NONE) and isinstance(self.task_id, _TEXT_OR_NONE)
 
 
@@ -97,11 +96,11 @@ class RolloutParts(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowFacts(msgspec.Struct, frozen=True, gc=False):
-    """The facts by which curation judges a rollout of any layout, or a supervised row."""
+    """The facts by which curation judges a rollout in any layout, or a supervised row."""
 
     messages: list[MessageFacts]
     num_turns: int
-    """The number of messages of the assistant."""
+    """The number of assistant messages."""
     stop_reason: str
     id: str | None = None
     task_id: str | None = None
@@ -114,9 +113,9 @@ class RowFacts(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def has_final_answer(self) -> bool:
-        """Whether the last message is the assistant's, is not empty, and calls no tool.
+        """Whether the last message is a non-empty assistant message without a tool call.
 
-        A call that the model's server left in the text is no answer either.
+        Text with a tool call that the model's server did not parse is not an answer either.
         """
         last = self.messages[-1] if self.messages else None
         if last is None or last.role != "assistant" or last.tool_calls:
@@ -151,8 +150,8 @@ class RowFacts(msgspec.Struct, frozen=True, gc=False):
     def is_success(self) -> bool:
         """Whether the row counts as a success.
 
-        Its own `success` decides if it has one. Otherwise a rollout that an infrastructure failure
-        ended is no success, then a reward decides (at least 0.5), and then a complete final answer.
+        The first of these decides: the row's own `success`; an infrastructure failure, which is
+        not a success; the reward, which must be at least 0.5; whether the answer is complete.
         """
         if self.success is not None:
             return self.success
@@ -169,28 +168,28 @@ class RowFacts(msgspec.Struct, frozen=True, gc=False):
 
 
 def count_turns(messages: list[MessageFacts]) -> int | None:
-    """Returns the number of assistant messages; None if something is wrong with the messages.
+    """Returns the number of assistant messages; None if a message is invalid.
 
     Every message must have a known role and content, and every tool reply the id of an earlier
-    call. Together with the types of the structs, this checks all that `message_problems` checks.
+    call. Together, these checks and the types of the structs cover `message_problems`.
     Raises msgspec.ValidationError if the content of a message has a wrong type.
     """
     num_turns = 0
-    called: set[str | None] = {None}
+    call_ids: set[str | None] = {None}
     for message in messages:
         role = message.role
-        # Content that begins with a quote is a valid string, since the decoder has skipped over it.
-        # Decoding each content would take longer than all the rest.
-        is_text = message.content < _AFTER_QUOTE
+        # Content that begins with a quote is a valid string: the decoder has already skipped it.
+        # Decoding every content would take longer than all other checks together.
+        is_text = message.content < _BYTE_AFTER_QUOTE
         if not is_text and message.decode_content() is None and role != "assistant":
             return None
         if role == "assistant":
             num_turns += 1
             if message.tool_calls:
                 for call in message.tool_calls:
-                    called.add(call.id)
+                    call_ids.add(call.id)
         elif role == "tool":
-            if message.tool_call_id not in called:
+            if message.tool_call_id not in call_ids:
                 return None
         elif role not in ROLES:
             return None
@@ -198,16 +197,16 @@ def count_turns(messages: list[MessageFacts]) -> int | None:
 
 
 def is_plain_rollout(row: RowFields) -> bool:
-    """Returns whether a row is a rollout in our layout whose own fields have the right types.
+    """Returns whether a row is a rollout in Stillroom's layout whose fields have the right types.
 
-    If not, it may still be a rollout, of another layout: all of its fields must be looked at.
+    Any other row may be a rollout in another layout, which takes all of its fields to find out.
     """
     has_count = row.tool_errors is None or type(row.tool_errors) is int
     return isinstance(row.stop_reason, str) and row.has_text_ids and has_count
 
 
 def rollout_facts(row: RowFields, num_turns: int) -> RowFacts:
-    """Returns the facts of a rollout in our layout."""
+    """Returns the facts of a rollout in Stillroom's layout."""
     return RowFacts(
         row.messages,
         num_turns,
@@ -225,7 +224,7 @@ def rollout_facts(row: RowFields, num_turns: int) -> RowFacts:
 def is_plain_supervised(row: RowFields) -> bool:
     """Returns whether a row can only be a supervised row.
 
-    If not, it may still be a supervised row: all of its fields must be looked at.
+    Any other row may be one too, which takes all of its fields to find out.
     """
     return (
         row.stop_reason is msgspec.UNSET
@@ -241,7 +240,7 @@ def supervised_facts(row: RowFields) -> RowFacts | None:
     Raises msgspec.ValidationError if the content of a message has a wrong type.
     """
     messages = row.messages
-    # A row with a stop_reason is a rollout, and it gets here only if it has problems.
+    # A row with a stop_reason is a rollout; it is passed here only if it has problems.
     if not messages or messages[-1].role != "assistant" or row.stop_reason is not msgspec.UNSET:
         return None
     if not row.has_text_ids or not isinstance(row.rollout_id, _TEXT_OR_NONE):

@@ -20,7 +20,7 @@ from stillroom.errors import DataError
 from stillroom.types import is_trained_turn
 
 Strategy = Literal["best_worst", "all", "adjacent"]
-_MAX_KEPT_BYTES = 16 << 20
+_MAX_CACHE_BYTES = 16 << 20
 
 
 class IndexedRollout(msgspec.Struct, frozen=True, gc=False):
@@ -66,24 +66,27 @@ def ranked_pairs(
     worse: Sequence[IndexedRollout],
     strategy: Strategy,
     *,
-    least: float,
+    min_difference: float,
 ) -> Iterator[tuple[IndexedRollout, IndexedRollout]]:
-    """Yields (chosen, rejected) with rewards at least `least` apart, the largest difference first.
+    """Yields (chosen, rejected) pairs, the largest difference in reward first.
 
-    The memory needed grows with the number of rollouts of the task, not with that of its pairs.
+    Pairs with a difference below `min_difference` are left out. The memory needed grows with the
+    number of rollouts of the task, not with the number of its pairs.
     """
-    ranked = sorted(better, key=lambda entry: -entry.reward)
-    lowest = sorted(worse, key=lambda entry: entry.reward)
+    best_first = sorted(better, key=lambda entry: -entry.reward)
+    worst_first = sorted(worse, key=lambda entry: entry.reward)
     match strategy:
         case "best_worst":
-            pairs = iter([(ranked[0], lowest[0])])
+            pairs = iter([(best_first[0], worst_first[0])])
         case "adjacent":
-            neighbours = list(itertools.pairwise(ranked))
+            neighbours = list(itertools.pairwise(best_first))
             pairs = iter(sorted(neighbours, key=_difference, reverse=True))
         case "all":
-            rows = [zip(itertools.repeat(chosen), lowest, strict=False) for chosen in ranked]
+            rows = [
+                zip(itertools.repeat(chosen), worst_first, strict=False) for chosen in best_first
+            ]
             pairs = heapq.merge(*rows, key=_difference, reverse=True)
-    return itertools.takewhile(lambda pair: _difference(pair) >= least, pairs)
+    return itertools.takewhile(lambda pair: _difference(pair) >= min_difference, pairs)
 
 
 def _difference(pair: tuple[IndexedRollout, IndexedRollout]) -> float:
@@ -97,8 +100,8 @@ class PairSide(msgspec.Struct, frozen=True):
     tools: msgspec.Raw | bytes
     metadata: msgspec.Raw | bytes
     name: str
-    foreign_teacher: str | None
-    """The model that answered, as the rollout of another system names it."""
+    recorded_model: str | None
+    """The model that answered, if another system wrote the rollout and names the model."""
 
 
 class _Teacher(msgspec.Struct, frozen=True):
@@ -124,29 +127,29 @@ class PairReader:
 
     def __init__(self) -> None:
         self._rows = RowReader()
-        self._alike: dict[tuple[Path, int], list[IndexedRollout]] = {}
-        self._kept: dict[IndexedRollout, PairSide] = {}
-        self._num_bytes = 0
+        self._same_size: dict[tuple[Path, int], list[IndexedRollout]] = {}
+        self._cache: dict[IndexedRollout, PairSide] = {}
+        self._cached_bytes = 0
 
     def begin_task(self, rollouts: Iterable[IndexedRollout]) -> None:
-        """Forgets the last task's rollouts; `rollouts` are all of the next task, on both sides."""
-        self._kept.clear()
-        self._num_bytes = 0
-        self._alike.clear()
+        """Empties the cache; `rollouts` are all rollouts of the next task, from both sides."""
+        self._cache.clear()
+        self._cached_bytes = 0
+        self._same_size.clear()
         for entry in rollouts:
-            self._alike.setdefault((entry.path, entry.num_bytes), []).append(entry)
+            self._same_size.setdefault((entry.path, entry.num_bytes), []).append(entry)
 
     def read(self, entry: IndexedRollout) -> PairSide:
         """Returns the fields of a rollout that a pair needs.
 
-        Raises DataError if the line cannot be read any more, because the file has changed.
+        Raises DataError if the line cannot be decoded, because the file has changed.
         """
-        side = self._kept.get(entry)
+        side = self._cache.get(entry)
         if side is None:
             side = self._read(entry)
-            if self._num_bytes + entry.num_bytes <= _MAX_KEPT_BYTES:
-                self._kept[entry] = side
-                self._num_bytes += entry.num_bytes
+            if self._cached_bytes + entry.num_bytes <= _MAX_CACHE_BYTES:
+                self._cache[entry] = side
+                self._cached_bytes += entry.num_bytes
         return side
 
     def _read(self, entry: IndexedRollout) -> PairSide:
@@ -159,14 +162,15 @@ class PairReader:
             )
         except msgspec.DecodeError as error:
             raise DataError(
-                f"{entry.path} has changed while it was read", "run it again"
+                f"{entry.path} has changed while it was read",
+                "wait until nothing writes to it any more, then pair again",
             ) from error
         return PairSide(
             messages=row.messages,
             tools=b"[]" if row.tools == NULL else row.tools,
             metadata=b"{}" if row.metadata == NULL else row.metadata,
             name=f"{row_hash(data)}#{self._number(entry, data)}",
-            foreign_teacher=(
+            recorded_model=(
                 row.teacher.model
                 if isinstance(row, _TranslatedFields) and row.teacher is not None
                 else None
@@ -174,13 +178,13 @@ class PairReader:
         )
 
     def _number(self, entry: IndexedRollout, data: bytes) -> int:
-        """Returns which of the equal rows of its file a rollout is, as RowNames counts them.
+        """Returns the number of a rollout among the equal rows of its file, as RowNames counts it.
 
-        Equal rows have the same task, so only rows of the same length there need to be read.
+        Equal rows have the same task, so it compares only rows of this task with the same length.
         """
         earlier = {
             other.offset
-            for other in self._alike[entry.path, entry.num_bytes]
+            for other in self._same_size[entry.path, entry.num_bytes]
             if other.offset < entry.offset
         }
         reads = (self._rows.read(entry.path, offset, entry.num_bytes) for offset in earlier)
@@ -194,29 +198,30 @@ class PairReader:
 
 
 def first_difference(one: Sequence[msgspec.Raw], other: Sequence[msgspec.Raw]) -> int | None:
-    """Returns the index of the first message in which two conversations differ.
+    """Returns the index of the first message that differs; None if the conversations are equal.
 
-    The ids of tool calls, and which turns are trained, are ignored. None if the conversations are
-    equal.
+    The ids of tool calls and the weights of messages are ignored.
     """
     for index, (message, counterpart) in enumerate(zip(one, other, strict=False)):
-        if message != counterpart and _decoded(message) != _decoded(counterpart):
+        if message != counterpart and _comparable(message) != _comparable(counterpart):
             return index
     shorter = min(len(one), len(other))
     return shorter if len(one) != len(other) else None
 
 
-def _decoded(message: msgspec.Raw) -> dict[str, Any]:
+def _comparable(message: msgspec.Raw) -> dict[str, Any]:
     plain = without_ids(msgspec.json.decode(message))
     return {key: value for key, value in plain.items() if key != "weight"}
 
 
 def both_answer(one: Sequence[msgspec.Raw], other: Sequence[msgspec.Raw], index: int) -> bool:
     """Returns whether the message at `index` is the assistant's in both conversations."""
-    return all(len(m) > index and _decoded(m[index])["role"] == "assistant" for m in (one, other))
+    return all(
+        len(m) > index and _comparable(m[index])["role"] == "assistant" for m in (one, other)
+    )
 
 
 def has_trained_turn(messages: Sequence[msgspec.Raw]) -> bool:
-    """Returns whether one of the assistant's messages is trained, as their weights say."""
+    """Returns whether the weights of the messages let training use one of the assistant's."""
     decoded = (msgspec.json.decode(message) for message in messages)
     return any(m["role"] == "assistant" and is_trained_turn(m) for m in decoded)

@@ -25,7 +25,7 @@ from stillroom.curate.pair_candidates import (
     index_rollouts,
     ranked_pairs,
 )
-from stillroom.curate.rows import ACCEPTED_ROWS, foreign_teachers
+from stillroom.curate.rows import ACCEPTED_ROWS, model_records
 from stillroom.curate.sources import RowInputs, open_inputs
 from stillroom.data.row_notes import calls_tools, tools_notes
 from stillroom.errors import DataError
@@ -62,7 +62,7 @@ class MakeDpoPairs(ReplacingRequest):
     ray_address: str | None = None
 
     @model_validator(mode="after")
-    def _one_source(self) -> "MakeDpoPairs":
+    def _validate_sources(self) -> "MakeDpoPairs":
         both = self.chosen_from is not None and self.rejected_from is not None
         neither = self.chosen_from is None and self.rejected_from is None
         if not ((self.input is not None and neither) or (self.input is None and both)):
@@ -79,7 +79,7 @@ class PairsResult(msgspec.Struct, frozen=True, kw_only=True):
     read: int
     """The number of rows that were read, including those that could not take part in a pair."""
     tasks: int
-    """The number of tasks on the chosen side with a rollout that could take part in a pair."""
+    """The number of tasks with a rollout that could be the chosen one of a pair."""
     tasks_with_pairs: int
     pairs: int
     skipped: dict[OwnText, int]
@@ -96,7 +96,7 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
     """Writes the pairs and returns the counts. Raises DataError if there are no pairs."""
     with open_pairing(workspace, request) as pairing, Recording(pairing.files) as recording:
         skipped = pairing.tally.skipped
-        pairing.compare([index_rollouts(side, skipped) for side in pairing.sides])
+        pairing.set_indexes([index_rollouts(side, skipped) for side in pairing.sides])
         with PairReader() as reader:
             writer = PairWriter(request, pairing.tally, reader, pairing.output.rows)
             for task_id, better in pairing.better.items():
@@ -108,7 +108,7 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
 def open_pairing(workspace: Workspace, request: MakeDpoPairs) -> Generator["Pairing"]:
     """Opens the files of a pairing.
 
-    Raises InputError if the output must not be written, because it is an input or holds rollouts.
+    Raises InputError if the output is one of the inputs, or already has rollouts.
     """
     path = workspace.output_file(request.output, label="output")
     names = [n for n in (request.input, request.chosen_from, request.rejected_from) if n]
@@ -132,10 +132,10 @@ class PairTally:
     without_tools: int = 0
     """The pairs that call tools but have no schemas."""
     teachers: Counter[str] = field(default_factory=Counter[str])
-    """The number of pairs with an answer of a model that another system names."""
+    """The number of pairs with an answer of each model that rollouts of other systems name."""
 
-    def take(self, other: "PairTally") -> None:
-        """Adds the counts of other tasks to these."""
+    def merge(self, other: "PairTally") -> None:
+        """Adds the counts of another tally, of other tasks."""
         self.skipped.update(other.skipped)
         self.differences.extend(other.differences)
         self.tasks_with_pairs += other.tasks_with_pairs
@@ -144,7 +144,7 @@ class PairTally:
 
 
 class Pairing:
-    """Holds what pairing in one process and pairing on a cluster share: files, tasks and counts."""
+    """The files, tasks and counts of a pairing, in one process or on a cluster."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Pairing:
         sides: list[list[Path]],
         output: NewOutput,
     ) -> None:
-        """`sides` are the files to compare with each other, or the chosen and the rejected ones."""
+        """`sides` is one list of files to pair among themselves, or the chosen and the rejected."""
         self._workspace, self._request, self._inputs = workspace, request, inputs
         self.sides, self.output = sides, output
         self.files = list(dict.fromkeys(file for side in sides for file in side))
@@ -163,8 +163,8 @@ class Pairing:
         self.worse: TaskIndex = {}
         self._num_read = 0
 
-    def compare(self, indexes: Sequence[TaskIndex]) -> None:
-        """Takes the index of each side; to be called once, before the first pair is written."""
+    def set_indexes(self, indexes: Sequence[TaskIndex]) -> None:
+        """Sets the index of each side; call it once, before the first pair is written."""
         skipped = self.tally.skipped
         for file in self._inputs.files:
             skipped.update(file.refused)
@@ -172,8 +172,8 @@ class Pairing:
         num_indexed = sum(len(rollouts) for index in indexes for rollouts in index.values())
         self._num_read = num_indexed + skipped.total()
         self.better, self.worse = indexes[0], indexes[-1]
-        if num_alone := len(self.worse.keys() - self.better.keys()):
-            skipped["task on the rejected side only"] = num_alone
+        if num_unpaired := len(self.worse.keys() - self.better.keys()):
+            skipped["task on the rejected side only"] = num_unpaired
 
     def finish(self, read: Sequence[FileRecord]) -> PairsResult:
         """Writes the manifest and returns the result; `read` are the files read.
@@ -182,7 +182,7 @@ class Pairing:
         """
         rows = self.output.rows
         if rows.num_rows == 0:
-            raise _no_pairs(self.better, self.worse, self.tally.skipped)
+            raise _no_pairs_error(self.better, self.worse, self.tally.skipped)
         result = PairsResult(
             output=self._workspace.shown(self.output.path),
             read=self._num_read,
@@ -197,13 +197,13 @@ class Pairing:
             ],
         )
         counts = {"read": result.read, "pairs": result.pairs}
-        inputs = [*self._inputs.records(read), *foreign_teachers(self.tally.teachers)]
+        inputs = [*self._inputs.records(read), *model_records(self.tally.teachers)]
         self.output.record(inputs=inputs, request=self._request, counts=counts)
         return result
 
 
 class PairWriter:
-    """Writes the pairs of one task after the other, and tallies them."""
+    """Writes the pairs, task by task, and counts them."""
 
     def __init__(
         self, request: MakeDpoPairs, tally: PairTally, reader: PairReader, rows: LineWriter
@@ -213,9 +213,9 @@ class PairWriter:
     def write_task(
         self, task_id: str, better: list[IndexedRollout], worse: list[IndexedRollout]
     ) -> None:
-        """Writes the pairs of one task, from the largest difference in reward to the smallest.
+        """Writes the pairs of one task, those with the largest difference in reward first.
 
-        Pass the same list as `better` and `worse` to compare the rollouts with each other.
+        Pass the same list as `better` and `worse` to pair the rollouts with each other.
         """
         if not worse:
             self._tally.skipped["task on the chosen side only"] += 1
@@ -223,9 +223,11 @@ class PairWriter:
         if better is worse and len(better) == 1:
             self._tally.skipped["task with a single rollout"] += 1
             return
-        # 0.5 - 0.4 is a rounding error less than 0.1, and must still count as a difference of 0.1.
-        least = self._request.min_difference - _ROUNDING
-        candidates = ranked_pairs(better, worse, self._request.strategy, least=least)
+        # In floating point, 0.5 - 0.4 is slightly less than 0.1; it must count as 0.1.
+        min_difference = self._request.min_difference - _ROUNDING
+        candidates = ranked_pairs(
+            better, worse, self._request.strategy, min_difference=min_difference
+        )
         self._reader.begin_task(better if better is worse else [*better, *worse])
         num_candidates = written = 0
         for chosen, rejected in candidates:
@@ -238,27 +240,29 @@ class PairWriter:
             self._tally.skipped["task whose rewards differ too little"] += 1
 
     def _write_pair(self, task_id: str, chosen: IndexedRollout, rejected: IndexedRollout) -> bool:
-        one, other = (self._with_system(self._reader.read(each)) for each in (chosen, rejected))
-        start = first_difference(one.messages, other.messages)
+        """Writes one pair, or counts why it is skipped. Returns whether it was written."""
+        better = self._with_system(self._reader.read(chosen))
+        worse = self._with_system(self._reader.read(rejected))
+        start = first_difference(better.messages, worse.messages)
         if start is None:
             self._tally.skipped["pair of equal conversations"] += 1
             return False
-        if not both_answer(one.messages, other.messages, start):
-            self._tally.skipped["pair that parts at a tool's reply"] += 1
+        if not both_answer(better.messages, worse.messages, start):
+            self._tally.skipped["pair that first differs in a tool's reply"] += 1
             return False
         end = start + 1 if self._request.cut == "first_turn" else None
-        if not all(has_trained_turn(side.messages[start:end]) for side in (one, other)):
+        if not all(has_trained_turn(side.messages[start:end]) for side in (better, worse)):
             self._tally.skipped["pair with a side whose turns all have weight 0"] += 1
             return False
         difference = chosen.reward - rejected.reward
-        self._rows.write_raw(*_pair_row(one, other, start, end, difference, task_id))
+        self._rows.write_raw(*_pair_row(better, worse, start, end, difference, task_id))
         self._tally.differences.append(difference)
-        self._tally.without_tools += _lacks_tools(one, other, end)
-        self._tally.teachers.update(filter(None, {one.foreign_teacher, other.foreign_teacher}))
+        self._tally.without_tools += _lacks_tools(better, worse, end)
+        self._tally.teachers.update(filter(None, {better.recorded_model, worse.recorded_model}))
         return True
 
     def _with_system(self, side: PairSide) -> PairSide:
-        """Returns the conversation with the system message that the pairs are to have."""
+        """Returns the side with the system message of the request, if the request has one."""
         if (system := self._request.system) is None:
             return side
         rest = [raw for raw in side.messages if msgspec.json.decode(raw)["role"] != "system"]
@@ -282,10 +286,10 @@ def _pair_row(
     difference: float,
     task_id: str,
 ) -> tuple[bytes, ...]:
-    """Returns the row of a pair as JSON in parts, to be joined.
+    """Returns the row of a pair as parts of a JSON text, which the caller joins.
 
-    The pair differs from message `start` on, and ends before message `end` (None: with the
-    conversation). The long fields are copied as bytes from the rollouts' lines.
+    The two sides differ from message `start` on, and are cut before message `end`; None keeps all
+    messages. The long fields are copied as bytes from the rollouts' lines.
     """
     rest = {
         "quality_difference": difference,
@@ -309,13 +313,13 @@ def _pair_row(
     )
 
 
-def _no_pairs(better: TaskIndex, worse: TaskIndex, skipped: Counter[str]) -> DataError:
-    """Returns the error to raise if the rollouts do not make a single pair."""
+def _no_pairs_error(better: TaskIndex, worse: TaskIndex, skipped: Counter[str]) -> DataError:
+    """Returns the error for rollouts from which no pair can be made."""
     shared = len(better.keys() & worse.keys())
-    why = ", ".join(f"{count} × {reason}" for reason, count in skipped.items())
+    reasons = ", ".join(f"{count} × {reason}" for reason, count in skipped.items())
     return DataError(
         f"no pairs: {len(better)} tasks, {shared} of them on both sides"
-        + (f" ({why})" if why else ""),
+        + (f" ({reasons})" if reasons else ""),
         ACCEPTED_ROWS
         if set(skipped) == {"not a rollout row"}
         else "pairs need rollouts of the same tasks with different rewards: raise "

@@ -1,7 +1,7 @@
 """sample_for_review: samples rows for a person to judge.
 
-The sample takes a number of rows from each band of rewards. Within a band, each category gives as
-even a number of rows as it can.
+The sample has a given number of rows from each band of rewards, spread as evenly as possible over
+the categories of the band.
 """
 
 import hashlib
@@ -52,13 +52,16 @@ class SampleForReview(ReplacingRequest):
     seed: int = 0
 
     @model_validator(mode="after")
-    def _belongs_together(self) -> "SampleForReview":
+    def _validate_bands(self) -> "SampleForReview":
         if list(self.bands) != sorted(set(self.bands)):
-            raise ValueError("bands must rise, e.g. [0.5, 0.8]")
+            raise ValueError("bands must be in ascending order, e.g. [0.5, 0.8]")
         if len(self.counts) != len(self.bands) + 1:
-            raise ValueError("counts must have one number more than bands: also below the first")
+            raise ValueError(
+                "counts must have one number more than bands: the first is for the rewards below "
+                "the first band edge"
+            )
         if not any(self.counts):
-            raise ValueError("counts must ask for a row")
+            raise ValueError("at least one number of counts must be greater than 0")
         return self
 
 
@@ -66,7 +69,7 @@ class ReviewRow(msgspec.Struct, frozen=True, kw_only=True):
     """A sampled row, for a person to fill in `verdict` (keep or drop) and `notes` (any text)."""
 
     id: str
-    """The name of the row, by which its verdict finds it again."""
+    """The row's name, by which filter_dataset matches the verdict to the row."""
     verdict: ReviewVerdict | None
     notes: str
     where: str
@@ -75,7 +78,7 @@ class ReviewRow(msgspec.Struct, frozen=True, kw_only=True):
     category: str
     reward: float | None
     row_id: str | None = None
-    """The id that the row gives itself; other rows may have the same."""
+    """The row's own id, which other rows may share."""
     messages: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
     prompt: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
     chosen: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
@@ -114,16 +117,16 @@ class Sampled:
 
 
 def sample_for_review(workspace: Workspace, request: SampleForReview) -> Sampled:
-    """Writes the sample as JSONL and returns it; the page is for the caller to write.
+    """Writes the sample as JSONL and returns it; the caller writes the page.
 
-    Raises DataError if no row can be reviewed, and InputError if the output holds rollouts or
-    verdicts.
+    Raises DataError if no row can be reviewed, and InputError if the output already has rollouts
+    or verdicts.
     """
     output = workspace.output_file(request.output, label="output")
     page = workspace.output_file(output.with_suffix(".html"), label="output")
     pool = _Pool(request)
     with open_inputs(workspace, [request.input], outputs=[output], with_supervised=True) as inputs:
-        _check_unreviewed(output)
+        _check_no_verdicts(output)
         check_page(page, overwrite=request.overwrite)
         writing = new_output(output, operation="sample_for_review", overwrite=request.overwrite)
         with writing as new, Recording([source.path for source in inputs.files]) as recording:
@@ -153,14 +156,14 @@ class _Pool:
         self._names = [*band_names(request.bands), _NO_REWARD]
         # If no row has a reward, rows without one fill the whole sample.
         self._limits = dict(zip(self._names, [*request.counts, sum(request.counts)], strict=True))
-        self._kept: dict[str, dict[str, list[tuple[int, int, ReviewRow]]]] = {}
+        self._candidates: dict[str, dict[str, list[tuple[int, int, ReviewRow]]]] = {}
         self._sizes: Counter[str] = Counter()
         self._categories: set[str] = set()
         self.left_out: Counter[str] = Counter()
         self.read = 0
 
     def fill(self, inputs: RowInputs, workspace: Workspace) -> list[ReviewRow]:
-        """Adds all rows of the inputs, and returns the sampled ones.
+        """Adds all rows of the inputs and returns the sample.
 
         Raises DataError if no row can be reviewed.
         """
@@ -174,32 +177,34 @@ class _Pool:
                 self.add(decode_line(line), names.name(source.path, line.view), where)
         rows = self.sample()
         if not rows:
-            why = ", ".join(f"{count} {reason}" for reason, count in self.left_out.items())
+            reasons = ", ".join(f"{count} {reason}" for reason, count in self.left_out.items())
             raise DataError(
-                f"none of the {self.read} rows of {self._request.input!r} can be reviewed ({why})",
+                f"none of the {self.read} rows of {self._request.input!r} can be reviewed "
+                f"({reasons})",
                 "validate_dataset lists what is wrong with them",
             )
         return rows
 
     def add(self, value: dict[str, Any] | Problem, name: str, where: str) -> None:
-        """Counts one row of a file, and keeps it if it may be sampled."""
+        """Counts one row of a file, and makes it a candidate if it can be reviewed."""
         self.read += 1
         row = self._review_row(value, name, where)
         if isinstance(row, str):
             self.left_out[row] += 1
             return
         self._sizes[row.band] += 1
-        kept = self._kept.setdefault(row.band, {}).setdefault(row.category, [])
-        # The rows with the smallest hashes stay, so the sample does not depend on the rows' order.
-        entry = (-_draw(self._request.seed, row), self.read, row)
-        if len(kept) < self._limits[row.band]:
-            heapq.heappush(kept, entry)
-        elif kept:
-            heapq.heappushpop(kept, entry)
+        heap = self._candidates.setdefault(row.band, {}).setdefault(row.category, [])
+        # The rows with the lowest ranks stay, so the sample does not depend on the rows' order.
+        entry = (-_random_rank(self._request.seed, row), self.read, row)
+        if len(heap) < self._limits[row.band]:
+            heapq.heappush(heap, entry)
+        elif heap:
+            heapq.heappushpop(heap, entry)
 
     def _review_row(
         self, value: dict[str, Any] | Problem, name: str, where: str
     ) -> ReviewRow | str:
+        """Returns the row for review, or the reason why it cannot be reviewed."""
         row_format = None if isinstance(value, Problem) else detect_format(value)
         if isinstance(value, Problem) or row_format is None or any(CHECKS[row_format](value)):
             return "has problems"
@@ -219,7 +224,7 @@ class _Pool:
             band=band_of(reward, self._request.bands),
             category=self._category(row),
             reward=reward,
-            row_id=_own_id(row),
+            row_id=_row_id(row),
             **texts,
         )
 
@@ -233,17 +238,17 @@ class _Pool:
 
     def sample(self) -> list[ReviewRow]:
         """Returns the sampled rows, band by band, spread as evenly as possible over categories."""
-        return [row for band in self._names for row in self._of_band(band)]
+        return [row for band in self._names for row in self._sample_band(band)]
 
-    def _of_band(self, band: str) -> Iterator[ReviewRow]:
-        kept = self._kept.get(band, {})
+    def _sample_band(self, band: str) -> Iterator[ReviewRow]:
+        candidates = self._candidates.get(band, {})
         limit = self._limits[band]
-        if band == _NO_REWARD and len(self._kept) > 1:
+        if band == _NO_REWARD and len(self._candidates) > 1:
             limit = max(self._request.counts)
-        taken = shares({name: len(rows) for name, rows in kept.items()}, limit)
-        for name in sorted(kept):
-            drawn = sorted(kept[name], reverse=True)[: taken[name]]
-            yield from (row for _, _, row in drawn)
+        counts = spread_evenly({name: len(rows) for name, rows in candidates.items()}, limit)
+        for name in sorted(candidates):
+            sampled = sorted(candidates[name], reverse=True)[: counts[name]]
+            yield from (row for _, _, row in sampled)
 
     def band_counts(self, rows: Sequence[ReviewRow]) -> list[BandCount]:
         """Returns the counts of the bands that have at least one row."""
@@ -255,13 +260,13 @@ class _Pool:
         ]
 
 
-def _own_id(row: Mapping[str, Any]) -> str | None:
+def _row_id(row: Mapping[str, Any]) -> str | None:
     row_id = row.get("id") or row.get("rollout_id")
     return row_id if isinstance(row_id, str) else None
 
 
 def band_names(edges: Sequence[float]) -> list[str]:
-    """Returns the names of the bands that the edges separate, from the lowest band up."""
+    """Returns the names of the bands between the edges, in ascending order."""
     if not edges:
         return ["any reward"]
     inner = [f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges)]
@@ -275,10 +280,10 @@ def band_of(reward: float | None, edges: Sequence[float]) -> str:
     return band_names(edges)[sum(reward >= edge for edge in edges)]
 
 
-def shares(sizes: Mapping[str, int], total: int) -> dict[str, int]:
-    """Returns how many rows to take of each name, as evenly as the sizes allow.
+def spread_evenly(sizes: Mapping[str, int], total: int) -> dict[str, int]:
+    """Returns the number of rows to sample of each category, as even as the sizes allow.
 
-    The numbers add up to `total`, or to all rows if there are fewer.
+    The numbers add up to `total`, or to the number of all rows if there are fewer.
     """
     taken: dict[str, int] = {}
     remaining = min(total, sum(sizes.values()))
@@ -289,7 +294,8 @@ def shares(sizes: Mapping[str, int], total: int) -> dict[str, int]:
     return taken
 
 
-def _draw(seed: int, row: ReviewRow) -> int:
+def _random_rank(seed: int, row: ReviewRow) -> int:
+    """Returns a pseudorandom number that depends only on the seed and the row."""
     identity = f"{seed}:{row.id}:{row.where}".encode("utf-8", errors="replace")
     return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest())
 
@@ -308,22 +314,24 @@ def sections_of_review(row: ReviewRow) -> list[Section]:
     ]
 
 
-class _JudgedRow(msgspec.Struct):
+class _VerdictRow(msgspec.Struct):
     verdict: Any = None
 
 
-_JUDGED = msgspec.json.Decoder(_JudgedRow)
+_VERDICT_ROW = msgspec.json.Decoder(_VerdictRow)
 
 
-def _check_unreviewed(output: Path) -> None:
+def _check_no_verdicts(output: Path) -> None:
     """Raises InputError if the output already holds verdicts, which cost a person's time."""
     if not output.exists():
         return
     try:
-        filled = sum(_JUDGED.decode(line.data).verdict is not None for line in read_lines(output))
+        num_verdicts = sum(
+            _VERDICT_ROW.decode(line.data).verdict is not None for line in read_lines(output)
+        )
     except (msgspec.DecodeError, RecursionError):
-        return  # no rows for review; whether they may be replaced is checked before the writing
-    if filled:
+        return  # These are not rows for review; new_output checks whether it may replace them.
+    if num_verdicts:
         raise InputError(
-            f"the output {output} holds {filled} verdicts", "choose another output to keep them"
+            f"the output {output} has {num_verdicts} verdicts", "choose another output to keep them"
         )

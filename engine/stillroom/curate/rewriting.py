@@ -1,4 +1,4 @@
-"""Changes the answers of training rows by a function of the user's, in a process of its own."""
+"""Rewrites the answers of training rows with the user's function, in a separate process."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -13,14 +13,16 @@ from stillroom.data.words import final_answer
 from stillroom.errors import InputError
 from stillroom.files import content_hash
 
-FUNCTION = "rewrite"
-NO_ANSWER, FAILED, DROPPED = "no answer to rewrite", "rewrite failed", "rewrite returned nothing"
+_FUNCTION = "rewrite"
+_NO_ANSWER = "no answer to rewrite"
+_FAILED = "rewrite failed"
+_NO_REWRITE = "rewrite returned nothing"
 _Call = Callable[[str, dict[str, Any]], tuple[str, bool]]
 
 
 @dataclass(frozen=True, slots=True)
 class RewrittenParts:
-    """The parts of a row with another answer, and a hash of the answer that it had."""
+    """The parts of a row with its new answer, and a hash of its original answer."""
 
     parts: RolloutParts
     original_sha256: str
@@ -28,7 +30,7 @@ class RewrittenParts:
 
 
 @dataclass(frozen=True, slots=True)
-class Unwritten:
+class SkippedRewrite:
     """The reason why a row is left out, and the error of the function if it raised one."""
 
     reason: str
@@ -41,18 +43,18 @@ class AnswerRewriter:
     def __init__(self, call: _Call) -> None:
         self._call = call
 
-    def rewrite(self, parts: RolloutParts) -> RewrittenParts | Unwritten:
-        """Returns the row with the answer that the function returns, or why it is left out."""
+    def rewrite(self, parts: RolloutParts) -> RewrittenParts | SkippedRewrite:
+        """Returns the row with its new answer, or the reason why it is left out."""
         messages: list[dict[str, Any]] = msgspec.json.decode(parts.messages)
         answer = final_answer(messages)
         if not answer.strip() or messages[-1].get("tool_calls"):
-            return Unwritten(NO_ANSWER)
+            return SkippedRewrite(_NO_ANSWER)
         metadata = {} if parts.metadata == NULL else msgspec.json.decode(parts.metadata)
         text, is_error = self._call(answer, metadata)
         if is_error:
-            return Unwritten(FAILED, text)
+            return SkippedRewrite(_FAILED, text)
         if not text.strip():
-            return Unwritten(DROPPED)
+            return SkippedRewrite(_NO_REWRITE)
         changed = [*messages[:-1], {**messages[-1], "content": text}]
         encoded = msgspec.Raw(msgspec.json.encode(changed))
         rewritten = msgspec.structs.replace(parts, messages=encoded)
@@ -76,15 +78,15 @@ def open_rewriter(path: Path | None) -> Generator[AnswerRewriter | None]:
 
     pool = UserPool(tools_file=read_user_file(path), rewards_file=None, max_workers=1)
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(pool):
-        if FUNCTION not in [schema["function"]["name"] for schema in pool.schemas]:
+        if _FUNCTION not in [schema["function"]["name"] for schema in pool.schemas]:
             raise InputError(
-                f"{path} has no tool {FUNCTION!r}",
-                "write from stillroom.tools import tool, then @tool and def rewrite(answer: str) "
-                "-> str with a docstring",
+                f"{path} has no tool {_FUNCTION!r}",
+                "import tool from stillroom.tools, and define @tool def rewrite(answer: str) -> "
+                "str with a docstring",
             )
 
         async def answer(text: str, metadata: dict[str, Any]) -> tuple[str, bool]:
-            result = await pool.call(FUNCTION, {"answer": text}, metadata=metadata)
+            result = await pool.call(_FUNCTION, {"answer": text}, metadata=metadata)
             return result.content, result.is_error
 
         yield AnswerRewriter(lambda text, metadata: portal.call(answer, text, metadata))

@@ -1,4 +1,4 @@
-"""Reads the rows of files for curation: the facts that decide, and the untouched bytes."""
+"""Reads the rows of files for curation: their facts, and the bytes of their lines."""
 
 import contextlib
 import functools
@@ -44,36 +44,37 @@ _FIELDS = msgspec.json.Decoder(RowFields)
 _PARTS = msgspec.json.Decoder(RolloutParts)
 _CONTENTS = msgspec.json.Decoder(_Contents)
 _WHOLE: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
-# More than decode_row spares, so that it can read again whatever is made from a row here.
+# More than in decode_row, so that decode_row can decode any row that curation writes.
 _SPARE_FRAMES = 16
 _NULL = b"null"
 _MAX_TEACHERS = 20
 UNREADABLE = "(unreadable)"
 """The category of a row that curation cannot read."""
 ACCEPTED_ROWS = (
-    "give rollouts of generate_rollouts, or logs, traces and datasets of a format that "
-    "import_rollouts reads (`stillroom docs traces` lists them); of anything else, write lines "
+    "give rollouts of generate_rollouts, or logs, traces and datasets in a format that "
+    "import_rollouts reads (`stillroom docs traces` lists them); convert anything else to lines "
     'such as {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", '
     '"content": "4"}]}'
 )
-"""What to do about rows that no reader knows."""
+"""The fix for rows in an unknown format."""
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class CuratedRow(msgspec.Struct, dict=True):
-    """One row of a file; its `facts` are None if curation cannot read it as a row."""
+    """One row of a file."""
 
     path: Path
     line: Line
     facts: RowFacts | None = None
+    """The fields that filters read; None if curation cannot read the row."""
     problem: str | None = None
-    """The reason why there are no facts; None if there are."""
+    """The reason why curation cannot read the row; None if it can."""
     parts: RolloutParts | None = None
     """The undecoded fields for training rows; None for supervised rows and unless requested."""
     layout: RolloutLayout | None = None
     """The layout of a rollout; None for supervised rows and unreadable ones."""
     translated: bytes | None = None
-    """The row as JSON in our layout, if reading it required a translation; else None."""
+    """The row as JSON in Stillroom's layout, if it has another layout; else None."""
     num_tokens: int | None = None
     """The length of the row in tokens, rendered for the student; None until it is counted."""
 
@@ -83,18 +84,18 @@ class CuratedRow(msgspec.Struct, dict=True):
         return f"{self.path}:{self.line.number}"
 
     @property
-    def in_our_layout(self) -> bytes:
-        """The row as JSON in our layout: the bytes of `line`, unless another system wrote it."""
+    def stillroom_json(self) -> bytes:
+        """The row as JSON in Stillroom's layout: the bytes of `line`, translated if necessary."""
         return self.translated or self.line.data
 
     @cached_property
     def whole(self) -> dict[str, Any]:
-        """All fields of the row in our layout, decoded."""
-        return _WHOLE.decode(self.in_our_layout)
+        """All fields of the row in Stillroom's layout, decoded."""
+        return _WHOLE.decode(self.stillroom_json)
 
     @property
-    def foreign_teacher(self) -> str | None:
-        """The model that answered, as the rollout of another system names it."""
+    def recorded_model(self) -> str | None:
+        """The model that answered, which the rollout names itself; None if it names none."""
         teacher = self.whole.get("teacher")
         return teacher.get("model") if isinstance(teacher, dict) else None
 
@@ -115,7 +116,7 @@ class CuratedRow(msgspec.Struct, dict=True):
 
     @cached_property
     def review_id(self) -> str | None:
-        """The id of the row in a review of an older version: its own, else a hash of its messages.
+        """The row's id in reviews by older versions: its own id, or else a hash of its messages.
 
         None if the row cannot be read.
         """
@@ -145,10 +146,10 @@ class CuratedRow(msgspec.Struct, dict=True):
 def read_curated_rows(
     path: Path, *, with_parts: bool = False, with_supervised: bool = False
 ) -> Iterator[CuratedRow]:
-    """Yields the rows of a file, or of all files of a folder, with the facts of its rollouts.
+    """Yields the rows of a file, or of all files in a folder.
 
-    `with_parts` also sets `parts`, the bytes that go into training rows. `with_supervised` also
-    gives facts for supervised rows; otherwise these have a `problem`, like any row that is no
+    `with_parts` also sets `parts`, the bytes that go into training rows. With `with_supervised`,
+    supervised rows have facts too; otherwise they have a `problem`, like any row that is not a
     rollout.
     """
     reader = _RowDecoder(with_parts=with_parts, with_supervised=with_supervised)
@@ -159,54 +160,54 @@ def read_curated_rows(
 
 
 class _RowDecoder:
-    """Decodes lines: usual ones quickly in one pass, all others by a full check of their fields."""
+    """Decodes lines: usual ones in one quick pass, all others with a full check of their fields."""
 
     def __init__(self, *, with_parts: bool, with_supervised: bool) -> None:
         self._with_parts, self._with_supervised = with_parts, with_supervised
-        self._sound_tools = b"null"
+        self._valid_tools = b"null"
 
     def decode_block(self, file: Path, lines: Sequence[Line]) -> list[CuratedRow]:
         return [self._decode(file, line) for line in lines]
 
     def _decode(self, file: Path, line: Line) -> CuratedRow:
         try:
-            if not line.is_cut and (row := self._in_one_pass(file, line)) is not None:
+            if not line.is_cut and (row := self._decode_quickly(file, line)) is not None:
                 return row
         except _UNREADABLE:
-            pass  # The full check below finds the problem, or reads it in another layout.
-        row = self._with_all_checks(file, line)
+            pass  # The full check below finds the problem, or reads the row in another layout.
+        row = self._decode_with_checks(file, line)
         if row.facts is None and self._with_supervised and not line.is_cut:
             with contextlib.suppress(*_UNREADABLE):
                 if (facts := supervised_facts(_FIELDS.decode(line.utf8))) is not None:
                     return CuratedRow(file, line, facts)
         return row
 
-    def _in_one_pass(self, file: Path, line: Line) -> CuratedRow | None:
-        """Returns a usual rollout in our layout or supervised row; None for any other row."""
+    def _decode_quickly(self, file: Path, line: Line) -> CuratedRow | None:
+        """Returns a usual rollout in Stillroom's layout, or supervised row; None for other rows."""
         row = _FIELDS.decode(line.utf8)
         if self._with_supervised and is_plain_supervised(row):
             facts = supervised_facts(row)
             return facts and CuratedRow(file, line, facts)
         num_turns = count_turns(row.messages) if is_plain_rollout(row) else None
-        if num_turns is None or not self._are_tools_sound(row.tools):
+        if num_turns is None or not self._are_tools_valid(row.tools):
             return None
         facts = _with_task_id(rollout_facts(row, num_turns), line.data)
         parts = _PARTS.decode(line.utf8) if self._with_parts else None
         return CuratedRow(file, line, facts, None, parts, RolloutLayout.STILLROOM)
 
-    def _are_tools_sound(self, tools: msgspec.Raw) -> bool:
+    def _are_tools_valid(self, tools: msgspec.Raw) -> bool:
         if tools == _NULL:
             return True
         data = bytes(tools)
-        # Most rows of a file have the same tools, so those checked last are remembered.
-        if data != self._sound_tools:
+        # Most rows of a file have the same tools, so the last valid ones are remembered.
+        if data != self._valid_tools:
             if any(tool_schema_problems(msgspec.json.decode(data))):
                 return False
-            self._sound_tools = data
+            self._valid_tools = data
         return True
 
-    def _with_all_checks(self, file: Path, line: Line) -> CuratedRow:
-        """Decodes all fields of a rollout of any layout and runs all checks, which is slow."""
+    def _decode_with_checks(self, file: Path, line: Line) -> CuratedRow:
+        """Decodes all fields of a rollout in any layout and runs all checks, which is slow."""
         try:
             layout, data = _checked_rollout(line)
             _CONTENTS.decode(data)
@@ -223,7 +224,7 @@ class _RowDecoder:
 
 
 def _with_task_id(facts: RowFacts, data: bytes) -> RowFacts:
-    """Returns the facts with a task_id: the row's own, else a hash of its prompt."""
+    """Returns the facts with a task_id: the row's own, or else a hash of its prompt."""
     if facts.task_id:
         return facts
     num_prompt = _prompt_length([message.role for message in facts.messages])
@@ -237,24 +238,24 @@ def _prompt_length(roles: Sequence[Any]) -> int:
 
 
 def _checked_rollout(line: Line) -> tuple[RolloutLayout, bytes]:
-    """Returns the layout of a rollout, and its JSON in our layout.
+    """Returns the layout of a rollout, and its JSON in Stillroom's layout.
 
-    Raises DataError if it is no rollout or has a problem.
+    Raises DataError if the line is not a rollout or has a problem.
     """
     row = decode_line(line)
     if isinstance(row, Problem):
         raise DataError(f"the line {row.message}", row.fix)
     layout = layout_of(row)
     if layout is None:
-        raise DataError("the line is a rollout of no known layout", ACCEPTED_ROWS)
+        raise DataError("the line is not a rollout in a known layout", ACCEPTED_ROWS)
     if layout is RolloutLayout.STILLROOM:
-        _raise_first(_serious_problems(row))
+        _raise_first_problem(_serious_problems(row))
         return layout, line.data
     return layout, _translated(row, layout)
 
 
 def _serious_problems(row: dict[str, Any]) -> Iterator[Problem]:
-    """Yields the problems of a rollout in our layout, except for those that curation tolerates.
+    """Yields the problems of a rollout in Stillroom's layout that curation does not tolerate.
 
     It tolerates missing ids and an empty conversation.
     """
@@ -264,18 +265,18 @@ def _serious_problems(row: dict[str, Any]) -> Iterator[Problem]:
             yield problem
 
 
-def _raise_first(problems: Iterator[Problem]) -> None:
+def _raise_first_problem(problems: Iterator[Problem]) -> None:
     for problem in problems:
         raise DataError(f"{problem.field} {problem.message}".strip(), problem.fix)
 
 
 def _translated(row: dict[str, Any], layout: RolloutLayout) -> bytes:
-    _raise_first(RULES[layout].problems(row))
+    _raise_first_problem(RULES[layout].problems(row))
     return msgspec.json.encode(RULES[layout].read(row))
 
 
 def translate(data: bytes) -> bytes | None:
-    """Returns another system's rollout as JSON in our layout; None for any other row.
+    """Returns another system's rollout as JSON in Stillroom's layout; None for any other row.
 
     Raises DataError if the rollout of another system has a problem.
     """
@@ -295,15 +296,15 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def conversation_digest(row: CuratedRow) -> bytes:
-    """Returns a digest that is equal for rows with equal messages, ids of tool calls aside."""
+    """Returns a digest of the messages without the ids of their tool calls."""
     messages = [without_ids(message) for message in row.messages]
     return hashlib.sha256(canonical_json(messages)).digest()[:16]
 
 
-def foreign_teachers(num_rows: Counter[str]) -> Iterator[ModelRecord]:
-    """Yields the models that answered in another system, of which no manifest tells.
+def model_records(num_rows: Counter[str]) -> Iterator[ModelRecord]:
+    """Yields records of the models that answered rows of other systems, which have no manifest.
 
-    `num_rows` is the number of rows that each of them answered.
+    `num_rows` is the number of rows that each model answered.
     """
     for name, rows in num_rows.most_common(_MAX_TEACHERS):
         answering = AnsweringModel(model=name, rows=rows)

@@ -1,7 +1,7 @@
 """Opens the inputs of an operation on rollouts, whichever system wrote them.
 
-Files of rows that curation knows are read where they are. All else that import_rollouts reads is
-imported into a temporary file, which is then read in its place.
+Files in a layout that curation knows are read in place. Files in any other format that
+import_rollouts reads are first imported into a temporary file.
 """
 
 import itertools
@@ -36,12 +36,12 @@ from stillroom.settings import Workspace
 if TYPE_CHECKING:
     from stillroom.importing.sources import ImportSources
 
-_LOOKED_AT = 20
-"""If curation knows none of so many first rows of a file, another reader is looked for."""
+_NUM_FIRST_ROWS = 20
+"""The number of rows at the start of a file that decide which reader is used for the file."""
 _ROLLOUTS = "rollouts.jsonl"
-_MESSAGES = "openai_fine_tuning"
+_MESSAGES_FORMAT = "openai_fine_tuning"
 """The format of rows that have messages and little else, as rows of prompts do."""
-_OUR_IDS = ("rollout_id", "chosen_id")
+_STILLROOM_IDS = ("rollout_id", "chosen_id")
 """The fields that convert_rollouts and make_dpo_pairs write into each row."""
 
 
@@ -59,15 +59,15 @@ class ImportedFile:
     @cached_property
     def places(self) -> list[Place | None]:
         """The place of each rollout in the original files."""
-        found = (imported_from(self.workspace, row.line.data) for row in self.rows())
-        return [None if one is None else one.kept for one in found]
+        origins = (imported_from(self.workspace, row.line.data) for row in self.rows())
+        return [None if origin is None else origin.kept for origin in origins]
 
     def rows(self) -> Iterator[CuratedRow]:
         """Yields the rollouts."""
         return read_curated_rows(self.path, with_parts=True)
 
     def refused(self) -> Iterator[RefusedRow]:
-        """Yields the rows of the original files that are no conversations."""
+        """Yields the rows of the original files that are not conversations."""
         for line in read_lines(self.path.with_name(f"{self.path.name}.refused")):
             yield msgspec.json.decode(line.data, type=RefusedRow)
 
@@ -77,15 +77,16 @@ class RowInputs:
     """The files to read for the inputs of an operation."""
 
     by_name: dict[str, list[SourceFile]]
-    """The files of each input; other systems' files are one file of rollouts."""
+    """The files of each input; an imported input has a single file, of rollouts."""
     imported: dict[Path, ImportedFile] = field(default_factory=dict[Path, ImportedFile])
+    """The temporary files of imported inputs, by path."""
     notes: list[str] = field(default_factory=list[str])
     """Notes on files of folders that were not read."""
 
     @property
     def refused(self) -> Iterator[RefusedRow]:
-        """The rows of other systems' files that are no conversations."""
-        return itertools.chain.from_iterable(one.refused() for one in self.imported.values())
+        """The rows of imported files that are not conversations."""
+        return itertools.chain.from_iterable(file.refused() for file in self.imported.values())
 
     @property
     def files(self) -> list[SourceFile]:
@@ -103,17 +104,17 @@ class RowInputs:
     def records(self, read: Iterable[FileRecord]) -> list[FileRecord | ModelRecord]:
         """Returns the records of the files that were read, for a manifest.
 
-        In place of a temporary file these are the records of what was imported to it.
+        The record of a temporary file is replaced by those of the original files.
         """
         temporary = {as_recorded(path): file for path, file in self.imported.items()}
         return [
             record
-            for one in read
-            for record in (temporary[one.path].records if one.path in temporary else [one])
+            for file in read
+            for record in (temporary[file.path].records if file.path in temporary else [file])
         ]
 
     def place(self, path: Path, line: int) -> tuple[str, int]:
-        """Returns the file and the line of a row, in the original file if it was imported."""
+        """Returns the file and the line of a row; for an imported row, those of the original."""
         imported = self.imported.get(path)
         place = None if imported is None else imported.places[line - 1]
         return (str(path), line) if place is None else (str(place.path), place.line)
@@ -130,29 +131,29 @@ def open_inputs(
 ) -> Generator[RowInputs]:
     """Yields the files of inputs, each of which is a file, a folder or a run id.
 
-    Temporary files are next to the first output, and are deleted when the block ends. Supervised
-    rows are read where they are if `with_supervised` is true. Raises InputError for an input that
-    is none of these, or if an output would replace an input, one of the `others`, or rollouts that
-    generate_rollouts wrote.
+    Temporary files are next to the first output, and are deleted when the block ends. With
+    `with_supervised`, files of supervised rows are read in place. Raises InputError for an input
+    that does not exist, or if an output would replace an input, one of the `others`, or rollouts
+    that generate_rollouts wrote.
     """
-    foreign = {name: foreign_files(workspace, name, with_supervised=with_supervised)
+    to_import = {name: files_to_import(workspace, name, with_supervised=with_supervised)
                for name in names}  # fmt: skip
-    own = {name: source_files(workspace, name) for name in names if foreign[name] is None}
-    inputs = [file.path for files in own.values() for file in files]
-    inputs += [path for files in foreign.values() for path in files or ()]
+    in_place = {name: source_files(workspace, name) for name in names if to_import[name] is None}
+    inputs = [file.path for files in in_place.values() for file in files]
+    inputs += [path for files in to_import.values() for path in files or ()]
     for output in outputs:
         check_output(output, [*inputs, *others])
     opened = RowInputs({})
     with ExitStack() as stack:
         for name in names:
-            if (files := foreign[name]) is None:
-                opened.by_name[name] = own[name]
+            if (files := to_import[name]) is None:
+                opened.by_name[name] = in_place[name]
                 opened.notes.extend(folder_notes(workspace, name))
                 continue
             try:
                 imported = stack.enter_context(imported_file(workspace, [name], files, outputs[0]))
             except DataError:
-                if not any(map(_might_be_ours, files)):
+                if not any(map(_may_have_stillroom_rows, files)):
                     raise
                 opened.by_name[name] = source_files(workspace, name)
                 continue
@@ -187,10 +188,10 @@ def open_rows(workspace: Workspace, name: str, *, output: Path) -> Generator[Row
 
     Files that only import_rollouts can read are imported into a temporary file next to `output`.
     """
-    files = foreign_files_to_validate(workspace, name)
+    files = files_to_import_for_validation(workspace, name)
     if files is None:
-        found = rollout_files(workspace.existing(name, label="path"))
-        yield RowInputs({name: [SourceFile(file, workspace.shown(file)) for file in found]})
+        paths = rollout_files(workspace.existing(name, label="path"))
+        yield RowInputs({name: [SourceFile(path, workspace.shown(path)) for path in paths]})
         return
     with imported_file(workspace, [name], files, output) as imported:
         yield RowInputs({name: [SourceFile(imported.path, name)]}, {imported.path: imported})
@@ -198,7 +199,7 @@ def open_rows(workspace: Workspace, name: str, *, output: Path) -> Generator[Row
 
 def data_files(workspace: Workspace, name: str) -> list[Path]:
     """Returns the files that `open_rows` reads for a path."""
-    files = foreign_files_to_validate(workspace, name)
+    files = files_to_import_for_validation(workspace, name)
     return rollout_files(workspace.existing(name, label="file")) if files is None else files
 
 
@@ -208,7 +209,7 @@ def imported_file(
 ) -> Generator[ImportedFile]:
     """Yields a temporary file next to an output, with the rollouts of other systems' files.
 
-    `files` are those that the names stand for. Raises DataError if they hold no conversation.
+    `files` are the files of the inputs `names`. Raises DataError if they have no conversation.
     """
     # Imported here, so that the server does not load the readers before they are needed.
     from stillroom.importing.run import import_rollouts
@@ -226,18 +227,18 @@ def imported_file(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def foreign_files(
+def files_to_import(
     workspace: Workspace, name: str, *, with_supervised: bool = False
 ) -> list[Path] | None:
     """Returns the files of an input that only import_rollouts can read; None for any other input.
 
-    The files of a folder are read by one or the other: where they are, if one of them can be.
+    All files of a folder are read in place if one of them can be.
     """
     path = workspace.path(name)
     if run_with_id(workspace, name) is not None:
         return None
     if path.exists() and any(
-        _can_be_read(file, with_supervised=with_supervised) for file in _row_files(path)
+        _is_readable_in_place(file, with_supervised=with_supervised) for file in _row_files(path)
     ):
         return None
     sources = _sources_of(workspace, name)
@@ -246,17 +247,17 @@ def foreign_files(
 
 def refuse_foreign(workspace: Workspace, name: str) -> None:
     """Raises InputError for a file or folder that must be imported before it can be used."""
-    if workspace.path(name).exists() and foreign_files(workspace, name) is not None:
+    if workspace.path(name).exists() and files_to_import(workspace, name) is not None:
         raise InputError(
             f"{name} holds rows of another system, which must be imported first",
             f"import_rollouts(input={name}, output=rollouts/imported.jsonl), then give that file",
         )
 
 
-def foreign_files_to_validate(workspace: Workspace, name: str) -> list[Path] | None:
+def files_to_import_for_validation(workspace: Workspace, name: str) -> list[Path] | None:
     """Returns the files of a path that only import_rollouts can read; None for any other path.
 
-    A row that might be a prompt is one, unless it has all that a certain system writes.
+    A row that could be a prompt counts as one, unless it has all fields of another system's format.
     """
     formats = set[RowFormat | None]()
     for file in _row_files(workspace.path(name)):
@@ -266,10 +267,11 @@ def foreign_files_to_validate(workspace: Workspace, name: str) -> list[Path] | N
     sources = _sources_of(workspace, name)
     if sources is None:
         return None
-    might_be_prompts = any(
-        one.format.read_columns or one.format.name == _MESSAGES for one in sources.formats
+    may_be_prompts = any(
+        source.format.read_columns or source.format.name == _MESSAGES_FORMAT
+        for source in sources.formats
     )
-    return None if formats - {None} and might_be_prompts else sources.files
+    return None if formats - {None} and may_be_prompts else sources.files
 
 
 def _sources_of(workspace: Workspace, name: str) -> "ImportSources | None":
@@ -283,7 +285,7 @@ def _sources_of(workspace: Workspace, name: str) -> "ImportSources | None":
 
 
 def _row_files(path: Path) -> list[Path]:
-    """Returns the files with rows at a path; none of a folder without .jsonl and .json."""
+    """Returns the files with rows at a path; none for a folder without .jsonl and .json files."""
     try:
         return rollout_files(path)
     except DataError:
@@ -291,23 +293,23 @@ def _row_files(path: Path) -> list[Path]:
 
 
 def _first_rows(file: Path) -> Iterator[dict[str, Any]]:
-    rows = map(decode_line, itertools.islice(read_row_lines(file), _LOOKED_AT))
+    rows = map(decode_line, itertools.islice(read_row_lines(file), _NUM_FIRST_ROWS))
     return (row for row in rows if not isinstance(row, Problem))
 
 
-def _can_be_read(file: Path, *, with_supervised: bool) -> bool:
-    """Returns whether one of the first rows of a file is one that curation knows, or wrote."""
-    known = (RowFormat.SFT, RowFormat.DPO) if with_supervised else ()
+def _is_readable_in_place(file: Path, *, with_supervised: bool) -> bool:
+    """Returns whether curation can read one of the first rows of a file, or wrote it."""
+    formats = (RowFormat.SFT, RowFormat.DPO) if with_supervised else ()
     return any(
         layout_of(row) is not None
-        or any(row.get(name) is not None for name in _OUR_IDS)
-        or detect_format(row) in known
+        or any(row.get(name) is not None for name in _STILLROOM_IDS)
+        or detect_format(row) in formats
         for row in _first_rows(file)
     )
 
 
-def _might_be_ours(file: Path) -> bool:
-    """Returns whether a file has a row of one of our formats, or JSON rows that are all broken."""
+def _may_have_stillroom_rows(file: Path) -> bool:
+    """Returns whether a file has a row in one of Stillroom's formats, or only invalid JSON rows."""
     rows = list(_first_rows(file))
     is_broken = not rows and file.suffix in (".jsonl", ".json")
     return is_broken or any(detect_format(row) is not None for row in rows)

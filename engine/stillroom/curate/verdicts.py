@@ -1,4 +1,4 @@
-"""Reads the verdicts of a review, and finds the one row that each of them is about."""
+"""Reads the verdicts of a review, and matches each of them to its row."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,31 +23,30 @@ class _ReviewedRow(msgspec.Struct):
     where: str | None = None
 
 
-_REVIEWED = msgspec.json.Decoder(_ReviewedRow)
+_REVIEWED_ROW = msgspec.json.Decoder(_ReviewedRow)
 
 
 @dataclass(frozen=True, slots=True)
 class GivenVerdict:
-    """A verdict as a file gives it."""
+    """A verdict as it is written in a file."""
 
     id: str
-    """The row's name; in older files an id of its own, or a hash of its conversation."""
+    """The row's name; in older files the row's own id, or a hash of its conversation."""
     verdict: ReviewVerdict
     where: str | None
-    """The `file:line` of the row when it was sampled, which tells equal rows of files apart."""
+    """The `file:line` from which the row was sampled; it distinguishes equal rows of two files."""
 
 
 def read_verdicts(path: Path) -> list[GivenVerdict]:
     """Returns the verdicts in a file; a row whose verdict is null counts as not reviewed.
 
-    Raises DataError for a line whose verdict is anything else than keep, drop or null, and for a
-    file without any verdict.
+    Raises DataError for a verdict other than keep, drop or null, and for a file without verdicts.
     """
     verdicts: list[GivenVerdict] = []
     for line in read_row_lines(path):
         where = f"{path}:{line.number}"
         try:
-            row = _REVIEWED.decode(line.data)
+            row = _REVIEWED_ROW.decode(line.data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise DataError(
                 f"{where}: not a reviewed row: {error}",
@@ -64,25 +63,25 @@ def read_verdicts(path: Path) -> list[GivenVerdict]:
                 )
     if not verdicts:
         raise DataError(
-            f"{path} holds no verdict", "review its rows first: set verdict to keep or drop"
+            f"{path} has no verdicts", "review its rows first: set verdict to keep or drop"
         )
     return verdicts
 
 
 @dataclass(frozen=True, slots=True)
 class RowVerdicts:
-    """The verdicts of a review, each on one row of the input."""
+    """The verdicts of a review, by the row of the input that each of them is about."""
 
     by_place: Mapping[Place, ReviewVerdict] = field(default_factory=dict[Place, ReviewVerdict])
     by_conversation: Mapping[bytes, ReviewVerdict] = field(
         default_factory=dict[bytes, ReviewVerdict]
     )
-    """The verdicts by digest of the conversation, if they are to hold for copies; else empty."""
-    num_given: int = 0
+    """The verdicts by conversation digest if they also apply to copies; otherwise empty."""
+    num_verdicts: int = 0
     num_unmatched: int = 0
-    """The number of verdicts whose id no row of the input has."""
+    """The number of verdicts whose id matches no row of the input."""
 
-    def of(self, row: CuratedRow) -> ReviewVerdict | None:
+    def verdict_on(self, row: CuratedRow) -> ReviewVerdict | None:
         """Returns the verdict on a row, or else the one on a row with the same conversation."""
         verdict = self.by_place.get((row.path, row.line.number))
         if verdict is None and self.by_conversation:
@@ -91,7 +90,7 @@ class RowVerdicts:
 
 
 class _Candidates:
-    """The rows that an id may mean."""
+    """The rows that the id of a verdict matches."""
 
     def __init__(self) -> None:
         self.num_rows = 0
@@ -105,31 +104,31 @@ class _Candidates:
 
 
 def find_reviewed_rows(
-    given: Sequence[GivenVerdict],
+    verdicts: Sequence[GivenVerdict],
     rows: Iterable[CuratedRow],
-    shown: Callable[[Path], str],
+    shown_path: Callable[[Path], str],
     *,
     with_copies: bool,
 ) -> RowVerdicts:
-    """Returns the rows that verdicts are about; a later verdict on a row replaces an earlier one.
+    """Matches verdicts to rows; a later verdict on a row replaces an earlier one.
 
-    With `with_copies` a verdict also holds for rows with the same conversation that have none of
-    their own; if copies of it have different verdicts, they are dropped. `shown` returns a file's
-    name as results show it. Raises InputError for an id that several rows have.
+    With `with_copies`, a verdict also applies to rows with the same conversation and no verdict of
+    their own; these are dropped if any of their copies is. `shown_path` returns the path of a file
+    as results show it. Raises InputError for an id that several rows have.
     """
-    wanted = {verdict.id: _Candidates() for verdict in given}
-    are_old = any(not is_row_name(verdict.id) for verdict in given)
+    candidates_by_id = {verdict.id: _Candidates() for verdict in verdicts}
+    has_old_ids = any(not is_row_name(verdict.id) for verdict in verdicts)
     names = RowNames()
     for row in rows:
         name = names.name(row.path, row.line.view)
-        ids = {name, name.partition("#")[0], row.review_id} if are_old else {name}
-        for candidates in (wanted[row_id] for row_id in ids if row_id in wanted):
-            candidates.add(row, name)
+        ids = {name, name.partition("#")[0], row.review_id} if has_old_ids else {name}
+        for row_id in ids & candidates_by_id.keys():
+            candidates_by_id[row_id].add(row, name)
     by_place: dict[Place, ReviewVerdict] = {}
     by_conversation: dict[bytes, ReviewVerdict] = {}
     num_unmatched = 0
-    for verdict in given:
-        row = _meant(verdict, wanted[verdict.id], shown)
+    for verdict in verdicts:
+        row = _matching_row(verdict, candidates_by_id[verdict.id], shown_path)
         if row is None:
             num_unmatched += 1
             continue
@@ -138,19 +137,19 @@ def find_reviewed_rows(
             digest = conversation_digest(row)
             if by_conversation.get(digest) != "drop":
                 by_conversation[digest] = verdict.verdict
-    return RowVerdicts(by_place, by_conversation, len(given), num_unmatched)
+    return RowVerdicts(by_place, by_conversation, len(verdicts), num_unmatched)
 
 
-def _meant(
-    verdict: GivenVerdict, candidates: _Candidates, shown: Callable[[Path], str]
+def _matching_row(
+    verdict: GivenVerdict, candidates: _Candidates, shown_path: Callable[[Path], str]
 ) -> CuratedRow | None:
-    """Returns the row that a verdict is about; None if there is none."""
+    """Returns the row that a verdict is about; None if no row matches its id."""
     rows = candidates.rows
     if candidates.num_rows > 1 and is_row_name(verdict.id) and verdict.where is not None:
-        # Files of one input hold equal rows: the verdict is about that of the sampled file.
+        # Several files of the input have this row: the verdict is about the file that was sampled.
         file = verdict.where.rpartition(":")[0]
-        rows = [(row, name) for row, name in rows if shown(row.path) == file] or rows
+        rows = [(row, name) for row, name in rows if shown_path(row.path) == file] or rows
     if len(rows) > 1:
-        places = [f"{name} ({shown(row.path)}:{row.line.number})" for row, name in rows]
+        places = [f"{name} ({shown_path(row.path)}:{row.line.number})" for row, name in rows]
         raise ambiguous(verdict.id, places, candidates.num_rows)
     return rows[0][0] if rows else None

@@ -10,7 +10,7 @@ import msgspec
 
 from stillroom.curate.convert import supervised_row
 from stillroom.curate.rows import CuratedRow, read_curated_rows
-from stillroom.curate.sources import ImportedFile, foreign_files, imported_file
+from stillroom.curate.sources import ImportedFile, files_to_import, imported_file
 from stillroom.data.checks import Problem
 from stillroom.data.formats import task_from_row
 from stillroom.data.instruction import Instruction
@@ -295,7 +295,7 @@ def logs_among(workspace: Workspace, origin: Origin, files: Iterable[Path]) -> l
     """Returns the inputs of a file that the operation which wrote it had to import first."""
     if origin.manifest is None or origin.manifest.operation not in _IMPORTS_ITSELF:
         return []
-    return [file for file in files if foreign_files(workspace, str(file)) is not None]
+    return [file for file in files if files_to_import(workspace, str(file)) is not None]
 
 
 @contextmanager

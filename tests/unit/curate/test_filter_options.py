@@ -21,9 +21,9 @@ from fakes.rollout_rows import (
     write_lines,
     write_rows,
 )
-from stillroom.curate.filter.across_rows import judged_rows
+from stillroom.curate.filter.across_rows import judge_rows
 from stillroom.curate.filter.request import FilterDataset
-from stillroom.curate.filter.rules import Knowledge
+from stillroom.curate.filter.rules import FilterContext
 from stillroom.curate.filter.run import read_rows_to_filter
 from stillroom.curate.rows import CuratedRow
 from stillroom.errors import DataError
@@ -49,7 +49,7 @@ def dropped_of(folder: Path) -> list[tuple[str | None, list[str]]]:
         ({"success": True}, ["success unknown"]),
         ({"success": False}, ["success unknown"]),
         ({"max_tool_errors": 3}, ["tool errors unknown"]),
-        ({"min_success_rate": 0.5}, ["success rate of its task unknown"]),
+        ({"min_success_rate": 0.5}, ["task success rate unknown"]),
         ({"contains": "^12$"}, []),
         ({"contains": "13"}, ["contains: no match"]),
     ],
@@ -108,8 +108,8 @@ def test_tasks_that_mostly_fail_are_dropped_whole(tmp_path: Path) -> None:
 
     assert kept_of(tmp_path, rows, min_success_rate=0.5) == ["easy"] * 2 + ["half"] * 2 + ["easy"]
     assert Counter(reason for _, [reason] in dropped_of(tmp_path)) == {
-        "success rate of its task below 0.5": 3,
-        "success rate of its task unknown": 1,
+        "task success rate below 0.5": 3,
+        "task success rate unknown": 1,
     }
 
 
@@ -256,7 +256,7 @@ def test_rows_with_evaluation_prompts_are_dropped(
     ("line", "message"),
     [
         (b"{", r"held\.jsonl:2: the line is not valid JSON"),
-        (b'{"x": 1}', r"held\.jsonl:2: the line is of no known format"),
+        (b'{"x": 1}', r"held\.jsonl:2: the line has no known format"),
         (b'{"prompt": 5}', r"held\.jsonl:2: prompt must be a text"),
     ],
 )
@@ -333,7 +333,7 @@ def test_kept_addresses_of_reserved_domains_are_counted(tmp_path: Path) -> None:
     assert (
         filtered(tmp_path, drop_pii=True)
         .warnings[0]
-        .startswith("1 kept rows hold email addresses in domains that are reserved for examples")
+        .startswith("1 kept rows have email addresses in domains reserved for examples")
     )
     assert not any("addresses" in warning for warning in filtered(tmp_path).warnings)
 
@@ -350,7 +350,7 @@ def test_at_most_n_rows_are_drawn_from_those_that_pass(tmp_path: Path) -> None:
     assert kept_of(tmp_path, rows, n=5, min_reward=1, seed=1) != drawn
     assert filtered(tmp_path, n=5, min_reward=1).dropped == {
         "reward below 1": 20,
-        "not among the 5 drawn": 15,
+        "not among the 5 sampled": 15,
     }
     assert len(kept_of(tmp_path, rows, n=99, dedupe="exact", max_per_category=30)) == 1
 
@@ -379,7 +379,7 @@ def test_an_input_that_grows_between_two_readings_is_refused(tmp_path: Path) -> 
         return read_rows_to_filter(path)
 
     with pytest.raises(DataError, match="changed while it was read"):
-        list(judged_rows(read, request, Knowledge()))
+        list(judge_rows(read, request, FilterContext()))
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_conversations_that_differ_in_no_answer_make_no_pair(
     ]
 
     assert texts_of(tmp_path, rows) == ["u0>u1"]
-    assert pairs_of(tmp_path).skipped == {"pair that parts at a tool's reply": 1}
+    assert pairs_of(tmp_path).skipped == {"pair that first differs in a tool's reply": 1}
 
 
 def test_the_chosen_and_the_rejected_may_come_from_different_files(tmp_path: Path) -> None:

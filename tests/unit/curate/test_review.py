@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from fakes.rollout_rows import assistant, read_rows, rollout_row, user, write_lines, write_rows
 from stillroom import api
-from stillroom.curate.review import band_names, band_of, shares
+from stillroom.curate.review import band_names, band_of, spread_evenly
 from stillroom.curate.verdicts import read_verdicts
 from stillroom.errors import DataError, InputError
 from stillroom.settings import Workspace
@@ -110,7 +110,7 @@ def test_a_review_that_was_begun_is_never_replaced(tmp_path: Path) -> None:
     sample(tmp_path)
     write_rows(tmp_path / "review.jsonl", [{**rows[0], "verdict": "keep"}, *rows[1:]])
 
-    with pytest.raises(InputError, match="holds 1 verdicts"):
+    with pytest.raises(InputError, match="has 1 verdicts"):
         sample(tmp_path)
     with pytest.raises(InputError, match="is the input itself"):
         sample(tmp_path, output="rows.jsonl")
@@ -139,7 +139,7 @@ def test_an_edge_belongs_to_the_band_above_it() -> None:
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(0, 30), max_size=8), st.integers(0, 60))
 def test_shares_are_as_even_as_can_be(sizes: dict[str, int], total: int) -> None:
-    taken = shares(sizes, total)
+    taken = spread_evenly(sizes, total)
 
     assert sum(taken.values()) == min(total, sum(sizes.values()))
     assert all(taken[name] <= size for name, size in sizes.items())
@@ -240,7 +240,7 @@ def test_equal_rows_of_two_files_are_told_apart_by_the_sampled_file(tmp_path: Pa
         (b'{"id": "a", "verdict": "kep"}', r"reviewed\.jsonl:2: verdict 'kep' is unknown"),
         (b'{"verdict": "keep"}', r"reviewed\.jsonl:2: not a reviewed row"),
         (b"{", r"reviewed\.jsonl:2: not a reviewed row"),
-        (b'{"id": "a", "verdict": null}', "holds no verdict"),
+        (b'{"id": "a", "verdict": null}', "has no verdicts"),
     ],
 )
 def test_a_review_without_readable_verdicts_is_refused(

@@ -151,8 +151,8 @@ def test_rows_of_other_systems_say_what_decides(tmp_path: Path) -> None:
     for line, row in ((gym, GYM_ROW), (rnow, RNOW_ROW)):
         assert line.facts is not None
         assert json.loads(line.line.data) == row
-        assert json.loads(line.in_our_layout) == as_rollout(row)
-        assert translate(line.line.data) == line.in_our_layout
+        assert json.loads(line.stillroom_json) == as_rollout(row)
+        assert translate(line.line.data) == line.stillroom_json
         assert line.facts.num_turns == 2
         assert line.facts.has_final_answer
         assert line.facts.tools_used == {"price", "stock"}
@@ -178,7 +178,7 @@ def test_a_line_that_is_too_long_is_a_problem_and_its_neighbours_are_read(tmp_pa
 class _LongWay(_RowDecoder):
     """Decodes all fields of every line."""
 
-    def _in_one_pass(self, *_: object) -> None: ...
+    def _decode_quickly(self, *_: object) -> None: ...
 
 
 def decoded(decoder: _RowDecoder, data: bytes) -> tuple[Any, ...]:
@@ -187,7 +187,7 @@ def decoded(decoder: _RowDecoder, data: bytes) -> tuple[Any, ...]:
     names = row.parts.__struct_fields__ if row.parts else ()
     # What is absent and what is empty become the same training row.
     parts = [json.loads(bytes(getattr(row.parts, name))) or None for name in names]
-    ours = json.loads(row.in_our_layout) if row.facts else None
+    ours = json.loads(row.stillroom_json) if row.facts else None
     return row.facts, row.problem, parts, row.layout, ours
 
 
@@ -199,7 +199,7 @@ def both_ways(data: bytes) -> None:
 
 def in_one_pass(data: bytes, *, with_supervised: bool = True) -> CuratedRow | None:
     decoder = _RowDecoder(with_parts=False, with_supervised=with_supervised)
-    return decoder._in_one_pass(Path("f"), Line(1, 0, len(data), data))
+    return decoder._decode_quickly(Path("f"), Line(1, 0, len(data), data))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=["rollout", "supervised row"])

@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillroom.data.near_duplicates import LEAST_JACCARD, MinHasher, NearDuplicates
+from stillroom.data.near_duplicates import MIN_JACCARD, MinHasher, NearDuplicates
 from stillroom.data.words import jaccard, shingles_of
 
 VOCABULARY = [f"word{number}" for number in range(3000)]
 
 
-def repeats_of(texts: list[str], worth: list[float] | None = None) -> dict[int, int]:
+def repeats_of(texts: list[str], quality: list[float] | None = None) -> dict[int, int]:
     near, signer = NearDuplicates(), MinHasher()
     for number, text in enumerate(texts):
-        value = worth[number] if worth else 0.0
-        near.add(signer.signature(text), worth=value, tie=text.encode())
+        value = quality[number] if quality else 0.0
+        near.add(signer.signature(text), quality=value, tie_breaker=text.encode())
     return near.repeats(lambda number: shingles_of(texts[number]))
 
 
@@ -42,7 +42,7 @@ def test_planted_near_duplicates_are_found_and_nothing_else_is() -> None:
             planted.append((len(texts) - 2, len(texts) - 1))
     alike = [
         pair for pair in planted
-        if jaccard(shingles_of(texts[pair[0]]), shingles_of(texts[pair[1]])) >= LEAST_JACCARD
+        if jaccard(shingles_of(texts[pair[0]]), shingles_of(texts[pair[1]])) >= MIN_JACCARD
     ]  # fmt: skip
 
     repeats = repeats_of(texts)
@@ -50,7 +50,7 @@ def test_planted_near_duplicates_are_found_and_nothing_else_is() -> None:
     found = sum(one in repeats or other in repeats for one, other in alike)
     assert found >= 0.98 * len(alike) > 100
     assert all(
-        jaccard(shingles_of(texts[row]), shingles_of(texts[kept])) >= LEAST_JACCARD
+        jaccard(shingles_of(texts[row]), shingles_of(texts[kept])) >= MIN_JACCARD
         for row, kept in repeats.items()
     )
 
@@ -82,11 +82,11 @@ def test_the_best_of_rows_alike_stays() -> None:
 def test_what_stays_does_not_depend_on_the_order_of_the_rows(chance: random.Random) -> None:
     base = [text_of(chance, 40) for _ in range(6)]
     texts = list({" ".join(edited(chance, chance.choice(base), 1)) for _ in range(30)})
-    worth = {text: chance.choice([0.0, 0.5, 1.0]) for text in texts}
-    first = repeats_of(texts, [worth[text] for text in texts])
+    quality = {text: chance.choice([0.0, 0.5, 1.0]) for text in texts}
+    first = repeats_of(texts, [quality[text] for text in texts])
     shuffled = list(texts)
     chance.shuffle(shuffled)
-    second = repeats_of(shuffled, [worth[text] for text in shuffled])
+    second = repeats_of(shuffled, [quality[text] for text in shuffled])
 
     def dropped(given: list[str], repeats: dict[int, int]) -> set[str]:
         return {given[row] for row in repeats}

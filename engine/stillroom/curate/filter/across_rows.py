@@ -1,7 +1,7 @@
-"""Filters that compare a row with the other rows: duplicates and balance of categories.
+"""Filters that compare rows with each other: duplicates, balance of categories, a random sample.
 
-With these filters the rows are read twice, once to judge and once to write. In between, only what
-is needed to compare the rows is held in memory.
+With these filters the rows are read twice, once to judge and once to write. In between, only the
+traits that are compared are held in memory.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import msgspec
 
 from stillroom.curate.facts import RowFacts
 from stillroom.curate.filter.request import FilterDataset
-from stillroom.curate.filter.rules import TOO_DEEP, Knowledge, Reason, Reasons, RowJudge
+from stillroom.curate.filter.rules import TOO_DEEP, FilterContext, Reason, Reasons, RowJudge
 from stillroom.curate.rows import CuratedRow, conversation_digest, translate
 from stillroom.data.layouts.detect import RolloutLayout
 from stillroom.data.near_duplicates import MinHasher, NearDuplicates, Signature
@@ -38,65 +38,65 @@ class _Place:
     number: int
     offset: int
     num_bytes: int
-    is_ours: bool
-    """Whether the row is in our layout, so that it needs no translation; True for SFT rows."""
+    is_stillroom: bool
+    """Whether the row is in Stillroom's layout and needs no translation; True for SFT rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """The traits of one row that are needed to compare it with others."""
+    """The traits of a row by which it is compared with other rows."""
 
     place: _Place
     category: str | None
     signature: Signature | None
     conversation: bytes | None
     """A digest of the conversation, if exact duplicates are looked for."""
-    worth: float
-    """The reward, by which the best of duplicates is kept; the success where there is no reward,
-    and -inf for a row that was not judged."""
-    tie: bytes
-    """A digest of the line, which decides between rows of equal worth."""
+    quality: float
+    """The best of duplicates is kept by this: the reward, or else the success as 0 or 1, or else
+    -inf."""
+    tie_breaker: bytes
+    """A digest of the line, which decides between rows of equal quality."""
 
 
 class TraitReader:
-    """Determines those traits of a row that the request's filters need."""
+    """Determines the traits of rows that the filters of a request compare."""
 
     def __init__(self, request: FilterDataset) -> None:
         self._field = request.category_field if request.max_per_category is not None else None
-        self._signer = MinHasher() if request.dedupe == "near" else None
+        self._hasher = MinHasher() if request.dedupe == "near" else None
         self._is_exact = request.dedupe == "exact"
 
     def traits(self, row: CuratedRow) -> Traits:
         """Returns the traits of a row that has passed all filters so far."""
         line, facts = row.line, row.facts
-        is_ours = row.layout in (None, RolloutLayout.STILLROOM)
+        is_stillroom = row.layout in (None, RolloutLayout.STILLROOM)
         signature = None
-        if self._signer is not None:
-            signature = self._signer.signature(spoken_text(row.messages))
+        if self._hasher is not None:
+            signature = self._hasher.signature(spoken_text(row.messages))
         return Traits(
-            _Place(row.path, line.number, line.offset, line.num_bytes, is_ours),
+            _Place(row.path, line.number, line.offset, line.num_bytes, is_stillroom),
             None if self._field is None else row.category(self._field),
             signature,
             conversation_digest(row) if self._is_exact else None,
-            _worth(facts),
+            _quality(facts),
             hashlib.blake2b(line.data, digest_size=8).digest() if signature else b"",
         )
 
 
-def _worth(facts: RowFacts | None) -> float:
+def _quality(facts: RowFacts | None) -> float:
     if facts is None or (facts.reward is None and facts.success is None):
         return -math.inf
     return float(bool(facts.success)) if facts.reward is None else facts.reward
 
 
 class _Places:
-    """The places of many rows, in arrays that take 29 bytes per row."""
+    """The places of many rows, in arrays of 29 bytes per row."""
 
     def __init__(self) -> None:
         self._paths: list[Path] = []
         self._files = array("i")
         self._numbers, self._offsets, self._sizes = array("q"), array("q"), array("q")
-        self._is_ours = array("b")
+        self._is_stillroom = array("b")
 
     def add(self, place: _Place) -> None:
         if not self._paths or self._paths[-1] != place.path:
@@ -105,62 +105,63 @@ class _Places:
         self._numbers.append(place.number)
         self._offsets.append(place.offset)
         self._sizes.append(place.num_bytes)
-        self._is_ours.append(place.is_ours)
+        self._is_stillroom.append(place.is_stillroom)
 
     def where(self, index: int) -> str:
         """Returns the place of a row as `file:line`."""
         return f"{self._paths[self._files[index]]}:{self._numbers[index]}"
 
     def shingles(self, index: int, reader: RowReader) -> frozenset[str]:
+        """Reads a row again and returns the shingles of its conversation."""
         path = self._paths[self._files[index]]
         data = reader.read(path, self._offsets[index], self._sizes[index])
-        ours = data if self._is_ours[index] else translate(data) or data
-        return shingles_of(spoken_text(_WHOLE.decode(ours)["messages"]))
+        rollout = data if self._is_stillroom[index] else translate(data) or data
+        return shingles_of(spoken_text(_WHOLE.decode(rollout)["messages"]))
 
 
 class PassedRows:
-    """Collects the rows that passed the filters for single rows, to compare them with each other.
+    """Compares the rows that have passed the filters of single rows.
 
-    Rows are known by their position in the input, from 0.
+    A row is identified by its position in the input, from 0.
     """
 
     def __init__(self, request: FilterDataset) -> None:
         self._request = request
         self._near = NearDuplicates() if request.dedupe == "near" else None
         self._best: dict[bytes, tuple[int, float]] = {}
-        """The index of the best row so far with a conversation, and its worth."""
-        self._repeats: dict[int, bytes] = {}
-        """The conversations of the rows that repeat a better one, by the index of the row."""
+        """The index and quality of the best row so far, by the digest of the conversation."""
+        self._repeated_conversations: dict[int, bytes] = {}
+        """The conversations of rows that repeat a better row, by the index of the row."""
         self._positions = array("q")
         self._places = _Places()
         self._categories: list[str] = []
 
     def add(self, position: int, traits: Traits) -> None:
-        """Adds the next row; the positions must rise."""
+        """Adds the next row; positions must be in ascending order."""
         self._positions.append(position)
         if traits.category is not None:
             self._categories.append(traits.category)
         if traits.conversation is not None:
             self._places.add(traits.place)
-            self._compare(len(self._positions) - 1, traits.conversation, traits.worth)
+            self._compare(len(self._positions) - 1, traits.conversation, traits.quality)
         if self._near is not None and traits.signature is not None:
             self._places.add(traits.place)
-            self._near.add(traits.signature, worth=traits.worth, tie=traits.tie)
+            self._near.add(traits.signature, quality=traits.quality, tie_breaker=traits.tie_breaker)
 
-    def _compare(self, index: int, conversation: bytes, worth: float) -> None:
-        """Finds whether a row repeats a better one, or an earlier one repeats it."""
-        best, most = self._best.get(conversation, (index, worth))
-        if worth > most:
-            self._repeats[best] = conversation
-            best, most = index, worth
+    def _compare(self, index: int, conversation: bytes, quality: float) -> None:
+        """Records either a row or the best earlier one with its conversation as repeated."""
+        best, best_quality = self._best.get(conversation, (index, quality))
+        if quality > best_quality:
+            self._repeated_conversations[best] = conversation
+            best, best_quality = index, quality
         elif best != index:
-            self._repeats[index] = conversation
-        self._best[conversation] = best, most
+            self._repeated_conversations[index] = conversation
+        self._best[conversation] = best, best_quality
 
     def dropped(self) -> dict[int, Reason]:
-        """Returns the positions of the rows that must still be dropped, each with the reason."""
+        """Returns the reason to drop each row that these filters drop, by position."""
         dropped: dict[int, Reason] = {}
-        for index, conversation in self._repeats.items():
+        for index, conversation in self._repeated_conversations.items():
             kept = self._places.where(self._best[conversation][0])
             dropped[self._positions[index]] = Reason(_DUPLICATE, kept)
         if self._near is not None:
@@ -172,39 +173,36 @@ class PassedRows:
         if (limit := self._request.max_per_category) is not None:
             remaining = [(p, c) for p, c in zip(self._positions, self._categories, strict=True)
                          if p not in dropped]  # fmt: skip
-            surplus = Reason(f"over {limit} of its category")
-            chosen = _chosen_by_category(remaining, limit, random.Random(self._request.seed))
-            dropped |= {position: surplus for position, _ in remaining if position not in chosen}
-        if (most := self._request.n) is not None:
+            surplus = Reason(f"over {limit} rows of its category")
+            sampled = _sample_by_category(remaining, limit, random.Random(self._request.seed))
+            dropped |= {position: surplus for position, _ in remaining if position not in sampled}
+        if (size := self._request.n) is not None:
             left = [position for position in self._positions if position not in dropped]
-            chance = random.Random(self._request.seed)
-            drawn = set(chance.sample(left, min(most, len(left))))
-            not_drawn = Reason(f"not among the {most} drawn")
-            dropped |= {position: not_drawn for position in left if position not in drawn}
+            rng = random.Random(self._request.seed)
+            sampled = set(rng.sample(left, min(size, len(left))))
+            not_sampled = Reason(f"not among the {size} sampled")
+            dropped |= {position: not_sampled for position in left if position not in sampled}
         return dropped
 
 
-def _chosen_by_category(
-    rows: Iterable[tuple[int, str]], limit: int, chance: random.Random
+def _sample_by_category(
+    rows: Iterable[tuple[int, str]], limit: int, rng: random.Random
 ) -> set[int]:
-    """Returns the positions of at most `limit` rows per category, chosen uniformly at random.
-
-    This is reservoir sampling: a single pass over the rows, without a list per category.
-    """
-    chosen: dict[str, list[int]] = {}
-    passed: Counter[str] = Counter()
+    """Returns the positions of at most `limit` rows per category, by reservoir sampling."""
+    sampled: dict[str, list[int]] = {}
+    num_rows: Counter[str] = Counter()
     for position, category in rows:
-        passed[category] += 1
-        slots = chosen.setdefault(category, [])
+        num_rows[category] += 1
+        slots = sampled.setdefault(category, [])
         if len(slots) < limit:
             slots.append(position)
-        elif (slot := chance.randrange(passed[category])) < limit:
+        elif (slot := rng.randrange(num_rows[category])) < limit:
             slots[slot] = position
-    return {position for slots in chosen.values() for position in slots}
+    return {position for slots in sampled.values() for position in slots}
 
 
 class JudgedRows:
-    """The reasons to drop each row of an input, kept until the rows are read again."""
+    """The reasons to drop each row of an input, for the second reading of the rows."""
 
     def __init__(self) -> None:
         self.reasons: list[Reasons] = []
@@ -217,7 +215,7 @@ class JudgedRows:
         self._tokens.append(-1 if row.num_tokens is None else row.num_tokens)
 
     def read_again(self, rows: Iterable[CuratedRow]) -> Iterator[tuple[CuratedRow, Reasons]]:
-        """Yields each row with its reasons. Raises DataError if the rows are no longer the same."""
+        """Yields each row with its reasons. Raises DataError if the rows have changed."""
         position, path = -1, None
         for position, row in enumerate(rows):
             path = row.path
@@ -235,10 +233,10 @@ class JudgedRows:
         )
 
 
-def judged_row(
+def judge_row(
     row: CuratedRow, judge: RowJudge, reader: TraitReader
 ) -> tuple[Reasons, Traits | None]:
-    """Returns the reasons to drop a row by itself; without any, the traits to compare it by."""
+    """Returns the reasons to drop a row by itself; if there are none, also the row's traits."""
     reasons = judge.reasons(row)
     if reasons:
         return reasons, None
@@ -248,22 +246,22 @@ def judged_row(
         return (TOO_DEEP,), None
 
 
-def judged_rows(
-    read: Callable[[], Iterator[CuratedRow]], request: FilterDataset, known: Knowledge
+def judge_rows(
+    read: Callable[[], Iterator[CuratedRow]], request: FilterDataset, context: FilterContext
 ) -> Iterator[tuple[CuratedRow, Reasons]]:
-    """Yields every row with the reasons to drop it, none for a row to keep.
+    """Yields every row with the reasons to drop it; a row without reasons is kept.
 
     The rows are read twice only if the request compares them with each other. Raises DataError if
     the input changes in between.
     """
-    judge = RowJudge(request, known)
+    judge = RowJudge(request, context)
     if not request.compares_rows:
         for row in read():
             yield row, judge.reasons(row)
         return
     judged, passed, reader = JudgedRows(), PassedRows(request), TraitReader(request)
     for position, row in enumerate(read()):
-        reasons, traits = judged_row(row, judge, reader)
+        reasons, traits = judge_row(row, judge, reader)
         judged.add(row, reasons)
         if traits is not None:
             passed.add(position, traits)

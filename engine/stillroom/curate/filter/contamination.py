@@ -1,13 +1,13 @@
-"""Finds rows that hold a prompt of an evaluation file: as it is, inside a text, or changed.
+"""Finds rows that contain a prompt of an evaluation file.
 
-- exact: a text of the row has the prompt's words, no more and no less.
-- contained: a text of the row has the prompt's words one after the other, among others.
-- near: it has, close together and in order, most of the words by which the prompt differs from
-  other texts, and these are too rare to have met by chance.
+- exact: a text of the row is the prompt, word for word.
+- contained: a text of the row contains the prompt, word for word.
+- near: a text of the row contains, close together and in order, most of the prompt's distinctive
+  words, and these are too rare to be together by chance.
 
-Words in runs that many texts share (instructions, templates) are boilerplate and do not count as
-near: a task of the same template with another value is another task. Neither do words that the
-evaluation's own prompts, which are different tasks, have in common with one another.
+N-grams that many texts share, such as instructions and templates, are boilerplate and do not count
+as near: the same template with another value is another task. Words that the prompts of the
+evaluation have in common do not count either, because these prompts are different tasks.
 """
 
 import dataclasses
@@ -28,55 +28,56 @@ from stillroom.data.row_files import decode_line, decode_text_line, read_row_lin
 from stillroom.data.words import user_texts, words_of
 from stillroom.errors import DataError
 
-RUN = 3
-_LEAST_OWN_SHARE = 0.75
-"""The share of a prompt's distinctive words that a row must have to hold the prompt."""
-_LEAST_TEMPLATE_SHARE = 0.85
-"""The same share for a prompt with boilerplate, where one value of six makes another task."""
-_LEAST_WORDS_EMBEDDED = 8
-"""A shorter prompt counts only as a whole text: short ones like `Why?` are part of many texts."""
-_LEAST_WORDS_OF_SENTENCES = 4
-"""A prompt shorter than that is not looked for among a text's sentences, and one this long is."""
-_LEAST_WRAPPER = 3
-_MOST = 0.9
-"""Words before and behind the prompts that this share of a file's prompts have are a wrapper."""
-_FREE_SHARE = 0.8
+_NGRAM_SIZE = 3
+_MIN_MATCHING_SHARE = 0.75
+"""The share of a prompt's distinctive words that a row must have to count as near."""
+_MIN_MATCHING_SHARE_IN_TEMPLATE = 0.85
+"""The same for a prompt with boilerplate, where a single other value makes another task."""
+_MIN_WORDS_CONTAINED = 8
+"""A shorter prompt counts only as a whole text: many texts contain short ones such as `Why?`."""
+_MIN_WORDS_AS_SENTENCES = 4
+"""A prompt with at least so many words also counts if it is one or more whole sentences."""
+_MIN_WRAPPER_WORDS = 3
+_WRAPPER_SHARE = 0.9
+"""Words with which this share of a file's prompts begins or ends are a wrapper."""
+_MOSTLY_DISTINCTIVE_SHARE = 0.8
 """A prompt with at least this share of distinctive words counts as free of boilerplate."""
-_FREE_WORDS = 20
-"""A prompt with this many distinctive words counts as free, too."""
-_LEAST_SHARED = 4
-"""The least number of texts with a run of a template."""
-_CHANCE = 1
-"""How many rows may have the matching words of some prompt by chance."""
-_SHORT = 16
-"""Prompts of fewer words are judged together: whether they are tasks of one template."""
-_ALIKE_SHARE = 0.05
-_FEW_TEXTS, _LEAST_WORDS_AMONG_FEW = 300, 13
-"""Among fewer texts the words of a template cannot be distinguished from a prompt's own, so that a
-prompt of fewer words is not looked for with changes."""
+_MOSTLY_DISTINCTIVE_WORDS = 20
+"""A prompt with at least this number of distinctive words counts as free of boilerplate, too."""
+_MIN_TEXTS_WITH_BOILERPLATE = 4
+"""The smallest number of texts that must share an n-gram for it to be boilerplate."""
+_EXPECTED_CHANCE_MATCHES = 1
+"""The accepted number of rows that have the matching words of some prompt by chance."""
+_SHORT_PROMPT_WORDS = 16
+"""Prompts with fewer words are judged together: either all or none are tasks of one template."""
+_MAX_SIMILAR_SHARE = 0.05
+"""If a larger share of the short prompts resemble one another, they all come from templates."""
+_FEW_TEXTS, _MIN_WORDS_AMONG_FEW = 300, 13
+"""With fewer texts, boilerplate cannot be told from distinctive words, so only prompts with at
+least this number of words can be near."""
 _SENTENCE_END = re.compile(r"[\n.!?:;\"“”«»]+")
-_LEAST_SHARED_RUNS = 0.2
-"""Rows that share less of a prompt's distinctive runs are ruled out without an alignment."""
-_WINDOW = 1.4
+_MIN_SHARED_NGRAMS = 0.2
+"""Rows that share less of a prompt's distinctive n-grams are ruled out without an alignment."""
+_WINDOW_FACTOR = 1.4
 """The length of the part of a text that is compared, relative to the prompt's length."""
-_LONGEST_ALIGNED = 400
-"""Longer prompts (in words) are compared by their runs instead of an alignment."""
-_LEAST_RUNS_OF_LONG = 0.55
-"""The share of a long prompt's distinctive runs that a row must have to hold it."""
+_MAX_ALIGNED_WORDS = 400
+"""Longer prompts are compared by their n-grams instead of an alignment."""
+_MIN_SHARED_NGRAMS_UNALIGNED = 0.55
+"""The share of such a prompt's distinctive n-grams that a row must have to count as near."""
 
-Run = tuple[str, ...]
+Ngram = tuple[str, ...]
 ContaminationLevel = Literal["exact", "contained", "near"]
 LEVELS: tuple[ContaminationLevel, ...] = get_args(ContaminationLevel)
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPrompt:
-    """The words of a prompt that must not be trained on, and its place as `file:line`."""
+    """A prompt that must not be trained on: its place as `file:line`, and its words."""
 
     where: str
     words: tuple[str, ...]
     core: tuple[str, ...] = ()
-    """The words without those that wrap most prompts of the file; empty if there are none."""
+    """The words without the wrapper that most prompts of the file share; empty if there is none."""
 
 
 def evaluation_prompts(
@@ -84,16 +85,16 @@ def evaluation_prompts(
 ) -> list[EvaluationPrompt]:
     """Returns the prompts in files of any format: the user's messages of each row.
 
-    `place` returns the file and the line that stand for a row in results. Raises DataError for a
-    row that has a problem, as skipping its prompt could let it be trained on, and if there are no
-    prompts, with the `name` of the files.
+    `place` returns the file and line of a row to show in results; `name` names the files in errors.
+    Raises DataError if there are no prompts, and for an invalid row: skipping it could let its
+    prompt be trained on.
     """
     prompts: list[EvaluationPrompt] = []
     for file in files:
         decode = decode_text_line if file.suffix == ".txt" else decode_line
         for line in read_row_lines(file):
             where = "{}:{}".format(*place(file, line.number))
-            text = "\n".join(user_texts(_messages(decode(line), where)))
+            text = "\n".join(user_texts(_prompt_messages(decode(line), where)))
             prompts.append(EvaluationPrompt(where, tuple(words_of(text))))
     if not prompts:
         raise DataError(f"the evaluation file {name} holds no prompts", "give another one")
@@ -101,38 +102,38 @@ def evaluation_prompts(
 
 
 def _with_cores(prompts: list[EvaluationPrompt]) -> list[EvaluationPrompt]:
-    """Returns the prompts with their cores, e.g. without an instruction that all of them have."""
-    before = _most_share([prompt.words for prompt in prompts])
-    behind = _most_share([prompt.words[::-1] for prompt in prompts])[::-1]
-    if len(before) + len(behind) < _LEAST_WRAPPER:
+    """Sets each prompt's core: its words without, e.g., an instruction that all prompts share."""
+    before = _common_start([prompt.words for prompt in prompts])
+    after = _common_start([prompt.words[::-1] for prompt in prompts])[::-1]
+    if len(before) + len(after) < _MIN_WRAPPER_WORDS:
         return prompts
-    return [dataclasses.replace(p, core=_core(p.words, before, behind)) for p in prompts]
+    return [dataclasses.replace(p, core=_without_wrapper(p.words, before, after)) for p in prompts]
 
 
-def _core(words: Run, before: Run, behind: Run) -> Run:
+def _without_wrapper(words: Ngram, before: Ngram, after: Ngram) -> Ngram:
     if before and words[: len(before)] == before:
         words = words[len(before) :]
-    if behind and words[-len(behind) :] == behind:
-        words = words[: -len(behind)]
+    if after and words[-len(after) :] == after:
+        words = words[: -len(after)]
     return words
 
 
-def _most_share(texts: Sequence[Run]) -> Run:
-    """Returns the words with which most of the texts begin; none of a single text."""
-    shared: Run = ()
+def _common_start(texts: Sequence[Ngram]) -> Ngram:
+    """Returns the words with which most of the texts begin; none for a single text."""
+    shared: Ngram = ()
     while len(texts) > 1:
         longer = Counter(text[: len(shared) + 1] for text in texts if len(text) > len(shared))
         [(start, count)] = longer.most_common(1) or [((), 0)]
-        if count < max(2, _MOST * len(texts)) or start[: len(shared)] != shared:
+        if count < max(2, _WRAPPER_SHARE * len(texts)) or start[: len(shared)] != shared:
             break
         shared = start
     return shared
 
 
-def _messages(row: dict[str, Any] | Problem, where: str) -> list[Any]:
+def _prompt_messages(row: dict[str, Any] | Problem, where: str) -> list[Any]:
     row_format = None if isinstance(row, Problem) else detect_format(row)
     if isinstance(row, Problem) or row_format is None:
-        message = row.message if isinstance(row, Problem) else "is of no known format"
+        message = row.message if isinstance(row, Problem) else "has no known format"
         raise DataError(f"{where}: the line {message}", 'write e.g. {"prompt": "…"} on each line')
     problem = next(iter(CHECKS[row_format](row)), None)
     if problem is not None:
@@ -150,7 +151,7 @@ def _messages(row: dict[str, Any] | Problem, where: str) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Contamination:
-    """The place of the evaluation prompt that a row holds, and how closely it holds it."""
+    """The place of the evaluation prompt that a row contains, and how closely they match."""
 
     where: str
     level: ContaminationLevel
@@ -160,250 +161,269 @@ class Contamination:
 class _Distinctive:
     """The parts of a prompt that are distinctive, that is, not boilerplate."""
 
-    runs: frozenset[Run]
+    ngrams: frozenset[Ngram]
     bits: tuple[float, ...]
-    """How rare each word of the prompt is, in bits; 0 for boilerplate."""
+    """The rarity of each word of the prompt, in bits; 0 for boilerplate."""
     is_distinctive: tuple[bool, ...]
-    """Whether the word is distinctive, for each word of the prompt."""
+    """Whether each word of the prompt is distinctive."""
     num_words: int
+    """The number of distinctive words."""
 
     @property
     def min_matching_words(self) -> float:
-        """How many of the prompt's distinctive words a contaminated row has at least."""
-        is_free = (
-            self.num_words >= _FREE_SHARE * len(self.is_distinctive)
-            or self.num_words >= _FREE_WORDS
+        """The least number of the prompt's distinctive words that a near row must have."""
+        has_template = (
+            self.num_words < _MOSTLY_DISTINCTIVE_SHARE * len(self.is_distinctive)
+            and self.num_words < _MOSTLY_DISTINCTIVE_WORDS
         )
-        return (_LEAST_OWN_SHARE if is_free else _LEAST_TEMPLATE_SHARE) * self.num_words
+        share = _MIN_MATCHING_SHARE_IN_TEMPLATE if has_template else _MIN_MATCHING_SHARE
+        return share * self.num_words
 
 
 @dataclass(frozen=True, slots=True)
 class CountedPrompt:
-    """What the prompt of a training row adds to the counts by which boilerplate is found."""
+    """The prompt of a training row, reduced to what counts for finding boilerplate."""
 
     identity: bytes
-    runs: set[Run]
-    """The words and the runs of words in the row's prompt that evaluation prompts have as well."""
+    ngrams: set[Ngram]
+    """The words and n-grams that the row's prompt shares with evaluation prompts."""
 
 
 class ContaminationIndex:
-    """Finds evaluation prompts in rows, after it has learned which of their words are boilerplate.
+    """Finds evaluation prompts in rows, ignoring boilerplate.
 
-    First call `count_prompt` for the prompt of every row, then `close`, which ends the counting,
-    and then `find` for each row.
+    First call `count_prompt` for the prompt of every row, then `close`, which determines the
+    boilerplate, and then `find` for each row.
     """
 
     def __init__(self, prompts: Iterable[EvaluationPrompt]) -> None:
         distinct = {prompt.words: prompt for prompt in prompts if prompt.words}
         self._prompts = list(distinct.values())
         self._num_texts_with = Counter(
-            run for prompt in self._prompts for run in _words_and_runs(prompt.words)
+            ngram for prompt in self._prompts for ngram in _words_and_ngrams(prompt.words)
         )
-        self._seen: set[bytes] = set()
+        self._counted: set[bytes] = set()
         self._distinctive: list[_Distinctive] = []
-        self._prompts_with: dict[Run, list[int]] = {}
-        self._whole: dict[Run, int] = {}
-        """The prompts by all of their words, and by those of their core."""
-        self._starting: dict[Run, list[Run]] = {}
-        """The keys of `_whole` that are looked for in longer texts, by their rarest run."""
-        self._least_bits = 0.0
+        self._prompts_with: dict[Ngram, list[int]] = {}
+        self._prompts_by_words: dict[Ngram, int] = {}
+        """The index of each prompt, by all of its words and by the words of its core."""
+        self._words_by_rarest_ngram: dict[Ngram, list[Ngram]] = {}
+        """The keys of `_prompts_by_words` that longer texts may contain, by their rarest n-gram."""
+        self._min_bits = 0.0
 
     def count_prompt(self, text: str) -> CountedPrompt | None:
-        """Counts the words and runs of words in a row's prompt, and returns what was counted.
+        """Counts the words and n-grams of a row's prompt, and returns what it has counted.
 
-        None if an equal prompt was counted before.
+        Returns None if an equal prompt was counted before.
         """
         words = words_of(text)
         spaced = " ".join(words).encode("utf-8", errors="surrogatepass")
         identity = hashlib.blake2b(spaced, digest_size=16).digest()
-        if identity in self._seen:
+        if identity in self._counted:
             return None
-        counted = CountedPrompt(identity, _words_and_runs(words) & self._num_texts_with.keys())
-        self.take(counted)
+        counted = CountedPrompt(identity, _words_and_ngrams(words) & self._num_texts_with.keys())
+        self.add_counted(counted)
         return counted
 
-    def take(self, counted: CountedPrompt) -> None:
-        """Adds the counts of a prompt from another index; a prompt seen before changes nothing."""
-        if counted.identity not in self._seen:
-            self._seen.add(counted.identity)
-            self._num_texts_with.update(counted.runs)
+    def add_counted(self, counted: CountedPrompt) -> None:
+        """Adds a prompt that another index has counted, unless it was counted here before."""
+        if counted.identity not in self._counted:
+            self._counted.add(counted.identity)
+            self._num_texts_with.update(counted.ngrams)
 
     def close(self) -> None:
-        """Ends the counting, and separates each prompt's boilerplate from its distinctive words."""
-        num_texts = len(self._prompts) + len(self._seen)
-        self._least_bits = math.log2(num_texts * len(self._prompts) / _CHANCE)
-        many = max(_LEAST_SHARED, min(20, num_texts / 2), 0.02 * num_texts)
-        prompts_with: defaultdict[Run, list[int]] = defaultdict(list)
-        starting: defaultdict[Run, list[Run]] = defaultdict(list)
+        """Determines the distinctive words of each prompt; no prompt can be counted after this."""
+        num_texts = len(self._prompts) + len(self._counted)
+        self._min_bits = math.log2(num_texts * len(self._prompts) / _EXPECTED_CHANCE_MATCHES)
+        min_boilerplate_texts = max(
+            _MIN_TEXTS_WITH_BOILERPLATE, min(20, num_texts / 2), 0.02 * num_texts
+        )
+        prompts_with: defaultdict[Ngram, list[int]] = defaultdict(list)
+        words_by_rarest_ngram: defaultdict[Ngram, list[Ngram]] = defaultdict(list)
         for number, prompt in enumerate(self._prompts):
-            distinctive = self._find_distinctive(prompt.words, many, num_texts)
+            distinctive = self._find_distinctive(prompt.words, min_boilerplate_texts, num_texts)
             self._distinctive.append(distinctive)
             for words in filter(None, (prompt.words, prompt.core)):
-                if self._whole.setdefault(words, number) == number and (
-                    len(words) >= _LEAST_WORDS_EMBEDDED
+                if self._prompts_by_words.setdefault(words, number) == number and (
+                    len(words) >= _MIN_WORDS_CONTAINED
                 ):
-                    starting[self._rarest(words)].append(words)
-            is_known = num_texts >= _FEW_TEXTS
-            least = _LEAST_WORDS_EMBEDDED if is_known else _LEAST_WORDS_AMONG_FEW
-            if len(prompt.words) >= least and sum(distinctive.bits) >= self._least_bits:
-                for run in distinctive.runs:
-                    prompts_with[run].append(number)
-        self._prompts_with, self._starting = dict(prompts_with), dict(starting)
-        self._leave_out_templates()
+                    words_by_rarest_ngram[self._rarest_ngram(words)].append(words)
+            has_few_texts = num_texts < _FEW_TEXTS
+            min_words = _MIN_WORDS_AMONG_FEW if has_few_texts else _MIN_WORDS_CONTAINED
+            if len(prompt.words) >= min_words and sum(distinctive.bits) >= self._min_bits:
+                for ngram in distinctive.ngrams:
+                    prompts_with[ngram].append(number)
+        self._prompts_with = dict(prompts_with)
+        self._words_by_rarest_ngram = dict(words_by_rarest_ngram)
+        self._exclude_templates()
 
-    def _leave_out_templates(self) -> None:
-        """Sees that prompts which are near one another are found only unchanged.
+    def _exclude_templates(self) -> None:
+        """Excludes prompts that resemble one another from being matched as near.
 
-        The prompts of an evaluation are different tasks. Where they would count as copies of one
-        another, a word or two make another task. If this holds for some of the short prompts, they
-        come from one set of templates, and it holds for all.
+        The prompts of an evaluation are different tasks. Where one is near another, a word or two
+        make a different task. If this is so for some of the short prompts, they come from
+        templates, and all short prompts are excluded.
         """
-        alike = set[int]()
+        similar = set[int]()
         for number, prompt in enumerate(self._prompts):
-            near = self._near(list(prompt.words), apart_from=number)
+            near = self._find_near(list(prompt.words), apart_from=number)
             if near is not None:
-                alike |= {number, near}
-        short = [n for n, prompt in enumerate(self._prompts) if len(prompt.words) < _SHORT]
-        if len(alike.intersection(short)) > _ALIKE_SHARE * len(short):
-            alike.update(short)
-        if alike:
-            without = {run: [n for n in numbers if n not in alike]
-                       for run, numbers in self._prompts_with.items()}  # fmt: skip
-            self._prompts_with = {run: numbers for run, numbers in without.items() if numbers}
+                similar |= {number, near}
+        lengths = [len(prompt.words) for prompt in self._prompts]
+        short = [n for n, length in enumerate(lengths) if length < _SHORT_PROMPT_WORDS]
+        if len(similar.intersection(short)) > _MAX_SIMILAR_SHARE * len(short):
+            similar.update(short)
+        if similar:
+            without = {ngram: [n for n in numbers if n not in similar]
+                       for ngram, numbers in self._prompts_with.items()}  # fmt: skip
+            self._prompts_with = {ngram: numbers for ngram, numbers in without.items() if numbers}
 
     def find(
         self, user_texts: Iterable[str], other_texts: Iterable[str] = (), *, near: bool = True
     ) -> Contamination | None:
-        """Returns an evaluation prompt that one of a row's texts holds; None if they hold none.
+        """Returns the evaluation prompt that one of a row's texts contains; None if there is none.
 
-        Of several, the one that is held most closely is returned. Without `near` changed prompts
-        are not looked for.
+        Of several prompts, it returns the closest match. With `near=False`, a row must contain a
+        prompt word for word.
         """
-        held: dict[ContaminationLevel, int] = {}
+        found_by_level: dict[ContaminationLevel, int] = {}
         texts = [(text, True) for text in user_texts] + [(text, False) for text in other_texts]
-        for text, is_users in texts:
+        for text, is_user in texts:
             words = words_of(text)
-            if (number := self._whole.get(tuple(words))) is not None:
+            if (number := self._prompts_by_words.get(tuple(words))) is not None:
                 return Contamination(self._prompts[number].where, "exact")
-            if "contained" not in held:
-                number = self._contained(words)
-                if number is None and is_users:
-                    number = self._among_sentences(text)
+            if "contained" not in found_by_level:
+                number = self._find_contained(words)
+                if number is None and is_user:
+                    number = self._find_in_sentences(text)
                 if number is not None:
-                    held["contained"] = number
-            if near and not held and (number := self._near(words)) is not None:
-                held["near"] = number
+                    found_by_level["contained"] = number
+            if near and not found_by_level and (number := self._find_near(words)) is not None:
+                found_by_level["near"] = number
         for level in LEVELS:
-            if level in held:
-                return Contamination(self._prompts[held[level]].where, level)
+            if level in found_by_level:
+                return Contamination(self._prompts[found_by_level[level]].where, level)
         return None
 
     def _find_distinctive(
-        self, words: tuple[str, ...], many: float, num_texts: int
+        self, words: tuple[str, ...], min_boilerplate_texts: float, num_texts: int
     ) -> _Distinctive:
-        """Returns the parts of a prompt that are not in runs which many texts share.
+        """Returns the parts of a prompt outside the n-grams that many texts share.
 
-        If all of its runs are about equally frequent, texts repeat the prompt itself, and no run is
-        boilerplate.
+        If all of its n-grams are about equally frequent, texts repeat the whole prompt, and none of
+        it is boilerplate.
         """
-        runs = list(_runs(words))
-        counts = [self._num_texts_with[run] for run in runs]
-        clearly = max(many, 2 * (min(counts) + 1))
-        is_shared = [count >= clearly for count in counts]
-        # Runs next to shared ones join them to the prompt's own words, and copies may lack them.
+        ngrams = list(_ngrams(words))
+        counts = [self._num_texts_with[ngram] for ngram in ngrams]
+        min_count = max(min_boilerplate_texts, 2 * (min(counts) + 1))
+        is_shared = [count >= min_count for count in counts]
+        # N-grams next to shared ones overlap the boilerplate, so their counts say nothing.
         inner = [
             count
             for start, count in enumerate(counts)
-            if not any(is_shared[max(0, start - RUN + 1) : start + RUN])
+            if not any(is_shared[max(0, start - _NGRAM_SIZE + 1) : start + _NGRAM_SIZE])
         ]
         if inner:
-            enough = max(_LEAST_SHARED, 3 * (min(inner) + 1))
-            is_shared = [count >= min(clearly, enough) for count in counts]
+            inner_min_count = max(_MIN_TEXTS_WITH_BOILERPLATE, 3 * (min(inner) + 1))
+            is_shared = [count >= min(min_count, inner_min_count) for count in counts]
         is_distinctive = [True] * len(words)
-        for start, run in enumerate(runs):
+        for start, ngram in enumerate(ngrams):
             if is_shared[start]:
-                is_distinctive[start : start + RUN] = [False] * len(run)
+                is_distinctive[start : start + _NGRAM_SIZE] = [False] * len(ngram)
         bits = [
             math.log2(num_texts / self._num_texts_with[(word,)]) if is_own else 0.0
             for word, is_own in zip(words, is_distinctive, strict=True)
         ]
-        own = frozenset(run for run, shared in zip(runs, is_shared, strict=True) if not shared)
+        own = frozenset(
+            ngram for ngram, shared in zip(ngrams, is_shared, strict=True) if not shared
+        )
         return _Distinctive(own, tuple(bits), tuple(is_distinctive), sum(is_distinctive))
 
-    def _rarest(self, words: tuple[str, ...]) -> Run:
-        """Returns the rarest run of a prompt, by which the prompt is looked up."""
-        return min(_runs(words), key=lambda run: self._num_texts_with[run])
+    def _rarest_ngram(self, words: tuple[str, ...]) -> Ngram:
+        """Returns the rarest n-gram of a prompt, by which the prompt is looked up."""
+        return min(_ngrams(words), key=lambda ngram: self._num_texts_with[ngram])
 
-    def _contained(self, words: list[str]) -> int | None:
-        hits = self._starting.keys() & set(_runs(words))
-        if not hits:
+    def _find_contained(self, words: list[str]) -> int | None:
+        """Returns the index of a prompt that a text contains; None if there is none."""
+        matching_ngrams = self._words_by_rarest_ngram.keys() & set(_ngrams(words))
+        if not matching_ngrams:
             return None
         spaced = f" {' '.join(words)} "
-        held = (self._whole[prompt] for run in hits for prompt in self._starting[run]
-                if f" {' '.join(prompt)} " in spaced)  # fmt: skip
-        return min(held, default=None)
+        contained = (
+            self._prompts_by_words[prompt]
+            for ngram in matching_ngrams
+            for prompt in self._words_by_rarest_ngram[ngram]
+            if f" {' '.join(prompt)} " in spaced
+        )
+        return min(contained, default=None)
 
-    def _among_sentences(self, text: str) -> int | None:
-        """Returns a short prompt that makes up one or more whole sentences of a text."""
+    def _find_in_sentences(self, text: str) -> int | None:
+        """Returns the index of a short prompt that is one or more whole sentences of a text."""
         sentences = [words for part in _SENTENCE_END.split(text) if (words := words_of(part))]
         for start in range(len(sentences)):
-            joined: Run = ()
+            joined: Ngram = ()
             for sentence in sentences[start:]:
                 joined += tuple(sentence)
-                if len(joined) >= _LEAST_WORDS_EMBEDDED:
+                if len(joined) >= _MIN_WORDS_CONTAINED:
                     break
-                if len(joined) >= _LEAST_WORDS_OF_SENTENCES and joined in self._whole:
-                    return self._whole[joined]
+                if len(joined) >= _MIN_WORDS_AS_SENTENCES and joined in self._prompts_by_words:
+                    return self._prompts_by_words[joined]
         return None
 
-    def _near(self, words: list[str], apart_from: int | None = None) -> int | None:
-        hits = self._prompts_with.keys() & set(_runs(words))
-        if not hits:
+    def _find_near(self, words: list[str], apart_from: int | None = None) -> int | None:
+        """Returns the index of a prompt that a text is near, other than the prompt `apart_from`."""
+        matching_ngrams = self._prompts_with.keys() & set(_ngrams(words))
+        if not matching_ngrams:
             return None
-        shared = Counter(number for run in hits for number in self._prompts_with[run])
-        likely = [
+        counts = Counter(
+            number for ngram in matching_ngrams for number in self._prompts_with[ngram]
+        )
+        candidates = [
             number
-            # Not by most_common: it keeps equal counts in the order of the set `hits`, which
+            # most_common would keep equal counts in the order of the set `matching_ngrams`, which
             # differs from process to process.
-            for number, count in sorted(shared.items(), key=lambda item: (-item[1], item[0]))
-            if count >= _LEAST_SHARED_RUNS * len(self._distinctive[number].runs)
+            for number, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+            if count >= _MIN_SHARED_NGRAMS * len(self._distinctive[number].ngrams)
             and number != apart_from
         ]
-        return next((number for number in likely if self._is_near(number, words, hits)), None)
+        near = (number for number in candidates if self._is_near(number, words, matching_ngrams))
+        return next(near, None)
 
-    def _is_near(self, number: int, words: list[str], hits: set[Run]) -> bool:
+    def _is_near(self, number: int, words: list[str], matching_ngrams: set[Ngram]) -> bool:
         prompt, distinctive = self._prompts[number].words, self._distinctive[number]
-        window = _densest_window(words, distinctive.runs & hits, round(len(prompt) * _WINDOW) + RUN)
-        if len(prompt) > _LONGEST_ALIGNED:
-            # Alignment takes quadratic time; with this many words, shared runs are reliable enough.
-            shared = distinctive.runs & set(_runs(window))
-            return len(shared) >= _LEAST_RUNS_OF_LONG * len(distinctive.runs)
+        length = round(len(prompt) * _WINDOW_FACTOR) + _NGRAM_SIZE
+        window = _densest_window(words, distinctive.ngrams & matching_ngrams, length)
+        if len(prompt) > _MAX_ALIGNED_WORDS:
+            # Alignment takes quadratic time; for this many words, n-grams are reliable enough.
+            shared = distinctive.ngrams & set(_ngrams(window))
+            return len(shared) >= _MIN_SHARED_NGRAMS_UNALIGNED * len(distinctive.ngrams)
         matcher = difflib.SequenceMatcher(None, prompt, window, autojunk=False)
         blocks = matcher.get_matching_blocks()
         matched = sum(sum(distinctive.is_distinctive[b.a : b.a + b.size]) for b in blocks)
         bits = sum(sum(distinctive.bits[b.a : b.a + b.size]) for b in blocks)
-        return matched >= distinctive.min_matching_words and bits >= self._least_bits
+        return matched >= distinctive.min_matching_words and bits >= self._min_bits
 
 
-def _runs(words: Sequence[str]) -> Iterator[Run]:
-    """Returns the runs of three words in order; fewer than three words make a single run."""
-    if len(words) < RUN:
+def _ngrams(words: Sequence[str]) -> Iterator[Ngram]:
+    """Returns the trigrams of a text, in order; fewer than three words make a single n-gram."""
+    if len(words) < _NGRAM_SIZE:
         return iter((tuple(words),) if words else ())
     return zip(words, words[1:], words[2:], strict=False)
 
 
-def _words_and_runs(words: Sequence[str]) -> set[Run]:
-    """Returns the words of a text, each as a run of its own, and the runs of three words."""
-    return {(word,) for word in words} | set(_runs(words))
+def _words_and_ngrams(words: Sequence[str]) -> set[Ngram]:
+    """Returns the unigrams and trigrams of a text."""
+    return {(word,) for word in words} | set(_ngrams(words))
 
 
-def _densest_window(words: list[str], runs: frozenset[Run] | set[Run], length: int) -> list[str]:
-    """Returns the part of a text with the most of the given runs.
+def _densest_window(
+    words: list[str], ngrams: frozenset[Ngram] | set[Ngram], length: int
+) -> list[str]:
+    """Returns the part of a text with the most of the given n-grams.
 
-    It begins up to a quarter of `length` before a run, and ends up to `length` words after the
-    run's start.
+    It starts a quarter of `length` before one of them, and ends `length` words after its start.
     """
-    starts = [start for start, run in enumerate(_runs(words)) if run in runs]
+    starts = [start for start, ngram in enumerate(_ngrams(words)) if ngram in ngrams]
     best_start, best_count, end = 0, 0, 0
     for index, start in enumerate(starts):
         while end < len(starts) and starts[end] < start + length:

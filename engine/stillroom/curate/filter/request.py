@@ -15,7 +15,7 @@ ANY_TOOL = "any"
 
 
 def _kind_of_duplicates(value: Any) -> Any:
-    """Returns the kind of duplicates for true and false, which the option accepted in the past."""
+    """Converts true and false, the values of `dedupe` in older versions."""
     kinds = {True: "exact", "true": "exact", False: None, "false": None}
     return kinds.get(value, value) if isinstance(value, bool | str) else value
 
@@ -70,7 +70,7 @@ class FilterDataset(ReplacingRequest):
         return pattern
 
     @model_validator(mode="after")
-    def _belongs_together(self) -> "FilterDataset":
+    def _validate_combinations(self) -> "FilterDataset":
         if self.max_tokens is not None and self.model is None:
             raise ValueError("max_tokens needs model: the student whose tokens are counted")
         for option in ("reviewed_only", "verdicts_for_copies"):
@@ -80,11 +80,11 @@ class FilterDataset(ReplacingRequest):
 
     @property
     def compares_rows(self) -> bool:
-        """Whether other rows decide too if a row is kept, so that all are read before one is."""
+        """Whether some filters compare rows, so that all rows are read before any is written."""
         return bool(self.dedupe or self.max_per_category or self.n)
 
     @property
-    def may_part_equal_rows(self) -> bool:
+    def may_split_equal_rows(self) -> bool:
         """Whether one of two equal rows may be kept and the other dropped."""
         return bool(self.compares_rows or self.verdicts)
 
@@ -108,7 +108,7 @@ class Distributions(msgspec.Struct, frozen=True, kw_only=True):
     """The distributions of rewards, turns, characters and tokens over a set of rows."""
 
     reward: Quantiles | None
-    """The rewards of the `rows_with_reward` rows that have one; all others count nowhere in it."""
+    """The rewards of the `rows_with_reward` rows that have one; other rows are not counted here."""
     rows_with_reward: int
     turns: Quantiles | None
     characters: Quantiles | None
@@ -126,7 +126,7 @@ class FilterResult(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[OwnText, int]
     """The number of dropped rows by their first reason, so that the numbers add up."""
     failed_filters: dict[OwnText, int]
-    """The number of dropped rows that each reason holds for; a row counts for all of its own."""
+    """The number of dropped rows by reason; a row counts once for each of its reasons."""
     dropped_file: str
     """The dropped rows, each with all of its reasons."""
     before: Distributions
@@ -136,16 +136,16 @@ class FilterResult(msgspec.Struct, frozen=True, kw_only=True):
     success_derived: int
     """The number of rows that do not record their success.
 
-    Where success matters, they count as one if their reward is at least 0.5 or, without a reward,
-    if they end with a complete answer.
+    They count as a success if their reward is at least 0.5 or, without a reward, if they end with
+    a complete answer.
     """
     problems: list[OthersText]
     """The first lines (at most 5) that are not rows, as `file:line`, and other findings."""
     contamination: dict[OwnText, int] = {}
     """The number of rows dropped for an evaluation prompt: exact, contained and near ones."""
     warnings: list[OwnText] = []
-    """The reasons that took over a fifth of all rows, or over half of a category; and what the
-    system that wrote the rows counts otherwise."""
+    """Filters that dropped over a fifth of all rows or over half of a category, kept email
+    addresses in reserved domains, and counts that other systems define differently."""
 
 
 class DroppedRow(msgspec.Struct, frozen=True, gc=False):
@@ -156,6 +156,6 @@ class DroppedRow(msgspec.Struct, frozen=True, gc=False):
     id: str | None
     reasons: list[str]
     like: str | None = None
-    """The `file:line` of the kept row or evaluation prompt that the row repeats, if it does."""
+    """The `file:line` of the kept row or evaluation prompt that the row repeats, if any."""
     row: str | None = None
-    """The name of the row; None in files of older versions."""
+    """The name of the row; None in files that older versions wrote."""

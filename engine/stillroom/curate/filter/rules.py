@@ -1,8 +1,7 @@
 """The filters that judge each row by itself.
 
-`_fact_rules` and `_row_rules` list the filters that a request asks for. To add a filter, add a
-function to one of them, and its option to request.py. `RowJudge` applies the filters to one row
-after the other.
+`_fact_rules` and `_row_rules` list the filters of a request, and `RowJudge` applies them to a row.
+To add a filter, add a function to one of the lists, and its option to request.py.
 """
 
 import re
@@ -41,9 +40,9 @@ class Reason:
     """The reason why a row is dropped."""
 
     text: str
-    """The reason in words. Dropped rows are counted by it, so it must take only a few values."""
+    """The reason in words. Dropped rows are counted by it, so it must have few different values."""
     like: str | None = None
-    """The `file:line` of the row or evaluation prompt that the row repeats; None if it does not."""
+    """The `file:line` of the row or evaluation prompt that the row repeats, if it repeats one."""
 
 
 Reasons = tuple[Reason, ...]
@@ -58,16 +57,17 @@ CONTAMINATED: dict[ContaminationLevel, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Knowledge:
-    """What some filters must know beyond the row that they judge."""
+class FilterContext:
+    """The data that some filters need in addition to the row."""
 
     renderer: ChatRenderer | None = None
-    """The chat renderer of the student, which counts tokens; None if no model is named."""
+    """The chat renderer of the student, to count tokens; None if the request names no model."""
     success_rates: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The share of successful rollouts by task, for the tasks where it is known."""
+    """The share of successful rollouts by task; tasks whose share is unknown are missing."""
     evaluation: ContaminationIndex | None = None
+    """The index of the evaluation prompts; None if the request names no evaluation file."""
     verdicts: RowVerdicts = field(default_factory=RowVerdicts)
-    """The verdicts of the review; none unless the request names a file with them."""
+    """The verdicts of the review; empty if the request names no file with verdicts."""
 
 
 _FactRule = Callable[[RowFacts], Reason | None]
@@ -75,19 +75,19 @@ _RowRule = Callable[[CuratedRow], Reason | None]
 
 
 class RowJudge:
-    """Judges one row after the other by itself."""
+    """Applies the filters of a request that judge each row by itself."""
 
-    def __init__(self, request: FilterDataset, known: Knowledge) -> None:
+    def __init__(self, request: FilterDataset, context: FilterContext) -> None:
         self._fact_rules = _fact_rules(request)
-        self._row_rules = _row_rules(request, known)
+        self._row_rules = _row_rules(request, context)
 
     def reasons(self, row: CuratedRow) -> Reasons:
-        """Returns the reasons to drop a row; none if the row passes."""
+        """Returns the reasons to drop a row; an empty tuple if the row passes."""
         facts = row.facts
         if facts is None:
             return (_NOT_A_ROW,)
         reasons: list[Reason] = []
-        # A comprehension would cost as much as the rules.
+        # A comprehension would take as long as the rules themselves.
         for fact_rule in self._fact_rules:
             if (reason := fact_rule(facts)) is not None:
                 reasons.append(reason)  # noqa: PERF401
@@ -107,12 +107,12 @@ def success_of(facts: RowFacts) -> bool | None:
 
 
 def _fact_rules(request: FilterDataset) -> list[_FactRule]:
-    """Returns those filters of a request that need only the facts of a row."""
+    """Returns the filters of a request that need only the facts of a row."""
     rules: list[_FactRule] = []
     if request.min_reward is not None:
         rules.append(_reward_rule(request.min_reward))
     if request.success is not None:
-        rules.append(_success_rule(is_wanted=request.success))
+        rules.append(_success_rule(want_success=request.success))
     if request.min_turns is not None or request.max_turns is not None:
         rules.append(_turns_rule(request.min_turns, request.max_turns))
     if request.require_final_answer:
@@ -122,8 +122,8 @@ def _fact_rules(request: FilterDataset) -> list[_FactRule]:
         unused = Reason(f"tool use missing ({tool})")
         rules.append(lambda facts: None if _uses(facts, tool) else unused)
     if request.only_tools:
-        known, others = frozenset(request.only_tools), Reason("calls other tools")
-        rules.append(lambda facts: None if facts.tools_used <= known else others)
+        allowed, others = frozenset(request.only_tools), Reason("calls other tools")
+        rules.append(lambda facts: None if facts.tools_used <= allowed else others)
     if request.max_tool_errors is not None:
         rules.append(_tool_error_rule(request.max_tool_errors))
     return rules
@@ -140,15 +140,15 @@ def _reward_rule(min_reward: float) -> _FactRule:
     return judge
 
 
-def _success_rule(*, is_wanted: bool) -> _FactRule:
+def _success_rule(*, want_success: bool) -> _FactRule:
     unknown = Reason("success unknown")
-    opposite = Reason("no success" if is_wanted else "a success")
+    opposite = Reason("no success" if want_success else "a success")
 
     def judge(facts: RowFacts) -> Reason | None:
         success = facts.success
         if success is None and (success := success_of(facts)) is None:
             return unknown
-        return None if success == is_wanted else opposite
+        return None if success == want_success else opposite
 
     return judge
 
@@ -175,66 +175,68 @@ def _tool_error_rule(max_errors: int) -> _FactRule:
     def judge(facts: RowFacts) -> Reason | None:
         num_errors = facts.tool_errors
         if num_errors is None:
-            # Without a tool's reply no tool can have failed; with one, the errors were not counted.
-            is_unknown = any(message.role == "tool" for message in facts.messages)
-            return unknown if is_unknown else None
+            # Without tool replies, no tool can have failed.
+            has_replies = any(message.role == "tool" for message in facts.messages)
+            return unknown if has_replies else None
         return None if num_errors <= max_errors else over
 
     return judge
 
 
-def _row_rules(request: FilterDataset, known: Knowledge) -> list[_RowRule]:
-    """Returns those filters of a request that need the messages, or knowledge beyond the row."""
+def _row_rules(request: FilterDataset, context: FilterContext) -> list[_RowRule]:
+    """Returns the filters of a request that need the messages of a row, or the context."""
     rules: list[_RowRule] = []
     if request.verdicts is not None:
-        rules.append(_verdict_rule(known.verdicts, reviewed_only=request.reviewed_only))
+        rules.append(_verdict_rule(context.verdicts, reviewed_only=request.reviewed_only))
     if request.answered_by:
         rules.append(_answerer_rule(request.answered_by))
     if request.min_success_rate is not None:
-        rules.append(_success_rate_rule(request.min_success_rate, known.success_rates))
-    if request.max_tokens is not None and known.renderer is not None:
-        rules.append(_token_rule(request.max_tokens, known.renderer))
-    for pattern, is_wanted in ((request.contains, True), (request.not_contains, False)):
+        rules.append(_success_rate_rule(request.min_success_rate, context.success_rates))
+    if request.max_tokens is not None and context.renderer is not None:
+        rules.append(_token_rule(request.max_tokens, context.renderer))
+    for pattern, must_match in ((request.contains, True), (request.not_contains, False)):
         if pattern is not None:
-            rules.append(_regex_rule(pattern, request.match, is_wanted=is_wanted))
+            rules.append(_regex_rule(pattern, request.match, must_match=must_match))
     if request.language is not None:
         rules.append(_language_rule(request.language))
     sensitive = (
         (request.drop_secrets, "secret", SECRETS),
         (request.drop_pii, "personal data", PERSONAL_DATA),
     )
-    rules += [_sensitive_data_rule(name, kinds) for is_asked, name, kinds in sensitive if is_asked]
-    if known.evaluation is not None:
-        rules.append(_contamination_rule(known.evaluation, request.decontaminate_level))
+    rules += [
+        _sensitive_data_rule(name, kinds) for is_enabled, name, kinds in sensitive if is_enabled
+    ]
+    if context.evaluation is not None:
+        rules.append(_contamination_rule(context.evaluation, request.decontaminate_level))
     return rules
 
 
 def _verdict_rule(verdicts: RowVerdicts, *, reviewed_only: bool) -> _RowRule:
     dropped = Reason("dropped in review")
-    unseen = Reason("not reviewed") if reviewed_only else None
+    unreviewed = Reason("not reviewed") if reviewed_only else None
 
     def judge(row: CuratedRow) -> Reason | None:
-        verdict = verdicts.of(row)
-        return dropped if verdict == "drop" else unseen if verdict is None else None
+        verdict = verdicts.verdict_on(row)
+        return dropped if verdict == "drop" else unreviewed if verdict is None else None
 
     return judge
 
 
-def _answerer_rule(wanted: Sequence[str]) -> _RowRule:
-    unknown, other = Reason("who answered is unknown"), Reason("answered by another model")
+def _answerer_rule(allowed: Sequence[str]) -> _RowRule:
+    unknown, other = Reason("answering model unknown"), Reason("answered by another model")
 
     def judge(row: CuratedRow) -> Reason | None:
         models = answerers_of(row)
         if not models:
             return unknown
-        return None if are_all_named(models, wanted) else other
+        return None if _all_match(models, allowed) else other
 
     return judge
 
 
 def _success_rate_rule(min_rate: float, rates: Mapping[str, float]) -> _RowRule:
-    unknown = Reason("success rate of its task unknown")
-    low = Reason(f"success rate of its task below {min_rate:g}")
+    unknown = Reason("task success rate unknown")
+    low = Reason(f"task success rate below {min_rate:g}")
 
     def judge(row: CuratedRow) -> Reason | None:
         rate = rates.get(row.task)
@@ -246,21 +248,22 @@ def _success_rate_rule(min_rate: float, rates: Mapping[str, float]) -> _RowRule:
 
 
 def _token_rule(max_tokens: int, renderer: ChatRenderer) -> _RowRule:
-    over, unfit = Reason(f"over {max_tokens} tokens"), Reason("not renderable for the student")
+    over = Reason(f"over {max_tokens} tokens")
+    not_renderable = Reason("not renderable for the student")
 
     def judge(row: CuratedRow) -> Reason | None:
         num_tokens = count_tokens(row, renderer)
         if num_tokens is None:
-            return unfit
+            return not_renderable
         return None if num_tokens <= max_tokens else over
 
     return judge
 
 
 def count_tokens(row: CuratedRow, renderer: ChatRenderer) -> int | None:
-    """Returns the number of tokens of a row as training renders it.
+    """Returns the number of tokens of a row as training renders it, and sets `row.num_tokens`.
 
-    None if the student's template cannot render it. The number is kept in `row.num_tokens`.
+    Returns None if the student's chat template cannot render the row.
     """
     if row.num_tokens is None:
         try:
@@ -272,9 +275,9 @@ def count_tokens(row: CuratedRow, renderer: ChatRenderer) -> int | None:
     return row.num_tokens
 
 
-def _regex_rule(pattern: str, match: str, *, is_wanted: bool) -> _RowRule:
+def _regex_rule(pattern: str, match: str, *, must_match: bool) -> _RowRule:
     regex = re.compile(pattern)
-    reason = Reason("contains: no match" if is_wanted else "not_contains: a match")
+    reason = Reason("contains: no match" if must_match else "not_contains: a match")
 
     def judge(row: CuratedRow) -> Reason | None:
         texts = (
@@ -282,17 +285,17 @@ def _regex_rule(pattern: str, match: str, *, is_wanted: bool) -> _RowRule:
             if match == "answer"
             else [content_text(message.get("content")) for message in row.messages]
         )
-        return None if any(map(regex.search, texts)) == is_wanted else reason
+        return None if any(map(regex.search, texts)) == must_match else reason
 
     return judge
 
 
-def _language_rule(wanted: str) -> _RowRule:
-    detector = LanguageDetector(wanted)
+def _language_rule(allowed: str) -> _RowRule:
+    detector = LanguageDetector(allowed)
 
     def judge(row: CuratedRow) -> Reason | None:
         language = detector.language_of(final_answer(row.messages))
-        return None if language == wanted else Reason(f"language: {language or 'unknown'}")
+        return None if language == allowed else Reason(f"language: {language or 'unknown'}")
 
     return judge
 
@@ -318,16 +321,15 @@ def _contamination_rule(index: ContaminationIndex, level: ContaminationLevel) ->
 
 
 def user_text(row: CuratedRow) -> str:
-    """Returns the texts of all messages of the user in a row, one per line."""
+    """Returns the texts of all user messages in a row, joined by newlines."""
     return "\n".join(user_texts(row.messages))
 
 
 def _texts_with_prompts(row: CuratedRow) -> tuple[list[str], list[str]]:
-    """Returns the texts of a row in which an evaluation prompt is looked for: user's and others'.
+    """Returns the texts of the user and of the assistant that may contain an evaluation prompt.
 
-    These are all of the user's messages as one text, and each message of user and assistant. System
-    prompts are left out because many rows share them, and tool results because neither user nor
-    assistant wrote them.
+    The user's messages are included both one by one and joined. System messages are left out
+    because many rows share them, and tool results because neither user nor assistant wrote them.
     """
     texts = [user_text(row), *user_texts(row.messages)]
     answers = [content_text(m.get("content")) for m in row.messages if m.get("role") == "assistant"]
@@ -347,18 +349,18 @@ _ANSWERERS = msgspec.json.Decoder(_Answerers)
 
 
 def answerers_of(row: CuratedRow) -> set[str]:
-    """Returns the models that answered a row; none if it does not say so.
+    """Returns the models that answered a row; none if the row does not record them.
 
-    Those that the endpoint named take precedence over the one that was requested.
+    The models that the endpoint named take precedence over the one that was requested.
     """
     try:
-        found = _ANSWERERS.decode(row.line.view)
+        fields = _ANSWERERS.decode(row.line.view)
     except msgspec.DecodeError:
-        return set()  # of another layout, where these names mean something else
-    named = found.answered_by or ([found.teacher] if found.teacher is not None else [])
-    return {each.model for each in named if each.model}
+        return set()  # In another layout, fields of these names have another meaning.
+    answerers = fields.answered_by or ([fields.teacher] if fields.teacher is not None else [])
+    return {answerer.model for answerer in answerers if answerer.model}
 
 
-def are_all_named(models: set[str], patterns: Sequence[str]) -> bool:
-    """Returns whether each model has one of the names, in which `*` stands for any letters."""
+def _all_match(models: set[str], patterns: Sequence[str]) -> bool:
+    """Returns whether each model matches one of the patterns, in which `*` matches any text."""
     return all(any(fnmatchcase(model, pattern) for pattern in patterns) for model in models)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from stillroom.curate.convert import MAX_EXAMPLES
-from stillroom.curate.filter.across_rows import judged_rows
+from stillroom.curate.filter.across_rows import judge_rows
 from stillroom.curate.filter.contamination import (
     ContaminationIndex,
     CountedPrompt,
@@ -19,7 +19,7 @@ from stillroom.curate.filter.contamination import (
 from stillroom.curate.filter.request import Distributions, DroppedRow, FilterDataset, FilterResult
 from stillroom.curate.filter.rules import (
     CONTAMINATED,
-    Knowledge,
+    FilterContext,
     Reasons,
     count_tokens,
     success_of,
@@ -43,32 +43,32 @@ from stillroom.settings import Workspace
 _MAX_CATEGORIES = 50
 _OTHERS = "(others)"
 _LARGE_SHARE = 0.2
-_LEAST_CATEGORY = 5
-"""A category with fewer rows is too small to say anything about its share."""
+_MIN_CATEGORY_SIZE = 5
+"""There are no warnings about a category with fewer rows."""
 _MAX_WARNINGS = 5
 
 
 def filter_dataset(
     workspace: Workspace, request: FilterDataset, *, tokenizer: Any = None
 ) -> FilterResult:
-    """Writes the rows that pass unchanged, and the reasons to drop the others to the side file.
+    """Writes the rows that pass, unchanged, and the reasons to drop the others to the side file.
 
-    Returns the counts. `tokenizer` is the student's; it is needed if `request.model` is set.
+    `tokenizer` is the student's; it is needed if `request.model` is set.
     """
     renderer = ChatRenderer(tokenizer) if tokenizer is not None else None
     with open_filtering(workspace, request) as filtering:
         with Recording([*filtering.files, *filtering.other_files]) as recording:
-            known = _knowledge(workspace, request, filtering.rows, renderer)
+            context = _filter_context(workspace, request, filtering.rows, renderer)
             tally = FilterTally(request)
             kept, dropped = filtering.output.rows, filtering.dropped
             writer = RowWriter(
                 request, tally, renderer, kept=kept, dropped=dropped, inputs=filtering.inputs
             )
-            for row, reasons in judged_rows(filtering.rows, request, known):
+            for row, reasons in judge_rows(filtering.rows, request, context):
                 writer.write(row, reasons)
             filtering.drop_refused(tally)
             filtering.record(tally, recording.records())
-        return filtering.result(tally, known)
+        return filtering.result(tally, context)
 
 
 def read_rows_to_filter(source: Path) -> Iterator[CuratedRow]:
@@ -77,7 +77,7 @@ def read_rows_to_filter(source: Path) -> Iterator[CuratedRow]:
 
 
 class RowWriter:
-    """Writes rows to the output or the side file, and tallies them; the rows must be in order."""
+    """Writes rows to the output or the side file, and counts them; the rows must be in order."""
 
     def __init__(
         self,
@@ -91,9 +91,9 @@ class RowWriter:
     ) -> None:
         self._tally, self._renderer, self._kept, self._dropped = tally, renderer, kept, dropped
         self._inputs = inputs
-        # Unless rows are compared, equal rows are all dropped or all kept. Then the number of a
-        # dropped row among its equals needs no look at the kept rows.
-        self._are_all_named = request.may_part_equal_rows
+        # If equal rows are either all dropped or all kept, the dropped ones can be numbered
+        # without looking at the kept ones.
+        self._names_all_rows = request.may_split_equal_rows
         self._names = RowNames()
 
     def write(self, row: CuratedRow, reasons: Reasons) -> None:
@@ -103,7 +103,7 @@ class RowWriter:
             name = self._names.name(row.path, row.line.view)
             self._dropped.write(self._dropped_row(row, name, reasons))
             return
-        if self._are_all_named:
+        if self._names_all_rows:
             self._names.name(row.path, row.line.view)
         self._kept.write_raw(row.line.view, source=row.line.source)
 
@@ -119,9 +119,9 @@ class RowWriter:
 
 @contextmanager
 def open_filtering(workspace: Workspace, request: FilterDataset) -> Generator["Filtering"]:
-    """Opens the files of filtering.
+    """Opens the files of a filtering.
 
-    Raises InputError if an output must not be written, because it is an input or holds rollouts.
+    Raises InputError if an output is one of the inputs, or already has rollouts.
     """
     path = workspace.output_file(request.output, label="output")
     dropped_file = path.with_name(path.name + ".dropped")
@@ -145,7 +145,7 @@ def open_filtering(workspace: Workspace, request: FilterDataset) -> Generator["F
 
 
 class Filtering:
-    """The inputs and outputs of filtering, in one process as well as on a cluster."""
+    """The inputs and outputs of a filtering, in one process or on a cluster."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Filtering:
         output: NewOutput,
         other_files: list[Path],
     ) -> None:
-        """`other_files` are read in addition to the input: evaluation prompts and verdicts."""
+        """`other_files` are the files of evaluation prompts and verdicts."""
         self._workspace, self._request = workspace, request
         self.inputs, self.output, self.other_files = inputs, output, other_files
         self.files = [file.path for file in inputs.files]
@@ -166,39 +166,39 @@ class Filtering:
         return self.inputs.rows(with_supervised=True)
 
     def drop_refused(self, tally: "FilterTally") -> None:
-        """Drops the rows of other systems' files that are no conversations."""
+        """Drops the rows of other systems' files that are not conversations."""
         for refused in self.inputs.refused:
-            place, _, line = refused.source.rpartition(":")
-            path, number = self._workspace.path(place), int(line.partition("#")[0])
+            file, _, line = refused.source.rpartition(":")
+            path, number = self._workspace.path(file), int(line.partition("#")[0])
             self.dropped.write(DroppedRow(str(path), number, None, [refused.reason]))
             tally.refuse(refused.reason, f"{refused.source}: {refused.reason} {refused.detail}")
 
     def record(self, tally: "FilterTally", read: Sequence[FileRecord]) -> None:
-        """Writes the manifest of the outputs; `read` are the files that were read."""
+        """Writes the manifest of the outputs; `read` has the records of the input files."""
         counts = {"read": tally.read, "kept": tally.kept}
         inputs = self.inputs.records(read)
         self.output.record(inputs=inputs, request=self._request, counts=counts)
 
-    def result(self, tally: "FilterTally", known: Knowledge) -> FilterResult:
-        """Returns the result of filtering, once all rows are tallied."""
+    def result(self, tally: "FilterTally", context: FilterContext) -> FilterResult:
+        """Returns the result, once all rows are counted."""
         output, dropped = self.output.path, self._dropped_file
-        result = tally.result(self._workspace, output, dropped, known.verdicts)
+        result = tally.result(self._workspace, output, dropped, context.verdicts)
         return msgspec.structs.replace(result, problems=[*result.problems, *self.inputs.notes])
 
 
 class TaskSurvey:
-    """Surveys all rows for what filters must know before they judge the first one.
+    """Collects what filters need from all rows before they judge the first one.
 
-    These are the success rates of the tasks, and the runs of words that many prompts share.
+    These are the success rates of the tasks, and the n-grams that many prompts share.
     """
 
     def __init__(self, request: FilterDataset, index: ContaminationIndex | None) -> None:
         self.is_needed = index is not None or request.min_success_rate is not None
         self._index = index
-        self._known: Counter[str] = Counter()
-        self._succeeded: Counter[str] = Counter()
+        self._num_known: Counter[str] = Counter()
+        self._num_succeeded: Counter[str] = Counter()
         self.prompts: list[CountedPrompt] | None = None
-        """The prompts counted here, for the index of another process; None if they are not kept."""
+        """The counted prompts, to be merged into another survey; None if they are not collected."""
 
     def add(self, row: CuratedRow) -> None:
         """Adds one row to the survey."""
@@ -208,30 +208,30 @@ class TaskSurvey:
             counted = self._index.count_prompt(user_text(row))
             if counted is not None and self.prompts is not None:
                 self.prompts.append(counted)
-        # A rollout that an infrastructure failure ended is no evidence about its task.
+        # A rollout that ended by an infrastructure failure says nothing about its task.
         if row.facts.error is None and (success := success_of(row.facts)) is not None:
-            self._known[row.task] += 1
-            self._succeeded[row.task] += success
+            self._num_known[row.task] += 1
+            self._num_succeeded[row.task] += success
 
-    def take(self, other: "TaskSurvey") -> None:
-        """Adds the survey of other rows to this one."""
-        self._known.update(other._known)
-        self._succeeded.update(other._succeeded)
+    def merge(self, other: "TaskSurvey") -> None:
+        """Adds another survey, of other rows."""
+        self._num_known.update(other._num_known)
+        self._num_succeeded.update(other._num_succeeded)
         for counted in other.prompts or ():
             if self._index is not None:
-                self._index.take(counted)
+                self._index.add_counted(counted)
 
     def forget_index(self) -> None:
-        """Drops the index of evaluation prompts, so that the survey is small to send."""
+        """Removes the index of evaluation prompts, to keep the survey small when it is sent."""
         self._index = None
 
     def success_rates(self) -> dict[str, float]:
-        """Returns the success rate (0 to 1) of each task with a rollout whose success is known."""
-        return {task: self._succeeded[task] / count for task, count in self._known.items()}
+        """Returns the success rate, from 0 to 1, of each task with a known one."""
+        return {task: self._num_succeeded[task] / count for task, count in self._num_known.items()}
 
 
 def evaluation_index(workspace: Workspace, request: FilterDataset) -> ContaminationIndex | None:
-    """Returns a new index of the request's evaluation prompts; None if it names no such file."""
+    """Returns a new index of the request's evaluation prompts; None if it names no files."""
     prompts: list[EvaluationPrompt] = []
     output = workspace.output_file(request.output, label="output")
     for name in request.decontaminate:
@@ -243,25 +243,25 @@ def evaluation_index(workspace: Workspace, request: FilterDataset) -> Contaminat
 def review_verdicts(
     workspace: Workspace, request: FilterDataset, read: Callable[[], Iterator[CuratedRow]]
 ) -> RowVerdicts:
-    """Returns the verdicts in the file that a request names, with the rows that they are about.
+    """Returns the request's verdicts, matched to the rows of the input.
 
     Raises InputError for an id that several rows have.
     """
     if request.verdicts is None:
         return RowVerdicts()
-    given = read_verdicts(workspace.existing(request.verdicts, label="verdicts"))
+    verdicts = read_verdicts(workspace.existing(request.verdicts, label="verdicts"))
     return find_reviewed_rows(
-        given, read(), workspace.shown, with_copies=request.verdicts_for_copies
+        verdicts, read(), workspace.shown, with_copies=request.verdicts_for_copies
     )
 
 
-def _knowledge(
+def _filter_context(
     workspace: Workspace,
     request: FilterDataset,
     read: Callable[[], Iterator[CuratedRow]],
     renderer: ChatRenderer | None,
-) -> Knowledge:
-    """Returns what the filters must know beyond a row; some need all rows read once for it."""
+) -> FilterContext:
+    """Returns the context of the filters; for some filters this reads all rows once."""
     verdicts = review_verdicts(workspace, request, read)
     index = evaluation_index(workspace, request)
     survey = TaskSurvey(request, index)
@@ -270,7 +270,7 @@ def _knowledge(
             survey.add(row)
     if index is not None:
         index.close()
-    return Knowledge(renderer, survey.success_rates(), index, verdicts)
+    return FilterContext(renderer, survey.success_rates(), index, verdicts)
 
 
 class _RowStatistics:
@@ -305,7 +305,7 @@ class _RowStatistics:
             self._tokens.add(row.num_tokens)
 
     def add_unreadable(self) -> None:
-        """Adds a row of which nothing is known."""
+        """Adds a row that cannot be read."""
         self._categories[UNREADABLE] += 1
 
     @property
@@ -328,7 +328,7 @@ class _RowStatistics:
         )
 
     def categories(self) -> dict[str, int]:
-        """Returns the number of rows per category; those after the 50 largest are summed up."""
+        """Returns the number of rows per category; all but the 50 largest are added up."""
         if len(self._categories) <= _MAX_CATEGORIES:
             return dict(sorted(self._categories.items()))
         largest = dict(self._categories.most_common(_MAX_CATEGORIES))
@@ -343,7 +343,7 @@ class FilterTally:
         self._is_decontaminated = bool(request.decontaminate)
         self._counts_turns = request.min_turns is not None or request.max_turns is not None
         self._drops_pii = request.drop_pii
-        self._num_gym_rows = self._num_spared = 0
+        self._num_gym_rows = self._num_reserved_addresses = 0
         self._kept_rows, self._dropped_rows = _RowStatistics(), _RowStatistics()
         self._success_derived = 0
         self._dropped: Counter[str] = Counter()
@@ -374,7 +374,9 @@ class FilterTally:
         if not reasons:
             self._kept_rows.add(row, category)
             if self._drops_pii and b"@" in row.line.data:
-                self._num_spared += has_reserved_address("\n".join(strings_in(row.whole)))
+                self._num_reserved_addresses += has_reserved_address(
+                    "\n".join(strings_in(row.whole))
+                )
             return
         self._dropped_rows.add(row, category)
         self._dropped[reasons[0].text] += 1
@@ -384,18 +386,18 @@ class FilterTally:
             self._problems.append(f"{row.where}: {row.problem}")
 
     def refuse(self, reason: str, problem: str) -> None:
-        """Adds a row of another system that is no conversation."""
+        """Adds a row of another system's file that is not a conversation."""
         self._dropped_rows.add_unreadable()
         self._dropped[reason] += 1
         self._all_reasons[reason] += 1
         if len(self._problems) < MAX_EXAMPLES:
             self._problems.append(problem.strip())
 
-    def take(self, other: "FilterTally") -> None:
-        """Adds the counts of rows that come after those counted here."""
+    def merge(self, other: "FilterTally") -> None:
+        """Adds the counts of another tally, whose rows follow those of this one."""
         self._success_derived += other._success_derived
         self._num_gym_rows += other._num_gym_rows
-        self._num_spared += other._num_spared
+        self._num_reserved_addresses += other._num_reserved_addresses
         self._kept_rows = self._kept_rows.joined(other._kept_rows)
         self._dropped_rows = self._dropped_rows.joined(other._dropped_rows)
         self._dropped.update(other._dropped)
@@ -408,10 +410,10 @@ class FilterTally:
     ) -> FilterResult:
         """Returns the counts and distributions of all rows.
 
-        Verdicts on rows that the input does not have are reported in `problems`.
+        Verdicts that match no row of the input are reported in `problems`.
         """
         if verdicts.num_unmatched:
-            unmatched = f"{verdicts.num_unmatched} of {verdicts.num_given} verdicts"
+            unmatched = f"{verdicts.num_unmatched} of {verdicts.num_verdicts} verdicts"
             self._problems.append(f"{unmatched} name no row of the input")
         before, after = self._kept_rows.joined(self._dropped_rows), self._kept_rows
         return FilterResult(
@@ -436,31 +438,29 @@ class FilterTally:
         )
 
     def _warnings(self, before: _RowStatistics) -> list[str]:
-        """Returns warnings: what other systems count differently, and reasons that took many rows.
-
-        The shares of all rows come first, then those of a category.
-        """
+        """Returns warnings: reserved email addresses, turns that NeMo Gym counts differently, and
+        filters that dropped a large share of all rows or of a category."""
         warnings: list[str] = []
-        if self._num_spared:
+        if self._num_reserved_addresses:
             warnings.append(
-                f"{self._num_spared} kept rows hold email addresses in domains that are reserved "
-                "for examples (.example, .test, .local and such), which drop_pii keeps: they reach "
-                "nobody; a not_contains with match conversation drops them"
+                f"{self._num_reserved_addresses} kept rows have email addresses in domains "
+                "reserved for examples (.example, .test, .local and similar): drop_pii keeps them "
+                "because they reach nobody; to drop them, use not_contains with match=conversation"
             )
         if self._counts_turns and self._num_gym_rows:
             warnings.append(
-                "turns are the assistant's messages; NeMo Gym's tutorial counts a row's output "
-                f"items, with calls and their replies ({self._num_gym_rows} rows are of that kind)"
+                f"turns are assistant messages; in the {self._num_gym_rows} rows from NeMo Gym, "
+                "its tutorial counts the output items instead, including calls and their replies"
             )
         warnings += [
-            f"{text!r} took {count} of {self.read} rows"
+            f"{text!r} dropped {count} of {self.read} rows"
             for text, count in self._dropped.most_common()
             if count > _LARGE_SHARE * self.read
         ]
         for (text, category), count in self._dropped_by_category.most_common():
             size = before.size_of(category)
-            if _LEAST_CATEGORY <= size < self.read and count > size / 2:
+            if _MIN_CATEGORY_SIZE <= size < self.read and count > size / 2:
                 warnings.append(
-                    f"{text!r} took {count} of the {size} rows of category {category[:60]!r}"
+                    f"{text!r} dropped {count} of the {size} rows of category {category[:60]!r}"
                 )
         return warnings[:_MAX_WARNINGS]

@@ -1,8 +1,8 @@
-"""filter_dataset on a Ray cluster, with the same rows and counts as in one process.
+"""filter_dataset on a Ray cluster, with the same result as in one process.
 
-Filters that judge a row by itself run in the task that reads its file. What needs all rows runs in
-the driver, in the order of the rows: success rates and shared words before the rows are judged,
-duplicates and categories after that. Finally, tasks read each file once more and write its rows.
+Filters that judge a row by itself run in the task that reads its file. Anything that needs all rows
+runs in the driver, in the order of the rows: success rates and boilerplate before the rows are
+judged, duplicates and categories afterwards. Finally, tasks read the files again to write the rows.
 """
 
 import functools
@@ -17,10 +17,10 @@ from stillroom.curate.filter.across_rows import (
     PassedRows,
     TraitReader,
     Traits,
-    judged_row,
+    judge_row,
 )
 from stillroom.curate.filter.request import FilterDataset, FilterResult
-from stillroom.curate.filter.rules import Knowledge, RowJudge
+from stillroom.curate.filter.rules import FilterContext, RowJudge
 from stillroom.curate.filter.run import (
     Filtering,
     FilterTally,
@@ -41,69 +41,72 @@ from stillroom.settings import Workspace
 
 
 @dataclass(frozen=True, slots=True)
-class _Common:
-    """What all tasks share: the workspace's root, the request and the filters' knowledge."""
+class _TaskInput:
+    """The input that all Ray tasks share."""
 
     root: Path
+    """The root folder of the workspace."""
     request: FilterDataset
-    known: Knowledge
-    """The knowledge of the filters, without the renderer, which each process makes for itself."""
+    context: FilterContext
+    """The context of the filters without the renderer, which each process makes for itself."""
     inputs: RowInputs
 
-    def with_renderer(self) -> Knowledge:
-        """Returns the knowledge with a renderer, which this process makes if a model is named."""
+    def with_renderer(self) -> FilterContext:
+        """Returns the context with a renderer, if the request names a model."""
         renderer = None if self.request.model is None else _renderer(self.root, self.request.model)
-        known = self.known
-        return Knowledge(renderer, known.success_rates, known.evaluation, known.verdicts)
+        context = self.context
+        return FilterContext(renderer, context.success_rates, context.evaluation, context.verdicts)
 
 
 @dataclass(frozen=True, slots=True)
 class _JudgedFile:
-    """How the rows of a file are judged, and the traits of those that have passed so far."""
+    """The reasons to drop each row of a file, and the traits of the rows that have no reason."""
 
     rows: JudgedRows
-    compared: list[Traits | None]
+    traits: list[Traits | None]
 
 
 def filter_on_ray(workspace: Workspace, request: FilterDataset) -> FilterResult:
-    """Does what `filter_dataset` does, with Ray tasks that take one file each."""
+    """Filters rows as `filter_dataset` does, with one Ray task per file."""
     tally, records = FilterTally(request), list[FileRecord]()
     with (
         open_filtering(workspace, request) as filtering,
         ray_parts(request.ray_address, filtering.output.path) as parts,
     ):
-        known = _knowledge(workspace, request, parts, filtering)
-        common = _Common(workspace.root, request, known, filtering.inputs)
-        for kept, dropped, record in parts.each(_write, _jobs(parts, filtering.files, common)):
+        context = _filter_context(workspace, request, parts, filtering)
+        task_input = _TaskInput(workspace.root, request, context, filtering.inputs)
+        for kept, dropped, record in parts.map(
+            _write_rows, _write_jobs(parts, filtering.files, task_input)
+        ):
             kept.append_to(filtering.output.rows)
             dropped.append_to(filtering.dropped)
-            tally.take(kept.tally)
+            tally.merge(kept.tally)
             records.append(record)
         filtering.drop_refused(tally)
         records += map(record_file, filtering.other_files)
         filtering.record(tally, records)
-        return filtering.result(tally, known)
+        return filtering.result(tally, context)
 
 
-def _knowledge(
+def _filter_context(
     workspace: Workspace, request: FilterDataset, parts: RayParts, filtering: Filtering
-) -> Knowledge:
+) -> FilterContext:
     verdicts = review_verdicts(workspace, request, filtering.rows)
     index = evaluation_index(workspace, request)
     survey = TaskSurvey(request, index)
     if survey.is_needed:
         shared = None if index is None else parts.ray.put(index)
         jobs = ((file, request, shared) for file in filtering.files)
-        for part in parts.each(_survey, jobs):
-            survey.take(part)
+        for part in parts.map(_survey_file, jobs):
+            survey.merge(part)
     if index is not None:
         index.close()
-    return Knowledge(None, survey.success_rates(), index, verdicts)
+    return FilterContext(None, survey.success_rates(), index, verdicts)
 
 
-def _survey(file: Path, request: FilterDataset, shared_index: Any) -> TaskSurvey:
-    """Surveys a file; `shared_index` refers to the index of evaluation prompts, if there is one."""
-    survey = TaskSurvey(request, None if shared_index is None else _fetched(shared_index))
+def _survey_file(file: Path, request: FilterDataset, shared_index: Any) -> TaskSurvey:
+    """Surveys a file; `shared_index` is a reference to the index of evaluation prompts, or None."""
+    survey = TaskSurvey(request, None if shared_index is None else _get_shared(shared_index))
     survey.prompts = []
     for row in read_rows_to_filter(file):
         survey.add(row)
@@ -111,36 +114,42 @@ def _survey(file: Path, request: FilterDataset, shared_index: Any) -> TaskSurvey
     return survey
 
 
-def _jobs(parts: RayParts, files: list[Path], common: _Common) -> Iterator[tuple[Any, ...]]:
-    request = common.request
-    # In the object store it is sent once, instead of with each task.
-    shared = parts.ray.put(common)
+def _write_jobs(
+    parts: RayParts, files: list[Path], task_input: _TaskInput
+) -> Iterator[tuple[Any, ...]]:
+    """Judges all rows if the filters compare them, and yields the arguments of `_write_rows`."""
+    request = task_input.request
+    # An object in the store is sent to each worker once, instead of with each task.
+    shared = parts.ray.put(task_input)
     judged: list[JudgedRows | None] = [None] * len(files)
     if request.compares_rows:
-        judged_files = list(parts.each(_judge, ((file, shared) for file in files)))
-        _decide(request, judged_files)
+        judged_files = list(parts.map(_judge_file, ((file, shared) for file in files)))
+        _add_comparison_reasons(request, judged_files)
         judged = [file.rows for file in judged_files]
     for number, (file, rows) in enumerate(zip(files, judged, strict=True)):
         yield file, shared, rows, parts.path(number, "kept"), parts.path(number, "dropped")
 
 
-def _judge(file: Path, shared: Any) -> _JudgedFile:
-    common: _Common = _fetched(shared)
-    judge, reader = RowJudge(common.request, common.with_renderer()), TraitReader(common.request)
+def _judge_file(file: Path, shared: Any) -> _JudgedFile:
+    task_input: _TaskInput = _get_shared(shared)
+    judge, reader = (
+        RowJudge(task_input.request, task_input.with_renderer()),
+        TraitReader(task_input.request),
+    )
     judged = _JudgedFile(JudgedRows(), [])
     for row in read_rows_to_filter(file):
-        reasons, compared = judged_row(row, judge, reader)
+        reasons, traits = judge_row(row, judge, reader)
         judged.rows.add(row, reasons)
-        judged.compared.append(compared)
+        judged.traits.append(traits)
     return judged
 
 
-def _decide(request: FilterDataset, judged_files: list[_JudgedFile]) -> None:
-    """Adds the reasons that come from comparing rows, in the order of the rows."""
+def _add_comparison_reasons(request: FilterDataset, judged_files: list[_JudgedFile]) -> None:
+    """Compares the rows that have passed, in order, and records the reasons to drop them."""
     passed = PassedRows(request)
     places: list[tuple[JudgedRows, int]] = []
     for judged in judged_files:
-        for number, traits in enumerate(judged.compared):
+        for number, traits in enumerate(judged.traits):
             if traits is not None:
                 passed.add(len(places), traits)
                 places.append((judged.rows, number))
@@ -149,17 +158,17 @@ def _decide(request: FilterDataset, judged_files: list[_JudgedFile]) -> None:
         rows.reasons[number] = (reason,)
 
 
-def _write(
+def _write_rows(
     file: Path, shared: Any, judged: JudgedRows | None, kept_path: Path, dropped_path: Path
 ) -> tuple[WrittenPart[FilterTally], WrittenPart[None], FileRecord]:
-    """Writes the rows of a file; without `judged`, each row is judged by itself."""
-    common: _Common = _fetched(shared)
-    known, request = common.with_renderer(), common.request
+    """Writes the rows of a file; without `judged`, it judges each row by itself."""
+    task_input: _TaskInput = _get_shared(shared)
+    context, request = task_input.with_renderer(), task_input.request
     tally, rows = FilterTally(request), read_rows_to_filter(file)
-    judge = RowJudge(request, known)
+    judge = RowJudge(request, context)
     with atomic_output(kept_path) as kept, atomic_output(dropped_path) as dropped:
         writer = RowWriter(
-            request, tally, known.renderer, kept=kept, dropped=dropped, inputs=common.inputs
+            request, tally, context.renderer, kept=kept, dropped=dropped, inputs=task_input.inputs
         )
         for row, reasons in (
             judged.read_again(rows) if judged else ((row, judge.reasons(row)) for row in rows)
@@ -172,8 +181,8 @@ def _write(
     )
 
 
-def _fetched(reference: Any) -> Any:
-    """Returns the value that the driver has put into the object store."""
+def _get_shared(reference: Any) -> Any:
+    """Returns an object that the driver has put into Ray's object store."""
     ray: Any = importlib.import_module("ray")
     return ray.get(reference)
 

@@ -1,9 +1,9 @@
-"""Runs curation as tasks on a Ray cluster, whose parts the driver joins in order.
+"""Runs curation as tasks on a Ray cluster; the driver joins the parts that they write, in order.
 
-It does not use Ray Data, whose blocks are Arrow tables: in them a row's tool schemas and arguments
-get the fields of all other rows, as nulls. Tasks over files copy the bytes unchanged, need neither
-pyarrow nor pandas, and keep the order of the rows. Driver and workers must see the workspace under
-the same path.
+It does not use Ray Data, whose blocks are Arrow tables, in which the tool schemas and arguments of
+a row get the fields of all other rows, as nulls. Tasks over files copy the bytes unchanged, need
+neither pyarrow nor pandas, and keep the order of the rows. Driver and workers must see the
+workspace under the same path.
 """
 
 import shutil
@@ -21,10 +21,10 @@ from stillroom.files import LineWriter
 from stillroom.places import make_folder
 from stillroom.rollout.ray.cluster import ray_cluster
 
-_AHEAD = 2
+_TASKS_PER_CPU = 2
 """The number of tasks per CPU that are in flight at once."""
 _RETRIES = 2
-"""How often a task is run again if its worker dies; it then overwrites its part."""
+"""The number of times that a task is retried if its worker dies; it then overwrites its part."""
 
 Part = TypeVar("Part")
 Tally = TypeVar("Tally")
@@ -32,21 +32,21 @@ Tally = TypeVar("Tally")
 
 @dataclass(frozen=True, slots=True)
 class WrittenPart(Generic[Tally]):
-    """The rows that a task has written to a file of their own, and what it counted."""
+    """A file of rows that one task has written, and the task's counts."""
 
     path: Path
     num_rows: int
     tally: Tally
 
     def append_to(self, rows: LineWriter) -> None:
-        """Moves the rows to the end of the output."""
+        """Appends the rows to the output and deletes the file."""
         rows.append_file(self.path, num_rows=self.num_rows)
         self.path.unlink()
 
 
 @dataclass(frozen=True, slots=True)
 class RayParts:
-    """A connection to a Ray cluster, and a folder for the parts that its tasks write."""
+    """A connection to a Ray cluster, and the folder for the parts that its tasks write."""
 
     ray: Any
     folder: Path
@@ -55,20 +55,20 @@ class RayParts:
         """Returns the path of the part that the task with this number writes."""
         return self.folder / f"{number:06d}.{kind}.jsonl"
 
-    def each(self, work: Callable[..., Part], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Part]:
-        """Yields the result of `work` for the arguments of each job, in the order of the jobs.
+    def map(self, work: Callable[..., Part], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Part]:
+        """Yields the result of `work` for the arguments of each job, in order.
 
-        Raises the first EngineError of a task, and RunError for any other failure.
+        Raises the EngineError of a failed task, and RunError for any other failure.
         """
-        task = self.ray.remote(_checked).options(num_cpus=1, max_retries=_RETRIES)
-        room = _AHEAD * max(1, int(self.ray.cluster_resources().get("CPU", 1)))
-        waiting: deque[Any] = deque()
+        task = self.ray.remote(_run_checked).options(num_cpus=1, max_retries=_RETRIES)
+        max_tasks = _TASKS_PER_CPU * max(1, int(self.ray.cluster_resources().get("CPU", 1)))
+        running: deque[Any] = deque()
         for job in jobs:
-            waiting.append(task.remote(work, job, __version__))
-            if len(waiting) >= room:
-                yield self._result(waiting.popleft())
-        while waiting:
-            yield self._result(waiting.popleft())
+            running.append(task.remote(work, job, __version__))
+            if len(running) >= max_tasks:
+                yield self._result(running.popleft())
+        while running:
+            yield self._result(running.popleft())
 
     def _result(self, reference: Any) -> Any:
         try:
@@ -78,7 +78,7 @@ class RayParts:
                 raise error.cause from error
             raise RunError(
                 f"a Ray task failed: {str(error.cause)[:500]}",
-                "the traceback is in the worker's log (`ray list tasks`)",
+                "read the traceback in the worker's log (`ray list tasks`)",
             ) from error
         except self.ray.exceptions.RayError as error:
             raise RunError(
@@ -89,7 +89,7 @@ class RayParts:
 
 @contextmanager
 def ray_parts(address: str | None, output: Path) -> Generator[RayParts]:
-    """Connects to a cluster, and makes a folder for parts that is removed when the block ends.
+    """Connects to a cluster and creates the folder for parts, which is removed at the end.
 
     The folder is next to the output, where all workers can write.
     """
@@ -102,7 +102,8 @@ def ray_parts(address: str | None, output: Path) -> Generator[RayParts]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _checked(work: Callable[..., Any], job: tuple[Any, ...], version: str) -> Any:
+def _run_checked(work: Callable[..., Any], job: tuple[Any, ...], version: str) -> Any:
+    """Calls `work` in a Ray worker, after checking that it has the driver's version."""
     if version != __version__:
         raise RunError(
             f"a Ray worker has stillroom {__version__}, the driver {version}",

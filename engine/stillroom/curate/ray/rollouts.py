@@ -1,4 +1,4 @@
-"""convert_rollouts and make_dpo_pairs on a Ray cluster, with the same rows and counts as here."""
+"""convert_rollouts and make_dpo_pairs on a Ray cluster, with the same result as in one process."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -30,21 +30,24 @@ _ROLLOUTS_PER_JOB = 2000
 
 
 def convert_on_ray(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
-    """Does what `convert_rollouts` does, with one Ray task per file."""
+    """Converts rollouts as `convert_rollouts` does, with one Ray task per file."""
     with open_conversion(workspace, request) as opened:
         conversion, records = Conversion(opened.output.rows, request), list[FileRecord]()
         with ray_parts(request.ray_address, opened.output.path) as parts:
-            jobs = ((s, parts.path(number), request) for number, s in enumerate(opened.sources))
-            for part, record in parts.each(_convert, jobs):
+            jobs = (
+                (source, parts.path(number), request)
+                for number, source in enumerate(opened.sources)
+            )
+            for part, record in parts.map(_convert_file, jobs):
                 part.append_to(opened.output.rows)
-                conversion.tally.take(part.tally)
+                conversion.tally.merge(part.tally)
                 records.append(record)
         conversion.add_own(opened.own, request)
         records += [record_file(source.path) for source in opened.own]
         return conversion.finish(workspace, request, opened, records)
 
 
-def _convert(
+def _convert_file(
     source: SourceFile, path: Path, request: ConvertRollouts
 ) -> tuple[WrittenPart[ConversionTally], FileRecord]:
     with atomic_output(path) as rows:
@@ -54,7 +57,7 @@ def _convert(
 
 
 def pair_on_ray(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
-    """Does what `make_dpo_pairs` does, on a Ray cluster.
+    """Pairs rollouts as `make_dpo_pairs` does, on a Ray cluster.
 
     One Ray task indexes each file, and one pairs each batch of about 2000 rollouts.
     """
@@ -64,18 +67,19 @@ def pair_on_ray(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
     ):
         records: dict[Path, FileRecord] = {}
         skipped = pairing.tally.skipped
-        pairing.compare([_indexed(parts, side, skipped, records) for side in pairing.sides])
-        for part in parts.each(_pair, _pair_jobs(parts, request, pairing)):
+        pairing.set_indexes([_index_side(parts, side, skipped, records) for side in pairing.sides])
+        for part in parts.map(_pair_tasks, _pair_jobs(parts, request, pairing)):
             part.append_to(pairing.output.rows)
-            pairing.tally.take(part.tally)
+            pairing.tally.merge(part.tally)
         return pairing.finish([records[file] for file in pairing.files])
 
 
-def _indexed(
+def _index_side(
     parts: RayParts, side: list[Path], skipped: Counter[str], records: dict[Path, FileRecord]
 ) -> TaskIndex:
+    """Returns the index of all files of a side; adds to `skipped` and `records`."""
     index: TaskIndex = {}
-    indexes = parts.each(_index, ((path,) for path in side))
+    indexes = parts.map(_index_file, ((path,) for path in side))
     for path, (rollouts, left_out, record) in zip(side, indexes, strict=True):
         for task_id, entries in rollouts.items():
             index.setdefault(task_id, []).extend(entries)
@@ -84,18 +88,19 @@ def _indexed(
     return index
 
 
-def _index(path: Path) -> tuple[TaskIndex, Counter[str], FileRecord]:
+def _index_file(path: Path) -> tuple[TaskIndex, Counter[str], FileRecord]:
     skipped: Counter[str] = Counter()
     return index_rollouts([path], skipped), skipped, record_file(path)
 
 
 _Task = tuple[str, list[IndexedRollout], list[IndexedRollout] | None]
-"""A task id with the rollouts of both sides; None if those of one are compared with each other."""
+"""A task id with the better and the worse rollouts; None: pair the better ones with each other."""
 
 
 def _pair_jobs(
     parts: RayParts, request: MakeDpoPairs, pairing: Pairing
 ) -> Iterator[tuple[MakeDpoPairs, list[_Task], Path]]:
+    """Yields the arguments of `_pair_tasks` for each batch of tasks."""
     worse = None if pairing.worse is pairing.better else pairing.worse
     tasks: list[_Task] = []
     size = number = 0
@@ -110,7 +115,7 @@ def _pair_jobs(
         yield request, tasks, parts.path(number)
 
 
-def _pair(request: MakeDpoPairs, tasks: list[_Task], path: Path) -> WrittenPart[PairTally]:
+def _pair_tasks(request: MakeDpoPairs, tasks: list[_Task], path: Path) -> WrittenPart[PairTally]:
     tally = PairTally()
     with atomic_output(path) as rows, PairReader() as reader:
         writer = PairWriter(request, tally, reader, rows)

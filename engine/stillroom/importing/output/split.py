@@ -10,8 +10,8 @@ import msgspec
 from stillroom.data.near_duplicates import (
     MinHasher,
     NearDuplicates,
-    first_of,
-    join_clusters,
+    cluster_of,
+    merge_clusters,
 )
 from stillroom.data.words import shingles_of, spoken_text, user_texts, words_of
 from stillroom.files import content_hash
@@ -49,10 +49,10 @@ def split_rollouts(joined: JoinedRows, builder: RolloutBuilder, *, share: float)
     num_rollouts = len(joined.kept)
     for text_at in (texts.questions, texts.turns):
         for index, first in enumerate(_near_clusters(num_rollouts, text_at)):
-            join_clusters(families, index, first)
+            merge_clusters(families, index, first)
     members: defaultdict[int, list[int]] = defaultdict(list)
     for index in range(num_rollouts):
-        members[first_of(families, index)].append(index)
+        members[cluster_of(families, index)].append(index)
     known = [time for time in times if time is not None]
     is_by_time = len(known) == num_rollouts and len(set(known)) > 1
 
@@ -124,7 +124,7 @@ def _link_families(joined: JoinedRows, texts: _Texts) -> tuple[list[int], list[f
     families = list(range(len(joined.kept)))
     index_of = {row: index for index, row in enumerate(joined.kept)}
     for row, main in joined.branch_of.items():
-        join_clusters(families, index_of[row], index_of[main])
+        merge_clusters(families, index_of[row], index_of[main])
     first_with: dict[Hashable, int] = {}
     times: list[float | None] = []
     for index in range(len(joined.kept)):
@@ -132,7 +132,7 @@ def _link_families(joined: JoinedRows, texts: _Texts) -> tuple[list[int], list[f
         times.append(time)
         for key in (("group", group), ("opening", texts.opening(index))):
             if key[1]:
-                join_clusters(families, first_with.setdefault(key, index), index)
+                merge_clusters(families, first_with.setdefault(key, index), index)
     return families, times
 
 
@@ -148,7 +148,7 @@ def _near_clusters(num_texts: int, text_at: _Text) -> list[int]:
     for index in range(num_texts):
         # Rollouts without a text are no duplicates of one another.
         text = text_at(index) or f"(rollout {index})"
-        found.add(signer.signature(text, own_shingles(index)), worth=0.0, tie=b"")
+        found.add(signer.signature(text, own_shingles(index)), quality=0.0, tie_breaker=b"")
     return found.clusters(own_shingles)
 
 

@@ -53,7 +53,7 @@ def test_only_rows_that_the_named_models_answered_alone_pass(tmp_path: Path) -> 
     ]
     assert kept_of(tmp_path, rows, answered_by=("large*",)) == ["dated", "asked"]
     result = filtered(tmp_path, answered_by=("small", "large-2026-05-01"), overwrite=True)
-    assert result.dropped == {"answered by another model": 1, "who answered is unknown": 1}
+    assert result.dropped == {"answered by another model": 1, "answering model unknown": 1}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_at_most_so_many_of_each_category_are_kept(tmp_path: Path) -> None:
     assert result.categories_after == {"a": 2, "b": 1, "(none)": 2}
     assert result.dropped == {
         "no success": 1,
-        "over 2 of its category": 2,
+        "over 2 rows of its category": 2,
         "not a rollout or SFT row": 1,
     }
 
