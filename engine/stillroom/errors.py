@@ -1,6 +1,7 @@
 """The errors of the engine; each names what failed, where, and what to do next."""
 
 from enum import StrEnum
+from typing import Any, cast
 
 _LONGEST = 4000
 
@@ -89,6 +90,19 @@ class FailureClass(StrEnum):
     SERVER_ERROR = "server_error"
     TIMEOUT = "timeout"
     TOOL_HOST = "tool_host"
+
+    @property
+    def is_of_reward(self) -> bool:
+        """Whether the reward alone failed: the conversation is whole, and can be scored again."""
+        return self in (FailureClass.REWARD, FailureClass.REWARD_TIMEOUT)
+
+    @classmethod
+    def of(cls, error: Any) -> "FailureClass | None":
+        """Returns the class in a rollout's `error`; INTERNAL if it names none, None without one."""
+        if error is None:
+            return None
+        name = cast("dict[str, Any]", error).get("class") if isinstance(error, dict) else None
+        return next((kind for kind in cls if kind == name), cls.INTERNAL)
 
 
 class CallFailedError(Exception):

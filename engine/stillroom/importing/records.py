@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from stillroom.data.layouts.foreign import as_object
+from stillroom.errors import FailureClass
 from stillroom.settings import Workspace
 from stillroom.types import Usage
 
@@ -66,6 +67,8 @@ class LoggedConversation:
     """Why the reply ended, as in chat completions: stop, length, tool_calls or content_filter."""
     error: str | None = None
     """The error that the source recorded instead of a reply."""
+    failure: FailureClass | None = None
+    """The kind of the error; None if the source does not say."""
     scores: dict[str, float] = field(default_factory=dict[str, float])
     """The scores of the row by name, such as an evaluator's, or a user's thumb (0 or 1)."""
     losses: tuple[str, ...] = ()

@@ -151,6 +151,7 @@ class RowCollector:
             losses=tuple(dict.fromkeys(row.losses + unsound)),
             metadata=msgspec.json.encode(row.metadata),
             tools=tools,
+            failure=row.failure,
             messages=messages or [],
         )
 

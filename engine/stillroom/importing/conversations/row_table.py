@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from stillroom.errors import FailureClass
 from stillroom.importing.conversations.call_tree import NONE
 from stillroom.importing.spill import Spill
 from stillroom.types import Usage
@@ -34,6 +35,8 @@ class StoredRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The metadata as a JSON object."""
     tools: int = -1
     """The number of its list of tools; NONE if the source does not log the offered tools."""
+    failure: FailureClass | None = None
+    """The kind of the error; None if the source does not say."""
     messages: list[bytes] = []
     """The messages of a whole conversation as JSON; empty for a call."""
 

@@ -48,7 +48,8 @@ def rollout_row(
     kept = rollout.kept
     last = msgspec.json.decode(rollout.messages[-1])
     is_cut = kept.finish_reason == "length"
-    stop = ending([last], is_failed=kept.error is not None, is_truncated=is_cut)
+    is_failed = kept.error is not None and not (kept.failure and kept.failure.is_of_reward)
+    stop = ending([last], is_failed=is_failed, is_truncated=is_cut)
     if kept.finish_reason == "content_filter" and kept.error is None:
         stop = StopReason.CONTENT_FILTER
     row: dict[str, Any] = {
@@ -64,16 +65,16 @@ def rollout_row(
         "stop_reason": stop,
         "turns": rollout.num_turns,
         "truncated": is_cut or stop is StopReason.CONTENT_FILTER,
-        "error": _failure(kept.error),
+        "error": _failure(kept),
         "cost_usd": total_usd(call.cost_usd for call in rollout.calls),
     }
     return row | _optional_fields(rollout.calls) | {"origin": origin}
 
 
-def _failure(error: str | None) -> dict[str, str] | None:
-    if error is None:
+def _failure(kept: StoredRow) -> dict[str, str] | None:
+    if kept.error is None:
         return None
-    return {"class": FailureClass.INTERNAL, "message": error[:_LONGEST_ERROR]}
+    return {"class": kept.failure or FailureClass.INTERNAL, "message": kept.error[:_LONGEST_ERROR]}
 
 
 def _optional_fields(calls: Sequence[StoredRow]) -> dict[str, Any]:

@@ -32,7 +32,6 @@ from stillroom.types import Answerer, CallTotals, Message, SampledTurn, Usage
 NOT_A_ROLLOUT = "not a rollout row"
 FAILED = "ended by an infrastructure failure"
 UNJUDGED = "nothing judges it"
-_OF_REWARDS = (FailureClass.REWARD, FailureClass.REWARD_TIMEOUT)
 _REWARD_NAME = {RolloutLayout.RNOW: "total_reward"}
 _RAW_ROW: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(
     dict[str, msgspec.Raw]
@@ -82,9 +81,9 @@ def _input_row(where: str, line: Line) -> InputRow:
     if isinstance(row, Problem) or layout is None or any(RULES[layout].problems(row)):
         return InputRow(where, data, None, NOT_A_ROLLOUT)
     fields = RULES[layout].read(row)
-    error = fields.get("error")
+    failure = FailureClass.of(fields.get("error"))
     # A row whose reward alone failed is judged: scoring it again is the remedy.
-    if error is not None and as_object(error).get("class") not in _OF_REWARDS:
+    if failure is not None and not failure.is_of_reward:
         return InputRow(where, data, None, FAILED)
     messages = cast("list[Message]", fields["messages"])
     task = Task(
@@ -118,13 +117,18 @@ def has_same_reward(rollout: JudgeableRow, judgement: Judgement) -> bool:
 
 
 def with_rewards(row: InputRow, rollout: JudgeableRow, judgement: Judgement) -> bytes:
-    """Returns the row's JSON with new rewards; every other value keeps its bytes."""
+    """Returns the row's JSON with new rewards; every other value keeps its bytes.
+
+    A failure of its reward is removed once there is a new one.
+    """
     fields = _RAW_ROW.decode(row.data)
     changed = {
         _reward_name(rollout): judgement.total,
         "rewards": judgement.by_name,
         "success": judgement.success,
     }
+    if judgement.total is not None and rollout.row.get("error") is not None:
+        changed["error"] = None
     for name, value in changed.items():
         fields[name] = msgspec.Raw(msgspec.json.encode(value))
     return msgspec.json.encode(fields)

@@ -52,7 +52,8 @@ async def score_rollouts(
 ) -> ScoreResult:
     """Writes the rows with new rewards and returns the counts; `folder` is the run's own folder.
 
-    The output is written whole or not at all; only reward, rewards and success change in a row.
+    The output is written whole or not at all. In a row only reward, rewards and success change, and
+    a failure of its reward goes.
     Until it is complete the judge's verdicts are kept in a journal, so that the same command does
     not pay for them again. Raises RunCancelledError between batches of rows if the run is
     cancelled, DataError if no row has a reward function, judge or expected answer, and RunError if

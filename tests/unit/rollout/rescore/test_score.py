@@ -18,8 +18,11 @@ from fakes.rollout_lines import BAD_LINES, encoded, rollout_lines
 from fakes.rollout_rows import assistant, read_rows, rollout_row, user, write_lines
 from fakes.user_files import write_tools
 from fakes.waiting import run_async
+from stillroom.curate.convert import ConvertRollouts, convert_rollouts
 from stillroom.data.layouts.detect import as_rollout
 from stillroom.errors import DataError, InputError, RunCancelledError, RunError, TeacherError
+from stillroom.importing.request import ImportRollouts
+from stillroom.importing.run import import_rollouts
 from stillroom.lineage import manifest_path
 from stillroom.rollout.rescore.request import ScoreRollouts, plan_scoring
 from stillroom.rollout.rescore.score import ScoreResult, score_rollouts
@@ -345,3 +348,37 @@ def test_the_counts_add_up_and_no_row_is_lost(
     assert result.kept == sum(result.kept_by_reason.values())
     # The first has its reward already and no other an expected answer, so every line stays.
     assert (folder / "scored.jsonl").read_bytes().split(b"\n")[:-1] == lines
+
+
+LATE = {"class": "reward_timeout", "message": "reward correct took longer than 60 s"}
+
+
+@pytest.mark.parametrize("is_imported", [False, True])
+@pytest.mark.parametrize("layout", ["stillroom", "rnow"])
+def test_a_rollout_whose_reward_alone_failed_is_scored_and_converted_imported_or_not(
+    tmp_path: Path, layout: str, is_imported: bool
+) -> None:
+    known = {"metadata": {"expected_answer": "35"}}
+    if layout == "rnow":
+        row = {**RNOW_ROW, **known, "rewards": {"accuracy": "timeout"}, "total_reward": 0}
+        crashed = {**row, "rewards": {}, "completed": "error"}
+    else:
+        row = rollout("35", error=LATE, reward=None, success=None) | known
+        crashed = {**row, "id": "other", "error": {"class": "timeout", "message": "x"}}
+    write_lines(tmp_path / "rollouts.jsonl", [encoded(row), encoded(crashed)])
+    workspace, source = Workspace(tmp_path), "rollouts.jsonl"
+    if is_imported:
+        import_rollouts(workspace, ImportRollouts(input=source, output="imported.jsonl"))
+        source = "imported.jsonl"
+    before = ConvertRollouts(input=source, output="before.jsonl", include_failed=True)
+    with pytest.raises(DataError, match="2 ended by an infrastructure failure"):
+        convert_rollouts(workspace, before)
+
+    result = scored(tmp_path, source)
+
+    assert (result.changed, result.num_success) == (1, 1)
+    assert result.kept_by_reason == {"ended by an infrastructure failure": 1}
+    after = convert_rollouts(workspace, ConvertRollouts(input="scored.jsonl", output="sft.jsonl"))
+    assert (after.converted, after.left_out) == (1, {"ended by an infrastructure failure": 1})
+    [first, _] = read_rows(tmp_path / "scored.jsonl")
+    assert as_rollout(first)["stop_reason"] == "answered"

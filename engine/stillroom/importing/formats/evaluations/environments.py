@@ -13,6 +13,7 @@ from stillroom.data.checks import as_number, decode_row
 from stillroom.data.layouts.detect import RULES, RolloutLayout, layout_of
 from stillroom.data.layouts.foreign import count, numbers_by_name
 from stillroom.data.layouts.rnow import STORED_FIELD, is_stored_by_rnow
+from stillroom.errors import FailureClass
 from stillroom.importing.formats.sessions.message_tree import NO_REPLY
 from stillroom.importing.json_rows import (
     JsonRow,
@@ -312,7 +313,7 @@ def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:
     reader, usage = MessageReader(), as_row(rollout.get("usage"))
     reward, rewards = rollout.get("reward"), numbers_by_name(rollout.get("rewards"))
     teacher = as_row(rollout.get("teacher"))
-    failure = as_row(rollout.get("error")).get("message")
+    message = as_row(rollout.get("error")).get("message")
     tokens = Usage(
         prompt_tokens=count(usage.get("prompt_tokens")),
         completion_tokens=count(usage.get("completion_tokens")),
@@ -330,7 +331,8 @@ def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:
         started_at=iso_time(rollout.get("started_at")),
         duration_s=non_negative_number(row.data.get("latency", rollout.get("duration_s"))),
         finish_reason=_ENDINGS.get(rollout["stop_reason"]),
-        error=failure if isinstance(failure, str) else None,
+        error=message if isinstance(message, str) else None,
+        failure=FailureClass.of(rollout.get("error")),
         scores=rewards | _reward_scores(reward, rollout.get("success")),
         losses=tuple(reader.losses),
         metadata=as_row(rollout.get("metadata")),
