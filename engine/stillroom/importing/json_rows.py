@@ -133,7 +133,7 @@ def _element_rows(path: Path, field: str | None = None) -> Iterator[JsonRow | Re
         yield Refusal(
             Place(path, number + 1),
             "the file is cut off here",
-            f"the list in it has no end: {number} elements before this are whole",
+            f"the document has no end; {number} elements before this are whole",
         )
 
 

@@ -152,4 +152,6 @@ def test_the_samples_of_a_json_log_are_read_one_by_one_though_it_was_cut_off(tmp
     path.write_text(text[: text.index('"b"')])
     rows = read("inspect_ai", path)
     assert [row.metadata["sample_id"] for row in rows if hasattr(row, "messages")] == ["a"]
-    assert refusals(rows) == [(2, "not a JSON object")]
+    assert refusals(rows) == [(2, "the file is cut off here")]
+    path.write_text(text[:-1] + ', "stats": {"model_usage": ')
+    assert refusals(read("inspect_ai", path)) == [(3, "the file is cut off here")]
