@@ -47,6 +47,13 @@ Content = str | list[ContentPart] | None
 _CONTENT: msgspec.json.Decoder[Content] = msgspec.json.Decoder(Content)
 
 
+class _Origin(msgspec.Struct, frozen=True, gc=False):
+    source: str
+
+
+_ORIGIN = msgspec.json.Decoder(_Origin)
+
+
 class MessageFacts(msgspec.Struct, frozen=True, gc=False):
     """A chat message whose content is not decoded yet."""
 
@@ -76,6 +83,7 @@ class RowFields(msgspec.Struct, frozen=True, gc=False):
     metadata: dict[str, Any] | None = None
     error: Any = None
     tools: msgspec.Raw = NULL
+    origin: msgspec.Raw = NULL
     conversation: msgspec.Raw = NULL
     output: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     responses_create_params: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -110,6 +118,18 @@ class RowFacts(msgspec.Struct, frozen=True, gc=False):
     tool_errors: int | None = None
     metadata: dict[str, Any] | None = None
     error: Any = None
+    origin: msgspec.Raw = NULL
+    """The JSON of what import_rollouts says of the row's origin, undecoded."""
+
+    @property
+    def original_file(self) -> str | None:
+        """The file that import_rollouts took the row from; None for rows that it did not write."""
+        if self.origin == NULL:
+            return None
+        try:
+            return _ORIGIN.decode(self.origin).source.rpartition(":")[0] or None
+        except msgspec.ValidationError:
+            return None
 
     @property
     def has_final_answer(self) -> bool:
@@ -218,6 +238,7 @@ def rollout_facts(row: RowFields, num_turns: int) -> RowFacts:
         row.tool_errors,
         row.metadata,
         row.error,
+        row.origin,
     )
 
 

@@ -117,6 +117,13 @@ class Distributions(msgspec.Struct, frozen=True, kw_only=True):
     """The number of tokens of a rendered row; None unless the request names a `model`."""
 
 
+class SourceFilterCount(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of one source."""
+
+    kept: int
+    dropped: int
+
+
 class FilterResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of filtering. Always read = kept + the sum of dropped."""
 
@@ -138,6 +145,11 @@ class FilterResult(msgspec.Struct, frozen=True, kw_only=True):
 
     They count as a success if their reward is at least 0.5 or, without a reward, if they end with
     a complete answer.
+    """
+    sources: dict[str, SourceFilterCount] = {}
+    """The counts by file, and of imported rows by the file of their log, if there are several.
+
+    Those after the 20 largest are summed up.
     """
     problems: list[OthersText]
     """The first lines (at most 5) that are not rows, as `file:line`, and other findings."""

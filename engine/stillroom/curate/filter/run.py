@@ -25,6 +25,7 @@ from stillroom.curate.filter.rules import (
     success_of,
     user_text,
 )
+from stillroom.curate.filter.source_counts import SourceCounts
 from stillroom.curate.rows import UNREADABLE, CuratedRow, read_curated_rows
 from stillroom.curate.sources import RowInputs, data_files, open_inputs, open_rows
 from stillroom.curate.verdicts import RowVerdicts, find_reviewed_rows, read_verdicts
@@ -171,7 +172,8 @@ class Filtering:
             file, _, line = refused.source.rpartition(":")
             path, number = self._workspace.path(file), int(line.partition("#")[0])
             self.dropped.write(DroppedRow(str(path), number, None, [refused.reason]))
-            tally.refuse(refused.reason, f"{refused.source}: {refused.reason} {refused.detail}")
+            problem = f"{refused.source}: {refused.reason} {refused.detail}"
+            tally.refuse(refused.reason, problem, source=file)
 
     def record(self, tally: "FilterTally", read: Sequence[FileRecord]) -> None:
         """Writes the manifest of the outputs; `read` has the records of the input files."""
@@ -350,6 +352,7 @@ class FilterTally:
         self._dropped_by_category: Counter[tuple[str, str]] = Counter()
         self._all_reasons: Counter[str] = Counter()
         self._problems: list[str] = []
+        self._sources = SourceCounts()
 
     @property
     def read(self) -> int:
@@ -371,6 +374,8 @@ class FilterTally:
             if renderer is not None:
                 count_tokens(row, renderer)
         category = row.category(self._category_field)
+        source = (facts and facts.original_file) or str(row.path)
+        self._sources.add(source, is_kept=not reasons)
         if not reasons:
             self._kept_rows.add(row, category)
             if self._drops_pii and b"@" in row.line.data:
@@ -385,8 +390,9 @@ class FilterTally:
         if facts is None and row.problem and len(self._problems) < MAX_EXAMPLES:
             self._problems.append(f"{row.where}: {row.problem}")
 
-    def refuse(self, reason: str, problem: str) -> None:
-        """Adds a row of another system's file that is not a conversation."""
+    def refuse(self, reason: str, problem: str, *, source: str) -> None:
+        """Adds a row of another system that is not a conversation."""
+        self._sources.add(source, is_kept=False)
         self._dropped_rows.add_unreadable()
         self._dropped[reason] += 1
         self._all_reasons[reason] += 1
@@ -403,6 +409,7 @@ class FilterTally:
         self._dropped.update(other._dropped)
         self._dropped_by_category.update(other._dropped_by_category)
         self._all_reasons.update(other._all_reasons)
+        self._sources.take(other._sources)
         self._problems += other._problems[: MAX_EXAMPLES - len(self._problems)]
 
     def result(
@@ -428,6 +435,7 @@ class FilterTally:
             categories_before=before.categories(),
             categories_after=after.categories(),
             success_derived=self._success_derived,
+            sources=self._sources.by_name(workspace.shown),
             problems=self._problems,
             contamination={
                 level: self._all_reasons[text]

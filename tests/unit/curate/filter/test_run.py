@@ -21,6 +21,7 @@ from fakes.rollout_rows import (
     write_lines,
     write_rows,
 )
+from stillroom.curate.filter.request import SourceFilterCount
 from stillroom.data.row_names import row_hash
 from stillroom.errors import DataError, InputError
 
@@ -372,3 +373,51 @@ def test_rows_of_other_systems_are_filtered_and_kept_as_they_are(tmp_path: Path)
     assert kept[0] == encoded(GYM_ROW)
     assert json.loads(kept[1]) == RNOW_ROW
     assert result.categories_before == {"(none)": 2, "price": 2}
+
+
+def test_rows_are_counted_by_the_file_or_log_that_they_come_from(tmp_path: Path) -> None:
+    def said(number: int, log: str) -> dict:
+        return rollout_row(
+            task_id=f"{log}{number}",
+            reward=number / 10,
+            origin={"source": f"logs/{log}.jsonl:{number}#choice 1"} if log else None,
+        )
+
+    rows = [said(number, log) for log in "abb" for number in range(4)]
+    write_lines(tmp_path / "in" / "one.jsonl", map(encoded, rows))
+    write_lines(tmp_path / "in" / "two.jsonl", [encoded(said(9, "")), b"{broken"])
+
+    result = filtered(tmp_path, "in", min_reward=0.2)
+
+    assert result.sources == {
+        "in/two.jsonl": SourceFilterCount(kept=1, dropped=1),
+        "logs/a.jsonl": SourceFilterCount(kept=2, dropped=2),
+        "logs/b.jsonl": SourceFilterCount(kept=4, dropped=4),
+    }
+    assert filtered(tmp_path, "in/two.jsonl", overwrite=True).sources == {}
+
+
+def test_sources_after_the_largest_are_summed_up(tmp_path: Path) -> None:
+    for number in range(25):
+        rows = [rollout_row(task_id=f"{number}-{n}") for n in range(2 if number < 20 else 1)]
+        write_lines(tmp_path / "in" / f"{number}.jsonl", map(encoded, rows))
+
+    sources = filtered(tmp_path, "in").sources
+
+    assert len(sources) == 21
+    assert sources["in/7.jsonl"] == SourceFilterCount(kept=2, dropped=0)
+    assert sources["(others)"] == SourceFilterCount(kept=5, dropped=0)
+
+
+def test_refused_rows_of_a_log_count_for_its_file(tmp_path: Path) -> None:
+    call = {
+        "request": {"messages": [user("Hi")]},
+        "response": {"choices": [{"message": assistant("Hello")}]},
+    }
+    write_lines(tmp_path / "logs" / "a.jsonl", [encoded(call), b"{broken"])
+    write_lines(tmp_path / "logs" / "b.jsonl", [encoded(call | {"session": "s"})])
+
+    assert filtered(tmp_path, "logs").sources == {
+        "logs/a.jsonl": SourceFilterCount(kept=1, dropped=1),
+        "logs/b.jsonl": SourceFilterCount(kept=1, dropped=0),
+    }

@@ -1,0 +1,51 @@
+"""Counts kept and dropped rows by the file that they come from."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stillroom.curate.filter.request import SourceFilterCount
+
+_MAX_SOURCES = 20
+_OTHERS = "(others)"
+
+
+@dataclass(slots=True)
+class SourceCounts:
+    """The numbers of kept and of dropped rows by source."""
+
+    kept: Counter[str] = field(default_factory=Counter[str])
+    dropped: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, source: str, *, is_kept: bool) -> None:
+        """Counts one row."""
+        (self.kept if is_kept else self.dropped)[source] += 1
+
+    def take(self, other: "SourceCounts") -> None:
+        """Adds the counts of other rows to these."""
+        self.kept.update(other.kept)
+        self.dropped.update(other.dropped)
+
+    def by_name(self, shown: Callable[[Path], str]) -> dict[str, SourceFilterCount]:
+        """Returns the counts of the 20 largest sources and of all others; {} for a single source.
+
+        `shown` returns an absolute path as users see it; the others are of logs, and already so.
+        """
+        total = self.kept + self.dropped
+        if len(total) < 2:
+            return {}
+        largest = sorted(source for source, _ in total.most_common(_MAX_SOURCES))
+        counts = {
+            shown(Path(source)) if Path(source).is_absolute() else source: self._count([source])
+            for source in largest
+        }
+        if rest := total.keys() - set(largest):
+            counts[_OTHERS] = self._count(rest)
+        return counts
+
+    def _count(self, sources: "list[str] | set[str]") -> SourceFilterCount:
+        return SourceFilterCount(
+            kept=sum(self.kept[source] for source in sources),
+            dropped=sum(self.dropped[source] for source in sources),
+        )
