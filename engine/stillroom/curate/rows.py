@@ -272,7 +272,7 @@ def _raise_first_problem(problems: Iterator[Problem]) -> None:
 
 def _translated(row: dict[str, Any], layout: RolloutLayout) -> bytes:
     _raise_first_problem(RULES[layout].problems(row))
-    return msgspec.json.encode(RULES[layout].read(row))
+    return msgspec.json.encode(RULES[layout].to_stillroom(row))
 
 
 def translate(data: bytes) -> bytes | None:

@@ -9,7 +9,7 @@ import msgspec
 
 from stillroom.curate.rows import CuratedRow, conversation_digest
 from stillroom.data.row_files import read_row_lines
-from stillroom.data.row_names import MAX_CANDIDATES, RowNames, ambiguous, is_row_name
+from stillroom.data.row_names import MAX_CANDIDATES, RowNames, ambiguous_id_error, is_row_name
 from stillroom.errors import DataError
 
 ReviewVerdict = Literal["keep", "drop"]
@@ -151,5 +151,5 @@ def _matching_row(
         rows = [(row, name) for row, name in rows if shown_path(row.path) == file] or rows
     if len(rows) > 1:
         places = [f"{name} ({shown_path(row.path)}:{row.line.number})" for row, name in rows]
-        raise ambiguous(verdict.id, places, candidates.num_rows)
+        raise ambiguous_id_error(verdict.id, places, candidates.num_rows)
     return rows[0][0] if rows else None

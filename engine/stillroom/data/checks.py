@@ -1,4 +1,4 @@
-"""Checks of the fields of a row. Each check yields all problems, and not only the first."""
+"""Checks of the fields of a row. Each check yields all problems, not only the first."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -10,16 +10,16 @@ import msgspec
 # A name never begins with a dash, as `docker run` would take it for an option.
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_VALUE = msgspec.json.Decoder()
+_JSON = msgspec.json.Decoder()
 _Encoded = TypeVar("_Encoded")
 _Decoded = TypeVar("_Decoded")
 ROLES = ("system", "user", "assistant", "tool")
-_ITEMS = ("function_call", "function_call_output", "reasoning")
+_RESPONSES_ITEMS = ("function_call", "function_call_output", "reasoning")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One fault of a row: the field, what is wrong with it, and the edit that corrects it."""
+    """One problem of a row: the field, a description that follows its name, and the fix."""
 
     field: str
     message: str
@@ -27,7 +27,7 @@ class Problem:
 
 
 def describe(value: Any) -> str:
-    """Returns a value's JSON type and a short view of it, for error messages."""
+    """Returns a value's JSON type and its shortened repr, for error messages."""
     kinds = {dict: "object", list: "list", str: "string", bool: "boolean", type(None): "null"}
     kind = kinds.get(type(value), "number" if isinstance(value, int | float) else "value")
     text = repr(value)
@@ -35,7 +35,7 @@ def describe(value: Any) -> str:
 
 
 def message_problems(messages: Any, field: str = "messages") -> Iterator[Problem]:
-    """Yields everything wrong with a conversation in the OpenAI chat shape."""
+    """Yields every problem of a conversation in OpenAI's chat format."""
     if not isinstance(messages, list) or not messages:
         yield Problem(
             field,
@@ -43,57 +43,59 @@ def message_problems(messages: Any, field: str = "messages") -> Iterator[Problem
             'write e.g. [{"role": "user", "content": "…"}]',
         )
         return
-    open_calls: set[str] = set()
+    call_ids: set[str] = set()
     for index, message in enumerate(cast("list[Any]", messages)):
         where = f"{field}[{index}]"
         if not isinstance(message, dict):
             yield Problem(
-                where, f"must be an object, not {describe(message)}", "write role/content"
+                where,
+                f"must be an object, not {describe(message)}",
+                'write {"role": "user", "content": "…"}',
             )
             continue
-        yield from _one_message(cast("dict[str, Any]", message), where, open_calls)
+        yield from _message_problems(cast("dict[str, Any]", message), where, call_ids)
 
 
-def _one_message(message: dict[str, Any], where: str, open_calls: set[str]) -> Iterator[Problem]:
+def _message_problems(message: dict[str, Any], where: str, call_ids: set[str]) -> Iterator[Problem]:
     role = message.get("role")
-    if role is None and message.get("type") in _ITEMS:
+    if role is None and message.get("type") in _RESPONSES_ITEMS:
         yield Problem(
             where,
             f"is an item of the Responses API ({message['type']}), not a message",
-            "convert the rollouts that it came from (convert_rollouts reads NeMo Gym's)",
+            "run convert_rollouts on the original rollouts (it reads NeMo Gym's layout)",
         )
         return
     if role not in ROLES:
         yield Problem(
             f"{where}.role", f"role {role!r} is unknown", f"use one of {', '.join(ROLES)}"
         )
-    yield from _content(message, where)
-    yield from _weight(message, where)
+    yield from _content_problems(message, where)
+    yield from _weight_problems(message, where)
     if role == "assistant" and message.get("tool_calls"):
-        yield from _tool_calls(message["tool_calls"], f"{where}.tool_calls", open_calls)
+        yield from _tool_call_problems(message["tool_calls"], f"{where}.tool_calls", call_ids)
     if role == "tool":
         call_id = message.get("tool_call_id")
-        is_known = isinstance(call_id, str) and call_id in open_calls
+        is_known = isinstance(call_id, str) and call_id in call_ids
         if call_id is not None and not is_known:
             yield Problem(
                 f"{where}.tool_call_id",
                 f"{call_id!r} answers no tool call of an earlier assistant message",
-                "use the id of the call it answers",
+                "use the id of the call that it answers",
             )
 
 
-def _weight(message: dict[str, Any], where: str) -> Iterator[Problem]:
-    """Yields a problem if the message's weight is none that training can honour."""
+def _weight_problems(message: dict[str, Any], where: str) -> Iterator[Problem]:
+    """Yields a problem if the message has a weight that training does not support."""
     weight = message.get("weight")
     if isinstance(weight, bool) or weight not in (None, 0, 1):
-        fix = "write 1 (trained) or 0 (only read); to teach a row more often, repeat the row"
+        fix = "write 1 (trained) or 0 (context only); to weight a row more, repeat the row"
         yield Problem(f"{where}.weight", f"must be 0 or 1, not {describe(weight)}", fix)
     elif weight == 1 and message.get("role") != "assistant":
         fix = "leave it out: only the assistant's messages are trained"
         yield Problem(f"{where}.weight", f"is 1 in a {message.get('role')} message", fix)
 
 
-def _content(message: dict[str, Any], where: str) -> Iterator[Problem]:
+def _content_problems(message: dict[str, Any], where: str) -> Iterator[Problem]:
     content = message.get("content")
     if isinstance(content, str):
         return
@@ -118,7 +120,7 @@ def _content(message: dict[str, Any], where: str) -> Iterator[Problem]:
         )
 
 
-def _tool_calls(calls: Any, where: str, open_calls: set[str]) -> Iterator[Problem]:
+def _tool_call_problems(calls: Any, where: str, call_ids: set[str]) -> Iterator[Problem]:
     if not isinstance(calls, list):
         yield Problem(where, f"must be a list, not {describe(calls)}", "write a list of calls")
         return
@@ -138,11 +140,11 @@ def _tool_calls(calls: Any, where: str, open_calls: set[str]) -> Iterator[Proble
                 'quote it, e.g. "{\\"item\\": \\"lamp\\"}"',
             )
         if isinstance(call.get("id"), str):
-            open_calls.add(call["id"])
+            call_ids.add(call["id"])
 
 
 def tool_schema_problems(tools: Any, field: str = "tools") -> Iterator[Problem]:
-    """Yields everything wrong with a list of tool schemas (OpenAI function shape)."""
+    """Yields every problem of a list of tool schemas in OpenAI's function format."""
     if tools is None:
         return
     if not isinstance(tools, list):
@@ -200,7 +202,7 @@ def name_list_problems(row: dict[str, Any], field: str) -> Iterator[Problem]:
 
 
 def docker_problems(row: dict[str, Any]) -> Iterator[Problem]:
-    """Yields everything wrong with the container that a row names."""
+    """Yields every problem of the container that a row names."""
     image, env = row.get("docker"), row.get("docker_env")
     if image is not None and not (isinstance(image, str) and _IMAGE.fullmatch(image)):
         yield Problem(
@@ -225,9 +227,9 @@ def docker_problems(row: dict[str, Any]) -> Iterator[Problem]:
 
 
 def decode_row(data: bytes) -> dict[str, Any] | Problem:
-    """Returns the JSON object that a line holds, or the problem with it."""
+    """Returns the JSON object of a line, or the problem of the line."""
     try:
-        value = decode_deeper(_VALUE.decode, data, 8)
+        value = decode_deeper(_JSON.decode, data, 8)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Problem("", f"is not valid JSON: {error}", "write one JSON object per line")
     if not isinstance(value, dict):
@@ -236,16 +238,17 @@ def decode_row(data: bytes) -> dict[str, Any] | Problem:
 
 
 def decode_deeper(decode: Callable[[_Encoded], _Decoded], data: _Encoded, frames: int) -> _Decoded:
-    """Decodes data with `frames` more calls on the stack than the caller has.
+    """Decodes data with `frames` extra calls on the stack.
 
-    Decoders refuse values that are nested too deeply for the rest of the stack. A value that is
-    decoded here can therefore be written and read again wherever the stack is less deep than this.
+    Decoders refuse values that are nested too deeply for the rest of the stack. A value that was
+    decoded here can be encoded and decoded again wherever the stack is up to `frames` calls deeper
+    than in the caller.
     """
     return decode_deeper(decode, data, frames - 1) if frames else decode(data)
 
 
 def decode_text_row(data: bytes) -> dict[str, Any] | Problem:
-    """Returns a line of a text file as a prompt row, or the problem with it."""
+    """Returns a line of a text file as a prompt row, or the problem of the line."""
     try:
         return {"prompt": data.decode("utf-8")}
     except UnicodeDecodeError as error:

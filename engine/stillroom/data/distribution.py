@@ -1,4 +1,4 @@
-"""Distributions of any number of values, kept in constant memory."""
+"""Distributions of any number of values, in constant memory."""
 
 import math
 from collections import Counter
@@ -8,7 +8,7 @@ import msgspec
 
 _MAX_BARS = 24
 _MAX_PENDING = 4096
-"""How many values wait to be counted together, since counting them in bulk is faster."""
+"""The number of values that are counted together, because counting in bulk is faster."""
 _MAX_COUNTED = 8192
 _STEPS = 512
 
@@ -32,10 +32,10 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Distribution:
-    """The distribution of values that are added one by one.
+    """A distribution to which values are added one by one.
 
-    It is exact for up to 8192 different values; with more, values that differ by less than about
-    0.2 % count as one. The lowest and highest value and the mean are always exact.
+    It is exact for up to 8192 different values; beyond that, values that differ by less than about
+    0.2 % are counted as one. The extremes and the mean are always exact.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Distribution:
         if len(self._pending) == _MAX_PENDING:
             self._count_pending()
 
-    def joined(self, other: "Distribution") -> "Distribution":
+    def merged(self, other: "Distribution") -> "Distribution":
         """Returns the distribution of the values of both distributions."""
         self._count_pending()
         other._count_pending()
@@ -80,17 +80,17 @@ class Distribution:
         )
 
     def bars(self) -> list[Bar]:
-        """Returns the bars of a histogram, which count every value once.
+        """Returns the bars of a histogram; each value is in one bar.
 
-        Up to 12 different values have a bar each. More of them share 24 bars of equal width, except
-        that the last bar reaches up to the highest value, however far above the others it is.
+        Up to 12 different values have a bar each. More values share 24 bars of equal width; only
+        the last bar may be wider, up to the highest value.
         """
         self._count_pending()
         counts = self._counts
         if len(counts) <= _MAX_BARS // 2:
             return [Bar(low=value, high=value, count=counts[value]) for value in sorted(counts)]
         low, high = self._low, self._high
-        # A few very large values must not press all others into one bar.
+        # A few very large values must not squeeze all others into one bar.
         top = min(high, max(self._at(sorted(counts), 0.99) * 1.25, low + 1e-9))
         width = (top - low) / _MAX_BARS
         filled: Counter[int] = Counter()
@@ -123,7 +123,7 @@ class Distribution:
         self._counts = folded
 
     def _at(self, ordered: Sequence[float], share: float) -> float:
-        """Returns the value below which this share of all values is."""
+        """Returns the quantile of this share (0 to 1)."""
         rank, passed = int(share * self._counts.total()), 0
         for value in ordered:
             passed += self._counts[value]

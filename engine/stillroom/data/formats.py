@@ -40,7 +40,7 @@ _VALIDATE_HINT = (
 
 
 class RowFormat(StrEnum):
-    """The formats of the rows that a data file can hold, one row a line."""
+    """The formats of rows in a data file; each line is a row."""
 
     PROMPTS = "prompts"
     ROLLOUTS = "rollouts"
@@ -49,22 +49,22 @@ class RowFormat(StrEnum):
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """The task of one prompt row: the conversation to answer, and what its rollout may use."""
+    """The task of a prompt row: the conversation to answer, and the tools and rewards to use."""
 
     task_id: str
     messages: list[Message]
     metadata: dict[str, Any]
     tool_names: list[str] | None
-    """The names of the tools that this task may use; None means every tool of the run."""
+    """The names of the tools that this task may use; None means all tools of the run."""
     reward_names: list[str] | None
     variables: dict[str, Any]
     tool_schemas: list[ToolSchema] | None = None
     """The schemas of the tools in `tool_names` if the row itself has them; else None."""
     docker: str | None = None
-    """The image with the task's tools, or `local/NAME` for Dockerfile.NAME; None if none."""
+    """The image with the task's tools, or `local/NAME` for Dockerfile.NAME; None without one."""
     docker_env: dict[str, str] = {}
     dataset: int = 0
-    """The index of the task's prompts file among those of the run."""
+    """The index of the task's prompts file among the prompts files of the run."""
 
 
 class SftRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,11 +85,11 @@ class DpoRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SYSTEM_KEYS = ("system", "system_prompt")
-"""The keys of a prompt row that hold the system message of its conversation."""
+"""The keys of a prompt row under which its system message may be."""
 
 
 def _prompt_problems(row: dict[str, Any]) -> Iterator[Problem]:
-    """Yields everything wrong with a prompt row."""
+    """Yields every problem of a prompt row."""
     for field in ("messages", "prompt"):
         if field in row and (field == "messages" or not isinstance(row["prompt"], str)):
             yield from _conversation_problems(row[field], field)
@@ -117,7 +117,7 @@ def _prompt_problems(row: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _conversation_problems(messages: Any, field: str) -> Iterator[Problem]:
-    """Yields everything wrong with the messages of a prompt."""
+    """Yields every problem of the messages of a prompt."""
     if field == "prompt" and not isinstance(messages, list):
         fix = "write the prompt's text, or a list of messages"
         yield Problem("prompt", f"must be a text, not {describe(messages)}", fix)
@@ -133,15 +133,15 @@ def _conversation_problems(messages: Any, field: str) -> Iterator[Problem]:
 
 
 def _system_problems(row: dict[str, Any]) -> Iterator[Problem]:
-    """Yields a problem for a second system message, which would not be read."""
-    given = [key for key in _SYSTEM_KEYS if row.get(key) and isinstance(row[key], str)]
-    if len(given) > 1:
+    """Yields a problem if a row has a second system message, which would not be read."""
+    system_keys = [key for key in _SYSTEM_KEYS if row.get(key) and isinstance(row[key], str)]
+    if len(system_keys) > 1:
         yield Problem("system_prompt", "is given in addition to system", "write one of them")
-    elif given and _has_system_message(row):
+    elif system_keys and _has_system_message(row):
         yield Problem(
-            given[0],
+            system_keys[0],
             "is given in addition to a system message in messages, and only one is read",
-            f"take {given[0]} out of the row, or that message",
+            f"remove {system_keys[0]}, or the system message in messages",
         )
 
 
@@ -152,22 +152,22 @@ def _has_system_message(row: dict[str, Any]) -> bool:
 
 
 def _system_of(row: dict[str, Any]) -> str | None:
-    """Returns the system message that a prompt row holds outside its conversation, if any."""
-    given = (row.get(key) for key in _SYSTEM_KEYS)
-    return next((text for text in given if isinstance(text, str) and text), None)
+    """Returns the system message under a key of its own in a prompt row; None without one."""
+    values = (row.get(key) for key in _SYSTEM_KEYS)
+    return next((text for text in values if isinstance(text, str) and text), None)
 
 
 _PROMPT_KEYS = (
     "messages", "prompt", *_SYSTEM_KEYS, "metadata", "variables", "tools", "rewards", "docker",
     "docker_env", "id",
 )  # fmt: skip
-"""The fields that a prompt row may have. `id` is not read, but tells equal rows apart."""
+"""The fields that a prompt row may have. `id` is not read, but distinguishes equal rows."""
 
 
 def unread_key_problems(row: dict[str, Any]) -> Iterator[Problem]:
-    """Yields a problem for each key of a prompt row that nothing reads; a whole file has the same.
+    """Yields a problem for each key of a prompt row that nothing reads.
 
-    A run does not refuse them, since rows that it began with must stay as they are.
+    Runs do not refuse such rows, because the rows of a run that is resumed must not change.
     """
     if REQUEST in row:
         return
@@ -176,15 +176,17 @@ def unread_key_problems(row: dict[str, Any]) -> Iterator[Problem]:
             fix = "write the system message's text"
             yield Problem(key, f"must be a text, not {describe(row[key])}, and is not read", fix)
     for key in row.keys() - set(_PROMPT_KEYS):
-        put = f"put it into metadata: {{{fences.name(key)!r}: …}}, where rewards and tools see it"
         similar = nearest(key, _PROMPT_KEYS)
         yield Problem(
-            key, f"is no key of a prompt row and is not read{similar}", f"{put}, or remove it"
+            key,
+            f"is not a key of a prompt row and is not read{similar}",
+            f"move it into metadata: {{{fences.name(key)!r}: …}}, where rewards and tools can read "
+            "it, or remove it",
         )
 
 
 def _sft_problems(row: dict[str, Any]) -> Iterator[Problem]:
-    """Yields everything wrong with a supervised row."""
+    """Yields every problem of a supervised row."""
     problems = list(message_problems(row.get("messages")))
     yield from problems
     if not problems and not any(message["role"] == "assistant" for message in row["messages"]):
@@ -202,10 +204,10 @@ def _has_trained_turn(messages: list[Message]) -> bool:
 
 
 def _dpo_problems(row: dict[str, Any]) -> Iterator[Problem]:
-    """Yields everything wrong with a preference row."""
+    """Yields every problem of a preference row."""
     for field in ("prompt", "chosen", "rejected"):
         problems = list(message_problems(row.get(field), field))
-        # An answer may hold a tool's reply to a call in the prompt, which the check does not see.
+        # An answer may have a tool's reply to a call in the prompt, which this check does not see.
         yield from (p for p in problems if not p.field.endswith("tool_call_id"))
         if problems or field == "prompt":
             continue
@@ -225,11 +227,11 @@ CHECKS = {
     RowFormat.SFT: _sft_problems,
     RowFormat.DPO: _dpo_problems,
 }
-"""The check of each format, which yields everything wrong with a row."""
+"""The check of each format, which yields every problem of a row."""
 
 
 def detect_format(row: dict[str, Any]) -> RowFormat | None:
-    """Returns the format that a row is written in, or None if it looks like none of them."""
+    """Returns the format of a row; None if the row has no known format."""
     if "chosen" in row or "rejected" in row:
         return RowFormat.DPO
     if layout_of(row) is not None:
@@ -243,9 +245,9 @@ def detect_format(row: dict[str, Any]) -> RowFormat | None:
 
 
 def task_from_row(row: dict[str, Any]) -> Task:
-    """Returns the task of a prompt row that has no problems.
+    """Returns the task of a prompt row without problems.
 
-    The id is a hash of everything that shapes the answer, so the same row always has the same id.
+    The id is a hash of everything that affects the answer, so equal rows have the same id.
     """
     if REQUEST in row and "messages" not in row and "prompt" not in row:
         return _task_from_request(row)
@@ -253,11 +255,11 @@ def task_from_row(row: dict[str, Any]) -> Task:
     messages: list[Message] = (
         prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
     )
-    apart = {"prompt", "messages"}
+    excluded = {"prompt", "messages"}
     if (system := _system_of(row)) is not None:
         messages = [{"role": "system", "content": system}, *messages]
-        apart |= set(_SYSTEM_KEYS)
-    identity = {key: value for key, value in row.items() if key not in apart}
+        excluded |= set(_SYSTEM_KEYS)
+    identity = {key: value for key, value in row.items() if key not in excluded}
     return Task(
         task_id=content_hash({"messages": messages, **identity}),
         messages=messages,
@@ -288,7 +290,7 @@ def _task_from_request(row: dict[str, Any]) -> Task:
 
 
 def read_rows(path: Path, expected: RowFormat) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a file (.txt: one prompt a line; else: one JSON object a line).
+    """Yields the rows of a file: one prompt per line of a .txt file, else one JSON object per line.
 
     Raises DataError at the first row that has a problem.
     """
@@ -323,10 +325,10 @@ def _row_error(path: Path, number: int, problems: list[Problem]) -> DataError:
 
 
 def load_tasks(path: Path) -> list[Task]:
-    """Returns the tasks of a prompts file (.txt: one prompt a line; .jsonl: one row a line).
+    """Returns the tasks of a prompts file (.txt: one prompt per line; .jsonl: one row per line).
 
-    A row that is in the file twice becomes two tasks with the same id.
-    Raises DataError at the first bad row, or if there is no row.
+    Equal rows become tasks with the same id. Raises DataError for an invalid row, and for a file
+    without rows.
     """
     tasks = [task_from_row(row) for row in read_rows(path, RowFormat.PROMPTS)]
     if not tasks:
@@ -344,9 +346,9 @@ def load_datasets(paths: Sequence[Path]) -> list[Task]:
 
 
 def load_sft_rows(path: Path, named_tools: NamedTools | None = None) -> list[SftRow]:
-    """Returns the supervised rows of a file; `named_tools` are the tools of rows that name them.
+    """Returns the supervised rows of a file; `named_tools` has the schemas for tool names.
 
-    Raises DataError at the first bad row, or at the first with a tool that is not known.
+    Raises DataError for an invalid row, and for an unknown tool name.
     """
     return [
         SftRow(
@@ -359,7 +361,7 @@ def load_sft_rows(path: Path, named_tools: NamedTools | None = None) -> list[Sft
 
 
 def load_dpo_rows(path: Path) -> list[DpoRow]:
-    """Returns the preference rows of a file. Raises DataError at the first bad row."""
+    """Returns the preference rows of a file. Raises DataError for an invalid row."""
     return [
         DpoRow(
             prompt=r["prompt"],
@@ -372,5 +374,5 @@ def load_dpo_rows(path: Path) -> list[DpoRow]:
 
 
 def decode_trajectory(data: bytes) -> Trajectory:
-    """Returns the rollout in a line. Raises msgspec.DecodeError if it isn't in our layout."""
+    """Returns the rollout of a line. Raises msgspec.DecodeError for any layout but Stillroom's."""
     return msgspec.json.decode(data, type=Trajectory)

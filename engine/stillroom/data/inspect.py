@@ -1,10 +1,10 @@
-"""Shows rows as text: their conversations or, with a student, also which tokens are trained."""
+"""Shows rows as text: their conversations or, with a student, also the trained tokens."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 from pydantic import Field
@@ -33,7 +33,7 @@ from stillroom.types import OthersText
 
 TRAINED_OPEN, TRAINED_CLOSE = "⟦", "⟧"
 _OTHER_BRACKETS = str.maketrans({TRAINED_OPEN: "[", TRAINED_CLOSE: "]"})
-"""A row's own brackets would look like those that mark what is trained."""
+"""Brackets in the text of a row must not look like those around trained tokens."""
 _LINE_BREAK = re.compile(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _MAX_TEXT = 4000
 _NOT_SHOWN = "(not shown: no row of this file has a known format)"
@@ -64,7 +64,7 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExamplesPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The requested rows of a file, and where the next ones begin."""
+    """The requested rows of a file, and the start of the next page."""
 
     examples: list[Example]
     total_count: int
@@ -90,9 +90,8 @@ def inspect_examples(
 ) -> Inspection:
     """Returns the requested rows; with the student's `tokenizer`, also their training mask.
 
-    `named_tools` are the tools of rows that name them.
-
-    Raises InputError if `start` is beyond the last row.
+    `named_tools` are the schemas for rows with tool names. Raises InputError if `start` is beyond
+    the last row.
     """
     path = workspace.existing(request.path, label="path")
     renderer = None
@@ -103,24 +102,24 @@ def inspect_examples(
     end = request.start + request.n
     limit = MAX_TOKENS_SHOWN if request.html else _MAX_TEXT
     views: list[tuple[Path, RowView]] = []
-    recognised = set[Path]()
+    recognized = set[Path]()
     total = 0
     for file in rollout_files(path):
         before, total = total, total + count_rows(file)
         if total <= request.start or before >= end:
             continue
         for number, (where, data) in enumerate(_lines(file), start=before):
-            if file not in recognised and _format_of(data) is not None:
-                recognised.add(file)
+            if file not in recognized and _format_of(data) is not None:
+                recognized.add(file)
             if request.start <= number < end:
-                views.append((file, _view(where, data, renderer, limit=limit)))
-            elif number >= end and file in recognised:
+                views.append((file, _row_view(where, data, renderer, limit=limit)))
+            elif number >= end and file in recognized:
                 break
-    rows = [view if file in recognised else _without_text(view) for file, view in views]
+    rows = [view if file in recognized else _without_text(view) for file, view in views]
     if request.start >= total:
         raise InputError(
             f"start {request.start} is beyond the {total} rows",
-            f"choose a start below {total}" if total else "the file holds no rows",
+            f"choose a start below {total}" if total else "add rows to the file, which is empty",
         )
     has_more = total > end
     page = ExamplesPage(
@@ -146,37 +145,37 @@ def _format_of(data: bytes) -> RowFormat | None:
 
 
 def row_view(where: str, data: bytes) -> RowView:
-    """Returns one row for a page, without its text if its format is not known."""
-    view = _view(where, data, None, limit=0)
+    """Returns one row for a page, without its text if its format is unknown."""
+    view = _row_view(where, data, None, limit=0)
     return view if _format_of(data) is not None else _without_text(view)
 
 
 def _without_text(view: RowView) -> RowView:
-    """Returns a row of a file none of whose rows is recognised, without its text.
+    """Removes the text of a row if no row of its file has a known format.
 
-    The file is no data then, and may be anything: a password list, another program's settings.
+    Such a file may be anything, e.g. a list of passwords or the settings of another program.
     """
     return msgspec.structs.replace(view, raw=_NOT_SHOWN)
 
 
-def _view(where: str, data: bytes, renderer: ChatRenderer | None, *, limit: int) -> RowView:
+def _row_view(where: str, data: bytes, renderer: ChatRenderer | None, *, limit: int) -> RowView:
     row = decode_row(data)
     row_format = None if isinstance(row, Problem) else detect_format(row)
     if isinstance(row, Problem) or row_format is None:
-        problem = row.message if isinstance(row, Problem) else "is of no known format"
-        return _broken(where, "unknown", f"the line {problem}", data)
+        problem = row.message if isinstance(row, Problem) else "has no known format"
+        return _invalid_row(where, "unknown", f"the line {problem}", data)
     problems = list(CHECKS[row_format](row))
     if problems:
-        return _broken(where, row_format, f"{problems[0].field} {problems[0].message}", data)
+        return _invalid_row(where, row_format, f"{problems[0].field} {problems[0].message}", data)
     row = _chat_row(row, row_format)
     try:
         can_train = row_format is not RowFormat.PROMPTS
-        sequences = _sequences(row, renderer if can_train else None, limit=limit)
+        sequences = _sequence_views(row, renderer if can_train else None, limit=limit)
         sections = sections_of(row)
         for section in sections:
             _section_text(section)
     except (ModelError, DataError) as error:
-        return _broken(where, row_format, error.problem, data)
+        return _invalid_row(where, row_format, error.problem, data)
     return RowView(
         where=where,
         format=row_format,
@@ -189,13 +188,13 @@ def _view(where: str, data: bytes, renderer: ChatRenderer | None, *, limit: int)
 
 
 def _chat_row(row: dict[str, Any], row_format: RowFormat) -> dict[str, Any]:
-    """Returns a row that has no problems, with its conversation as chat messages."""
+    """Returns a row without problems as chat messages in Stillroom's layout."""
     if row_format is RowFormat.ROLLOUTS:
         return as_rollout(row)
     return {"messages": task_from_row(row).messages} if row_format is RowFormat.PROMPTS else row
 
 
-def _sequences(
+def _sequence_views(
     row: dict[str, Any], renderer: ChatRenderer | None, *, limit: int
 ) -> list[SequenceView]:
     if renderer is None:
@@ -213,16 +212,19 @@ def _example(view: RowView) -> Example:
     sequences = view.sequences
     if view.raw is not None:
         text = view.raw
-    elif sequences:
-        text = _cut("\n".join(_titled(one.title, mask_text(one)) for one in sequences))
     else:
-        text = _cut("\n".join(_titled(one.title, _section_text(one)) for one in view.sections))
+        texts = [_titled(sequence.title, mask_text(sequence)) for sequence in sequences] or [
+            _titled(section.title, _section_text(section)) for section in view.sections
+        ]
+        text = _truncate("\n".join(texts))
     return Example(
         where=view.where,
         format=view.format,
         text=text,
-        num_tokens=sum(one.num_tokens for one in sequences) if sequences else None,
-        num_trained_tokens=sum(one.num_trained for one in sequences) if sequences else None,
+        num_tokens=sum(sequence.num_tokens for sequence in sequences) if sequences else None,
+        num_trained_tokens=sum(sequence.num_trained for sequence in sequences)
+        if sequences
+        else None,
         reward=view.reward,
         problem=view.problem,
     )
@@ -242,26 +244,22 @@ def _titled(title: str | None, text: str) -> str:
 
 
 def _section_text(section: Section) -> str:
-    return _conversation_view(section.messages)
-
-
-def _conversation_view(messages: Sequence[Any]) -> str:
     lines: list[str] = []
-    for message in messages:
+    for message in cast("list[Any]", section.messages):
         text = plain_text(message)
         if text or not message.get("tool_calls"):
             lines.append(f"{message['role']}: {text}")
         for call in message.get("tool_calls") or []:
             function = call["function"]
             lines.append(f"{message['role']} calls {function['name']}({function['arguments']})")
-    # Only a role's own line begins at the margin, so that no text can pass for another message.
+    # Only lines with a role are not indented, so that a text cannot look like another message.
     return "\n".join(_LINE_BREAK.sub("\n  ", line) for line in lines)
 
 
-def _broken(where: str, row_format: str, problem: str, data: bytes) -> RowView:
-    raw = _cut(data.decode("utf-8", errors="replace"))
+def _invalid_row(where: str, row_format: str, problem: str, data: bytes) -> RowView:
+    raw = _truncate(data.decode("utf-8", errors="replace"))
     return RowView(where=where, format=row_format, reward=None, problem=problem, raw=raw)
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + f"… ({len(text)} characters)"

@@ -1,4 +1,4 @@
-"""The instruction that a model gets before a conversation: a system message, a long context."""
+"""The instruction that a model reads before a conversation: a system message and a context file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +14,17 @@ from stillroom.files import content_hash
 from stillroom.settings import Workspace
 from stillroom.types import Message
 
-_MOST_BYTES = bounds.INSTRUCTION.most
-"""More than any model's context can hold; such a file is data, not an instruction."""
+_MAX_BYTES = bounds.INSTRUCTION.most
+"""A larger file does not fit into any model's context."""
 
-_SHOWN = 120
+_MAX_SHOWN = 120
 _NO_SYSTEM = "no system message"
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What a model reads before conversations, after or in place of their own system message."""
+    """The text that a model reads before a conversation, in addition to its system message or
+    instead of it."""
 
     system: str | None = None
     """Replaces the system message of each conversation; "" removes it; None keeps it."""
@@ -32,55 +33,53 @@ class Instruction:
 
     @property
     def is_empty(self) -> bool:
-        """Whether conversations stay as they are."""
+        """Whether conversations are left unchanged."""
         return self.system is None and self.context is None
 
     def put_before(self, messages: Sequence[Message]) -> list[Message]:
-        """Returns a conversation as a model with this instruction reads it.
+        """Returns a conversation with this instruction in its system message.
 
-        The system message comes first, and its context, if any, after a blank line.
+        The context, if any, follows the system message after a blank line.
         """
         if self.is_empty:
             return list(messages)
-        own, rest = list[Message](), list(messages)
+        system, rest = list[Message](), list(messages)
         if self.system is not None:
             rest = [message for message in rest if message["role"] != "system"]
         elif rest and rest[0]["role"] == "system":
-            own, rest = rest[:1], rest[1:]
-        first = self.system if self.system is not None else "".join(map(plain_text, own))
+            system, rest = rest[:1], rest[1:]
+        first = self.system if self.system is not None else "".join(map(plain_text, system))
         text = "\n\n".join(part for part in (first, self.context) if part)
         return [{"role": "system", "content": text}, *rest] if text else rest
 
     def put_before_task(self, task: Task) -> Task:
-        """Returns the task as a model with this instruction reads it, with the id of its row."""
+        """Returns the task with this instruction in its system message; its id does not change."""
         if self.is_empty:
             return task
         return msgspec.structs.replace(task, messages=self.put_before(task.messages))
 
     def describe(self) -> str:
-        """Returns what a model with this instruction reads, in a few words."""
-        if self.is_empty:
-            return "the prompts' own system messages"
-        named = "the prompts' own system messages"
+        """Returns a short description of the system message that a model reads."""
+        text = "the prompts' own system messages"
         if self.system is not None:
-            named = f"the system message {_start(self.system)}" if self.system else _NO_SYSTEM
+            text = f"the system message {_excerpt(self.system)}" if self.system else _NO_SYSTEM
         if self.context is None:
-            return named
-        return f"{named}, then {_start(self.context)}"
+            return text
+        return f"{text}, then {_excerpt(self.context)}"
 
 
-def _start(text: str) -> str:
-    """Returns the first line of a text, with its size if there is more."""
-    line = text.splitlines()[0][:_SHOWN]
+def _excerpt(text: str) -> str:
+    """Returns the first line of a text, with the size of the text if it is longer."""
+    line = text.splitlines()[0][:_MAX_SHOWN]
     return repr(line) if line == text else f"{line!r} … ({len(text)} characters)"
 
 
 UNINSTRUCTED = Instruction()
-"""Conversations are read as they are."""
+"""The instruction that leaves conversations unchanged."""
 
 
 class RemovedSystem(msgspec.Struct, frozen=True):
-    """The system message that a conversation had, and that its training row does not have."""
+    """The record of a system message that was removed from a training row."""
 
     sha256: str
     """The first 16 digits of its SHA-256."""
@@ -89,55 +88,56 @@ class RemovedSystem(msgspec.Struct, frozen=True):
 
 
 def removed_system(messages: Sequence[Message]) -> RemovedSystem | None:
-    """Returns what a row keeps of the system messages that were taken from it; None if none."""
-    text = "\n\n".join(plain_text(one) for one in messages if one["role"] == "system")
+    """Returns the record of a conversation's system messages; None if it has none."""
+    systems = (message for message in messages if message["role"] == "system")
+    text = "\n\n".join(map(plain_text, systems))
     if not text:
         return None
-    return RemovedSystem(content_hash(text), next(iter(text.splitlines()), "")[:_SHOWN])
+    return RemovedSystem(content_hash(text), next(iter(text.splitlines()), "")[:_MAX_SHOWN])
 
 
 @dataclass(frozen=True, slots=True)
 class PromptViews:
-    """What a student and its teacher read of the same prompt row."""
+    """The instructions with which a student and its teacher read the same prompts."""
 
     student: Instruction = UNINSTRUCTED
     teacher: Instruction = UNINSTRUCTED
 
     @property
     def are_equal(self) -> bool:
-        """Whether both read every prompt alike."""
+        """Whether student and teacher read the same."""
         return self.student == self.teacher
 
     def for_student(self, task: Task) -> Task:
-        """Returns the task as the student reads it; its id stays that of its row."""
+        """Returns the task as the student reads it; its id does not change."""
         return self.student.put_before_task(task)
 
 
 UNCHANGED = PromptViews()
-"""Student and teacher read the rows' own messages."""
+"""The views in which student and teacher read the prompts unchanged."""
 
 
 def read_context(workspace: Workspace, path: str | Path, *, label: str) -> str:
-    """Returns the text of a file that a model is to read before conversations.
+    """Returns the text of a context file.
 
-    `label` is the name of the setting that gives the file, for errors. Raises InputError for a file
+    `label` is the name of the setting that names the file, for errors. Raises InputError for a file
     that does not exist or must not be read (see `check_readable`), and ConfigError unless it is
     UTF-8 text.
     """
     file = workspace.existing(path, label=label)
-    fix = f"name a file of plain text for {label}: Markdown, say"
-    named = f"{label} {str(path)!r}"
+    fix = f"set {label} to a plain-text file, e.g. Markdown"
+    name = f"{label} {str(path)!r}"
     if not file.is_file():
-        raise ConfigError(f"{named} is not a file", fix)
-    if (size := file.stat().st_size) > _MOST_BYTES:
+        raise ConfigError(f"{name} is not a file", fix)
+    if (size := file.stat().st_size) > _MAX_BYTES:
         raise ConfigError(
-            f"{named} has {size / 1e6:.0f} MB, more than any model reads at once",
-            "leave in it what the model must know",
+            f"{name} has {size / 1e6:.0f} MB, more than any model's context",
+            "shorten it to what the model must know",
         )
     try:
         text = file.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{named} is not UTF-8 text ({error.reason})", fix) from error
+        raise ConfigError(f"{name} is not UTF-8 text ({error.reason})", fix) from error
     if not text:
-        raise ConfigError(f"{named} is empty", "write into it what the model must know")
+        raise ConfigError(f"{name} is empty", "write what the model must know into it")
     return text

@@ -20,26 +20,26 @@ TOO_LONG = f"is longer than {MAX_ROW_BYTES >> 20} MB"
 _MAX_OPEN = 16
 _MANIFEST = ".manifest.json"
 _DOCUMENTS = (".json", ".traj")
-"""The endings of files that may be one document; in others, each line is a row."""
-_BLANKS = re.compile(rb'("[^"\\]*+(?:\\.[^"\\]*+)*+")|[ \t\r\n]++')
+"""The suffixes of files that may be a single JSON document; in others, each line is a row."""
+_STRINGS_AND_BLANKS = re.compile(rb'("[^"\\]*+(?:\\.[^"\\]*+)*+")|[ \t\r\n]++')
 _JSON = msgspec.json.Decoder(msgspec.Raw)
 
 
 def read_row_lines(path: Path) -> Iterator[Line]:
     """Yields the rows of a file as lines; a whole .json document is one row.
 
-    The blanks between a document's tokens are removed from `data`; nothing else is changed.
+    Whitespace between the JSON tokens of a document is removed; nothing else is changed.
     """
     return itertools.chain.from_iterable(read_row_blocks(path))
 
 
 def read_row_blocks(path: Path) -> Iterator[list[Line]]:
-    """Yields the same rows as read_row_lines, as one list for each block of the file.
+    """Yields the same rows as read_row_lines, in one list per block of the file.
 
     Raises InputError for a file that must not be read.
     """
     check_readable(path)
-    document = _document(path) if path.suffix in _DOCUMENTS else None
+    document = _read_document(path) if path.suffix in _DOCUMENTS else None
     if document is not None:
         yield [document]
         return
@@ -54,17 +54,17 @@ def count_rows(path: Path) -> int:
 
 
 def decode_line(line: Line) -> dict[str, Any] | Problem:
-    """Returns the JSON object that a line holds, or the problem with it."""
+    """Returns the JSON object of a line, or the problem of the line."""
     return _too_long() if line.is_cut else decode_row(line.data)
 
 
 def decode_text_line(line: Line) -> dict[str, Any] | Problem:
-    """Returns a line of a text file as a prompt row, or the problem with it."""
+    """Returns a line of a text file as a prompt row, or the problem of the line."""
     return _too_long() if line.is_cut else decode_text_row(line.data)
 
 
 def _too_long() -> Problem:
-    return Problem("", TOO_LONG, "take it out, or split what it holds into rows")
+    return Problem("", TOO_LONG, "remove the line, or split it into several rows")
 
 
 class RowReader:
@@ -76,7 +76,7 @@ class RowReader:
     def read(self, path: Path, offset: int, num_bytes: int) -> bytes:
         """Returns the bytes of a row as read_row_lines yielded them.
 
-        Raises DataError if the file has become shorter since.
+        Raises DataError if the file has been truncated.
         """
         stream = self._open.get(path)
         if stream is None:
@@ -96,32 +96,32 @@ class RowReader:
             stream.close()
 
 
-def _document(path: Path) -> Line | None:
-    """Returns a .json file as a single row; None if each line is a row, or there is no row."""
+def _read_document(path: Path) -> Line | None:
+    """Returns a .json file as a single row; None if each line is a row or the file is empty."""
     first_line = next(read_lines(path, max_bytes=MAX_ROW_BYTES), None)
     if first_line is None or first_line.is_cut or _is_json(first_line.data):
         return None
     num_bytes = path.stat().st_size
     if num_bytes > MAX_ROW_BYTES:
-        return None if _holds_rows(path) else Line(1, 0, num_bytes, first_line.data, is_cut=True)
+        return None if _has_rows(path) else Line(1, 0, num_bytes, first_line.data, is_cut=True)
     data = path.read_bytes()
     start = len(BOM) if data.startswith(BOM) else 0
     if not _is_json(data[start:]):
         # A document that is cut off is one broken row, however many lines it has.
         is_document = data[start:].lstrip().startswith(b"{")
-        if not is_document or _holds_rows(path, most=None):
+        if not is_document or _has_rows(path, most=None):
             return None
     return Line(1, start, num_bytes - start, _without_blanks(data[start:]))
 
 
-def _holds_rows(path: Path, *, most: int | None = 20) -> bool:
+def _has_rows(path: Path, *, most: int | None = 20) -> bool:
     """Returns whether one of the first lines is a JSON object; broken lines may precede it."""
     lines = itertools.islice(read_lines(path, max_bytes=MAX_ROW_BYTES), most)
     return any(line.data.startswith(b"{") and _is_json(line.data) for line in lines)
 
 
 def _without_blanks(data: bytes) -> bytes:
-    return _BLANKS.sub(lambda match: match[1] or b"", data)
+    return _STRINGS_AND_BLANKS.sub(lambda match: match[1] or b"", data)
 
 
 def _is_json(data: bytes) -> bool:
@@ -133,9 +133,9 @@ def _is_json(data: bytes) -> bool:
 
 
 def rollout_files(path: Path) -> list[Path]:
-    """Returns the files with rows at `path`: the file itself, or those in a folder, in order.
+    """Returns the files with rows at `path`: the file itself, or those of a folder, sorted.
 
-    In a folder these are the .jsonl and .json files, and the .json files one folder deeper, where
+    Of a folder these are the .jsonl and .json files, and the .json files of its subfolders, because
     rnow writes `rollouts/rollout_N/sample_M.json`.
     """
     if path.is_file():
@@ -147,9 +147,9 @@ def rollout_files(path: Path) -> list[Path]:
             f"the folder {path} holds no .jsonl or .json files with rollouts",
             "give the file that generate_rollouts wrote, or the folder it wrote to",
         )
-    if (strange := next((file for file in files if not _is_utf8(file)), None)) is not None:
+    if (undecodable := next((file for file in files if not _is_utf8(file)), None)) is not None:
         raise DataError(
-            f"{strange}: the file's name is not UTF-8, so no manifest can name it",
+            f"{undecodable}: the file's name is not UTF-8, so it cannot be recorded in a manifest",
             "rename the file",
         )
     return sorted(files, key=lambda file: _sort_key(file, path))
@@ -169,6 +169,6 @@ def _is_visible(file: Path, folder: Path) -> bool:
 
 
 def _sort_key(file: Path, folder: Path) -> list[tuple[int, str]]:
-    """Returns a key that puts sample_2 before sample_10."""
+    """Returns a key for natural order: sample_2 comes before sample_10."""
     parts = re.split(r"(\d+)", str(file.relative_to(folder)))
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

@@ -1,9 +1,8 @@
-"""The name of a row: a hash of its content, and which of the equal rows of its file it is.
+"""The name of a row: a hash of its content, and its number among the equal rows of its file.
 
-Rows have ids of their own, but several rows may have the same one: other systems number samples
-from 1 in each run, or write no id at all, and two models' rollouts of the same prompts agree in
-theirs. A name such as `3f9a0c1d2b4e5f60#1` means one row of a file, and stays when the row is
-copied to another file.
+The ids of rows are not unique: other systems number samples from 1 in each run or write no ids, and
+the rollouts of two models for the same prompts have the same ids. A name such as
+`3f9a0c1d2b4e5f60#1` identifies one row of a file, and stays the same if the row is copied.
 """
 
 import hashlib
@@ -17,7 +16,7 @@ from stillroom.files import Buffer
 
 MAX_CANDIDATES = 8
 _NAME = re.compile(r"[0-9a-f]{16}#[1-9][0-9]*")
-_BEGINNING = re.compile(r"[0-9a-f]{8,16}")
+_HASH_PREFIX = re.compile(r"[0-9a-f]{8,16}")
 
 
 def row_hash(data: Buffer) -> str:
@@ -26,17 +25,17 @@ def row_hash(data: Buffer) -> str:
 
 
 def is_row_name(text: str) -> bool:
-    """Returns whether a text has the form of a row's name."""
+    """Returns whether a text has the form of a row name."""
     return _NAME.fullmatch(text) is not None
 
 
-def is_named(name: str, wanted: str) -> bool:
-    """Returns whether `wanted` is this name, its hash, or a beginning of the hash."""
-    return wanted == name or (_BEGINNING.fullmatch(wanted) is not None and name.startswith(wanted))
+def is_named(name: str, query: str) -> bool:
+    """Returns whether `query` is this name, its hash, or a prefix of the hash."""
+    return query == name or (_HASH_PREFIX.fullmatch(query) is not None and name.startswith(query))
 
 
 class RowNames:
-    """Names the rows of files; all rows of a file must be given, one after the other."""
+    """Names the rows of files; `name` must be called for all rows of a file, in order."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -54,61 +53,61 @@ class RowNames:
         return f"{content}#{number}"
 
 
-def ambiguous(given: str, candidates: Iterable[str], num_candidates: int) -> InputError:
+def ambiguous_id_error(row_id: str, candidates: Iterable[str], num_candidates: int) -> InputError:
     """Returns the error for an id that several rows have; `candidates` are their names."""
     shown = ", ".join(candidates)
     more = "" if num_candidates <= MAX_CANDIDATES else ", …"
     return InputError(
-        f"{num_candidates} rows have the id {given!r}: {shown}{more}",
-        "give the name of the one that is meant (<hash>#<number>), or its line",
+        f"{num_candidates} rows have the id {row_id!r}: {shown}{more}",
+        "give the name (<hash>#<number>) or the line of one of them",
     )
 
 
-_LEAST_SLOTS = 1 << 10
+_MIN_SLOTS = 1 << 10
 _MASK = (1 << 64) - 1
 
 
 class HashSet:
-    """A set of 64-bit hashes, which takes 13 to 27 bytes for each, a fifth of a Python set.
+    """A set of 64-bit hashes that takes 13 to 27 bytes per hash, a fifth of a Python set.
 
-    Of a million rows, two different ones have the same 64 bits in one of 40 million files.
+    The chance that two of a million different rows have the same hash is 1 in 40 million.
     """
 
     def __init__(self) -> None:
         # An open-addressing table: a slot holds a hash, or 0 if it is free.
-        self._slots = array("Q", bytes(8 * _LEAST_SLOTS))
+        self._slots = array("Q", bytes(8 * _MIN_SLOTS))
         self._count = 0
 
     def add(self, value: int) -> bool:
         """Adds a hash, from 0 to 2**64 - 1, and returns whether it is new."""
         value = value & _MASK or 1
-        place = self._place(value)
-        if self._slots[place]:
+        slot = self._find_slot(value)
+        if self._slots[slot]:
             return False
-        self._slots[place] = value
+        self._slots[slot] = value
         self._count += 1
         if 5 * self._count > 3 * len(self._slots):
             self._grow()
         return True
 
     def __contains__(self, value: int) -> bool:
-        return bool(self._slots[self._place(value & _MASK or 1)])
+        return bool(self._slots[self._find_slot(value & _MASK or 1)])
 
     def __len__(self) -> int:
         return self._count
 
-    def _place(self, value: int) -> int:
-        """Returns the slot that holds a value, or the free one where it belongs."""
+    def _find_slot(self, value: int) -> int:
+        """Returns the slot of a value, or the free slot for it."""
         slots = self._slots
         mask = len(slots) - 1
-        place = value & mask
-        while (held := slots[place]) and held != value:
-            place = (place + 1) & mask
-        return place
+        slot = value & mask
+        while (occupant := slots[slot]) and occupant != value:
+            slot = (slot + 1) & mask
+        return slot
 
     def _grow(self) -> None:
-        held = self._slots
-        self._slots = array("Q", bytes(2 * held.itemsize * len(held)))
-        for value in held:
+        old_slots = self._slots
+        self._slots = array("Q", bytes(2 * old_slots.itemsize * len(old_slots)))
+        for value in old_slots:
             if value:
-                self._slots[self._place(value)] = value
+                self._slots[self._find_slot(value)] = value

@@ -17,7 +17,7 @@ from stillroom.data.row_notes import calls_tools, has_later_system
 from stillroom.files import canonical_json
 
 _MAX_PLACES = 1000
-"""The most rows whose tokens are counted; in a larger file they are drawn at random."""
+"""The largest number of rows whose tokens are counted: a random sample of a larger file."""
 
 
 class RowPlace(msgspec.Struct, frozen=True, array_like=True):
@@ -29,12 +29,12 @@ class RowPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DatasetStatistics:
-    """Statistics of good rows: distributions, categories, duplicates, and places of random rows."""
+    """Statistics of good rows: distributions, categories, duplicates, and a sample of the rows."""
 
     def __init__(self, row_format: RowFormat, category_field: str) -> None:
         self._format, self._category_field = row_format, category_field
-        self._seen, self._contents = HashSet(), HashSet()
-        self._chance = random.Random(0)
+        self._seen_conversations, self._seen_rows = HashSet(), HashSet()
+        self._rng = random.Random(0)
         self._count = 0
         self.duplicates = self.copies = 0
         self.messages, self.turns = Distribution(), Distribution()
@@ -46,8 +46,8 @@ class DatasetStatistics:
         self.num_rows = self.without_tools = self.later_system = 0
         self.places: list[RowPlace] = []
 
-    def add(self, row: dict[str, Any], place: RowPlace, content: int) -> None:
-        """Adds one row, which must have no problems; `content` is a 64-bit hash of its bytes."""
+    def add(self, row: dict[str, Any], place: RowPlace, row_hash: int) -> None:
+        """Adds one row, which must have no problems; `row_hash` is a 64-bit hash of its bytes."""
         if self._format is RowFormat.ROLLOUTS:
             self.layouts[layout_of(row) or RolloutLayout.STILLROOM] += 1
             row = as_rollout(row)
@@ -55,7 +55,7 @@ class DatasetStatistics:
             self.success_unknown += row.get("success") is None and row.get("error") is None
         messages = _conversation_of(row, self._format)
         metadata = _metadata(row, self._format)
-        self._count_duplicate([messages, metadata], content)
+        self._count_duplicate([messages, metadata], row_hash)
         self.num_rows += 1
         is_trained = self._format is not RowFormat.PROMPTS
         self.without_tools += is_trained and not row.get("tools") and calls_tools(messages)
@@ -72,17 +72,17 @@ class DatasetStatistics:
             self.categories[category] += 1
         self._sample(place)
 
-    def _count_duplicate(self, conversation: Any, content: int) -> None:
+    def _count_duplicate(self, conversation: Any, row_hash: int) -> None:
         digest = hashlib.blake2b(canonical_json(conversation), digest_size=8).digest()
-        is_copy = not self._contents.add(content)
-        self.duplicates += not self._seen.add(int.from_bytes(digest))
+        is_copy = not self._seen_rows.add(row_hash)
+        self.duplicates += not self._seen_conversations.add(int.from_bytes(digest))
         self.copies += is_copy
 
     def _sample(self, place: RowPlace) -> None:
         self._count += 1
         if len(self.places) < _MAX_PLACES:
             self.places.append(place)
-        elif (slot := self._chance.randrange(self._count)) < _MAX_PLACES:
+        elif (slot := self._rng.randrange(self._count)) < _MAX_PLACES:
             self.places[slot] = place
 
 
@@ -111,25 +111,25 @@ def _num_characters(message: dict[str, Any]) -> int:
     )
 
 
-_NESTED = "verifier_metadata"
-"""The object in which rows of NeMo Gym keep what their verifier knows of the task."""
+_VERIFIER_METADATA = "verifier_metadata"
+"""The field in which rows of NeMo Gym have the metadata of the task."""
 
 
 def category_in(metadata: Mapping[str, Any], field: str) -> str | None:
     """Returns a metadata field as text; None if there is none.
 
-    A field that is absent is looked for along its dots (`a.b` is b of the object a), and
-    in the row's `verifier_metadata`.
+    If no field has the name, dots in it are a path (`a.b` is field b of the object a), which may
+    also start in `verifier_metadata`.
     """
     value = metadata.get(field)
     if value is None:
-        value = _along(metadata, field.split("."))
+        value = _nested_value(metadata, field.split("."))
     if value is None:
-        value = _along(metadata, [_NESTED, *field.split(".")])
+        value = _nested_value(metadata, [_VERIFIER_METADATA, *field.split(".")])
     return None if value is None else str(value)
 
 
-def _along(value: Any, names: list[str]) -> Any:
+def _nested_value(value: Any, names: list[str]) -> Any:
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value

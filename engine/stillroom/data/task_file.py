@@ -1,4 +1,4 @@
-"""The tasks of a prompts file, of which only the places are held in memory."""
+"""The tasks of a prompts file, which are read from the file when they are needed."""
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -13,34 +13,38 @@ from stillroom.lines import Line
 
 
 class TaskFile(Sequence[Task]):
-    """The tasks of a prompts file, each read from the file when it is needed.
+    """The tasks of a prompts file. Only their ids and positions, 20 bytes each, are in memory.
 
-    A task takes 20 bytes of memory. Raises DataError at the first bad row, or if there is no row.
-    `change` is applied to each task, e.g. to set its system message.
+    `transform` is applied to each task, e.g. to set its system message. The constructor raises
+    DataError for an invalid row, and for a file without rows.
     """
 
-    def __init__(self, path: Path, change: Callable[[Task], Task] = lambda task: task) -> None:
-        self._path, self._change = path, change
+    def __init__(self, path: Path, transform: Callable[[Task], Task] = lambda task: task) -> None:
+        self._path, self._transform = path, transform
         self._reader = RowReader()
         self._offsets, self._sizes, self._ids = array("Q"), array("I"), array("Q")
         for line, row in checked_rows(path, RowFormat.PROMPTS):
             self._offsets.append(line.offset)
             self._sizes.append(line.num_bytes)
-            self._ids.append(int(change(task_from_row(row)).task_id, 16))
+            self._ids.append(int(transform(task_from_row(row)).task_id, 16))
         if not self._ids:
             raise DataError(f"{path} holds no prompts", "write one prompt per line")
 
-    def chosen(self, numbers: Sequence[int]) -> "TaskFile":
-        """Returns only the tasks with these numbers, from 0, in this order."""
-        chosen = TaskFile.__new__(TaskFile)
-        chosen._path, chosen._change, chosen._reader = self._path, self._change, self._reader
-        chosen._offsets = array("Q", [self._offsets[number] for number in numbers])
-        chosen._sizes = array("I", [self._sizes[number] for number in numbers])
-        chosen._ids = array("Q", [self._ids[number] for number in numbers])
-        return chosen
+    def select(self, numbers: Sequence[int]) -> "TaskFile":
+        """Returns the tasks with these numbers, counted from 0, in this order."""
+        selected = TaskFile.__new__(TaskFile)
+        selected._path, selected._transform, selected._reader = (
+            self._path,
+            self._transform,
+            self._reader,
+        )
+        selected._offsets = array("Q", [self._offsets[number] for number in numbers])
+        selected._sizes = array("I", [self._sizes[number] for number in numbers])
+        selected._ids = array("Q", [self._ids[number] for number in numbers])
+        return selected
 
-    def id_of(self, number: int) -> str:
-        """Returns the id of a task, which is not read for it."""
+    def task_id(self, number: int) -> str:
+        """Returns the id of a task, without reading the task."""
         return f"{self._ids[number]:016x}"
 
     def __len__(self) -> int:
@@ -53,15 +57,15 @@ class TaskFile(Sequence[Task]):
     def __getitem__(self, index: int | slice) -> "Task | TaskFile":
         """Returns a task. Raises DataError if its row has changed since the file was opened."""
         if isinstance(index, slice):
-            return self.chosen(range(*index.indices(len(self))))
+            return self.select(range(*index.indices(len(self))))
         data = self._reader.read(self._path, self._offsets[index], self._sizes[index])
         decode = decode_text_line if self._path.suffix == ".txt" else decode_line
         row = decode(Line(0, 0, len(data), data))
-        task = None if isinstance(row, Problem) else self._change(task_from_row(row))
-        if task is None or task.task_id != self.id_of(index):
+        task = None if isinstance(row, Problem) else self._transform(task_from_row(row))
+        if task is None or task.task_id != self.task_id(index):
             raise DataError(
                 f"{self._path} has changed while it was read",
-                "start again; do not write to a file that a run reads",
+                "start the run again, and do not write to its input while it runs",
             )
         return task
 

@@ -1,4 +1,4 @@
-"""Counts rows' tokens for a student, and the rows that its training would leave out."""
+"""Counts the tokens of rows for a student, and the rows that training would leave out."""
 
 from collections import Counter
 from pathlib import Path
@@ -19,14 +19,14 @@ from stillroom.errors import DataError, ModelError
 from stillroom.validation import StrictModel
 
 _MAX_BYTES = 24 << 20
-"""Counting stops after this many bytes of rows, so that it never takes long."""
+"""Counting stops after this number of bytes, so that it never takes long."""
 NOTHING_TRAINED = "no assistant token to train"
 REFUSED = "refused by the chat template (inspect_examples with the model shows why)"
-"""Without the template's own words: a reason is shown as Stillroom's."""
+"""The reason does not quote the template, because reasons are shown as Stillroom's own words."""
 
 
 class CountTokens(StrictModel):
-    """Ask how many tokens some rows have; `places` are RowPlaces as tuples."""
+    """Ask for the number of tokens of rows; `places` are the fields of RowPlaces."""
 
     model: str
     format: RowFormat
@@ -34,7 +34,7 @@ class CountTokens(StrictModel):
 
 
 class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of tokens that rows have for a student.
+    """The numbers of tokens of rows, with a student's tokenizer.
 
     If a row becomes several sequences, `tokens` and `bars` count its longest one, and `trained`
     counts all of them.
@@ -44,7 +44,7 @@ class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The number of rows whose tokens were counted, or that the template refused."""
     tokens: Quantiles | None
     trained: Quantiles | None
-    """Trained tokens per row; None for prompts."""
+    """The number of trained tokens per row; None for prompts."""
     bars: list[Bar]
     left_out: dict[str, int]
     """The number of rows that training would leave out, by reason."""
@@ -88,7 +88,7 @@ def _read(reader: RowReader, place: RowPlace, row_format: RowFormat) -> dict[str
     path = Path(place.path)
     decode = decode_text_row if path.suffix == ".txt" else decode_row
     row = decode(reader.read(path, place.offset, place.num_bytes))
-    if isinstance(row, Problem):  # it had no problem when its place was noted
+    if isinstance(row, Problem):  # Only rows without problems were sampled.
         raise ModelError(f"{path} has changed while it was read", "run it again")
     return as_rollout(row) if row_format is RowFormat.ROLLOUTS else row
 
@@ -96,9 +96,12 @@ def _read(reader: RowReader, place: RowPlace, row_format: RowFormat) -> dict[str
 def _lengths(
     row: dict[str, Any], row_format: RowFormat, renderer: ChatRenderer
 ) -> list[tuple[int, int]]:
-    """Returns for each sequence of a row how many tokens it has and how many are trained."""
+    """Returns the numbers of tokens and of trained tokens of each sequence of a row."""
     if row_format is RowFormat.PROMPTS:
         task = task_from_row(row)
         schemas = cast("list[Any]", task.tool_schemas or [])
         return [(len(renderer.prompt_ids(task.messages, schemas)), 0)]
-    return [(len(one.ids), sum(one.trained)) for _, one in titled_sequences(row, renderer)]
+    return [
+        (len(rendered.ids), sum(rendered.trained))
+        for _, rendered in titled_sequences(row, renderer)
+    ]

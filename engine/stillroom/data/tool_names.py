@@ -1,4 +1,4 @@
-"""Supervised rows whose `tools` are names of functions in tools.py, and not their schemas."""
+"""Tool names in supervised rows: they stand for the schemas of functions in tools.py."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from stillroom.types import ToolSchema
 from stillroom.validation import nearest
 
 _NAMES = re.compile(rb'"tools"\s*:\s*\[\s*"')
-"""A list of names in a row. Within a text the quotes would have backslashes before them."""
+"""A list of tool names in a row. In a JSON string, the quotes would be escaped."""
 _CHUNK_BYTES = 1 << 20
 _OVERLAP_BYTES = 256
 
@@ -19,7 +19,7 @@ NamedTools = Mapping[str, ToolSchema]
 
 
 def has_tool_names(path: Path) -> bool:
-    """Returns whether a row of a file names its tools, in place of their schemas."""
+    """Returns whether a row of a file has tool names instead of schemas."""
     with path.open("rb") as stream:
         before = b""
         while chunk := stream.read(_CHUNK_BYTES):
@@ -30,32 +30,32 @@ def has_tool_names(path: Path) -> bool:
 
 
 def are_names(tools: Any) -> bool:
-    """Returns whether a row's `tools` are names: a list of texts, and of nothing else."""
+    """Returns whether a row's `tools` are names, i.e. a list of strings."""
     return isinstance(tools, list) and all(isinstance(t, str) for t in cast("list[Any]", tools))
 
 
 def named_schemas(
-    tools: Sequence[Any], named: NamedTools | None, *, where: str = "the row"
+    tools: Sequence[Any], named_tools: NamedTools | None, *, where: str = "the row"
 ) -> list[ToolSchema]:
-    """Returns a row's tool schemas, those of the named functions if it has names.
+    """Returns a row's tool schemas; tool names are replaced by the schemas in `named_tools`.
 
-    `named` is None if there is no tools.py. Raises DataError for a name that it does not have.
+    `named_tools` is None if there is no tools.py. Raises DataError for an unknown name.
     """
     schemas: list[ToolSchema] = []
     for tool in tools:
         if not isinstance(tool, str):
             schemas.append(tool)
-        elif named is not None and tool in named:
-            schemas.append(named[tool])
-        elif named is None:
+        elif named_tools is not None and tool in named_tools:
+            schemas.append(named_tools[tool])
+        elif named_tools is None:
             raise DataError(
                 f"{where} names the tool {tool!r}, but no tools.py was found",
-                "put tools.py next to the configuration and the rows, or write the tools' schemas",
+                "put tools.py next to config.yml and the rows, or write the schemas of the tools",
             )
         else:
             raise DataError(
-                f"{where} names the tool {tool!r}, which tools.py does not have"
-                + (nearest(tool, list(named)) or f" (it has: {', '.join(named)})"),
-                "add the function with @tool, or correct the row's tools",
+                f"{where} names the tool {tool!r}, which is not in tools.py"
+                + (nearest(tool, list(named_tools)) or f" (it has: {', '.join(named_tools)})"),
+                "add the function with @tool to tools.py, or correct the row's tools",
             )
     return schemas

@@ -1,4 +1,4 @@
-"""Checks a whole data file: finds every problem with its line, and describes the good rows."""
+"""validate_dataset: finds every problem of a data file, with its line, and describes good rows."""
 
 import itertools
 from collections import Counter
@@ -29,9 +29,9 @@ from stillroom.types import OthersText, OwnText
 AUTO, NONE = "auto", "none"
 
 
-def _report_name(name: str) -> str:
+def _validate_report_name(name: str) -> str:
     if name not in (AUTO, NONE) and not name.endswith(".html"):
-        raise ValueError(f"{name!r} must end with .html, or be {AUTO} or {NONE}")
+        raise ValueError(f"{name!r} must be {AUTO}, {NONE}, or a name that ends with .html")
     return name
 
 
@@ -48,7 +48,7 @@ class ValidateDataset(ReplacingRequest):
     model: Annotated[str | None, Field(description="Student, to count tokens")] = None
     report: Annotated[
         str,
-        AfterValidator(_report_name),
+        AfterValidator(_validate_report_name),
         Field(description="HTML page; auto: in reports/; none"),
     ] = AUTO
 
@@ -59,7 +59,7 @@ class RowProblem(msgspec.Struct, frozen=True, kw_only=True):
     where: str
     """The file and the number of the line, as `file:line`."""
     field: str
-    """The place in the row; a key that is no name in place of it is left out (see `problem`)."""
+    """The field of the row. If its keys are not plain names, they are only in `problem`."""
     problem: OthersText
     fix: OwnText
 
@@ -75,16 +75,16 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     num_problems: int
     problems: list[RowProblem]
     duplicates: int
-    """Good rows with the same conversation and metadata as an earlier row.
+    """The number of good rows with the same conversation and metadata as an earlier row.
 
-    That is the number of `copies`, and of equal answers that were sampled apart.
+    These are the `copies`, and equal answers that were sampled independently.
     """
     copies: int
-    """The good rows that are byte for byte an earlier row."""
+    """The number of good rows that are byte for byte equal to an earlier row."""
     size_bytes: int
     """The size of all rows, good and bad, in bytes."""
     messages: Quantiles | None
-    """The number of messages per good row. This and the next three are None without good rows."""
+    """The number of messages per good row; like the next three fields, None without good rows."""
     turns: Quantiles | None
     """The number of assistant messages per good row."""
     characters: Quantiles | None
@@ -94,9 +94,9 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     layouts: dict[OwnText, int]
     """The number of good rollouts in each layout or format, e.g. stillroom, rnow or litellm."""
     failed: int
-    """The number of good rollouts that an infrastructure failure ended; they have no reward."""
+    """The number of good rollouts that ended by an infrastructure failure; they have no reward."""
     success_unknown: int
-    """The number of good rollouts without `success`, which curation judges by reward or answer."""
+    """The number of good rollouts without `success`; curation infers it from reward or answer."""
     tokens: Quantiles | None = None
     """The student's tokens per row, for `token_rows` good rows; None without a student."""
     trained_tokens: Quantiles | None = None
@@ -107,20 +107,20 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[OwnText] = []
     """Notes on good rows that teach something else than they seem to."""
     report: str | None = None
-    """The path of the page that was written; None if none was."""
+    """The path of the page; None if no page was written."""
     problems_file: str | None = None
-    """The path of the file with all problems, one a line; None if there are none or no page."""
+    """The path of the file with all problems, one per line; None without problems or page."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetValidation:
-    """The report of a validation, and the statistics that its page shows in addition."""
+    """The report of a validation, and the statistics for its page."""
 
     report: ValidationReport
     statistics: DatasetStatistics
     row_format: RowFormat
     page: Path | None
-    """The path where the page must be written; None if there is none."""
+    """The path at which the caller writes the page; None if no page is requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +132,13 @@ class ImportedRows:
     formats: Mapping[str, int]
     """The number of rollouts in each format."""
     refused: Sequence[tuple[str, str]]
-    """The place of each row that is no conversation, and the reason."""
+    """The place of each row that is not a conversation, and the reason."""
 
 
 def validate_dataset(
     workspace: Workspace, request: ValidateDataset, *, imported: ImportedRows | None = None
 ) -> DatasetValidation:
-    """Checks every row of a file, and returns its problems and its statistics.
+    """Checks every row of a file, and returns the problems and statistics.
 
     The report lists the first `max_problems` problems. If a page is requested, all of them are
     written to a file next to the page. Raises DataError if the file is empty or none of its rows
@@ -147,22 +147,22 @@ def validate_dataset(
     path = workspace.existing(request.path, label="path")
     row_format = RowFormat.ROLLOUTS if imported else _format_of(path, request.format)
     page = _page_path(workspace, path, request.report)
-    side = page.with_suffix(".problems.jsonl") if page else None
-    if page and side:
+    problems_path = page.with_suffix(".problems.jsonl") if page else None
+    if page and problems_path:
         check_page(page, overwrite=request.overwrite)
-        _check_side(side, overwrite=request.overwrite)
+        _check_problems_path(problems_path, overwrite=request.overwrite)
     statistics = DatasetStatistics(row_format, request.category_field)
     totals = _Totals(request.max_problems)
-    with atomic_output(side) if side else nullcontext() as writer:
+    with atomic_output(problems_path) if problems_path else nullcontext() as writer:
         for row in _rows(path) if imported is None else _imported_rows(imported):
             problems = _problems(row.value, row_format)
             unread = _unread_keys(row.value, row_format)
             totals.add(row, [p for p in problems if p not in unread], unread, writer)
             if isinstance(row.value, dict) and not problems and not unread:
-                statistics.add(row.value, row.place, row.content)
+                statistics.add(row.value, row.place, row.row_hash)
         totals.list_unread_keys(writer)
-    if side is not None and not totals.num_problems:
-        side.unlink()
+    if problems_path is not None and not totals.num_problems:
+        problems_path.unlink()
     report = ValidationReport(
         path=workspace.shown(path),
         format=row_format,
@@ -187,24 +187,26 @@ def validate_dataset(
             *later_system_notes(statistics.later_system, statistics.num_rows),
         ],
         report=workspace.shown(page) if page else None,
-        problems_file=workspace.shown(side) if side and totals.num_problems else None,
+        problems_file=workspace.shown(problems_path)
+        if problems_path and totals.num_problems
+        else None,
     )
     return DatasetValidation(report, statistics, row_format, page)
 
 
-def _check_side(side: Path, *, overwrite: bool) -> None:
-    """Raises InputError if the path has a file that does not list problems."""
-    if overwrite or not side.exists():
+def _check_problems_path(problems_path: Path, *, overwrite: bool) -> None:
+    """Raises InputError if a file at this path is not a list of problems."""
+    if overwrite or not problems_path.exists():
         return
-    for line in itertools.islice(read_lines(side), 1):
+    for line in itertools.islice(read_lines(problems_path), 1):
         try:
             msgspec.json.decode(line.data, type=RowProblem)
         except msgspec.DecodeError as error:
-            raise not_ours(side) from error
+            raise not_ours(problems_path) from error
 
 
 def _page_path(workspace: Workspace, path: Path, requested: str) -> Path | None:
-    """Returns the path of the page; `auto` means next to the data, if that is in the workspace."""
+    """Returns the path of the page; `auto` means next to the data if it is in the workspace."""
     if requested == NONE:
         return None
     if requested != AUTO:
@@ -216,17 +218,17 @@ def _page_path(workspace: Workspace, path: Path, requested: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row with its position; `value` is the problem instead if its line holds no row."""
+    """A row with its position; `value` is a problem if the line is not a JSON object."""
 
     where: str
     place: RowPlace
     value: dict[str, Any] | Problem
-    content: int
+    row_hash: int
     """A 64-bit hash of the row's bytes."""
 
 
 class _Totals:
-    """Counts rows and problems, lists the first problems and writes all of them."""
+    """Counts rows and problems, lists the first problems and writes all of them to a file."""
 
     def __init__(self, max_listed: int) -> None:
         self._max_listed = max_listed
@@ -246,22 +248,22 @@ class _Totals:
             self._num_unread[problem.field] += 1
         self.num_problems += len(problems)
         for problem in problems:
-            located = _located(problem, row.where)
+            located = _row_problem(problem, row.where)
             if len(self.listed) < self._max_listed:
                 self.listed.append(located)
             if writer is not None:
                 writer.write(located)
 
     def list_unread_keys(self, writer: LineWriter | None) -> None:
-        """Lists each key that nothing reads once, with the number of rows, before all others."""
-        found: list[RowProblem] = []
+        """Puts one problem for each unread key before all others, with its number of rows."""
+        unread: list[RowProblem] = []
         for key, (where, problem) in sorted(self._unread.items()):
             message = f"{problem.message} ({self._num_unread[key]} of {self.rows} rows have it)"
-            found.append(_located(Problem(key, message, problem.fix), where))
-        self.num_problems += len(found)
-        self.listed = [*found, *self.listed][: self._max_listed]
+            unread.append(_row_problem(Problem(key, message, problem.fix), where))
+        self.num_problems += len(unread)
+        self.listed = [*unread, *self.listed][: self._max_listed]
         if writer is not None:
-            for located in found:
+            for located in unread:
                 writer.write(located)
 
 
@@ -279,37 +281,37 @@ def _rows(path: Path) -> Iterator[_Row]:
         decode = decode_text_line if file.suffix == ".txt" else decode_line
         for line in read_row_lines(file):
             place = RowPlace(str(file), line.offset, line.num_bytes)
-            content = int(row_hash(line.view), 16)
-            yield _Row(f"{file}:{line.number}", place, decode(line), content)
+            hash_of_row = int(row_hash(line.view), 16)
+            yield _Row(f"{file}:{line.number}", place, decode(line), hash_of_row)
 
 
 def _imported_rows(imported: ImportedRows) -> Iterator[_Row]:
     yield from _rows(imported.path)
-    fix = "leave it out if it is no conversation; `stillroom docs traces` shows what is read"
+    fix = "remove it if it is not a conversation; `stillroom docs traces` lists readable formats"
     for where, reason in imported.refused:
         yield _Row(where, RowPlace("", 0, 0), Problem("", reason, fix), 0)
 
 
-def _format_of(path: Path, wanted: str) -> RowFormat:
-    empty = True
+def _format_of(path: Path, requested: str) -> RowFormat:
+    is_empty = True
     for row in _rows(path):
-        empty = False
-        if wanted != "auto":
-            return RowFormat(wanted)
+        is_empty = False
+        if requested != AUTO:
+            return RowFormat(requested)
         detected = detect_format(row.value) if isinstance(row.value, dict) else None
         if detected is not None:
             return detected
-    if empty:
+    if is_empty:
         raise DataError(f"{path} holds no rows", "write one JSON object per line")
     raise DataError(
         f"no row of {path} is a prompt, a rollout, an SFT row or a preference pair",
-        "give `format`, and every problem will be listed",
+        "set `format` to list every problem",
     )
 
 
-def _located(problem: Problem, where: str) -> RowProblem:
+def _row_problem(problem: Problem, where: str) -> RowProblem:
     field, message = problem.field, problem.message
     if not fences.is_name(field):
-        # A key is what somebody wrote into the row, and may be a sentence that an agent follows.
+        # A key of a row may be a sentence that is meant as an instruction to an agent.
         field, message = fences.name(field), f"{field}: {message}"
     return RowProblem(where=where, field=field, problem=message, fix=problem.fix)

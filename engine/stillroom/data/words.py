@@ -1,4 +1,4 @@
-"""The words of a conversation, without case, punctuation and blanks, and the language of a text."""
+"""Extracts the texts and words of a conversation, and detects the language of a text."""
 
 import re
 import unicodedata
@@ -8,26 +8,27 @@ from typing import Any, cast
 from stillroom.errors import InputError, missing_extra
 from stillroom.validation import nearest
 
-# Chinese and Japanese have no blanks between words, so each character counts as a word.
+# Chinese and Japanese have no spaces between words, so each character counts as a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
-_FOLDED = "".join(chr(c).lower() if _WORD.match(chr(c)) else " " for c in range(128))
-"""The folded ASCII characters by their code: without `_WORD`, an ASCII text is split faster."""
+_FOLDED_ASCII = "".join(chr(c).lower() if _WORD.match(chr(c)) else " " for c in range(128))
+"""The replacement of each ASCII character: translating ASCII text is faster than `_WORD`."""
 _SHINGLE_WORDS = 3
-_SPOKEN = ("user", "assistant")
-_THINKING = ("reasoning_content", "reasoning", "thinking")
+_ROLES = ("user", "assistant")
+_THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 def words_of(text: str) -> list[str]:
     """Returns the words of a text in order, casefolded, in NFKC and without punctuation."""
     if text.isascii():
-        return text.translate(_FOLDED).split()
+        return text.translate(_FOLDED_ASCII).split()
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
 def shingles_of(text: str) -> frozenset[str]:
-    """Returns the runs of three words in a text; a shorter text gives its words as one run.
+    """Returns the word trigrams of a text; a shorter text has its words as a single shingle.
 
-    A text without any word gives itself, so that two such texts are alike only if they are equal.
+    The shingle of a text without words is the text itself: two such texts must be equal to be
+    similar.
     """
     words = words_of(text)
     if len(words) < _SHINGLE_WORDS:
@@ -54,18 +55,18 @@ def content_text(content: Any) -> str:
     return "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str))
 
 
-def spoken_text(messages: Iterable[dict[str, Any]]) -> str:
-    """Returns the texts, reasoning and tool calls of user and assistant.
+def user_and_assistant_text(messages: Iterable[dict[str, Any]]) -> str:
+    """Returns the texts, reasoning and tool calls of user and assistant, joined by newlines.
 
-    System prompts and tool results are left out.
+    System messages and tool results are left out.
     """
-    return "\n".join(part for message in messages for part in _spoken_parts(message))
+    return "\n".join(part for message in messages for part in _text_parts(message))
 
 
-def _spoken_parts(message: dict[str, Any]) -> Iterator[str]:
-    if message.get("role") not in _SPOKEN:
+def _text_parts(message: dict[str, Any]) -> Iterator[str]:
+    if message.get("role") not in _ROLES:
         return
-    for field in _THINKING:
+    for field in _THINKING_FIELDS:
         if isinstance(message.get(field), str):
             yield message[field]
     yield content_text(message.get("content"))
@@ -101,9 +102,9 @@ def strings_in(value: Any) -> Iterator[str]:
             pending += item.values()
 
 
-# Code, links and markup would outweigh the words around them in the detection.
+# Code, links and markup would distort the detection.
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|https?://\S+|<[^<>\n]{1,200}>", re.DOTALL)
-_MOST_CHARACTERS = 4000
+_MAX_CHARACTERS = 4000
 # fmt: off
 LANGUAGES = (
     "am", "ar", "az", "be", "bg", "bn", "ca", "cs", "da", "de", "el", "en", "es", "et", "eu",
@@ -115,21 +116,21 @@ LANGUAGES = (
 
 
 class LanguageDetector:
-    """Detects which of 60 languages, given as ISO 639-1 codes, a text is in, by letter sequences.
+    """Detects which of 60 languages (ISO 639-1 codes) a text is in, by its character n-grams.
 
-    The constructor raises MissingExtraError if the library is not installed, and InputError if the
-    `wanted` language is not one of the 60.
+    The constructor raises MissingExtraError if the library is not installed, and InputError if
+    `language` is not one of the 60.
     """
 
-    def __init__(self, wanted: str) -> None:
+    def __init__(self, language: str) -> None:
         try:
             import eld
         except ModuleNotFoundError as error:
-            raise missing_extra("curate", "telling languages") from error
-        if wanted not in LANGUAGES:
+            raise missing_extra("curate", "detecting languages") from error
+        if language not in LANGUAGES:
             raise InputError(
-                f"language {wanted!r} is not known{nearest(wanted, LANGUAGES)}",
-                f"give the code of a language: {', '.join(LANGUAGES)}",
+                f"language {language!r} is unknown{nearest(language, LANGUAGES)}",
+                f"use one of these codes: {', '.join(LANGUAGES)}",
             )
         self._detector: Any = eld.LanguageDetector()
 
@@ -138,7 +139,7 @@ class LanguageDetector:
 
         Only the first 4000 characters are considered.
         """
-        prose = _CODE.sub(" ", text[:_MOST_CHARACTERS])
+        prose = _CODE.sub(" ", text[:_MAX_CHARACTERS])
         if not any(map(str.isalpha, prose)):
             return None
         return self._detector.detect(prose).language

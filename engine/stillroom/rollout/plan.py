@@ -141,7 +141,7 @@ class GenerationPlan:
             failed = self.open_failed()
         if failed is None:
             tasks = TaskFile(self.rollouts.prompts_file, self._instructed)
-            return tasks.chosen(chosen_indices(len(tasks), n=request.n, entries=request.entries))
+            return tasks.select(chosen_indices(len(tasks), n=request.n, entries=request.entries))
         wanted = failed.tasks if request.begins_inside else failed.hard_tasks
 
         def instructed(task: Task) -> Task:
@@ -152,7 +152,7 @@ class GenerationPlan:
 
         tasks = TaskFile(self.rollouts.prompts_file, instructed)
         chosen = chosen_indices(len(tasks), n=None, entries=request.entries)
-        numbers = [number for number in chosen if tasks.id_of(number) in wanted][: request.n]
+        numbers = [number for number in chosen if tasks.task_id(number) in wanted][: request.n]
         if not numbers:
             fix = "give the prompts and the system message that its rollouts were generated with"
             if request.begins_inside and request.system is not None:
@@ -161,7 +161,7 @@ class GenerationPlan:
                 f"no prompt of {request.input} has a failed rollout in {request.refine}",
                 fix,
             )
-        return tasks.chosen(numbers)
+        return tasks.select(numbers)
 
     def _instructed(self, task: Task) -> Task:
         """Returns a task with the run's instruction; a system message of the request changes its

@@ -15,7 +15,13 @@ from stillroom.data.checks import Problem
 from stillroom.data.formats import task_from_row
 from stillroom.data.instruction import Instruction
 from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines
-from stillroom.data.row_names import MAX_CANDIDATES, RowNames, ambiguous, is_named, row_hash
+from stillroom.data.row_names import (
+    MAX_CANDIDATES,
+    RowNames,
+    ambiguous_id_error,
+    is_named,
+    row_hash,
+)
 from stillroom.data.words import final_answer
 from stillroom.errors import DataError, EngineError
 from stillroom.files import content_hash
@@ -112,7 +118,7 @@ class FoundRows:
         if self._num_rows > 1:
             pairs = zip(self._names, self.lines, strict=True)
             places = [f"{name} ({shown}:{line.number})" for name, line in pairs]
-            raise ambiguous(self._wanted, places, self._num_rows)
+            raise ambiguous_id_error(self._wanted, places, self._num_rows)
         return self.lines[0] if self.lines else None
 
 

@@ -10,7 +10,7 @@ from stillroom.curate.convert import reason_to_leave_out
 from stillroom.curate.filter.request import DroppedRow
 from stillroom.curate.rows import read_curated_rows
 from stillroom.data.row_files import read_row_lines
-from stillroom.data.row_names import MAX_CANDIDATES, ambiguous, is_named
+from stillroom.data.row_names import MAX_CANDIDATES, ambiguous_id_error, is_named
 from stillroom.errors import InputError
 from stillroom.importing.records import Place, imported_from
 from stillroom.lines import Line
@@ -265,7 +265,7 @@ class RowTrace:
             return None
         if len(notes) > 1:
             places = [f"{note.row} ({note.file}:{note.line})" for _, note in notes]
-            raise ambiguous(wanted or "", places[:MAX_CANDIDATES], len(places))
+            raise ambiguous_id_error(wanted or "", places[:MAX_CANDIDATES], len(places))
         (line, note), *_ = notes
         step = RowStep(
             what="row",

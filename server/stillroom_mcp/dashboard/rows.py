@@ -104,7 +104,7 @@ def decoded(data: bytes, suffix: str) -> tuple[RowFormat, dict[str, Any]] | str:
         return f"the line {row.message}"
     row_format = detect_format(row)
     if row_format is None:
-        return "the row is of no known format"
+        return "the row has no known format"
     problem = next(iter(CHECKS[row_format](row)), None)
     if problem is not None:
         return f"{problem.field} {problem.message}"

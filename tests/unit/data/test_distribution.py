@@ -57,7 +57,7 @@ def test_a_few_values_have_a_bar_each_and_one_far_off_does_not_hide_the_others()
 
 @given(st.lists(st.floats(-1e6, 1e6) | st.integers(-9, 9)), st.integers(0, 50))
 def test_joined_distributions_are_that_of_all_values(values: list[float], cut: int) -> None:
-    joined = distribution_of(values[:cut]).joined(distribution_of(values[cut:]))
+    joined = distribution_of(values[:cut]).merged(distribution_of(values[cut:]))
     expected = distribution_of(values)
 
     assert joined.count == len(values)

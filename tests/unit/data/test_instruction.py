@@ -72,7 +72,7 @@ def test_a_context_is_read_as_it_is_but_for_its_ends(tmp_path):
             "large.md",
             b"x" * ((4 << 20) + 1),
             ConfigError,
-            "has 4 MB, more than any model reads at once",
+            "has 4 MB, more than any model's context",
         ),
     ],
 )

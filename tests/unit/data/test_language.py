@@ -37,5 +37,5 @@ def test_code_in_an_answer_does_not_decide() -> None:
 
 
 def test_an_unknown_code_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(InputError, match="'english' is not known"):
+    with pytest.raises(InputError, match="'english' is unknown"):
         LanguageDetector("english")

@@ -103,7 +103,7 @@ def test_a_file_whose_name_is_no_unicode_is_refused_with_words(tmp_path):
     name = os.fsdecode(b"caf\xe9.jsonl")
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / name).write_text("{}\n")
-    with pytest.raises(DataError, match="name is not UTF-8, so no manifest can name it"):
+    with pytest.raises(DataError, match="name is not UTF-8, so it cannot be recorded"):
         rollout_files(tmp_path / "rows")
     with pytest.raises(InputError, match="give a plain file path, whose name is UTF-8"):
         Workspace(tmp_path).path(f"rows/{name}")

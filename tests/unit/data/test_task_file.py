@@ -22,11 +22,11 @@ def test_tasks_are_those_that_are_loaded_at_once(tmp_path: Path) -> None:
         with TaskFile(file) as tasks:
             loaded = load_tasks(file)
             assert list(tasks) == loaded
-            assert [tasks.id_of(number) for number in range(len(tasks))] == [
+            assert [tasks.task_id(number) for number in range(len(tasks))] == [
                 task.task_id for task in loaded
             ]
     with TaskFile(path) as tasks:
-        assert list(tasks.chosen([3, 0])) == [load_tasks(path)[3], load_tasks(path)[0]]
+        assert list(tasks.select([3, 0])) == [load_tasks(path)[3], load_tasks(path)[0]]
         assert list(tasks[1:3]) == load_tasks(path)[1:3]
 
 

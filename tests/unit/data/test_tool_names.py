@@ -39,8 +39,8 @@ def test_a_row_may_name_its_tools(tmp_path: Path) -> None:
     ("named", "problem"),
     [
         (None, "no tools.py was found"),
-        ({"browser": BROWSE}, "tools.py does not have (did you mean 'browser'?)"),
-        ({"x": BROWSE}, "tools.py does not have (it has: x)"),
+        ({"browser": BROWSE}, "is not in tools.py (did you mean 'browser'?)"),
+        ({"x": BROWSE}, "is not in tools.py (it has: x)"),
     ],
 )
 def test_a_name_that_is_not_known_is_refused_with_its_line(

@@ -185,7 +185,7 @@ def test_lines_of_text_are_prompts(tmp_path: Path) -> None:
 def test_a_file_of_no_known_format_is_refused_until_one_is_named(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", [{"a": 1}, {"b": 2}])
 
-    with pytest.raises(DataError, match="give `format`"):
+    with pytest.raises(DataError, match="set `format`"):
         report_of(tmp_path)
     assert report_of(tmp_path, format="sft").bad == 2
     with pytest.raises(InputError, match="does not exist"):
@@ -286,7 +286,7 @@ def test_keys_of_prompts_that_nothing_reads_are_named_once_with_their_number(
     assert (report.good, report.bad, report.num_problems) == (3, 6, 3)
     named = {problem.field: problem for problem in report.problems}
     assert "(4 of 9 rows have it)" in named["expected_answer"].problem
-    assert "put it into metadata" in named["expected_answer"].fix
+    assert "move it into metadata" in named["expected_answer"].fix
     assert named["expected_answer"].where.endswith("prompts.jsonl:1")
     assert "did you mean 'rewards'?" in named["rewrds"].problem
     assert "must be a text" in named["system_prompt"].problem

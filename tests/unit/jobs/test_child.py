@@ -44,7 +44,7 @@ def test_rows_of_too_many_tokens_of_the_student_are_dropped(tmp_path: Path) -> N
 def test_what_is_wrong_in_the_child_is_told_as_it_is(tmp_path: Path) -> None:
     write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout_row())])
 
-    with pytest.raises(EngineError, match="language 'klingon' is not known"):
+    with pytest.raises(EngineError, match="language 'klingon' is unknown"):
         filtered(tmp_path, language="klingon")
     with pytest.raises(EngineError, match="there is no model 'no-such-model'"):
         filtered(tmp_path, model="no-such-model")

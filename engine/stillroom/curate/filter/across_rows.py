@@ -23,7 +23,7 @@ from stillroom.curate.rows import CuratedRow, conversation_digest, translate
 from stillroom.data.layouts.detect import RolloutLayout
 from stillroom.data.near_duplicates import MinHasher, NearDuplicates, Signature
 from stillroom.data.row_files import RowReader
-from stillroom.data.words import shingles_of, spoken_text
+from stillroom.data.words import shingles_of, user_and_assistant_text
 from stillroom.errors import DataError
 
 _DUPLICATE, _NEAR_DUPLICATE = "duplicate", "near duplicate"
@@ -72,7 +72,7 @@ class TraitReader:
         is_stillroom = row.layout in (None, RolloutLayout.STILLROOM)
         signature = None
         if self._hasher is not None:
-            signature = self._hasher.signature(spoken_text(row.messages))
+            signature = self._hasher.signature(user_and_assistant_text(row.messages))
         return Traits(
             _Place(row.path, line.number, line.offset, line.num_bytes, is_stillroom),
             None if self._field is None else row.category(self._field),
@@ -116,7 +116,7 @@ class _Places:
         path = self._paths[self._files[index]]
         data = reader.read(path, self._offsets[index], self._sizes[index])
         rollout = data if self._is_stillroom[index] else translate(data) or data
-        return shingles_of(spoken_text(_WHOLE.decode(rollout)["messages"]))
+        return shingles_of(user_and_assistant_text(_WHOLE.decode(rollout)["messages"]))
 
 
 class PassedRows:

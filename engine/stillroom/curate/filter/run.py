@@ -283,13 +283,13 @@ class _RowStatistics:
         self._characters, self._tokens = Distribution(), Distribution()
         self._categories: Counter[str] = Counter()
 
-    def joined(self, other: "_RowStatistics") -> "_RowStatistics":
+    def merged(self, other: "_RowStatistics") -> "_RowStatistics":
         """Returns the statistics of the rows of both sets together."""
         both = _RowStatistics()
-        both._reward = self._reward.joined(other._reward)
-        both._turns = self._turns.joined(other._turns)
-        both._characters = self._characters.joined(other._characters)
-        both._tokens = self._tokens.joined(other._tokens)
+        both._reward = self._reward.merged(other._reward)
+        both._turns = self._turns.merged(other._turns)
+        both._characters = self._characters.merged(other._characters)
+        both._tokens = self._tokens.merged(other._tokens)
         both._categories = self._categories + other._categories
         return both
 
@@ -404,8 +404,8 @@ class FilterTally:
         self._success_derived += other._success_derived
         self._num_gym_rows += other._num_gym_rows
         self._num_reserved_addresses += other._num_reserved_addresses
-        self._kept_rows = self._kept_rows.joined(other._kept_rows)
-        self._dropped_rows = self._dropped_rows.joined(other._dropped_rows)
+        self._kept_rows = self._kept_rows.merged(other._kept_rows)
+        self._dropped_rows = self._dropped_rows.merged(other._dropped_rows)
         self._dropped.update(other._dropped)
         self._dropped_by_category.update(other._dropped_by_category)
         self._all_reasons.update(other._all_reasons)
@@ -422,7 +422,7 @@ class FilterTally:
         if verdicts.num_unmatched:
             unmatched = f"{verdicts.num_unmatched} of {verdicts.num_verdicts} verdicts"
             self._problems.append(f"{unmatched} name no row of the input")
-        before, after = self._kept_rows.joined(self._dropped_rows), self._kept_rows
+        before, after = self._kept_rows.merged(self._dropped_rows), self._kept_rows
         return FilterResult(
             output=workspace.shown(output),
             read=self.read,

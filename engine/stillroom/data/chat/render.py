@@ -1,8 +1,8 @@
-"""Renders conversations as tokens: prompts, the replies of tools, and rows with a training mask.
+"""Renders conversations as tokens: prompts, tool replies, and rows with a training mask.
 
-Text is encoded in the same pieces as in sampling: everything up to the assistant's header, then the
-assistant's turn, then the tools' replies. So a rendered training row has exactly the tokens that
-the model would read and write.
+Text is encoded in the same pieces as in sampling: everything up to the assistant's header, the
+assistant's turn, the tools' replies, and so on. So a rendered training row has exactly the tokens
+that the model would read and write.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ __all__ = ["ChatRenderer", "RenderedConversation", "plain_text"]
 
 @dataclass(frozen=True, slots=True)
 class RenderedConversation:
-    """A conversation as tokens; `trained` is True for tokens of trained turns, ends included."""
+    """A conversation as tokens; `trained` is True for trained turns with their end token."""
 
     text: str
     ids: list[int]
@@ -30,9 +30,8 @@ class RenderedConversation:
 class ChatRenderer:
     """Renders conversations with a tokenizer's own chat template.
 
-    `tokenizer` is a transformers tokenizer; `variables` are those that its template reads apart
-    from the conversation. The methods raise ModelError if the template makes exact tokens
-    impossible.
+    `tokenizer` is a transformers tokenizer; `variables` are the template's variables other than the
+    conversation. The methods raise ModelError if the template makes exact tokens impossible.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class ChatRenderer:
         variables: Mapping[str, Any] | None = None,
         named_tools: NamedTools | None = None,
     ) -> None:
-        """`named_tools` are the schemas for rows that name their tools."""
+        """`named_tools` are the schemas for rows with tool names."""
         self._tokenizer, self._named_tools = tokenizer, named_tools
         self._template = ChatTemplate(
             tokenizer, include_thinking=include_thinking, variables=variables
@@ -51,30 +50,30 @@ class ChatRenderer:
         self._turns = TurnFinder(self._template)
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
-        """Returns the tokens of a conversation, followed by the header of the next answer."""
+        """Returns the tokens of a conversation and the header of the next assistant turn."""
         return self._encode(self._template.text(messages, tools, add_generation_prompt=True))
 
     def reply_ids(
         self,
-        call: Message,
+        turn: Message,
         replies: Sequence[Message],
         tools: Sequence[ToolSchema],
     ) -> list[int]:
-        """Returns the tokens between an assistant's turn and the next: the replies and a header.
+        """Returns the tokens between two assistant turns: the replies and the next header.
 
-        `call` is the turn. The tokens begin right after its end-of-turn token, so they can be
-        appended to sampled tokens, which need not be encoded again. If it has no tool calls, the
-        replies are the user's; the model's earlier thinking then stays in the context, even if its
+        They begin right after the end-of-turn token of the first one, `turn`, so they can be
+        appended to sampled tokens, which are not encoded again. If the turn has no tool calls, the
+        replies are the user's; earlier thinking of the model then stays in the context, even if its
         template would drop it.
         """
-        if not call.get("tool_calls"):
-            return self._encode(self._after_answer(replies, tools))
-        # Some templates give the last turn an empty thinking block, but drop it once tools reply,
-        # so a turn with thinking is tried first.
-        for turn in (_stand_in(call, thinking="x"), _stand_in(call)):
-            before = self._template.text([*PROBE, turn], tools, include_thinking=True)
+        if not turn.get("tool_calls"):
+            return self._encode(self._text_after_answer(replies, tools))
+        # Some templates give the last turn an empty thinking block, but drop it once tools reply.
+        # A turn with thinking has no such block, so it is tried first.
+        for placeholder in (_placeholder(turn, thinking="x"), _placeholder(turn)):
+            before = self._template.text([*PROBE, placeholder], tools, include_thinking=True)
             after = self._template.text(
-                [*PROBE, turn, *replies],
+                [*PROBE, placeholder, *replies],
                 tools,
                 add_generation_prompt=True,
                 include_thinking=True,
@@ -88,48 +87,51 @@ class ChatRenderer:
             "use a model whose template only appends, or run without tools",
         )
 
-    def _after_answer(self, replies: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
-        """Returns the text that the template puts after an answer when the user replies to it."""
+    def _text_after_answer(self, replies: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
+        """Returns the text that the template adds after an answer to which the user replies."""
         answer: Message = {"role": "assistant", "content": SENTINEL}
         before = self._template.text(PROBE, tools)
         after = self._template.text([*PROBE, answer, *replies], tools, add_generation_prompt=True)
         end = after.find(self.end_of_turn, after.find(SENTINEL, len(before)))
         if not after.startswith(before) or end < 0:
             raise ModelError(
-                "this model's chat template rewrites what came before when a user replies, so the "
+                "this model's chat template rewrites earlier turns when a user replies, so the "
                 "tokens of a conversation cannot be continued exactly",
                 "use termination_policy last_tool, or a model whose template only appends",
             )
         return after[end + len(self.end_of_turn) :]
 
     def turn_text(self, turn: Message, tools: Sequence[ToolSchema]) -> str:
-        """Returns the text of an assistant's turn as the model writes it, its end included."""
-        return self._turns.written([*PROBE, turn], tools).turn
+        """Returns the text of an assistant turn as the model writes it, with its end token."""
+        return self._turns.last_turn([*PROBE, turn], tools).turn
 
     def reply_text(
         self, turn: Message, replies: Sequence[Message], tools: Sequence[ToolSchema]
     ) -> str:
-        """Returns the text between an assistant's turn and the next: the replies and a header.
+        """Returns the text between two assistant turns: the replies and the next header.
 
-        Unlike `reply_ids` it begins after whatever ends this turn, which may be a mark of its own.
+        Unlike that of `reply_ids`, it begins after any control token that ends the first turn.
         """
-        stand_in = _stand_in(turn) if turn.get("tool_calls") else turn
-        written = self._turns.written([*PROBE, stand_in], tools)
+        placeholder = _placeholder(turn) if turn.get("tool_calls") else turn
+        last_turn = self._turns.last_turn([*PROBE, placeholder], tools)
         after = self._template.text(
-            [*PROBE, stand_in, *replies], tools, add_generation_prompt=True, include_thinking=True
+            [*PROBE, placeholder, *replies],
+            tools,
+            add_generation_prompt=True,
+            include_thinking=True,
         )
-        whole = written.before + written.turn
-        if after.startswith(whole):
-            return after[len(whole) :]
-        # The end of the last turn may differ from that of an earlier one.
-        body = whole.removesuffix(self.end_of_turn)
+        conversation = last_turn.before + last_turn.turn
+        if after.startswith(conversation):
+            return after[len(conversation) :]
+        # The template may end a last turn with another token than an earlier one.
+        body = conversation.removesuffix(self.end_of_turn)
         rest = after[len(body) :]
-        marks = [mark for mark in self._template.control if rest.startswith(mark)]
-        if after.startswith(body) and body != whole and marks:
-            return rest[len(max(marks, key=len)) :]
+        ends = [token for token in self._template.control_tokens if rest.startswith(token)]
+        if after.startswith(body) and body != conversation and ends:
+            return rest[len(max(ends, key=len)) :]
         raise ModelError(
-            "this model's chat template rewrites earlier turns when others reply, so it cannot "
-            "read a conversation piece by piece",
+            "this model's chat template rewrites earlier turns when a user or tool replies, so a "
+            "conversation cannot be rendered turn by turn",
             "use a teacher whose template only appends",
         )
 
@@ -140,32 +142,32 @@ class ChatRenderer:
         *,
         num_given_turns: int = 0,
     ) -> list[RenderedConversation]:
-        """Returns as few token sequences as can train each turn exactly as the model must write it.
+        """Returns the fewest token sequences that train each turn exactly as the model writes it.
 
-        One sequence is enough unless the template changes an earlier turn once the conversation
-        continues, e.g. drops its thinking. Such a turn is trained in a sequence that ends with it
-        or with a later turn after which it is still unchanged. In other sequences it is context.
-        The first `num_given_turns` assistant turns are context everywhere and not trained, as are
-        those with `weight` 0. What follows the last trained turn only because such a turn is there
-        is left out.
+        One sequence is enough unless the template changes an earlier turn when the conversation
+        continues, e.g. drops its thinking. Such a turn is trained in a sequence that ends with it,
+        or with a later turn that leaves it unchanged, and is context in the other sequences.
+        The first `num_given_turns` assistant turns and those with `weight` 0 are never trained. If
+        such a turn comes after the last trained one, the messages after the last trained turn are
+        left out.
         """
         if any(isinstance(tool, str) for tool in tools):
             tools = named_schemas(tools, self._named_tools)
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        untrained = [i for i in turns[num_given_turns:] if is_trained_turn(messages[i])]
-        if not untrained:
-            return [self._encoded(self._template.text(messages, tools), [])]
-        end = len(messages) if untrained[-1] == turns[-1] else untrained[-1] + 1
+        remaining = [i for i in turns[num_given_turns:] if is_trained_turn(messages[i])]
+        if not remaining:
+            return [self._encode_spans(self._template.text(messages, tools), [])]
+        end = len(messages) if remaining[-1] == turns[-1] else remaining[-1] + 1
         rendered: list[RenderedConversation] = []
-        while untrained:
-            text, spans = self._turns.find(messages[:end], tools, untrained)
-            whole = [index for index in untrained if index in spans]
-            if whole:
-                rendered.append(self._encoded(text, [spans[index] for index in whole]))
-            elif end == untrained[-1] + 1:
-                raise _rewritten(untrained[-1])
-            untrained = [index for index in untrained if index not in spans]
-            end = untrained[-1] + 1 if untrained else 0
+        while remaining:
+            text, spans = self._turns.find(messages[:end], tools, remaining)
+            unchanged = [index for index in remaining if index in spans]
+            if unchanged:
+                rendered.append(self._encode_spans(text, [spans[index] for index in unchanged]))
+            elif end == remaining[-1] + 1:
+                raise _rewritten_error(remaining[-1])
+            remaining = [index for index in remaining if index not in spans]
+            end = remaining[-1] + 1 if remaining else 0
         return rendered[::-1]
 
     def conversation(
@@ -182,7 +184,7 @@ class ChatRenderer:
         rendered = self.sequences(messages, tools, num_given_turns=num_given_turns)
         if len(rendered) > 1:
             turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-            raise _rewritten(turns[num_given_turns])
+            raise _rewritten_error(turns[num_given_turns])
         return rendered[0]
 
     @property
@@ -192,16 +194,16 @@ class ChatRenderer:
 
     @property
     def header(self) -> str:
-        """The text that opens an assistant's turn, e.g. `<|im_start|>assistant` and a newline."""
+        """The text before an assistant's turn, e.g. `<|im_start|>assistant` and a newline."""
         return self._template.header
 
     def decode(self, ids: list[int]) -> str:
-        """Returns the text of tokens, special ones included."""
+        """Returns the text of tokens, including special tokens."""
         return self._tokenizer.decode(
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
-    def _encoded(self, text: str, spans: Sequence[Span]) -> RenderedConversation:
+    def _encode_spans(self, text: str, spans: Sequence[Span]) -> RenderedConversation:
         ids: list[int] = []
         trained: list[bool] = []
         for start, end, is_trained in _pieces(len(text), spans):
@@ -209,11 +211,11 @@ class ChatRenderer:
             ids += piece
             trained += [is_trained] * len(piece)
         if self.decode(ids) != text:
-            return self._encoded_by_offsets(text, spans)
+            return self._encode_by_offsets(text, spans)
         return RenderedConversation(text, ids, trained)
 
-    def _encoded_by_offsets(self, text: str, spans: Sequence[Span]) -> RenderedConversation:
-        """Encodes the text as a whole, for tokenizers whose decoded pieces do not add up to it."""
+    def _encode_by_offsets(self, text: str, spans: Sequence[Span]) -> RenderedConversation:
+        """Encodes the text as a whole, for tokenizers that do not reproduce it from its pieces."""
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         trained = [
             any(start <= begin and end <= stop for start, stop in spans) and begin < end
@@ -226,16 +228,16 @@ class ChatRenderer:
 
 
 def _pieces(length: int, spans: Sequence[Span]) -> list[tuple[int, int, bool]]:
-    """Divides a text of this length into pieces `(start, end, is_trained)`; spans are trained."""
+    """Divides a text into pieces `(start, end, is_trained)`; the spans are the trained pieces."""
     pieces: list[tuple[int, int, bool]] = []
-    at = 0
+    position = 0
     for start, end in spans:
-        pieces += [(at, start, False), (start, end, True)]
-        at = end
-    return [piece for piece in [*pieces, (at, length, False)] if piece[0] < piece[1]]
+        pieces += [(position, start, False), (start, end, True)]
+        position = end
+    return [piece for piece in [*pieces, (position, length, False)] if piece[0] < piece[1]]
 
 
-def _rewritten(index: int) -> ModelError:
+def _rewritten_error(index: int) -> ModelError:
     return ModelError(
         f"this model's chat template renders messages[{index}] differently once the conversation "
         "continues, so the row is not one sequence of tokens",
@@ -243,20 +245,20 @@ def _rewritten(index: int) -> ModelError:
     )
 
 
-def _stand_in(call: Message, *, thinking: str | None = None) -> Message:
-    """Returns a turn with the same calls, but no text and no arguments.
+def _placeholder(turn: Message, *, thinking: str | None = None) -> Message:
+    """Returns a turn with the same tool calls, but without text and arguments.
 
-    Only the names and ids of a turn's calls can change how a template renders what follows it.
+    Templates render the messages after a turn by the names and ids of its calls only.
     """
-    stand_in: Message = {"role": "assistant", "content": ""}
+    placeholder: Message = {"role": "assistant", "content": ""}
     if thinking is not None:
-        stand_in["reasoning_content"] = thinking
-    stand_in["tool_calls"] = [
+        placeholder["reasoning_content"] = thinking
+    placeholder["tool_calls"] = [
         {
             "id": tool_call["id"],
             "type": "function",
             "function": {"name": tool_call["function"]["name"], "arguments": "{}"},
         }
-        for tool_call in call.get("tool_calls", [])
+        for tool_call in turn.get("tool_calls", [])
     ]
-    return stand_in
+    return placeholder

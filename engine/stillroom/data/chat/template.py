@@ -13,13 +13,13 @@ PROBE: list[Message] = [{"role": "user", "content": "x"}]
 SENTINEL = "0123456789"
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-"""The fields of a message in which rows may hold thinking and templates may look for it."""
+"""The fields of a message in which rows have thinking and templates expect it."""
 
 
 class ChatTemplate:
     """Renders conversations as text with the chat template of a transformers tokenizer.
 
-    `variables` are those that the template reads apart from the conversation: enable_thinking.
+    `variables` are the template's variables other than the conversation, e.g. enable_thinking.
     The methods raise ModelError if the template refuses a conversation.
     """
 
@@ -35,7 +35,7 @@ class ChatTemplate:
         self.include_thinking = include_thinking
 
     @cached_property
-    def is_tagged(self) -> bool:
+    def has_generation_tags(self) -> bool:
         """Whether the template itself marks the assistant's text with generation tags."""
         return _GENERATION_TAG.search(self._tokenizer.chat_template) is not None
 
@@ -47,26 +47,26 @@ class ChatTemplate:
         if not special:
             raise ModelError(
                 "this model's chat template does not end an assistant's turn with a special token",
-                "add one to chat_template.jinja, else the model can't learn to stop",
+                "add one to chat_template.jinja: without it, the model cannot learn to stop",
             )
         return max(special, key=len)
 
     @cached_property
     def header(self) -> str:
-        """The text that opens an assistant's turn, e.g. `<|im_start|>assistant` and a newline."""
+        """The text before an assistant's turn, e.g. `<|im_start|>assistant` and a newline."""
         before = self.text(PROBE, [])
         after = self.text(PROBE, [], add_generation_prompt=True)
         return after[len(before) :] if after.startswith(before) else ""
 
     @cached_property
-    def lead(self) -> str:
-        """The text that the template puts before a last turn, e.g. an empty thinking block."""
+    def last_turn_prefix(self) -> str:
+        """The text that the template prepends to a last turn, e.g. an empty thinking block."""
         before = self.text(PROBE, [], add_generation_prompt=True)
         answered = self._probe_answer
         return answered[len(before) :].partition(SENTINEL)[0] if answered.startswith(before) else ""
 
     @cached_property
-    def control(self) -> list[str]:
+    def control_tokens(self) -> list[str]:
         """The texts of all control tokens."""
         return [str(t) for t in self._tokenizer.added_tokens_decoder.values() if t.special]
 
@@ -74,28 +74,28 @@ class ChatTemplate:
     def roles_needing_parts(self) -> frozenset[str]:
         """The roles whose `content` must be a list of parts for this template.
 
-        Multimodal models have such templates; some drop a plain string silently.
+        Some templates of multimodal models silently drop a plain string.
         """
         messages: list[dict[str, Any]] = []
         in_parts: set[str] = set()
         for role in ("user", "assistant"):
             turn = {"role": role, "content": SENTINEL}
-            if not self._shows([*messages, turn]):
-                turn = {"role": role, "content": _as_parts(SENTINEL)}
-                if self._shows([*messages, turn]):
+            if not self._renders_probe([*messages, turn]):
+                turn = {"role": role, "content": _text_parts(SENTINEL)}
+                if self._renders_probe([*messages, turn]):
                     in_parts.add(role)
             messages.append(turn)
         return frozenset({*in_parts, "system", "tool"} if "user" in in_parts else in_parts)
 
-    def _shows(self, messages: list[dict[str, Any]]) -> bool:
-        """Whether the template writes the probe's text once for each message."""
+    def _renders_probe(self, messages: list[dict[str, Any]]) -> bool:
+        """Returns whether the template renders the text of each message once."""
         from jinja2 import TemplateError
 
         try:
-            text, _ = self._rendered(messages, None)
+            text, _ = self._apply_template(messages, None)
         except (TemplateError, TypeError):
             return False
-        # Some write a list of parts as Python shows it.
+        # Some templates render a list of parts as its Python repr.
         return text.count(SENTINEL) == len(messages) and "{'type'" not in text
 
     @cached_property
@@ -110,9 +110,9 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         include_thinking: bool | None = None,
     ) -> str:
-        """Returns the conversation as text; on request, with the header of the next answer.
+        """Returns the conversation as text; `add_generation_prompt` adds the next header.
 
-        `include_thinking` overrides that of this object, unless it is None.
+        `include_thinking` overrides the setting of this object, unless it is None.
         """
         return self._render(
             messages,
@@ -121,10 +121,10 @@ class ChatTemplate:
             include_thinking=include_thinking,
         )[0]
 
-    def tagged(
+    def text_with_spans(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema]
     ) -> tuple[str, list[tuple[int, int]]]:
-        """Returns the text of a conversation, and the spans in it that generation tags mark."""
+        """Returns the text of a conversation, and the spans between its generation tags."""
         return self._render(messages, tools, with_spans=True)
 
     def _render(
@@ -138,13 +138,13 @@ class ChatTemplate:
     ) -> tuple[str, list[tuple[int, int]]]:
         from jinja2 import TemplateError
 
-        is_kept = self.include_thinking if include_thinking is None else include_thinking
-        prepared = [_for_template(message, include_thinking=is_kept) for message in messages]
+        keeps_thinking = self.include_thinking if include_thinking is None else include_thinking
+        prepared = [_for_template(message, include_thinking=keeps_thinking) for message in messages]
         for message in prepared:
             if message["role"] in self.roles_needing_parts:
-                message["content"] = _as_parts(message["content"])
+                message["content"] = _text_parts(message["content"])
         try:
-            return self._rendered(
+            return self._apply_template(
                 prepared,
                 cast("list[Any]", list(tools)) or None,
                 add_generation_prompt=add_generation_prompt,
@@ -153,10 +153,10 @@ class ChatTemplate:
         except (TemplateError, TypeError) as error:
             raise ModelError(
                 f"the model's chat template refuses this conversation: {error}",
-                "check the order of the roles; some templates take no system or tool messages",
+                "check the order of the roles; some templates do not allow system or tool messages",
             ) from error
 
-    def _rendered(
+    def _apply_template(
         self,
         messages: list[dict[str, Any]],
         tools: list[Any] | None,
@@ -164,7 +164,7 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         with_spans: bool = False,
     ) -> tuple[str, list[tuple[int, int]]]:
-        """Returns what the template itself makes of messages, and its tagged spans."""
+        """Applies the template to prepared messages; returns the text and the tagged spans."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         rendered: Any = render_jinja_template(
@@ -180,12 +180,12 @@ class ChatTemplate:
         return texts[0], [(start, end) for start, end in spans[0]] if with_spans else []
 
 
-def _as_parts(text: str) -> list[dict[str, str]]:
+def _text_parts(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
 
 
 def _for_template(message: Message, *, include_thinking: bool) -> dict[str, Any]:
-    """Returns the message as chat templates need it: arguments as objects, text as a string."""
+    """Prepares a message for chat templates: arguments become objects, content becomes a string."""
     prepared: dict[str, Any] = dict(message)
     prepared["content"] = plain_text(message)
     thinking = thinking_of(message)
@@ -202,24 +202,24 @@ def _for_template(message: Message, *, include_thinking: bool) -> dict[str, Any]
 
 
 def thinking_of(message: Message) -> str:
-    """Returns the thinking that a message holds apart from its content; "" if it has none."""
+    """Returns the thinking in a message's own field for it; "" if there is none."""
     values = (cast("dict[str, Any]", message).get(name) for name in _THINKING_FIELDS)
     return next((text for text in values if isinstance(text, str) and text), "")
 
 
 def without_thinking(message: Message) -> Message:
-    """Returns the message without the thinking that it holds apart from its content."""
+    """Returns the message without its fields for thinking."""
     others = {key: value for key, value in message.items() if key not in _THINKING_FIELDS}
     return cast("Message", others)
 
 
 def _arguments(call: Any) -> Any:
-    written = call["function"]["arguments"]
+    arguments = call["function"]["arguments"]
     try:
-        value = json.loads(written)
+        value = json.loads(arguments)
     except (ValueError, RecursionError):
-        return written
-    return value if isinstance(value, dict) else written
+        return arguments
+    return value if isinstance(value, dict) else arguments
 
 
 def plain_text(message: Message) -> str:
@@ -234,8 +234,8 @@ def plain_text(message: Message) -> str:
     for part in content:
         if part.get("type") not in ("text", "input_text", "output_text"):
             raise ModelError(
-                f"a message holds a part of type {part.get('type')!r}; only text can be rendered",
-                "leave images and audio out of the rows",
+                f"a message has a part of type {part.get('type')!r}; only text can be rendered",
+                "remove images and audio from the rows",
             )
         texts.append(str(part.get("text", "")))
     return "".join(texts)
@@ -244,39 +244,39 @@ def plain_text(message: Message) -> str:
 ReasoningMode = Literal[
     "none", "disabled", "enabled", "minimal", "low", "medium", "high", "xhigh"
 ]  # fmt: skip
-_OFF = frozenset({"none", "disabled"})
-# The first is read by templates of Qwen, SmolLM and GLM, the second by DeepSeek and Granite.
+_NO_THINKING = frozenset({"none", "disabled"})
+# Templates of Qwen, SmolLM and GLM read the first; those of DeepSeek and Granite read the second.
 _SWITCHES = ("enable_thinking", "thinking")
-_EFFORT = "reasoning_effort"
+_EFFORT_VARIABLE = "reasoning_effort"
 _GENERATION_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
-_LEVELS = {"minimal": "low", "xhigh": "high", "enabled": "medium"}
-"""The nearest effort level for modes that templates with such levels (gpt-oss) do not know."""
+_NEAREST_LEVELS = {"minimal": "low", "xhigh": "high", "enabled": "medium"}
+"""The nearest effort level for modes that templates with effort levels (gpt-oss) lack."""
 
 
 def reasoning_variables(chat_template: str, mode: ReasoningMode | None) -> Mapping[str, Any]:
     """Returns the chat template's variables for a reasoning mode; no variables if it is None.
 
-    A template with effort levels receives the level. For a template with a switch, any level means
-    on. Raises ConfigError if the template has no such choice, and ModelError if it cannot be read.
+    A template with effort levels receives the level; a template with a switch receives true for any
+    level. Raises ConfigError if the template has neither, and ModelError if it is invalid.
     """
     if mode is None:
         return {}
     variables = _variables_of(chat_template)
-    if mode not in _OFF and _EFFORT in variables:
-        return {_EFFORT: _LEVELS.get(mode, mode)}
+    if mode not in _NO_THINKING and _EFFORT_VARIABLE in variables:
+        return {_EFFORT_VARIABLE: _NEAREST_LEVELS.get(mode, mode)}
     for switch in _SWITCHES:
         if switch in variables:
-            return {switch: mode not in _OFF}
-    if _EFFORT in variables:
+            return {switch: mode not in _NO_THINKING}
+    if _EFFORT_VARIABLE in variables:
         raise ConfigError(
-            f"rollout.reasoning_mode: {mode}: this model always thinks; its chat template knows "
-            "only how much",
-            "set low, medium or high, or leave it out",
+            f"rollout.reasoning_mode: {mode}: this model always thinks; its chat template only "
+            "sets the effort",
+            "set low, medium or high, or leave reasoning_mode out",
         )
     raise ConfigError(
-        f"rollout.reasoning_mode: {mode}: this model's chat template has no such choice (it reads "
-        f"none of {', '.join((*_SWITCHES, _EFFORT))})",
-        "leave it out, or use a model whose template has it",
+        f"rollout.reasoning_mode: {mode}: this model's chat template cannot switch reasoning (it "
+        f"reads none of {', '.join((*_SWITCHES, _EFFORT_VARIABLE))})",
+        "leave reasoning_mode out, or use a model whose template reads one of them",
     )
 
 
@@ -286,8 +286,8 @@ def _variables_of(chat_template: str) -> set[str]:
     from jinja2 import meta
 
     environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701
-    # These tags are an extension of transformers that plain jinja2 does not know. They read no
-    # variables, so they can be left out.
+    # Generation tags are an extension of transformers that plain jinja2 cannot parse. They read no
+    # variables, so they can be removed.
     plain = _GENERATION_TAGS.sub("", chat_template)
     try:
         return meta.find_undeclared_variables(environment.parse(plain))

@@ -1,4 +1,4 @@
-"""Reads the text that a model wrote as a message: thinking, content and tool calls."""
+"""Parses the text of an assistant turn into a message: thinking, content and tool calls."""
 
 import json
 import re
@@ -16,7 +16,7 @@ _MISTRAL_MARKED = re.compile(
 )
 _NAME = re.compile(r'"name"\s*:\s*"([^"]*)"')
 _OPENERS = re.compile(
-    # Not after a backtick: there it is quoted.
+    # After a backtick, the text only quotes a call.
     r"(?<!`)(?:"
     # Hermes, Qwen, GLM; Granite, Phi-4, LFM2, Kimi (<|tool_call…); MiniMax (<minimax:tool_call>).
     r"<\|?(?:\w+[:_])?tool_?calls?(?:[>|]|_\w+\|>)"
@@ -33,11 +33,11 @@ _OPENERS = re.compile(
     r")",
     re.IGNORECASE,
 )
-"""What a tool call begins with in the text of the model families that are known."""
+"""The texts with which tool calls of the supported model families begin."""
 _CALL_KEYS = {"type", "id", "name", "parameters", "arguments"}
-_FROM_TEXT = re.compile(r"text\d{5}")
+_TEXT_CALL_ID = re.compile(r"text\d{5}")
 
-_ID = re.compile(r"[A-Za-z0-9]{9}")
+_CALL_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 class WrittenCall(NamedTuple):
@@ -46,11 +46,11 @@ class WrittenCall(NamedTuple):
     name: str
     arguments: str
     id: str | None = None
-    """The call's id, if the format has ids: the model expects the reply under it."""
+    """The call's id if the format has ids; the model expects the reply to have the same id."""
 
 
 Parser = Callable[[str], tuple[str, list[WrittenCall]]]
-"""Reads a turn's text and returns its content and its calls."""
+"""Parses a turn's text into its content and its tool calls."""
 
 
 def parser_for(chat_template: str) -> Parser:
@@ -65,7 +65,7 @@ def parser_for(chat_template: str) -> Parser:
     if '"parameters": ' in chat_template or "'parameters'" in chat_template:
         return parse_llama
     raise ModelError(
-        "the model's chat template has no tool-call format that is known here",
+        "the model's chat template has no supported tool-call format",
         "use a model with Hermes/Qwen (<tool_call>), Llama 3 or Mistral ([TOOL_CALLS]) tool calls, "
         "serve it behind an OpenAI-compatible endpoint, or run without tools",
     )
@@ -74,10 +74,10 @@ def parser_for(chat_template: str) -> Parser:
 def message_from_text(
     text: str, parser: Parser | None, *, first_call: int = 0, is_thinking: bool = False
 ) -> Message:
-    """Returns the assistant message of a turn's text, from which the end-of-turn token is removed.
+    """Parses a turn's text, without its end-of-turn token, into an assistant message.
 
-    `first_call` is the number of the turn's first call within the conversation, from which ids are
-    made. `is_thinking`: whether the turn's header has already opened the thinking.
+    The ids of its calls are numbered from `first_call`, so that they are unique in a conversation.
+    `is_thinking`: whether the turn's header has already opened the thinking.
     """
     if is_thinking and "</think>" in text:
         text = "<think>" + text
@@ -92,22 +92,22 @@ def message_from_text(
     content, calls = parser(text)
     if calls:
         message["content"] = content
-        message["tool_calls"] = _numbered(calls, first_call)
+        message["tool_calls"] = _tool_calls(calls, first_call)
     return message
 
 
 def has_call_text(text: str) -> bool:
-    """Returns whether a turn's content holds a tool call that a server left in the text."""
+    """Returns whether a turn's content has a tool call that its server did not parse."""
     _, body = _without_thinking(text)
     return _OPENERS.search(body) is not None or _is_json_call(body)
 
 
 def message_with_calls(message: Message, tools: Iterable[str], *, first_call: int) -> Message:
-    """Returns an assistant message in which calls that a server left in the content are calls.
+    """Parses tool calls that a server left in the content of an assistant message.
 
-    Servers leave those in the text that their parser cannot read, and all without a parser. A call
-    that cannot be read here either keeps its text as arguments, so that the model learns what is
-    wrong with it. `tools` are the names of the tools that were offered.
+    A server does so with calls that its parser cannot read, or if it has no parser. The text of a
+    call that cannot be parsed here either becomes its arguments, so that the model is told what is
+    wrong with it. `tools` are the names of the offered tools.
     """
     content = message.get("content")
     if message.get("tool_calls") or not isinstance(content, str):
@@ -116,7 +116,7 @@ def message_with_calls(message: Message, tools: Iterable[str], *, first_call: in
     named = _NAME.search(body) if body.lstrip().startswith("{") else None
     if not has_call_text(body) and (named is None or named.group(1) not in names):
         return message
-    rest, calls = _calls_in(body)
+    rest, calls = _parse_calls(body)
     calls = [
         call
         if call.name
@@ -124,22 +124,22 @@ def message_with_calls(message: Message, tools: Iterable[str], *, first_call: in
         for call in calls
     ]
     changed: Message = {**message, "content": (thinking + rest) or None}
-    changed["tool_calls"] = _numbered(calls, first_call, prefix="text")
+    changed["tool_calls"] = _tool_calls(calls, first_call, prefix="text")
     return changed
 
 
 def is_from_text(call: ToolCall) -> bool:
-    """Returns whether a call was left in the text by the model's server."""
-    return _FROM_TEXT.fullmatch(call["id"]) is not None
+    """Returns whether a call comes from text that the model's server did not parse."""
+    return _TEXT_CALL_ID.fullmatch(call["id"]) is not None
 
 
 def _without_thinking(text: str) -> tuple[str, str]:
-    """Returns the thinking at the beginning of a turn, with its tags, and the rest."""
+    """Splits a turn into the thinking at its beginning, with its tags, and the rest."""
     thinking, end, rest = text.rpartition("</think>")
     return thinking + end, rest
 
 
-def _calls_in(body: str) -> tuple[str, list[WrittenCall]]:
+def _parse_calls(body: str) -> tuple[str, list[WrittenCall]]:
     parser = parse_llama
     if "<tool_call>" in body:
         parser = parse_hermes
@@ -154,7 +154,7 @@ def _calls_in(body: str) -> tuple[str, list[WrittenCall]]:
 
 
 def _is_json_call(body: str) -> bool:
-    """Returns whether a text is one JSON object with the keys of a call and no others."""
+    """Returns whether a text is a JSON object with the keys of a tool call only."""
     if not body.lstrip().startswith("{"):
         return False
     try:
@@ -165,7 +165,9 @@ def _is_json_call(body: str) -> bool:
     return "name" in call and isinstance(arguments, dict) and call.keys() <= _CALL_KEYS
 
 
-def _numbered(calls: Sequence[WrittenCall], first: int, *, prefix: str = "call") -> list[ToolCall]:
+def _tool_calls(
+    calls: Sequence[WrittenCall], first: int, *, prefix: str = "call"
+) -> list[ToolCall]:
     return [
         {
             # Mistral's templates require ids of nine letters or digits.
@@ -178,13 +180,13 @@ def _numbered(calls: Sequence[WrittenCall], first: int, *, prefix: str = "call")
 
 
 def parse_hermes(text: str) -> tuple[str, list[WrittenCall]]:
-    """Reads `<tool_call>{"name": …, "arguments": {…}}</tool_call>` blocks."""
+    """Parses `<tool_call>{"name": …, "arguments": {…}}</tool_call>` blocks."""
     calls = [_json_call(body, "arguments") for body in _HERMES.findall(text)]
     return _HERMES.sub("", text).strip() if calls else text, calls
 
 
 def parse_mistral(text: str) -> tuple[str, list[WrittenCall]]:
-    """Reads `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]` at the end of a turn."""
+    """Parses `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]` at the end of a turn."""
     match = _MISTRAL.search(text)
     if not match:
         return text, []
@@ -197,7 +199,7 @@ def parse_mistral(text: str) -> tuple[str, list[WrittenCall]]:
 
 
 def parse_mistral_marked(text: str) -> tuple[str, list[WrittenCall]]:
-    """Reads `[TOOL_CALLS]name[ARGS]{…}` calls, one after another (newer Mistral)."""
+    """Parses consecutive `[TOOL_CALLS]name[ARGS]{…}` calls (newer Mistral models)."""
     first = text.find("[TOOL_CALLS]")
     if first < 0:
         return text, []
@@ -209,7 +211,7 @@ def parse_mistral_marked(text: str) -> tuple[str, list[WrittenCall]]:
 
 
 def parse_llama(text: str) -> tuple[str, list[WrittenCall]]:
-    """Reads a turn that is one `{"name": …, "parameters": {…}}` object (Llama 3)."""
+    """Parses a turn that is one `{"name": …, "parameters": {…}}` object (Llama 3)."""
     body = text.strip().removeprefix("<|python_tag|>").strip()
     if not (body.startswith("{") and '"name"' in body):
         return text, []
@@ -217,21 +219,21 @@ def parse_llama(text: str) -> tuple[str, list[WrittenCall]]:
 
 
 def _json_call(body: str, key: str) -> WrittenCall:
-    """Returns a call's name and arguments as written.
+    """Parses the name, arguments and id of a call.
 
-    A call that cannot be read keeps its whole text as arguments, so that the model learns what is
-    wrong with it.
+    The whole text of an invalid call becomes its arguments, so that the model is told what is wrong
+    with it.
     """
     try:
         call: Any = json.loads(body)
         name, arguments = str(call["name"]), call.get(key, {})
         is_text = isinstance(arguments, str)
         written = arguments if is_text else json.dumps(arguments, ensure_ascii=False)
-        # JSON's escapes can hold half of a surrogate pair, which cannot be encoded in a file.
+        # A JSON escape can be half of a surrogate pair, which cannot be written to a file.
         f"{name}{written}".encode()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         named = _NAME.search(body)
         return WrittenCall(named.group(1) if named else "", body)
     call_id = call.get("id")
-    is_usable = isinstance(call_id, str) and _ID.fullmatch(call_id)
+    is_usable = isinstance(call_id, str) and _CALL_ID.fullmatch(call_id)
     return WrittenCall(name, written, call_id if is_usable else None)

@@ -1,8 +1,8 @@
-"""Finds the assistant's turns in a rendered conversation, and checks that each is unchanged.
+"""Finds the assistant's turns in a rendered conversation, and checks that they are unchanged.
 
 Templates render the last turn as the model writes it. But many change earlier turns: they drop the
-thinking, end the turn with another token, or move the tools. A turn counts as found only where the
-text has it exactly as the model writes it.
+thinking, end the turn with another token, or move the tools. A turn is found only if the text has
+it exactly as the model writes it.
 """
 
 import re
@@ -25,65 +25,65 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenTurn:
-    """The last turn of a conversation as the model writes it: the text before it, and its own."""
+class LastTurn:
+    """The last turn of a conversation as the model writes it, and the text before it."""
 
     before: str
     turn: str
 
-    def whole_in(self, text: str) -> str:
-        """Returns `text` if it begins with `before` and `turn`, else these two joined."""
-        return text if text.startswith(self.before + self.turn) else self.before + self.turn
-
 
 class TurnFinder:
-    """Finds the assistant's turns in the texts that a template makes of conversations."""
+    """Finds the assistant's turns in conversations that a template has rendered."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
 
     def find(
-        self, messages: Sequence[Message], tools: Sequence[ToolSchema], wanted: Collection[int]
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], indices: Collection[int]
     ) -> tuple[str, dict[int, Span]]:
-        """Returns the rendered text, and the spans of the `wanted` turns by their message's index.
+        """Returns the rendered text, and the spans of the turns at `indices` by message index.
 
         A span ends with the turn's end-of-turn token. A turn that is not in the text exactly as the
         model writes it has no span. Raises ModelError if a turn cannot be separated from the rest.
         """
-        text, likely = self._likely(messages, tools)
-        if not likely and len(messages) - 1 in wanted:
-            # The template may render earlier turns differently once this turn follows them. The
-            # text to use is then the one that the model reads before it writes this turn.
-            text = self.written(messages, tools).whole_in(text)
+        text, likely_spans = self._find_likely(messages, tools)
+        if not likely_spans and len(messages) - 1 in indices:
+            # The template may render earlier turns differently once this turn follows them. Then
+            # the text must be what the model reads before it writes this turn.
+            last_turn = self.last_turn(messages, tools)
+            if not text.startswith(last_turn.before + last_turn.turn):
+                text = last_turn.before + last_turn.turn
         spans: dict[int, Span] = {}
         turns = (index for index, message in enumerate(messages) if message["role"] == "assistant")
         for number, index in enumerate(turns):
-            if index not in wanted:
+            if index not in indices:
                 continue
-            span = likely[number] if likely else None
-            if span is None or not self._is_plain(text[slice(*span)], messages, index):
-                span = self._exact(text, span, messages[: index + 1], tools)
+            span = likely_spans[number] if likely_spans else None
+            if span is None or not self._is_obvious_turn(text[slice(*span)], messages, index):
+                span = self._find_exact(text, span, messages[: index + 1], tools)
             if span is not None:
                 spans[index] = span
         return text, spans
 
-    def _likely(
+    def _find_likely(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema]
     ) -> tuple[str, list[Span]]:
-        """Returns the text and the likely spans of all turns; no spans if they are uncertain."""
+        """Returns the text, and the likely spans of all turns if each turn has one."""
         num_turns = sum(message["role"] == "assistant" for message in messages)
-        if self._template.is_tagged:
-            text, tagged = self._template.tagged(messages, tools)
-            spans = [self._whole_turn(text, start, end) for start, end in tagged]
+        if self._template.has_generation_tags:
+            text, tagged = self._template.text_with_spans(messages, tools)
+            spans = [self._extend_to_end(text, start, end) for start, end in tagged]
         else:
             text = self._template.text(messages, tools)
-            spans = self._by_header(self._veiled(text, messages, tools), len(text))
-        return text, spans if len(spans) == num_turns and self._is_steady else []
+            spans = self._find_by_header(
+                self._mask_quoted_markers(text, messages, tools), len(text)
+            )
+        return text, spans if len(spans) == num_turns and self._keeps_earlier_text else []
 
-    def _is_plain(self, turn: str, messages: Sequence[Message], index: int) -> bool:
-        """Returns whether the text is obviously the whole turn and nothing else.
+    def _is_obvious_turn(self, turn: str, messages: Sequence[Message], index: int) -> bool:
+        """Returns whether a text has all parts of the turn, and nothing of the next message.
 
-        If not, it may still be the turn, since a template may trim, escape or drop parts of it.
+        Otherwise it may still be the turn, since a template may trim, escape or drop parts of it.
         """
         message, header = messages[index], self._template.header
         parts = [plain_text(message).strip(), *_called_names(message)]
@@ -93,58 +93,63 @@ class TurnFinder:
         is_alone = not (after and after in turn) and not (header and header in turn)
         return is_alone and all(part in turn for part in parts)
 
-    def _exact(
-        self, text: str, span: Span | None, upto: Sequence[Message], tools: Sequence[ToolSchema]
+    def _find_exact(
+        self,
+        text: str,
+        span: Span | None,
+        conversation: Sequence[Message],
+        tools: Sequence[ToolSchema],
     ) -> Span | None:
-        """Returns the span of `upto`'s last turn; None if it is not in the text as written.
+        """Returns the span of the last turn of `conversation`; None if the text has it changed.
 
         `span` is the likely span of the turn; None if it is unknown.
         """
-        written = self.written(upto, tools)
-        lead = self._template.lead if self._template.lead.strip() else ""
-        # The empty thinking block that only a last turn begins with may be missing.
-        if span is not None and written.turn in (turn := text[slice(*span)], lead + turn):
+        last_turn = self.last_turn(conversation, tools)
+        # An earlier turn may lack the empty thinking block with which a last turn begins.
+        prefix = self._template.last_turn_prefix
+        prefix = prefix if prefix.strip() else ""
+        if span is not None and last_turn.turn in (turn := text[slice(*span)], prefix + turn):
             return span
-        start = len(written.before)
-        is_here = text.startswith(written.before) and text.startswith(written.turn, start)
-        return (start, start + len(written.turn)) if is_here else None
+        start = len(last_turn.before)
+        is_here = text.startswith(last_turn.before) and text.startswith(last_turn.turn, start)
+        return (start, start + len(last_turn.turn)) if is_here else None
 
-    def written(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> WrittenTurn:
-        """Returns the last turn as the model writes it, when no message has followed it yet."""
-        if self._template.is_tagged:
-            text, tagged = self._template.tagged(messages, tools)
+    def last_turn(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> LastTurn:
+        """Returns the last turn of a conversation as the model writes it."""
+        if self._template.has_generation_tags:
+            text, tagged = self._template.text_with_spans(messages, tools)
             if not tagged:
-                raise _no_telling(len(messages) - 1)
-            start, end = self._whole_turn(text, *tagged[-1])
+                raise _unclear_turn_error(len(messages) - 1)
+            start, end = self._extend_to_end(text, *tagged[-1])
         else:
             before = self._template.text(messages[:-1], tools, add_generation_prompt=True)
             text = self._template.text(messages, tools)
             if not text.startswith(before):
                 text = before + self._without_history(messages, tools)
-            start, end = self._whole_turn(text, len(before), len(text))
-        written = WrittenTurn(text[:start], text[start:end])
+            start, end = self._extend_to_end(text, len(before), len(text))
+        last_turn = LastTurn(text[:start], text[start:end])
         thinking = thinking_of(messages[-1]).strip() if self._template.include_thinking else ""
-        if thinking not in written.turn:
+        if thinking not in last_turn.turn:
             raise ModelError(
                 f"this model's chat template leaves out the thinking of "
                 f"messages[{len(messages) - 1}]",
                 "set rollout.include_thinking to false, or choose a student that thinks",
             )
-        return written
+        return last_turn
 
     def _without_history(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
-        """Returns the text that the last message adds if no earlier message has thinking."""
+        """Returns the text that the last message adds after earlier messages without thinking."""
         bare = [*map(without_thinking, messages[:-1]), messages[-1]]
         before = self._template.text(bare[:-1], tools, add_generation_prompt=True)
         text = self._template.text(bare, tools)
         if not text.startswith(before):
-            raise _no_telling(len(messages) - 1)
+            raise _unclear_turn_error(len(messages) - 1)
         return text[len(before) :]
 
     @cached_property
-    def _is_steady(self) -> bool:
-        """Whether the text before a turn stays the same when the conversation continues."""
-        for num_before, messages, tools in _probes():
+    def _keeps_earlier_text(self) -> bool:
+        """Whether the template leaves the text before a turn unchanged when a turn is added."""
+        for num_before, messages, tools in _probe_conversations():
             try:
                 earlier = self._template.text(
                     messages[:num_before], tools, add_generation_prompt=True
@@ -156,47 +161,49 @@ class TurnFinder:
                 return False
         return True
 
-    def _veiled(self, text: str, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
-        """Returns the text, with headers and ends of turns inside messages overwritten with x.
+    def _mask_quoted_markers(
+        self, text: str, messages: Sequence[Message], tools: Sequence[ToolSchema]
+    ) -> str:
+        """Returns the text with the turn markers that messages quote replaced by x.
 
-        A message may quote such a text, which must not be taken for a turn. The length of the text
-        stays the same, so that spans in the result are spans in `text`.
+        Quoted markers must not be mistaken for turns. The length of the text does not change, so
+        that spans in the result are spans in `text`.
         """
-        quoted = [_veil(message, self._marks) for message in messages]
-        schemas = [_veil(tool, self._marks) for tool in tools]
-        if quoted == list(messages) and schemas == list(tools):
+        masked = [_mask_markers(message, self._marker_pattern) for message in messages]
+        schemas = [_mask_markers(tool, self._marker_pattern) for tool in tools]
+        if masked == list(messages) and schemas == list(tools):
             return text
-        return self._template.text(quoted, schemas)
+        return self._template.text(masked, schemas)
 
     @cached_property
-    def _marks(self) -> re.Pattern[str]:
-        """The pattern of texts that could be taken for a header or for the end of a turn."""
+    def _marker_pattern(self) -> re.Pattern[str]:
+        """The pattern of texts that could be mistaken for the header or the end of a turn."""
         header = self._template.header
-        marks = {token for token in self._template.control if token in header}
-        marks |= {header.strip(), self._template.end_of_turn} - {""}
-        return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
+        markers = {token for token in self._template.control_tokens if token in header}
+        markers |= {header.strip(), self._template.end_of_turn} - {""}
+        return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))
 
-    def _by_header(self, text: str, length: int) -> list[Span]:
-        """Returns the spans from each header to the next end-of-turn token; none if lengths differ.
+    def _find_by_header(self, text: str, length: int) -> list[Span]:
+        """Returns the spans from each header to the next end-of-turn token.
 
-        `length` is that of the text before quoted marks were overwritten.
+        Returns none if the text does not have its original `length`.
         """
         header, end_of_turn = self._template.header, self._template.end_of_turn
         spans: list[Span] = []
         if not header or len(text) != length:
             return spans
-        at = text.find(header)
-        while at >= 0:
-            start = at + len(header)
+        position = text.find(header)
+        while position >= 0:
+            start = position + len(header)
             end = text.find(end_of_turn, start)
             if end < 0:
                 break
             spans.append((start, end + len(end_of_turn)))
-            at = text.find(header, end)
+            position = text.find(header, end)
         return spans
 
-    def _whole_turn(self, text: str, start: int, end: int) -> Span:
-        """Returns a span that ends exactly with the turn's end-of-turn token."""
+    def _extend_to_end(self, text: str, start: int, end: int) -> Span:
+        """Returns the span, moved to end exactly with the turn's end-of-turn token."""
         end_of_turn = self._template.end_of_turn
         inside = text.rfind(end_of_turn, start, end)
         if inside >= 0 and self._is_blank(text[inside + len(end_of_turn) : end]):
@@ -204,20 +211,20 @@ class TurnFinder:
         after = text.find(end_of_turn, end)
         if after >= 0 and not text[end:after].strip():
             return start, after + len(end_of_turn)
-        # A call may end with a token of its own.
+        # A tool call may end with another control token.
         turn = text[start:end].rstrip()
-        is_ended = any(turn.endswith(token) for token in self._template.control)
+        is_ended = any(turn.endswith(token) for token in self._template.control_tokens)
         return (start, start + len(turn)) if is_ended else (start, end)
 
     def _is_blank(self, text: str) -> bool:
-        """Returns whether a text holds only blanks and control tokens."""
-        for token in self._template.control:
+        """Returns whether a text has only whitespace and control tokens."""
+        for token in self._template.control_tokens:
             text = text.replace(token, "")
         return not text.strip()
 
 
-def _probes() -> Iterator[tuple[int, list[Message], list[ToolSchema]]]:
-    """Yields `(number, messages, tools)`: a model would answer after that number of messages."""
+def _probe_conversations() -> Iterator[tuple[int, list[Message], list[ToolSchema]]]:
+    """Yields `(num_before, messages, tools)`; the model answers after `num_before` messages."""
     schema: ToolSchema = {
         "type": "function",
         "function": {"name": "z", "description": "z", "parameters": {"type": "object"}},
@@ -240,11 +247,12 @@ def _probes() -> Iterator[tuple[int, list[Message], list[ToolSchema]]]:
     yield 3, [*PROBE, calling, reply, answer], [schema]
 
 
-def _no_telling(index: int) -> ModelError:
+def _unclear_turn_error(index: int) -> ModelError:
     return ModelError(
         f"the assistant's turn in messages[{index}] cannot be distinguished from the rest "
         "in this model's chat template",
-        "mark it in chat_template.jinja with {% generation %} … {% endgeneration %}",
+        "mark the assistant's turns in chat_template.jinja with {% generation %} … "
+        "{% endgeneration %}",
     )
 
 
@@ -252,12 +260,14 @@ def _called_names(message: Message) -> list[str]:
     return [call["function"]["name"] for call in message.get("tool_calls") or []]
 
 
-def _veil(value: Any, marks: re.Pattern[str]) -> Any:
-    """Returns the value with every mark in its texts overwritten by as many letters x."""
+def _mask_markers(value: Any, markers: re.Pattern[str]) -> Any:
+    """Returns the value with each marker in its strings replaced by x of the same length."""
     if isinstance(value, str):
-        return marks.sub(lambda match: "x" * len(match[0]), value)
+        return markers.sub(lambda match: "x" * len(match[0]), value)
     if isinstance(value, dict):
-        return {key: _veil(item, marks) for key, item in cast("dict[str, Any]", value).items()}
+        return {
+            key: _mask_markers(item, markers) for key, item in cast("dict[str, Any]", value).items()
+        }
     if isinstance(value, list):
-        return [_veil(item, marks) for item in cast("list[Any]", value)]
+        return [_mask_markers(item, markers) for item in cast("list[Any]", value)]
     return value

@@ -1,1 +1,1 @@
-"""The rollout layouts of other systems, and their conversions into our layout and back."""
+"""The rollout layouts of other systems, and their conversion to Stillroom's layout."""

@@ -1,4 +1,4 @@
-"""Finds out which layout a rollout row has (ours, rnow's, NeMo Gym's), and converts it to ours."""
+"""Detects the layout of a rollout row, and converts the row to Stillroom's layout."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,10 +33,10 @@ class RolloutLayout(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _LayoutRules:
-    """The check of a layout's rows, and their conversion into our layout."""
+    """The functions that check the rows of a layout and convert them to Stillroom's layout."""
 
     problems: Callable[[Row], Iterator[Problem]]
-    read: Callable[[Row], Row]
+    to_stillroom: Callable[[Row], Row]
 
 
 def layout_of(row: Row) -> RolloutLayout | None:
@@ -49,7 +49,7 @@ def layout_of(row: Row) -> RolloutLayout | None:
 
 
 def stillroom_problems(row: Row) -> Iterator[Problem]:
-    """Yields everything wrong with a rollout row in our layout."""
+    """Yields every problem of a rollout row in Stillroom's layout."""
     yield from message_problems(row.get("messages"))
     yield from tool_schema_problems(row.get("tools"))
     yield from number_problems(row, "reward")
@@ -60,11 +60,12 @@ def stillroom_problems(row: Row) -> Iterator[Problem]:
     errors = row.get("tool_errors")
     if errors is not None and (isinstance(errors, bool) or not isinstance(errors, int)):
         value = describe(errors)
-        yield Problem("tool_errors", f"must be a whole number, not {value}", "count the errors")
+        fix = "write the number of tool calls that failed"
+        yield Problem("tool_errors", f"must be a whole number, not {value}", fix)
     for field in ("id", "task_id", "stop_reason"):
         if not isinstance(row.get(field), str):
             value = describe(row.get(field))
-            yield Problem(field, f"must be a string, not {value}", "write the rollout again")
+            yield Problem(field, f"must be a string, not {value}", "write a string")
 
 
 RULES = {
@@ -75,10 +76,10 @@ RULES = {
 
 
 def rollout_problems(row: Row) -> Iterator[Problem]:
-    """Yields everything wrong with a rollout row of any layout."""
+    """Yields every problem of a rollout row in any layout."""
     yield from RULES[layout_of(row) or RolloutLayout.STILLROOM].problems(row)
 
 
 def as_rollout(row: Row) -> Row:
-    """Returns a rollout row of any layout in our layout; it must have no problems."""
-    return RULES[layout_of(row) or RolloutLayout.STILLROOM].read(row)
+    """Converts a rollout row without problems from any layout to Stillroom's."""
+    return RULES[layout_of(row) or RolloutLayout.STILLROOM].to_stillroom(row)

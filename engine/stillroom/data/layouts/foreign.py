@@ -11,16 +11,16 @@ from stillroom.types import StopReason
 Row = dict[str, Any]
 
 
-def leading(messages: Sequence[Row]) -> list[Row]:
+def prompt_messages(messages: Sequence[Row]) -> list[Row]:
     """Returns the messages before the first assistant message; all if there is none."""
     roles = [message["role"] for message in messages]
     return list(messages[: roles.index("assistant")] if "assistant" in roles else messages)
 
 
 def prompt_length(messages: Sequence[Row], turns: Any) -> int:
-    """Returns the number of messages in the prompt, if the last `turns` turns were sampled.
+    """Returns the number of messages before the first of the last `turns` assistant turns.
 
-    If `turns` is not a possible number, all assistant turns count as sampled.
+    If `turns` is not a possible number, it returns the number before the first assistant turn.
     """
     sampled = [index for index, m in enumerate(messages) if m["role"] == "assistant"]
     if isinstance(turns, int) and 0 < turns <= len(sampled):
@@ -29,30 +29,27 @@ def prompt_length(messages: Sequence[Row], turns: Any) -> int:
 
 
 def task_id_of(row: Row, identity: Any) -> str:
-    """Returns the row's task_id, or else a hash of the values that identify its task."""
+    """Returns the row's task_id, or else a hash of the values that identify the task."""
     task_id = row.get("task_id")
     return task_id if isinstance(task_id, str) and task_id else content_hash(identity)
 
 
-def ending(messages: Sequence[Row], *, is_failed: bool, is_truncated: bool) -> StopReason:
-    """Returns why a rollout ended, judged by its messages and these two flags.
+def infer_stop_reason(
+    messages: Sequence[Row], *, is_failed: bool, is_truncated: bool
+) -> StopReason:
+    """Returns why a rollout ended, inferred from its messages and two flags.
 
-    A call that the model's server left in the text is no answer.
+    Text with a tool call that the model's server did not parse is not an answer.
     """
-    last = messages[-1] if messages else {"role": "user"}
-    text = last.get("content")
-    is_call = bool(last.get("tool_calls")) or (isinstance(text, str) and has_call_text(text))
-    is_open = last["role"] != "assistant" or is_call
-    return stop_reason(is_failed=is_failed, is_truncated=is_truncated, is_open=is_open)
-
-
-def stop_reason(*, is_failed: bool, is_truncated: bool, is_open: bool) -> StopReason:
-    """Returns why a rollout ended; `is_open` means that its last message is not an answer."""
     if is_failed:
         return StopReason.ERROR
     if is_truncated:
         return StopReason.MAX_TOKENS
-    return StopReason.MAX_TURNS if is_open else StopReason.ANSWERED
+    last = messages[-1] if messages else {"role": "user"}
+    text = last.get("content")
+    is_call = bool(last.get("tool_calls")) or (isinstance(text, str) and has_call_text(text))
+    is_answer = last["role"] == "assistant" and not is_call
+    return StopReason.ANSWERED if is_answer else StopReason.MAX_TURNS
 
 
 def as_object(value: Any) -> Row:
@@ -66,6 +63,6 @@ def numbers_by_name(value: Any) -> dict[str, float]:
     return {name: number for name in named if (number := as_number(named[name])) is not None}
 
 
-def count(value: Any) -> int:
-    """Returns a number of tokens; 0 for anything that is not a positive whole number."""
+def token_count(value: Any) -> int:
+    """Returns the value if it is a positive whole number, else 0."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -1,6 +1,6 @@
 """Prompts and rollouts in NeMo Gym's layout: a Responses API request, its response, a reward.
 
-In rows of its offline tutorial, the response's items are in a field `output` of the row itself.
+Rows of its offline tutorial have the items of the response in their own field `output`.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ from stillroom.data.checks import (
 from stillroom.data.layouts.foreign import (
     Row,
     as_object,
-    count,
-    ending,
+    infer_stop_reason,
     numbers_by_name,
     task_id_of,
+    token_count,
 )
 from stillroom.data.layouts.responses import (
     flat_tool_problems,
@@ -32,7 +32,7 @@ from stillroom.errors import FailureClass
 
 LAYOUT = "nemo_gym"
 REQUEST = "responses_create_params"
-_OUR_FIELDS = frozenset(
+_STILLROOM_FIELDS = frozenset(
     ("id", "task_id", "reward", "rewards", "success", "metadata", "response", "output", REQUEST)
 )
 
@@ -44,7 +44,7 @@ def is_nemo_gym_rollout(row: Row) -> bool:
 
 
 def _request_problems(row: Row) -> Iterator[Problem]:
-    """Yields everything wrong with the request of a prompt or rollout row."""
+    """Yields every problem of the request of a prompt or rollout row."""
     request = row.get(REQUEST)
     if not isinstance(request, dict):
         yield Problem(REQUEST, f"must be an object, not {describe(request)}", "write an object")
@@ -62,7 +62,7 @@ def _request_problems(row: Row) -> Iterator[Problem]:
 
 
 def prompt_row_problems(row: Row) -> Iterator[Problem]:
-    """Yields everything wrong with a prompt row."""
+    """Yields every problem of a prompt row."""
     problems = list(_request_problems(row))
     yield from problems
     if not problems:
@@ -77,7 +77,7 @@ def prompt_row_problems(row: Row) -> Iterator[Problem]:
 
 
 def request_messages(row: Row) -> list[Row]:
-    """Returns the chat messages of a request without problems; its instructions come first."""
+    """Returns the chat messages of a request without problems; its instructions are the first."""
     request: Row = row[REQUEST]
     items = request["input"]
     if isinstance(items, str):
@@ -93,22 +93,22 @@ def request_schemas(row: Row) -> list[Row] | None:
 
 
 def row_metadata(row: Row) -> Row:
-    """Returns the row's fields for which we have no field, merged with its metadata.
+    """Returns the row's metadata and the fields that Stillroom's layout does not have.
 
     For a name in both, the metadata's value is used.
     """
-    extra = {key: value for key, value in row.items() if key not in _OUR_FIELDS}
+    extra = {key: value for key, value in row.items() if key not in _STILLROOM_FIELDS}
     return extra | as_object(row.get("metadata"))
 
 
 def nemo_gym_problems(row: Row) -> Iterator[Problem]:
-    """Yields everything wrong with a rollout row."""
+    """Yields every problem of a rollout row."""
     response: Any = row.get("response")
     problems = list(_request_problems(row)) if REQUEST in row else []
     if response is not None and not isinstance(response, dict):
-        problems.append(_no_response(response))
+        problems.append(_response_problem(response))
     else:
-        where = "output" if _stands_at_top(row) else "response.output"
+        where = "output" if _has_top_level_output(row) else "response.output"
         problems += item_problems(_output(row), where)
     yield from problems
     if not problems:
@@ -117,28 +117,28 @@ def nemo_gym_problems(row: Row) -> Iterator[Problem]:
     yield from object_problems(row, "metadata")
 
 
-def _no_response(response: Any) -> Problem:
+def _response_problem(response: Any) -> Problem:
     return Problem(
         "response", f"must be an object, not {describe(response)}", 'write {"output": […]}'
     )
 
 
-def _stands_at_top(row: Row) -> bool:
+def _has_top_level_output(row: Row) -> bool:
     return not isinstance(row.get("response"), dict) or "output" not in row["response"]
 
 
 def _output(row: Row) -> Any:
-    return row.get("output") if _stands_at_top(row) else row["response"]["output"]
+    return row.get("output") if _has_top_level_output(row) else row["response"]["output"]
 
 
 def _messages(row: Row) -> list[Row]:
     prompt = request_messages(row) if REQUEST in row else []
-    # Converted separately, so that the answer's first turn is not merged with one of the prompt.
+    # Converted separately, so that the answer is not merged with the last turn of the prompt.
     return [*prompt, *messages_from_items(_output(row))]
 
 
 def rollout_from_nemo_gym(row: Row) -> Row:
-    """Returns a NeMo Gym rollout, which must have no problems, in our layout."""
+    """Converts a NeMo Gym rollout without problems to Stillroom's layout."""
     messages = _messages(row)
     prompt = request_messages(row) if REQUEST in row else []
     response: Row = row.get("response") or {}
@@ -150,36 +150,42 @@ def rollout_from_nemo_gym(row: Row) -> Row:
     model = response.get("model")
     teacher = {"teacher": {"provider": LAYOUT, "model": model, "settings": _settings(row)}}
     return (teacher if isinstance(model, str) and model else {}) | {
-        "id": _id_of(row, response),
-        # The index is part of it, since some environments hold the task themselves and have the
-        # same prompt for all tasks.
+        "id": _rollout_id(row, response),
+        # The hash includes the index, since the prompt is the same for all tasks in some
+        # environments.
         "task_id": task_id_of(row, {"messages": prompt, "task": task}),
-        "sample": count(sample),
+        "sample": token_count(sample),
         "messages": messages,
         "tools": (request_schemas(row) if REQUEST in row else None) or [],
         "metadata": row_metadata(row),
         "reward": None if failure else as_number(row.get("reward")),
         "rewards": numbers_by_name(row.get("rewards")),
         "success": success if isinstance(success, bool) and not failure else None,
-        "stop_reason": ending(messages, is_failed=bool(failure), is_truncated=is_truncated),
+        "stop_reason": infer_stop_reason(
+            messages, is_failed=bool(failure), is_truncated=is_truncated
+        ),
         "turns": sum(m["role"] == "assistant" for m in messages[len(prompt) :]),
         "truncated": is_truncated,
         "error": failure,
         "usage": {
-            "prompt_tokens": count(counts.get("input_tokens")),
-            "completion_tokens": count(counts.get("output_tokens")),
+            "prompt_tokens": token_count(counts.get("input_tokens")),
+            "completion_tokens": token_count(counts.get("output_tokens")),
         },
     }
 
 
 def _settings(row: Row) -> Row:
-    """Returns the sampling settings of a row's request, under our names."""
+    """Returns the sampling settings of a row's request, under Stillroom's names."""
     request = as_object(row.get(REQUEST))
     names = {"temperature": "temperature", "top_p": "top_p", "max_tokens": "max_output_tokens"}
-    return {name: request[given] for name, given in names.items() if given in request}
+    return {
+        name: request[request_name]
+        for name, request_name in names.items()
+        if request_name in request
+    }
 
 
-def _id_of(row: Row, response: Row) -> str:
+def _rollout_id(row: Row, response: Row) -> str:
     for candidate in (row.get("id"), response.get("id")):
         if isinstance(candidate, str) and candidate:
             return candidate

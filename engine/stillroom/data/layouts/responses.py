@@ -13,7 +13,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def item_problems(items: Any, field: str) -> Iterator[Problem]:
-    """Yields everything wrong with a list of Responses items."""
+    """Yields every problem of a list of Responses items."""
     if not isinstance(items, list):
         yield Problem(field, f"must be a list of items, not {describe(items)}", "write a list")
         return
@@ -33,14 +33,14 @@ def _item_problem(item: _Item, where: str) -> Problem | None:
     if fields is None:
         return Problem(
             f"{where}.type",
-            f"items of type {kind!r} have no chat message",
-            "leave the row out: only messages, reasoning and function calls can be read",
+            f"items of type {kind!r} cannot be converted to chat messages",
+            "leave the row out: only messages, reasoning and function calls can be converted",
         )
     if kind == "message" and item.get("role") not in _ROLES:
-        return _wrong(f"{where}.role", item.get("role"), f"one of {', '.join(_ROLES)}")
+        return _type_problem(f"{where}.role", item.get("role"), f"one of {', '.join(_ROLES)}")
     for name, (is_fine, wanted) in fields.items():
         if not is_fine(item.get(name)):
-            return _wrong(f"{where}.{name}", item.get(name), wanted)
+            return _type_problem(f"{where}.{name}", item.get(name), wanted)
     return None
 
 
@@ -48,7 +48,7 @@ def _are_objects(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(v, dict) for v in cast("list[Any]", value))
 
 
-def _wrong(field: str, value: Any, wanted: str) -> Problem:
+def _type_problem(field: str, value: Any, wanted: str) -> Problem:
     return Problem(field, f"must be {wanted}, not {describe(value)}", f"write {wanted}")
 
 
@@ -80,42 +80,42 @@ _FIELDS: dict[str, dict[str, _Check]] = {
 
 
 def messages_from_items(items: Sequence[_Item]) -> list[ChatMessage]:
-    """Returns the chat messages of items, which must have no problems.
+    """Converts items without problems to chat messages.
 
-    Reasoning, text and calls that follow each other become one assistant message.
+    Consecutive reasoning, text and calls become one assistant message.
     """
     turns = _Turns()
     for item in items:
         match item.get("type") or "message":
             case "reasoning":
-                turns.think(_reasoning_text(item))
+                turns.add_reasoning(_reasoning_text(item))
             case "function_call":
                 function = {"name": item["name"], "arguments": item["arguments"]}
                 call = {"id": item["call_id"], "type": "function", "function": function}
-                turns.call(call)
+                turns.add_call(call)
             case "function_call_output":
                 content = _chat_content(item.get("output")) or ""
                 reply = {"role": "tool", "tool_call_id": item["call_id"], "content": content}
-                turns.add(reply)
+                turns.add_message(reply)
             case _ if item["role"] == "assistant":
-                turns.say(item)
+                turns.add_assistant_message(item)
             case _:
                 role = "system" if item["role"] == "developer" else item["role"]
                 extra = {key: item[key] for key in ("tool_call_id", "name") if key in item}
                 content = _chat_content(item.get("content")) or ""
-                turns.add({"role": role, "content": content} | extra)
+                turns.add_message({"role": role, "content": content} | extra)
     turns.close()
     return turns.messages
 
 
 class _Turns:
-    """Builds chat messages from items; `_open` is an assistant message that may still grow."""
+    """Builds chat messages from items; `_open` is an assistant message that is not complete yet."""
 
     def __init__(self) -> None:
         self.messages: list[ChatMessage] = []
         self._open: ChatMessage | None = None
 
-    def think(self, text: str) -> None:
+    def add_reasoning(self, text: str) -> None:
         if self._open and (self._open["content"] or "tool_calls" in self._open):
             self.close()
         turn = self._turn()
@@ -123,24 +123,24 @@ class _Turns:
             before = turn.get("reasoning_content")
             turn["reasoning_content"] = f"{before}\n{text}" if before else text
 
-    def say(self, item: _Item) -> None:
+    def add_assistant_message(self, item: _Item) -> None:
         content, calls = _chat_content(item.get("content")) or "", item.get("tool_calls") or []
         if not content and not calls and self._follows_assistant():
-            return  # some environments end a rollout with an empty message
+            return  # Some environments end a rollout with an empty message.
         if self._open and self._open["content"]:
             self.close()
         turn = self._turn()
         turn["content"] = content
-        # An input may hold whole chat messages instead of items.
+        # An input may have whole chat messages instead of items.
         if "reasoning_content" in item:
             turn["reasoning_content"] = item["reasoning_content"]
         if calls:
             turn["tool_calls"] = [*turn.get("tool_calls", []), *calls]
 
-    def call(self, call: dict[str, Any]) -> None:
+    def add_call(self, call: dict[str, Any]) -> None:
         self._turn().setdefault("tool_calls", []).append(call)
 
-    def add(self, message: ChatMessage) -> None:
+    def add_message(self, message: ChatMessage) -> None:
         self.close()
         self.messages.append(message)
 
@@ -166,7 +166,7 @@ def _reasoning_text(item: _Item) -> str:
 
 
 def _chat_content(content: Any) -> Any:
-    """Returns content as one string if all parts are text, else as parts of chat completions."""
+    """Returns content as one string if all parts are text, else as Chat Completions parts."""
     if content is None or isinstance(content, str):
         return content
     parts = cast("list[_Item]", content)
@@ -190,11 +190,11 @@ def _chat_part(part: _Item) -> _Item:
 
 
 def flat_tool_problems(tools: Any, field: str) -> Iterator[Problem]:
-    """Yields everything wrong with a list of tools in the flat form of the Responses API."""
+    """Yields every problem of a list of tools in the flat form of the Responses API."""
     if tools is None:
         return
     if not _are_objects(tools):
-        yield _wrong(field, tools, "a list of tools")
+        yield _type_problem(field, tools, "a list of tools")
         return
     for index, tool in enumerate(cast("list[_Item]", tools)):
         nested = tool.get("function")
@@ -203,8 +203,8 @@ def flat_tool_problems(tools: Any, field: str) -> Iterator[Problem]:
             yield Problem(
                 f"{field}[{index}]",
                 f"must be a function with a name, not {describe(tool)}",
-                'write {"type": "function", "name": …, "parameters": {…}}; tools that an '
-                "endpoint runs itself are not supported",
+                'write {"type": "function", "name": …, "parameters": {…}}; built-in tools of an '
+                "endpoint are not supported",
             )
 
 

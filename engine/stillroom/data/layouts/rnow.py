@@ -1,4 +1,4 @@
-"""Rollouts in rnow's layout: one JSON file each, with the chat under `conversation`.
+"""Rollouts in rnow's layout: one JSON file each, with the messages under `conversation`.
 
 Source: rnow 0.4, `rollouts/rollout_N/sample_M.json`; its `--store` writes all rollouts of a test as
 one document after some lines of text, `rollouts/ID.txt`.
@@ -20,15 +20,15 @@ from stillroom.data.checks import (
 from stillroom.data.layouts.foreign import (
     Row,
     as_object,
-    count,
-    ending,
-    leading,
+    infer_stop_reason,
     numbers_by_name,
+    prompt_messages,
     task_id_of,
+    token_count,
 )
 from stillroom.errors import FailureClass
 
-_NO_REWARD = ("error", "timeout")
+_FAILED_REWARDS = ("error", "timeout")
 
 
 def is_rnow(row: Row) -> bool:
@@ -52,7 +52,7 @@ def is_stored_by_rnow(path: Path) -> bool:
 
 
 def rnow_problems(row: Row) -> Iterator[Problem]:
-    """Yields everything wrong with a rollout in rnow's layout."""
+    """Yields every problem of a rollout in rnow's layout."""
     yield from message_problems(row.get("conversation"), "conversation")
     yield from number_problems(row, "total_reward")
     yield from object_problems(row, "metadata")
@@ -68,25 +68,25 @@ def rnow_problems(row: Row) -> Iterator[Problem]:
 
 
 def is_rnow_reward(value: Any) -> bool:
-    """Returns whether a named reward is a number, or rnow's word for a reward that failed."""
-    return value in _NO_REWARD or as_number(value) is not None
+    """Returns whether a value is a number, or rnow's marker of a failed reward function."""
+    return value in _FAILED_REWARDS or as_number(value) is not None
 
 
 def rollout_from_rnow(row: Row) -> Row:
-    """Returns an rnow rollout, which must have no problems, in our layout."""
+    """Converts an rnow rollout without problems to Stillroom's layout."""
     messages: list[Row] = row["conversation"]
     failure = failure_of(row)
     is_truncated = row.get("truncated") is True
-    # rnow writes 0 where a reward failed, which says nothing about the answer.
+    # rnow writes a reward of 0 if a reward function failed, which says nothing about the answer.
     reward = None if failure else as_number(row.get("total_reward"))
-    # A rollout that did not complete its task has an answer, which is no success.
+    # A rollout that did not complete its task is not a success, even with an answer.
     success = row.get("success", False if row.get("completed") is False else None)
     if success is True and reward is not None:
-        success = None  # rnow writes true for all that ran; the reward judges the answer.
-    prompt_tokens = count(row.get("promptTokens"))
+        success = None  # rnow writes true for all rollouts that ran; the reward judges the answer.
+    prompt_tokens = token_count(row.get("promptTokens"))
     return {
         "id": row["id"] if isinstance(row.get("id"), str) else "",
-        "task_id": task_id_of(row, {"messages": leading(messages)}),
+        "task_id": task_id_of(row, {"messages": prompt_messages(messages)}),
         "sample": 0,
         "messages": messages,
         "tools": row.get("tools") or [],
@@ -94,22 +94,24 @@ def rollout_from_rnow(row: Row) -> Row:
         "reward": reward,
         "rewards": numbers_by_name(row.get("rewards")),
         "success": success if isinstance(success, bool) and not failure else None,
-        "stop_reason": ending(messages, is_failed=bool(failure), is_truncated=is_truncated),
+        "stop_reason": infer_stop_reason(
+            messages, is_failed=bool(failure), is_truncated=is_truncated
+        ),
         "turns": sum(message["role"] == "assistant" for message in messages),
         "truncated": is_truncated,
         "error": failure,
         "usage": {
             "prompt_tokens": prompt_tokens,
-            "completion_tokens": max(0, count(row.get("totalTokens")) - prompt_tokens),
+            "completion_tokens": max(0, token_count(row.get("totalTokens")) - prompt_tokens),
         },
     }
 
 
 def failure_of(row: Row) -> dict[str, str] | None:
     """Returns the infrastructure failure of an rnow rollout; None if there was none."""
-    failed = [name for name, v in as_object(row.get("rewards")).items() if v in _NO_REWARD]
+    failed = [name for name, v in as_object(row.get("rewards")).items() if v in _FAILED_REWARDS]
     if failed:
-        kind, message = FailureClass.REWARD, f"no value of {', '.join(failed)}"
+        kind, message = FailureClass.REWARD, f"reward failed: {', '.join(failed)}"
     elif row.get("completed") == "error" or row.get("error"):
         kind, message = FailureClass.INTERNAL, str(row.get("error") or "the rollout failed")
     else:

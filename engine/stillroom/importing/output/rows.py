@@ -11,7 +11,7 @@ import msgspec
 
 from stillroom.data.distribution import Distribution
 from stillroom.data.formats import task_from_row
-from stillroom.data.layouts.foreign import ending
+from stillroom.data.layouts.foreign import infer_stop_reason
 from stillroom.errors import FailureClass
 from stillroom.files import LineWriter, content_hash
 from stillroom.importing.conversations.call_tree import NONE
@@ -49,7 +49,7 @@ def rollout_row(
     last = msgspec.json.decode(rollout.messages[-1])
     is_cut = kept.finish_reason == "length"
     is_failed = kept.error is not None and not (kept.failure and kept.failure.is_of_reward)
-    stop = ending([last], is_failed=is_failed, is_truncated=is_cut)
+    stop = infer_stop_reason([last], is_failed=is_failed, is_truncated=is_cut)
     if kept.finish_reason == "content_filter" and kept.error is None:
         stop = StopReason.CONTENT_FILTER
     row: dict[str, Any] = {

@@ -13,7 +13,7 @@ from stillroom.data.near_duplicates import (
     cluster_of,
     merge_clusters,
 )
-from stillroom.data.words import shingles_of, spoken_text, user_texts, words_of
+from stillroom.data.words import shingles_of, user_and_assistant_text, user_texts, words_of
 from stillroom.files import content_hash
 from stillroom.importing.conversations.rollouts import JoinedRows, RolloutBuilder
 from stillroom.importing.payloads.fields import iso_seconds
@@ -108,7 +108,7 @@ class _Texts:
 
     def turns(self, index: int) -> str:
         """Returns the text of all user and assistant messages."""
-        return spoken_text(self._messages(index))
+        return user_and_assistant_text(self._messages(index))
 
     def group_and_time(self, index: int) -> tuple[str | None, float | None]:
         """Returns a rollout's group, and the start of its last call in seconds since 1970."""

@@ -161,7 +161,7 @@ class RolloutSpecs:
         self._begins = array("I")
         seen, repeats = HashSet(), Counter[str]()
         for number in range(len(tasks)):
-            task_id = tasks.id_of(number)
+            task_id = tasks.task_id(number)
             # A task that is listed twice gets twice as many samples.
             if not seen.add(int(task_id, 16)):
                 repeats[task_id] += 1
@@ -182,7 +182,7 @@ class RolloutSpecs:
 
     def _key(self, number: int) -> RolloutKey:
         task, sample = divmod(number, self._samples)
-        return RolloutKey(self._tasks.id_of(task), self._begins[task] + sample)
+        return RolloutKey(self._tasks.task_id(task), self._begins[task] + sample)
 
     def __len__(self) -> int:
         return len(self._numbers)

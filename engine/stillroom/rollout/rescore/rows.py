@@ -80,7 +80,7 @@ def _input_row(where: str, line: Line) -> InputRow:
     layout = None if isinstance(row, Problem) else layout_of(row)
     if isinstance(row, Problem) or layout is None or any(RULES[layout].problems(row)):
         return InputRow(where, data, None, NOT_A_ROLLOUT)
-    fields = RULES[layout].read(row)
+    fields = RULES[layout].to_stillroom(row)
     failure = FailureClass.of(fields.get("error"))
     # A row whose reward alone failed is judged: scoring it again is the remedy.
     if failure is not None and not failure.is_of_reward:

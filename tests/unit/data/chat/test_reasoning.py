@@ -45,7 +45,7 @@ def test_a_mode_becomes_what_the_template_reads(template, mode, variables):
 )  # fmt: skip
 @pytest.mark.parametrize("mode", ["none", "high"])
 def test_a_template_without_the_choice_is_refused_by_name(template, mode):
-    with pytest.raises(ConfigError, match=f"reasoning_mode: {mode}: .*has no such choice"):
+    with pytest.raises(ConfigError, match=f"reasoning_mode: {mode}: .*cannot switch reasoning"):
         reasoning_variables(template, mode)
 
 

@@ -40,7 +40,7 @@ def test_the_parser_follows_the_templates_format(template, parser):
 
 
 def test_a_template_without_a_known_format_is_refused_with_other_ways():
-    with pytest.raises(ModelError, match="no tool-call format") as caught:
+    with pytest.raises(ModelError, match="no supported tool-call format") as caught:
         parser_for(chat_templates.GEMMA)
     assert "OpenAI-compatible endpoint" in caught.value.fix
 

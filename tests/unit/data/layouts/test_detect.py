@@ -63,7 +63,7 @@ def test_a_rollout_of_rnow_is_read_whole() -> None:
     [
         ({"completed": "error", "success": False, "error": "boom"}, "internal", "boom"),
         ({"completed": "error", "errors": ["late", "very"]}, "internal", "late; very"),
-        ({"rewards": {"a": 1.0, "b": "timeout"}}, "reward", "no value of b"),
+        ({"rewards": {"a": 1.0, "b": "timeout"}}, "reward", "reward failed: b"),
         ({"rewards": {"b": "error"}, "errors": ["b: boom"]}, "reward", "b: boom"),
     ],
 )
@@ -166,7 +166,7 @@ def test_a_foreign_row_is_refused_or_becomes_one_without_problems(row: Row, more
     layout = layout_of(row)
     if layout not in FOREIGN or list(rollout_problems(row)):
         return
-    ours = RULES[layout].read(row)
+    ours = RULES[layout].to_stillroom(row)
 
     assert list(message_problems(ours["messages"])) == []
     assert list(rollout_problems(ours)) == []
