@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fakes.source_tree import ROOT, imports_of, module_of, starts
+from stillroom.train.config.losses import LOSSES
 from stillroom_mcp.resources.texts import page_files
 
 ARCHITECTURE = ROOT / "docs/architecture.md"
@@ -89,6 +90,13 @@ def test_each_recipe_names_files_that_hold_what_it_names():
 def first_of(*paths: Path) -> Path:
     """Returns the first path that exists."""
     return next(path for path in paths if path.exists())
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_skill_on_config_names_every_loss(loss: str) -> None:
+    skill = (ROOT / "skills/distillation-config/SKILL.md").read_text(encoding="utf-8")
+    [row] = [line for line in skill.splitlines() if line.startswith("| `algorithm.loss_fn` |")]
+    assert f"`{loss}`" in row
 
 
 @pytest.mark.parametrize(

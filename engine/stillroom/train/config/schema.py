@@ -14,6 +14,7 @@ from stillroom.train.config.distill_sections import (
     SoftTargetsSection,
     TeacherSection,
 )
+from stillroom.train.config.losses import LOSSES
 from stillroom.train.config.sections import (
     ConfigSection,
     DistillTrainer,
@@ -185,10 +186,12 @@ class DistillConfig(_CommonConfig):
         if not isinstance(self.teacher.path, str):
             raise ValueError(f"{name} needs a single teacher: teacher.path cannot be a list")
         if self.algorithm.has_ratio:
+            losses = [
+                loss.name for loss in LOSSES.values() if loss.reads in ("distribution", "top_k")
+            ]
             raise ValueError(
-                f"{name} needs a loss that compares distributions (full_reverse_kl, jsd, "
-                "top_k_reverse_kl) without algorithm.reward_coef: rows were not sampled from the "
-                "student"
+                f"{name} needs a loss that compares distributions ({', '.join(losses)}) without "
+                "algorithm.reward_coef: rows were not sampled from the student"
             )
         return self
 
