@@ -1,13 +1,22 @@
 """Where modules lie, how large they may be, and what things may not be called."""
 
 import ast
+import dataclasses
+import typing
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from fakes.source_tree import PACKAGES, ROOT, imports_of, modules, tree_of
+from stillroom.api import OPERATIONS, Operation
+from stillroom.importing.records import TraceFormat
+from stillroom.teachers.providers import Provider
+from stillroom.train.config.losses import Loss
+from stillroom.train.config.schema import CONFIGS
 
 MAX_MODULES_IN_A_FOLDER = 18
 MAX_LINES_IN_A_FILE = 500
@@ -116,3 +125,39 @@ def test_no_name_is_a_riddle():
 
 def test_nothing_needs_a_compiler():
     assert [path for package in PACKAGES for path in (ROOT / package).rglob("*.[ch]")] == []
+
+
+def models_in(model: Any) -> Iterator[type[BaseModel]]:
+    """Yields a pydantic model, and those of its fields."""
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        yield model
+        for field in model.model_fields.values():
+            yield from models_in(field.annotation)
+    for part in typing.get_args(model):
+        yield from models_in(part)
+
+
+def names_read() -> set[str]:
+    """Returns the attributes that the code reads, and the texts by which it may read others."""
+    nodes = [node for path in modules().values() for node in ast.walk(tree_of(path))]
+    return {
+        *(n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)),
+        *(n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)),
+    }
+
+
+def test_no_option_and_no_column_of_a_table_is_ignored() -> None:
+    given = [*(operation.request for operation in OPERATIONS), *CONFIGS.values()]
+    options = {
+        (model.__name__, name)
+        for start in given
+        for model in models_in(start)
+        for name in model.model_fields
+    }
+    columns = {
+        (table.__name__, field.name)
+        for table in (Operation, Loss, Provider, TraceFormat)
+        for field in dataclasses.fields(table)
+    }
+    read = names_read()
+    assert sorted((of, name) for of, name in options | columns if name not in read) == []

@@ -20,6 +20,7 @@ from stillroom.files import write_atomic
 from stillroom.lineage import now
 from stillroom.secrecy.readable import check_readable, parse_error_message
 from stillroom.settings import Workspace
+from stillroom.teachers.providers import PROVIDERS
 from stillroom.types import Usage
 from stillroom.yaml_text import read_yaml
 
@@ -34,7 +35,7 @@ _MILLION = 1_000_000
 SOURCE = "https://openrouter.ai/api/v1/models"
 _TIMEOUT_S = 30.0
 _MAX_BYTES = bounds.PRICE_LIST.most
-_MAKERS = ("openai", "anthropic", "google")
+_MAKERS = frozenset(provider.name for provider in PROVIDERS.values() if provider.makes_models)
 _NAME = re.compile(r"[\w.:~/-]{1,120}")
 _HEAD = """# Prices of models in US dollars per million tokens, as OpenRouter lists them.
 # Written by `stillroom prices --refresh`; write your own prices into prices.yml, which wins.

@@ -21,6 +21,7 @@ from stillroom.recording.tape import Tape
 from stillroom.recording.upstreams import Upstream, check_no_loop, client_settings, parse_upstreams
 from stillroom.settings import Workspace, open_workspace
 from stillroom.teachers.pricing import price_for
+from stillroom.teachers.providers import PROVIDERS
 from stillroom_mcp.http.listening import (
     TOKEN_VARIABLE,
     ServerToken,
@@ -38,8 +39,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workspace", help="folder that holds the project (default: this folder)")
     parser.add_argument(
         "--upstream", nargs="+", action="extend", default=[], metavar="WHERE",
-        help="where calls go: openai, anthropic, openrouter, google, vllm, sglang, ollama, a URL, "
-        "or NAME=URL; with several, /NAME before the path chooses one",
+        help=f"where calls go: {', '.join(PROVIDERS)}, a URL, or NAME=URL; with several, /NAME "
+        "before the path chooses one",
     )  # fmt: skip
     parser.add_argument(
         "--output", default="traces", help="folder of the journal (default: traces)"
