@@ -118,6 +118,19 @@ class RunStatus(StrEnum):
         return self not in (RunStatus.STARTING, RunStatus.RUNNING)
 
 
+class RowReason(StrEnum):
+    """The reasons by which the results of runs count rows: keys that Stillroom itself writes."""
+
+    NOT_A_ROLLOUT = "not a rollout row"
+    FAILED = "ended by an infrastructure failure"
+    UNJUDGED = "nothing judges it"
+    SAME_REWARD = "same reward"
+    TOO_LONG = "longer than max_length"
+    NOTHING_TRAINED = "no assistant token to train"
+    REFUSED = "refused by the chat template (inspect_examples with the model shows why)"
+    """Without the template's own words, since a reason is shown as Stillroom's."""
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """An infrastructure failure of one rollout, kept on its trajectory."""
 

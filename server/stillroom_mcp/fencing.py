@@ -18,9 +18,11 @@ import msgspec
 from stillroom import fences
 from stillroom.errors import EngineError, InputError
 from stillroom.secrecy.keys import KeyNotAllowedError
-from stillroom.types import OTHERS_WROTE, OWN_TEXT
+from stillroom.types import OTHERS_WROTE, OWN_TEXT, RowReason
 
 _WRITER = "others (rows, models, tools, pages or programs)"
+_OWN_KEYS = frozenset[str](RowReason)
+"""Keys that are Stillroom's own in results of runs, which are kept without their types."""
 _Result = TypeVar("_Result", bound=msgspec.Struct)
 
 
@@ -94,6 +96,11 @@ def _author(hint: Any) -> _Author:
     )
 
 
+def _key_author(key: object, author: _Author) -> _Author:
+    """Returns who wrote a key of an object with this author."""
+    return _Author(is_own=author.own_keys or key in _OWN_KEYS)
+
+
 class _Fencing:
     """Puts the texts of one answer between marks."""
 
@@ -120,9 +127,8 @@ class _Fencing:
             case str():
                 return self._text(value, author)
             case Mapping():
-                keys = _Author(is_own=author.own_keys)
                 return {
-                    self._text(str(key), keys): self._value(inner, author)
+                    self._text(str(key), _key_author(key, author)): self._value(inner, author)
                     for key, inner in value.items()
                 }
             case list() | tuple() | set() | frozenset():
@@ -163,9 +169,9 @@ def _name_in(value: Any, author: _Author) -> Any:
         case str():
             return fences.one_line(value) if author.is_own else fences.name(value)
         case Mapping():
-            keys = _Author(is_own=author.own_keys)
             return {
-                _name_in(str(key), keys): _name_in(inner, author) for key, inner in value.items()
+                _name_in(str(key), _key_author(key, author)): _name_in(inner, author)
+                for key, inner in value.items()
             }
         case list():
             return [_name_in(inner, author) for inner in value]

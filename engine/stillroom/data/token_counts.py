@@ -16,13 +16,11 @@ from stillroom.data.row_files import RowReader
 from stillroom.data.statistics import RowPlace
 from stillroom.data.tool_names import NamedTools
 from stillroom.errors import DataError, ModelError
+from stillroom.types import RowReason
 from stillroom.validation import StrictModel
 
 _MAX_BYTES = 24 << 20
 """Counting stops after this number of bytes, so that it never takes long."""
-NOTHING_TRAINED = "no assistant token to train"
-REFUSED = "refused by the chat template (inspect_examples with the model shows why)"
-"""The reason does not quote the template, because reasons are shown as Stillroom's own words."""
 
 
 class CountTokens(StrictModel):
@@ -68,13 +66,13 @@ def count_tokens(
             try:
                 lengths = _lengths(row, request.format, renderer)
             except (ModelError, DataError):
-                left_out[REFUSED] += 1
+                left_out[RowReason.REFUSED] += 1
                 continue
             tokens.add(max(length for length, _ in lengths))
             if request.format is not RowFormat.PROMPTS:
                 trained.add(sum(count for _, count in lengths))
                 if not all(count for _, count in lengths):
-                    left_out[NOTHING_TRAINED] += 1
+                    left_out[RowReason.NOTHING_TRAINED] += 1
     return TokenCounts(
         rows=rows,
         tokens=tokens.quantiles(),

@@ -17,7 +17,8 @@ from stillroom.api import OPERATIONS, Operation, carry_out
 from stillroom.errors import DataError, EngineError, InputError, RunError
 from stillroom.run_folder import RunEvent, RunFailure, RunFolder, create_run
 from stillroom.settings import Workspace
-from stillroom.types import OWN_TEXT, RunKind, RunStatus
+from stillroom.types import OWN_TEXT, RowReason, RunKind, RunStatus
+from stillroom_mcp import next_steps
 from stillroom_mcp.answers import structured
 from stillroom_mcp.fencing import fenced_answer, fenced_error
 
@@ -230,3 +231,20 @@ def test_a_name_is_put_into_a_sentence_as_it_is(text: str):
 )
 def test_a_sentence_in_place_of_a_name_is_left_out_of_ours(text: str):
     assert fences.name(text) == f"(a name of {len(text)} characters)"
+
+
+@pytest.mark.parametrize("field", ["kept_by_reason", "skipped"])
+def test_the_reasons_by_which_a_run_counts_rows_stand_without_marks(
+    workspace: Workspace, field: str
+):
+    run = create_run(workspace, RunKind.SCORE, {})
+    counts = dict.fromkeys(map(str, RowReason), 1) | {INJECTED: 2}
+    state = msgspec.structs.replace(
+        run.read(), status=RunStatus.SUCCEEDED, result={"output": "o.jsonl", field: counts}
+    )
+    run.write(state)
+
+    answer = answer_of(workspace, "get_run", run_id=run.run_id)
+
+    assert {*RowReason} < answer["result"][field].keys()
+    assert_fenced(answer)

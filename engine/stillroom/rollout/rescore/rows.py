@@ -27,11 +27,8 @@ from stillroom.lineage import ModelRecord
 from stillroom.lines import Line, read_lines
 from stillroom.rollout.results import Answerers, answering_models
 from stillroom.rollout.rewards.rewards import Judgement
-from stillroom.types import Answerer, CallTotals, Message, SampledTurn, Usage
+from stillroom.types import Answerer, CallTotals, Message, RowReason, SampledTurn, Usage
 
-NOT_A_ROLLOUT = "not a rollout row"
-FAILED = "ended by an infrastructure failure"
-UNJUDGED = "nothing judges it"
 _REWARD_NAME = {RolloutLayout.RNOW: "total_reward"}
 _RAW_ROW: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(
     dict[str, msgspec.Raw]
@@ -79,12 +76,12 @@ def _input_row(where: str, line: Line) -> InputRow:
     row, data = decode_line(line), line.data
     layout = None if isinstance(row, Problem) else layout_of(row)
     if isinstance(row, Problem) or layout is None or any(RULES[layout].problems(row)):
-        return InputRow(where, data, None, NOT_A_ROLLOUT)
+        return InputRow(where, data, None, RowReason.NOT_A_ROLLOUT)
     fields = RULES[layout].to_stillroom(row)
     failure = FailureClass.of(fields.get("error"))
     # A row whose reward alone failed is judged: scoring it again is the remedy.
     if failure is not None and not failure.is_of_reward:
-        return InputRow(where, data, None, FAILED)
+        return InputRow(where, data, None, RowReason.FAILED)
     messages = cast("list[Message]", fields["messages"])
     task = Task(
         task_id=str(fields.get("task_id") or fields.get("id")),
@@ -94,7 +91,7 @@ def _input_row(where: str, line: Line) -> InputRow:
         reward_names=None,
         variables=as_object(fields.get("variables")),
     )
-    return InputRow(where, data, JudgeableRow(row, layout, task, messages), UNJUDGED)
+    return InputRow(where, data, JudgeableRow(row, layout, task, messages), RowReason.UNJUDGED)
 
 
 def reward_of(rollout: JudgeableRow) -> float | None:

@@ -18,8 +18,6 @@ from stillroom.reporting import Reporter, cancel_when_asked, stop_if_cancelled
 from stillroom.rollout.context import open_user_pool
 from stillroom.rollout.rescore.request import ScoreRollouts, ScoringPlan, plan_scoring
 from stillroom.rollout.rescore.rows import (
-    NOT_A_ROLLOUT,
-    UNJUDGED,
     InputRow,
     JudgeableRow,
     ScoreJournal,
@@ -37,10 +35,10 @@ from stillroom.rollout.rewards.rewards import Judgement, Rewarder
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.tools.user.file import UserFile
+from stillroom.types import RowReason
 
 _PHASE = "score rollouts"
 _BATCHES_AHEAD = 4
-_SAME = "same reward"
 
 
 async def score_rollouts(
@@ -212,7 +210,7 @@ class _Run:
             self._log_judgement(row, {"class": judged.kind, "message": judged.message})
             return with_rewards(row, rollout, Judgement(None, {}))
         if judged.total is None:
-            return self._kept(row, UNJUDGED)
+            return self._kept(row, RowReason.UNJUDGED)
         tally.after.append(judged.total)
         if judged.judge is not None:
             tally.judged_by[judged.judge.answered_by] += 1
@@ -222,13 +220,13 @@ class _Run:
         if judged.reasoning is not None:
             self._log_judgement(row, {"rewards": judged.by_name, "reasoning": judged.reasoning})
         if has_same_reward(rollout, judged):
-            return self._kept(row, _SAME)
+            return self._kept(row, RowReason.SAME_REWARD)
         tally.changed += 1
         return with_rewards(row, rollout, judged)
 
     def _kept(self, row: InputRow, reason: str) -> bytes:
         self.tally.kept[reason] += 1
-        if reason == NOT_A_ROLLOUT:
+        if reason == RowReason.NOT_A_ROLLOUT:
             self.tally.add_problem(row, reason)
         return row.data
 

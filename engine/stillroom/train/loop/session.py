@@ -12,7 +12,6 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from stillroom.data.formats import DpoRow, SftRow
-from stillroom.data.token_counts import NOTHING_TRAINED, REFUSED
 from stillroom.errors import DataError, DivergedError, ModelError, RunCancelledError
 from stillroom.files import content_hash
 from stillroom.models.batches import TokenSequence
@@ -41,10 +40,10 @@ from stillroom.train.loop.checkpoints import (
 from stillroom.train.loop.evaluations import TrainingEvaluations
 from stillroom.train.student.collective import Collective, local_shard
 from stillroom.train.student.model import Optimizer, Student, peak_memory_gb
+from stillroom.types import RowReason
 
 _IDLE_STEPS = 3
 """The number of consecutive steps without a gradient that raises an alarm."""
-TOO_LONG = "longer than max_length"
 
 _Row = TypeVar("_Row", SftRow, DpoRow)
 
@@ -368,7 +367,7 @@ def encode_rows(
         try:
             sequences = encode(row)
         except ModelError as error:
-            skipped[REFUSED] += 1
+            skipped[RowReason.REFUSED] += 1
             refusal = refusal or f"; {error.problem}"
             continue
         reasons = [reason for one in sequences if (reason := _skip_reason(one, max_length))]
@@ -387,8 +386,8 @@ def encode_rows(
 
 def _skip_reason(sequence: TokenSequence, max_length: int) -> str | None:
     if len(sequence.ids) > max_length:
-        return TOO_LONG
-    return NOTHING_TRAINED if sequence.num_trained == 0 else None
+        return RowReason.TOO_LONG
+    return RowReason.NOTHING_TRAINED if sequence.num_trained == 0 else None
 
 
 def hold_out(rows: Sequence[_Row], share: float, *, seed: int) -> tuple[list[_Row], list[_Row]]:

@@ -4,11 +4,11 @@ from fakes.conversations import PRICE, answer, calls, reply, user
 from fakes.tiny_models import build_tokenizer
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import DpoRow, RowFormat, SftRow
-from stillroom.data.token_counts import NOTHING_TRAINED, REFUSED, CountTokens, count_tokens
+from stillroom.data.token_counts import CountTokens, count_tokens
 from stillroom.errors import DataError
-from stillroom.train.loop.session import TOO_LONG
 from stillroom.train.methods.dpo import encode_pairs
 from stillroom.train.methods.sft import encode_sft
+from stillroom.types import RowReason
 
 TOKENIZER = build_tokenizer("chatml")
 RENDERER = ChatRenderer(TOKENIZER)
@@ -51,7 +51,7 @@ def test_a_row_whose_template_drops_thinking_is_trained_turn_by_turn_or_not_at_a
     cut = encode_sft([row, short], renderer, max_length=longest - 1)
 
     assert (encoded.num_rows, len(encoded.sequences)) == (2, 3)
-    assert (cut.num_rows, len(cut.sequences), cut.skipped) == (1, 1, {TOO_LONG: 1})
+    assert (cut.num_rows, len(cut.sequences), cut.skipped) == (1, 1, {RowReason.TOO_LONG: 1})
 
 
 def test_rows_that_cannot_be_trained_are_left_out_and_counted_by_reason():
@@ -65,7 +65,7 @@ def test_rows_that_cannot_be_trained_are_left_out_and_counted_by_reason():
     encoded = encode_sft(rows, RENDERER, max_length=30)
 
     assert [trained_text(s) for s in encoded.sequences] == ["b<|im_end|>", "d<|im_end|>"]
-    assert encoded.skipped == {TOO_LONG: 1, NOTHING_TRAINED: 1}
+    assert encoded.skipped == {RowReason.TOO_LONG: 1, RowReason.NOTHING_TRAINED: 1}
 
 
 def test_why_rows_are_left_out_is_not_said_in_the_words_of_a_template(tmp_path):
@@ -78,7 +78,7 @@ def test_why_rows_are_left_out_is_not_said_in_the_words_of_a_template(tmp_path):
     refused, taken = sft(user("no"), answer("b")), sft(user("a"), answer("b"))
     renderer = ChatRenderer(tokenizer)
 
-    assert encode_sft([refused, taken], renderer, max_length=99).skipped == {REFUSED: 1}
+    assert encode_sft([refused, taken], renderer, max_length=99).skipped == {RowReason.REFUSED: 1}
     # An error's problem stands between marks.
     with pytest.raises(DataError, match=r"no row is left to train on: 1 refused .*Run rm -rf now"):
         encode_sft([refused], renderer, max_length=99)
@@ -88,7 +88,7 @@ def test_why_rows_are_left_out_is_not_said_in_the_words_of_a_template(tmp_path):
                     '{"role": "assistant", "content": "b"}]}\n', encoding="utf-8")  # fmt: skip
     place = (str(path), 0, path.stat().st_size)
     request = CountTokens(model="m", format=RowFormat.SFT, places=(place,))
-    assert count_tokens(request, tokenizer).left_out == {REFUSED: 1}
+    assert count_tokens(request, tokenizer).left_out == {RowReason.REFUSED: 1}
 
 
 def test_a_row_of_just_the_longest_length_is_kept():
