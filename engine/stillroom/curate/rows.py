@@ -48,6 +48,8 @@ _WHOLE: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, An
 _SPARE_FRAMES = 16
 _NULL = b"null"
 _MAX_TEACHERS = 20
+NO_CATEGORY = "(none)"
+"""The category of a row without one."""
 UNREADABLE = "(unreadable)"
 """The category of a row that curation cannot read."""
 ACCEPTED_ROWS = (
@@ -140,7 +142,7 @@ class CuratedRow(msgspec.Struct, dict=True):
         if self.facts is None:
             return UNREADABLE
         category = category_in(self.facts.metadata or {}, field)
-        return "(none)" if category is None else category
+        return NO_CATEGORY if category is None else category
 
 
 def read_curated_rows(

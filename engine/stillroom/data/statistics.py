@@ -3,11 +3,12 @@
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
+from stillroom import fences
 from stillroom.data.checks import as_number
 from stillroom.data.distribution import Distribution
 from stillroom.data.formats import RowFormat, task_from_row
@@ -41,6 +42,8 @@ class DatasetStatistics:
         self.characters, self.rewards = Distribution(), Distribution()
         self.categories: Counter[str] = Counter()
         self.uncategorized = 0
+        self.fields: set[str] = set()
+        """The metadata fields of rows without a category."""
         self.layouts: Counter[str] = Counter()
         self.failed = self.success_unknown = 0
         self.num_rows = self.without_tools = self.later_system = 0
@@ -68,6 +71,7 @@ class DatasetStatistics:
         category = category_in(metadata, self._category_field)
         if category is None:
             self.uncategorized += 1
+            self.fields.update(metadata)
         else:
             self.categories[category] += 1
         self._sample(place)
@@ -109,6 +113,17 @@ def _num_characters(message: dict[str, Any]) -> int:
     return sum(len(str(part.get("text", ""))) for part in parts) + sum(
         len(call["function"]["name"]) + len(call["function"]["arguments"]) for call in calls
     )
+
+
+_MAX_FIELDS = 20
+
+
+def missing_field_note(field: str, known: Iterable[str]) -> str:
+    """Returns the note that no row has a metadata field; `known` are the fields that rows have."""
+    names = sorted(set(known))
+    shown = ", ".join(map(fences.name, names[:_MAX_FIELDS])) or "none"
+    more = ", …" if len(names) > _MAX_FIELDS else ""
+    return f"no row has the metadata field {field}; the fields that rows have: {shown}{more}"
 
 
 _VERIFIER_METADATA = "verifier_metadata"

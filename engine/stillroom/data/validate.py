@@ -18,7 +18,7 @@ from stillroom.data.formats import CHECKS, RowFormat, detect_format, unread_key_
 from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines, rollout_files
 from stillroom.data.row_names import row_hash
 from stillroom.data.row_notes import later_system_notes, tools_notes
-from stillroom.data.statistics import DatasetStatistics, RowPlace
+from stillroom.data.statistics import DatasetStatistics, RowPlace, missing_field_note
 from stillroom.errors import DataError
 from stillroom.files import LineWriter, atomic_output
 from stillroom.lines import read_lines
@@ -183,6 +183,7 @@ def validate_dataset(
         failed=statistics.failed,
         success_unknown=statistics.success_unknown,
         notes=[
+            *_category_notes(request, statistics),
             *tools_notes(statistics.without_tools, statistics.num_rows),
             *later_system_notes(statistics.later_system, statistics.num_rows),
         ],
@@ -192,6 +193,15 @@ def validate_dataset(
         else None,
     )
     return DatasetValidation(report, statistics, row_format, page)
+
+
+def _category_notes(request: ValidateDataset, statistics: DatasetStatistics) -> list[str]:
+    """Returns a note if no row has the metadata field that the request names, or []."""
+    field = request.category_field
+    is_default = field == ValidateDataset.model_fields["category_field"].default
+    if is_default or statistics.categories or not statistics.num_rows:
+        return []
+    return [missing_field_note(field, statistics.fields)]
 
 
 def _check_problems_path(problems_path: Path, *, overwrite: bool) -> None:

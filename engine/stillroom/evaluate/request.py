@@ -1,5 +1,6 @@
 """The request for an evaluation, and its plan, in which all names are looked up and checked."""
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +8,8 @@ from typing import Annotated
 from pydantic import Field
 
 from stillroom.data.formats import Task
-from stillroom.errors import InputError
+from stillroom.data.statistics import category_in, missing_field_note
+from stillroom.errors import DataError, InputError
 from stillroom.models.resolve import ModelLocation, locate_model
 from stillroom.rollout.plan import RolloutPlan, plan_price, plan_rollouts
 from stillroom.rollout.request import NO_FILE, RolloutOptions
@@ -81,6 +83,20 @@ class EvaluationPlan:
         return self.guard.load_tasks() if self.guard is not None else []
 
 
+def _check_groups(request: EvaluateModel, rollouts: RolloutPlan) -> None:
+    """Raises DataError if no prompt has one of the metadata fields that the request names."""
+    if request.group_by == EvaluateModel.model_fields["group_by"].default:
+        return
+    found = [task.metadata for task in rollouts.load_tasks()]
+    for name in request.group_by:
+        if all(category_in(metadata, name) is None for metadata in found):
+            known = itertools.chain.from_iterable(found)
+            raise DataError(
+                f"group_by: {missing_field_note(name, known)} ({request.data})",
+                "name one of them in group_by, or leave it out",
+            )
+
+
 def plan_evaluation(workspace: Workspace, request: EvaluateModel) -> EvaluationPlan:
     """Returns the plan of an evaluation, without loading a model.
 
@@ -97,6 +113,7 @@ def plan_evaluation(workspace: Workspace, request: EvaluateModel) -> EvaluationP
         )
         prompts = workspace.existing(request.guard, label="guard")
         guard = plan_rollouts(workspace, options, prompts=prompts, needs_keys=needs_keys)
+    _check_groups(request, rollouts)
     price = plan_price(rollouts, has_budget=request.budget_usd is not None)
     if request.teacher is None:
         return EvaluationPlan(request, rollouts, None, guard, price)

@@ -335,3 +335,14 @@ def test_prompts_with_a_later_system_message_are_counted_in_a_note(tmp_path: Pat
     [note] = report_of(tmp_path).notes
 
     assert note.startswith("1 of 2 rows have a system message after their first message: ")
+
+
+def test_a_category_field_that_no_row_has_is_named_with_the_fields_that_rows_have(
+    tmp_path: Path,
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", [SFT | {"tools": [{"function": {"name": "price"}}]}])
+
+    assert report_of(tmp_path).notes == []
+    assert report_of(tmp_path, category_field="topic", overwrite=True).notes == [
+        "no row has the metadata field topic; the fields that rows have: task_type"
+    ]

@@ -10,9 +10,9 @@ import pytest
 from fakes.http_endpoint import ScriptedEndpoint
 from fakes.projects import endpoint_project
 from fakes.reporters import KeptReporter
-from stillroom.errors import EngineError
+from stillroom.errors import DataError, EngineError
 from stillroom.evaluate.files import Evaluation, EvaluationResult, other_measures
-from stillroom.evaluate.request import EvaluateModel
+from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.evaluate.run import evaluate_model
 from stillroom.files import read_json
 from stillroom.rollout.forecast import Forecast
@@ -164,3 +164,16 @@ def test_a_dry_run_forecasts_all_parts_needs_no_key_and_calls_nothing(project: P
     assert forecast.calls.low == 13
     assert forecast.cost_usd.expected > 0
     assert not (project / "runs" / "evaluate-1" / "evaluation.json").exists()
+
+
+def test_a_group_that_no_prompt_has_is_refused_with_the_fields_that_they_have(
+    project: Path,
+) -> None:
+    request = EvaluateModel(
+        data="guard.jsonl", model="scripted", base_url="http://a/v1", group_by=("topic",)
+    )
+
+    with pytest.raises(DataError, match="no row has the metadata field topic") as refused:
+        plan_evaluation(Workspace(project), request)
+    assert "rows have: expected_answer" in refused.value.problem
+    plan_evaluation(Workspace(project), request.model_copy(update={"group_by": ()}))

@@ -18,7 +18,6 @@ from stillroom.errors import DataError, EngineError, InputError, RunError
 from stillroom.run_folder import RunEvent, RunFailure, RunFolder, create_run
 from stillroom.settings import Workspace
 from stillroom.types import OWN_TEXT, RowReason, RunKind, RunStatus
-from stillroom_mcp import next_steps
 from stillroom_mcp.answers import structured
 from stillroom_mcp.fencing import fenced_answer, fenced_error
 

@@ -26,7 +26,7 @@ from stillroom.curate.filter.rules import (
     user_text,
 )
 from stillroom.curate.filter.source_counts import SourceCounts
-from stillroom.curate.rows import UNREADABLE, CuratedRow, read_curated_rows
+from stillroom.curate.rows import NO_CATEGORY, UNREADABLE, CuratedRow, read_curated_rows
 from stillroom.curate.sources import RowInputs, data_files, open_inputs, open_rows
 from stillroom.curate.verdicts import RowVerdicts, find_reviewed_rows, read_verdicts
 from stillroom.data.chat.render import ChatRenderer
@@ -34,6 +34,7 @@ from stillroom.data.distribution import Distribution
 from stillroom.data.layouts.detect import RolloutLayout
 from stillroom.data.row_files import rollout_files
 from stillroom.data.row_names import RowNames
+from stillroom.data.statistics import missing_field_note
 from stillroom.data.words import strings_in
 from stillroom.files import LineWriter
 from stillroom.lineage import FileRecord, Recording
@@ -352,7 +353,7 @@ class FilterTally:
         self._dropped_by_category: Counter[tuple[str, str]] = Counter()
         self._all_reasons: Counter[str] = Counter()
         self._problems: list[str] = []
-        self._sources = SourceCounts()
+        self._sources, self._fields = SourceCounts(), set[str]()
 
     @property
     def read(self) -> int:
@@ -374,6 +375,8 @@ class FilterTally:
             if renderer is not None:
                 count_tokens(row, renderer)
         category = row.category(self._category_field)
+        if category == NO_CATEGORY and facts is not None:
+            self._fields.update(facts.metadata or ())
         source = (facts and facts.original_file) or str(row.path)
         self._sources.add(source, is_kept=not reasons)
         if not reasons:
@@ -410,6 +413,7 @@ class FilterTally:
         self._dropped_by_category.update(other._dropped_by_category)
         self._all_reasons.update(other._all_reasons)
         self._sources.take(other._sources)
+        self._fields |= other._fields
         self._problems += other._problems[: MAX_EXAMPLES - len(self._problems)]
 
     def result(
@@ -423,6 +427,9 @@ class FilterTally:
             unmatched = f"{verdicts.num_unmatched} of {verdicts.num_verdicts} verdicts"
             self._problems.append(f"{unmatched} name no row of the input")
         before, after = self._kept_rows.merged(self._dropped_rows), self._kept_rows
+        is_default = self._category_field == FilterDataset.model_fields["category_field"].default
+        if not is_default and before.categories().keys() <= {NO_CATEGORY, UNREADABLE}:
+            self._problems.append(missing_field_note(self._category_field, self._fields))
         return FilterResult(
             output=workspace.shown(output),
             read=self.read,

@@ -421,3 +421,15 @@ def test_refused_rows_of_a_log_count_for_its_file(tmp_path: Path) -> None:
         "logs/a.jsonl": SourceFilterCount(kept=1, dropped=1),
         "logs/b.jsonl": SourceFilterCount(kept=1, dropped=0),
     }
+
+
+def test_a_category_field_that_no_row_has_is_named_with_the_fields_that_rows_have(
+    tmp_path: Path,
+) -> None:
+    row = rollout_row(metadata={"kind": "price", "level": 1})
+    write_lines(tmp_path / "rollouts.jsonl", [encoded(row)])
+
+    assert filtered(tmp_path).problems == []
+    assert filtered(tmp_path, category_field="topic", overwrite=True).problems == [
+        "no row has the metadata field topic; the fields that rows have: kind, level"
+    ]
