@@ -1,7 +1,7 @@
-"""How much is taken of what others send: machines, endpoints, clients, files, models and tools.
+"""Limits on input from machines, endpoints, clients, files, models and tools.
 
-Each bound is stated here once, and docs/trust.md lists them. Where a request has an option for it
-(`max_tokens`, `request_timeout`, `tool_timeout`, `rollout_timeout`, budgets), the option bounds it.
+Each limit is declared here once, and docs/trust.md lists them. Limits that are options of a request
+(`max_tokens`, `request_timeout`, `tool_timeout`, `rollout_timeout`, budgets) are not listed here.
 """
 
 from dataclasses import dataclass
@@ -12,18 +12,19 @@ Unit = Literal["bytes", "seconds", "characters", "levels", "values"]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The most that is taken of one thing that others send."""
+    """The limit on one kind of input."""
 
     most: int
     unit: Unit
     sender: str
-    what: str
-    beyond: str
-    """What becomes of a thing that is larger, deeper or slower."""
+    subject: str
+    """What is limited."""
+    consequence: str
+    """What happens if the limit is exceeded."""
 
     @property
     def size(self) -> str:
-        """The bound as people write it, such as `64 MB`."""
+        """The limit as text, such as `64 MB`."""
         if self.unit == "bytes":
             power = next(n for n in (30, 20, 10, 0) if self.most >= 1 << n)
             return f"{self.most >> power:,} {({30: 'GB', 20: 'MB', 10: 'kB', 0: 'bytes'})[power]}"
@@ -35,84 +36,96 @@ class Bound:
 
 
 _MACHINE = "another machine"
-_LOST = "the connection counts as lost, and is made again"
-GREETING = Bound(1 << 20, "bytes", _MACHINE, "what it prints before the first message", _LOST)
+_LOST = "the connection counts as lost, and is opened again"
+GREETING = Bound(1 << 20, "bytes", _MACHINE, "output before the first message", _LOST)
 FRAME_HEADER = Bound(1 << 10, "bytes", _MACHINE, "the header of a message", _LOST)
-FRAME = Bound(1 << 28, "bytes", _MACHINE, "a message, unpacked too", _LOST)
-SCRIPT = Bound(8 << 20, "bytes", _MACHINE, "what a script prints in all", "an error")
-SCRIPT_ERRORS = Bound(1 << 14, "bytes", _MACHINE, "its standard error", "only the end is kept")
-PROBED_VALUES = Bound(64, "values", _MACHINE, "its GPUs and Pythons", "the rest is left out")
-PROBED_VALUE = Bound(1000, "characters", _MACHINE, "the name of one of them", "it is cut")
-GROWING_FILES = Bound(10_000, "values", _MACHINE, "files that it sends lines for", "an error")
+FRAME = Bound(1 << 28, "bytes", _MACHINE, "a message, also decompressed", _LOST)
+SCRIPT = Bound(8 << 20, "bytes", _MACHINE, "the output of a script", "an error")
+SCRIPT_ERRORS = Bound(
+    1 << 14, "bytes", _MACHINE, "standard error of a script", "only the end is kept"
+)
+PROBED_VALUES = Bound(
+    64, "values", _MACHINE, "GPUs and Pythons that it reports", "the rest is left out"
+)
+PROBED_VALUE = Bound(1000, "characters", _MACHINE, "the name of a GPU or Python", "it is truncated")
+GROWING_FILES = Bound(10_000, "values", _MACHINE, "growing files that it sends", "an error")
 LOGIN = Bound(60, "seconds", _MACHINE, "logging in", "it counts as unreachable")
-PROBE = Bound(25, "seconds", _MACHINE, "its answer in `list_machines`", "it is listed without one")
+PROBE = Bound(
+    25, "seconds", _MACHINE, "its reply to `list_machines`", "it is listed without details"
+)
 
-PROVIDER_CALL = Bound(1800, "seconds", _MACHINE, "a call of SkyPilot that rents it", "an error")
+PROVIDER_CALL = Bound(1800, "seconds", _MACHINE, "a SkyPilot call that rents it", "an error")
 
 _ENDPOINT = "a model's endpoint"
-BODY = Bound(64 << 20, "bytes", _ENDPOINT, "a reply, unpacked too", "the call has failed")
-REPLY_HEADERS = Bound(128, "values", _ENDPOINT, "headers of a reply", "the call has failed")
-REPLY_HEADER = Bound(16 << 10, "bytes", _ENDPOINT, "one header", "the call has failed")
-CONNECT = Bound(30, "seconds", _ENDPOINT, "connecting", "the call is made again")
-ATTEMPTS = Bound(6, "values", _ENDPOINT, "failed attempts at a call", "the rollout has failed")
-RATE_LIMIT = Bound(900, "seconds", _ENDPOINT, "waits for its rate limit", "the rollout has failed")
-DOWN = Bound(
-    3600, "seconds", _ENDPOINT, "waiting for a server of one's own that is down", "the run ends"
-)
-SERVER_ANSWER = Bound(30, "seconds", _ENDPOINT, "its answer about its models", "an error")
-SERVER_LIST = Bound(8 << 20, "bytes", _ENDPOINT, "its answer about its models", "an error")
-PRICE_LIST = Bound(32 << 20, "bytes", _ENDPOINT, "the list of prices that is fetched", "an error")
+BODY = Bound(64 << 20, "bytes", _ENDPOINT, "a reply, also decompressed", "the call fails")
+REPLY_HEADERS = Bound(128, "values", _ENDPOINT, "headers of a reply", "the call fails")
+REPLY_HEADER = Bound(16 << 10, "bytes", _ENDPOINT, "one header", "the call fails")
+CONNECT = Bound(30, "seconds", _ENDPOINT, "connecting", "the call is retried")
+ATTEMPTS = Bound(6, "values", _ENDPOINT, "failed attempts of a call", "the rollout fails")
+RATE_LIMIT = Bound(900, "seconds", _ENDPOINT, "waiting for its rate limit", "the rollout fails")
+DOWN = Bound(3600, "seconds", _ENDPOINT, "waiting for your own server that is down", "the run ends")
+SERVER_ANSWER = Bound(30, "seconds", _ENDPOINT, "its list of models", "an error")
+SERVER_LIST = Bound(8 << 20, "bytes", _ENDPOINT, "its list of models", "an error")
+PRICE_LIST = Bound(32 << 20, "bytes", _ENDPOINT, "the fetched list of prices", "an error")
 
 _MODEL = "a model"
-TOOL_CALLS = Bound(1024, "values", _MODEL, "tool calls in one turn", "the reply is unreadable")
+TOOL_CALLS = Bound(
+    1024, "values", _MODEL, "tool calls in one turn", "the reply counts as malformed"
+)
 ANSWER = Bound(200_000, "characters", _MODEL, "an answer that is compared", "only its end is read")
-JUDGED = Bound(100_000, "characters", _MODEL, "what a judge reads", "the middle is left out")
+JUDGED = Bound(
+    100_000, "characters", _MODEL, "the text that a judge reads", "the middle is left out"
+)
 VERDICT = Bound(20_000, "characters", _MODEL, "a judge's reply", "the rest is not read")
 TENSOR_HEADER = Bound(100 << 20, "bytes", _MODEL, "the header of a weights file", "an error")
 GGUF_VALUE = Bound(1 << 28, "bytes", _MODEL, "a value in a GGUF file", "an error")
 LICENCE = Bound(200_000, "characters", _MODEL, "its card or licence", "the rest is not read")
-TEMPLATE = Bound(60, "seconds", _MODEL, "rendering with its template", "the process is killed")
-TEMPLATE_MEMORY = Bound(3 << 30, "bytes", _MODEL, "memory of its template", "the process is killed")
+TEMPLATE = Bound(60, "seconds", _MODEL, "rendering with its chat template", "the process is killed")
+TEMPLATE_MEMORY = Bound(
+    3 << 30, "bytes", _MODEL, "memory for its chat template", "the process is killed"
+)
 
 _PROGRAM = "a program that is recorded"
 REQUEST_LINE = Bound(256 << 10, "bytes", _PROGRAM, "a request's first line or header", "HTTP 400")
 REQUEST_HEADERS = Bound(256, "values", _PROGRAM, "headers of a request", "HTTP 400")
 IDLE = Bound(300, "seconds", _PROGRAM, "an idle connection", "it is closed")
 REPLAYED = Bound(
-    64 << 20, "bytes", _PROGRAM, "a request that replay answers", "its beginning alone is compared"
+    64 << 20, "bytes", _PROGRAM, "a request that replay answers", "only its beginning is compared"
 )
 CALL_KEYS = Bound(
-    8 << 10, "bytes", _PROGRAM, "keys in a call (256 of each count)",
-    "it is forwarded, and each text of its record is `[key]`",
+    8 << 10, "bytes", _PROGRAM, "keys in a call (the first 256 bytes of each)",
+    "it is forwarded, and every text in its record is `[key]`",
 )  # fmt: skip
 _UPSTREAM = "a recorder's upstream"
 UPSTREAM_LINE = Bound(256 << 10, "bytes", _UPSTREAM, "a reply's first line or header", "HTTP 502")
 UPSTREAM_HEADERS = Bound(256, "values", _UPSTREAM, "headers of a reply", "HTTP 502")
 RECORDED = Bound(
-    16 << 20, "bytes", _UPSTREAM, "what is recorded of a request or reply (`--max-body-mb`)",
-    "it is forwarded, and cut in the record",
+    16 << 20, "bytes", _UPSTREAM, "the recorded part of a request or reply (`--max-body-mb`)",
+    "it is forwarded, and truncated in the record",
 )  # fmt: skip
 
 _CLIENT = "a client of the HTTP server"
 MCP_REQUEST = Bound(4 << 20, "bytes", _CLIENT, "a request's body", "HTTP 413")
-WHOLE_REQUEST = Bound(
-    30, "seconds", _CLIENT, "a request, until it is whole", "its connection is closed"
-)
+WHOLE_REQUEST = Bound(30, "seconds", _CLIENT, "receiving a request", "its connection is closed")
 SESSIONS = Bound(1000, "values", _CLIENT, "open sessions", "a new one is refused")
 
 _FILE = "a file"
-ROW = Bound(64 << 20, "bytes", _FILE, "a row", "it is refused with its place")
-SHOWN_ROW = Bound(8 << 20, "bytes", _FILE, "a row on the dashboard", "its head is shown")
-DOCUMENT = Bound(64 << 20, "bytes", _FILE, "run.json, a manifest and the like", "an error")
+ROW = Bound(64 << 20, "bytes", _FILE, "a row", "it is refused with its file and line")
+SHOWN_ROW = Bound(8 << 20, "bytes", _FILE, "a row on the dashboard", "only its beginning is shown")
+DOCUMENT = Bound(64 << 20, "bytes", _FILE, "run.json, a manifest or similar", "an error")
 YAML = Bound(256 << 10, "characters", _FILE, "a YAML file", "an error")
-YAML_VALUES = Bound(1 << 20, "values", _FILE, "values that a YAML file stands for", "an error")
-UNPACKED = Bound(1 << 30, "bytes", _FILE, "a packed log, if not 200 times its size", "an error")
-SPAN_LEVELS = Bound(40, "levels", _FILE, "values inside a span's attribute", "the rest is left out")
-ZIP_LEVELS = Bound(
-    20, "levels", _FILE, "a message whose attachments are put back", "the rest stays as it is"
+YAML_VALUES = Bound(
+    1 << 20, "values", _FILE, "values in a YAML file after expanding aliases", "an error"
 )
-AGENT_LEVELS = Bound(20, "levels", _FILE, "sub-agents inside sub-agents", "the rest is refused")
-FORKS = Bound(64, "values", _FILE, "forks of forks of a session", "the rest is left out")
+UNPACKED = Bound(
+    1 << 30, "bytes", _FILE, "a decompressed log, or 200 times its size if that is more", "an error"
+)
+SPAN_LEVELS = Bound(40, "levels", _FILE, "nesting in a span's attribute", "the rest is left out")
+ZIP_LEVELS = Bound(
+    20, "levels", _FILE, "nesting of a message with attachments", "the rest stays as it is"
+)
+AGENT_LEVELS = Bound(20, "levels", _FILE, "nested sub-agents", "the rest is refused")
+FORKS = Bound(64, "values", _FILE, "nested forks of a session", "the rest is left out")
 RESPONSES = Bound(
     10_000, "values", _FILE, "responses that continue one another", "earlier messages are left out"
 )
@@ -121,23 +134,25 @@ FILTERING = Bound(
     3600, "seconds", _FILE, "filtering, converting or pairing without a run",
     "the process is killed",
 )  # fmt: skip
-HOST_CONFIG = Bound(8 << 20, "bytes", _FILE, "a host's config in `setup`", "an error")
+HOST_CONFIG = Bound(8 << 20, "bytes", _FILE, "a host's config for `setup`", "an error")
 INSTRUCTION = Bound(4 << 20, "bytes", _FILE, "an instruction (`context_file`)", "an error")
 EXPECTED = Bound(10_000, "characters", _FILE, "an expected answer", "an error")
 RUBRIC = Bound(1 << 20, "bytes", _FILE, "judge.yml", "an error")
-LOG = Bound(32 << 20, "bytes", _FILE, "a run's log.txt", "its middle is left out")
+LOG = Bound(32 << 20, "bytes", _FILE, "a run's log.txt", "the middle is left out")
 
 _TOOL = "a tool or page"
 TOOL_LINE = Bound(
-    64 << 20, "bytes", _TOOL, "what tools.py or an MCP server sends at once", "the call has failed"
+    64 << 20, "bytes", _TOOL, "a message from tools.py or an MCP server", "the call fails"
 )
-TOOL_RESULT = Bound(1_000_000, "characters", _TOOL, "a tool's result", "it is cut, with a note")
+TOOL_RESULT = Bound(
+    1_000_000, "characters", _TOOL, "a tool's result", "it is truncated, with a note"
+)
 TOOL_ERRORS = Bound(4096, "bytes", _TOOL, "an MCP server's standard error", "only the end is kept")
 TOOL_PAGES = Bound(100, "values", _TOOL, "pages of an MCP server's tools", "an error")
 TOOL_START = Bound(60, "seconds", _TOOL, "loading tools.py", "an error")
-PAGE_HTML = Bound(1_500_000, "characters", _TOOL, "a page's HTML", "it is cut")
-PAGE_TEXT = Bound(400_000, "characters", _TOOL, "a page's text", "it is cut")
+PAGE_HTML = Bound(1_500_000, "characters", _TOOL, "a page's HTML", "it is truncated")
+PAGE_TEXT = Bound(400_000, "characters", _TOOL, "a page's text", "it is truncated")
 PAGE_ELEMENTS = Bound(400, "values", _TOOL, "links and fields of a page", "the rest is left out")
 PAGE_READ = Bound(32 << 20, "bytes", _TOOL, "a page's text as Markdown", "the page has no text")
 PAGE_MEMORY = Bound(4 << 30, "bytes", _TOOL, "memory for reading a page", "the page has no text")
-PROXY_HEAD = Bound(64 << 10, "bytes", _TOOL, "the head of a page's request", "it is refused")
+PROXY_HEAD = Bound(64 << 10, "bytes", _TOOL, "the headers of a page's request", "it is refused")

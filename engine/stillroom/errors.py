@@ -1,4 +1,4 @@
-"""The errors of the engine; each names what failed, where, and what to do next."""
+"""The errors of the engine; each says what failed, where, and what to do next."""
 
 from enum import StrEnum
 from typing import Any, cast
@@ -7,7 +7,7 @@ _LONGEST = 4000
 
 
 def writable_text(text: str) -> str:
-    """Returns a text that can be written as UTF-8 and JSON, and shortened if it is long."""
+    """Returns a text that can be encoded as UTF-8 and JSON, shortened if it is long."""
     text = text.encode("utf-8", errors="backslashreplace").decode("utf-8")
     if len(text) <= _LONGEST:
         return text
@@ -18,8 +18,8 @@ def writable_text(text: str) -> str:
 class EngineError(Exception):
     """An error that the caller can act on: `problem` is what failed, `fix` is what to do about it.
 
-    Both are positional arguments of Exception, so that the error can be pickled. A long text, which
-    may quote what somebody else has written, is cut.
+    Both are positional arguments of Exception, so that the error can be pickled. Long texts, which
+    may quote text from others, are shortened.
     """
 
     def __init__(self, problem: str, fix: str) -> None:
@@ -32,7 +32,7 @@ class EngineError(Exception):
 
 
 class InputError(EngineError):
-    """A request cannot be carried out: an argument is wrong, a file missing, a path not allowed."""
+    """A request is invalid: an argument is wrong, a file is missing, or a path is not allowed."""
 
 
 class DocumentError(InputError):
@@ -40,11 +40,11 @@ class DocumentError(InputError):
 
 
 class ConfigError(EngineError):
-    """A config.yml, or an override of it, is wrong or asks for something that is not supported."""
+    """A config.yml, or an override of it, is wrong or needs something that is not supported."""
 
 
 class DataError(EngineError):
-    """A data file holds something that cannot be used."""
+    """A data file contains something that cannot be used."""
 
 
 class ModelError(EngineError):
@@ -52,9 +52,9 @@ class ModelError(EngineError):
 
 
 class TeacherError(EngineError):
-    """A teacher cannot be used at all: its key is wrong, say, or its model is unknown.
+    """A teacher cannot be used at all, e.g. because its key is wrong or its model is unknown.
 
-    A single call that fails raises CallFailedError instead.
+    If a single call fails, CallFailedError is raised instead.
     """
 
 
@@ -83,7 +83,7 @@ class FailureClass(StrEnum):
     INTERNAL = "internal"
     RATE_LIMIT = "rate_limit"
     REPLAY = "replay"
-    """A tool replied to a recorded call of the student otherwise than in the recording."""
+    """A tool's reply to a recorded call of the student differs from the recorded reply."""
     REWARD = "reward"
     REWARD_TIMEOUT = "reward_timeout"
     ROLLOUT_TIMEOUT = "rollout_timeout"
@@ -117,10 +117,10 @@ class CallFailedError(Exception):
 
 
 class RunCancelledError(Exception):
-    """The run was asked to stop; the code that notices this raises the error to end the run.
+    """Raised to end a run after a request to stop it.
 
     It is not an EngineError, since there is nothing to fix. `result` is the run's result so far, if
-    it has one.
+    any.
     """
 
     def __init__(self, result: object = None) -> None:

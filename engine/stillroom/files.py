@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves none half-written; also hashes and locks of files."""
+"""Atomic writes, append-only logs, hashes and locks of files."""
 
 import fcntl
 import hashlib
@@ -16,7 +16,7 @@ import msgspec
 
 from stillroom import bounds
 from stillroom.errors import DataError
-from stillroom.places import naming, open_real, real_folder
+from stillroom.places import add_path_to_errors, open_real, real_folder
 
 _BLOCK = 1 << 20
 Buffer = bytes | memoryview | msgspec.Raw
@@ -30,7 +30,7 @@ _Document = TypeVar("_Document")
 
 
 def canonical_json(value: Any) -> bytes:
-    """Returns a value as JSON with sorted keys and no blanks: equal values have equal bytes."""
+    """Returns a value as compact JSON with sorted keys, so that equal values have equal bytes."""
     return msgspec.json.encode(value, order="sorted")
 
 
@@ -42,8 +42,8 @@ def content_hash(value: Any) -> str:
 def file_sha256(path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -> str:
     """Returns the SHA-256 of a file's bytes in hex, read in constant memory.
 
-    It reads 2 MB at a time, so that a hashing thread seldom waits for the interpreter's lock. Once
-    `is_stopped` returns True it returns early, with the hash of a part.
+    It reads 2 MB at a time, so that a hashing thread rarely waits for the GIL. If `is_stopped`
+    returns True, it returns early with the hash of the part read so far.
     """
     digest, buffer = hashlib.sha256(), memoryview(bytearray(2 * _BLOCK))
     with path.open("rb", buffering=0) as stream:
@@ -53,10 +53,10 @@ def file_sha256(path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replaces a file's content: a reader sees the old bytes or the new ones, never a mixture.
+    """Replaces a file's content: readers see the old bytes or the new ones, never a mixture.
 
-    With `durable` the call returns only when the bytes are on the disk. Turn it off for progress
-    that is soon written again.
+    With `durable`, the call returns once the bytes are on the disk. Turn it off for progress that
+    is soon overwritten.
     """
     with replacing(path) as handle, os.fdopen(handle, "wb") as stream:
         stream.write(data)
@@ -72,13 +72,13 @@ def partial_name(name: str, ending: str) -> str:
 
 @contextmanager
 def replacing(path: Path) -> Generator[int]:
-    """Yields a new file's descriptor; the file is put at `path` if the block ends without an error.
+    """Yields the descriptor of a new file, which replaces `path` if the block raises no error.
 
-    The caller closes the descriptor. Raises InputError if a link is on the way to the file.
+    The caller closes the descriptor. Raises InputError if the path contains a link.
     """
-    # A random name: two calls that write the same output must not share one temporary file.
+    # A random name, so that two calls that write the same output do not share a temporary file.
     temporary = partial_name(path.name, secrets.token_hex(4))
-    with naming(path), real_folder(path.parent) as folder:
+    with add_path_to_errors(path), real_folder(path.parent) as folder:
         try:
             yield folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             folder.rename(temporary, path.name)
@@ -88,22 +88,22 @@ def replacing(path: Path) -> Generator[int]:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Writes a file that does not exist yet; a reader never sees a part of it.
+    """Writes a new file atomically.
 
-    Raises FileExistsError if there is one, e.g. written by another process meanwhile.
+    Raises FileExistsError if the file exists, e.g. because another process has just written it.
     """
     temporary = path.with_name(partial_name(path.name, secrets.token_hex(4)))
     write_atomic(temporary, data)
-    with naming(path), real_folder(path.parent) as folder:
+    with add_path_to_errors(path), real_folder(path.parent) as folder:
         try:
-            # A rename would replace a file that is there already; a hard link fails instead.
+            # A rename would replace an existing file; creating a hard link fails instead.
             folder.link(temporary.name, path.name)
         finally:
             folder.remove(temporary.name)
 
 
 def wait_for_disk(path: Path) -> None:
-    """Waits until a file's content, or a folder's list of files, is on the disk."""
+    """Waits until the content of a file, or the file list of a folder, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -128,14 +128,14 @@ def read_json(path: Path, kind: type[_Document], *, fix: str = _DAMAGED) -> _Doc
         if len(data) > _MAX_DOCUMENT_BYTES:
             raise ValueError(f"it is longer than {_MAX_DOCUMENT_BYTES >> 20} MB")
         return msgspec.json.decode(data, type=kind)
-    # ValueError: bad JSON, fields of other types, bytes that are not UTF-8.
+    # ValueError: malformed JSON, fields of other types, or bytes that are not UTF-8.
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {str(error)[:_LONGEST_REASON]}", fix) from error
 
 
 @contextmanager
 def atomic_output(path: Path) -> Generator["LineWriter"]:
-    """Yields a writer whose lines appear under `path` only if the block ends without an error."""
+    """Yields a writer whose lines appear at `path` only if the block raises no error."""
     with (
         replacing(path) as handle,
         FileIO(handle, "w") as stream,
@@ -165,8 +165,8 @@ class LineWriter:
     def write_raw(self, *parts: Buffer, source: bytes | None = None) -> None:
         """Writes the parts of one encoded row (without a newline) as a line.
 
-        `source` is the buffer that the parts are views of. It stays in memory while they wait to
-        be written, so its size is what counts towards a full block.
+        `source` is the buffer that the parts are views of. It stays in memory until they are
+        written, so its size counts towards a full block.
         """
         self._parts += parts
         self._parts.append(b"\n")
@@ -188,7 +188,7 @@ class LineWriter:
         self.num_rows += num_rows
 
     def flush(self) -> None:
-        """Passes all lines that wait in memory to the operating system."""
+        """Writes all buffered lines to the operating system."""
         if not self._parts:
             return
         block = b"".join(self._parts)
@@ -217,7 +217,7 @@ class LineWriter:
 
 
 class _BackgroundSync:
-    """Syncs a file to the disk in a thread during the writing, so that the last sync is short."""
+    """Syncs a file to the disk in a thread while it is written, so that the last sync is short."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -245,7 +245,7 @@ class _BackgroundSync:
 
 
 class _BackgroundSha256:
-    """Hashes blocks in a thread, and lets only a few of them wait in memory at a time."""
+    """Hashes blocks in a thread, with a limit on the number of waiting blocks."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
@@ -267,7 +267,7 @@ class _BackgroundSha256:
 
 
 class AppendLog:
-    """An append-only JSONL file that survives a kill: a torn last line is cut off when reopened."""
+    """An append-only JSONL file; an incomplete last line is removed when it is reopened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -277,9 +277,9 @@ class AppendLog:
         self._sync = _BackgroundSync(self._stream.fileno())
 
     def append(self, row: Any, *, durable: bool = False) -> None:
-        """Writes one row to the operating system; with `durable`, also waits for the disk."""
+        """Writes a row to the operating system; with `durable`, also waits for the disk."""
         self._is_synced = False
-        with naming(self.path):
+        with add_path_to_errors(self.path):
             self._stream.write(msgspec.json.encode(row) + b"\n")
             self._stream.flush()
             if durable:
@@ -317,7 +317,7 @@ class AppendLog:
 
 
 def cut_torn_line(path: Path) -> int:
-    """Cuts off the bytes after the last newline of a file and returns how many there were."""
+    """Removes the bytes after the last newline of a file, and returns their number."""
     if not path.exists():
         return 0
     with os.fdopen(open_real(path, os.O_RDWR), "r+b") as stream:
@@ -342,14 +342,14 @@ def _last_newline_end(stream: Any, end: int) -> int:
 
 
 class FileLock:
-    """An exclusive lock tied to this process: the kernel frees it when the process ends."""
+    """An exclusive lock of this process, which the kernel releases when the process ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle: int | None = None
 
     def try_acquire(self) -> bool:
-        """Takes the lock if nobody holds it; returns whether this process holds it now."""
+        """Acquires the lock if it is free; returns whether this process holds it now."""
         if self._handle is not None:
             return True
         handle = open_real(self.path, os.O_RDWR | os.O_CREAT)
@@ -363,13 +363,13 @@ class FileLock:
 
     @property
     def handle(self) -> int:
-        """The open file of a lock that is held; a child that inherits it holds the lock too."""
+        """The descriptor of a held lock; a child that inherits it also holds the lock."""
         if self._handle is None:
             raise ValueError(f"{self.path} is not held")
         return self._handle
 
     def release(self) -> None:
-        """Frees the lock, if this process holds it, unless a child has inherited it."""
+        """Releases the lock if this process holds it, unless a child has inherited it."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

@@ -1,4 +1,4 @@
-"""Manifests: the file next to an output that records its inputs, models, request and version."""
+"""Manifests: the files next to outputs that record inputs, models, request and version."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +15,14 @@ from stillroom.files import LineWriter, file_sha256, read_json, write_json
 from stillroom.home_paths import as_found, as_recorded
 
 FOLDER_MANIFEST = "stillroom.manifest.json"
-"""The name of a folder's manifest, which is inside it so that a copy of the folder has it too."""
+"""The name of a folder's manifest; it is in the folder, so copies of the folder have it too."""
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The path, hash and size of a file at the time when it was read or written."""
+    """The path, hash and size of a file when it was read or written."""
 
     path: str
-    """The path on the user's machine, also where another machine did the work."""
+    """The path on the user's machine, even if another machine did the work."""
     sha256: str
     num_bytes: int
 
@@ -33,33 +33,33 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnsweringModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that, according to an endpoint, answered the calls for some rows."""
+    """A model that answered the calls for some rows, as the endpoint reported it."""
 
     model: str
     rows: int
-    """The number of rows of the output that it answered, alone or with other models."""
+    """The number of output rows that it answered, alone or with other models."""
     fingerprints: list[str] = []
-    """The first few of the fingerprints by which the endpoint named how the model was served."""
+    """The first few system fingerprints that the endpoint reported."""
 
 
 class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of a model at the time when it was used."""
+    """The identity of a model when it was used."""
 
     role: str
-    """What it was used as: `policy`, `judge`, `student`, `teacher`, an export's `checkpoint`, or
-    the `multimodal` model that it is the text part of."""
+    """How it was used: `policy`, `judge`, `student`, `teacher`, an export's `checkpoint`, or
+    `multimodal` for the model whose text part was used."""
     name: str
-    """The name that the request gave it."""
+    """The name of the model in the request."""
     location: str
-    """Its folder, its hub id, or the endpoint that serves it."""
+    """The model's folder, its hub id, or the endpoint that serves it."""
     sha256: str | None = None
-    """The hash of the folder's files; None for a model that is not in a local folder."""
+    """The hash of the folder's files; None if the model is not in a local folder."""
     revision: str | None = None
-    """The commit on the hub; None where it is not known."""
+    """The commit on the hub; None if unknown."""
     answered_by: list[AnsweringModel] = []
-    """The models that, according to the endpoint, answered in its name; the most frequent first."""
+    """The models that answered under this name, as the endpoint reported; most frequent first."""
     terms: str | None = None
-    """The address of the provider's terms for the use of outputs; None where it is not known."""
+    """The URL of the provider's terms for using outputs; None if unknown."""
 
     @property
     def folder(self) -> Path | None:
@@ -80,16 +80,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     created_at: str
     models: list[ModelRecord] = []
     side: list[FileRecord] = []
-    """Files that were written with the output, e.g. one with the dropped rows and the reasons."""
+    """Files that were written with the output, e.g. the dropped rows with their reasons."""
 
 
 def seconds_between(start: str, end: str) -> float | None:
-    """Returns the seconds from one time of `now` to another; None if either is no such time."""
+    """Returns the seconds between two times from `now`; None if one of them is malformed."""
     try:
-        passed = datetime.fromisoformat(end) - datetime.fromisoformat(start)
+        difference = datetime.fromisoformat(end) - datetime.fromisoformat(start)
     except (ValueError, TypeError):
         return None
-    return round(passed.total_seconds(), 3)
+    return round(difference.total_seconds(), 3)
 
 
 def now() -> str:
@@ -98,17 +98,17 @@ def now() -> str:
 
 
 def record_file(path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -> FileRecord:
-    """Returns the path, SHA-256 and size of a file as it is now."""
+    """Returns the current path, SHA-256 and size of a file."""
     sha256 = file_sha256(path, is_stopped=is_stopped)
     return FileRecord(path=as_recorded(path), sha256=sha256, num_bytes=path.stat().st_size)
 
 
 def record_folder(folder: Path, *, final: Path | None = None) -> FileRecord:
-    """Returns the path, hash and size of a model's folder as it is now.
+    """Returns the current path, hash and size of a model's folder.
 
-    final: the path that it will have, if it is still under a temporary name.
+    final: the final path of the folder, if it still has a temporary name.
 
-    The hash is the SHA-256 of what `sha256sum` prints for its files, in the order of their paths.
+    The hash is the SHA-256 of the output of `sha256sum` for its files, sorted by path.
     Hidden files and the folder's manifest are left out.
     """
     records = [(path.relative_to(folder), record_file(path)) for path in folder_files(folder)]
@@ -119,7 +119,7 @@ def record_folder(folder: Path, *, final: Path | None = None) -> FileRecord:
 
 
 def folder_files(folder: Path) -> list[Path]:
-    """Returns the files of a model's folder, without hidden ones and its manifest, in order."""
+    """Returns the files of a model's folder, sorted, without hidden files and the manifest."""
 
     def is_listed(path: Path) -> bool:
         name = path.relative_to(folder)
@@ -130,26 +130,26 @@ def folder_files(folder: Path) -> list[Path]:
 
 
 def folder_record(folder: Path, files: Sequence[FileRecord]) -> FileRecord:
-    """Returns a folder's record, made from its files' records in the order of their paths."""
-    listed = "".join(f"{file.sha256}  {file.path}\n" for file in files)
+    """Returns the record of a folder from the records of its files, sorted by path."""
+    sha256sum_lines = "".join(f"{file.sha256}  {file.path}\n" for file in files)
     return FileRecord(
         path=as_recorded(folder),
-        sha256=hashlib.sha256(listed.encode()).hexdigest(),
+        sha256=hashlib.sha256(sha256sum_lines.encode()).hexdigest(),
         num_bytes=sum(file.num_bytes for file in files),
     )
 
 
 def record_written(path: Path, written: LineWriter) -> FileRecord:
-    """Returns the record of a file from its closed writer, which has hashed it already."""
+    """Returns the record of a file from its writer, which has hashed it."""
     return FileRecord(path=as_recorded(path), sha256=written.sha256, num_bytes=written.num_bytes)
 
 
-def _recorded(file: Path | FileRecord) -> FileRecord:
+def _record_of(file: Path | FileRecord) -> FileRecord:
     return file if isinstance(file, FileRecord) else record_file(file)
 
 
 def _record_beginning(path: Path) -> FileRecord:
-    """Returns the record of the bytes that a growing file has now."""
+    """Returns the record of the current bytes of a growing file."""
     num_bytes = rest = path.stat().st_size
     digest = hashlib.sha256()
     with path.open("rb") as stream:
@@ -160,13 +160,13 @@ def _record_beginning(path: Path) -> FileRecord:
     return FileRecord(path=as_recorded(path), sha256=sha256, num_bytes=num_bytes - rest)
 
 
-def _times(file: Path) -> tuple[int, int]:
+def _size_and_mtime(file: Path) -> tuple[int, int]:
     stat = file.stat()
     return stat.st_size, stat.st_mtime_ns
 
 
 class Recording:
-    """Hashes files in a thread of its own, while other code reads them for something else."""
+    """Hashes input files in a thread while other code reads them."""
 
     def __init__(
         self,
@@ -175,16 +175,19 @@ class Recording:
         copies: Mapping[Path, Path] | None = None,
         may_grow: bool = False,
     ) -> None:
-        """`copies` are files that are hashed in place of others.
+        """Starts hashing.
 
-        With `may_grow`, a file that grows while it is read is recorded as it was at the end of
-        the read; `grown` then has it.
+        copies: the copies to hash instead of some of the files, by file.
+        may_grow: whether files may grow while they are read. Such a file is recorded with its
+        content at the end of the read, and added to `grown`.
         """
         self._may_grow = may_grow
         self.grown: list[Path] = []
         self._thread = ThreadPoolExecutor(1)
         self._is_over = self._is_checked = False
-        self._begun = {file: _times(file) for file in files if file not in (copies or {})}
+        self._initial_stats = {
+            file: _size_and_mtime(file) for file in files if file not in (copies or {})
+        }
         self._files = list(dict.fromkeys(files))
         self._records = self._thread.submit(self._record, self._files, copies or {})
 
@@ -199,17 +202,17 @@ class Recording:
     def records(self) -> list[FileRecord]:
         """Waits until all files are hashed, and returns their records.
 
-        To be called when the files have been read. The first call raises DataError if one has
-        changed since the beginning: it is not known then which content was read.
+        Call this after the files have been read. The first call raises DataError if a file has
+        changed since the beginning, because it is then unknown which content was read.
         """
         records = self._records.result()
         if not self._is_checked:
-            for file, times in self._begun.items():
-                if _times(file) == times:
+            for file, times in self._initial_stats.items():
+                if _size_and_mtime(file) == times:
                     continue
                 if not self._may_grow or file.stat().st_size < times[0]:
                     raise DataError(
-                        f"{file} has changed while it was read",
+                        f"{file} changed while it was being read",
                         "repeat the call once no other program writes to the file",
                     )
                 self.grown.append(file)
@@ -230,16 +233,16 @@ class Recording:
 
 
 def manifest_path(output: Path) -> Path:
-    """Returns the path of the manifest of `output`: next to a file, or inside a folder."""
+    """Returns the path of an output's manifest: next to a file, or inside a folder."""
     if output.is_dir():
         return output / FOLDER_MANIFEST
     return output.with_name(output.name + ".manifest.json")
 
 
 def pending_manifest(output: Path) -> Path:
-    """Returns the path of the manifest of a file that is about to be put in place.
+    """Returns the path of the new manifest of a file that is about to be replaced.
 
-    A stop may leave it there: it then describes those files that are in place already.
+    After a crash it may still exist, and describes the files that were already replaced.
     """
     return output.with_name(f".{output.name}.new")
 
@@ -247,31 +250,34 @@ def pending_manifest(output: Path) -> Path:
 def read_manifest(output: Path) -> Manifest | None:
     """Returns the manifest of a file or folder; None if it has none.
 
-    The output may have changed since its manifest was written; this is not checked.
+    It is not checked whether the output has changed since its manifest was written.
     Raises DataError if the manifest is damaged.
     """
-    pending = _manifest_at(pending_manifest(output))
+    pending = _read_manifest_file(pending_manifest(output))
     if pending is not None and is_as_recorded(output, pending.output):
         return pending
-    return _manifest_at(manifest_path(output))
+    return _read_manifest_file(manifest_path(output))
 
 
 def is_as_recorded(path: Path, record: FileRecord) -> bool:
-    """Returns whether a file has the size and the SHA-256 of a record."""
+    """Returns whether a file has the size and SHA-256 of a record."""
     is_alike = path.is_file() and path.stat().st_size == record.num_bytes
     return is_alike and file_sha256(path) == record.sha256
 
 
 def recorded_files(output: Path) -> list[FileRecord]:
-    """Returns the records of all files that were written as, or with, this output."""
-    manifests = (_manifest_at(pending_manifest(output)), _manifest_at(manifest_path(output)))
+    """Returns the records of an output and its side files from its manifests."""
+    manifests = (
+        _read_manifest_file(pending_manifest(output)),
+        _read_manifest_file(manifest_path(output)),
+    )
     return [r for manifest in manifests if manifest for r in (manifest.output, *manifest.side)]
 
 
-def _manifest_at(path: Path) -> Manifest | None:
+def _read_manifest_file(path: Path) -> Manifest | None:
     try:
         return read_json(
-            path, Manifest, fix="delete it; the record of how the file was made is lost"
+            path, Manifest, fix="delete it; this loses the record of how the file was made"
         )
     except FileNotFoundError:
         return None
@@ -290,21 +296,21 @@ def write_manifest(
 ) -> Path:
     """Writes the manifest of a finished output and returns its path.
 
-    `written` is the closed writer of the output, which has hashed it already, or its record.
+    `written` is the closed writer of the output, which has hashed it, or its record.
     """
     if isinstance(written, LineWriter):
         written = record_written(output, written)
     manifest = Manifest(
         operation=operation,
         output=written or record_file(output),
-        inputs=[_recorded(i) for i in inputs if not isinstance(i, ModelRecord)],
+        inputs=[_record_of(i) for i in inputs if not isinstance(i, ModelRecord)],
         request=dict(request),
         counts=dict(counts),
         run_id=run_id,
         stillroom_version=__version__,
         created_at=now(),
         models=[model for model in inputs if isinstance(model, ModelRecord)],
-        side=[_recorded(file) for file in side],
+        side=[_record_of(file) for file in side],
     )
     path = manifest_path(output)
     write_json(path, manifest)

@@ -1,4 +1,4 @@
-"""Reading the lines of a file, one by one, in constant memory."""
+"""Reads the lines of a file one by one, in constant memory."""
 
 import itertools
 import os
@@ -12,9 +12,9 @@ import msgspec
 BOM = b"\xef\xbb\xbf"
 _BLANKS = b"\r\n \t"
 _LAST_BLANK = 0x20
-"""The largest byte that is a blank; a larger byte needs no stripping."""
+"""The largest whitespace byte; a line between larger bytes needs no stripping."""
 _BLOCK = 256 << 10
-"""The number of bytes read at once; a block with its lines fits into a core's own cache."""
+"""The number of bytes read at once; a block and its lines fit into the L2 cache of a core."""
 _KEPT_WHEN_FREE = 4 << 20
 _BEGINNING = 200
 _TAIL_BLOCK = 4 << 10
@@ -25,27 +25,27 @@ _NUM_LOOKED_AT = 20
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """One line of a file: its bytes without the blanks around them, and where they are."""
+    """One line of a file: its bytes without surrounding whitespace, and their position."""
 
     number: int
     """The number of the line, from 1."""
     offset: int
     """The position of the first byte of `data` in the file."""
     num_bytes: int
-    """The length of `data` in the file; for a cut line, the length of its beginning."""
+    """The length of `data`; for a truncated line, the length of its beginning."""
     view: bytes | memoryview
     """The bytes of `data` without a copy: a view of the block that was read.
 
     The view keeps the whole block in memory.
     """
     is_cut: bool = False
-    """Whether the line was too long, so that `data` is only its beginning."""
+    """Whether the line is too long, so that `data` is only its beginning."""
     is_ascii: bool = False
-    """Whether the whole block is ASCII; even if it is not, this line may be."""
+    """Whether the whole block is ASCII; if False, this line may still be ASCII."""
 
     @property
     def data(self) -> bytes:
-        """The bytes, as a copy that can be kept."""
+        """A copy of the bytes, independent of the block."""
         return bytes(self.view)
 
     @property
@@ -64,7 +64,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def source(self) -> bytes:
-        """The block that was read, of which `view` is a part."""
+        """The block of which `view` is a part."""
         view = self.view
         return cast("bytes", view.obj) if isinstance(view, memoryview) else view
 
@@ -72,7 +72,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 def read_lines(path: Path, *, max_bytes: int | None = None) -> Iterator[Line]:
     """Yields the non-blank lines of a file in constant memory, without BOM and line ends.
 
-    A line longer than `max_bytes` is cut to its beginning; the rest is never held in memory.
+    A line longer than `max_bytes` is truncated; its rest is never held in memory.
     """
     return itertools.chain.from_iterable(read_line_blocks(path, max_bytes=max_bytes))
 
@@ -84,7 +84,7 @@ def read_line_blocks(path: Path, *, max_bytes: int | None = None) -> Iterator[li
 
 
 def count_lines(path: Path) -> int:
-    """Returns the number of lines that read_lines yields, which takes a tenth of the time."""
+    """Returns the number of lines that read_lines yields, ten times faster than reading them."""
     count, has_text = 0, False
     with path.open("rb", buffering=0) as stream:
         if stream.read(len(BOM)) != BOM:
@@ -93,8 +93,8 @@ def count_lines(path: Path) -> int:
             first, *others = block.split(b"\n")
             has_text = has_text or bool(first.strip(_BLANKS))
             if others:
-                whole = [has_text, *map(_has_text, others[:-1])]
-                count, has_text = count + sum(whole), _has_text(others[-1])
+                has_text_flags = [has_text, *map(_has_text, others[:-1])]
+                count, has_text = count + sum(has_text_flags), _has_text(others[-1])
     return count + has_text
 
 
@@ -103,7 +103,7 @@ def _has_text(line: bytes) -> bool:
 
 
 class _Reader:
-    """Reads a file line by line, and holds no line once it has been yielded."""
+    """Reads a file line by line, without keeping lines that were yielded."""
 
     def __init__(self, handle: int, limit: int) -> None:
         _keep_freed_memory()
@@ -111,7 +111,7 @@ class _Reader:
         self._number = 0
 
     def blocks(self) -> Iterator[list[Line]]:
-        """Yields lists: the lines that end in one block, or a single line longer than a block."""
+        """Yields lists of lines: those that end in a block, or one line longer than a block."""
         start = len(BOM) if os.pread(self._handle, len(BOM), 0) == BOM else 0
         while block := os.pread(self._handle, _BLOCK, start):
             if size := block.rfind(b"\n") + 1:
@@ -129,7 +129,7 @@ class _Reader:
         lines: list[Line] = []
         view = memoryview(block)
         number, limit, begin = self._number, self._limit, 0
-        # Checked once for the block, since a check of each line would have to copy the line.
+        # Checked once per block, since checking each line would copy it.
         is_ascii = block.isascii()
         while begin < size:
             end = block.find(b"\n", begin)
@@ -156,26 +156,26 @@ class _Reader:
         return [Line(self._number, start + raw.index(data), len(data), data)] if data else []
 
     def _cut(self, number: int, start: int, raw: bytes) -> Line:
-        """Returns a line that is too long, cut to its beginning."""
+        """Returns the truncated form of a line that is too long."""
         raw = raw[: min(self._limit, _BEGINNING)]
         data = raw.strip(_BLANKS)
         return Line(number, start + raw.index(data), len(data), data, is_cut=True)
 
-    def _end_of_line(self, place: int) -> int:
-        """Returns the position after the first newline from `place` on, else the file's end."""
-        while block := os.pread(self._handle, _BLOCK, place):
+    def _end_of_line(self, position: int) -> int:
+        """Returns the position after the next newline from `position` on, or the file's end."""
+        while block := os.pread(self._handle, _BLOCK, position):
             if size := block.find(b"\n") + 1:
-                return place + size
-            place += len(block)
-        return place
+                return position + size
+            position += len(block)
+        return position
 
 
 def _keep_freed_memory() -> None:
-    """Makes the C library keep the memory of freed blocks for the next ones.
+    """Makes the C library reuse the memory of freed blocks.
 
-    Otherwise it returns the memory to the system with each block and asks for new pages, which
-    costs as much as reading the file. glibc raises its threshold for that when it frees one block
-    as large as this one, whose pages are never touched.
+    By default, it returns each block to the system and requests new pages, which costs as much as
+    reading the file. glibc raises its mmap threshold when a block of this size is freed; the pages
+    of this block are never touched.
     """
     bytes(_KEPT_WHEN_FREE)
 
@@ -184,11 +184,11 @@ class Tail(msgspec.Struct, frozen=True):
     """The end of a text file."""
 
     lines: list[str]
-    """Its last lines; a long one is cut in its middle and says how long it is."""
+    """The last lines; the middle of a long line is replaced by its length."""
     num_bytes: int
     """The size of the file."""
     is_whole: bool
-    """Whether the file has no other lines."""
+    """Whether these are all lines of the file."""
 
 
 def read_tail(path: Path, max_lines: int, *, max_bytes: int = _MAX_TAIL_BYTES) -> Tail:
@@ -197,35 +197,35 @@ def read_tail(path: Path, max_lines: int, *, max_bytes: int = _MAX_TAIL_BYTES) -
     with path.open("rb", buffering=0) as stream:
         handle, size = stream.fileno(), os.fstat(stream.fileno()).st_size
         end = size - 1 if size and os.pread(handle, 1, size - 1) == b"\n" else size
-        place = end if size else -1
-        while place >= 0 and len(lines) < max_lines:
-            start = _start_of_line(handle, place)
-            line = _shown_line(handle, start, place)
+        position = end if size else -1
+        while position >= 0 and len(lines) < max_lines:
+            start = _start_of_line(handle, position)
+            line = _shown_line(handle, start, position)
             max_bytes -= len(line.encode("utf-8", errors="replace"))
             if max_bytes < 0 and lines:
                 break
             lines.append(line)
-            place = start - 1
-    return Tail(lines[::-1], size, is_whole=place < 0)
+            position = start - 1
+    return Tail(lines[::-1], size, is_whole=position < 0)
 
 
 def last_line(path: Path) -> str:
-    """Returns the last line of a file that is not blank, cut if it is long; "" if there is none."""
+    """Returns the last non-blank line of a file, truncated if it is long; "" if there is none."""
     if not path.exists():
         return ""
-    shown = [line.strip() for line in read_tail(path, _NUM_LOOKED_AT).lines]
-    return next((line for line in reversed(shown) if line), "")[:_LONGEST_LAST_LINE]
+    lines = [line.strip() for line in read_tail(path, _NUM_LOOKED_AT).lines]
+    return next((line for line in reversed(lines) if line), "")[:_LONGEST_LAST_LINE]
 
 
 def _start_of_line(handle: int, end: int) -> int:
     """Returns the position after the last newline before `end`, or 0 if there is none."""
-    place, size = end, _TAIL_BLOCK
-    while place > 0:
-        start = max(0, place - size)
-        found = os.pread(handle, place - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        place, size = start, _BLOCK
+    position, size = end, _TAIL_BLOCK
+    while position > 0:
+        start = max(0, position - size)
+        index = os.pread(handle, position - start, start).rfind(b"\n")
+        if index >= 0:
+            return start + index + 1
+        position, size = start, _BLOCK
     return 0
 
 
@@ -233,7 +233,7 @@ def _shown_line(handle: int, start: int, end: int) -> str:
     length = end - start
     if length <= _LONGEST_SHOWN:
         text = os.pread(handle, length, start).decode("utf-8", errors="replace")
-        # Keeps only the last state of a progress bar.
+        # Keeps only the final state of a progress bar.
         return text.rstrip("\r").rpartition("\r")[2]
     half = _LONGEST_SHOWN // 2
     first, last = os.pread(handle, half, start), os.pread(handle, half, end - half)

@@ -1,7 +1,7 @@
-"""The outputs of operations: locked while they are written; only Stillroom's own are replaced.
+"""Writes the outputs of operations: under a lock, and without replacing files of other programs.
 
-Stillroom wrote a file if its hash is in the manifest next to it, a page if the hash in its last
-line is its own. Anything else was written or edited by somebody else.
+Stillroom wrote a file if the manifest next to it contains its hash, and an HTML page if its last
+line contains the hash of the page. Any other file was written or edited by somebody else.
 """
 
 import fcntl
@@ -37,33 +37,34 @@ from stillroom.validation import StrictModel
 
 _PAGE_MARK = re.compile(rb"<!-- stillroom ([0-9a-f]{64}) -->\n\Z")
 _OLD_PAGE_MARK = re.compile(rb"<footer>Written [^<]{1,40} by stillroom ")
-_MAX_WORDS = 300
+_MAX_HOLDER_BYTES = 300
 _TRIES, _RETRY_S = 5, 0.02
 
 
 class OutputHeldError(InputError):
-    """Another process, or another call of this one, is writing the output."""
+    """Another process, or another call in this process, is writing the output."""
 
 
 def _without_text(schema: dict[str, Any]) -> None:
-    """Removes an option's description from a tool's schema, since the error explains the option."""
+    """Removes an option's description from a tool's schema; the error explains the option."""
     schema.pop("description", None)
 
 
 class ReplacingRequest(StrictModel):
-    """A request whose output is replaced if it is there already."""
+    """A request whose output may replace an existing file."""
 
     overwrite: Annotated[
         bool,
         Field(
-            description="Also replace what stillroom did not write", json_schema_extra=_without_text
+            description="Replace a file that stillroom did not write",
+            json_schema_extra=_without_text,
         ),
     ] = False
 
 
 @dataclass(frozen=True, slots=True)
 class NewOutput:
-    """The writers of an output and of its side files, until they are put in place."""
+    """The writers of an output and its side files, which are renamed once they are complete."""
 
     path: Path
     rows: LineWriter
@@ -78,7 +79,7 @@ class NewOutput:
         request: BaseModel,
         counts: Mapping[str, int],
     ) -> None:
-        """Writes the manifest, which counts once the output is in place. To be called last."""
+        """Writes the manifest, which takes effect with the output. Call this last."""
         for writer in (self.rows, *self.side.values()):
             writer.flush()
         manifest = Manifest(
@@ -103,12 +104,13 @@ def new_output(
     """Yields writers for an output and its side files, which appear if the block raises no error.
 
     The block must call `record` last. The manifest is on the disk before the first file is
-    replaced, so that after a stop at any point each file is known to be ours.
-    Raises InputError if another process writes the output, or if a file there is not ours.
+    replaced, so after a crash at any point, each file is known to be Stillroom's.
+    Raises InputError if another process writes the output, or if Stillroom did not write an
+    existing file.
     """
     with output_lock(path, operation, run_id=run_id):
         check_replaceable(path, *side, overwrite=overwrite)
-        # Leftovers of killed processes: a process that is still writing would hold the lock.
+        # Files of killed processes; a process that is still writing would hold the lock.
         for file in (path, *side, pending_manifest(path)):
             for leftover in path.parent.glob(partial_name(glob.escape(file.name), "*")):
                 leftover.unlink()
@@ -121,9 +123,9 @@ def new_output(
 
 
 def check_replaceable(output: Path, *side: Path, overwrite: bool) -> None:
-    """Raises InputError if the output, or a side file, exists and is not as Stillroom wrote it.
+    """Raises InputError if the output or a side file exists and is not as Stillroom wrote it.
 
-    A file without content may be replaced: nothing is lost.
+    Empty files may be replaced.
     """
     if overwrite:
         return
@@ -131,58 +133,60 @@ def check_replaceable(output: Path, *side: Path, overwrite: bool) -> None:
     is_old = len(records) == 1  # older versions recorded no side files
     for path in (output, *side):
         if path.exists() and path.stat().st_size:
-            written = (is_old and path != output) or any(is_as_recorded(path, r) for r in records)
-            if not written:
-                raise not_ours(path)
+            is_own_file = (is_old and path != output) or any(
+                is_as_recorded(path, r) for r in records
+            )
+            if not is_own_file:
+                raise foreign_file_error(path)
 
 
-def check_at_once(output: Path, *, overwrite: bool) -> None:
-    """Checks whether an output may be replaced, as far as is known without reading it.
+def check_replaceable_by_size(output: Path, *, overwrite: bool) -> None:
+    """Checks by size whether an output may be replaced, without reading it.
 
-    Raises OutputHeldError if it is being written now, and InputError if Stillroom wrote no file of
-    its size there.
+    Raises OutputHeldError if it is being written, and InputError if no manifest records a file of
+    its size.
     """
     check_free(output)
     size = output.stat().st_size if output.is_file() else 0
     if size and not overwrite and size not in {r.num_bytes for r in recorded_files(output)}:
-        raise not_ours(output)
+        raise foreign_file_error(output)
 
 
 def check_page(path: Path, *, overwrite: bool) -> None:
-    """Raises InputError if a file is there that is no page as stillroom wrote it."""
+    """Raises InputError if the file exists and is not a page as Stillroom wrote it."""
     if overwrite or not path.exists() or not path.stat().st_size:
         return
     page = path.read_bytes()
     mark = _PAGE_MARK.search(page)
-    is_ours = (
+    is_own_page = (
         hashlib.sha256(page[: mark.start()]).hexdigest().encode() == mark[1]
         if mark
         else _OLD_PAGE_MARK.search(page)
     )
-    if not is_ours:
-        raise not_ours(path)
+    if not is_own_page:
+        raise foreign_file_error(path)
 
 
 def marked_page(html: str) -> bytes:
-    """Returns a page as bytes with its mark; characters that are not UTF-8 are replaced."""
+    """Returns a page as bytes with its hash in the last line; invalid Unicode is replaced."""
     page = html.encode("utf-8", errors="replace")
     return page + f"<!-- stillroom {hashlib.sha256(page).hexdigest()} -->\n".encode()
 
 
-def not_ours(path: Path) -> InputError:
-    """Returns the error to raise about a file that would be replaced and is not ours."""
+def foreign_file_error(path: Path) -> InputError:
+    """Returns the error for an existing file that Stillroom did not write."""
     return InputError(
-        f"{path} exists, and stillroom did not write it, or it was changed since",
-        "choose another output, or give overwrite: true (--overwrite) to replace it",
+        f"{path} exists, but stillroom did not write it, or somebody has changed it since",
+        "choose another output, or set overwrite: true (--overwrite) to replace it",
     )
 
 
 @contextmanager
 def output_lock(output: Path, operation: str, *, run_id: str | None = None) -> Generator[None]:
-    """Locks an output until the block ends. Raises OutputHeldError if it is.
+    """Locks an output until the block ends. Raises OutputHeldError if it is locked already.
 
-    The system frees the lock when the process ends. It is a file next to the output, so that it
-    also holds between servers whose workspaces lie in one another.
+    The system releases the lock when the process ends. The lock file is next to the output, so it
+    also works between servers whose workspaces are nested.
     """
     lock = OutputLock(output)
     lock.acquire(operation, run_id=run_id)
@@ -193,7 +197,7 @@ def output_lock(output: Path, operation: str, *, run_id: str | None = None) -> G
 
 
 def check_free(output: Path) -> None:
-    """Raises OutputHeldError if the output is being written right now."""
+    """Raises OutputHeldError if the output is being written."""
     lock = OutputLock(output)
     if lock.path.exists():
         lock.acquire("a check")
@@ -201,7 +205,7 @@ def check_free(output: Path) -> None:
 
 
 class OutputLock:
-    """The lock of an output; its file names the holder."""
+    """The lock of an output; the lock file names the holder."""
 
     def __init__(self, output: Path) -> None:
         self._output = output
@@ -209,36 +213,36 @@ class OutputLock:
         self._handle: int | None = None
 
     def acquire(self, operation: str, *, run_id: str | None = None) -> None:
-        """Takes the lock. Raises OutputHeldError, which names the holder, if it is taken."""
+        """Acquires the lock. Raises OutputHeldError, which names the holder, if it is locked."""
         tries = 0
         while self._handle is None:
             tries += 1
             handle = open_real(self.path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The last holder deletes the file, perhaps after it was opened here.
+                # The previous holder may have deleted the file after it was opened here.
                 if os.fstat(handle).st_nlink:
                     self._handle = handle
             except BlockingIOError:
-                # It may be held by `check_free`, for a moment.
+                # `check_free` may hold it for a moment.
                 if tries < _TRIES:
                     time.sleep(_RETRY_S)
                     continue
-                words = os.pread(handle, _MAX_WORDS, 0).decode("utf-8", errors="replace")
+                holder = os.pread(handle, _MAX_HOLDER_BYTES, 0).decode("utf-8", errors="replace")
                 raise OutputHeldError(
-                    f"{self._output} is being written by {words or 'another process'}",
+                    f"{self._output} is being written by {holder or 'another process'}",
                     "wait until it has finished (`stillroom list-runs`), or choose another output",
                 ) from None
             finally:
                 if self._handle is None:
                     os.close(handle)
         run = f", run {run_id}" if run_id else ""
-        words = f"{operation} (process {os.getpid()}, since {now()}{run})"
+        holder = f"{operation} (process {os.getpid()}, since {now()}{run})"
         os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, words.encode(), 0)
+        os.pwrite(self._handle, holder.encode(), 0)
 
     def release(self) -> None:
-        """Frees the lock, if it is held, and deletes its file."""
+        """Releases the lock if it is held, and deletes the lock file."""
         if self._handle is not None:
             with real_folder(self.path.parent) as folder:
                 folder.remove(self.path.name)

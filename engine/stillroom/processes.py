@@ -1,6 +1,6 @@
-"""Processes: telling one from another, ending it with its parent, killing all that it started.
+"""Identifies processes, ends them with their parent, and kills them with their descendants.
 
-Many small processes load this module when they start, so it imports nothing slow at its top.
+Many small processes import this module when they start, so its top-level imports are fast.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ SERVER_MARK_VARIABLE = "STILLROOM_SESSION"
 The server's children inherit it, so they can be found even after the server has ended.
 """
 RUN_MARK_VARIABLE = "STILLROOM_RUN_MARK"
-"""The environment variable that marks all processes of one run that has a keeper."""
+"""The environment variable that marks all processes of one run that has a keeper process."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -34,16 +34,16 @@ _WATCH_S = 0.5
 _PROC_PIDTBSDINFO = 3
 _BSD_INFO_BYTES = 136
 _BSD_INFO_START = 120
-"""Where `struct proc_bsdinfo` of macOS holds the start time: two 64-bit numbers, s and µs."""
+"""The offset of the start time in macOS's `struct proc_bsdinfo`: two 64-bit numbers, s and µs."""
 _START_FIELD = 19
-"""The place of `starttime` in /proc/PID/stat, counted from the field after the name."""
+"""The index of `starttime` in /proc/PID/stat, counted from the field after the name."""
 
 
 def process_start(pid: int) -> str | None:
-    """Returns a text that tells a process from all others with its pid; None if it has ended.
+    """Returns a text that, with the pid, identifies a process; None if the process has ended.
 
-    It does not change when the machine's clock is set: on Linux it is the boot's id and the ticks
-    from the boot to the process's start, on macOS the start time that the kernel noted.
+    It does not depend on the wall clock: on Linux it consists of the boot id and the ticks from the
+    boot to the start of the process, on macOS it is the start time that the kernel recorded.
     """
     if sys.platform == "linux":
         return _linux_start(pid)
@@ -63,7 +63,7 @@ def _linux_start(pid: int) -> str | None:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The name is in parentheses, and may hold blanks and parentheses itself.
+    # The name is in parentheses, and may itself contain spaces and parentheses.
     fields = stat.rpartition(b")")[2].split()
     if fields[0] in (b"Z", b"X"):
         return None
@@ -80,15 +80,15 @@ def _macos_start(pid: int) -> str | None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Has this process killed when its parent, whose pid is given, ends.
+    """Makes this process die when its parent, whose pid is `parent`, ends.
 
-    On Linux the kernel does it, even if a call in this process hangs; elsewhere a thread does.
+    On Linux the kernel kills it, even if a call in this process hangs; elsewhere a thread does.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
         threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
-    # It may have ended before it was watched.
+    # The parent may have ended before the watch began.
     if process_start(parent) is None:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -100,67 +100,67 @@ def _watch_parent(first: int) -> None:
 
 
 def adopt_orphans() -> bool:
-    """Makes this process the parent of descendants whose own parent ends; False if it cannot."""
+    """Makes this process the new parent of orphaned descendants; False if that is not possible."""
     if sys.platform != "linux":
         return False
     return ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1) == 0
 
 
 def memory_share() -> int:
-    """Returns the most bytes of memory for a process that runs user code: half the machine's.
+    """Returns the memory limit in bytes for a process that runs user code.
 
-    At least 4 GB, so that small machines can load what their tools import.
+    It is half of the machine's memory, but at least 4 GB, so that small machines can load the
+    libraries that their tools import.
     """
     pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return max(4 << 30, pages * page // 2)
 
 
 def limit_this_process(*, cpu_s: float | None = None, memory_bytes: int | None = None) -> None:
-    """Limits the CPU seconds that this process takes from now on, and its memory.
+    """Limits the CPU time that this process uses from now on, and its memory.
 
-    Over the CPU limit the system kills it; over the memory limit an allocation fails. macOS
-    enforces the CPU limit only.
+    Above the CPU limit, the system kills the process; above the memory limit, allocations fail.
+    macOS enforces only the CPU limit.
     """
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if cpu_s is not None:
         used = resource.getrusage(resource.RUSAGE_SELF)
-        whole = int(used.ru_utime + used.ru_stime + cpu_s) + 1
-        _lower(resource.RLIMIT_CPU, whole)
+        total_s = int(used.ru_utime + used.ru_stime + cpu_s) + 1
+        _set_soft_limit(resource.RLIMIT_CPU, total_s)
     if memory_bytes is not None:
         # Not RLIMIT_AS, which counts the address space that CUDA and thread pools only reserve.
-        _lower(resource.RLIMIT_DATA, memory_bytes)
+        _set_soft_limit(resource.RLIMIT_DATA, memory_bytes)
 
 
-def _lower(kind: int, limit: int) -> None:
-    """Sets the soft limit, which can be raised again, within the hard one."""
+def _set_soft_limit(kind: int, limit: int) -> None:
+    """Sets a soft limit, not above the hard limit."""
     hard = resource.getrlimit(kind)[1]
     if hard != resource.RLIM_INFINITY:
         limit = min(limit, hard)
-    # Some systems refuse limits that they do not know.
+    # Some systems do not support all limits.
     with suppress(OSError, ValueError):
         resource.setrlimit(kind, (limit, hard))
 
 
 def end_process(process: "subprocess.Popen[Any]", *, grace_s: float = 5.0) -> None:
-    """Ends a child process: asks it to terminate, and kills it if it still runs after the grace.
+    """Terminates a child process, and kills it if it still runs after `grace_s` seconds.
 
-    The caller closes the streams. Only a process that the kernel itself holds outlives this.
+    The caller closes the streams. Only a process that hangs inside the kernel can survive this.
     """
     from subprocess import TimeoutExpired
 
-    for end in (process.terminate, process.kill):
-        end()
+    for stop in (process.terminate, process.kill):
+        stop()
         with suppress(TimeoutExpired):
             process.wait(grace_s)
             return
 
 
 def kill_family(leader: int) -> None:
-    """Kills a process group, and its leader's descendants, even those in other process groups.
+    """Kills a process group and all descendants of its leader, also those in other groups.
 
-    The leader must not have been waited for: after that, the system may give its pid to another
-    process.
+    The caller must not have waited for the leader yet, since its pid may then be reused.
     """
     for descendant in descendants(leader):
         kill(descendant)
@@ -169,7 +169,7 @@ def kill_family(leader: int) -> None:
 
 
 def descendants(pid: int) -> "list[psutil.Process]":
-    """Returns the children of a process, their children, and so on; none once it has ended."""
+    """Returns all descendants of a process; an empty list if it has ended."""
     import psutil
 
     try:
@@ -179,19 +179,18 @@ def descendants(pid: int) -> "list[psutil.Process]":
 
 
 def kill(process: "psutil.Process") -> None:
-    """Kills one process unless it has ended."""
+    """Kills a process unless it has ended."""
     import psutil
 
-    # psutil compares the start time too, so a new process with the same number is not hit.
+    # psutil also compares the start time, so a new process with the same pid is not killed.
     with suppress(psutil.Error):
         process.kill()
 
 
 def kill_marked(marks: Collection[str], *, variable: str = SERVER_MARK_VARIABLE) -> None:
-    """Kills every process but this one that has one of the marks in its environment.
+    """Kills all other processes that have one of the marks in their environment.
 
-    This finds what a server started even when the server has ended and its children have been
-    adopted by init.
+    This also finds the children of a server that has ended, which were adopted by init.
     """
     import psutil
 

@@ -1,4 +1,4 @@
-"""How a running stage reports its progress, is cancelled, and ends its background tasks."""
+"""Progress, cancellation and background tasks of a running stage."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -13,10 +13,10 @@ _CANCEL_POLL_S = 0.2
 
 
 class Reporter(Protocol):
-    """Receives what a running stage reports: its progress, metrics, notes and alarms."""
+    """Receives the progress, metrics, notes and alarms of a running stage."""
 
     def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
-        """Reports that `done` of `total` units of this phase are finished."""
+        """Reports that `done` of `total` units of the phase are finished."""
         ...
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -24,11 +24,11 @@ class Reporter(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Records a text that a person should be able to read later."""
+        """Records a text for the user."""
         ...
 
     def alarms(self, current: Sequence[str]) -> None:
-        """Reports the current problems and their remedies, in place of those reported before."""
+        """Replaces the reported problems with the current ones and their remedies."""
         ...
 
     def is_cancelled(self) -> bool:

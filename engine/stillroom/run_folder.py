@@ -1,6 +1,6 @@
 """The folder of a run: the types of run.json, request.json and events.jsonl, and their readers.
 
-All code that reads a run's files uses these types, so each field is declared only here.
+All code that reads a run's files uses these types, so each field is declared once.
 """
 
 import os
@@ -28,19 +28,19 @@ _ID_LENGTH = 26  # 130 random bits
 REMOTE_FILE = "remote.json"
 """The file in the folder of a run whose process is on another machine (`remote/records.py`)."""
 VIEW_FILE = "remote_view.json"
-"""The file in such a folder that says how old the view of the run is, and what it has cost."""
+"""The file in such a folder with the last contact to the machine and the cost of the run."""
 MIRROR_FILE, MIRRORED_FILE, JOB_FILE = "remote_mirror.json", "remote_files.json", "remote_job.json"
-"""The files in such a folder that say what was copied back to this machine so far."""
+"""The files in such a folder that record what was copied back to this machine."""
 FOLLOWER_FILE, FOLLOWER_LOCK, FOLLOWER_LOG = "follower.json", "follower.lock", "follower.log"
-"""What the follower of such a run is started again with, its lock, and its log."""
+"""The settings with which the follower of such a run is restarted, its lock, and its log."""
 LIMITS_FILE = "limits.json"
-"""The file in the folder of a run that may stop by itself (`teachers/run_limits.py`)."""
+"""The file with the limits at which a run stops by itself (`teachers/run_limits.py`)."""
 STATE_FILE, REQUEST_FILE, OWNER_LOCK = "run.json", "request.json", "owner.lock"
 LAUNCH_FILE, END_FILE = "launch.json", "ended.json"
 CANCEL_MARK, KILL_MARK = "cancel", "cancel_kill"
-"""The file that says that a run shall stop; that a run on another machine shall be killed."""
-_FOREIGN = (
-    "if you did not start this run, move its folder elsewhere; its other files can still be read"
+"""The files that ask a run to stop, and that ask for a run on another machine to be killed."""
+_UNREADABLE_FIX = (
+    "if you did not start this run, move its folder elsewhere; its other files are still readable"
 )
 
 
@@ -62,15 +62,15 @@ class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of ended.json: how a run's process ended that could not write its own end."""
+    """The content of ended.json: how a run's process ended without recording its own end."""
 
     exit_code: int | None = None
     signal: int | None = None
     """The number of the signal that killed it."""
     memory_bytes: int = 0
-    """The most memory that it held."""
+    """The peak memory of the process."""
     out_of_memory: bool = False
-    """Whether it was killed while the kernel was killing processes for lack of memory."""
+    """Whether it was killed while the kernel's out-of-memory killer was active."""
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,14 +84,14 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: str | None = None
     pid: int | None = None
     pid_started_at: float | None = None
-    """When the process started, in seconds since the epoch, as older versions recorded it."""
+    """The start time of the process in seconds since the epoch; written by older versions."""
     process_start: str | None = None
-    """What tells the process from others with its pid (`processes.process_start`)."""
+    """A text that identifies the process together with its pid (`processes.process_start`)."""
     progress: Progress | None = None
     metrics: dict[str, float | None] = {}
     """The latest value of each metric; None where it was not finite."""
     alarms: list[str] = []
-    """The current problems of the run, each with what to change."""
+    """The current problems of the run, each with its remedy."""
     notes: list[str] = []
     """The run's first notes to the user; all of them are in events.jsonl."""
     result: dict[str, Any] | None = None
@@ -99,16 +99,16 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float | None:
-        """How long the run took, or has taken so far; None if it has not begun."""
+        """The duration of the run so far, in seconds; None if it has not started."""
         if self.started_at is None:
             return None
         return seconds_between(self.started_at, self.ended_at or now())
 
 
 def ended_progress(progress: Progress | None, *, is_whole: bool = False) -> Progress | None:
-    """Returns the last progress of a run that has ended: without an ETA.
+    """Returns the final progress of a run that has ended, without an ETA.
 
-    With `is_whole` the run has done all that it had to, though it may have stopped early.
+    With `is_whole`, the run has done all its work, even if it stopped before the total.
     """
     if progress is None:
         return None
@@ -117,28 +117,28 @@ def ended_progress(progress: Progress | None, *, is_whole: bool = False) -> Prog
 
 
 class StartAfter(msgspec.Struct, frozen=True, kw_only=True):
-    """The condition under which a queued run begins its work."""
+    """The condition under which a queued run starts its work."""
 
     after: Sequence[str]
     """The ids of the runs that must have ended first, whether or not they succeeded."""
 
 
 class FixedInput(msgspec.Struct, frozen=True, kw_only=True):
-    """A file or model folder that a run reads, as it was when the run was started."""
+    """A file or model folder that a run reads, with its state when the run was started."""
 
     path: str
     stamp: str
-    """A hash of the sizes and times of change of the file, or of the files in the folder.
+    """A hash of the size and modification time of the file, or of the files in the folder.
 
-    A call that starts a run must return at once, and hashing the content of 200,000 rows or of a
-    model takes longer; a copy would also take the disk twice. The run's process hashes what it
-    reads, and the stamp says whether that is what the call saw. Inode numbers are left out, since
-    machines that share a disk may number its files differently.
+    A call that starts a run must return at once, but hashing the content of 200,000 rows or of a
+    model takes longer, and a copy would need disk space. The run's process hashes the content that
+    it reads; the stamp shows whether the files have changed since the call. Inode numbers are left
+    out, since they can differ between machines that share a disk.
     """
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of request.json: the request that the run's process carries out."""
+    """The content of request.json: the request that the run's process executes."""
 
     kind: RunKind
     workspace: str
@@ -148,9 +148,9 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def given_name(self) -> str | None:
-        """What the run was named, or else its output, config file or model; None without any."""
-        named = (self.request.get(field) for field in ("name", "output", "config", "model"))
-        return next((name for name in named if isinstance(name, str)), None)
+        """The name of the run, or else its output, config file or model; None if it has none."""
+        values = (self.request.get(field) for field in ("name", "output", "config", "model"))
+        return next((name for name in values if isinstance(name, str)), None)
 
 
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -160,24 +160,24 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     event: str
     step: int | None = None
     values: dict[str, float | None] | None = None
-    """The values of the metrics by name; None where one was not finite, as JSON has no NaN."""
+    """The values of the metrics by name; None for a value that is not finite."""
     text: str | None = None
 
 
 class RunElsewhere(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of remote_view.json that users are shown."""
+    """The part of remote_view.json that is shown to users."""
 
     where: str
     """The machine's name in machines.yml."""
     phase: str = "waiting"
     last_contact: str | None = None
-    """When the machine answered last; None if it never has."""
+    """The time when the machine answered last; None if it never has."""
     problem: str | None = None
-    """Why it cannot be reached at the moment, and what to do; None if it can."""
+    """Why the machine cannot be reached at the moment, and what to do; None if it can."""
     machine_usd: float | None = None
-    """What the machine has cost so far; None without a price."""
+    """The cost of the machine so far; None without a price."""
     budget_usd: float | None = None
-    """The most that machine and teacher may cost together, as remote.json has it."""
+    """The budget for the machine and the teacher together, from remote.json."""
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -185,7 +185,7 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 class _JobSpec(msgspec.Struct, frozen=True):
-    """The part of remote.json that users are shown."""
+    """The part of remote.json that is shown to users."""
 
     machine: _Named
     budget_usd: float | None = None
@@ -208,25 +208,25 @@ class RunFolder:
         return self.path.name
 
     def owner_lock(self) -> FileLock:
-        """Returns the lock that the run's process holds as long as it lives."""
+        """Returns the lock that the run's process holds while it is alive."""
         return FileLock(self.path / OWNER_LOCK)
 
     @property
     def is_remote(self) -> bool:
-        """Whether the run's process is on another machine, and a follower copies its state here."""
+        """Whether the run is on another machine, from which its follower copies the state."""
         return (self.path / REMOTE_FILE).exists()
 
     @property
     def is_run(self) -> bool:
-        """Whether the folder has a run.json, which is not read."""
+        """Whether the folder has a run.json; its content is not checked."""
         return self.state_file.is_file()
 
     def read(self) -> RunState:
-        """Returns the state that was written last.
+        """Returns the current state.
 
         Raises DataError if run.json is damaged, and OSError if it is missing.
         """
-        return read_json(self.state_file, RunState, fix=_FOREIGN)
+        return read_json(self.state_file, RunState, fix=_UNREADABLE_FIX)
 
     def write(self, state: RunState, *, durable: bool = True) -> None:
         """Replaces the state. Only the process that owns the run may call this."""
@@ -237,7 +237,7 @@ class RunFolder:
 
         Raises DataError if request.json is damaged, and OSError if it is missing.
         """
-        return read_json(self.request_file, RunRequest, fix=_FOREIGN)
+        return read_json(self.request_file, RunRequest, fix=_UNREADABLE_FIX)
 
     def known_request(self) -> RunRequest | None:
         """Returns the request that the run was started with; None if it cannot be read."""
@@ -246,10 +246,10 @@ class RunFolder:
         return None
 
     def earlier_runs(self) -> Iterator["RunFolder"]:
-        """Yields the run that this one was resumed from, then the one before that, and so on."""
+        """Yields the run that this run resumed, then the run that that one resumed, and so on."""
         run, seen = self, {self.run_id}
-        while (begun := run.known_request()) is not None:
-            earlier = begun.request.get("resume")
+        while (run_request := run.known_request()) is not None:
+            earlier = run_request.request.get("resume")
             if not isinstance(earlier, str) or earlier in seen:
                 return
             seen.add(earlier)
@@ -257,58 +257,58 @@ class RunFolder:
             yield run
 
     def read_process_end(self) -> ProcessEnd | None:
-        """Returns how the run's process ended, or None if nobody has noted it."""
+        """Returns how the run's process ended, or None if that was not recorded."""
         try:
             return read_json(self.path / END_FILE, ProcessEnd)
         except (FileNotFoundError, DataError):
             return None
 
     def ask_to_cancel(self) -> None:
-        """Asks the run to stop, with the time since the machine's start."""
+        """Asks the run to stop, recording the time (monotonic) of the request."""
         with suppress(FileExistsError):
             mark = open_real(self.cancel_mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             with os.fdopen(mark, "w", encoding="ascii") as stream:
                 stream.write(f"{time.monotonic()}\n")
 
     def cancel_waited_s(self) -> float | None:
-        """Returns how long ago the run was first asked to stop; None if it was not."""
+        """Returns the seconds since the run was first asked to stop; None if it was not."""
         try:
-            written = self.cancel_mark.read_text(encoding="ascii", errors="replace")
-            asked_at = self.cancel_mark.stat().st_mtime
+            recorded_time = self.cancel_mark.read_text(encoding="ascii", errors="replace")
+            file_time = self.cancel_mark.stat().st_mtime
         except FileNotFoundError:
             return None
         try:
-            return max(0.0, time.monotonic() - float(written))
+            return max(0.0, time.monotonic() - float(recorded_time))
         except ValueError:
-            # Somebody has made the file by hand, or it did not fit on the disk.
-            return max(0.0, time.time() - asked_at)
+            # The file was created by hand, or the disk was full.
+            return max(0.0, time.time() - file_time)
 
     def check_inputs(self) -> None:
         """Raises RunError if a file has changed since the run was started.
 
-        It is called before and after a run reads its files; then it has read what the call saw.
-        Without a request.json, as in a shard of a run, there is nothing to check.
+        Called before and after a run reads its files, it ensures that the run has read the files
+        as they were when it was started. A shard of a run has no request.json and is not checked.
         """
         inputs = self.read_request().inputs if self.request_file.exists() else ()
         for fixed in inputs:
             if _stamp(as_found(fixed.path)) != fixed.stamp:
                 raise RunError(
                     f"{fixed.path} has changed since this run was started",
-                    "start it again: the new run reads the changed file",
+                    "start the run again: the new run reads the changed file",
                 )
 
     def read_events(self) -> Iterator[RunEvent]:
-        """Yields the events in order, without the lines that cannot be read."""
+        """Yields the events in order; unreadable lines are skipped."""
         if not self.events.exists():
             return
         decoder = msgspec.json.Decoder(RunEvent)
         for line in read_lines(self.events):
-            # The last line may still be being written, or a crash may have cut it short.
+            # The last line may be incomplete, while it is written or after a crash.
             with suppress(ValueError, RecursionError):
                 yield decoder.decode(line.data)
 
     def read_metrics(self) -> Iterator[tuple[int, dict[str, float | None]]]:
-        """Yields the number of each step whose metrics were recorded, with their values."""
+        """Yields the number and the metrics of each recorded step."""
         for event in self.read_events():
             if event.event == "metrics":
                 yield event.step or 0, event.values or {}
@@ -316,14 +316,14 @@ class RunFolder:
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """What a run starts with, in addition to its request."""
+    """What a new run gets in addition to its request."""
 
     start_after: StartAfter | None = None
-    """The runs that it waits for; None if it begins at once."""
+    """The runs that it waits for; None if it starts at once."""
     inputs: Sequence[Path] = ()
-    """The files and folders that it reads, which are recorded as they are now."""
+    """The files and folders that it reads, whose current state is recorded."""
     copies: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
-    """The files that are written into its folder, by their names."""
+    """The files that are written to its folder, by name."""
     notes: Sequence[str] = ()
     """Its first notes to the user."""
 
@@ -331,7 +331,7 @@ class NewRun:
 def create_run(
     workspace: Workspace, kind: RunKind, request: dict[str, Any], new: NewRun | None = None
 ) -> RunFolder:
-    """Creates the folder of a new run, whose state is `starting`."""
+    """Creates the folder of a new run in the state `starting`."""
     new = new or NewRun()
     suffix = "".join(secrets.choice(_ALPHABET) for _ in range(_ID_LENGTH))
     folder = RunFolder(workspace.runs / f"{kind}-{suffix}")
@@ -358,10 +358,10 @@ def create_run(
 
 
 def read_elsewhere(folder: Path) -> RunElsewhere | None:
-    """Returns how a run on another machine stands; None for a run whose process is here."""
+    """Returns the state of a run's machine; None for a run on this machine."""
     if not (folder / REMOTE_FILE).is_file():
         return None
-    spec = _JobSpec(_Named("a machine that cannot be read from remote.json"))
+    spec = _JobSpec(_Named("an unknown machine (remote.json is unreadable)"))
     with suppress(OSError, DataError):
         spec = read_json(folder / REMOTE_FILE, _JobSpec)
     view = RunElsewhere(where=spec.machine.name)
@@ -371,17 +371,17 @@ def read_elsewhere(folder: Path) -> RunElsewhere | None:
 
 
 def fixed_inputs(paths: Sequence[Path]) -> list[FixedInput]:
-    """Returns the files and model folders that a run reads, as they are now."""
+    """Returns the files and model folders that a run reads, with their current state."""
     return [FixedInput(path=str(path), stamp=_stamp(path)) for path in dict.fromkeys(paths)]
 
 
 def given_config(config: Path) -> str:
-    """Returns the name of a run's copy of its config.yml, which later edits do not reach."""
+    """Returns the name of a run's own copy of config.yml, which later edits do not affect."""
     return f"given_config{config.suffix}"
 
 
 def _stamp(path: Path) -> str:
-    """Returns the stamp of a file, or of a folder's files as `record_folder` lists them."""
+    """Returns the stamp of a file, or of the files that `folder_files` lists for a folder."""
     files = folder_files(path) if path.is_dir() else [path]
     with suppress(FileNotFoundError):
         stats = [(file.relative_to(path).as_posix(), file.stat()) for file in files]
@@ -390,9 +390,9 @@ def _stamp(path: Path) -> str:
 
 
 def find_run(workspace: Workspace, run_id: str) -> RunFolder:
-    """Returns the run whose id is `run_id`, or the only one whose id begins with it.
+    """Returns the run whose id is `run_id`, or the only run whose id begins with it.
 
-    Raises RunError if there is none or more than one, InputError if it cannot be an id.
+    Raises RunError if there is no or more than one such run, and InputError for an invalid id.
     """
     if not run_id or "/" in run_id or run_id.startswith("."):
         raise InputError(f"{run_id!r} is not a run id", "list the runs with `stillroom list-runs`")
@@ -404,7 +404,7 @@ def find_run(workspace: Workspace, run_id: str) -> RunFolder:
         return matches[0]
     if matches:
         ids = ", ".join(folder.run_id for folder in matches[:4])
-        raise RunError(f"{run_id!r} may be several runs: {ids}", "give more of the id")
+        raise RunError(f"{run_id!r} matches several runs: {ids}", "give more of the id")
     raise RunError(
         f"there is no run {run_id!r} in {workspace.runs}",
         "list the runs with `stillroom list-runs` (tool list_runs)",

@@ -1,4 +1,4 @@
-"""The workspace's paths, and the settings and secrets that come from environment variables."""
+"""The paths of a workspace, and settings and secrets from environment variables."""
 
 import os
 import re
@@ -28,18 +28,18 @@ class Workspace:
 
     root: Path
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False, compare=False)
-    """What the program that started this process handed to it: keys by their names, and the
-    secrets in the command lines of MCP servers by their marks."""
+    """Secrets that the parent process passed to this one: keys by name, and secrets in the
+    command lines of MCP servers by their placeholders."""
 
     def __post_init__(self) -> None:
-        # Nothing is written through a link (`places.py`), so the root itself must be none.
+        # Files are never written through a link (`places.py`), so links in the root are resolved.
         object.__setattr__(self, "root", self.root.resolve())
 
     @property
     def runs(self) -> Path:
-        """The folder that holds one folder for each run.
+        """The folder with one folder for each run.
 
-        Where it is a link that leads outside the workspace, writing there is refused.
+        If it is a link that leads outside the workspace, writing to it is refused.
         """
         runs = self.root / "runs"
         resolved = runs.resolve()
@@ -48,27 +48,27 @@ class Workspace:
     def path(self, name: str | Path) -> Path:
         """Returns the absolute path of a name, which may be relative to the workspace.
 
-        Raises InputError for a name that no file can have.
+        Raises InputError for an invalid name.
         """
         try:
             path = as_found(self.root / as_found(name).expanduser())
-            # Manifests and requests name it, and JSON holds Unicode only.
+            # Manifests and requests contain the path, and JSON supports only valid Unicode.
             str(path).encode()
             with suppress(FileNotFoundError, NotADirectoryError):
                 path.stat()
-        # RuntimeError: no such user after a `~`; ValueError: NUL, or bytes that are not UTF-8.
+        # RuntimeError: an unknown user after `~`; ValueError: NUL, or bytes that are not UTF-8.
         except (OSError, RuntimeError, ValueError) as error:
             raise InputError(
                 f"path {str(name)[:200]!r} cannot be used: {error}",
-                "give a plain file path, whose name is UTF-8",
+                "give a plain file path with a UTF-8 name",
             ) from error
         return path
 
     def existing(self, name: str | Path, *, label: str) -> Path:
         """Returns the path of a file or folder to read, or of a version (`name@tag`, `name@hash`).
 
-        Raises InputError if it does not exist, or must not be read (see `check_readable`);
-        `label` is what the error calls it, e.g. "path".
+        Raises InputError if it does not exist, or must not be read (see `check_readable`). `label`
+        is the name of the argument in the error, e.g. "path".
         """
         path = self.path(name)
         check_readable(path)
@@ -84,17 +84,18 @@ class Workspace:
     def writable(self, name: str | Path, *, label: str) -> Path:
         """Returns the path of an output. Raises InputError if it is outside the workspace."""
         path = self.path(name)
-        # resolve() follows links, so a link that leads outside the workspace is refused.
+        # resolve() follows links, so links that lead outside the workspace are refused.
         resolved = path.resolve()
         if not resolved.is_relative_to(self.root):
             raise InputError(
                 f"{label} {str(name)!r} is outside the workspace {self.root}",
                 "give a path inside the workspace, or start stillroom with --workspace set to a "
-                "folder that holds it",
+                "folder that contains it",
             )
         if resolved.is_relative_to(keys_file().parent.resolve()):
             raise InputError(
-                f"{label} {str(name)!r} is in the folder of keys.yml: only the user writes there",
+                f"{label} {str(name)!r} is in the folder of keys.yml, where only the user may "
+                "write",
                 "choose another output",
             )
         return resolved
@@ -107,20 +108,21 @@ class Workspace:
         path = self.writable(name, label=label)
         if path.is_dir():
             raise InputError(
-                f"{label} {str(name)!r} is a folder", "give the path of a file, e.g. in that folder"
+                f"{label} {str(name)!r} is a folder", "give the path of a file, e.g. in this folder"
             )
-        above = next((parent for parent in path.parents if parent.exists()), path)
-        if not above.is_dir():
+        parent_folder = next((parent for parent in path.parents if parent.exists()), path)
+        if not parent_folder.is_dir():
             raise InputError(
-                f"{label} {str(name)!r} would be inside {self.shown(above)}, which is a file",
+                f"{label} {str(name)!r} would be inside {self.shown(parent_folder)}, which is a "
+                "file",
                 "give the path of a file in a folder",
             )
         return path
 
     def read_key(self, name: str | None) -> str | None:
-        """Returns the secret `name`: as handed over, from the environment, or from the .env file.
+        """Returns the secret `name` from the parent process, the environment, or the .env file.
 
-        Returns None if it is in none of them, or if `name` is None.
+        Returns None if none of them has it, or if `name` is None.
         """
         if not name:
             return None
@@ -132,9 +134,10 @@ class Workspace:
         )
 
     def key_hosts(self, name: str) -> Sequence[str]:
-        """Returns the hosts that .env names for a key of its own, in the line NAME_HOST.
+        """Returns the hosts in the line NAME_HOST of .env, for a key that is also in .env.
 
-        A key from elsewhere has none: whoever can write .env can read the keys in it, and no other.
+        For other keys it returns none: .env may only allow hosts for its own keys, since an agent
+        that can write .env could otherwise redirect other keys.
         """
         lines = _dot_env(self.root / ".env")
         if not lines.get(name) or lines[name] != self.read_key(name):
@@ -143,13 +146,13 @@ class Workspace:
 
     def read_keys(self, names: Iterable[str | None]) -> dict[str, str]:
         """Returns the secrets among `names` that are set, by name."""
-        found = {name: self.read_key(name) for name in names if name}
-        return {name: key for name, key in found.items() if key is not None}
+        keys = {name: self.read_key(name) for name in names if name}
+        return {name: key for name, key in keys.items() if key is not None}
 
     def redactor(self) -> Redactor:
-        """Returns what removes this process's secrets from texts.
+        """Returns a redactor, which removes the secrets of this process from texts.
 
-        Secrets are the values of environment variables and .env lines that are named like secrets.
+        Secrets are the values of variables and .env lines whose names look like those of secrets.
         """
         sources = (_dot_env(self.root / ".env"), os.environ, self.secrets)
         return Redactor(
@@ -157,14 +160,14 @@ class Workspace:
         )
 
     def command(self, command: str) -> str:
-        """Returns the command line or URL of an MCP server with the secrets that were hidden.
+        """Returns the command line or URL of an MCP server with its hidden secrets restored.
 
-        Raises InputError if a secret was not handed to this process.
+        Raises InputError if this process does not have a secret.
         """
         return restore_secrets(command, self.secrets)
 
     def shown(self, path: Path) -> str:
-        """Returns a path as it is shown to a user: relative to the workspace where possible."""
+        """Returns a path for display: relative to the workspace if it is inside."""
         try:
             return str(as_found(path).resolve().relative_to(self.root))
         except ValueError:
@@ -178,33 +181,33 @@ def _nearby_files(path: Path) -> str | None:
     names = sorted(entry.name for entry in folder.iterdir() if _is_plain(entry.name))
     if not names:
         return None
-    shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-    return f"check the name; {folder} holds: {shown}"
+    listed = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+    return f"check the name; {folder} contains: {listed}"
 
 
 def _is_plain(name: str) -> bool:
-    """Returns whether an error may name a file; others name files too, even with sentences."""
+    """Returns whether an error may list a file; names that look like sentences are left out."""
     return not name.startswith(".") and name.isprintable() and len(name.split()) <= 3
 
 
 def open_workspace(root: str | Path | None = None) -> Workspace:
-    """Returns the workspace at `root`, else at $STILLROOM_WORKSPACE, else the current folder."""
+    """Returns the workspace `root`, else $STILLROOM_WORKSPACE, else the current folder."""
     path = Path(root or os.environ.get(_WORKSPACE_VARIABLE) or Path.cwd())
-    # Not Path.expanduser, which raises a RuntimeError for a user that does not exist.
-    chosen = Path(os.path.expanduser(path)).absolute()  # noqa: PTH111
-    if not chosen.is_dir():
+    # Not Path.expanduser, which raises RuntimeError for an unknown user.
+    folder = Path(os.path.expanduser(path)).absolute()  # noqa: PTH111
+    if not folder.is_dir():
         raise InputError(
-            f"the workspace {str(chosen)!r} is not a folder",
+            f"the workspace {str(folder)!r} is not a folder",
             "create it, or give another one with --workspace",
         )
-    return Workspace(chosen)
+    return Workspace(folder)
 
 
 def read_key(name: str) -> str | None:
     """Returns the secret in the environment variable `name`, or None if it isn't set.
 
-    Blanks around it are removed: a key read from a file may end with a newline, which no HTTP
-    header may hold.
+    Surrounding whitespace is removed: a key read from a file may end with a newline, which HTTP
+    headers cannot contain.
     """
     return os.environ.get(name, "").strip() or None
 
@@ -215,7 +218,7 @@ def llama_cpp_variable() -> str | None:
 
 
 def proxy_for(url: str) -> str | None:
-    """Returns the URL of the proxy that the environment names for an address, or None."""
+    """Returns the URL of the proxy that the environment sets for a URL, or None."""
     parts = urlsplit(url)
     if urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
         return None
@@ -233,7 +236,7 @@ def _dot_env(path: Path) -> dict[str, str]:
 
 
 def tracking_environment(workspace: Workspace, *, has_wandb: bool) -> dict[str, str]:
-    """Returns the variables for a run's trackers: trackio's folder, and W&B's key if it is used."""
+    """Returns the environment variables of a run's trackers: trackio's folder and W&B's key."""
     variables = {"TRACKIO_DIR": os.environ.get("TRACKIO_DIR") or str(workspace.runs / "trackio")}
     key = workspace.read_key("WANDB_API_KEY") if has_wandb else None
     return variables | ({"WANDB_API_KEY": key} if key else {})

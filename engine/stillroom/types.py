@@ -1,4 +1,4 @@
-"""The types that every layer shares: messages, tool calls, turns, rollouts, usage."""
+"""The types that all layers share: messages, tool calls, turns, rollouts, usage."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -10,26 +10,26 @@ from stillroom.errors import FailureClass
 
 OTHERS_WROTE = msgspec.Meta(extra={"others wrote this": True})
 OthersText = Annotated[str, OTHERS_WROTE]
-"""The type of a result's field that holds what others wrote, such as rows, pages and answers of
-models. An agent is shown it between marks."""
+"""The type of a result's field with text from others, such as rows, pages and answers of models.
+Agents see it between marks."""
 
 OWN_TEXT = msgspec.Meta(extra={"Stillroom wrote this": True})
 OwnText = Annotated[str, OWN_TEXT]
-"""The type of a result's field that holds sentences of Stillroom's own. Words of others in them
-have passed `fences.name`. A text of no such type is shown between marks unless it is a name."""
+"""The type of a result's field with Stillroom's own sentences; names in them have passed through
+`fences.name`. Strings of other types are shown between marks unless they are names."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 
 
 class _FunctionCall(TypedDict, total=False):
-    """The function that a tool call names; `arguments` is a JSON string, as models write it."""
+    """The function of a tool call; `arguments` is the JSON string that the model wrote."""
 
     name: Required[str]
     arguments: Required[str]
 
 
 class ToolCall(TypedDict, total=False):
-    """One tool call of an assistant message, in the OpenAI shape."""
+    """One tool call of an assistant message, in the OpenAI format."""
 
     id: Required[str]
     type: Literal["function"]
@@ -39,7 +39,7 @@ class ToolCall(TypedDict, total=False):
 
 
 class Message(TypedDict, total=False):
-    """One chat message in the OpenAI shape. Keys that are not listed here are kept unchanged."""
+    """One chat message in the OpenAI format. Other keys are kept unchanged."""
 
     role: Required[Role]
     content: str | list[dict[str, Any]] | None
@@ -48,11 +48,11 @@ class Message(TypedDict, total=False):
     name: str
     reasoning_content: str
     weight: Literal[0, 1]
-    """Whether an assistant message is trained (1, or absent) or only read (0)."""
+    """Whether an assistant message is trained (1, or absent) or only context (0)."""
 
 
 def is_trained_turn(message: Message) -> bool:
-    """Returns whether an assistant message is trained, as its `weight` says."""
+    """Returns whether an assistant message is trained, according to its `weight`."""
     return message.get("weight") != 0
 
 
@@ -71,7 +71,7 @@ class StopReason(StrEnum):
     MAX_TOKENS = "max_tokens"
     CONTEXT_WINDOW = "context_window"
     CONTENT_FILTER = "content_filter"
-    """The endpoint withheld the rest of the turn."""
+    """The endpoint's filter blocked the rest of the turn."""
     ERROR = "error"
 
 
@@ -97,8 +97,8 @@ class RunKind(StrEnum):
 
 
 WaitReason = Literal["ended", "alarm", "budget", "progress", "time"]
-"""Why a call that waits for a run answered: a new alarm, four fifths of the budget spent, another
-tenth done, or its time over."""
+"""Why a call that waits for a run returned: the run ended, a new alarm, 80 % of the budget spent,
+another 10 % done, or the end of the wait."""
 
 
 class RunStatus(StrEnum):
@@ -110,11 +110,11 @@ class RunStatus(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
-    """Its process ended without a report: it was killed, say, or the machine went down."""
+    """Its process ended without a report, e.g. it was killed or the machine went down."""
 
     @property
     def is_final(self) -> bool:
-        """Whether the status cannot change any more."""
+        """Whether the status can no longer change."""
         return self not in (RunStatus.STARTING, RunStatus.RUNNING)
 
 
@@ -132,14 +132,14 @@ class RowReason(StrEnum):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """An infrastructure failure of one rollout, kept on its trajectory."""
+    """An infrastructure failure of one rollout, recorded on its trajectory."""
 
     kind: FailureClass = msgspec.field(name="class")
     message: str
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens that a rollout or a call is billed for, or would be if it cost anything."""
+    """The prompt and completion tokens of a rollout or call."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -162,22 +162,22 @@ class Answerer(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     fingerprint: str | None = None
-    """The endpoint's fingerprint of how the model was served."""
+    """The endpoint's system fingerprint."""
 
 
 class CallTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of some calls, their tokens and their cost."""
+    """The number of calls, their tokens and their cost."""
 
     calls: int = 0
     usage: Usage = Usage()
     cost_usd: float | None = 0.0
-    """The cost of the calls in US dollars; None where a price is unknown."""
+    """The cost of the calls in US dollars; None if a price is unknown."""
     answered_by: tuple[Answerer, ...] = ()
-    """The models that answered; more than one where the endpoint changed its model on the way."""
+    """The models that answered; more than one if the endpoint changed its model."""
 
     @classmethod
     def of(cls, turn: "SampledTurn") -> "CallTotals":
-        """Returns the totals of a turn's call, and of calls that led to it and are not in it."""
+        """Returns the totals of a turn's call and of the unused calls before it."""
         answerers = () if turn.answered_by is None else (turn.answered_by,)
         origin = turn.origin
         calls = 0 if origin is not None and origin.is_given else 1
@@ -194,10 +194,10 @@ class CallTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """The exact tokens of an in-process rollout: what was fed and what was sampled.
+    """The exact tokens of an in-process rollout, both given and sampled.
 
-    `sampled[i]` is True where the policy chose `ids[i]`; `logprobs[i]` is its log-probability in
-    nats under the policy at temperature 1 (0.0 where it was not sampled).
+    `sampled[i]` is True if the policy sampled `ids[i]`; `logprobs[i]` is its log-probability in
+    nats under the policy at temperature 1 (0.0 if it was not sampled).
     """
 
     ids: list[int]
@@ -212,9 +212,9 @@ class TokenTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a policy samples. `max_tokens` is the limit of one assistant turn.
+    """The sampling settings of a policy. `max_tokens` is the limit of one assistant turn.
 
-    With a seed, each conversation's draws follow from the seed, its task and its sample number.
+    With a seed, a conversation's random draws depend on the seed, its task and its sample number.
     """
 
     temperature: float = 0.7
@@ -222,21 +222,21 @@ class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 2048
     seed: int | None = None
     reasoning_effort: str | None = None
-    """How much an endpoint's model should reason, where the endpoint has such a setting."""
+    """How much the model should reason, if the endpoint supports this setting."""
 
 
 Author = Literal["student", "teacher"]
-"""Who wrote a turn of a rollout that a teacher refined."""
+"""The author of a turn in a refined rollout."""
 
 
 class TurnOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a turn of a refined rollout comes from."""
+    """The origin of a turn in a refined rollout."""
 
     author: Author
     is_given: bool = False
-    """Whether the turn is taken from the student's rollout and was not sampled now."""
+    """Whether the turn was copied from the student's rollout instead of sampled."""
     unused: CallTotals | None = None
-    """The teacher's call whose turn was not taken, since it does what the student's does."""
+    """The teacher's call whose turn was not used because it does the same as the student's."""
 
 
 class SampledTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,13 +249,13 @@ class SampledTurn(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: Literal["stop", "length", "context", "filter"]
     usage: Usage
     cost_usd: float | None = None
-    """The cost of the call in US dollars; None where the price is unknown."""
+    """The cost of the call in US dollars; None if the price is unknown."""
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
     answered_by: Answerer | None = None
     """The model that answered; None for in-process models, or if the endpoint does not name it."""
     origin: TurnOrigin | None = None
-    """Where the turn of a refined rollout comes from; None in all other rollouts."""
+    """The origin of a turn in a refined rollout; None in other rollouts."""
 
 
 class BegunTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,33 +274,33 @@ class TeacherRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refinement(msgspec.Struct, frozen=True, kw_only=True):
-    """How a student's failed rollout was refined: who wrote which turn."""
+    """How a student's failed rollout was refined, and who wrote which turn."""
 
     rollout: str
     """The id of the student's rollout."""
     where: str
-    """How the first turn of the teacher was found."""
+    """How the teacher's first turn was chosen."""
     turn: int | None
-    """The index of that turn among the assistant's, from 0; None if no turn was the teacher's."""
+    """The index of that turn among the assistant turns, from 0; None if there is none."""
     authors: list[Author]
-    """Who wrote each turn of the assistant."""
+    """The author of each assistant turn."""
     critic: CallTotals | None = None
     """The totals of the critic's calls; None without a critic."""
     unused: CallTotals | None = None
-    """The totals of the teacher's calls whose turns do what the student's do; None if none."""
+    """The totals of the teacher's unused calls; None if there are none."""
 
 
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """One finished rollout: a line of a rollouts file.
 
-    The rollout took the tokens of `usage`, of `judge` and of `dropped` together; `cost_usd` is the
-    cost of all three in US dollars, or None where a price is unknown.
+    The rollout used the tokens of `usage`, `judge` and `dropped` together; `cost_usd` is the cost
+    of all three in US dollars, or None if a price is unknown.
     """
 
     id: str
     task_id: str
     sample: int
-    """The number of this rollout among those of its task, from 0."""
+    """The number of this rollout among the rollouts of its task, from 0."""
     messages: list[Message]
     tools: list[ToolSchema]
     metadata: dict[str, Any]
@@ -308,14 +308,14 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None
     """The total reward; None if no reward function, judge or expected answer applies."""
     rewards: dict[str, float]
-    """The single rewards by name."""
+    """The individual rewards by name."""
     success: bool | None
-    """Whether the rewards that are no preconditions add up to 0.5; None without a reward."""
+    """Whether the rewards other than preconditions sum to 0.5 or more; None without a reward."""
     stop_reason: StopReason
     turns: int
     """The number of assistant turns that were sampled."""
     truncated: bool
-    """Whether its last turn was cut off by a limit or by the endpoint's content filter."""
+    """Whether a limit or the endpoint's content filter cut off its last turn."""
     tool_errors: int
     """The number of tool calls whose result was an error."""
     error: Failure | None
@@ -329,13 +329,13 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     judge: CallTotals | None = None
     """The totals of the judge's calls; None without a judge."""
     dropped: CallTotals | None = None
-    """The totals of calls that are in none of the messages: those thrown away when the rollout
-    began again because its tools had lost their state, and those of `refined`; None if none."""
+    """The totals of calls that are not in the messages: calls before the rollout was restarted
+    because its tools had lost their state, and calls of `refined`; None if there are none."""
     tokens: TokenTrace | None = None
     """The exact tokens; None for a policy behind an endpoint."""
     variables: dict[str, Any] = {}
     """The variables of the task's row, which its rewards may read in addition to the metadata."""
     answered_by: tuple[Answerer, ...] = ()
-    """The models that answered; more than one where the endpoint changed its model on the way."""
+    """The models that answered; more than one if the endpoint changed its model."""
     refined: Refinement | None = None
-    """How the student's failed rollout was refined; None if the rollout is no refined one."""
+    """How the student's failed rollout was refined; None for other rollouts."""

@@ -1,7 +1,7 @@
 """Versions of data files, named by content (`train@1a2b3c4d`) or by tag (`train@v1.0`).
 
-A tag keeps a copy of the file under `.stillroom/datasets/`, whose name is the hash of its content.
-It is a copy and not a link, since rollouts are appended to files and people edit files in place.
+Tagging a file copies it to `.stillroom/datasets/`, under the hash of its content. It is a copy and
+not a link, since runs append to files and users edit files in place.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from stillroom.errors import InputError
 from stillroom.files import file_sha256, read_json, replacing, write_new
 
 LEAST_DIGITS = 8
-"""The minimum number of hex digits of a SHA-256 that name a version."""
+"""The minimum number of SHA-256 hex digits that identify a version."""
 FOLDER = ".stillroom"
 _BLOCK = 1 << 20
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -27,7 +27,7 @@ _ENDINGS = ("", ".jsonl", ".json", ".txt")
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a file that a tag stands for; a tag never gets another meaning."""
+    """A tagged version of a file; the content of a tag never changes."""
 
     file: str
     """The path of the file, relative to the workspace."""
@@ -35,34 +35,35 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     num_bytes: int
     copy: str
-    """The file name of the kept copy: the content's hash with the suffix of the file."""
+    """The file name of the copy: the hash of the content with the suffix of the file."""
     created_at: str
     manifest: dict[str, Any] | None
-    """The manifest that the file had when it was tagged; None if it had none."""
+    """The manifest of the file when it was tagged; None if it had none."""
 
     @property
     def name(self) -> str:
-        """The name by which a request gives the version as an input, e.g. `train@v1.0`."""
+        """The name of the version as an input, e.g. `train@v1.0`."""
         return f"{self.file.removesuffix('.jsonl')}@{self.tag}"
 
 
 def tag_file(
     root: Path, file: Path, tag: str, *, created_at: str, manifest: dict[str, Any] | None
 ) -> Version:
-    """Keeps a copy of a file's content under a tag, and returns the version.
+    """Tags a file, keeping a copy of it, and returns the version.
 
-    Raises InputError if the tag names other content already or cannot be used, or if the file
-    is outside the workspace.
+    Raises InputError if the tag is invalid or already used for other content, or if the file is
+    outside the workspace.
     """
     _check_tag(tag)
-    known_as = _known_as(root, file)
-    if known_as is None:
+    relative_path = _relative_path(root, file)
+    if relative_path is None:
         raise InputError(
-            f"{file} is outside the workspace {root}, so it cannot be tagged", "copy it in first"
+            f"{file} is outside the workspace {root}, so it cannot be tagged",
+            "copy it into the workspace first",
         )
     sha256 = file_sha256(file)
     version = Version(
-        file=known_as,
+        file=relative_path,
         tag=tag,
         sha256=sha256,
         num_bytes=file.stat().st_size,
@@ -70,39 +71,39 @@ def tag_file(
         created_at=created_at,
         manifest=manifest,
     )
-    record = _record(root, known_as, tag)
+    record = _record(root, relative_path, tag)
     if not record.exists():
         _keep_copy(file, copy_of(root, version), sha256)
         document = msgspec.json.format(msgspec.json.encode(version), indent=2) + b"\n"
         with suppress(FileExistsError):
             write_new(record, document)
-    there = _read(record)
-    if there.sha256 != sha256:
+    stored = _read(record)
+    if stored.sha256 != sha256:
         raise InputError(
-            f"tag {tag!r} of {known_as} names other content ({there.sha256[:12]}; the file is "
-            f"now {sha256[:12]})",
-            "choose another tag: a tag never changes its meaning",
+            f"tag {tag!r} of {relative_path} names other content ({stored.sha256[:12]}; the file "
+            f"is now {sha256[:12]})",
+            "choose another tag, since the content of a tag never changes",
         )
-    return there
+    return stored
 
 
 def versions_of(root: Path, file: Path) -> list[Version]:
     """Returns the tagged versions of a file, the oldest first."""
-    known_as = _known_as(root, file)
-    if known_as is None:
+    relative_path = _relative_path(root, file)
+    if relative_path is None:
         return []
-    found = _records(_record(root, known_as, "").parent, f"{Path(known_as).name}@")
-    return sorted(found, key=lambda version: version.created_at)
+    versions = _records(_record(root, relative_path, "").parent, f"{Path(relative_path).name}@")
+    return sorted(versions, key=lambda version: version.created_at)
 
 
 def versions_with(root: Path, sha256: str) -> list[Version]:
-    """Returns the tagged versions of any file that have the content with this SHA-256."""
+    """Returns the tagged versions of all files whose content has this SHA-256."""
     folder = root / FOLDER / "tags"
     return [v for v in _records(folder, "", is_deep=True) if v.sha256 == sha256]
 
 
 def copy_of(root: Path, version: Version) -> Path:
-    """Returns the path of the kept copy of a version."""
+    """Returns the path of the copy of a version."""
     return root / FOLDER / "datasets" / version.copy
 
 
@@ -111,48 +112,51 @@ def record_of(root: Path, version: Version) -> Path:
     return _record(root, version.file, version.tag)
 
 
-def find_version(root: Path, given: str | Path) -> Path | None:
-    """Returns a file with the content that `name@hash` or `name@tag` names; None for other names.
+def find_version(root: Path, name: str | Path) -> Path | None:
+    """Returns a file with the content of `name@hash` or `name@tag`; None for other names.
 
-    This is the named file itself as long as it has that content, else the kept copy.
-    Raises InputError if neither has it.
+    It is the named file itself while it has that content, otherwise the copy. Raises InputError if
+    neither has it.
     """
-    base, at, wanted = str(given).rpartition("@")
-    if not at or not base or "/" in wanted or not _TAG.fullmatch(wanted):
+    base, at, tag_or_hash = str(name).rpartition("@")
+    if not at or not base or "/" in tag_or_hash or not _TAG.fullmatch(tag_or_hash):
         return None
     files = [root / (base + ending) for ending in _ENDINGS]
-    if _CONTENT.fullmatch(wanted):
-        return _by_content(root, files, base, wanted)
-    tagged = [v for file in files for v in versions_of(root, file) if v.tag == wanted]
+    if _CONTENT.fullmatch(tag_or_hash):
+        return _by_content(root, files, base, tag_or_hash)
+    tagged = [v for file in files for v in versions_of(root, file) if v.tag == tag_or_hash]
     if not tagged:
-        raise InputError(f"there is no version {str(given)!r}", _known(root, files, base))
-    if (path := _intact(root, tagged[0])) is not None:
+        raise InputError(f"there is no version {str(name)!r}", _known_versions(root, files, base))
+    if (path := _file_with_content(root, tagged[0])) is not None:
         return path
     raise InputError(
-        f"the kept copy of {tagged[0].name} ({copy_of(root, tagged[0])}) is damaged or gone",
+        f"the copy of {tagged[0].name} ({copy_of(root, tagged[0])}) is damaged or missing",
         f"restore it (SHA-256 {tagged[0].sha256[:12]}…) from a backup, or create the file again",
     )
 
 
 def _by_content(root: Path, files: list[Path], base: str, prefix: str) -> Path:
-    there = [file for file in files if file.is_file()]
-    for file in there:
+    present = [file for file in files if file.is_file()]
+    for file in present:
         if file_sha256(file).startswith(prefix):
             return file
     known = [v for file in files for v in versions_of(root, file) if v.sha256.startswith(prefix)]
     if len({version.sha256 for version in known}) > 1:
-        raise InputError(f"{base}@{prefix} may be several versions", "give more digits of the hash")
+        raise InputError(
+            f"{base}@{prefix} matches several versions", "give more digits of the hash"
+        )
     for version in known:
-        if (path := _intact(root, version)) is not None:
+        if (path := _file_with_content(root, version)) is not None:
             return path
-    what = f"{there[0]} has other content" if there else f"there is no file {base}"
+    problem = f"{present[0]} has other content" if present else f"there is no file {base}"
     raise InputError(
-        f"{base}@{prefix}: {what}, and no tag keeps a copy of {prefix}", _known(root, files, base)
+        f"{base}@{prefix}: {problem}, and no tag has a copy of {prefix}",
+        _known_versions(root, files, base),
     )
 
 
-def _intact(root: Path, version: Version) -> Path | None:
-    """Returns the file or the kept copy that has exactly the version's content; None if neither."""
+def _file_with_content(root: Path, version: Version) -> Path | None:
+    """Returns the file or the copy that has exactly the version's content; None if neither has."""
     for path in (root / version.file, copy_of(root, version)):
         is_alike = path.is_file() and path.stat().st_size == version.num_bytes
         if is_alike and file_sha256(path) == version.sha256:
@@ -160,41 +164,43 @@ def _intact(root: Path, version: Version) -> Path | None:
     return None
 
 
-def _known(root: Path, files: list[Path], base: str) -> str:
-    names = [f"{base}@{file_sha256(f)[:LEAST_DIGITS]} (as it is now)" for f in files if f.is_file()]
+def _known_versions(root: Path, files: list[Path], base: str) -> str:
+    names = [
+        f"{base}@{file_sha256(f)[:LEAST_DIGITS]} (current content)" for f in files if f.is_file()
+    ]
     names += [f"{v.name} ({v.sha256[:LEAST_DIGITS]})" for f in files for v in versions_of(root, f)]
     if not names:
-        return "check the name; show_lineage with tag keeps a version of a file"
+        return "check the name; show_lineage with tag keeps a copy of a file"
     return "give one of: " + ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
 
 
 def _check_tag(tag: str) -> None:
     if not _TAG.fullmatch(tag):
         raise InputError(
-            f"tag {tag[:80]!r} cannot be used",
+            f"tag {tag[:80]!r} is not allowed",
             "use letters, digits, dots, dashes and underscores, e.g. v1.0",
         )
     if _CONTENT.fullmatch(tag):
-        raise InputError(f"tag {tag!r} looks like a hash", "choose another one, e.g. v1.0")
+        raise InputError(f"tag {tag!r} looks like a hash", "choose another tag, e.g. v1.0")
 
 
-def _known_as(root: Path, file: Path) -> str | None:
+def _relative_path(root: Path, file: Path) -> str | None:
     try:
         return str(file.resolve().relative_to(root.resolve()))
     except ValueError:
         return None
 
 
-def _record(root: Path, known_as: str, tag: str) -> Path:
-    return root / FOLDER / "tags" / f"{known_as}@{tag}.json"
+def _record(root: Path, relative_path: str, tag: str) -> Path:
+    return root / FOLDER / "tags" / f"{relative_path}@{tag}.json"
 
 
-def _records(folder: Path, beginning: str, *, is_deep: bool = False) -> Iterator[Version]:
-    found = folder.rglob("*@*.json") if is_deep else folder.glob("*@*.json")
-    for path in sorted(found):
-        if path.name.startswith(beginning) and not path.name.startswith("."):
+def _records(folder: Path, prefix: str, *, is_deep: bool = False) -> Iterator[Version]:
+    paths = folder.rglob("*@*.json") if is_deep else folder.glob("*@*.json")
+    for path in sorted(paths):
+        if path.name.startswith(prefix) and not path.name.startswith("."):
             version = _read(path)
-            # File names may hold an @ too: `a@b.jsonl@v1.json` is no record of the file `a`.
+            # File names may contain @ too: `a@b.jsonl@v1.json` is not a record of the file `a`.
             if is_deep or path.name == f"{Path(version.file).name}@{version.tag}.json":
                 yield version
 
@@ -217,7 +223,8 @@ def _keep_copy(file: Path, copy: Path, sha256: str) -> None:
             stream.write(block)
         if digest.hexdigest() != sha256:
             raise InputError(
-                f"{file} changed while it was copied", "wait until nothing writes to it any more"
+                f"{file} changed while it was being copied",
+                "repeat the call once no program writes to it",
             )
         stream.flush()
         os.fsync(handle)

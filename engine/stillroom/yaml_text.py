@@ -1,7 +1,7 @@
-"""Reading YAML that somebody else may have written, within limits.
+"""Reads untrusted YAML within limits.
 
-In YAML an alias stands for a whole value, so that a few lines can mean billions of values; code
-that prints or checks such a value does not end.
+A YAML alias repeats a whole value, so a few lines can expand to billions of values, and code that
+prints or checks them would not finish.
 """
 
 from itertools import chain
@@ -19,8 +19,8 @@ _MAX_EXPANDED = bounds.YAML_VALUES.most
 def read_yaml(text: str | bytes) -> Any:
     """Returns the value of a YAML text.
 
-    Raises yaml.YAMLError if the text cannot be read, or stands for more than a configuration ever
-    holds, and ValueError for a date that does not exist.
+    Raises yaml.YAMLError if the text is malformed or too large, and ValueError for a date that does
+    not exist.
     """
     if len(text) > _MAX_CHARACTERS:
         raise yaml.MarkedYAMLError(problem=f"it is longer than {_MAX_CHARACTERS >> 10} kB")
@@ -38,9 +38,9 @@ def read_yaml(text: str | bytes) -> Any:
 
 
 def _check_size(node: yaml.Node, sizes: dict[int, int | None]) -> int:
-    """Returns how much a node stands for with its aliases written out; `sizes` has those known.
+    """Returns the size of a node with its aliases expanded; `sizes` caches the sizes of nodes.
 
-    Raises YAMLError if that is too much, or if the node contains itself.
+    Raises YAMLError if the size is too large, or if the node contains itself.
     """
     known = sizes.get(id(node), 0)
     if known is None:

@@ -1,7 +1,7 @@
-"""What a person is asked before a call is carried out, by hosts that can ask (MCP's elicitation).
+"""Questions to the user before a call, through hosts that support MCP's elicitation.
 
-Two things need a person's word: spending without a cap, and sending a key to a host for which it
-was not made. Hosts that cannot ask start the former at once, and are refused the latter.
+Two things need the user's consent: spending without a cap, and sending a key to a host that is not
+allowed for it. If the host cannot ask, spending starts without a question and the key is refused.
 """
 
 from collections.abc import Awaitable, Callable
@@ -23,13 +23,13 @@ from pydantic import BaseModel
 
 from stillroom import api
 from stillroom.errors import InputError
-from stillroom.fences import on_one_line
+from stillroom.fences import short_line
 from stillroom.secrecy.keys import KeyNotAllowedError, allow_host, keys_file
 from stillroom.settings import Workspace
 
 _LONGEST_NAME = 120
 _SPENDING = "spending"
-_MAY_SPEND: ElicitRequestedSchema = {
+_SPENDING_FORM: ElicitRequestedSchema = {
     "type": "object",
     "properties": {
         "start": {"type": "boolean", "title": "Start the run"},
@@ -42,7 +42,7 @@ _MAY_SPEND: ElicitRequestedSchema = {
     },
     "required": ["start"],
 }
-_MAY_SEND: ElicitRequestedSchema = {
+_KEY_FORM: ElicitRequestedSchema = {
     "type": "object",
     "properties": {"allow": {"type": "boolean", "title": "Send the key to this host"}},
     "required": ["allow"],
@@ -50,8 +50,8 @@ _MAY_SEND: ElicitRequestedSchema = {
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
-    """The result of a call, and its request as a person agreed to it."""
+class AgreedCall:
+    """The result of a call, and the request that the user agreed to."""
 
     request: BaseModel
     result: msgspec.Struct
@@ -62,25 +62,26 @@ async def with_consent(
     request: BaseModel,
     context: Context[Any, Any],
     call: Callable[[BaseModel], Awaitable[msgspec.Struct]],
-) -> Agreed | InputRequiredResult:
-    """Returns the result of a call once a person has agreed to all that needs their word.
+) -> AgreedCall | InputRequiredResult:
+    """Runs a call once the user has agreed to everything that needs consent.
 
-    An InputRequiredResult is what the host must ask first, where it does that between two calls.
-    Raises InputError if the person declined, or if a key needs their word and the host cannot ask.
+    Returns an InputRequiredResult if the host asks between two calls: the question that it must ask
+    before it calls again. Raises InputError if the user declined, or if a key needs consent and the
+    host cannot ask.
     """
-    keys = set[tuple[str, str]]()
+    asked_keys = set[tuple[str, str]]()
     while True:
         try:
-            agreed = await _confirmed(workspace, request, context)
+            agreed = await _confirm_spending(workspace, request, context)
             if isinstance(agreed, InputRequiredResult):
                 return agreed
-            return Agreed(agreed, await call(agreed))
+            return AgreedCall(agreed, await call(agreed))
         except KeyNotAllowedError as refused:
             key = (refused.name, refused.host)
-            if key in keys or not _can_ask(context):
+            if key in asked_keys or not _can_ask(context):
                 raise
-            keys.add(key)
-            if (question := await _allowed(refused, context)) is not None:
+            asked_keys.add(key)
+            if (question := await _allow_key(refused, context)) is not None:
                 return question
 
 
@@ -89,10 +90,10 @@ def _can_ask(context: Context[Any, Any]) -> bool:
     return declared is not None and declared.elicitation is not None
 
 
-async def _asked(
+async def _ask(
     context: Context[Any, Any], name: str, question: str, schema: ElicitRequestedSchema
 ) -> ElicitResult | InputRequiredResult:
-    """Returns the person's answer, or what the host must ask them before it calls again."""
+    """Returns the user's answer, or the question that the host must ask before it calls again."""
     if context.protocol_version not in MODERN_PROTOCOL_VERSIONS:
         return await context.session.elicit_form(question, schema, context.request_id)
     answer = (context.input_responses or {}).get(name)
@@ -102,12 +103,12 @@ async def _asked(
     return InputRequiredResult(input_requests={name: ElicitRequest(params=params)})
 
 
-async def _confirmed(
+async def _confirm_spending(
     workspace: Workspace, request: BaseModel, context: Context[Any, Any]
 ) -> BaseModel | InputRequiredResult:
-    """Returns the request once a person has agreed to its cost, with the budget that they set.
+    """Returns the request, with the user's budget if they set one when they agreed to the cost.
 
-    Nobody is asked if the request has a budget or costs nothing, nor if the host cannot ask.
+    No question is asked if the request has a budget or costs nothing, or if the host cannot ask.
     """
     if not _can_ask(context):
         return request
@@ -115,53 +116,53 @@ async def _confirmed(
     if spending is None:
         return request
     question = (
-        f"The agent wants to call {_shown(spending.model)} at {_shown(spending.host)} without a "
-        "spending cap. Start the run?"
+        f"The agent wants to call {_for_display(spending.model)} at {_for_display(spending.host)} "
+        "without a spending cap. Start the run?"
     )
-    answer = await _asked(context, _SPENDING, question, _MAY_SPEND)
-    return answer if isinstance(answer, InputRequiredResult) else _within(request, answer)
+    answer = await _ask(context, _SPENDING, question, _SPENDING_FORM)
+    return answer if isinstance(answer, InputRequiredResult) else _with_budget(request, answer)
 
 
-def _shown(name: str) -> str:
-    return on_one_line(name, most=_LONGEST_NAME)
+def _for_display(name: str) -> str:
+    return short_line(name, most=_LONGEST_NAME)
 
 
-def _within(request: BaseModel, answer: ElicitResult) -> BaseModel:
-    """Returns the request with the budget of the person's answer, if they set one."""
+def _with_budget(request: BaseModel, answer: ElicitResult) -> BaseModel:
+    """Returns the request with the budget of the user's answer, if they set one."""
     content = answer.content or {}
     if answer.action != "accept" or content.get("start") is not True:
         raise InputError(
             "the user did not agree to spend without a cap",
-            "ask what it may cost, and call again with budget_usd (dry_run forecasts the cost)",
+            "ask the user for a spending cap and set it as budget_usd (dry_run forecasts the cost)",
         )
     budget_usd = content.get("budget_usd")
     if not isinstance(budget_usd, int | float) or budget_usd <= 0:
         return request
-    # Checked as if the agent had given it.
-    given = {name: getattr(request, name) for name in request.model_fields_set}
-    return type(request).model_validate(given | {"budget_usd": budget_usd})
+    # Validated as if the agent had set the budget.
+    fields = {name: getattr(request, name) for name in request.model_fields_set}
+    return type(request).model_validate(fields | {"budget_usd": budget_usd})
 
 
-async def _allowed(
+async def _allow_key(
     refused: KeyNotAllowedError, context: Context[Any, Any]
 ) -> InputRequiredResult | None:
-    """Returns None once a person has agreed that a key is sent to a host, which keys.yml then says.
+    """Allows a key for a host in keys.yml once the user has agreed, and returns None.
 
-    Otherwise returns what the host must ask them first.
+    Otherwise returns the question that the host must ask first.
     """
-    name, host = _shown(refused.name), _shown(refused.host)
+    name, host = _for_display(refused.name), _for_display(refused.host)
     question = (
         f"The agent wants to send the key in {name} to {host}, which is not "
         f"allowed yet. May it be sent there, now and later? ({keys_file()} will allow it.)"
     )
-    # The answer is bound to the question: it allows no other pair.
-    answer = await _asked(context, f"key {name} {host}", question, _MAY_SEND)
+    # The answer belongs to this question only: it allows no other key or host.
+    answer = await _ask(context, f"key {name} {host}", question, _KEY_FORM)
     if isinstance(answer, InputRequiredResult):
         return answer
     if answer.action != "accept" or (answer.content or {}).get("allow") is not True:
         raise InputError(
-            f"the user did not agree that the key in {name} is sent to {host}",
-            "ask which endpoint and which key (api_key_env) they mean",
+            f"the user did not agree to send the key in {name} to {host}",
+            "ask the user which endpoint and which key (api_key_env) to use",
         )
     await anyio.to_thread.run_sync(allow_host, refused.name, refused.host)
     return None

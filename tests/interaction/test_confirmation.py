@@ -80,7 +80,7 @@ def test_a_run_without_a_cap_starts_with_the_one_that_the_person_sets(
 def test_nothing_starts_if_the_person_does_not_agree(root: Path, mode: str, person: Person) -> None:
     result = anyio.run(called, root, mode, person)
     assert result.is_error
-    assert "fix: ask what it may cost, and call again with budget_usd" in result.content[0].text
+    assert "fix: ask the user for a spending cap and set it as budget_usd" in result.content[0].text
     assert requests_of(root) == []
 
 
@@ -157,7 +157,7 @@ def test_a_key_stays_here_if_the_person_does_not_agree_or_cannot_be_asked(
     before = keys_file.read_bytes()
     result = anyio.run(functools.partial(called, priced, mode, person, **GATEWAY))
     assert result.is_error
-    refused = "may not be sent to gw.test" if person is None else "did not agree that the key in"
+    refused = "may not be sent to gw.test" if person is None else "did not agree to send the key in"
     assert refused in result.content[0].text
     assert (requests_of(priced), keys_file.read_bytes()) == ([], before)
 

@@ -166,7 +166,7 @@ def page(table: dict[str, Any], figures: dict[str, Any]) -> str:
         for fault in table.get("fault", [])
     ]
     shown = [row for row in vars(bounds).values() if isinstance(row, bounds.Bound)]
-    taken = [f"| {row.sender} | {row.what} | {row.size} | {row.beyond} |" for row in shown]
+    taken = [f"| {row.sender} | {row.subject} | {row.size} | {row.consequence} |" for row in shown]
     parts = [(HEAD, lines), (BOUNDS_HEAD, taken), (FAULTS_HEAD, faults)]
     return "".join(head + "\n".join(rows) + "\n" for head, rows in parts if rows)
 

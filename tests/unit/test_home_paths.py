@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stillroom.home_paths import as_found, as_recorded, home_variable, is_away
+from stillroom.home_paths import as_found, as_recorded, home_variable, is_remote_process
 from stillroom.settings import Workspace
 
 PAIRS = [
@@ -23,7 +23,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_at_home_every_path_stays_as_it_is():
-    assert not is_away()
+    assert not is_remote_process()
     assert as_recorded("/home/me/../x") == "/home/me/../x"
     assert as_found("~/x") == Path("~/x")
 

@@ -125,7 +125,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_put_on_record(tmp_path: Pat
 
     with Recording([path]) as recording:
         path.write_bytes(b"{}\n{}\n")
-        with pytest.raises(DataError, match=f"{path} has changed while it was read"):
+        with pytest.raises(DataError, match=f"{path} changed while it was being read"):
             recording.records()
     with Recording([path]) as recording:
         first = recording.records()

@@ -46,7 +46,7 @@ def test_what_we_wrote_is_replaced_and_what_was_edited_since_is_not(tmp_path: Pa
         kept = edited.read_bytes()
         edited.write_bytes(b"9\n")
         with pytest.raises(
-            InputError, match=f"{edited} exists, and stillroom did not write it"
+            InputError, match=f"{edited} exists, but stillroom did not write it"
         ) as caught:
             write(path, 3, side)
         assert "overwrite: true (--overwrite)" in caught.value.fix

@@ -6,7 +6,7 @@ import pytest
 from fakes.folders import names_in
 from stillroom.errors import InputError
 from stillroom.files import AppendLog, FileLock, atomic_output, cut_torn_line, write_atomic
-from stillroom.places import make_folder, open_real, put_folder, real_folder
+from stillroom.places import make_folder, open_real, real_folder, rename_folder
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_folder_that_is_swapped_for_a_link_is_not_put_in_place(
     (tmp_path / "partial").symlink_to(outside)
 
     with pytest.raises(InputError, match="partial is a symbolic link"):
-        put_folder(tmp_path / "partial", tmp_path / "whole")
+        rename_folder(tmp_path / "partial", tmp_path / "whole")
 
     assert not (tmp_path / "whole").exists()
 

@@ -64,10 +64,10 @@ def test_other_content_than_the_hash_says_is_refused_and_what_there_is_is_told(
     write_lines(path, [b"new"])
     now = file_sha256(path)[:8]
 
-    with pytest.raises(InputError, match="has other content, and no tag keeps") as refused:
+    with pytest.raises(InputError, match="has other content, and no tag has a copy") as refused:
         workspace.existing("train@00000000", label="input")
 
-    assert f"train@{now} (as it is now)" in refused.value.fix
+    assert f"train@{now} (current content)" in refused.value.fix
     assert f"train@v1 ({digits})" in refused.value.fix
 
 
@@ -91,16 +91,16 @@ def test_a_damaged_copy_is_refused(workspace: Workspace) -> None:
     write_lines(path, [b"new"])
     copy.chmod(0o644)
     copy.write_bytes(b"odd\n")
-    with pytest.raises(InputError, match="damaged or gone"):
+    with pytest.raises(InputError, match="damaged or missing"):
         workspace.existing("train@v1", label="input")
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("v 1", "cannot be used"),
-        ("../v1", "cannot be used"),
-        ("", "cannot be used"),
+        ("v 1", "is not allowed"),
+        ("../v1", "is not allowed"),
+        ("", "is not allowed"),
         ("deadbeef", "looks like a hash"),
     ],
 )

@@ -29,7 +29,7 @@ from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.export.request import ExportModel, plan_export
 from stillroom.jobs import supervise
 from stillroom.jobs.child import run_in_child
-from stillroom.outputs import ReplacingRequest, check_at_once, check_free
+from stillroom.outputs import ReplacingRequest, check_free, check_replaceable_by_size
 from stillroom.remote.bundle.job_spec import PackedJob
 from stillroom.remote.bundle.needs import (
     needs_of_evaluation,
@@ -258,7 +258,7 @@ def start_large_run(
     name = getattr(request, "output", None)
     if isinstance(request, ReplacingRequest) and isinstance(name, str):
         output = workspace.output_file(name, label="output")
-        check_at_once(output, overwrite=request.overwrite)
+        check_replaceable_by_size(output, overwrite=request.overwrite)
     return _start(workspace, kind, request, keys=keys, new=NewRun(inputs=read))
 
 

@@ -22,7 +22,7 @@ from stillroom.data.statistics import DatasetStatistics, RowPlace, missing_field
 from stillroom.errors import DataError
 from stillroom.files import LineWriter, atomic_output
 from stillroom.lines import read_lines
-from stillroom.outputs import ReplacingRequest, check_page, not_ours
+from stillroom.outputs import ReplacingRequest, check_page, foreign_file_error
 from stillroom.settings import Workspace
 from stillroom.types import OthersText, OwnText
 
@@ -212,7 +212,7 @@ def _check_problems_path(problems_path: Path, *, overwrite: bool) -> None:
         try:
             msgspec.json.decode(line.data, type=RowProblem)
         except msgspec.DecodeError as error:
-            raise not_ours(problems_path) from error
+            raise foreign_file_error(problems_path) from error
 
 
 def _page_path(workspace: Workspace, path: Path, requested: str) -> Path | None:

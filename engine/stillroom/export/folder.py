@@ -15,7 +15,7 @@ from stillroom.files import FileLock, file_sha256, wait_for_disk
 from stillroom.lineage import FOLDER_MANIFEST, FileRecord
 from stillroom.models.precision import Precision
 from stillroom.outputs import output_lock
-from stillroom.places import make_folder, put_folder
+from stillroom.places import make_folder, rename_folder
 from stillroom.run_folder import OWNER_LOCK
 
 MANIFEST = "export.json"
@@ -138,9 +138,9 @@ def _new_folder(output: Path, run: Path, *, overwrite: bool) -> Generator[Path]:
 def put_in_place(partial: Path, output: Path, *, aside: Path) -> None:
     """Renames a complete folder to `output`; an older one is deleted, or restored on failure."""
     if output.exists():
-        put_folder(output, aside)
+        rename_folder(output, aside)
     try:
-        put_folder(partial, output)
+        rename_folder(partial, output)
     except BaseException:
         if aside.exists():
             aside.rename(output)

@@ -20,7 +20,7 @@ from stillroom.export.weights import write_adapter, write_merged
 from stillroom.export.whole import find_whole, is_multimodal
 from stillroom.export.written import ReadBack, Verified, Written
 from stillroom.files import write_atomic, write_json
-from stillroom.home_paths import name_as_at_home
+from stillroom.home_paths import restore_home_paths
 from stillroom.lineage import FileRecord, folder_record, now, record_file, write_manifest
 from stillroom.models.resolve import identify
 from stillroom.reporting import Reporter, stop_if_cancelled
@@ -104,7 +104,7 @@ def export_model(
         facts = CardFacts(history, export.licence, usage, export.source, written, verified)
         write_atomic(target / CARD, render_card(facts).encode("utf-8", errors="replace"))
         stop_if_cancelled(reporter)
-        name_as_at_home(target)
+        restore_home_paths(target)
         manifest = _manifest(export, written, record_files(target))
         write_json(target / MANIFEST, manifest)
         _write_lineage(plan, target, manifest, run_id=folder.name)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from stillroom.errors import InputError
-from stillroom.home_paths import is_away
+from stillroom.home_paths import is_remote_process
 from stillroom.secrecy.keys import check_host
 from stillroom.settings import Workspace
 from stillroom.types import SamplingSettings
@@ -250,7 +250,7 @@ def _check_host(workspace: Workspace, name: str, parts: SplitResult) -> None:
     """Raises InputError if the key in variable `name` may not be sent to an address."""
     host = parts.hostname or ""
     # On another machine, a key that was handed over was checked where the run was started.
-    is_checked = is_away() and name in workspace.secrets
+    is_checked = is_remote_process() and name in workspace.secrets
     if is_checked or not {host, f"{host}:{parts.port}"}.isdisjoint(workspace.key_hosts(name)):
         return
     own = [

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from stillroom.files import read_json
-from stillroom.home_paths import is_away
+from stillroom.home_paths import is_remote_process
 from stillroom.run_folder import LIMITS_FILE
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import machine_usd_per_hour
@@ -85,7 +85,7 @@ def usd_per_hour_of(workspace: Workspace, folder: Path) -> float | None:
 
     The machine in prices.yml is the user's own.
     """
-    if not is_away():
+    if not is_remote_process():
         return machine_usd_per_hour(workspace)
     limits = read_limits(folder)
     return limits.price_per_hour if limits is not None else None

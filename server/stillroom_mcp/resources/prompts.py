@@ -1,4 +1,4 @@
-"""Prompts that a person chooses in a host, and the completion of what they type there."""
+"""Prompts that a user can choose in a host, and completions for their arguments."""
 
 import os
 from collections.abc import Iterable
@@ -25,17 +25,17 @@ from pydantic import Field
 from stillroom import api
 from stillroom.demo import DEMO_MODELS
 from stillroom.errors import InputError
-from stillroom.fences import on_one_line
+from stillroom.fences import short_line
 from stillroom.secrecy.readable import check_readable
 from stillroom.settings import Workspace
 from stillroom_mcp.resources.provide import run_text
 from stillroom_mcp.resources.texts import skill_text, skill_texts
 
-_LONGEST = 300
-_BEFORE_PAYING = (
-    "Before anything is paid for, show me the forecast of dry_run and set budget_usd. "
-    "Show base and trained student side by side at the end, with intervals, and say plainly "
-    "if it did not help."
+_MAX_LENGTH = 300
+_COST_RULES = (
+    "Before spending anything, show me the forecast of dry_run and set budget_usd. "
+    "At the end, compare the base and the trained student, with intervals, and say plainly "
+    "if training did not help."
 )
 
 _Prompts = Annotated[str, Field(description="File of prompts in the workspace")]
@@ -48,41 +48,43 @@ def add_prompts(server: MCPServer, workspace: Workspace) -> None:
 
     def off_policy(prompts: _Prompts, teacher: _Teacher, student: _Student) -> list[Message]:
         job = (
-            f"Distil the teacher {_plain(teacher)} into the student {_plain(student)} off-policy, "
-            f"on the prompts in {_plain(prompts)}: rollouts, curation, training, evaluation."
+            f"Distil the teacher {_one_line(teacher)} into the student {_one_line(student)} "
+            f"off-policy, on the prompts in {_one_line(prompts)}: rollouts, curation, training, "
+            "evaluation."
         )
-        return _with_skills(f"{job} {_BEFORE_PAYING}", "off-policy-distillation")
+        return _with_skills(f"{job} {_COST_RULES}", "off-policy-distillation")
 
     def on_policy(prompts: _Prompts, teacher: _Teacher, student: _Student) -> list[Message]:
         job = (
-            f"Distil the teacher {_plain(teacher)} into the student {_plain(student)} on-policy, "
-            f"on the prompts in {_plain(prompts)}: the student answers, the teacher scores its "
-            "tokens. Say first whether these two models allow it, and what else would do."
+            f"Distil the teacher {_one_line(teacher)} into the student {_one_line(student)} "
+            f"on-policy, on the prompts in {_one_line(prompts)}: the student answers, the teacher "
+            "scores its tokens. First say whether these two models allow it, and what the "
+            "alternatives are."
         )
-        return _with_skills(f"{job} {_BEFORE_PAYING}", "on-policy-distillation")
+        return _with_skills(f"{job} {_COST_RULES}", "on-policy-distillation")
 
     def curate(
         rows: Annotated[str, Field(description="File of rollouts or rows in the workspace")],
     ) -> list[Message]:
         job = (
-            f"Curate {_plain(rows)}: say what is in it, which filters fit and what each would "
-            "drop, with examples of the rows. Drop nothing before I have seen that; then filter, "
-            "and show what was kept and dropped by reason."
+            f"Curate {_one_line(rows)}: say what it contains, which filters fit and what each "
+            "would drop, with example rows. Drop nothing before I have seen that; then filter, and "
+            "show how many rows were kept, and dropped for each reason."
         )
         return _with_skills(job, "rollout-quality")
 
     def debug_run(run_id: Annotated[str, Field(description="Id of the run")]) -> list[Message]:
         job = (
-            f"Find out why the run {_plain(run_id)} went as it did. Its state is below; read its "
-            "log and events with get_run_logs. Name the cause with the lines that show it, and "
-            "the smallest change that mends it, with what that costs. Start nothing before I agree."
+            f"Find out what happened in run {_one_line(run_id)}. Its state is below; read its log "
+            "and events with get_run_logs. Name the cause with the lines that show it, and the "
+            "smallest change that fixes it, with its cost. Start nothing before I agree."
         )
         try:
             text = run_text(workspace, run_id)
         except ResourceError as error:
             raise MCPError(INVALID_PARAMS, str(error)) from error
         state = TextResourceContents(
-            uri=f"run://{_plain(run_id)}", mime_type="application/json", text=text
+            uri=f"run://{_one_line(run_id)}", mime_type="application/json", text=text
         )
         messages = _with_skills(job, "debug-run")
         return [*messages, UserMessage(EmbeddedResource(type="resource", resource=state))]
@@ -101,7 +103,7 @@ def add_prompts(server: MCPServer, workspace: Workspace) -> None:
     prompt(
         name="curate",
         title="Curate rows",
-        description="What a file holds, which filters fit, and what they would drop.",
+        description="What a file contains, which filters fit, and what they would drop.",
     )(curate)
     prompt(
         name="debug-run",
@@ -110,12 +112,12 @@ def add_prompts(server: MCPServer, workspace: Workspace) -> None:
     )(debug_run)
 
 
-def _plain(text: str) -> str:
-    return on_one_line(text, most=_LONGEST)
+def _one_line(text: str) -> str:
+    return short_line(text, most=_MAX_LENGTH)
 
 
 def _with_skills(job: str, *skills: str) -> list[Message]:
-    """Returns the job, followed by the texts of the skills that are installed."""
+    """Returns the instruction, followed by the texts of the skills if they are installed."""
     messages: list[Message] = [UserMessage(job)]
     for name in skills:
         if (text := skill_text(name)) is not None:
@@ -127,14 +129,14 @@ def _with_skills(job: str, *skills: str) -> list[Message]:
     return messages
 
 
-_MOST = 100
-_MOST_ENTRIES = 5000
-"""Of a folder with more entries than this, some are not offered."""
+_MAX_COMPLETIONS = 100
+_MAX_ENTRIES = 5000
+"""The most entries of a folder that are considered for completions."""
 _TRAINED = frozenset({"sft", "dpo", "distill"})
 
 
 def add_completions(server: MCPServer, workspace: Workspace) -> None:
-    """Adds the completion of prompts' arguments and of resources' addresses to a server."""
+    """Adds completions for the arguments of prompts and the URIs of resources to a server."""
 
     async def complete(
         ref: PromptReference | ResourceTemplateReference,
@@ -142,13 +144,17 @@ def add_completions(server: MCPServer, workspace: Workspace) -> None:
         context: CompletionContext | None,
     ) -> Completion | None:
         earlier = (context.arguments if context else None) or {}
-        found = await anyio.to_thread.run_sync(_found, workspace, argument, earlier)
-        return Completion(values=found[:_MOST], total=len(found), has_more=len(found) > _MOST)
+        values = await anyio.to_thread.run_sync(_completions, workspace, argument, earlier)
+        return Completion(
+            values=values[:_MAX_COMPLETIONS],
+            total=len(values),
+            has_more=len(values) > _MAX_COMPLETIONS,
+        )
 
     server.completion()(complete)
 
 
-def _found(
+def _completions(
     workspace: Workspace, argument: CompletionArgument, earlier: dict[str, str]
 ) -> list[str]:
     match argument.name:
@@ -168,7 +174,7 @@ def _found(
 
 
 def _runs(workspace: Workspace) -> list[api.RunSummary]:
-    return api.list_runs(workspace, api.ListRuns(limit=_MOST)).runs
+    return api.list_runs(workspace, api.ListRuns(limit=_MAX_COMPLETIONS)).runs
 
 
 def _models(workspace: Workspace) -> Iterable[str]:
@@ -178,21 +184,20 @@ def _models(workspace: Workspace) -> Iterable[str]:
             yield run.run_id
 
 
-def _paths(workspace: Workspace, begun: str) -> list[str]:
-    """Returns the files and folders of the workspace whose path begins so; no hidden ones.
+def _paths(workspace: Workspace, beginning: str) -> list[str]:
+    """Returns the files and folders of the workspace whose path has this beginning.
 
-    A link that leads out of the workspace is not followed, and a file that no tool reads is not
-    named.
+    Hidden files, files that no tool reads, and links out of the workspace are left out.
     """
-    above = begun.rpartition("/")[0]
-    folder = (workspace.root / above).resolve()
-    is_hidden = any(part.startswith(".") for part in above.split("/"))
+    parent = beginning.rpartition("/")[0]
+    folder = (workspace.root / parent).resolve()
+    is_hidden = any(part.startswith(".") for part in parent.split("/"))
     if is_hidden or not folder.is_relative_to(workspace.root) or not folder.is_dir():
         return []
-    prefix = f"{above}/" if above else ""
+    prefix = f"{parent}/" if parent else ""
     paths: list[str] = []
     with os.scandir(folder) as entries:
-        for entry in islice(entries, _MOST_ENTRIES):
+        for entry in islice(entries, _MAX_ENTRIES):
             if entry.name.startswith(".") or not entry.name.isprintable():
                 continue
             try:

@@ -105,5 +105,5 @@ def test_a_file_whose_name_is_no_unicode_is_refused_with_words(tmp_path):
     (tmp_path / "rows" / name).write_text("{}\n")
     with pytest.raises(DataError, match="name is not UTF-8, so it cannot be recorded"):
         rollout_files(tmp_path / "rows")
-    with pytest.raises(InputError, match="give a plain file path, whose name is UTF-8"):
+    with pytest.raises(InputError, match="give a plain file path with a UTF-8 name"):
         Workspace(tmp_path).path(f"rows/{name}")

@@ -245,7 +245,7 @@ def test_a_run_is_found_by_the_beginning_of_its_id(workspace: Workspace) -> None
     one = create_run(workspace, RunKind.SFT, {})
     assert find_run(workspace, one.run_id[:8]).run_id == one.run_id
     two = create_run(workspace, RunKind.SFT, {})
-    with pytest.raises(RunError, match="may be several runs"):
+    with pytest.raises(RunError, match="matches several runs"):
         find_run(workspace, "sft-")
     assert find_run(workspace, two.run_id).run_id == two.run_id
     with pytest.raises(RunError, match="there is no run"):

@@ -162,7 +162,7 @@ def test_no_output_can_be_written_where_keys_are_allowed(
 ):
     path = allow_keys(monkeypatch, workspace.root / "config")
     for name in (path, path.parent / "x.jsonl"):
-        with pytest.raises(InputError, match="only the user writes there"):
+        with pytest.raises(InputError, match="where only the user may write"):
             workspace.output_file(name, label="output")
 
 

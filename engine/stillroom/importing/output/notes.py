@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stillroom.data.row_notes import later_system_notes
-from stillroom.fences import on_one_line
+from stillroom.fences import short_line
 from stillroom.importing.output.rows import UNKNOWN, UNKNOWN_PROVIDER, RolloutCounts
 from stillroom.importing.output.split import Split
 from stillroom.importing.payloads.messages import IMAGES_LOST
@@ -107,7 +107,7 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
 
 def _join_names(names: Iterable[str]) -> str:
     """Joins names from the sources, each shortened to one line."""
-    return ", ".join(on_one_line(name, most=_MOST_CHARACTERS) for name in names)
+    return ", ".join(short_line(name, most=_MOST_CHARACTERS) for name in names)
 
 
 WRITTEN = "2026-11"
@@ -207,7 +207,7 @@ def terms_notes(models: Mapping[tuple[str, str], int]) -> Iterator[str]:
     for title, models_of in answered.items():
         names, terms = list(models_of), by_title[title]
         more = len(names) - 3
-        first = ", ".join(on_one_line(name, most=_MOST_CHARACTERS) for name in names[:3])
+        first = ", ".join(short_line(name, most=_MOST_CHARACTERS) for name in names[:3])
         shown = first + (f" and {more} more" if more > 0 else "")
         yield (
             f"outputs of {shown}: the terms of {title}, as of {WRITTEN}, {terms.says}; "

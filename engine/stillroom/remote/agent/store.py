@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stillroom.files import file_sha256, partial_name, wait_for_disk
-from stillroom.places import naming
+from stillroom.places import add_path_to_errors
 from stillroom.remote.frames import BrokenStreamError
 from stillroom.remote.records import Piece, PieceStored
 
@@ -96,7 +96,7 @@ def place_file(
         with suppress(OSError):  # A different file system, or one without hard links.
             os.link(source, target)
             return
-    with naming(target):
+    with add_path_to_errors(target):
         shutil.copyfile(source, target)
     target.chmod(0o700 if is_executable else 0o600)
 
@@ -149,7 +149,7 @@ def _unused(store: Path, keep: Collection[str]) -> list[tuple[float, int, str]]:
 
 def _make_private(folder: Path) -> None:
     """Creates a folder that other users of the machine cannot read."""
-    with naming(folder):
+    with add_path_to_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
@@ -175,7 +175,7 @@ def _num_received(agent: AgentFolder, sha256: str, num_bytes: int) -> int:
 
 
 def _write(partial: Path, piece: Piece) -> None:
-    with naming(partial):
+    with add_path_to_errors(partial):
         handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         with os.fdopen(handle, "wb", buffering=0) as stream:
             size = os.fstat(handle).st_size
@@ -193,7 +193,7 @@ def _write(partial: Path, piece: Piece) -> None:
 def _finish(agent: AgentFolder, sha256: str, num_bytes: int) -> bool:
     """Renames a complete blob if it has the right hash; deletes it otherwise."""
     partial = _partial(agent, sha256)
-    with naming(partial), suppress(FileNotFoundError):  # Another sender was first.
+    with add_path_to_errors(partial), suppress(FileNotFoundError):  # Another sender was first.
         if partial.stat().st_size == num_bytes and file_sha256(partial) == sha256:
             wait_for_disk(partial)
             partial.replace(blob_file(agent, sha256))

@@ -8,7 +8,7 @@ import msgspec
 from stillroom import __version__
 from stillroom.errors import RunCancelledError
 from stillroom.files import write_json
-from stillroom.home_paths import is_away
+from stillroom.home_paths import is_remote_process
 from stillroom.places import make_folder
 from stillroom.reporting import Reporter
 from stillroom.secrecy.environments import shared_variables
@@ -62,7 +62,7 @@ def launch_training(
             else:
                 from stillroom.train.distributed.accelerate import run_on_accelerate
 
-                if is_away():
+                if is_remote_process():
                     # On the user's machine the process that starts a run sets these for it.
                     os.environ.update(shared_variables(workspace.secrets))
                 run_on_accelerate(files, section, size=size, note=reporter.note)

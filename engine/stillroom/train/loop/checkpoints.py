@@ -18,7 +18,7 @@ from torch import Tensor
 from stillroom.demo import DEMO_MODELS
 from stillroom.errors import ModelError, RunError
 from stillroom.files import wait_for_disk, write_json
-from stillroom.home_paths import name_as_at_home
+from stillroom.home_paths import restore_home_paths
 from stillroom.lineage import (
     FOLDER_MANIFEST,
     FileRecord,
@@ -41,7 +41,7 @@ from stillroom.models.resolve import (
     CheckpointRecord,
     ModelLocation,
 )
-from stillroom.places import make_folder, put_folder
+from stillroom.places import make_folder, rename_folder
 from stillroom.train.config.resume import STATE, TrainingState
 from stillroom.train.student.collective import set_weights, whole_weights
 from stillroom.train.student.model import Student
@@ -143,7 +143,7 @@ def adopt_checkpoint(checkpoint: Path, run: Path) -> None:
     temporary = _partial(folder)
     make_folder(temporary)
     shutil.copytree(checkpoint, temporary, dirs_exist_ok=True)
-    put_folder(temporary, folder)
+    rename_folder(temporary, folder)
 
 
 def promote_checkpoint(run: Path, *, step: int, sources: RunSources | None = None) -> Path:
@@ -188,13 +188,13 @@ def _write_checkpoint(
     try:
         make_folder(temporary)
         write(temporary)
-        name_as_at_home(temporary)
+        restore_home_paths(temporary)
         write_json(temporary / RECORD, record)
         if sources is not None:
             _write_manifest(temporary, folder, record, sources)
         for path in (*temporary.iterdir(), temporary):
             wait_for_disk(path)
-        put_folder(temporary, folder)
+        rename_folder(temporary, folder)
     except (OSError, SafetensorError) as error:
         # A partial checkpoint would keep a full disk full.
         shutil.rmtree(temporary, ignore_errors=True)

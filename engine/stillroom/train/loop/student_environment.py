@@ -19,7 +19,7 @@ from stillroom.data.instruction import UNCHANGED, PromptViews
 from stillroom.errors import CallFailedError, RunError, TeacherError
 from stillroom.models.load import LoadedModel
 from stillroom.models.multimodal import convert_to_multimodal, multimodal_config
-from stillroom.places import make_folder, put_folder
+from stillroom.places import make_folder, rename_folder
 from stillroom.policy.hf import HFPolicy
 from stillroom.rollout.context import open_tools_and_rewards
 from stillroom.rollout.episode.collect import RolloutContext
@@ -241,4 +241,4 @@ def _write_adapter(student: Student, folder: Path) -> None:
     if (whole := multimodal_config(student.base)) is not None:
         # The server has the whole multimodal model.
         convert_to_multimodal(temporary, whole.model_type)
-    put_folder(temporary, folder)
+    rename_folder(temporary, folder)
