@@ -1,4 +1,4 @@
-"""The program `stillroom`: a plain `serve` starts the early server, all else the command line."""
+"""The entry point of `stillroom`: a plain `serve` starts the early server, all else the CLI."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ _FLAG = "--workspace"
 
 
 def main() -> None:
-    """Runs the command line; a plain `serve` starts without loading it."""
+    """Runs the CLI, except for a plain `serve`, which starts faster without it."""
     folder = _plain_serve_folder(sys.argv[1:])
     if folder is None:
         from stillroom_mcp.cli import main as run_command_line
@@ -21,21 +21,21 @@ def main() -> None:
     EarlyServer(folder).run("stdio")
 
 
-def _plain_serve_folder(given: Sequence[str]) -> Path | None:
-    """Returns the folder of `serve`, with no option but `--workspace`; None for anything else.
+def _plain_serve_folder(arguments: Sequence[str]) -> Path | None:
+    """Returns the workspace of a `serve` that has no option but `--workspace`; otherwise None.
 
-    Faulty options are left to the command line, which says what to do.
+    Invalid options are left to the CLI, which reports them.
     """
-    match list(given):
+    match list(arguments):
         case ["serve"]:
-            named = os.environ.get("STILLROOM_WORKSPACE") or "."
+            folder = os.environ.get("STILLROOM_WORKSPACE") or "."
         case ["serve", option] if option.startswith(f"{_FLAG}="):
-            named = option.removeprefix(f"{_FLAG}=")
+            folder = option.removeprefix(f"{_FLAG}=")
         case ["serve", option, name] if option == _FLAG:
-            named = name
+            folder = name
         case _:
             return None
-    return Path(named) if named and Path(named).is_dir() else None
+    return Path(folder) if folder and Path(folder).is_dir() else None
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The schemas of a tool's arguments and answer, and the answer itself, as an agent reads them."""
+"""The answers of tools as an agent reads them, and the schemas of arguments and answers."""
 
 from collections.abc import Collection
 from typing import Any
@@ -21,10 +21,10 @@ _REF = "#/$defs/{name}"
 def structured(
     workspace: Workspace, operation: Operation, request: Any, result: msgspec.Struct
 ) -> dict[str, Any]:
-    """Returns the result as JSON values with `next_step` added, and for a run `poll_after_s`.
+    """Returns the result as JSON values with `next_step`, and `poll_after_s` for a run.
 
-    What others wrote stands between marks in it (see `fenced_answer`), and no secret that this
-    process can read is in it, whichever file it was found in.
+    Text from others is between marks (see `fenced_answer`). Secrets that this process can read are
+    removed, whichever file they came from.
     """
     answer: dict[str, Any] = _rounded(fenced_answer(result))
     quotable = names_only(result)
@@ -42,12 +42,12 @@ def structured(
 
 
 def structured_result(workspace: Workspace, result: msgspec.Struct) -> dict[str, Any]:
-    """Returns a result that suggests no next step as JSON values, marked and without secrets."""
+    """Returns a result without a next step as JSON values, with marks and without secrets."""
     return workspace.redactor().value(_rounded(fenced_answer(result)))
 
 
 def _rounded(value: Any) -> Any:
-    """Rounds floats to 6 significant digits, since an agent pays tokens for every digit."""
+    """Rounds floats to 6 significant digits, since every digit costs tokens."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
@@ -56,9 +56,9 @@ def _rounded(value: Any) -> Any:
 
 
 def output_schema(operation: Operation) -> dict[str, Any]:
-    """Returns the JSON schema of what `structured` returns, with an object as its root.
+    """Returns the JSON schema of what `structured` returns; its root is an object.
 
-    That is the operation's result or, where large files make it a run, the report of the run.
+    It describes the operation's result or, if the call becomes a run, the report of the run.
     """
     (root,), definitions = msgspec.json.schema_components([operation.result], ref_template=_REF)
     schema: dict[str, Any] = definitions.pop(root["$ref"].removeprefix("#/$defs/"))
@@ -82,9 +82,9 @@ def output_schema(operation: Operation) -> dict[str, Any]:
 
 
 def input_schema(operation: Operation, *, listed: Collection[str]) -> dict[str, Any]:
-    """Returns the JSON schema of the request, shortened to what a calling model needs to read.
+    """Returns the JSON schema of the request, shortened to what a calling model needs.
 
-    What another tool explains is left out if that tool is among the `listed`.
+    Texts that another tool contains are left out if that tool is `listed`.
     """
     schema = _schema_of(operation.request)
     explaining = (
@@ -93,7 +93,7 @@ def input_schema(operation: Operation, *, listed: Collection[str]) -> dict[str, 
     if operation.explained_by is not None and any(explaining):
         explained = _schema_of(operation.explained_by)["properties"]
         schema["properties"] = {
-            name: _bare(option) if option == explained.get(name) else option
+            name: _without_texts(option) if option == explained.get(name) else option
             for name, option in schema["properties"].items()
         }
     return schema
@@ -102,27 +102,27 @@ def input_schema(operation: Operation, *, listed: Collection[str]) -> dict[str, 
 def _schema_of(request: type[BaseModel]) -> dict[str, Any]:
     schema: dict[str, Any] = request.model_json_schema()
     schema.pop("description", None)
-    return _plain(schema)
+    return _shortened(schema)
 
 
-def _bare(option: dict[str, Any]) -> dict[str, Any]:
-    """Returns an option's schema without the text, choices and the like that another tool lists."""
+def _without_texts(option: dict[str, Any]) -> dict[str, Any]:
+    """Returns an option's schema without the description and limits that another tool contains."""
     left_out = ("description", "enum", "minimum", "maximum", "minLength", "default")
     return {key: value for key, value in option.items() if key not in left_out}
 
 
-def _plain(value: Any) -> Any:
-    """Returns a schema without titles, `or null`, lower bounds of 0 or 1, and false or [] defaults.
+def _shortened(value: Any) -> Any:
+    """Returns a schema without titles, nulls, minimums of 0 or 1, and false or [] defaults.
 
-    A calling model does not need them; the check of the arguments still applies all of them.
+    A calling model does not need them; validation still applies all of them.
     """
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_shortened(item) for item in value]
     if not isinstance(value, dict):
         return value
-    # A property may itself be called title, so only strings are titles.
+    # A property may be called title, so only a string under this key is a title.
     plain = {
-        key: _plain(inner)
+        key: _shortened(inner)
         for key, inner in value.items()
         if not (key == "title" and isinstance(inner, str))
         and not (key == "default" and (inner is False or inner == []))
@@ -141,10 +141,10 @@ def _plain(value: Any) -> Any:
 async def writable_answers(
     ctx: ServerRequestContext[Any, Any], call_next: CallNext
 ) -> HandlerResult:
-    """Passes a request on, and its answer back with escapes for what is no Unicode.
+    """Handles a request, and escapes parts of its answer that are not valid Unicode.
 
-    A transport ends at the first answer that it cannot write, and then no call is answered any
-    more. A file's name that is not UTF-8, for one, is a text that JSON cannot hold.
+    A transport stops at the first answer that it cannot write, after which no call is answered. For
+    example, JSON cannot contain a file name that is not UTF-8.
     """
     try:
         return json_safe(await call_next(ctx))
@@ -153,9 +153,9 @@ async def writable_answers(
 
 
 def json_safe(answer: Any) -> Any:
-    """Returns an answer, or a copy with escapes if it cannot be written as JSON.
+    """Returns an answer, or an escaped copy if it cannot be written as JSON.
 
-    Raises MCPError if it cannot be written at all.
+    Raises MCPError if the copy cannot be written either.
     """
     try:
         pydantic_core.to_json(answer)

@@ -35,7 +35,7 @@ Try it without key or GPU: create_project(template=demo), provider demo.
 """
 
 
-_FEWER_TOOLS = "Operations without a tool here are commands: stillroom --help.\n"
+_FEWER_TOOLS = "Operations without a tool here are CLI commands: stillroom --help.\n"
 
 
 def build_server(
@@ -46,7 +46,7 @@ def build_server(
 ) -> "WholeServer":
     """Returns an MCP server whose tools work in this workspace.
 
-    `more_tasks` are tasks that are no runs, which only the protocol's tests have.
+    `more_tasks` are tasks other than runs; only the protocol tests use them.
     """
     listed = {operation.name for operation in operations}
     updates = RunUpdates(workspace)
@@ -72,16 +72,16 @@ def build_server(
 
 
 class WholeServer(MCPServer[TaskGroup]):
-    """The server of a workspace; it lists the runs there, and says what an unknown tool is."""
+    """The complete server of a workspace, which also lists its runs as resources."""
 
     workspace: Workspace
     updates: RunUpdates
     own_middleware: list[ServerMiddleware[Any]]
-    """Its middleware without the library's."""
+    """The middleware that stillroom adds to the SDK's."""
 
     @property
     def methods(self) -> list[str]:
-        """The requests that it answers, sorted."""
+        """The names of the requests that the server handles, sorted."""
         return sorted(self._lowlevel_server._request_handlers)  # pyright: ignore[reportPrivateUsage]
 
     async def call_tool(
@@ -90,20 +90,20 @@ class WholeServer(MCPServer[TaskGroup]):
         arguments: dict[str, Any],
         context: Context[TaskGroup, Any] | None = None,
     ) -> CallToolResult | InputRequiredResult:
-        """Calls a tool. Raises ToolError, which for an unknown tool names the nearest one."""
-        known = [tool.name for tool in self._tool_manager.list_tools()]
-        if name not in known:
+        """Calls a tool. Raises ToolError, which suggests the closest name for an unknown tool."""
+        tool_names = [tool.name for tool in self._tool_manager.list_tools()]
+        if name not in tool_names:
             is_command = any(operation.name == name for operation in OPERATIONS)
-            problem = f"there is no tool {fences.one_line(name)!r} here{nearest(name, known)}"
+            problem = f"there is no tool {fences.one_line(name)!r} here{nearest(name, tool_names)}"
             fix = (
                 f"call `stillroom {name.replace('_', '-')}` in a shell"
                 if is_command
-                else (f"the tools are: {', '.join(known)}")
+                else (f"the tools are: {', '.join(tool_names)}")
             )
             raise ToolError(f"{problem}\nfix: {fix}")
         return await super().call_tool(name, arguments, context)
 
     async def list_resources(self) -> list[Resource]:
-        """Returns the resources there are at this moment."""
-        found = await anyio.to_thread.run_sync(listed_resources, self.workspace)
-        return found + await super().list_resources()
+        """Returns the resources that exist now."""
+        resources = await anyio.to_thread.run_sync(listed_resources, self.workspace)
+        return resources + await super().list_resources()

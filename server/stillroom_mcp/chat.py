@@ -1,4 +1,4 @@
-"""`stillroom chat`: a person, or an agent with --message, talks with a model and its tools."""
+"""`stillroom chat`: a user, or an agent with --message, chats with a model that may call tools."""
 
 import argparse
 import functools
@@ -9,9 +9,14 @@ from collections.abc import Callable, Sequence
 import anyio
 from pydantic.fields import FieldInfo
 
-from stillroom.api.chat import ChatWithModel, as_trained, open_chat
+from stillroom.errors import EngineError
+from stillroom.export.folder import read_export
+from stillroom.export.history import read_history
 from stillroom.fences import printable
+from stillroom.models.resolve import adapter_base, locate_model
+from stillroom.rollout.chat import ChatWithModel, open_chat
 from stillroom.settings import Workspace, open_workspace
+from stillroom.teachers.providers import IN_PROCESS
 from stillroom.types import Message
 
 FLAGS = (
@@ -29,59 +34,79 @@ FLAGS = (
     "max_turns",
     "seed",
 )
-"""The fields of the request that are flags of their names."""
+"""The fields of the request that are flags."""
 _HELP = "Type a message. /new starts over, /quit (or Ctrl-D) ends.\n"
 _NO_TOOLS = "none"
 
 
 def run(options: argparse.Namespace, request: ChatWithModel) -> int:
-    """Carries out the command as it was given; returns 1 if an answer failed or was cut."""
+    """Runs the command; returns 1 if an answer failed or was truncated."""
     workspace = open_workspace(options.workspace)
     if request.tools == _NO_TOOLS and "tools" not in vars(options):
-        # A student is tried with the tools that it was trained with: those of the project.
+        # By default, a student gets the project's tools, with which it was trained.
         tools = "tools.py" if (workspace.root / "tools.py").is_file() else _NO_TOOLS
         request = request.model_copy(update={"tools": tools})
-    talk = functools.partial(_talk, workspace, request, options.message or (), as_json=options.json)
-    return anyio.run(talk)
+    chat = functools.partial(_chat, workspace, request, options.message or (), as_json=options.json)
+    return anyio.run(chat)
 
 
-async def _talk(
-    workspace: Workspace, request: ChatWithModel, said: Sequence[str], *, as_json: bool
+def as_trained(workspace: Workspace, request: ChatWithModel) -> ChatWithModel:
+    """Returns the request with the system message of the model's training, if it has none.
+
+    The request is unchanged if the training is not recorded, or if the chat begins with a row.
+    """
+    if request.provider not in IN_PROCESS or request.system is not None or request.data is not None:
+        return request
+    try:
+        location = locate_model(workspace, request.model)
+        if location.is_local and (export := read_export(location.folder)) is not None:
+            location = locate_model(workspace, export.run_id or request.model)
+        base = adapter_base(workspace, location) if location.is_adapter else None
+        training = read_history(workspace, location, base).conversation
+    except EngineError:
+        return request  # open_chat reports the problem with the model
+    if training is None or training.system is None:
+        return request
+    return request.model_copy(update={"system": training.system})
+
+
+async def _chat(
+    workspace: Workspace, request: ChatWithModel, texts: Sequence[str], *, as_json: bool
 ) -> int:
-    trained = as_trained(workspace, request)
+    completed = as_trained(workspace, request)
     show = functools.partial(_show, workspace, as_json=as_json)
-    is_whole = True
-    async with open_chat(workspace, trained, show) as (conversation, notes):
-        system = f"system message as in training: {trained.system!r}"
-        said_first = [] if trained.system == request.system else [system]
-        for note in (*notes, *said_first, f"tools: {trained.tools}"):
+    is_complete = True
+    async with open_chat(workspace, completed, show) as (conversation, notes):
+        system = f"system message as in training: {completed.system!r}"
+        system_notes = [] if completed.system == request.system else [system]
+        for note in (*notes, *system_notes, f"tools: {completed.tools}"):
             sys.stderr.write(printable(f"({note})\n"))
         if request.data is not None:
             for message in conversation.messages:
                 show(message)
-            is_whole = _told(await conversation.say(None))
-        if said:
-            for text in said:
-                is_whole = _told(await conversation.say(text)) and is_whole
-            return 0 if is_whole else 1
+            is_complete = _print_problem(await conversation.say(None))
+        if texts:
+            for text in texts:
+                is_complete = _print_problem(await conversation.say(text)) and is_complete
+            return 0 if is_complete else 1
         sys.stderr.write(_HELP)
         while (text := await anyio.to_thread.run_sync(_read, abandon_on_cancel=True)) is not None:
             if text == "/new":
                 conversation.start_over()
             elif text:
-                _told(await conversation.say(text))
+                _print_problem(await conversation.say(text))
     return 0
 
 
-def _told(problem: str | None) -> bool:
-    """Says why an answer ended early; returns whether it is whole."""
+def _print_problem(problem: str | None) -> bool:
+    """Prints the reason why an answer ended early; returns whether it is complete."""
     if problem is not None:
         sys.stderr.write(printable(f"({problem})\n"))
     return problem is None
 
 
 def _read() -> str | None:
-    """Returns the next message, or None at the end."""
+    """Returns the user's next message, or None at the end of the chat."""
     sys.stderr.write("> ")
     sys.stderr.flush()
     line = sys.stdin.readline()
@@ -89,7 +114,7 @@ def _read() -> str | None:
 
 
 def _show(workspace: Workspace, message: Message, *, as_json: bool) -> None:
-    """Writes a turn or a tool's reply to standard output."""
+    """Prints a turn or a tool's reply to standard output."""
     if as_json:
         text = json.dumps(workspace.redactor().value(dict(message)), ensure_ascii=False)
     else:
@@ -110,11 +135,11 @@ def _lines(message: Message) -> list[str]:
 
 
 def add_flags(parser: argparse.ArgumentParser, add_field: Callable[[str, FieldInfo], None]) -> None:
-    """Adds the command's flags: those of the request by `add_field`, and its own."""
+    """Adds the flags of the command; `add_field` adds the flag of a field of the request."""
     for name in FLAGS:
         add_field(name, ChatWithModel.model_fields[name])
     parser.add_argument(
-        "--message", action="append", help="say this and end (again: the next message)"
+        "--message", action="append", help="send this message and exit; repeat it for more messages"
     )
     parser.add_argument("--workspace", help="folder that holds the project (default: this folder)")
     parser.add_argument("--json", action="store_true", help="print each message as one JSON line")

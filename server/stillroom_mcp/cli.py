@@ -1,4 +1,4 @@
-"""The command line, which offers the server's operations under the same names and options."""
+"""The CLI: each of the server's operations as a command with the same name and options."""
 
 import argparse
 import io
@@ -19,6 +19,7 @@ from stillroom.fences import printable
 from stillroom.settings import open_workspace
 from stillroom.validation import describe_errors, nearest
 from stillroom_mcp import commands, waiting
+from stillroom_mcp.commands import ALL, TOOLSETS, chosen_operations
 from stillroom_mcp.other_names import (
     WORKSPACE_FLAGS,
     JoinedEntries,
@@ -28,7 +29,6 @@ from stillroom_mcp.other_names import (
     short_flag,
     with_short_overrides,
 )
-from stillroom_mcp.toolsets import ALL, TOOLSETS, chosen_operations
 
 _Model = TypeVar("_Model", bound=BaseModel)
 EXIT_USAGE = 2
@@ -36,34 +36,34 @@ EXIT_PIPE = 141
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors suggest the nearest known name and point to `--help`."""
+    """An argument parser whose errors suggest the closest name and point to `--help`."""
 
     def error(self, message: str) -> Any:
         hint = ""
         if "invalid choice: '" in message:
             _, _, choices = message.rpartition("(choose from")
-            given = message.split("'")[1]
-            hint = hint_for_command(given) or nearest(given, re.findall(r"[\w-]+", choices))
+            word = message.split("'")[1]
+            hint = hint_for_command(word) or nearest(word, re.findall(r"[\w-]+", choices))
         elif message.startswith("unrecognized arguments: "):
-            given = message.removeprefix("unrecognized arguments: ").split()[0]
-            hint = hint_for_option(given) or nearest(given, sorted(self._option_string_actions))
+            word = message.removeprefix("unrecognized arguments: ").split()[0]
+            hint = hint_for_option(word) or nearest(word, sorted(self._option_string_actions))
         short = message.split(" (choose from", maxsplit=1)[0]
         self.exit(EXIT_USAGE, f"{self.prog}: {short}{hint}\nfix: see `{self.prog} --help`\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits with 0 (done), 1 (failed) or 2 (wrong usage)."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """Runs the CLI and exits with 0 (done), 1 (failed) or 2 (wrong usage)."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # The name of a file need not be Unicode.
+            # File names may contain bytes that are not Unicode.
             stream.reconfigure(errors="backslashreplace")
     code: Any
     try:
         try:
-            code = _parse_and_run(given)
-        except SystemExit as ending:
-            code = ending.code
+            code = _parse_and_run(argv)
+        except SystemExit as exit_:
+            code = exit_.code
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader closed the pipe, as `head` does. Python would raise again when it flushes
@@ -71,44 +71,46 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_PIPE
     except EngineError as error:
-        code = _failed(f"error: {error}")
+        code = _print_error(f"error: {error}")
     except OSError as error:
-        code = _failed(
+        code = _print_error(
             f"error: operating system error: {error}\n"
             "fix: check free disk space and permissions, then call again"
         )
     except MemoryError:
-        code = _failed("error: out of memory\nfix: close other programs, or work on fewer rows")
+        code = _print_error(
+            "error: out of memory\nfix: close other programs, or work on fewer rows"
+        )
     except KeyboardInterrupt:
-        _failed("stopped; a run already started continues (see stillroom list-runs)")
+        _print_error("stopped; a run already started continues (see stillroom list-runs)")
         code = 130
     sys.exit(code)
 
 
-def _failed(text: str) -> int:
-    # Standard error may be on the disk that is full.
+def _print_error(text: str) -> int:
+    # Standard error may be redirected to a disk that is full.
     with suppress(OSError):
-        # What an error quotes must not steer the terminal.
+        # An error may quote text that contains escape sequences for the terminal.
         sys.stderr.write(printable(text) + "\n")
         sys.stderr.flush()
     return 1
 
 
-def _parse_and_run(given: list[str]) -> int:
-    parser, by_command = build_parser(given)
-    options, unknown = parser.parse_known_args(given)
+def _parse_and_run(argv: list[str]) -> int:
+    parser, by_command = build_parser(argv)
+    options, unknown = parser.parse_known_args(argv)
     if unknown:
         by_command[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     return _run(options)
 
 
 def build_parser(
-    given: Sequence[str] = (),
+    argv: Sequence[str] = (),
 ) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Returns the parser of the whole command line, and each command's parser by its name.
+    """Returns the parser of the CLI, and the parser of each command by its name.
 
-    Each field of an operation is a flag of its name. Some can be given without it too; of these,
-    the ones whose flag is in `given` are flags only.
+    Each field of an operation's request is a flag. Some fields may also be positional arguments,
+    unless their flag is in `argv`.
     """
     parser = _Parser(
         prog="stillroom",
@@ -116,15 +118,15 @@ def build_parser(
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"stillroom {__version__}")
-    added = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     by_command: dict[str, argparse.ArgumentParser] = {}
     for operation in OPERATIONS:
         name = operation.command
         text = operation.description
         # argparse expands % in the help of a command, but not in its description.
-        listed = text.replace("%", "%%")
-        sub = added.add_parser(name, help=listed, description=text, allow_abbrev=False)
-        _add_fields(sub, operation, given)
+        escaped_text = text.replace("%", "%%")
+        sub = subparsers.add_parser(name, help=escaped_text, description=text, allow_abbrev=False)
+        _add_fields(sub, operation, argv)
         if "overrides" in operation.request.model_fields:
             add_override_flags(sub)
         _add_common(sub)
@@ -133,16 +135,16 @@ def build_parser(
                 "--detach", action="store_true", help="return at once; the run continues"
             )
         by_command[name] = sub
-    by_command["serve"] = _add_serve(added)
-    by_command["demo"] = _add_demo(added)
-    by_command["dashboard"] = _add_dashboard(added)
-    by_command["report"] = _add_report(added)
-    by_command["prices"] = _add_prices(added)
-    by_command["docs"] = _add_docs(added)
-    by_command["wait"] = waiting.add_parser(added)
-    by_command["setup"] = _add_setup(added, is_given="setup" in given)
-    by_command["chat"] = _add_chat(added, is_given="chat" in given)
-    by_command["record"] = _add_record(added, is_given="record" in given)
+    by_command["serve"] = _add_serve(subparsers)
+    by_command["demo"] = _add_demo(subparsers)
+    by_command["dashboard"] = _add_dashboard(subparsers)
+    by_command["report"] = _add_report(subparsers)
+    by_command["prices"] = _add_prices(subparsers)
+    by_command["docs"] = _add_docs(subparsers)
+    by_command["wait"] = waiting.add_parser(subparsers)
+    by_command["setup"] = _add_setup(subparsers, is_selected="setup" in argv)
+    by_command["chat"] = _add_chat(subparsers, is_selected="chat" in argv)
+    by_command["record"] = _add_record(subparsers, is_selected="record" in argv)
     return parser, by_command
 
 
@@ -150,51 +152,53 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workspace",
         *WORKSPACE_FLAGS,
-        help="folder that holds the project (default: this folder)",
+        help="the project's folder (default: this folder)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON line")
 
 
-def _add_serve(added: Any) -> argparse.ArgumentParser:
-    text = "Run the MCP server on standard input and output, or with --http at an address."
-    parser = added.add_parser("serve", help=text, description=text, allow_abbrev=False)
-    parser.add_argument("--workspace", help="folder that holds the project (default: this folder)")
+def _add_serve(subparsers: Any) -> argparse.ArgumentParser:
+    text = "Run the MCP server over standard input and output, or over HTTP with --http."
+    parser = subparsers.add_parser("serve", help=text, description=text, allow_abbrev=False)
+    parser.add_argument("--workspace", help="the project's folder (default: this folder)")
     parser.add_argument(
-        "--http", action="store_true", help="serve streamable HTTP, to callers with the token"
+        "--http", action="store_true", help="serve streamable HTTP to clients that send the token"
     )
-    sets = "; ".join(f"{name}: {', '.join(tools)}" for name, tools in TOOLSETS.items())
+    toolsets = "; ".join(f"{name}: {', '.join(tools)}" for name, tools in TOOLSETS.items())
     parser.add_argument(
         "--toolsets",
         nargs="+",
         choices=[*TOOLSETS, ALL],
         default=[ALL],
         metavar="SET",
-        help=f"only the tools of these sets (default: all). {sets}",
+        help=f"only the tools of these toolsets (default: all). {toolsets}",
     )
     parser.add_argument(
         "--read-only", action="store_true", help="only tools that write nothing and start no run"
     )
     http = parser.add_argument_group("with --http")
-    http.add_argument("--host", help="address to listen at (default: 127.0.0.1, this machine only)")
+    http.add_argument("--host", help="address to listen on (default: 127.0.0.1, this machine only)")
     http.add_argument("--port", type=int, help="port, 0 for any free one (default: 8765)")
     http.add_argument(
         "--token-file",
-        help="file (mode 0600) with the token (default: $STILLROOM_TOKEN, or one made and kept)",
+        help="file (mode 0600) with the token (default: $STILLROOM_TOKEN, else a generated token)",
     )
     http.add_argument(
         "--allow-host",
         nargs="*",
         metavar="NAME",
-        help="other host names that lead here, as behind a proxy",
+        help="more host names of this server, for example behind a proxy",
     )
     return parser
 
 
-def _add_demo(added: Any) -> argparse.ArgumentParser:
-    text = "Run a whole distillation on the embedded world, through the MCP server."
-    parser = added.add_parser("demo", help=text, description=text)
+def _add_demo(subparsers: Any) -> argparse.ArgumentParser:
+    text = "Run a complete distillation of small built-in models through the MCP server."
+    parser = subparsers.add_parser("demo", help=text, description=text)
     parser.add_argument(
-        "folder", nargs="?", help="new project folder (default: demo-project, or the next free one)"
+        "folder",
+        nargs="?",
+        help="new project folder (default: demo-project, or the next free name)",
     )
     parser.add_argument("--seed", type=int, default=1, help="seed of all stages (default: 1)")
     parser.add_argument("--smoke", action="store_true", help="a short version of every stage")
@@ -204,24 +208,22 @@ def _add_demo(added: Any) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_dashboard(added: Any) -> argparse.ArgumentParser:
-    text = (
-        "Show runs, rollouts, data and evaluations as live pages, to this machine's browser only."
-    )
-    parser = added.add_parser("dashboard", help=text, description=text)
-    parser.add_argument("--workspace", help="folder that holds the project (default: this folder)")
+def _add_dashboard(subparsers: Any) -> argparse.ArgumentParser:
+    text = "Show runs, rollouts, data and evaluations as live pages, for browsers on this machine."
+    parser = subparsers.add_parser("dashboard", help=text, description=text)
+    parser.add_argument("--workspace", help="the project's folder (default: this folder)")
     parser.add_argument(
         "--port", type=int, default=8484, help="port to listen on; 0 for any (default: 8484)"
     )
-    parser.add_argument("--open", action="store_true", help="open it in the browser")
+    parser.add_argument("--open", action="store_true", help="open the dashboard in your browser")
     return parser
 
 
-def _add_chat(added: Any, *, is_given: bool) -> argparse.ArgumentParser:
-    text = "Talk with a model and its tools, to try what it does."
-    parser = added.add_parser("chat", help=text, description=text, allow_abbrev=False)
-    if is_given:
-        # Imported here, since no other command needs it.
+def _add_chat(subparsers: Any, *, is_selected: bool) -> argparse.ArgumentParser:
+    text = "Chat with a model that may call its tools."
+    parser = subparsers.add_parser("chat", help=text, description=text, allow_abbrev=False)
+    if is_selected:
+        # Imported here because no other command needs it.
         from stillroom_mcp import chat
 
         parser.add_argument("model", help="run id, folder, hub id or name at the provider")
@@ -234,22 +236,22 @@ def _add_chat(added: Any, *, is_given: bool) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_setup(added: Any, *, is_given: bool) -> argparse.ArgumentParser:
-    text = "Add the MCP server and the skills to an agent host; shows the difference first."
-    parser = added.add_parser("setup", help=text, description=text, allow_abbrev=False)
-    if is_given:
-        # Imported here, since no other command needs it.
+def _add_setup(subparsers: Any, *, is_selected: bool) -> argparse.ArgumentParser:
+    text = "Add the MCP server and the skills to an agent host; shows the changes first."
+    parser = subparsers.add_parser("setup", help=text, description=text, allow_abbrev=False)
+    if is_selected:
+        # Imported here because no other command needs it.
         from stillroom_mcp.host_setup.apply import add_flags
 
         add_flags(parser)
     return parser
 
 
-def _add_record(added: Any, *, is_given: bool) -> argparse.ArgumentParser:
-    text = "Pass a program's model calls on to their endpoint and record them, or replay them."
-    parser = added.add_parser("record", help=text, description=text, allow_abbrev=False)
-    if is_given:
-        # Imported here, since no other command needs it.
+def _add_record(subparsers: Any, *, is_selected: bool) -> argparse.ArgumentParser:
+    text = "Record a program's model calls while forwarding them, or replay recorded calls."
+    parser = subparsers.add_parser("record", help=text, description=text, allow_abbrev=False)
+    if is_selected:
+        # Imported here because no other command needs it.
         from stillroom_mcp.http.record import add_flags
 
         add_flags(parser)
@@ -271,13 +273,13 @@ def _setup(options: argparse.Namespace) -> int:
 def _chat(options: argparse.Namespace) -> int:
     from stillroom_mcp import chat
 
-    given = {k: v for k, v in vars(options).items() if k in ("model", *chat.FLAGS)}
-    return chat.run(options, _request(chat.ChatWithModel, "chat", given))
+    fields = {k: v for k, v in vars(options).items() if k in ("model", *chat.FLAGS)}
+    return chat.run(options, _request(chat.ChatWithModel, "chat", fields))
 
 
-def _add_prices(added: Any) -> argparse.ArgumentParser:
+def _add_prices(subparsers: Any) -> argparse.ArgumentParser:
     text = "Show what models cost per million tokens; --refresh fetches the current list."
-    parser = added.add_parser("prices", help=text, description=text, allow_abbrev=False)
+    parser = subparsers.add_parser("prices", help=text, description=text, allow_abbrev=False)
     _add_common(parser)
     parser.add_argument("models", nargs="*", help="names at the provider, e.g. gpt-5-mini")
     parser.add_argument(
@@ -288,32 +290,32 @@ def _add_prices(added: Any) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_docs(added: Any) -> argparse.ArgumentParser:
-    text = "Print a page of the documentation, or the names of all; `docs/x.md` is the page x."
-    parser = added.add_parser("docs", help=text, description=text, allow_abbrev=False)
-    parser.add_argument("page", nargs="?", metavar="PAGE", help="name of a page, e.g. traces")
-    return parser
-
-
-def _add_report(added: Any) -> argparse.ArgumentParser:
-    text = "Write report.html: learning curves, accuracy, example conversations of all runs."
-    parser = added.add_parser("report", help=text, description=text)
-    _add_common(parser)
-    parser.add_argument("--output", default="report.html", help="page to write")
-    parser.add_argument("--png", action="store_true", help="also as a picture, next to the page")
+def _add_docs(subparsers: Any) -> argparse.ArgumentParser:
+    text = "Print a page of the documentation, or the names of all pages."
+    parser = subparsers.add_parser("docs", help=text, description=text, allow_abbrev=False)
     parser.add_argument(
-        "--overwrite", action="store_true", help="also replace what stillroom did not write"
+        "page", nargs="?", metavar="PAGE", help="name of a page, e.g. traces for docs/traces.md"
     )
     return parser
 
 
-def _add_fields(
-    parser: argparse.ArgumentParser, operation: Operation, given: Sequence[str]
-) -> None:
+def _add_report(subparsers: Any) -> argparse.ArgumentParser:
+    text = "Write report.html: learning curves, accuracy and example conversations of all runs."
+    parser = subparsers.add_parser("report", help=text, description=text)
+    _add_common(parser)
+    parser.add_argument("--output", default="report.html", help="page to write")
+    parser.add_argument("--png", action="store_true", help="also write a picture next to the page")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace a file that stillroom did not write"
+    )
+    return parser
+
+
+def _add_fields(parser: argparse.ArgumentParser, operation: Operation, argv: Sequence[str]) -> None:
     for name, field in operation.request.model_fields.items():
         settings = _argument_settings(field)
         flag, short = "--" + name.replace("_", "-"), short_flag(operation.command, name)
-        is_flag = any(word in (flag, short) or word.startswith(f"{flag}=") for word in given)
+        is_flag = any(word in (flag, short) or word.startswith(f"{flag}=") for word in argv)
         if name in operation.positional and not is_flag:
             settings["help"] += f" (also {flag})"
             is_required = settings.pop("required", False)
@@ -329,7 +331,7 @@ def _add_fields(
 
 
 def _argument_settings(field: FieldInfo) -> dict[str, Any]:
-    """Returns the argparse settings for a field; the request model converts and checks values."""
+    """Returns the argparse settings of a field; the request model converts and checks values."""
     has_default = not field.is_required() and field.default not in (None, ())
     default = f" (default: {field.default})" if has_default else ""
     settings: dict[str, Any] = {
@@ -349,7 +351,7 @@ def _argument_settings(field: FieldInfo) -> dict[str, Any]:
 
 
 def _metavar(annotation: Any) -> str:
-    """Returns the help's placeholder for a value: its choices, N for a number, otherwise TEXT."""
+    """Returns the placeholder for a value in the help: its choices, N for a number, or TEXT."""
     kinds = [annotation, *get_args(annotation)]
     for kind in kinds:
         if get_origin(kind) is Literal:
@@ -357,7 +359,7 @@ def _metavar(annotation: Any) -> str:
     return "N" if {int, float} & set(kinds) else "TEXT"
 
 
-_OTHERS: dict[str, Callable[[argparse.Namespace], int]] = {
+_MORE_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "chat": _chat,
     "docs": lambda options: commands.docs(options.page),
     "record": _record,
@@ -379,8 +381,8 @@ def _run(options: argparse.Namespace) -> int:
             return commands.dashboard(workspace, port=options.port, is_opened=options.open)
         case "report":
             workspace = open_workspace(options.workspace)
-            given = {"output": options.output, "overwrite": options.overwrite, "png": options.png}
-            return commands.report(workspace, api.WriteReport(**given), as_json=options.json)
+            fields = {"output": options.output, "overwrite": options.overwrite, "png": options.png}
+            return commands.report(workspace, api.WriteReport(**fields), as_json=options.json)
         case "prices":
             return commands.prices(
                 open_workspace(options.workspace),
@@ -388,7 +390,7 @@ def _run(options: argparse.Namespace) -> int:
                 is_refreshed=options.refresh,
                 as_json=options.json,
             )
-        case command if (run := _OTHERS.get(command)) is not None:
+        case command if (run := _MORE_COMMANDS.get(command)) is not None:
             return run(options)
         case command:
             return _run_operation(command, options)
@@ -396,25 +398,25 @@ def _run(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     names = ("host", "port", "token_file", "allow_host")
-    given = {name: vars(options)[name] for name in names if vars(options)[name] is not None}
-    if given and not options.http:
+    http_options = {name: vars(options)[name] for name in names if vars(options)[name] is not None}
+    if http_options and not options.http:
         raise InputError(
-            f"--{next(iter(given)).replace('_', '-')} is for a server over HTTP, and this one "
-            "speaks over standard input and output",
+            f"--{next(iter(http_options)).replace('_', '-')} is an option of the HTTP server, but "
+            "--http is missing",
             "add --http, or leave the option out",
         )
     workspace = open_workspace(options.workspace)
-    offered = chosen_operations(options.toolsets, is_read_only=options.read_only)
+    operations = chosen_operations(options.toolsets, is_read_only=options.read_only)
     if options.http:
-        return commands.serve_http(workspace, offered, **given)
-    return commands.serve(workspace, offered)
+        return commands.serve_http(workspace, operations, **http_options)
+    return commands.serve(workspace, operations)
 
 
 def _run_operation(command: str, options: argparse.Namespace) -> int:
     operation = operation_named(command.replace("-", "_"))
-    given = {k: v for k, v in vars(options).items() if k in operation.request.model_fields}
-    given = with_short_overrides(given, options)
-    request = _request(operation.request, operation.command, given)
+    fields = {k: v for k, v in vars(options).items() if k in operation.request.model_fields}
+    fields = with_short_overrides(fields, options)
+    request = _request(operation.request, operation.command, fields)
     workspace = open_workspace(options.workspace)
     if isinstance(request, api.ImportRollouts):
         request = api.with_standard_input(workspace, request, sys.stdin.buffer)
@@ -424,13 +426,13 @@ def _run_operation(command: str, options: argparse.Namespace) -> int:
     )
 
 
-def _request(model: type[_Model], name: str, given: dict[str, Any]) -> _Model:
-    """Returns the checked request of a command; ends the program if it is faulty."""
+def _request(model: type[_Model], name: str, fields: dict[str, Any]) -> _Model:
+    """Returns the validated request of a command; exits with usage help if it is invalid."""
     try:
-        return model.model_validate(given)
+        return model.model_validate(fields)
     except ValidationError as error:
-        faults = describe_errors(error, model)
-        sys.stderr.write(f"stillroom {name}: {faults}\nfix: see `stillroom {name} --help`\n")
+        problems = describe_errors(error, model)
+        sys.stderr.write(f"stillroom {name}: {problems}\nfix: see `stillroom {name} --help`\n")
         sys.exit(EXIT_USAGE)
 
 

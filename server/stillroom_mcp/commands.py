@@ -1,4 +1,4 @@
-"""Carries out the commands and prints their results, with the progress of runs on stderr."""
+"""Runs the commands and prints their results; the progress of runs goes to stderr."""
 
 import json
 import sys
@@ -12,28 +12,81 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stillroom import api
-from stillroom.api import Operation
+from stillroom.api import OPERATIONS, Operation
 from stillroom.fences import printable
 from stillroom.settings import Workspace
 from stillroom_mcp.answers import structured
-from stillroom_mcp.next_steps import in_a_shell
+from stillroom_mcp.next_steps import as_cli_commands
 
 _POLL_S = 0.3
 _LINE_EVERY_S = 10.0
 _ACTIVE = ("starting", "running")
 
+TOOLSETS: dict[str, tuple[str, ...]] = {
+    "core": (
+        "create_project",
+        "generate_rollouts",
+        "filter_dataset",
+        "convert_rollouts",
+        "start_training",
+        "evaluate_model",
+        "compare_evaluations",
+        "get_run",
+        "cancel_run",
+    ),
+    "data": (
+        "validate_dataset",
+        "import_rollouts",
+        "score_rollouts",
+        "sample_for_review",
+        "filter_dataset",
+        "convert_rollouts",
+        "make_dpo_pairs",
+        "inspect_examples",
+        "show_lineage",
+    ),
+    "training": (
+        "check_setup",
+        "list_machines",
+        "plan_training",
+        "start_training",
+        "evaluate_model",
+        "compare_evaluations",
+        "export_model",
+    ),
+    "runs": ("get_run", "list_runs", "get_run_logs", "cancel_run", "write_report"),
+}
+"""The tools of each toolset, for agents with a short context."""
+ALL = "all"
 
-def serve(workspace: Workspace, offered: Sequence[Operation]) -> int:
+
+def chosen_operations(
+    toolsets: Sequence[str] = (ALL,), *, is_read_only: bool = False
+) -> list[Operation]:
+    """Returns the operations of the named toolsets, in the order of OPERATIONS.
+
+    With `is_read_only`, only operations that write nothing and start no run.
+    """
+    names = {name for toolset in toolsets if toolset != ALL for name in TOOLSETS[toolset]}
+    return [
+        operation
+        for operation in OPERATIONS
+        if (ALL in toolsets or operation.name in names)
+        and (operation.is_read_only or not is_read_only)
+    ]
+
+
+def serve(workspace: Workspace, operations: Sequence[Operation]) -> int:
     """Runs the MCP server over standard input and output until its client disconnects."""
     from stillroom_mcp.app import build_server
 
-    build_server(workspace, offered).run("stdio")
+    build_server(workspace, operations).run("stdio")
     return 0
 
 
 def serve_http(
     workspace: Workspace,
-    offered: Sequence[Operation],
+    operations: Sequence[Operation],
     *,
     host: str = "127.0.0.1",
     port: int = 8765,
@@ -44,20 +97,20 @@ def serve_http(
     from stillroom_mcp.http.serve import serve_http
 
     return serve_http(
-        workspace, offered, host=host, port=port, token_file=token_file, allowed_hosts=allow_host
+        workspace, operations, host=host, port=port, token_file=token_file, allowed_hosts=allow_host
     )
 
 
 def dashboard(workspace: Workspace, *, port: int, is_opened: bool) -> int:
-    """Serves the dashboard of the workspace until it is interrupted."""
-    from stillroom_mcp.dashboard.serve import serve_dashboard
+    """Serves the dashboard of the workspace until the process is interrupted."""
+    from stillroom_mcp.dashboard.app import serve_dashboard
 
     serve_dashboard(workspace, port=port, is_opened=is_opened)
     return 0
 
 
 def demo(folder: str | None, *, seed: int, is_smoke: bool, where: str | None) -> int:
-    """Runs the demo, which starts a server and drives it with an MCP client of its own."""
+    """Runs the demo, which starts an MCP server and calls it through an MCP client."""
     from stillroom_mcp.demo import FULL, SMOKE, run_demo
 
     return run_demo(folder, seed=seed, settings=SMOKE if is_smoke else FULL, where=where)
@@ -75,27 +128,30 @@ def report(workspace: Workspace, request: api.WriteReport, *, as_json: bool) -> 
 def prices(
     workspace: Workspace, models: Sequence[str], *, is_refreshed: bool, as_json: bool
 ) -> int:
-    """Prints what models cost, after fetching the current list if wanted; 1 if one is unknown."""
-    shown = api.show_prices(workspace, models, refresh=is_refreshed)
+    """Prints the prices of models, refreshed if wanted; returns 1 if a price is unknown."""
+    price_report = api.show_prices(workspace, models, refresh=is_refreshed)
     if as_json:
-        _print(json.dumps(msgspec.to_builtins(shown)))
+        _print(json.dumps(msgspec.to_builtins(price_report)))
     else:
-        if shown.written is not None:
-            _print(f"written: {shown.written}")
-        _print(f"list of {shown.as_of}, {shown.num_models} models; prices.yml wins over it")
-        for one in shown.prices:
-            price = one.price
+        if price_report.written is not None:
+            _print(f"written: {price_report.written}")
+        _print(
+            f"prices of {price_report.as_of}, {price_report.num_models} models; prices.yml "
+            "takes precedence"
+        )
+        for entry in price_report.prices:
+            price = entry.price
             text = (
-                "unknown: write it into prices.yml"
+                "unknown: add it to prices.yml"
                 if price is None
                 else f"input {price.prompt:g}, output {price.completion:g} US dollars per million"
             )
-            _print(f"{one.model}: {text}")
-    return 1 if any(one.price is None for one in shown.prices) else 0
+            _print(f"{entry.model}: {text}")
+    return 1 if any(entry.price is None for entry in price_report.prices) else 0
 
 
 def docs(page: str | None) -> int:
-    """Prints a page of the documentation; without a name, the names of all pages."""
+    """Prints a page of the documentation, or the names of all pages if none is given."""
     from stillroom_mcp.resources.texts import page_text, page_titles
 
     if page is not None:
@@ -114,9 +170,9 @@ def operate(
     as_json: bool,
     is_waiting: bool,
 ) -> int:
-    """Carries out one operation, prints its result and returns the exit code.
+    """Runs one operation, prints its result and returns the exit code.
 
-    With `is_waiting` it first follows the run that the operation started until that has ended.
+    With `is_waiting`, it first waits for the end of the run that the operation started.
     """
     with api.report_progress_to(_show_progress):
         result = api.carry_out(workspace, operation, request)
@@ -125,13 +181,13 @@ def operate(
         if is_waiting or wait_s:
             result = _follow(workspace, result, as_json=as_json, wait_s=wait_s)
         if operation.may_become_run and result.status == "succeeded":
-            # Printed as if it had been done in the call.
+            # Printed like the result of an operation that did not start a run.
             result = msgspec.convert(result.result, operation.result)
     answer = structured(workspace, operation, request, result)
     if as_json:
         _print(json.dumps(answer, ensure_ascii=False))
     elif isinstance(result, api.Lineage):
-        for line in (*lineage_lines(result), f"next: {in_a_shell(answer['next_step'])}"):
+        for line in (*lineage_lines(result), f"next: {as_cli_commands(answer['next_step'])}"):
             _print(line)
     else:
         _show(answer)
@@ -158,7 +214,8 @@ def _follow(
 ) -> api.RunReport:
     """Shows a run's progress on standard error and returns its report once it has ended.
 
-    With `wait_s` it is returned at what matters (`RunWatch`), at the latest after these seconds.
+    With `wait_s`, it returns earlier if an alarm or progress is due (see `RunWatch`), and at the
+    latest after `wait_s` seconds.
     """
     watch = None if wait_s is None else api.RunWatch(run, wait_s)
     status_request, started = api.GetRun(run_id=run.run_id), time.monotonic()
@@ -174,7 +231,7 @@ def _follow(
 
 
 class _ProgressView:
-    """Shows a run's progress: as a bar on a terminal, elsewhere as a line every ten seconds."""
+    """Shows a run's progress: a bar on a terminal, otherwise a line every ten seconds."""
 
     def __init__(self, *, is_bar: bool) -> None:
         self._bar = (
@@ -206,10 +263,13 @@ class _ProgressView:
         sys.stderr.write(f"run {run.run_id}{place} ({run.log_path})\n")
 
     def show(self, run: api.RunReport) -> None:
-        """Shows how much of the run's current phase is done."""
+        """Shows the progress of the run's current phase."""
         if run.unreachable is not None and time.monotonic() - self._line_at >= _LINE_EVERY_S:
-            silent = f"{run.where} does not answer, last at {run.last_contact or 'no time'}"
-            sys.stderr.write(f"{silent}; the run continues there: {run.unreachable}\n")
+            last = f"last contact: {run.last_contact or 'never'}"
+            sys.stderr.write(
+                f"{run.where} does not answer ({last}); the run continues on it: "
+                f"{run.unreachable}\n"
+            )
             self._line_at = time.monotonic()
         progress = run.progress
         if progress is None:
@@ -231,7 +291,7 @@ class _ProgressView:
 
 
 def _show(answer: dict[str, Any]) -> None:
-    """Prints a result for a person to read: one field per line, nested values as compact JSON."""
+    """Prints a result for a person: one field per line, nested values as compact JSON."""
     next_step = answer.pop("next_step")
     for name, value in answer.items():
         if value is None or value in ([], {}):
@@ -239,17 +299,17 @@ def _show(answer: dict[str, Any]) -> None:
         if isinstance(value, list) and all(isinstance(item, dict) for item in cast("Any", value)):
             _print(f"{name}:")
             for item in cast("list[Any]", value):
-                _print(f"  {_line(item)}")
+                _print(f"  {_item_text(item)}")
         elif isinstance(value, dict) and name in ("result", "error"):
             _print(f"{name}:")
-            for inner, item in cast("dict[str, Any]", value).items():
-                _print(f"  {inner}: {_text(item)}")
+            for key, item in cast("dict[str, Any]", value).items():
+                _print(f"  {key}: {_text(item)}")
         else:
             _print(f"{name}: {_text(value)}")
-    _print(f"next: {in_a_shell(next_step)}")
+    _print(f"next: {as_cli_commands(next_step)}")
 
 
-def _line(item: dict[str, Any]) -> str:
+def _item_text(item: dict[str, Any]) -> str:
     return "  ".join(f"{name}={_text(value)}" for name, value in item.items() if value is not None)
 
 
@@ -263,22 +323,23 @@ def _print(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
-_MARKS = {"same": "", "grown": " (grown since)", "unchecked": ""}
+_STATE_NOTES = {"same": "", "grown": " (grown since)", "unchecked": ""}
+"""The note behind a file, by its state; other states are shown in capitals."""
 
 
 def lineage_lines(lineage: api.Lineage) -> Iterator[str]:
-    """Yields a lineage as lines of text: its tree, its row's steps, its tag and its problems."""
+    """Yields the lines that show a lineage: the tree, the steps of a row, the tag, the problems."""
     yield from _tree(lineage.root, "", "")
     if lineage.row:
         yield "row:"
         for step in lineage.row:
-            words = [step.what, step.at, step.row, step.id, step.decision, "; ".join(step.reasons)]
+            parts = [step.what, step.at, step.row, step.id, step.decision, "; ".join(step.reasons)]
             if step.like:
-                words.append(f"like {step.like}")
+                parts.append(f"like {step.like}")
             if step.also_at:
-                words.append(f"the same row is at {', '.join(step.also_at)}")
-            mark = _MARKS.get(step.state, f" ({step.state.upper()})")
-            yield "  " + "  ".join(word for word in words if word) + mark
+                parts.append(f"the same row is at {', '.join(step.also_at)}")
+            note = _STATE_NOTES.get(step.state, f" ({step.state.upper()})")
+            yield "  " + "  ".join(part for part in parts if part) + note
     if lineage.tagged:
         yield f"tagged: {lineage.tagged}"
     if lineage.sources:
@@ -287,21 +348,23 @@ def lineage_lines(lineage: api.Lineage) -> Iterator[str]:
         yield f"problem: {problem}"
 
 
-def _tree(node: api.LineageNode, lead: str, below: str) -> Iterator[str]:
-    yield lead + _words(node)
-    rest = [f"{count} more, {state}" for state, count in node.more_inputs.items()]
-    last = len(node.inputs) + len(rest) - 1
-    for place, child in enumerate(node.inputs):
-        is_last = place == last
+def _tree(node: api.LineageNode, prefix: str, child_prefix: str) -> Iterator[str]:
+    yield prefix + _node_text(node)
+    omitted = [f"{count} more, {state}" for state, count in node.more_inputs.items()]
+    last = len(node.inputs) + len(omitted) - 1
+    for index, child in enumerate(node.inputs):
+        is_last = index == last
         yield from _tree(
-            child, below + ("└─ " if is_last else "├─ "), below + ("   " if is_last else "│  ")
+            child,
+            child_prefix + ("└─ " if is_last else "├─ "),
+            child_prefix + ("   " if is_last else "│  "),
         )
-    for place, text in enumerate(rest, len(node.inputs)):
-        yield below + ("└─ " if place == last else "├─ ") + text
+    for index, text in enumerate(omitted, len(node.inputs)):
+        yield child_prefix + ("└─ " if index == last else "├─ ") + text
 
 
-def _words(node: api.LineageNode) -> str:
-    mark = _MARKS.get(node.state, f" ({node.state.upper()})")
+def _node_text(node: api.LineageNode) -> str:
+    note = _STATE_NOTES.get(node.state, f" ({node.state.upper()})")
     parts = [f"{node.role}: {node.path}" if node.role else node.path]
     if node.sha256:
         parts.append(node.sha256)
@@ -315,4 +378,4 @@ def _words(node: api.LineageNode) -> str:
         parts.append(f"= {', '.join(node.versions)}")
     if node.note:
         parts.append(f"[{node.note}]")
-    return "  ".join(parts) + mark
+    return "  ".join(parts) + note

@@ -1,8 +1,8 @@
-"""The server that answers a host's first requests from a file, before the engine is loaded.
+"""A server that answers a host's first requests from a file, before the engine is loaded.
 
-Hosts wait some seconds for their servers at each start. Loading the engine and making the schemas
-of its tools takes as long as loading the protocol's library, so the answers are kept in
-listing.json. A test compares that file with what the whole server answers.
+Hosts wait a few seconds for their servers to start. Loading the engine and building the schemas of
+its tools takes as long as loading the MCP SDK, so the first answers are stored in listing.json. A
+test compares that file with the answers of the complete server.
 """
 
 import functools
@@ -22,11 +22,11 @@ from stillroom import __version__
 from stillroom.reporting import background_tasks
 
 LISTING = Path(__file__).parent / "listing.json"
-_AT_ONCE = frozenset({"initialize", "server/discover", "ping", "tools/list"})
+_ANSWERED_EARLY = frozenset({"initialize", "server/discover", "ping", "tools/list"})
 
 
 class EarlyServer(MCPServer[TaskGroup]):
-    """The MCP server of a workspace, which loads the engine at the first other request."""
+    """The MCP server of a workspace, which loads the engine at the first request that needs it."""
 
     def __init__(self, workspace: Path) -> None:
         listing: dict[str, Any] = json.loads(LISTING.read_bytes())
@@ -35,7 +35,7 @@ class EarlyServer(MCPServer[TaskGroup]):
             title="Stillroom",
             version=__version__,
             instructions=listing["instructions"],
-            middleware=[self._loaded_first],
+            middleware=[self._load_first],
             lifespan=_lifespan,
             log_level="WARNING",
         )
@@ -43,21 +43,21 @@ class EarlyServer(MCPServer[TaskGroup]):
         self._tools = [Tool.model_validate(tool) for tool in listing["tools"]]
         self._loading = anyio.Lock()
         self._middleware: list[ServerMiddleware[Any]] | None = None
-        # The answer to initialize names the requests and extensions of the whole server.
+        # The answer to initialize lists the requests and extensions of the complete server.
         for method in listing["methods"]:
             if self._lowlevel_server.get_request_handler(method) is None:
                 self._lowlevel_server.add_request_handler(method, RequestParams, _unloaded)
         self._lowlevel_server.extensions.update(listing["extensions"])
 
     async def list_tools(self) -> list[Tool]:
-        """Returns the tools that the file lists."""
+        """Returns the tools in listing.json."""
         return self._tools
 
-    async def _loaded_first(
+    async def _load_first(
         self, ctx: ServerRequestContext[Any, Any], call_next: CallNext
     ) -> HandlerResult:
-        """Passes a request on; all but the first ones wait until the engine is loaded."""
-        if ctx.request_id is None or ctx.method in _AT_ONCE:
+        """Handles a request; requests that need the engine wait until it is loaded."""
+        if ctx.request_id is None or ctx.method in _ANSWERED_EARLY:
             return await call_next(ctx)
         async with self._loading:
             if self._middleware is None:
@@ -68,15 +68,15 @@ class EarlyServer(MCPServer[TaskGroup]):
         return await call(ctx)
 
     async def _load(self, group: TaskGroup) -> list[ServerMiddleware[Any]]:
-        """Takes over the handlers of the whole server and returns its middleware."""
-        whole = await anyio.to_thread.run_sync(_whole_server, self._workspace)
-        low = whole._lowlevel_server
-        for method in whole.methods:
-            entry = low.get_request_handler(method)
-            if entry is not None and method not in _AT_ONCE:
+        """Installs the handlers of the complete server and returns its middleware."""
+        server = await anyio.to_thread.run_sync(_complete_server, self._workspace)
+        lowlevel = server._lowlevel_server
+        for method in server.methods:
+            entry = lowlevel.get_request_handler(method)
+            if entry is not None and method not in _ANSWERED_EARLY:
                 self._lowlevel_server.add_request_handler(method, entry.params_type, entry.handler)
-        group.start_soon(whole.updates.watch)
-        return whole.own_middleware
+        group.start_soon(server.updates.watch)
+        return server.own_middleware
 
 
 @asynccontextmanager
@@ -85,8 +85,8 @@ async def _lifespan(_server: MCPServer[TaskGroup]) -> AsyncGenerator[TaskGroup]:
         yield group
 
 
-def _whole_server(folder: Path) -> Any:
-    # Imported here, since these imports take long.
+def _complete_server(folder: Path) -> Any:
+    # Imported here because these imports are slow.
     from stillroom.settings import open_workspace
     from stillroom_mcp.app import build_server
 
@@ -94,19 +94,19 @@ def _whole_server(folder: Path) -> Any:
 
 
 async def _unloaded(_ctx: object, _params: object) -> None:
-    raise AssertionError("a request reached the early server before the whole one was loaded")
+    raise AssertionError("a request was handled before the complete server was loaded")
 
 
-def listing_of(whole: Any) -> str:
-    """Returns the text of listing.json for the whole server, with one tool on each line."""
-    low = whole._lowlevel_server
-    tools = anyio.run(whole.list_tools)
+def listing_of(server: Any) -> str:
+    """Returns the text of listing.json for a complete server, with one tool on each line."""
+    lowlevel = server._lowlevel_server
+    tools = anyio.run(server.list_tools)
     lines = [
         tool.model_dump_json(by_alias=True, exclude_none=True, ensure_ascii=False) for tool in tools
     ]
     head = {
-        "instructions": low.instructions,
-        "methods": whole.methods,
-        "extensions": low.extensions,
+        "instructions": lowlevel.instructions,
+        "methods": server.methods,
+        "extensions": lowlevel.extensions,
     }
     return json.dumps(head)[:-1] + ', "tools": [\n' + ",\n".join(lines) + "\n]}\n"

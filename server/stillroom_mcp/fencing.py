@@ -1,9 +1,9 @@
-"""Fences what others wrote in an answer or an error, before an agent reads it.
+"""Marks untrusted text in answers and errors, before an agent reads it.
 
-Every text of every answer passes `fenced_answer`, and every text that a suggestion may quote passes
-`names_only`. Both go by the type of the result's field: `OwnText` is a sentence of Stillroom's,
-`OthersText` is what others wrote, and any other text is a name, as of a file, model or column. What
-should be a name and reads like a sentence is treated as what others wrote.
+Every string of an answer passes through `fenced_answer`, and every string that a next step may
+quote through `names_only`. Both depend on the type of the result's field: `OwnText` is a sentence
+of Stillroom, `OthersText` is text from others, and any other string is a name, such as that of a
+file, model or column. A name that reads like a sentence is treated as text from others.
 """
 
 import enum
@@ -27,9 +27,9 @@ _Result = TypeVar("_Result", bound=msgspec.Struct)
 
 
 def fenced_answer(result: msgspec.Struct) -> dict[str, Any]:
-    """Returns a result as JSON values; what others wrote stands between marks.
+    """Returns a result as JSON values, with marks around text from others.
 
-    If there is any, `about_marks` says what the marks mean.
+    If there is any such text, `about_marks` explains the marks.
     """
     mark = fences.new_mark()
     fencing = _Fencing(mark)
@@ -40,17 +40,17 @@ def fenced_answer(result: msgspec.Struct) -> dict[str, Any]:
 
 
 def names_only(result: _Result) -> _Result:
-    """Returns a result whose texts may be put into a suggestion: Stillroom's own, and names.
+    """Returns a result whose strings a next step may quote: Stillroom's own text, and names.
 
-    In place of other texts it says how long they are.
+    Other strings are replaced by their length.
     """
-    return _name_in(result, _NAME)
+    return _quotable(result, _NAME)
 
 
 def fenced_error(error: EngineError) -> str:
-    """Returns an error's text; a problem that may quote what others wrote stands between marks.
+    """Returns an error's text, with marks around a problem that may quote text from others.
 
-    Only an InputError quotes no more than the arguments of the call.
+    The problem of an InputError quotes only the arguments of the call, so it needs no marks.
     """
     if type(error) in (InputError, KeyNotAllowedError):
         return fences.printable(str(error))
@@ -58,14 +58,14 @@ def fenced_error(error: EngineError) -> str:
 
 
 def fenced_quote(text: str) -> str:
-    """Returns a text that others may have written between marks, with a warning before it."""
+    """Returns a text from others between marks, after a warning."""
     mark = fences.new_mark()
     return f"{fences.warning(mark, writer=_WRITER)}\n{fences.fenced(text, mark)}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Author:
-    """Who wrote the texts of a field, by its type; `own_keys` is for the keys of an object."""
+    """The author of a field's strings, by its type; `own_keys` is about the keys of an object."""
 
     is_own: bool = False
     is_others: bool = False
@@ -102,14 +102,14 @@ def _key_author(key: object, author: _Author) -> _Author:
 
 
 class _Fencing:
-    """Puts the texts of one answer between marks."""
+    """Puts marks around the untrusted strings of one answer."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
         self.has_fenced = False
 
     def struct(self, value: msgspec.Struct) -> dict[str, Any]:
-        """Returns a result as JSON values, each text by the type of its field."""
+        """Returns a result as JSON values, with each string treated by the type of its field."""
         kind = type(value)
         authors, omits = _authors(kind), kind.__struct_config__.omit_defaults
         return {
@@ -158,11 +158,11 @@ def _is_default(value: Any, field: msgspec.structs.FieldInfo) -> bool:
     return value is field.default
 
 
-def _name_in(value: Any, author: _Author) -> Any:
+def _quotable(value: Any, author: _Author) -> Any:
     match value:
         case msgspec.Struct():
             authors = _authors(type(value))
-            fields = {name: _name_in(getattr(value, name), authors[name]) for name in authors}
+            fields = {name: _quotable(getattr(value, name), authors[name]) for name in authors}
             return msgspec.structs.replace(value, **fields)
         case enum.Enum():
             return value
@@ -170,10 +170,10 @@ def _name_in(value: Any, author: _Author) -> Any:
             return fences.one_line(value) if author.is_own else fences.name(value)
         case Mapping():
             return {
-                _name_in(str(key), _key_author(key, author)): _name_in(inner, author)
+                _quotable(str(key), _key_author(key, author)): _quotable(inner, author)
                 for key, inner in value.items()
             }
         case list():
-            return [_name_in(inner, author) for inner in value]
+            return [_quotable(inner, author) for inner in value]
         case _:
             return value

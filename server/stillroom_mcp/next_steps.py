@@ -1,4 +1,4 @@
-"""The text that suggests the next call after each operation, so that an agent can act on it."""
+"""The next step that each result suggests to an agent, such as the next call."""
 
 import re
 from collections.abc import Callable
@@ -12,16 +12,16 @@ from stillroom import api
 from stillroom_mcp.outcomes import first_remark
 
 _MAX_POLL_S = 110.0
-_OLD_MINUTES = 2
-"""A view is written every few seconds while the machine answers."""
+_MIN_OLD_MINUTES = 2
+"""A report of a remote run that is older than this is called old in the next step."""
 
 
 def after_create_project(request: api.CreateProject, result: api.ProjectResult) -> str:
-    """Suggests the teacher's rollouts; for a starter project, first the user's own files."""
+    """Suggests generating rollouts; for a starter project, first adding the user's own files."""
     if request.template == "starter":
         return (
-            "put your prompts into prompts.jsonl and tools, if there are any, into tools.py (see "
-            "tools_example.py), then check_setup with your teacher's provider"
+            "put your prompts into prompts.jsonl and your tools, if any, into tools.py (see "
+            "tools_example.py), then call check_setup with your teacher's provider"
         )
     folder = "" if result.folder == "." else f"{result.folder}/"
     if request.template == "traces":
@@ -29,7 +29,7 @@ def after_create_project(request: api.CreateProject, result: api.ProjectResult) 
             f"import_rollouts(input={folder}traces, output={folder}rollouts/app.jsonl, "
             "split_heldout=0.25, prompts=true)"
         )
-    own = " (first put in your own prompts, tools and models, if you have them; see CLAUDE.md)"
+    own = " (first add your own prompts, tools and models, if you have them; see CLAUDE.md)"
     return (
         f"generate_rollouts(input={folder}prompts.jsonl, output={folder}rollouts/teacher.jsonl, "
         f"provider=demo, model=teacher, tools={folder}tools.py, rewards={folder}rewards.py, n=300, "
@@ -39,53 +39,54 @@ def after_create_project(request: api.CreateProject, result: api.ProjectResult) 
 
 
 def after_check_setup(request: api.CheckSetup, result: api.SetupReport) -> str:
-    """Suggests the fixes of everything that is missing, or else the first stage."""
+    """Suggests the fixes for everything that is missing, or the first stage."""
     missing = [check.fix for check in result.checks if check.status == "missing" and check.fix]
     if missing:
         return "first: " + "; ".join(missing)
     if request.where is not None:
         return (
-            f"plan_training(where={request.where}) tells memory, time and dollars there, then the "
-            f"same call of start_training; generate_rollouts and evaluate_model take where too"
+            f"plan_training(where={request.where}) forecasts memory, time and cost there; then "
+            "call start_training with the same arguments (generate_rollouts and evaluate_model "
+            "also take where)"
         )
     return "create_project, or generate_rollouts with your own prompts"
 
 
 def after_list_machines(request: api.ListMachines, result: api.MachineList) -> str:
-    """Suggests naming a machine, asking the machines, or what to do about those that cost."""
+    """Suggests adding a machine, probing the machines, or what to do about their cost."""
     if not result.machines:
         return (
-            "no machine is named: write one line to machines.yml, e.g. `gpu-box: {ssh: me@host, "
+            "there is no machine: add one line to machines.yml, e.g. `gpu-box: {ssh: me@host, "
             "price_per_hour: 2.40}`, then check_setup(where=gpu-box)"
         )
     idle = [machine for machine in result.machines if machine.state == "up" and machine.problem]
     if idle:
-        return f"tell the user that {idle[0].name} costs without a run: see its problem"
+        return f"tell the user that {idle[0].name} costs money without a run: see its problem"
     silent = [machine.name for machine in result.machines if machine.state == "unreachable"]
     if silent:
-        return f"check_setup(where={silent[0]}) says why it does not answer"
+        return f"check_setup(where={silent[0]}) shows why it does not answer"
     first = result.machines[0].name
     if not request.check and all(machine.asked_at is None for machine in result.machines):
         return "list_machines(check=true) probes them; then plan_training(where=…) compares them"
     by_hand = [one.name for one in result.machines if one.kind == "ssh" and one.spent_usd]
     cost = (
-        f"; tell the user that {', '.join(by_hand)} costs until the user stops it, as it was not "
-        "provisioned by stillroom"
+        f"; tell the user that {', '.join(by_hand)} costs money until they stop it, since "
+        "stillroom did not provision it"
         if by_hand
         else ""
     )
     if any(machine.spent_usd for machine in result.machines):
-        cost = f"; spent_usd is what the runs of this workspace alone have cost{cost}"
-    return f"plan_training(where={first}) tells memory, time and dollars on each of them{cost}"
+        cost = f"; spent_usd counts only the runs of this workspace{cost}"
+    return f"plan_training(where={first}) forecasts memory, time and cost on each machine{cost}"
 
 
 def after_validate_dataset(request: object, result: api.ValidationReport) -> str:
-    """Suggests mending the file's bad rows, or else the stage that reads this kind of file."""
+    """Suggests fixing the bad rows, or the stage that reads this kind of file."""
     if result.bad:
         where = f" ({result.problems_file} lists all problems)" if result.problems_file else ""
         return f"fix the {result.bad} bad rows{where}, then validate_dataset again"
     if result.left_out:
-        return "training would leave rows out (see left_out): fix them, or choose another student"
+        return "training would leave out rows (see left_out): fix them, or choose another student"
     return (
         _notes_first(result.notes)
         + {
@@ -102,55 +103,56 @@ def _notes_first(notes: list[str]) -> str:
 
 
 def after_import_rollouts(request: object, result: api.ImportResult) -> str:
-    """Suggests looking at what was refused or lost, then at the rollouts, then SFT rows."""
-    look = f"inspect_examples(path={result.output})"
-    # Spans and traces around the calls are refused too, and nothing is lost with them.
+    """Suggests reading why rows were refused, then inspecting and converting the rollouts."""
+    inspect = f"inspect_examples(path={result.output})"
+    # Spans and traces around the calls are refused too, which loses nothing.
     lost = result.refused - result.refused_by_reason.get("no model call", 0)
     if lost > result.read / 10:
-        look = f"read why {lost} rows were refused ({result.refused_file}), then {look}"
-    notes = "; tell the user of the notes" if result.notes else ""
+        inspect = f"read why {lost} rows were refused ({result.refused_file}), then {inspect}"
+    notes = "; tell the user about the notes" if result.notes else ""
     use = f"filter_dataset and convert_rollouts(input={result.output})"
     if result.scores and not result.rewarded:
-        use = f"import again with reward_from if one of scores says right or wrong; then {use}"
+        use = f"import again with reward_from if one of the scores says right or wrong; then {use}"
     elif "preferred" in result.scores:
         use = f"make_dpo_pairs(input={result.output})"
-    step = f"{look}{notes}; then {use}"
+    step = f"{inspect}{notes}; then {use}"
     if result.heldout is not None and result.heldout.prompts is not None:
-        return f"{step}; evaluate_model(data={result.heldout.prompts}) shows the student today"
+        evaluate = f"evaluate_model(data={result.heldout.prompts})"
+        return f"{step}; {evaluate} measures the student before training"
     return step
 
 
 def after_sample_for_review(request: object, result: api.ReviewSample) -> str:
-    """Suggests that the user judges the sample, then filtering by those verdicts."""
+    """Suggests that the user judges the sample, then filtering by the verdicts."""
     return (
-        f"let the user judge in {result.page} and download the verdicts (or fill in verdict in "
-        f"{result.output}: keep or drop), then filter_dataset(input=<the rows that were sampled>, "
-        "verdicts=<that file>)"
+        f"let the user judge the rows in {result.page} and download the verdicts (or set verdict "
+        f"to keep or drop in {result.output}), then filter_dataset(input=<the rows that were "
+        "sampled>, verdicts=<that file>)"
     )
 
 
 def after_filter_dataset(request: object, result: api.FilterResult) -> str:
     """Suggests converting the rows that passed, or loosening a filter if none did."""
     if result.read == 0:
-        return "the input holds no rows: look at how it was made (show_lineage)"
+        return "the input has no rows: look at how it was made (show_lineage)"
     if result.kept == 0:
         return f"nothing passed: look at {result.dropped_file} and loosen a filter"
     if result.warnings:
-        level = "; decontaminate_level=contained keeps tasks that are only alike"
+        level = "; decontaminate_level=contained keeps tasks that are only similar"
         is_near = result.contamination.get("near", 0) > result.read / 100
         return (
-            f"first read some of these rows in {result.dropped_file} (file:line, and what they are "
-            f"like): {result.warnings[0]}{level if is_near else ''}; if that is right, "
+            f"first read some of these rows in {result.dropped_file} (it names the file:line that "
+            f"each resembles): {result.warnings[0]}{level if is_near else ''}; if they are right, "
             f"convert_rollouts(input={result.output}, output=…/sft.jsonl)"
         )
     return (
-        f"convert_rollouts(input={result.output}, output=…/sft.jsonl); if these are SFT rows "
-        "already, start_training instead"
+        f"convert_rollouts(input={result.output}, output=…/sft.jsonl); if these already are SFT "
+        "rows, start_training instead"
     )
 
 
 def after_convert_rollouts(request: object, result: api.ConvertResult) -> str:
-    """Suggests looking at the supervised rows, then SFT."""
+    """Suggests inspecting the supervised rows, then SFT."""
     return _notes_first(result.notes) + (
         f"inspect_examples(path={result.output}, model=<student>) to see what is trained, then "
         "start_training with dataset_type sft and data.train_file set to this file"
@@ -166,70 +168,75 @@ def after_make_dpo_pairs(request: object, result: api.PairsResult) -> str:
 
 
 def after_inspect_examples(request: object, result: api.ExamplesPage) -> str:
-    """Suggests how to check the mask of trained tokens, or how to get one."""
+    """Suggests how to check the mask of trained tokens, or how to get the mask."""
     if any(example.problem for example in result.examples):
         return "validate_dataset lists every problem of the file"
     if all(example.num_tokens is None for example in result.examples):
         return "give model=<student> to see which tokens are trained"
     if result.html:
-        return f"ask the user to open {result.html}: it highlights every token that is trained"
+        return f"ask the user to open {result.html}, which highlights every trained token"
     return "check that ⟦ ⟧ encloses only the assistant's turns, each with its end-of-turn token"
 
 
 def after_plan_training(request: object, result: api.TrainingForecast) -> str:
-    """Suggests starting the training, or what to change first so that it fits."""
+    """Suggests starting the training, or the changes that make it fit."""
     if not result.fits:
         others = [one.machine for one in result.machines[1:] if one.fits]
         elsewhere = f", or where={others[0]}, where it fits" if others else ""
         changes = "; or ".join(result.changes) or "a smaller model"
-        return f"it does not fit: plan_training again with {changes}{elsewhere}"
+        return f"the training does not fit: call plan_training again with {changes}{elsewhere}"
     start = "start_training with the same config and overrides"
     if result.machines:
         start = f"{_price_first(result)}{start}, where={result.machines[0].machine}"
     if result.skipped:
-        return f"tell the user which rows are left out (skipped), then {start}"
+        return f"tell the user which rows are skipped, then {start}"
     return start
 
 
 def _price_first(result: api.TrainingForecast) -> str:
-    """Returns that the user should know the price, or be asked for it."""
+    """Returns the advice to tell the user the price first, or to ask for it."""
     machine = result.machines[0]
     if machine.price_per_hour is None:
         return (
-            f"what {machine.machine} costs an hour is not known, so no budget holds: ask the user "
-            "and give it a price_per_hour in machines.yml (0 if it costs nothing), then "
+            f"the hourly price of {machine.machine} is unknown, so no budget can be enforced: ask "
+            "the user, and set price_per_hour in machines.yml (0 if it costs nothing), then "
         )
     if machine.usd_most is None:
         return ""
     each = " for each turn of its rollouts" if result.method == "distill" else ""
     minutes = machine.install_seconds / 60
-    install = f", up to {minutes:.0f} minutes of first installation included" if minutes else ""
+    install = (
+        f", including up to {minutes:.0f} minutes for the first installation" if minutes else ""
+    )
     return (
         f"tell the user that it may cost up to ${machine.usd_most:.2f}{each}{install}; "
-        "only budget_usd is a limit. Then, with budget_usd, "
+        "only budget_usd limits the cost. Then, with budget_usd, "
     )
 
 
 def after_run(request: object, result: api.RunReport) -> str:
-    """Suggests waiting for an active run, the fix of one that failed, or else the next stage."""
+    """Suggests waiting for an active run, the fix for a failed one, or the next stage."""
     if result.status in ("starting", "running"):
         then = f"; then the same for {', '.join(result.then)}" if result.then else ""
         following = f"get_run(run_id={result.run_id}, wait_s=110) until status is succeeded{then}"
         if result.unreachable is not None:
             return (
-                f"{result.where} does not answer at the moment; the run continues there: do not "
-                f"start it again. {following}; if it stays so, check_setup(where={result.where}); "
-                "if the machine is gone for good, cancel_run says how to continue elsewhere"
+                f"{result.where} does not answer at the moment; the run continues on it, so do not "
+                f"start it again. {following}; if it still does not answer, "
+                f"check_setup(where={result.where}); if the machine is gone for good, cancel_run "
+                "says how to continue elsewhere"
             )
         if result.alarms:
-            following = f"tell the user of the alarms; cancel_run if they persist, else {following}"
+            following = (
+                f"tell the user about the alarms; cancel_run if they persist, otherwise {following}"
+            )
         return _if_old(result) + following
     if result.resumed_by is not None:
-        return f"it was resumed by another run: get_run(run_id={result.resumed_by})"
+        return f"another run resumed this one: get_run(run_id={result.resumed_by})"
     if result.status != "succeeded":
-        fix = result.error.fix if result.error else _go_on(result)
+        fix = result.error.fix if result.error else _resume_step(result)
         if result.where is not None:
-            # The fix does not name the machine, and without where the run would be resumed here.
+            # The fix does not name the machine; without where, the run would resume here.
             again = f"resume={result.run_id}"
             fix = fix.replace(f"{again})", f"{again}, where={result.where})")
         return f"{fix} (get_run_logs(run_id={result.run_id}) shows the details)"
@@ -237,24 +244,26 @@ def after_run(request: object, result: api.RunReport) -> str:
 
 
 def _if_old(result: api.RunReport) -> str:
-    """Returns a remark if the view of a remote run is old, as after a night without a server."""
+    """Returns a remark if the report of a remote run is old, e.g. after a night offline."""
     try:
         passed = datetime.now(UTC) - datetime.fromisoformat(result.last_contact or "")
     except ValueError:
         return ""
     minutes = int(passed.total_seconds() // 60)
-    if minutes < _OLD_MINUTES:
+    if minutes < _MIN_OLD_MINUTES:
         return ""
-    return f"this is {minutes} minutes old, the cost too, and is being caught up: look again. "
+    return (
+        f"this report (also its cost) is {minutes} minutes old and is being updated: look again. "
+    )
 
 
-def _go_on(result: api.RunReport) -> str:
+def _resume_step(result: api.RunReport) -> str:
     if result.kind in ("sft", "dpo", "distill"):
-        there = f", where={result.where}" if result.where is not None else ""
-        elsewhere = ", there or elsewhere" if there else ""
-        again = f"start_training(resume={result.run_id}{there})"
+        where = f", where={result.where}" if result.where is not None else ""
+        elsewhere = ", there or elsewhere" if where else ""
+        again = f"start_training(resume={result.run_id}{where})"
         return f"{again} resumes at its last checkpoint{elsewhere}"
-    return "make the same call again if the work is still wanted"
+    return "repeat the call if you still need the result"
 
 
 def _after_success(result: api.RunReport) -> str:
@@ -268,11 +277,11 @@ def _after_success(result: api.RunReport) -> str:
             return f"{limit} was reached: the same call with a higher limit continues from here"
         if failed := outcome.get("failed"):
             again = f"generate_rollouts again with output={outcome['output']}"
-            return f"{again}: only the {failed} failed rollouts are done again"
+            return f"{again}: it repeats only the {failed} failed rollouts"
         step = f"filter_dataset(input={outcome['output']}, …), then convert_rollouts"
         return first_remark(result.kind, outcome) + step
     if result.kind == "score":
-        step = f"filter_dataset(input={outcome['output']}, …) selects by the new rewards"
+        step = f"filter_dataset(input={outcome['output']}, …) filters by the new rewards"
         return first_remark(result.kind, outcome) + step
     if result.kind == "evaluate" and outcome.get("dry_run"):
         return "evaluate_model without dry_run makes the calls; budget_usd caps the cost"
@@ -280,77 +289,77 @@ def _after_success(result: api.RunReport) -> str:
         compared = f"compare_evaluations(baseline=<run id>, candidates=[{result.run_id}])"
         return first_remark(result.kind, outcome) + compared
     if result.kind == "export":
-        serve = "; its `serve` is the command that serves it" if outcome.get("serve") else ""
-        tried = "" if outcome.get("verified") else "verify=50 would let its files answer first; "
-        return f"{tried}tell the user of the warnings, and read {outcome['card']}{serve}"
-    doubt = "it ended with alarms, so look closely: " if result.alarms else ""
-    doubt += first_remark(result.kind, outcome)
-    there = f", where={result.where}" if result.where is not None else ""
+        serve = "; serve it with the command in `serve`" if outcome.get("serve") else ""
+        check = "" if outcome.get("verified") else "verify=50 would test the files first; "
+        return f"{check}tell the user about the warnings, and read {outcome['card']}{serve}"
+    remarks = "it ended with alarms, so look closely: " if result.alarms else ""
+    remarks += first_remark(result.kind, outcome)
+    where = f", where={result.where}" if result.where is not None else ""
     return (
-        f"{doubt}evaluate_model(provider=hf, model={result.run_id}, data=<held-out prompts>{there})"
-        ", then "
-        "compare_evaluations with the model it started from; export_model writes it to a folder"
+        f"{remarks}evaluate_model(provider=hf, model={result.run_id}, data=<held-out "
+        f"prompts>{where}), then compare_evaluations with the base model; export_model writes the "
+        "student to a folder"
     )
 
 
 def after_compare_evaluations(request: api.CompareEvaluations, result: api.ComparisonReport) -> str:
-    """Returns what the decision asks for, what the guard sets warn of, how to read differences."""
+    """Suggests what follows from the decision, the guard sets and the differences."""
     for comparison in result.comparisons:
         if (guard := comparison.guard) is None or not (guard.forgets or guard.over_calls):
             continue
-        lost = "answers other prompts worse" if guard.forgets else "calls tools that nobody needs"
+        change = "answers other prompts worse" if guard.forgets else "calls tools unnecessarily"
         return (
-            f"tell the user that {comparison.candidate} {lost} (guard): mix rows of that sort "
+            f"tell the user that {comparison.candidate} {change} (guard): mix rows like these "
             "into the training file, or train less (fewer epochs, a lower learning rate)"
         )
     if not request.candidates and result.decision is not None:
         return {
-            "go": "generate_rollouts with the teacher, first with dry_run for the price: ",
+            "go": "generate_rollouts with the teacher, first with dry_run to see the price: ",
             "no_go": "do not distil this teacher into this student: ",
-            "unclear": "decide nothing yet: ",
+            "unclear": "do not decide yet: ",
         }[result.decision.verdict] + result.decision.because
     decided = f"{result.decision.because}; " if result.decision is not None else ""
     for comparison in result.comparisons:
         if not comparison.tasks_won and not comparison.tasks_lost:
             return (
-                f"{decided}no task came out differently for {comparison.candidate}: it may be the "
-                "baseline's own weights, or have learnt nothing; look at its training (get_run)"
+                f"{decided}no task has a different result with {comparison.candidate}: it may have "
+                "the baseline's weights, or have learnt nothing; look at its training (get_run)"
             )
         if comparison.tasks_unshared > comparison.tasks_shared:
             return (
-                f"{decided}only {comparison.tasks_shared} tasks are in both evaluations of "
-                f"{comparison.candidate}, and {comparison.tasks_unshared} in one: evaluate both on "
-                "the same prompts"
+                f"{decided}the baseline and {comparison.candidate} share only "
+                f"{comparison.tasks_shared} tasks, and {comparison.tasks_unshared} are in one "
+                "evaluation only: evaluate both on the same prompts"
             )
     if all(comparison.is_significant for comparison in result.comparisons):
         return (
-            f"{decided}the interval of each difference excludes 0: it is real on tasks like these; "
-            "for a group of tasks, see its own interval in by_group"
+            f"{decided}no interval includes 0: the differences are real on tasks like these; "
+            "for a group of tasks, see its interval in by_group"
         )
-    return f"{decided}where an interval includes 0, no difference was shown: evaluate on more tasks"
+    return f"{decided}a difference whose interval includes 0 may be chance: evaluate on more tasks"
 
 
 def after_write_report(request: object, result: api.WrittenReport) -> str:
-    """Suggests that the user looks at the page."""
-    return f"ask the user to open {result.output}; it needs no network and can be sent to others"
+    """Suggests that the user opens the page."""
+    return f"ask the user to open {result.output}, a single file that they can send to others"
 
 
 def after_show_lineage(request: object, result: api.Lineage) -> str:
-    """Suggests how to use a kept version, repair a changed input, or look at one row."""
+    """Suggests how to use a tagged version, handle changed inputs, or trace a row."""
     if result.tagged:
-        return f"give {result.tagged} as an input instead of this file; its content never changes"
+        return f"use {result.tagged} as an input instead of this file; its content never changes"
     if result.problems:
         return (
-            "files have changed or gone since they were used (see problems): repeat the steps "
-            "with the files as they are now, or give a kept version (name@tag) as input"
+            "files have been changed or removed since they were used (see problems): repeat the "
+            "steps with the current files, or use a tagged version (name@tag) as input"
         )
     if result.row:
         return "inspect_examples(path=<file>, start=<row>) shows a row of these files"
-    return "show_lineage with row=<line or id> traces one row, with tag=v1.0 keeps this content"
+    return "show_lineage with row=<line or id> traces one row; with tag=v1.0 it keeps a copy"
 
 
 def large_result(run: api.RunReport) -> msgspec.Struct | None:
-    """Returns the result of an operation that large files made a run; None for other runs."""
+    """Returns the result of an operation that became a run for large files; None for other runs."""
     operation = api.operation_of_run(run.kind)
     if run.result is None or not operation.may_become_run:
         return None
@@ -358,19 +367,19 @@ def large_result(run: api.RunReport) -> msgspec.Struct | None:
 
 
 def after_list_runs(request: api.ListRuns, result: api.RunPage) -> str:
-    """Suggests looking at one run, or starting the first."""
+    """Suggests looking at a run, or starting the first one."""
     if result.unreadable and not result.runs:
-        return "the folders in unreadable hold no run.json that can be read: move them elsewhere"
+        return "the folders in unreadable have no readable run.json: move them elsewhere"
     if not result.runs:
         return "there are no runs yet: generate_rollouts starts one"
     newest = result.runs[0]
     match newest.status:
         case "starting" | "running":
-            return f"get_run(run_id={newest.run_id}, wait_s=110) waits for the newest"
+            return f"get_run(run_id={newest.run_id}, wait_s=110) waits for the newest run"
         case "failed" | "interrupted":
-            return f"get_run(run_id={newest.run_id}) says what to do about the newest"
+            return f"get_run(run_id={newest.run_id}) says what to do about the newest run"
         case _:
-            return "get_run(run_id=…) shows one of them"
+            return "get_run(run_id=…) shows one run"
 
 
 def after_get_run_logs(request: api.GetRunLogs, result: api.LogPage) -> str:
@@ -379,34 +388,36 @@ def after_get_run_logs(request: api.GetRunLogs, result: api.LogPage) -> str:
 
 
 def after_cancel_run(request: api.CancelRun, result: api.RunReport) -> str:
-    """Suggests looking whether the run has stopped, and killing it if it has not."""
+    """Suggests checking whether the run has stopped, and killing it if it has not."""
     if result.status in ("starting", "running"):
         if result.unreachable is not None:
             return _when_unreachable(result)
         return (
-            f"get_run(run_id={result.run_id}, wait_s=20); if it still runs after 10 s, call "
+            f"get_run(run_id={result.run_id}, wait_s=20); if it is still running after 10 s, call "
             "cancel_run again to kill it"
         )
-    return "the run has ended; the work it had finished is kept"
+    return "the run has ended; its finished work is kept"
 
 
 def _when_unreachable(result: api.RunReport) -> str:
-    """Suggests what may be done while a cancellation is queued, as the machine is silent."""
+    """Suggests what to do while a cancellation is queued because the machine does not answer."""
     if result.kind in ("sft", "dpo", "distill"):
         again = f"start_training(resume={result.run_id})"
-        gone = f"{again}, with where for another, resumes at once from the last checkpoint here"
+        alternative = (
+            f"{again}, with where for another machine, resumes from the last checkpoint here"
+        )
     else:
-        gone = "max_hours bounds what it may still do there"
+        alternative = "max_hours limits how long it may still run there"
     return (
         f"cancellation is queued until {result.where} answers; tell the user that the run may cost "
-        f"until then. If that machine is gone for good: {gone}"
+        f"money until then. If that machine is gone for good: {alternative}"
     )
 
 
 def poll_after_s(result: api.RunReport) -> float | None:
-    """Returns how many seconds to wait before looking at the run again; None once it has ended.
+    """Returns the seconds to wait before the next get_run; None once the run has ended.
 
-    That is half of its remaining time, between 1 and 110 s; 2 s while that time is unknown.
+    That is half of the remaining time, between 1 and 110 s, or 2 s if that time is unknown.
     """
     if result.status not in ("starting", "running"):
         return None
@@ -433,15 +444,15 @@ _AFTER: dict[str, Callable[[Any, Any], str]] = {
     "write_report": after_write_report,
     "show_lineage": after_show_lineage,
 }
-"""What comes next after each operation that does not return the report of a run."""
+"""The next step after each operation that does not return the report of a run."""
 
 
 _CALL = re.compile(r"\b([a-z]+(?:_[a-z]+)+)\(([^()]*)\)")
 _NAMED = re.compile(r"\b([a-z]+(?:_[a-z]+)+)\b(?!=)")
 
 
-def in_a_shell(text: str) -> str:
-    """Returns a suggestion with commands of the command line in place of calls of tools."""
+def as_cli_commands(text: str) -> str:
+    """Returns a next step with CLI commands in place of tool calls."""
     known = {operation.name: operation for operation in api.OPERATIONS}
 
     def command(call: re.Match[str]) -> str:
@@ -450,13 +461,13 @@ def in_a_shell(text: str) -> str:
             return call[0]
         words = ["stillroom", operation.command]
         for argument in re.split(r", (?=[a-z_]+=)", call[2]):
-            name, sign, value = argument.partition("=")
+            name, equals, value = argument.partition("=")
             flag = "--" + name.replace("_", "-")
-            given = [] if value == "true" else [re.sub(r",\s*", " ", value.strip("[]"))]
-            if not sign or name in operation.positional[:1]:
-                words += given if sign else [name]
+            values = [] if value == "true" else [re.sub(r",\s*", " ", value.strip("[]"))]
+            if not equals or name in operation.positional[:1]:
+                words += values if equals else [name]
             else:
-                words += [flag, *given]
+                words += [flag, *values]
         return " ".join(word for word in words if word)
 
     def name(found: re.Match[str]) -> str:
@@ -467,5 +478,5 @@ def in_a_shell(text: str) -> str:
 
 
 def next_step(operation: api.Operation, request: BaseModel, result: msgspec.Struct) -> str:
-    """Returns the text that suggests the next call after an operation."""
+    """Returns the next step after an operation."""
     return _AFTER.get(operation.name, after_run)(request, result)

@@ -1,6 +1,6 @@
-"""The names that other systems' command lines have for our commands and options.
+"""Names that the CLIs of other systems use for stillroom's commands and options.
 
-Their short flags are taken as they are; a long one that has another name here is refused with ours.
+Their short flags are accepted; a long flag with another name here is refused with a hint.
 """
 
 import argparse
@@ -21,7 +21,7 @@ _OF_COMMAND = {
     "evaluate-model": {"temperature": "-t", "tools": None},
     "create-project": {"template": "-t"},
 }
-"""The short flags of single commands; None for a field that has none there."""
+"""Short flags that differ for single commands; None for a field without a short flag."""
 WORKSPACE_FLAGS = ("-d", "--dir")
 
 _OVERRIDES = {
@@ -31,9 +31,9 @@ _OVERRIDES = {
     ("--lr", "--learning-rate"): "trainer.learning_rate",
     ("-n", "--name"): "project_name",
 }
-"""The flags of a training command, and the keys of config.yml that they set."""
+"""Flags of the training commands, and the keys of config.yml that they override."""
 SHORT_OVERRIDES = "short_overrides"
-"""The attribute of parsed options with the overrides that these flags stand for."""
+"""The attribute of the parsed options that holds the overrides of these flags."""
 
 COMMANDS = {
     "run": "start-training",
@@ -47,22 +47,22 @@ COMMANDS = {
     "download": "export-model",
 }
 NO_ACCOUNT = ("login", "logout", "orgs")
-"""The commands of a hosted service's account; there is none here."""
+"""Commands for the account of a hosted service, which stillroom does not need."""
 
 OPTIONS = {
     "--num": "--n",
     "--num-rollouts": "--n",
     "--max-samples": "--n",
     "--entry": "--entries",
-    "--all": "no --n and no --entries: all prompts are the default",
+    "--all": "leave out --n and --entries; all prompts are the default",
     "--samples": "--samples-per-prompt",
     "--timeout": "--request-timeout",
     "--reasoning-mode": "--reasoning-effort",
     "--mcp-url": "--mcp-servers",
     "--max-billing": "--budget-usd",
-    "--max-context-window": "--max-tokens, of one turn (the model's context bounds the rest)",
+    "--max-context-window": "--max-tokens (of a turn; the model's context bounds the rest)",
     "--pass1": "--samples-per-prompt 1, the default",
-    "--no-pass1": "--samples-per-prompt 4 or 8, which give pass@1 too",
+    "--no-pass1": "--samples-per-prompt 4 or 8, which also give pass@1",
     "--pass4": "--samples-per-prompt 4",
     "--pass8": "--samples-per-prompt 8",
     "--pass1-temp": "--temperature",
@@ -70,40 +70,40 @@ OPTIONS = {
     "--pass8-temp": "--temperature",
     "--eval-id": "the file of held-out prompts, as the first argument",
     "--project-id": "--workspace, the project's folder",
-    "--save-model": "nothing: cancel-run writes a checkpoint first",
-    "--filter-success": "nothing: without --include-failed only successes are converted",
-    "--api-url": "nothing: there is no account",
-    "--keep-archive": "nothing: export-model writes a folder",
+    "--save-model": "not needed: cancel-run writes a checkpoint first",
+    "--filter-success": "not needed: without --include-failed, only successes are converted",
+    "--api-url": "not needed: there is no account",
+    "--keep-archive": "not needed: export-model writes a folder",
     "--debug": "plan-training, which starts nothing",
     "--verbose": "inspect-examples, which shows the rollouts",
-    "--force": "nothing: there is no account",
-    "--yes": "nothing: no question is asked",
-    "-y": "nothing: no question is asked",
-    "-f": "nothing: there is no account",
+    "--force": "not needed: there is no account",
+    "--yes": "not needed: no question is asked",
+    "-y": "not needed: no question is asked",
+    "-f": "not needed: there is no account",
 }
-"""What to write here for options that other systems have."""
+"""The counterparts of options that other systems have."""
 
 
 def short_flag(command: str, field: str) -> str | None:
-    """Returns the short flag of a field of a command; None if it has none."""
+    """Returns the short flag of a command's field, or None."""
     return _OF_COMMAND.get(command, {}).get(field, _BY_FIELD.get(field))
 
 
-def hint_for_option(given: str) -> str:
+def hint_for_option(option: str) -> str:
     """Returns " (here: …)" for an option of another system, or ""."""
-    ours = OPTIONS.get(given.partition("=")[0])
-    return f" (here: {ours})" if ours is not None else ""
+    counterpart = OPTIONS.get(option.partition("=")[0])
+    return f" (here: {counterpart})" if counterpart is not None else ""
 
 
-def hint_for_command(given: str) -> str:
+def hint_for_command(command: str) -> str:
     """Returns " (here: …)" for a command of another system, or ""."""
-    if given in NO_ACCOUNT:
-        return " (here: nothing to do, since all runs on your own machine without an account)"
-    return f" (here: {COMMANDS[given]})" if given in COMMANDS else ""
+    if command in NO_ACCOUNT:
+        return " (not needed here: stillroom runs on your own machine, without an account)"
+    return f" (here: {COMMANDS[command]})" if command in COMMANDS else ""
 
 
 class JoinedEntries(argparse.Action):
-    """Joins repeated flags with commas: `-e 0 -e 2` is `-e 0,2`."""
+    """Joins repeated flags with commas: `-e 0 -e 2` means `-e 0,2`."""
 
     def __call__(
         self,
@@ -118,7 +118,7 @@ class JoinedEntries(argparse.Action):
 
 
 class _Override(argparse.Action):
-    """Keeps a flag's value as an override of config.yml; `const` is the key."""
+    """Stores a flag's value as an override of config.yml; `const` is the key."""
 
     def __call__(
         self,
@@ -127,13 +127,13 @@ class _Override(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Adds the override that the flag's value is short for."""
+        """Adds the override for the flag's value."""
         before: list[str] = getattr(namespace, SHORT_OVERRIDES, None) or []
         setattr(namespace, SHORT_OVERRIDES, [*before, f"{self.const}={values}"])
 
 
 def add_override_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of a training command that stand for overrides of config.yml."""
+    """Adds the flags of a training command that override keys of config.yml."""
     for flags, key in _OVERRIDES.items():
         parser.add_argument(
             *flags,
@@ -147,15 +147,15 @@ def add_override_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def with_short_overrides(given: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Returns a training command's fields with the overrides that its flags stand for.
+    """Returns a training command's fields, with the overrides that its flags set.
 
-    A first argument such as `data.batch_size=8` is an override of config.yml, not its name.
+    A first argument such as `data.batch_size=8` is an override, not the path of a config.
     """
     fields, config = dict(given), str(given.get("config", ""))
-    first: list[str] = []
+    positional: list[str] = []
     if "=" in config and not config.endswith((".yml", ".yaml", ".json")):
-        first = [fields.pop("config")]
-    more: Sequence[str] = getattr(options, SHORT_OVERRIDES, None) or ()
-    if first or more:
-        fields["overrides"] = [*first, *given.get("overrides", ()), *more]
+        positional = [fields.pop("config")]
+    from_flags: Sequence[str] = getattr(options, SHORT_OVERRIDES, None) or ()
+    if positional or from_flags:
+        fields["overrides"] = [*positional, *given.get("overrides", ()), *from_flags]
     return fields

@@ -1,4 +1,4 @@
-"""MCP tools for the operations: strict arguments, structured results, errors that name a fix."""
+"""The operations as MCP tools: strict arguments, structured results, errors that name a fix."""
 
 import functools
 import itertools
@@ -34,7 +34,7 @@ _POLL_S = 0.5
 
 
 class OperationTool(Tool):
-    """One operation as an MCP tool; its request model is both the schema and the check."""
+    """One operation as an MCP tool; its request model gives the schema and validates arguments."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -44,9 +44,9 @@ class OperationTool(Tool):
     async def run(
         self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
     ) -> CallToolResult | InputRequiredResult:
-        """Carries out one call and returns its result, or what a person must be asked before.
+        """Runs one call and returns its result, or the question that the user must answer first.
 
-        Raises ToolError with a fix in its text.
+        Raises ToolError, whose text names a fix.
         """
         operation = self.operation
 
@@ -58,11 +58,11 @@ class OperationTool(Tool):
             if isinstance(request, api.GetRun):
                 result = await wait_for_run(self.workspace, request, context)
             else:
-                run = functools.partial(_carried_out, self.workspace, operation, context)
-                agreed = await with_consent(self.workspace, request, context, run)
-                if isinstance(agreed, InputRequiredResult):
-                    return agreed
-                request, result = agreed.request, agreed.result
+                run = functools.partial(_call_operation, self.workspace, operation, context)
+                outcome = await with_consent(self.workspace, request, context, run)
+                if isinstance(outcome, InputRequiredResult):
+                    return outcome
+                request, result = outcome.request, outcome.result
         except EngineError as error:
             raise ToolError(redacted(fenced_error(error))) from error
         except OSError as error:
@@ -74,7 +74,7 @@ class OperationTool(Tool):
                 f"{operation.name} ran out of memory\n"
                 "fix: close other programs, or work on fewer rows"
             ) from error
-        # A tool's outermost handler: the agent gets a short text, the server's log the traceback.
+        # The outermost handler: the agent gets a short message, the server's log the traceback.
         except Exception as error:
             if isinstance(error, ToolError):
                 raise
@@ -82,7 +82,7 @@ class OperationTool(Tool):
             raise ToolError(
                 f"{operation.name} failed unexpectedly: {type(error).__name__}\n"
                 f"{redacted(fenced_quote(writable_text(str(error))))}\n"
-                "fix: this is a fault in stillroom; its traceback is in the server's log"
+                "fix: this is a bug in stillroom; the traceback is in the server's log"
             ) from error
         answer = structured(self.workspace, operation, request, result)
         text = json.dumps(answer, ensure_ascii=False)
@@ -91,30 +91,30 @@ class OperationTool(Tool):
         )
 
 
-async def _carried_out(
+async def _call_operation(
     workspace: Workspace, operation: Operation, context: Context[Any, Any], request: BaseModel
 ) -> msgspec.Struct:
     call = functools.partial(api.carry_out, workspace, operation, request)
     if operation.has_child:
-        return await _with_child(call, context)
+        return await _call_with_child(call, context)
     return await anyio.to_thread.run_sync(call)
 
 
-async def _with_child(
+async def _call_with_child(
     call: Callable[[], msgspec.Struct], context: Context[Any, Any]
 ) -> msgspec.Struct:
-    """Returns the result of a call in a thread; if the client cancels it, its child is killed.
+    """Runs a call that starts a child process, which is killed if the client cancels the call.
 
-    What the child reports while it works is sent to the client as progress.
+    Messages that the child reports are sent to the client as progress.
     """
     is_cancelled, numbers = threading.Event(), itertools.count(1)
 
-    def show(text: str) -> None:
+    def report(text: str) -> None:
         anyio.from_thread.run(context.report_progress, next(numbers), None, text)
 
-    async with background_tasks() as watching:
-        watching.start_soon(_set_when_cancelled, is_cancelled)
-        with api.kill_children_on(is_cancelled), api.report_progress_to(show):
+    async with background_tasks() as group:
+        group.start_soon(_set_when_cancelled, is_cancelled)
+        with api.kill_children_on(is_cancelled), api.report_progress_to(report):
             return await anyio.to_thread.run_sync(call)
 
 
@@ -126,39 +126,39 @@ async def _set_when_cancelled(event: threading.Event) -> None:
 
 
 def parse_arguments(operation: Operation, arguments: dict[str, Any]) -> BaseModel:
-    """Returns the checked request.
+    """Returns the validated request.
 
-    Raises ToolError that names each faulty argument, and for an unknown one the nearest known.
+    Raises ToolError, which names each invalid argument, and the closest name for an unknown one.
     """
     try:
-        return operation.request.model_validate(_decoded(operation.request, arguments))
+        return operation.request.model_validate(_with_parsed_lists(operation.request, arguments))
     except ValidationError as error:
-        faults = describe_errors(error, operation.request)
+        problems = describe_errors(error, operation.request)
         raise ToolError(
-            f"{operation.name}: {faults}\nfix: correct the arguments and call again"
+            f"{operation.name}: {problems}\nfix: correct the arguments and call again"
         ) from error
 
 
-def _decoded(model: type[BaseModel], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments with lists parsed that an MCP host has sent as JSON text."""
+def _with_parsed_lists(model: type[BaseModel], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments; lists that an MCP host sent as JSON text are parsed."""
     decoded = dict(arguments)
     for name, value in arguments.items():
         field = model.model_fields.get(name)
         if field is None or not isinstance(value, str) or "tuple" not in str(field.annotation):
             continue
         try:
-            meant = json.loads(value)
+            parsed = json.loads(value)
         except ValueError:
             continue
-        if isinstance(meant, list):
-            decoded[name] = meant
+        if isinstance(parsed, list):
+            decoded[name] = parsed
     return decoded
 
 
 async def wait_for_run(
     workspace: Workspace, request: api.GetRun, context: Context[Any, Any]
 ) -> api.RunReport:
-    """Returns the report of a run at what matters (`RunWatch`), at the latest after `wait_s` s.
+    """Returns the report of a run when `RunWatch` gives a reason, at the latest after `wait_s`.
 
     While it waits, it reports the run's progress to the client.
     """
@@ -179,7 +179,7 @@ async def wait_for_run(
 def tool_for(
     operation: Operation, workspace: Workspace, *, listed: Collection[str]
 ) -> OperationTool:
-    """Returns the MCP tool that carries out an operation in this workspace.
+    """Returns the MCP tool that runs an operation in this workspace.
 
     `listed` are the names of all tools of the server.
     """

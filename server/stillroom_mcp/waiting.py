@@ -1,4 +1,4 @@
-"""`stillroom wait`: waits in a background shell until runs have ended, and says how they did."""
+"""`stillroom wait`: waits in a background shell until runs have ended, and prints their status."""
 
 import argparse
 import json
@@ -13,10 +13,10 @@ from stillroom.errors import EngineError
 from stillroom.fences import printable
 from stillroom.settings import Workspace, open_workspace
 from stillroom_mcp.answers import structured
-from stillroom_mcp.next_steps import in_a_shell
+from stillroom_mcp.next_steps import as_cli_commands
 
 EXIT_OF = {"succeeded": 0, "failed": 1, "cancelled": 3, "interrupted": 4}
-"""The exit code by the status of a run; of several runs, the highest."""
+"""The exit code for the status of a run; with several runs, the highest code counts."""
 EXIT_UNKNOWN = 2
 EXIT_ALARM = 5
 EXIT_TIMEOUT = 124
@@ -34,10 +34,14 @@ def add_parser(added: Any) -> argparse.ArgumentParser:
     parser = added.add_parser(
         "wait", help=text, description=text, epilog=EXIT_CODES, allow_abbrev=False
     )
-    parser.add_argument("run_id", nargs="+", metavar="RUN", help="id, or its unique beginning")
-    parser.add_argument("--timeout", type=float, metavar="S", help="give up after so many seconds")
+    parser.add_argument("run_id", nargs="+", metavar="RUN", help="id, or a unique prefix of it")
     parser.add_argument(
-        "--alarms", action="store_true", help="end at a new alarm or a nearly spent budget too"
+        "--timeout", type=float, metavar="S", help="give up after this many seconds"
+    )
+    parser.add_argument(
+        "--alarms",
+        action="store_true",
+        help="also stop waiting at a new alarm or a nearly spent budget",
     )
     parser.add_argument("--workspace", help="folder that holds the project (default: this folder)")
     parser.add_argument("--json", action="store_true", help="print each run as one JSON line")
@@ -45,7 +49,7 @@ def add_parser(added: Any) -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carries out the command as it was given."""
+    """Runs the command and returns the exit code."""
     return wait(
         open_workspace(options.workspace),
         options.run_id,
@@ -63,11 +67,11 @@ def wait(
     stops_at_alarms: bool,
     as_json: bool,
 ) -> int:
-    """Waits for the runs one after another, prints each one's end and returns the exit code."""
+    """Waits for the runs one after another, prints their status and returns the exit code."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     codes: list[int] = []
     try:
-        # All names first: a misspelt one should not be found out after hours.
+        # Checks all ids first, so that a misspelt one is reported at once.
         requests = [api.GetRun(run_id=run_id) for run_id in run_ids]
         runs = [api.get_run(workspace, request) for request in requests]
     except EngineError as error:
@@ -75,7 +79,7 @@ def wait(
         return EXIT_UNKNOWN
     for first in runs:
         run, reason = _wait_for_run(workspace, first, deadline, stops_at_alarms=stops_at_alarms)
-        _tell(workspace, run, reason, as_json=as_json)
+        _print_status(workspace, run, reason, as_json=as_json)
         codes.append(EXIT_OF.get(run.status, EXIT_TIMEOUT if reason == "time" else EXIT_ALARM))
         if run.status not in EXIT_OF:
             break
@@ -99,7 +103,7 @@ def _wait_for_run(
         run = api.get_run(workspace, api.GetRun(run_id=run.run_id))
 
 
-def _tell(workspace: Workspace, run: api.RunReport, reason: str, *, as_json: bool) -> None:
+def _print_status(workspace: Workspace, run: api.RunReport, reason: str, *, as_json: bool) -> None:
     answer = structured(workspace, operation_named("get_run"), api.GetRun(run_id=run.run_id), run)
     if as_json:
         sys.stdout.write(json.dumps({**answer, "answered_at": reason}, ensure_ascii=False) + "\n")
@@ -109,6 +113,6 @@ def _tell(workspace: Workspace, run: api.RunReport, reason: str, *, as_json: boo
     )
     alarms = f"; alarms: {'; '.join(run.alarms)}" if run.alarms else ""
     problem = f": {run.error.problem}" if run.error else ""
-    step = in_a_shell(answer["next_step"])
+    step = as_cli_commands(answer["next_step"])
     text = f"{run.run_id} {run.status}{done}{problem}{alarms}\nnext: {step}"
     sys.stdout.write(printable(workspace.redactor().text(text)) + "\n")

@@ -10,7 +10,8 @@ from fakes.conversations import answer, user
 from fakes.http_endpoint import ScriptedEndpoint
 from fakes.projects import endpoint_project
 from fakes.training import make_project
-from stillroom.api.chat import ChatWithModel, as_trained
+from stillroom.rollout.chat import ChatWithModel
+from stillroom_mcp.chat import as_trained
 from stillroom_mcp.cli import main
 
 

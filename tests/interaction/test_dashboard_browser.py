@@ -159,7 +159,7 @@ def test_a_row_shows_which_tokens_a_student_would_train(
     monkeypatch.setattr("sys.executable", str(warm_program))
     page.goto(f"{dashboard.base}/rows?path=rows.jsonl")
     page.locator(".rows-list summary").first.click()
-    page.get_by_label("Tokens that training would train").fill("demo/student")
+    page.get_by_label("Show trained tokens for the student").fill("demo/student")
     page.get_by_role("button", name="Show the mask").click()
     page.locator(".tokens .trained").first.wait_for()
     assert page.locator(".tokens .user").count() > 0

@@ -17,7 +17,7 @@ from stillroom.errors import InputError
 from stillroom.settings import Workspace
 from stillroom_mcp.demo import run_demo
 from stillroom_mcp.demo.chain import DemoSettings, run_chain
-from stillroom_mcp.demo.guide import DemoStoppedError, Guide, say_what_it_means
+from stillroom_mcp.demo.guide import DemoStoppedError, Guide, print_comparisons
 from stillroom_mcp.demo.run import ORDER, free_folder
 
 TINY = DemoSettings(num_rollouts=16, num_heldout=8, num_iterations=1, num_kl_prompts=2)
@@ -113,8 +113,8 @@ def test_a_second_demo_takes_a_folder_of_its_own(tmp_path: Path) -> None:
     ("difference", "is_significant", "verdict"),
     [
         (0.2, True, "beats SFT"),
-        (0.02, False, "not shown to beat"),
-        (-0.2, True, "not shown to beat"),
+        (0.02, False, "did not clearly beat"),
+        (-0.2, True, "did not clearly beat"),
     ],
 )
 def test_the_closing_words_follow_the_figures(
@@ -130,10 +130,10 @@ def test_the_closing_words_follow_the_figures(
     }
     accuracy = {"accuracy": {"value": 0.5}}
     console = Console(record=True, quiet=False, width=200)
-    say_what_it_means(console, {"on-policy": accuracy, "teacher": accuracy}, [comparison] * 2)
+    print_comparisons(console, {"on-policy": accuracy, "teacher": accuracy}, [comparison] * 2)
     text = console.export_text()
     assert verdict in text
-    assert ("teach more by the teacher's probabilities" in text) == (verdict == "beats SFT")
+    assert ("probabilities teach more than its tokens" in text) == (verdict == "beats SFT")
 
 
 def test_training_goes_on_when_its_server_is_killed_and_the_next_one_sees_it_finish(

@@ -20,8 +20,8 @@ from stillroom.errors import EngineError, InputError
 from stillroom_mcp.cli import main
 from stillroom_mcp.http.listening import ServerToken, listening_socket
 
-MADE = ServerToken(TOKEN, "a file", is_made=True)
-GIVEN = ServerToken(TOKEN, "a file", is_made=False)
+MADE = ServerToken(TOKEN, "a file", is_generated=True)
+GIVEN = ServerToken(TOKEN, "a file", is_generated=False)
 EVERYWHERE = "0.0.0.0"  # noqa: S104
 HELLO = {
     "jsonrpc": "2.0",
@@ -87,7 +87,7 @@ def post(server: ServedWorkspace, **headers: str) -> httpx.Response:
 def test_nobody_is_let_in_without_the_token(server: ServedWorkspace) -> None:
     refused = post(server)
     assert refused.status_code == 401
-    assert "file that holds the token" in refused.text
+    assert "file with the token" in refused.text
     assert post(server, authorization="Bearer wrong").status_code == 401
     assert post(server, authorization=f"Bearer {TOKEN}").status_code == 200
 
@@ -170,12 +170,12 @@ def test_with_a_token_of_the_users_own_it_listens_where_it_is_asked_to() -> None
 def test_an_address_that_is_taken_or_none_is_refused_with_what_to_do() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(EngineError, match="give another port with --port"),
+        pytest.raises(EngineError, match="choose another port with --port"),
     ):
         listening_socket("127.0.0.1", taken.getsockname()[1], MADE)
     with pytest.raises(InputError, match="is not an address of this machine"):
         listening_socket("no such host", 0, MADE)
-    with pytest.raises(EngineError, match=r"cannot listen at 192\.0\.2\.1"):
+    with pytest.raises(EngineError, match=r"cannot listen on 192\.0\.2\.1"):
         listening_socket("192.0.2.1", 0, GIVEN)
 
 
@@ -184,7 +184,7 @@ def test_options_of_http_are_refused_for_a_server_on_standard_output(
 ) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "--port", "9000"])
-    assert "--port is for a server over HTTP" in capsys.readouterr().err
+    assert "--port is an option of the HTTP server" in capsys.readouterr().err
 
 
 def test_a_client_that_leaves_before_its_request_is_whole_leaves_no_traceback(

@@ -107,9 +107,9 @@ def test_a_folders_calls_keep_to_a_budget_whatever_is_started_again(tmp_path):
                 printed.append(process.stderr.read())
         assert len(endpoint.requests) == 2
     assert statuses == [200, 200, 402, 402]
-    assert "all calls in the folder have cost $0 of $5" in printed[0]
-    assert "recorded 2 calls in traces; all calls in the folder have cost $4 of $5" in printed[0]
-    assert "all calls in the folder have cost $4 of $5" in printed[1]
+    assert "the calls in this folder have cost $0 of $5" in printed[0]
+    assert "recorded 2 calls in traces; the calls in this folder have cost $4 of $5" in printed[0]
+    assert "the calls in this folder have cost $4 of $5" in printed[1]
 
 
 def _refuses(address: str) -> bool:

@@ -18,8 +18,8 @@ from fakes.projects import endpoint_project
 from stillroom.api import OPERATIONS
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
+from stillroom_mcp.commands import ALL, TOOLSETS, chosen_operations
 from stillroom_mcp.early_server import LISTING, listing_of
-from stillroom_mcp.toolsets import ALL, TOOLSETS, chosen_operations
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tools.json"
 TOKEN_LIMIT = 5300

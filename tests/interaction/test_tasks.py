@@ -152,7 +152,7 @@ def test_an_id_that_is_no_runs_whole_id_is_refused_and_a_server_that_reads_stops
             assert (await client.send("tasks/get", taskId="rollouts-abc"))["status"] == "cancelled"
         reading = [operation for operation in OPERATIONS if operation.is_read_only]
         async with task_client(build_server(Workspace(tmp_path), reading)) as client:
-            with pytest.raises(MCPError, match="this server stops no runs"):
+            with pytest.raises(MCPError, match="this server cannot cancel runs"):
                 await client.send("tasks/cancel", taskId="rollouts-abc")
 
     anyio.run(scenario)

@@ -1,8 +1,11 @@
-"""The dashboard as a web application: its addresses, and the headers of every answer."""
+"""The dashboard as a web application: its routes, the headers of its responses, its server."""
 
 import functools
 import mimetypes
-from collections.abc import Callable
+import secrets
+import socket
+import sys
+import webbrowser
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,10 @@ from stillroom_mcp.dashboard.live import read_metrics_from
 from stillroom_mcp.dashboard.row_files import RowFiles
 from stillroom_mcp.dashboard.rows import SHOWN, Samples, row_figures, rows_page
 from stillroom_mcp.http.guard import Guard
+from stillroom_mcp.http.listening import bound_socket, run_app
 
+_HOST = "127.0.0.1"
+_STOP_S = 2
 _FOLDER = Path(__file__).parent
 _STATIC = _FOLDER / "static"
 _SCRIPTS = ("htmx.min.js", "uPlot.iife.min.js", "charts.js", "dashboard.js")
@@ -45,11 +51,42 @@ _HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
 
-_Answer = Callable[[Request], Response]
+
+def serve_dashboard(workspace: Workspace, *, port: int, is_opened: bool) -> None:
+    """Serves the dashboard until the process is interrupted, and prints the address to open.
+
+    Raises InputError if the port is taken.
+    """
+    token = secrets.token_urlsafe(24)
+    listener = listen(port)
+    url = f"http://{_HOST}:{listener.getsockname()[1]}/?token={token}"
+    sys.stdout.write(
+        f"dashboard of {workspace.root}, read-only, for browsers on this machine:\n{url}\n"
+    )
+    sys.stdout.write("stop it with Ctrl-C; runs continue without it\n")
+    sys.stdout.flush()
+    if is_opened:
+        webbrowser.open(url)
+    with listener:
+        run_app(build_dashboard(workspace, token), listener, stop_s=_STOP_S)
+
+
+def listen(port: int) -> socket.socket:
+    """Returns a socket that listens on a port of the loopback address; 0 means any free port.
+
+    Raises InputError if another program uses the port.
+    """
+    try:
+        return bound_socket(socket.AF_INET, (_HOST, port))
+    except OSError as error:
+        raise InputError(
+            f"port {port} of {_HOST} cannot be used: {error.strerror}",
+            "choose another port with --port, or 0 for any free one",
+        ) from error
 
 
 def build_dashboard(workspace: Workspace, token: str) -> ASGIApp:
-    """Returns the dashboard of a workspace, which shows itself to those who have the token."""
+    """Returns the dashboard of a workspace, for clients that send the token."""
     pages = _Pages(workspace)
     routes = [
         Route("/", pages.runs),
@@ -75,9 +112,9 @@ def build_dashboard(workspace: Workspace, token: str) -> ASGIApp:
 
 
 def _with_headers(app: ASGIApp) -> ASGIApp:
-    """Adds to every answer the headers that keep a page from loading or sending anything."""
+    """Adds headers to every response that stop its page from loading or sending anything else."""
 
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
@@ -87,7 +124,7 @@ def _with_headers(app: ASGIApp) -> ASGIApp:
 
         await app(scope, receive, send_with_headers)
 
-    return guarded
+    return wrapped
 
 
 @functools.cache
@@ -97,18 +134,18 @@ def _styles() -> str:
 
 
 def _static(request: Request) -> Response:
-    """Returns one of the dashboard's own files, by its name."""
+    """Returns one of the dashboard's static files."""
     name = request.path_params["name"]
     if name == "dashboard.css":
         return PlainTextResponse(_styles(), media_type="text/css")
     if name not in {*_SCRIPTS, "uPlot.min.css", "THIRD_PARTY.txt"}:
-        return PlainTextResponse("there is no such file", status_code=404)
-    kind = mimetypes.guess_type(name)[0] or "text/plain"
-    return Response((_STATIC / name).read_bytes(), media_type=kind)
+        return PlainTextResponse("file not found", status_code=404)
+    media_type = mimetypes.guess_type(name)[0] or "text/plain"
+    return Response((_STATIC / name).read_bytes(), media_type=media_type)
 
 
 class _Pages:
-    """The pages of one workspace; they read, and change nothing."""
+    """The pages of one workspace, which are read-only."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -116,44 +153,44 @@ class _Pages:
         self._samples = Samples(self._files)
         self._environment = page_environment(_FOLDER / "templates")
 
-    def _page(self, template: str, *, status: int = 200, **shown: Any) -> Response:
-        """Returns a page without the secrets that this process can read."""
+    def _render(self, template: str, *, status: int = 200, **values: Any) -> Response:
+        """Returns a rendered page, without the secrets that this process knows."""
         html = self._environment.get_template(template).render(
             workspace=self._workspace.root.name, version=__version__, scripts=_SCRIPTS,
-            width=drawing.WIDTH, height=drawing.HEIGHT, **shown,
+            width=drawing.WIDTH, height=drawing.HEIGHT, **values,
         )  # fmt: skip
         text = self._workspace.redactor().text(html)
         return HTMLResponse(text.encode(errors="replace"), status_code=status)
 
     def problem(self, request: Request, error: Exception) -> Response:
-        """Returns the page that says what could not be shown, and what to do."""
-        shown = error if isinstance(error, EngineError) else EngineError(str(error), "")
+        """Returns the page for an error: what could not be engine_error, and what to do."""
+        engine_error = error if isinstance(error, EngineError) else EngineError(str(error), "")
         template = "problem_part.html.j2" if "hx-request" in request.headers else "problem.html.j2"
-        # htmx puts no answer with an error's status on the page.
+        # htmx does not show a response whose status is an error.
         status = 200 if "hx-request" in request.headers else 404
-        return self._page(template, status=status, error=shown, current="")
+        return self._render(template, status=status, error=engine_error, current="")
 
     def runs(self, request: Request) -> Response:
         """Returns the page of all runs."""
         machines = views.machines(self._workspace)
-        return self._page(
+        return self._render(
             "runs.html.j2", current="runs", machines=machines, **self._run_list(request)
         )
 
     def run_list(self, request: Request) -> Response:
-        """Returns the list of runs alone, which the page asks for every two seconds."""
-        return self._page("run_list.html.j2", **self._run_list(request))
+        """Returns only the list of runs, which the page requests every two seconds."""
+        return self._render("run_list.html.j2", **self._run_list(request))
 
     def _run_list(self, request: Request) -> dict[str, Any]:
-        found = views.all_states(self._workspace)
+        runs = views.all_states(self._workspace)
         first = _whole_number(request, "first")
-        newest = found[::-1][first : first + views.RUNS_A_PAGE]
+        newest = runs[::-1][first : first + views.RUNS_A_PAGE]
         return {
             "cards": views.run_cards(newest[::-1]),
-            "total": len(found),
+            "total": len(runs),
             "first": first,
-            "after": first + views.RUNS_A_PAGE if first + views.RUNS_A_PAGE < len(found) else None,
-            "num_open": sum(not run.state.status.is_final for run in found),
+            "after": first + views.RUNS_A_PAGE if first + views.RUNS_A_PAGE < len(runs) else None,
+            "num_open": sum(not run.state.status.is_final for run in runs),
         }
 
     def _view(self, request: Request) -> views.RunView:
@@ -164,15 +201,15 @@ class _Pages:
         """Returns the page of one run."""
         view = self._view(request)
         others = [run for run in views.all_states(self._workspace) if run.run_id != view.run.run_id]
-        same = [run for run in others if run.state.kind is view.run.state.kind][::-1][:40]
-        return self._page("run.html.j2", current="runs", view=view, others=same)
+        same_kind = [run for run in others if run.state.kind is view.run.state.kind][::-1][:40]
+        return self._render("run.html.j2", current="runs", view=view, others=same_kind)
 
     def run_live(self, request: Request) -> Response:
-        """Returns what changes on a run's page while it works, except the curves."""
-        return self._page("run_live.html.j2", view=self._view(request))
+        """Returns the part of a run's page that changes during the run, without the curves."""
+        return self._render("run_live.html.j2", view=self._view(request))
 
     def run_metrics(self, request: Request) -> Response:
-        """Returns the metrics that a run recorded from a place of its events on, as JSON."""
+        """Returns the metrics that a run recorded after a position in its events, as JSON."""
         run = views.read_one(self._workspace, request.path_params["run_id"])
         metrics = read_metrics_from(run.folder / "events.jsonl", _whole_number(request, "from"))
         body = {**msgspec.to_builtins(metrics), "is_final": run.state.status.is_final}
@@ -180,68 +217,68 @@ class _Pages:
 
     def run_log(self, request: Request) -> Response:
         """Returns the last lines of a run's log."""
-        wanted = api.GetRunLogs(run_id=request.path_params["run_id"], lines=_LOG_LINES)
-        return self._page("log.html.j2", log=api.get_run_logs(self._workspace, wanted))
+        log_request = api.GetRunLogs(run_id=request.path_params["run_id"], lines=_LOG_LINES)
+        return self._render("log.html.j2", log=api.get_run_logs(self._workspace, log_request))
 
     def evaluations(self, request: Request) -> Response:
         """Returns the page of all evaluations with their intervals."""
         board, lineup = views.evaluations(self._workspace)
-        return self._page(
+        return self._render(
             "evaluations_page.html.j2", current="evaluations", scoreboard=board, lineup=lineup
         )
 
     def compare(self, request: Request) -> Response:
-        """Returns two runs side by side, or the choice of two."""
+        """Returns two runs side by side, or a form that chooses them."""
         one, other = request.query_params.get("a", ""), request.query_params.get("b", "")
         both = views.side_by_side(self._workspace, one, other) if one and other else None
         runs = views.all_states(self._workspace)[::-1][:200]
-        return self._page(
+        return self._render(
             "compare.html.j2", current="compare", runs=runs, one=one, other=other, both=both
         )
 
     def data(self, request: Request) -> Response:
-        """Returns the page of the files of rows."""
+        """Returns the page that lists the data files."""
         files = views.data_files(self._workspace)
-        return self._page("data.html.j2", current="data", files=files)
+        return self._render("data.html.j2", current="data", files=files)
 
     def data_file(self, request: Request) -> Response:
-        """Returns the distributions of one file."""
+        """Returns the page of one data file, with the distributions of its rows."""
         name, path = self._file(request)
         sample = self._samples.sample(path)
-        return self._page("data_file.html.j2", current="data", name=name, sample=sample)
+        return self._render("data_file.html.j2", current="data", name=name, sample=sample)
 
     def rows(self, request: Request) -> Response:
-        """Returns a page of a file's rows."""
+        """Returns a page of the rows of a file."""
         name, path = self._file(request)
-        wanted = request.query_params.get("show", "all")
-        show = SHOWN[SHOWN.index(wanted)] if wanted in SHOWN else "all"
+        filter_name = request.query_params.get("show", "all")
+        show = SHOWN[SHOWN.index(filter_name)] if filter_name in SHOWN else "all"
         query = request.query_params.get("q", "")[:200]
-        # People count from 1.
+        # The page numbers rows from 1.
         first = max(0, _whole_number(request, "row", default=1) - 1)
         page = rows_page(self._files, path, first, show=show, query=query)
-        return self._page(
+        return self._render(
             "rows_page.html.j2", current="data", name=name, page=page, show=show, query=query,
             shows=SHOWN,
         )  # fmt: skip
 
     def row(self, request: Request) -> Response:
-        """Returns one row: its conversation, with the tool calls folded."""
+        """Returns one row: its conversation, with collapsed tool calls."""
         name, path, number, data = self._line(request)
         view = api.view_row(self._workspace, f"{path.name}:{number}", data)
-        return self._page(
+        return self._render(
             "row.html.j2", name=name, row=view, talks=talks, number=number,
             at=_whole_number(request, "at"), figures=row_figures(data, path.suffix),
             models=self._students(),
         )  # fmt: skip
 
     def row_tokens(self, request: Request) -> Response:
-        """Returns the tokens of one row, and which of them a model's training trains."""
+        """Returns the tokens of one row, with those marked that training would train."""
         _, path, number, data = self._line(request)
         model = request.query_params.get("model", "").strip()
         if not model:
-            raise InputError("no model is named", "name the student, by its path or hub id")
+            raise InputError("no model is given", "give the student's path or hub id")
         view = api.view_row(self._workspace, f"{path.name}:{number}", data, model=model)
-        return self._page("row_tokens.html.j2", row=view, model=model)
+        return self._render("row_tokens.html.j2", row=view, model=model)
 
     def lineage(self, request: Request) -> Response:
         """Returns the tree of what a file or model was made from."""
@@ -250,7 +287,7 @@ class _Pages:
         if name:
             self._inside(name)
             lineage = api.show_lineage(self._workspace, api.ShowLineage(path=name))
-        return self._page("lineage.html.j2", current="lineage", name=name, lineage=lineage)
+        return self._render("lineage.html.j2", current="lineage", name=name, lineage=lineage)
 
     def _file(self, request: Request) -> tuple[str, Path]:
         path = self._files.path(request.query_params.get("path", ""))
@@ -267,14 +304,14 @@ class _Pages:
             raise InputError(f"{name!r} is outside the workspace", "name a file inside it")
 
     def _students(self) -> list[str]:
-        """Returns the last students that runs of this workspace trained, the newest first."""
-        found: dict[str, None] = {}
+        """Returns the students that runs of this workspace trained last, newest first."""
+        students: dict[str, None] = {}
         for run in reversed(views.all_states(self._workspace)):
             if name := views.student_of(run):
-                found[name] = None
-            if len(found) == _MOST_STUDENTS:
+                students[name] = None
+            if len(students) == _MOST_STUDENTS:
                 break
-        return list(found)
+        return list(students)
 
 
 def _whole_number(request: Request, name: str, *, default: int = 0) -> int:
@@ -282,5 +319,5 @@ def _whole_number(request: Request, name: str, *, default: int = 0) -> int:
     if not text:
         return default
     if not text.isdecimal() or len(text) > 18:
-        raise InputError(f"{name}={text[:40]!r} is not a number", "follow the links of the page")
+        raise InputError(f"{name}={text[:40]!r} is not a number", "use the links on the page")
     return int(text)

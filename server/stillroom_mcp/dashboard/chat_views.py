@@ -1,7 +1,7 @@
-"""The dashboard's views inside a chat: a run's curves and rows, as MCP Apps of the tools' results.
+"""The dashboard's views inside a chat, as MCP Apps: the curves of a run, and rows of a file.
 
-Hosts that render MCP Apps show them next to a tool's answer; all others show the answer alone.
-A view gets the answer from its host, and asks it for more through the tools that the server has.
+Hosts that support MCP Apps show a view next to a tool's result; others show only the result. A view
+gets the result from its host, and calls the server's tools through the host for more.
 """
 
 import functools
@@ -17,14 +17,18 @@ RUN_VIEW = "ui://stillroom/run.html"
 ROWS_VIEW = "ui://stillroom/rows.html"
 _VIEWS = (
     (RUN_VIEW, "A run, live: its progress, spend and curves", "chat_run.js"),
-    (ROWS_VIEW, "Rows: conversations with tool calls folded, and what is trained", "chat_rows.js"),
+    (
+        ROWS_VIEW,
+        "Rows: conversations with collapsed tool calls, and trained tokens",
+        "chat_rows.js",
+    ),
 )
-# Nothing is loaded and nothing is called: all that a view shows comes through its host.
+# A view loads nothing from the network: all its data comes through its host.
 _UI = {"csp": {"connectDomains": [], "resourceDomains": []}, "prefersBorder": True}
 
 
 def chat_views() -> Apps:
-    """Returns the extension with the views, whose pages are made when they are first read."""
+    """Returns the MCP Apps extension with the views, whose pages are built at their first read."""
     apps = Apps()
     for uri, title, script in _VIEWS:
         apps.add_resource(
@@ -42,7 +46,7 @@ def chat_views() -> Apps:
 
 
 def view_of(name: str, *, starts_run: bool) -> dict[str, Any] | None:
-    """Returns the `_meta` that binds a tool to the view of its result; None if it has none."""
+    """Returns the `_meta` that links a tool to the view of its result; None if it has none."""
     if name == "inspect_examples":
         return {"ui": {"resourceUri": ROWS_VIEW}}
     return {"ui": {"resourceUri": RUN_VIEW}} if starts_run or name == "get_run" else None
@@ -50,8 +54,8 @@ def view_of(name: str, *, starts_run: bool) -> dict[str, Any] | None:
 
 @functools.cache
 def view_html(script: str) -> str:
-    """Returns a view as one page with its styles and scripts, which loads nothing."""
-    # Imported here, so that a server whose host shows no views loads no templates.
+    """Returns a view as one HTML page that contains its styles and scripts."""
+    # Imported here so that a server whose host shows no views does not load the templates.
     from stillroom.report.environment import page_styles
 
     styles = "\n".join([_read(["uPlot.min.css"]), page_styles(), _read(["dashboard.css"])])

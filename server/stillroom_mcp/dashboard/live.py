@@ -1,4 +1,4 @@
-"""What a run's page shows while the run works: figures, progress, and the metrics so far."""
+"""The live parts of a run's page: its figures, its progress, and its metrics so far."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -14,7 +14,7 @@ from stillroom.report.wording import Figure, count, dollars, number, percent, sp
 from stillroom.run_folder import Progress, RunEvent, RunState
 
 _MOST_BYTES = 4 << 20
-"""The most bytes of events that one answer holds; the page asks again for the rest."""
+"""The most bytes of events in one response; the page requests the rest later."""
 
 _SHOWN: tuple[tuple[str, str, str], ...] = (
     ("loss", "Loss", "of the last step"),
@@ -28,47 +28,46 @@ _SHOWN: tuple[tuple[str, str, str], ...] = (
 
 
 class MetricsSoFar(msgspec.Struct, frozen=True):
-    """The metrics that a run recorded from one place of its events on, as columns."""
+    """The metrics that a run recorded after a position in its events, as columns."""
 
     steps: list[int]
     values: dict[str, list[float | None]]
-    """For each metric as many values as there are steps; None where a step has none."""
+    """For each metric, one value per step; None where a step has no value."""
     next: int
-    """Where the metrics after these begin."""
+    """The position (a byte of the events file) at which the next metrics begin."""
     has_more: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What a run has spent of what it may spend, in US dollars."""
+    """The money that a run has spent, and its budget, in US dollars."""
 
     spent: float
     budget: float | None
 
     @property
-    def words(self) -> str:
-        """The spending as a text."""
+    def text(self) -> str:
+        """The spending, and the budget if there is one."""
         spent = dollars(self.spent)
         return spent if self.budget is None else f"{spent} of {dollars(self.budget)}"
 
     @property
     def share(self) -> float | None:
-        """The spent share of the budget; None without one."""
+        """The share of the budget that is spent; None without a budget."""
         return min(1.0, self.spent / self.budget) if self.budget else None
 
 
 def read_metrics_from(events: Path, start: int) -> MetricsSoFar:
-    """Returns the metrics in the lines of an events file from the byte `start` on.
+    """Returns the metrics in the lines of an events file after the byte `start`.
 
-    Lines that cannot be read are passed over; one that is still being written is left for the
-    next time.
+    Unreadable lines are skipped. A line that is still being written is left for the next call.
     """
     steps: list[int] = []
     values: dict[str, list[float | None]] = {}
     data = _whole_lines(events, start)
     decoder = msgspec.json.Decoder(RunEvent)
     for line in data.splitlines():
-        # A crash may have cut a line short.
+        # A crash may have left an incomplete line.
         with suppress(ValueError, RecursionError):
             event = decoder.decode(line)
             if event.event == "metrics":
@@ -92,7 +91,7 @@ def _whole_lines(path: Path, start: int) -> bytes:
 
 
 def spending(run: Run, request: Mapping[str, Any]) -> Spending | None:
-    """Returns what a run has spent; None if it is not known to cost anything."""
+    """Returns the money that a run has spent; None if it has no known cost and no budget."""
     spent = spent_usd(run)
     budget = run.elsewhere.budget_usd if run.elsewhere is not None else None
     budget = request.get("budget_usd") if budget is None else budget
@@ -104,7 +103,7 @@ def spending(run: Run, request: Mapping[str, Any]) -> Spending | None:
 
 
 def figures(run: Run, request: Mapping[str, Any]) -> list[Figure]:
-    """Returns the large figures of a run as it is now."""
+    """Returns the figures at the top of a run's page, for its current state."""
     state = run.state
     return [*_time_figures(state), *_metric_figures(state), *_money_figures(run, request)]
 
@@ -121,7 +120,7 @@ def _time_figures(state: RunState) -> Iterator[Figure]:
         yield Figure("Took", span(elapsed), "from start to end")
     else:
         eta_s = progress.eta_s if progress else None
-        left = f"about {span(eta_s)} left" if eta_s is not None else "no rate known yet"
+        left = f"about {span(eta_s)} left" if eta_s is not None else "remaining time not known yet"
         yield Figure("Running for", span(elapsed), left)
 
 
@@ -136,12 +135,12 @@ def _money_figures(run: Run, request: Mapping[str, Any]) -> Iterator[Figure]:
     money, elsewhere = spending(run, request), run.elsewhere
     if money is None:
         return
-    note = "no budget was set" if money.share is None else f"{percent(money.share)} of it"
+    note = "no budget was set" if money.share is None else f"{percent(money.share)} of the budget"
     if elsewhere is not None and elsewhere.machine_usd is not None:
         note += f", {dollars(elsewhere.machine_usd)} for {elsewhere.where}"
-    yield Figure("Spent", money.words, note)
+    yield Figure("Spent", money.text, note)
 
 
 def share_done(progress: Progress) -> float:
-    """Returns which share of a phase is done, from 0 to 1."""
+    """Returns the share of a phase that is done, from 0 to 1."""
     return min(1.0, progress.done / progress.total) if progress.total else 0.0

@@ -1,4 +1,4 @@
-"""Files of rows, of which any page can be read at once, however many rows they hold."""
+"""Fast access to any page of rows in a data file, however long the file is."""
 
 import os
 from bisect import bisect_right
@@ -20,26 +20,26 @@ _BLOCK = 1 << 20
 _HEAD_BYTES = 2000
 _MOST_FILES = 16
 MAX_SHOWN_BYTES = bounds.SHOWN_ROW.most
-"""Of a longer line only so many bytes are read, since a browser could not show the rest."""
+"""The most bytes of a line that are read, since a browser could not show more."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowAt:
-    """A line of a file: its number, from 1, where its bytes begin, and they themselves."""
+    """A line of a file: its number (from 1), the offset of its first byte, and its bytes."""
 
     number: int
     offset: int
     data: bytes
     is_cut: bool = False
-    """Whether the line is longer than what is shown of it."""
+    """Whether only the beginning of the line was read."""
 
 
 @dataclass(slots=True)
 class _Index:
-    """Which line begins in which block of a file; it grows with the file."""
+    """The number of lines before each block of a file; it grows with the file."""
 
     identity: tuple[int, int] = (0, 0)
-    """The device and inode."""
+    """The device and inode of the file."""
     size: int = 0
     modified: int = 0
     lines: list[int] = field(default_factory=lambda: [0])
@@ -47,7 +47,7 @@ class _Index:
     ends_line: bool = True
 
     def update(self, path: Path) -> None:
-        """Counts the lines of what was added to the file, or of all if it is another file."""
+        """Counts the lines that were appended, or all lines if the file was replaced."""
         with path.open("rb", buffering=0) as stream:
             stat = os.fstat(stream.fileno())
             identity = (stat.st_dev, stat.st_ino)
@@ -58,12 +58,12 @@ class _Index:
             if identity != self.identity or stat.st_size <= self.size:
                 self.lines = [0]
             else:
-                # The last block was counted when it was not full yet.
+                # The last block was incomplete when it was counted.
                 self.lines.pop()
             self.identity, self.modified = identity, stat.st_mtime_ns
             self.lines = self.lines or [0]
             start = (len(self.lines) - 1) * _BLOCK
-            # Lines that were appended after the stat are counted by the next call.
+            # Lines that are appended after the stat are counted by the next call.
             while block := os.pread(stream.fileno(), min(_BLOCK, stat.st_size - start), start):
                 self.lines.append(self.lines[-1] + block.count(b"\n"))
                 start += len(block)
@@ -76,7 +76,7 @@ class _Index:
 
 
 class RowFiles:
-    """The files of rows of a workspace, with an index of the lines of those read last."""
+    """The data files of a workspace, with an index of the lines of the files read last."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -84,17 +84,17 @@ class RowFiles:
         self._lock = Lock()
 
     def path(self, name: str) -> Path:
-        """Returns the path of a file of rows.
+        """Returns the path of a data file.
 
-        Raises InputError unless it is one inside the workspace that may be read.
+        Raises InputError if it is outside the workspace, or may not be read.
         """
         path = self._workspace.path(name).resolve()
-        fix = "open one of the files that the page Data lists"
+        fix = "open a file that the Data page lists"
         if not path.is_relative_to(self._workspace.root):
             raise InputError(f"{name!r} is outside the workspace", fix)
         check_readable(path)
         if path.suffix not in SUFFIXES or not path.is_file():
-            raise InputError(f"{name!r} is not a file of rows", fix)
+            raise InputError(f"{name!r} is not a data file", fix)
         return path
 
     def count(self, path: Path) -> int:
@@ -103,15 +103,15 @@ class RowFiles:
             return self._indexed(path).count
 
     def read(self, path: Path, first: int, num_rows: int) -> list[RowAt]:
-        """Returns at most `num_rows` lines of a file from the line `first` on (the first is 0)."""
+        """Returns at most `num_rows` lines of a file, from line `first` (counted from 0)."""
         with self._lock:
             index = self._indexed(path)
-            # The block in which the line end before the wanted line is.
+            # The block that contains the line end num_before the first requested line.
             block = max(0, bisect_right(index.lines, first - 1) - 1) if first else 0
-            before = index.lines[block]
-        found = _lines_from(path, block * _BLOCK, before)
+            num_before = index.lines[block]
+        lines = _lines_from(path, block * _BLOCK, num_before)
         rows: list[RowAt] = []
-        for row in found:
+        for row in lines:
             if row.number > first:
                 rows.append(row)
             if len(rows) == num_rows:
@@ -119,18 +119,18 @@ class RowFiles:
         return rows
 
     def read_at(self, path: Path, offset: int) -> bytes:
-        """Returns the line that begins at a byte.
+        """Returns the line that begins at an offset.
 
-        Raises InputError if none begins there, or with the head of one that is too long to show.
+        Raises InputError if no line begins there, or if the line is too long to show.
         """
         with path.open("rb") as stream:
             if not _begins_line(stream, offset):
-                raise InputError(f"no row begins at byte {offset}", "load the page of rows again")
+                raise InputError(f"no row begins at byte {offset}", "reload the page of rows")
             line = stream.readline(MAX_SHOWN_BYTES)
         if _is_cut(line):
             raise InputError(
-                f"this row is longer than {MAX_SHOWN_BYTES >> 20} MB; it begins: {head_of(line)}",
-                "look at it with a program that reads files in pieces, as `head -c` does",
+                f"this row is longer than {MAX_SHOWN_BYTES >> 20} MB and begins: {head_of(line)}",
+                "read it with a program such as `head -c`",
             )
         return _cleaned(line)
 
@@ -144,12 +144,12 @@ class RowFiles:
 
 
 def _lines_from(path: Path, start: int, num_before: int) -> Iterator[RowAt]:
-    """Yields the lines that begin after the first line end at or after `start`, or at 0."""
+    """Yields the lines after the first line end at or after `start`; all lines if it is 0."""
     with path.open("rb") as stream:
         stream.seek(start)
         number = num_before
         if start:
-            # The line that the block before began belongs to it.
+            # Skips the line that began in the previous block.
             stream.readline()
             number += 1
         while True:
@@ -164,7 +164,7 @@ def _lines_from(path: Path, start: int, num_before: int) -> Iterator[RowAt]:
 
 
 def _begins_line(stream: BinaryIO, offset: int) -> bool:
-    """Returns whether a line begins at a byte of a file, which is read next if one does."""
+    """Returns whether a line begins at an offset; if so, the stream is positioned there."""
     if offset <= 0:
         return offset == 0
     if offset >= os.fstat(stream.fileno()).st_size:

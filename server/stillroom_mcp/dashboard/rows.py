@@ -1,4 +1,4 @@
-"""Pages of the rows of a file: each row in a line, one in full, and their distributions."""
+"""The rows of a data file: a list of them, one in full, and their distributions."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from stillroom_mcp.dashboard.row_files import MAX_SHOWN_BYTES, RowAt, RowFiles, 
 
 PAGE_ROWS = 50
 _MOST_SEARCHED = 48 << 20
-"""The most bytes that one search looks through, which take less than a second."""
+"""The most bytes that one search reads, which takes less than a second."""
 _LONGEST_TITLE = 160
 
 Show = Literal["all", "right", "wrong", "failed"]
@@ -29,7 +29,7 @@ SHOWN: tuple[Show, ...] = ("all", "right", "wrong", "failed")
 
 @dataclass(frozen=True, slots=True)
 class RowSummary:
-    """A row in a list: where it is, how it ended, and the beginning of what it says."""
+    """A row in a list: its place in the file, its outcome, and the beginning of its text."""
 
     number: int
     offset: int
@@ -41,7 +41,7 @@ class RowSummary:
 
 @dataclass(frozen=True, slots=True)
 class RowsPage:
-    """Some rows of a file, and which ones come before and after them."""
+    """Some rows of a file, and where the pages before and after them begin."""
 
     rows: list[RowSummary]
     first: int
@@ -50,14 +50,14 @@ class RowsPage:
     after: int | None
     is_search: bool
     reached: int
-    """The number of the last line that was looked at."""
+    """The number of the last line that was read."""
 
 
 def rows_page(files: RowFiles, path: Path, first: int, *, show: Show, query: str) -> RowsPage:
-    """Returns a page of a file's rows from the line `first` on (the first is 0).
+    """Returns a page of a file's rows, beginning at line `first` (counted from 0).
 
-    A search returns the rows with the wanted outcome that hold the text, and goes no further than
-    some megabytes; `reached` says how far that was.
+    A search returns the rows that have the given outcome and contain the text. It stops after some
+    megabytes; `reached` is the last line that it read.
     """
     total = files.count(path)
     first = max(0, min(first, total - 1))
@@ -69,21 +69,21 @@ def rows_page(files: RowFiles, path: Path, first: int, *, show: Show, query: str
             rows, first, total, before, end if end < total else None, False, min(end, total)
         )
     rows, reached = list[RowSummary](), first
-    for row in _searched(files, path, first):
+    for row in _lines_to_search(files, path, first):
         reached = row.number
-        # The text is looked for in the row's bytes first, which is cheap.
+        # Searching the raw bytes first avoids decoding most rows.
         if query and query.casefold() not in row.data.decode(errors="replace").casefold():
             continue
-        one = summary(row, path.suffix)
-        if show in ("all", one.outcome):
-            rows.append(one)
+        row_summary = summary(row, path.suffix)
+        if show in ("all", row_summary.outcome):
+            rows.append(row_summary)
             if len(rows) == PAGE_ROWS:
                 break
     after = reached if reached < total else None
     return RowsPage(rows, first, total, 0 if first else None, after, True, reached)
 
 
-def _searched(files: RowFiles, path: Path, first: int) -> Iterator[RowAt]:
+def _lines_to_search(files: RowFiles, path: Path, first: int) -> Iterator[RowAt]:
     num_bytes = 0
     while num_bytes < _MOST_SEARCHED:
         rows = files.read(path, first, 1000)
@@ -98,7 +98,7 @@ def _searched(files: RowFiles, path: Path, first: int) -> Iterator[RowAt]:
 
 
 def decoded(data: bytes, suffix: str) -> tuple[RowFormat, dict[str, Any]] | str:
-    """Returns a row and its format, in our layout if it is a rollout; or what is wrong with it."""
+    """Returns a row and its format (rollouts in stillroom's layout), or the problem with it."""
     row = decode_text_row(data) if suffix == ".txt" else decode_row(data)
     if isinstance(row, Problem):
         return f"the line {row.message}"
@@ -112,14 +112,14 @@ def decoded(data: bytes, suffix: str) -> tuple[RowFormat, dict[str, Any]] | str:
 
 
 def summary(line: RowAt, suffix: str) -> RowSummary:
-    """Returns what a line of a file is, for a list."""
+    """Returns the summary of a line for a list."""
     if line.is_cut:
         title = f"longer than {MAX_SHOWN_BYTES >> 20} MB: {head_of(line.data)[:_LONGEST_TITLE]}…"
         return RowSummary(line.number, line.offset, "unknown", title, "", [])
-    found = decoded(line.data, suffix)
-    if isinstance(found, str):
-        return RowSummary(line.number, line.offset, "unknown", found, "", [])
-    row_format, row = found
+    row_or_problem = decoded(line.data, suffix)
+    if isinstance(row_or_problem, str):
+        return RowSummary(line.number, line.offset, "unknown", row_or_problem, "", [])
+    row_format, row = row_or_problem
     remarks: list[str] = []
     if (reward := as_number(row.get("reward"))) is not None:
         remarks.append(f"reward {number(reward)}")
@@ -152,7 +152,7 @@ def _outcome(row: dict[str, Any]) -> Literal["right", "wrong", "failed", ""]:
 
 
 def _title(row_format: RowFormat, row: dict[str, Any]) -> str:
-    """Returns the beginning of what the user says first."""
+    """Returns the beginning of the first user message."""
     try:
         messages: list[Any] = (
             list(task_from_row(row).messages)
@@ -167,11 +167,11 @@ def _title(row_format: RowFormat, row: dict[str, Any]) -> str:
 
 
 def row_figures(data: bytes, suffix: str) -> list[Figure]:
-    """Returns what is known of one row besides its conversation."""
-    found = decoded(data, suffix)
-    if isinstance(found, str):
+    """Returns the figures of one row: its rewards, tokens and the like."""
+    row_or_problem = decoded(data, suffix)
+    if isinstance(row_or_problem, str):
         return []
-    _, row = found
+    _, row = row_or_problem
     return [*_rewards(row), *_usage(row)]
 
 
@@ -180,7 +180,7 @@ def _rewards(row: dict[str, Any]) -> Iterator[Figure]:
         rewards = row.get("rewards")
         single: dict[str, Any] = rewards if isinstance(rewards, dict) else {}
         parts = [f"{name} {number(value)}" for name, value in single.items() if _is_number(value)]
-        yield Figure("Reward", number(reward), ", ".join(parts) or "in all")
+        yield Figure("Reward", number(reward), ", ".join(parts) or "total")
 
 
 def _usage(row: dict[str, Any]) -> Iterator[Figure]:
@@ -188,7 +188,7 @@ def _usage(row: dict[str, Any]) -> Iterator[Figure]:
     if isinstance(usage, dict):
         sent, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
         if isinstance(sent, int) and isinstance(written, int):
-            yield Figure("Tokens", count(written), f"written, after {count(sent)} read")
+            yield Figure("Tokens", count(written), f"written; {count(sent)} read")
     cost = row.get("cost_usd")
     if _is_number(cost) and cost:
         yield Figure("Cost", f"${cost:.4f}", "of the calls")
@@ -202,9 +202,9 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 _MOST_ROWS = 2000
-_STRETCH = 20
-"""The number of neighbouring rows that are read at each place."""
-_MOST_KEPT = 32
+_CHUNK_ROWS = 20
+"""The number of consecutive rows that are read at each place of the sample."""
+_MOST_CACHED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,53 +221,53 @@ class Sample:
 
 
 class Samples:
-    """The distributions of files, each kept until its file changes."""
+    """The distributions of files, each cached until its file changes."""
 
     def __init__(self, files: RowFiles) -> None:
         self._files = files
-        self._kept: OrderedDict[tuple[Path, int, int], Sample] = OrderedDict()
+        self._cache: OrderedDict[tuple[Path, int, int], Sample] = OrderedDict()
         self._lock = Lock()
 
     def sample(self, path: Path) -> Sample:
-        """Returns the distributions of a file, from at most two thousand of its rows."""
+        """Returns the distributions of at most two thousand rows of a file."""
         stat = path.stat()
         key = (path, stat.st_size, stat.st_mtime_ns)
         with self._lock:
-            if key not in self._kept:
-                self._kept[key] = _read_sample(self._files, path)
-                if len(self._kept) > _MOST_KEPT:
-                    self._kept.popitem(last=False)
-            return self._kept[key]
+            if key not in self._cache:
+                self._cache[key] = _read_sample(self._files, path)
+                if len(self._cache) > _MOST_CACHED:
+                    self._cache.popitem(last=False)
+            return self._cache[key]
 
 
 def _read_sample(files: RowFiles, path: Path) -> Sample:
     total = files.count(path)
-    num_places = max(1, _MOST_ROWS // _STRETCH)
+    num_places = max(1, _MOST_ROWS // _CHUNK_ROWS)
     is_whole = total <= _MOST_ROWS
     starts = [0] if is_whole else [place * total // num_places for place in range(num_places)]
     row_format: RowFormat | None = None
     statistics: DatasetStatistics | None = None
     outcomes = {"right": 0, "wrong": 0, "not judged": 0}
-    sampled = good = 0
+    num_sampled = num_good = 0
     for start in starts:
-        for line in files.read(path, start, total if is_whole else _STRETCH):
-            sampled += 1
-            found = "too long" if line.is_cut else decoded(line.data, path.suffix)
-            if isinstance(found, str) or (row_format not in (None, found[0])):
+        for line in files.read(path, start, total if is_whole else _CHUNK_ROWS):
+            num_sampled += 1
+            row_or_problem = "too long" if line.is_cut else decoded(line.data, path.suffix)
+            if isinstance(row_or_problem, str) or (row_format not in (None, row_or_problem[0])):
                 continue
-            row_format, row = found
+            row_format, row = row_or_problem
             statistics = statistics or DatasetStatistics(row_format, "task_type")
-            good += 1
+            num_good += 1
             statistics.add(row, RowPlace("", line.offset, len(line.data)), line.offset)
             success = row.get("success")
-            known = {True: "right", False: "wrong"}
-            outcomes[known[success] if isinstance(success, bool) else "not judged"] += 1
+            outcome_of = {True: "right", False: "wrong"}
+            outcomes[outcome_of[success] if isinstance(success, bool) else "not judged"] += 1
     is_rollouts = row_format is RowFormat.ROLLOUTS
     return Sample(
         format=row_format or "unknown",
         num_rows=total,
-        num_sampled=sampled,
-        num_good=good,
+        num_sampled=num_sampled,
+        num_good=num_good,
         outcomes=list(outcomes.items()) if is_rollouts else (),
         charts=list(dataset_charts(row_format, statistics)) if statistics and row_format else (),
         categories=category_shares(statistics) if statistics else (),

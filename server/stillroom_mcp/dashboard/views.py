@@ -1,4 +1,4 @@
-"""What each page of the dashboard shows, read from the files of the workspace."""
+"""The content of the dashboard's pages, read from the files of the workspace."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -38,8 +38,8 @@ class RunCard:
     row: RunRow
     name: str | None
     share: float | None
-    """Which share of its phase is done; None where that is not known or no longer matters."""
-    money: Spending | None
+    """The share of its phase that is done; None if unknown, or if the run has ended."""
+    spending: Spending | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,34 +48,34 @@ class RunView:
 
     run: Run
     outcome: str
-    where: RunElsewhere | None
-    """The view of a run on another machine; None if it runs on this one."""
+    elsewhere: RunElsewhere | None
+    """The state of a run on another machine; None if it runs on this one."""
     name: str | None
     figures: Sequence[Figure]
     share: float | None
-    money: Spending | None
+    spending: Spending | None
     charts: Sequence[ChartPlan]
     settings: Sequence[Setting]
     command: str | None
     rows: str | None
-    """The path of the file of rows that it writes or has written."""
+    """The path of the data file that the run writes or has written."""
     output: str | None
-    """What its lineage can be asked for: a file or a folder."""
+    """The file or folder that the run makes, whose lineage can be shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file of rows in the workspace."""
+    """A data file in the workspace."""
 
     path: str
     num_bytes: int
-    made_by: str | None
+    has_lineage: bool
     modified: float
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A setting, or a figure, that two runs do not share."""
+    """A setting whose value differs between two runs."""
 
     key: str
     one: str
@@ -95,19 +95,19 @@ class SideBySide:
 
 
 def read_one(workspace: Workspace, run_id: str) -> Run:
-    """Returns a run. Raises RunError if there is none of this id."""
+    """Returns a run. Raises RunError if no run has this id."""
     folder = find_run(workspace, run_id)
     return Run(folder.path, read_run(folder))
 
 
 def all_states(workspace: Workspace) -> list[Run]:
-    """Returns the runs that can be read, oldest first."""
-    found: list[Run] = []
+    """Returns the readable runs, oldest first."""
+    runs: list[Run] = []
     for folder in all_runs(workspace):
-        # The report lists those that cannot be read.
+        # The report lists the unreadable runs.
         with suppress(DataError, OSError):
-            found.append(Run(folder.path, read_run(folder)))
-    return sorted(found, key=lambda run: (run.state.created_at, run.run_id))
+            runs.append(Run(folder.path, read_run(folder)))
+    return sorted(runs, key=lambda run: (run.state.created_at, run.run_id))
 
 
 def run_cards(runs: Sequence[Run]) -> list[RunCard]:
@@ -125,19 +125,19 @@ def _card(row: RunRow) -> RunCard:
 
 
 def machines(workspace: Workspace) -> api.MachineList | None:
-    """Returns the machines on which runs are done, without asking one; None where there are none.
+    """Returns the known machines without connecting to any; None if there are none.
 
-    Faults of machines.yml are reported to a call that names a machine.
+    Errors in machines.yml are reported by the calls that name a machine.
     """
     with suppress(EngineError):
-        # The dashboard changes nothing, so it releases no machine either.
-        found = api.list_machines(workspace, api.ListMachines(), release=lambda _log: None)
-        return found if found.machines else None
+        # The dashboard is read-only, so it does not release machines.
+        machine_list = api.list_machines(workspace, api.ListMachines(), release=lambda _log: None)
+        return machine_list if machine_list.machines else None
     return None
 
 
 def run_view(workspace: Workspace, run: Run) -> RunView:
-    """Returns all that a run's page shows, but for the values of its curves."""
+    """Returns the content of a run's page, except the values of its curves."""
     reader, request = FolderReader(), RunFolder(run.folder).known_request()
     values = request.request if request else {}
     settings = read_settings(reader, [run]).get(run.run_id)
@@ -146,11 +146,11 @@ def run_view(workspace: Workspace, run: Run) -> RunView:
     return RunView(
         run=run,
         outcome=run_rows([run])[0].outcome,
-        where=run.elsewhere,
+        elsewhere=run.elsewhere,
         name=request.given_name if request else None,
         figures=figures(run, values),
         share=share_done(state.progress) if state.progress else None,
-        money=spending(run, values),
+        spending=spending(run, values),
         charts=chart_plans(reader, run),
         settings=settings.rows if settings else _plain_settings(values),
         command=api.command_of(request) if request else None,
@@ -167,7 +167,7 @@ def _plain_settings(request: Mapping[str, Any]) -> list[Setting]:
 def _outputs(
     workspace: Workspace, run: Run, request: Mapping[str, Any]
 ) -> tuple[str | None, str | None]:
-    """Returns the file of rows that a run writes, and the file or folder that it makes."""
+    """Returns the data file that a run writes, and the file or folder that it makes."""
     own = run.folder / "rollouts.jsonl"
     if own.exists():
         return workspace.shown(own), workspace.shown(own)
@@ -189,9 +189,9 @@ def evaluations(workspace: Workspace) -> tuple[Scoreboard, Lineup]:
 
 
 def side_by_side(workspace: Workspace, one: str, other: str) -> SideBySide:
-    """Returns two runs side by side: settings, curves, and what their evaluations say.
+    """Returns two runs side by side: settings, curves, and the comparison of two evaluations.
 
-    Raises RunError if there is no run of an id.
+    Raises RunError if no run has one of the ids.
     """
     views = [run_view(workspace, read_one(workspace, run_id)) for run_id in (one, other)]
     plans = {plan.metric: plan for view in views for plan in view.charts}
@@ -220,18 +220,18 @@ def _verdict(workspace: Workspace, one: str, other: str) -> str:
     """Returns the paired difference of two evaluations in a sentence."""
     request = api.CompareEvaluations(baseline=one, candidates=(other,))
     try:
-        (compared,) = api.compare_evaluations(workspace, request).comparisons
+        (comparison,) = api.compare_evaluations(workspace, request).comparisons
     except InputError as error:
         return f"{error.problem}."
-    difference = compared.difference
-    tasks = plural(compared.tasks_shared, "shared task")
-    within = ""
+    difference = comparison.difference
+    tasks = plural(comparison.tasks_shared, "shared task")
+    interval = ""
     if difference.low is not None and difference.high is not None:
         low, high = (points(end, is_signed=True) for end in (difference.low, difference.high))
-        within = f" (95 % interval {low} to {high})"
-    words = f"{points(difference.value, is_signed=True)} points on {tasks}{within}"
-    apart = "" if compared.is_significant else ": these tasks cannot tell that from none"
-    return f"The second against the first: {words}{apart}."
+        interval = f" (95 % interval {low} to {high})"
+    gain = f"{points(difference.value, is_signed=True)} points on {tasks}{interval}"
+    caveat = "" if comparison.is_significant else ", which may be chance"
+    return f"Second minus first: {gain}{caveat}."
 
 
 def _examples(runs: Sequence[Run]) -> BeforeAfter | None:
@@ -247,22 +247,22 @@ def _examples(runs: Sequence[Run]) -> BeforeAfter | None:
 
 
 def data_files(workspace: Workspace) -> list[DataFile]:
-    """Returns the files of rows in the workspace, those changed last first, without hidden ones."""
-    found: list[DataFile] = []
+    """Returns the data files in the workspace except hidden ones, last changed first."""
+    files: list[DataFile] = []
     for path in _visible_files(workspace.root):
         with suppress(OSError):
             stat = path.stat()
-            made_by = "recorded" if manifest_path(path).exists() else None
-            found.append(DataFile(workspace.shown(path), stat.st_size, made_by, stat.st_mtime))
-    return sorted(found, key=lambda file: file.modified, reverse=True)[:_MOST_FILES]
+            has_lineage = manifest_path(path).exists()
+            files.append(DataFile(workspace.shown(path), stat.st_size, has_lineage, stat.st_mtime))
+    return sorted(files, key=lambda file: file.modified, reverse=True)[:_MOST_FILES]
 
 
 def _visible_files(folder: Path) -> Sequence[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [f for f in folders if f[0] != "." and f not in _SKIPPED_FOLDERS]
-        found += [Path(parent, n) for n in names if n[0] != "." and n.endswith(".jsonl")]
-    return [path for path in found if path.name != "events.jsonl" and not path.is_symlink()]
+        files += [Path(parent, n) for n in names if n[0] != "." and n.endswith(".jsonl")]
+    return [path for path in files if path.name != "events.jsonl" and not path.is_symlink()]
 
 
 def student_of(run: Run) -> str | None:

@@ -1,4 +1,4 @@
-"""The command `stillroom demo`: an MCP client drives the server through a whole distillation."""
+"""The command `stillroom demo`: a complete distillation through an MCP client."""
 
 from stillroom_mcp.demo.chain import FULL, SMOKE
 from stillroom_mcp.demo.run import run_demo

@@ -12,7 +12,7 @@ PROMPTS, HELDOUT = "prompts.jsonl", "heldout.jsonl"
 TEACHER_ROLLOUTS = "rollouts/teacher.jsonl"
 GOOD_ROLLOUTS = "rollouts/teacher-good.jsonl"
 LABELS, SOFT, ON_POLICY = "SFT, tokens", "SFT, soft", "on-policy"
-"""The students of the demo, by their names in the table of results."""
+"""The names of the demo's students in the table of results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ ACTING = {
 
 @dataclass(slots=True)
 class Stages:
-    """What the demo's stages have made so far, for those that wait for it."""
+    """The state that the demo's stages share."""
 
     guide: Guide
     settings: DemoSettings
@@ -52,9 +52,9 @@ class Stages:
     where: str | None = None
     """The machine on which models are trained and evaluated; None for this one."""
     rows_ready: anyio.Event = field(default_factory=anyio.Event)
-    """Set once the rows of supervised fine-tuning are written."""
+    """Set once the rows for supervised fine-tuning are written."""
     soft_ready: anyio.Event = field(default_factory=anyio.Event)
-    """Set once the student of soft targets is trained."""
+    """Set once the student with soft targets is trained."""
     trained: dict[str, str] = field(default_factory=dict[str, str])
     """The run ids of the trained students, by their names in the table of results."""
     evaluated: dict[str, str] = field(default_factory=dict[str, str])
@@ -62,16 +62,16 @@ class Stages:
 
     @property
     def place(self) -> dict[str, str]:
-        """The argument of calls whose work another machine may do; nothing for this one."""
+        """The `where` argument of calls that may run on another machine; empty for this machine."""
         return {"where": self.where} if self.where is not None else {}
 
 
 async def run_chain(
     guide: Guide, settings: DemoSettings, seed: int, where: str | None = None
 ) -> Stages:
-    """Runs all stages and returns what they made; its last evaluation may still be running.
+    """Runs all stages and returns their results; the last evaluation may still be running.
 
-    With `where` models are trained and evaluated on that machine of machines.yml.
+    With `where`, models are trained and evaluated on that machine of machines.yml.
 
     Raises DemoStoppedError if a call or run fails.
     """
@@ -79,7 +79,7 @@ async def run_chain(
     try:
         async with anyio.create_task_group() as group:
             await _prepare(stages)
-            group.start_soon(_run_beside, stages)
+            group.start_soon(_run_in_background, stages)
             await _teacher_rollouts(stages)
             await _curate(stages)
             await _sft(stages)
@@ -94,8 +94,8 @@ async def run_chain(
     return stages
 
 
-async def _run_beside(stages: Stages) -> None:
-    """Runs what no stage waits for, one run after another, so that a stage keeps its own core."""
+async def _run_in_background(stages: Stages) -> None:
+    """Runs the work that no stage waits for, one run at a time, so that stages keep a core."""
     guide = stages.guide
     for name, model in (("base student", "demo/student"), ("teacher", "demo/teacher")):
         await guide.wait(await _evaluate(stages, name, model), is_shown=False)
@@ -112,9 +112,9 @@ async def _prepare(stages: Stages) -> None:
     guide.heading(
         1,
         "A project",
-        "A shop clerk answers questions with three tools. The teacher is a tiny model that does it "
-        "well, the student one that has only learnt the format. Each question has its own price "
-        "list, so nothing can be memorised; answers are checked exactly.",
+        "A shop clerk answers questions with three tools. The teacher is a tiny model that does "
+        "this well; the student has only learnt the format. Each question has its own price list, "
+        "so nothing can be memorised; answers are checked exactly.",
     )
     await guide.call("create_project", template="demo", seed=stages.seed)
     setup = await guide.call("check_setup", model="demo/student")
@@ -130,8 +130,8 @@ async def _teacher_rollouts(stages: Stages) -> None:
         2,
         "Teacher rollouts",
         f"The teacher answers {settings.num_rollouts} prompts, calling tools. Every call is kept "
-        "in a journal, so a killed run resumes where it stopped. Next to the stages, one after "
-        "another, all models are evaluated on prompts that nothing trains on.",
+        "in a journal, so a killed run resumes where it stopped. In the background, all models "
+        "are evaluated on prompts that no stage trains on.",
     )
     run = await guide.run(
         "teacher rollouts",
@@ -157,10 +157,10 @@ async def _curate(stages: Stages) -> None:
     guide.heading(
         3,
         "Curation",
-        "Only right answers reached without a tool error become training rows; each dropped row "
-        "is written down with its reason.",
+        "Only right answers without a tool error become training rows; each dropped row is "
+        "recorded with its reason.",
     )
-    kept = await guide.call(
+    result = await guide.call(
         "filter_dataset",
         input=TEACHER_ROLLOUTS,
         output=GOOD_ROLLOUTS,
@@ -169,13 +169,13 @@ async def _curate(stages: Stages) -> None:
         require_final_answer=True,
         dedupe="exact",
     )
-    dropped = ", ".join(f"{count} {reason}" for reason, count in kept["dropped"].items())
-    guide.say(f"    read {kept['read']}, kept {kept['kept']}, dropped: {dropped or 'none'}")
+    dropped = ", ".join(f"{count} {reason}" for reason, count in result["dropped"].items())
+    guide.say(f"    read {result['read']}, kept {result['kept']}, dropped: {dropped or 'none'}")
     await guide.call("convert_rollouts", input=GOOD_ROLLOUTS, output="sft.jsonl")
     stages.rows_ready.set()
-    shown = await guide.call("inspect_examples", path="sft.jsonl", model="demo/student", n=1)
-    guide.say("    the first row as the trainer sees it; only text in ⟦ ⟧ is trained:")
-    for line in shown["examples"][0]["text"].splitlines():
+    page = await guide.call("inspect_examples", path="sft.jsonl", model="demo/student", n=1)
+    guide.say("    the first row as training sees it; only text in ⟦ ⟧ is trained:")
+    for line in page["examples"][0]["text"].splitlines():
         guide.say(f"      {line}")
 
 
@@ -184,9 +184,9 @@ async def _sft(stages: Stages) -> None:
     guide.heading(
         4,
         "Supervised fine-tuning, twice",
-        "The student learns the teacher's conversations, the assistant's tokens only: once the "
-        "tokens themselves, as from a teacher that gives text alone, and once the teacher's "
-        "probabilities of all tokens there, which an open model also gives.",
+        "The student learns the assistant's tokens in the teacher's conversations: once from the "
+        "tokens themselves, which any teacher gives, and once from the teacher's probabilities "
+        "at these tokens, which an open model also gives.",
     )
     with guide.timed("SFT"):
         run = await guide.wait(await _start_sft(stages, SOFT, "soft_targets.yml"))
@@ -213,9 +213,9 @@ async def _on_policy(stages: Stages) -> None:
     guide.heading(
         5,
         "On-policy distillation",
-        "Now the student answers new prompts itself, and the teacher scores every token the "
-        "student wrote: the reverse KL between the two is what is lowered. It learns from its own "
-        "mistakes, not only from the teacher's good days.",
+        "Now the student answers new prompts itself, and the teacher scores every token that the "
+        "student generated; training lowers the reverse KL between the two. The student learns "
+        "from its own mistakes, not only from the teacher's answers.",
     )
     run = await guide.run(
         ON_POLICY,
@@ -236,11 +236,11 @@ async def _on_policy(stages: Stages) -> None:
 
 
 async def _evaluate(stages: Stages, name: str, model: str | None = None) -> str:
-    """Starts the evaluation of a model and returns its run id; by default of a trained student."""
+    """Starts the evaluation of a model (by default a trained student) and returns its run id."""
     settings = stages.settings
-    measured: dict[str, Any] = {}
+    kl_arguments: dict[str, Any] = {}
     if name != "teacher":
-        measured = {"teacher": "demo/teacher", "kl_prompts": settings.num_kl_prompts}
+        kl_arguments = {"teacher": "demo/teacher", "kl_prompts": settings.num_kl_prompts}
     run_id = await stages.guide.start(
         "evaluate_model",
         model=model or stages.trained[name],
@@ -248,7 +248,7 @@ async def _evaluate(stages: Stages, name: str, model: str | None = None) -> str:
         data=HELDOUT,
         n=settings.num_heldout,
         seed=stages.seed,
-        **measured,
+        **kl_arguments,
         **ACTING,
         **stages.place,
     )
@@ -257,11 +257,11 @@ async def _evaluate(stages: Stages, name: str, model: str | None = None) -> str:
 
 
 async def _lineage(stages: Stages) -> None:
-    """Prints the files and models that the last student was made from, and changes since then."""
+    """Prints the files and models behind the last student, and whether they have changed."""
     lineage = await stages.guide.call("show_lineage", path=stages.trained[ON_POLICY])
     names = list(dict.fromkeys(_names(lineage["root"])))
-    problems = "; ".join(lineage["problems"]) or "all as they were used"
-    stages.guide.say(f"    it comes from {', '.join(names)}: {problems}")
+    problems = "; ".join(lineage["problems"]) or "all unchanged since"
+    stages.guide.say(f"    made from {', '.join(names)}: {problems}")
 
 
 def _names(node: dict[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The demo's MCP client, which makes the calls, waits for runs and prints what happens."""
+"""The demo's guide, which calls the server through an MCP client and prints the progress."""
 
 import time
 from collections.abc import Generator
@@ -15,24 +15,24 @@ _SHOWN_ARGUMENTS = 5
 
 
 class DemoStoppedError(Exception):
-    """Raised when a call or run of the demo fails; its text names which one, and why."""
+    """A call or run of the demo failed; the text says which one, and why."""
 
 
 class Guide:
-    """Calls the server's tools through a real MCP client and prints each call and its progress."""
+    """Calls the server's tools through an MCP client, and prints each call and its progress."""
 
     def __init__(self, client: Client, console: Console) -> None:
         self._client, self._console = client, console
         self.seconds: dict[str, float] = {}
-        """The seconds from each stage's call to the end of its run, by the stage's name."""
+        """The duration of each stage in seconds, by the stage's name."""
 
     def heading(self, number: int, title: str, text: str) -> None:
-        """Prints a step's number and title, and the text that introduces it."""
+        """Prints the number, title and introduction of a step."""
         self._console.print(f"\n[bold]{number}. {escape(title)}[/bold]")
         self.say(text)
 
     def say(self, text: str) -> None:
-        """Prints a text as it is, without interpreting markup."""
+        """Prints a text without interpreting markup."""
         self._console.print(escape(text), soft_wrap=True)
 
     async def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Guide:
         return await self._call(tool, arguments)
 
     async def run(self, stage: str, tool: str, **arguments: Any) -> dict[str, Any]:
-        """Starts a run, waits for it to succeed, and returns get_run's answer about it.
+        """Starts a run, waits until it succeeds, and returns the answer of get_run.
 
         Raises DemoStoppedError if it does not succeed.
         """
@@ -52,7 +52,7 @@ class Guide:
 
     @contextmanager
     def timed(self, stage: str) -> Generator[None]:
-        """Notes the seconds that a stage takes."""
+        """Records the duration of a stage."""
         started = time.monotonic()
         yield
         self.seconds[stage] = time.monotonic() - started
@@ -62,7 +62,7 @@ class Guide:
         return (await self.call(tool, **arguments))["run_id"]
 
     async def wait(self, run_id: str, *, is_shown: bool = True) -> dict[str, Any]:
-        """Waits for a run to succeed and returns get_run's answer about it.
+        """Waits until a run succeeds, and returns the answer of get_run.
 
         is_shown: whether its progress is printed.
 
@@ -74,7 +74,7 @@ class Guide:
             if run["status"] == "succeeded":
                 return run
             if run["status"] not in ("starting", "running"):
-                raise DemoStoppedError(_why(run))
+                raise DemoStoppedError(_failure_text(run))
             progress = run["progress"]
             if is_shown and progress and progress["done"] != shown:
                 shown = progress["done"]
@@ -100,8 +100,8 @@ def _progress_line(run: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _why(run: dict[str, Any]) -> str:
-    error = run["error"] or {"problem": "no reason given", "fix": "read its log"}
+def _failure_text(run: dict[str, Any]) -> str:
+    error = run["error"] or {"problem": "no reason given", "fix": "read the log of the run"}
     return (
         f"run {run['run_id']} is {run['status']}: {error['problem']}\nfix: {error['fix']}\n"
         f"log: {run['log_path']}"
@@ -113,7 +113,7 @@ LEVELS = ("easy", "medium", "hard")
 
 def results_table(results: dict[str, dict[str, Any]]) -> Table:
     """Returns a table of each model's accuracy and KL to the teacher, with 95 % intervals."""
-    table = Table(title="Held-out tasks that no stage trained on (95 % intervals)")
+    table = Table(title="Held-out tasks (95 % intervals)")
     table.add_column("model")
     table.add_column("accuracy", justify="right")
     for level in LEVELS:
@@ -142,17 +142,19 @@ def seconds_table(seconds: dict[str, float], total: float) -> Table:
     table.add_column("s", justify="right")
     for stage, spent in seconds.items():
         table.add_row(stage, f"{spent:.0f}")
-    table.add_row("everything", f"{total:.0f}")
+    table.add_row("total", f"{total:.0f}")
     return table
 
 
-def say_what_it_means(
+def print_comparisons(
     console: Console, results: dict[str, dict[str, Any]], comparisons: list[dict[str, Any]]
 ) -> None:
     """Prints the paired differences, and the student's accuracy as a share of the teacher's."""
     for comparison in comparisons:
         difference = comparison["difference"]
-        verdict = "" if comparison["is_significant"] else " (the interval holds 0: not shown)"
+        verdict = (
+            "" if comparison["is_significant"] else " (may be chance: the interval includes 0)"
+        )
         console.print(
             f"{comparison['baseline']} → {comparison['candidate']}: "
             f"{difference['value']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}] on "
@@ -164,17 +166,17 @@ def say_what_it_means(
     *_, to_soft, to_on_policy = comparisons
     if _is_gain(to_soft):
         console.print(
-            "The same rollouts teach more by the teacher's probabilities than by its tokens. That "
-            "takes an open teacher that cuts text as the student does; any other gives tokens."
+            "The teacher's probabilities teach more than its tokens, from the same rollouts. They "
+            "need an open teacher with the student's tokenizer; any other teacher gives tokens."
         )
     if _is_gain(to_on_policy):
         console.print(
-            "On-policy beats SFT where teacher rollouts are scarce, as here. With many cheap ones, "
-            "more SFT can be as accurate; from a cold base, do SFT first."
+            "On-policy distillation beats SFT if teacher rollouts are scarce, as here. With many "
+            "cheap rollouts, more SFT can be as accurate; an untrained base needs SFT first."
         )
     else:
         console.print(
-            "On-policy was not shown to beat SFT in this run; more iterations give it more room."
+            "On-policy distillation did not clearly beat SFT in this run; more iterations may help."
         )
 
 
@@ -182,13 +184,13 @@ def _is_gain(comparison: dict[str, Any]) -> bool:
     return comparison["is_significant"] and comparison["difference"]["value"] > 0
 
 
-def say_next(console: Console, folder: str) -> None:
-    """Prints where the results are, and the commands for the user's own prompts and teacher."""
+def print_next_commands(console: Console, folder: str) -> None:
+    """Prints where the results are, and the commands for your own prompts and teacher."""
     console.print(f"\nEverything is in [bold]{folder}[/bold]; open {folder}/report.html.")
     console.print(
         "With your own prompts and teacher:\n"
         "  stillroom create-project my-project --template starter\n"
-        "  edit prompts.jsonl, heldout.jsonl, tools.py and rewards.py there, then in that folder:\n"
+        "  edit prompts.jsonl, heldout.jsonl, tools.py and rewards.py in it, then run there:\n"
         "  stillroom check-setup --provider openrouter\n"
         "  stillroom generate-rollouts prompts.jsonl --provider openrouter --model <teacher> "
         "--tools tools.py --n 5\n"

@@ -1,4 +1,4 @@
-"""Runs the demo: starts the server, drives all stages, prints the results, writes the report."""
+"""Runs the demo: starts the server, runs all stages, prints the results, writes the report."""
 
 import os
 import sys
@@ -19,9 +19,9 @@ from stillroom_mcp.demo.chain import LABELS, ON_POLICY, SOFT, DemoSettings, Stag
 from stillroom_mcp.demo.guide import (
     DemoStoppedError,
     Guide,
+    print_comparisons,
+    print_next_commands,
     results_table,
-    say_next,
-    say_what_it_means,
     seconds_table,
 )
 
@@ -34,9 +34,9 @@ def run_demo(
 ) -> int:
     """Runs the demo in a new or empty folder and returns the exit code.
 
-    `where` names a machine of machines.yml on which models are trained and evaluated.
+    `where` is the machine of machines.yml on which models are trained and evaluated.
 
-    Raises InputError if the folder is not empty, or no machine has that name.
+    Raises InputError if the folder is not empty, or if there is no such machine.
     """
     folder = folder or free_folder(Path.cwd())
     root = Path(folder).absolute()
@@ -45,16 +45,16 @@ def run_demo(
     if where is not None:
         find_machine(Workspace(root), where)
     root.mkdir(parents=True, exist_ok=True)
-    return anyio.run(_drive, root, folder, seed, settings, where)
+    return anyio.run(_run_stages, root, folder, seed, settings, where)
 
 
 def free_folder(parent: Path) -> str:
-    """Returns a folder name not yet in use, so that a second demo does not touch the first one."""
+    """Returns an unused folder name, so that a second demo does not change the first one."""
     names = (f"{DEFAULT_FOLDER}-{number}" for number in count(2))
     return next(name for name in chain([DEFAULT_FOLDER], names) if not (parent / name).exists())
 
 
-async def _drive(
+async def _run_stages(
     root: Path, folder: str, seed: int, settings: DemoSettings, where: str | None
 ) -> int:
     console = Console()
@@ -64,13 +64,13 @@ async def _drive(
     )
     server = StdioServerParameters(
         command=sys.executable,
-        # -P: modules in the folder that the server starts in must not shadow ours.
+        # -P: modules in the current folder must not shadow stillroom's.
         args=["-P", "-m", "stillroom_mcp", "serve", "--workspace", str(root)],
         env=dict(os.environ),
     )
     async with Client(server) as client:
         guide = Guide(client, console)
-        # Outside of the block it would come in a group of errors.
+        # Outside the client's block, the error would be wrapped in an ExceptionGroup.
         try:
             stages = await run_chain(guide, settings, seed, where)
             results = await _results(stages)
@@ -81,22 +81,22 @@ async def _drive(
             return 1
     console.print()
     console.print(results_table({name: results[name] for name in ORDER}))
-    say_what_it_means(console, results, comparisons)
+    print_comparisons(console, results, comparisons)
     console.print(seconds_table(guide.seconds, time.monotonic() - started))
     api.write_report(Workspace(root), api.WriteReport())
-    say_next(console, folder)
+    print_next_commands(console, folder)
     return 0
 
 
 async def _results(stages: Stages) -> dict[str, dict[str, Any]]:
     guide = stages.guide
-    guide.heading(6, "Evaluation", "Waiting for the last evaluation, then comparing all.")
+    guide.heading(6, "Evaluation", "Waiting for the last evaluation, then comparing all models.")
     runs = {name: await guide.wait(run_id) for name, run_id in stages.evaluated.items()}
     return {name: run["result"] for name, run in runs.items()}
 
 
 async def _comparisons(stages: Stages) -> list[dict[str, Any]]:
-    """Returns how each stage differs from the one before it, in pairs.
+    """Returns the comparison of each stage with the stage before it.
 
     Raises DemoStoppedError if a comparison fails.
     """
@@ -113,14 +113,14 @@ async def _comparisons(stages: Stages) -> list[dict[str, Any]]:
 async def _export(guide: Guide, run_id: str) -> None:
     guide.heading(
         7,
-        "A model of one's own",
+        "Your own model",
         "The student as a folder that transformers and vLLM load. Its card says what it was made "
-        "from and how it did.",
+        "from and how accurate it is.",
     )
     run = await guide.run("export", "export_model", model=run_id, output="exports/clerk")
     exported = run["result"]
     teachers = ", ".join(exported["teachers"])
     guide.say(
-        f"    {exported['card']}: from {exported['base_model']}, taught by {teachers}, licence "
+        f"    {exported['card']}: base {exported['base_model']}, taught by {teachers}, licence "
         f"{exported['licence']}"
     )

@@ -1,1 +1,1 @@
-"""`stillroom setup HOST`: enters the server in the configuration of an agent host."""
+"""`stillroom setup HOST`: adds the server to the config of an agent host."""

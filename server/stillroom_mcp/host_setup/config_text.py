@@ -1,4 +1,4 @@
-"""Changes one entry in the text of a JSON or TOML file; everything else stays as it is."""
+"""Changes one entry in the text of a JSON or TOML file, and keeps everything else as it is."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# Hosts read JSON with comments and commas at the end, so those are passed over.
+# Hosts accept comments and trailing commas in their JSON files.
 _TOKEN = re.compile(
     r"(?P<blank>(?:[\s\ufeff]|//[^\n]*|/\*.*?\*/)+)"
     r'|(?P<text>"(?:[^"\\\n]|\\.)*")'
@@ -15,21 +15,21 @@ _TOKEN = re.compile(
     r'|(?P<word>[^\s{}\[\],:"/]+)',
     re.DOTALL,
 )
-_REST_OF_LINE = re.compile(
-    r"(?P<comma>[ \t]*,)?(?P<note>[ \t]*(?://[^\r\n]*|/\*[^\n]*?\*/))?[ \t\r]*$", re.MULTILINE
+_LINE_END = re.compile(
+    r"(?P<comma>[ \t]*,)?(?P<comment>[ \t]*(?://[^\r\n]*|/\*[^\n]*?\*/))?[ \t\r]*$", re.MULTILINE
 )
 
 
 @dataclass(slots=True)
 class _Value:
-    """A value and its position in the text; an object also has its members by their keys."""
+    """A value and its position in the text; for an object, also its members by key."""
 
     value: Any
     start: int
     end: int
     members: dict[str, "_Value"] | None = None
     key_start: int = 0
-    """The position of its key in the object that holds it."""
+    """The position of its key in the enclosing object."""
 
 
 @dataclass(slots=True)
@@ -43,20 +43,20 @@ class _Reader:
         while position < len(self.text):
             token = _TOKEN.match(self.text, position)
             if token is None:
-                raise self.fault(position, "this is not JSON")
+                raise self.syntax_error(position, "this is not JSON")
             if token.lastgroup != "blank":
                 self.tokens.append(token)
             position = token.end()
 
-    def fault(self, position: int, reason: str) -> ValueError:
+    def syntax_error(self, position: int, reason: str) -> ValueError:
         return ValueError(f"line {self.text.count(chr(10), 0, position) + 1}: {reason}")
 
     def next(self, expected: str = "") -> re.Match[str]:
         if self.position == len(self.tokens):
-            raise self.fault(len(self.text), "the file ends too early")
+            raise self.syntax_error(len(self.text), "unexpected end of file")
         token = self.tokens[self.position]
         if expected and token.group() not in expected:
-            raise self.fault(token.start(), f"expected {' or '.join(expected)}")
+            raise self.syntax_error(token.start(), f"expected {' or '.join(expected)}")
         self.position += 1
         return token
 
@@ -66,7 +66,9 @@ class _Reader:
     def document(self) -> _Value:
         value = self.value()
         if self.position < len(self.tokens):
-            raise self.fault(self.tokens[self.position].start(), "something follows the end")
+            raise self.syntax_error(
+                self.tokens[self.position].start(), "unexpected text after the end of the document"
+            )
         return value
 
     def value(self) -> _Value:
@@ -81,17 +83,17 @@ class _Reader:
         try:
             return json.loads(token.group())
         except ValueError:
-            raise self.fault(token.start(), "this is not a JSON value") from None
+            raise self.syntax_error(token.start(), "this is not a JSON value") from None
 
     def object(self, start: int) -> _Value:
         members: dict[str, _Value] = {}
         while not self.is_at("}"):
             key = self.next()
             if key.lastgroup != "text":
-                raise self.fault(key.start(), "expected a key in double quotes")
+                raise self.syntax_error(key.start(), "expected a key in double quotes")
             name = self.scalar(key)
             if name in members:
-                raise self.fault(key.start(), f"the key {name!r} is here twice")
+                raise self.syntax_error(key.start(), f"duplicate key {name!r}")
             self.next(":")
             members[name] = self.value()
             members[name].key_start = key.start()
@@ -110,7 +112,7 @@ class _Reader:
 
 
 def parse_json(text: str) -> Any:
-    """Returns the value of a JSON text, which may have comments and commas at the end.
+    """Returns the value of a JSON text, which may have comments and trailing commas.
 
     Raises ValueError with the line and the reason.
     """
@@ -118,46 +120,46 @@ def parse_json(text: str) -> Any:
 
 
 def json_with_entry(text: str, path: Sequence[str], entry: dict[str, Any]) -> str:
-    """Returns the text with `entry` at the keys of `path`; objects on the way are made.
+    """Returns the text with `entry` at the keys of `path`; missing objects are created.
 
-    An entry that is there keeps the keys that the new one lacks, such as its environment. Raises
-    ValueError for a text that cannot be read, or where a key on the way holds no object.
+    An existing entry keeps its additional keys, such as its environment. Raises ValueError if the
+    text cannot be parsed, or if the value at one of the keys is not an object.
     """
     newline = "\r\n" if "\r\n" in text else "\n"
     if not text.strip("\ufeff \t\r\n"):
         text = "{}\n"
-    at = _read(text)
+    node = _read(text)
     for depth, key in enumerate(path):
-        if at.members is None:
+        if node.members is None:
             where = ".".join(path[:depth]) or "the file"
-            raise ValueError(f"{where} holds no object ({{…}}) in which {key!r} could stand")
-        if key not in at.members:
+            raise ValueError(f"{where} is not an object ({{…}}), so {key!r} cannot be added to it")
+        if key not in node.members:
             for outer in reversed(path[depth + 1 :]):
                 entry = {outer: entry}
-            return _with_member(text, at, key, entry, newline)
-        at = at.members[key]
-    merged = merged_entry(at.value, entry)
-    if merged == at.value:
+            return _with_member(text, node, key, entry, newline)
+        node = node.members[key]
+    merged = merged_entry(node.value, entry)
+    if merged == node.value:
         return text
     return (
-        text[: at.start]
-        + _rendered(merged, text, _indent_at(text, at.start), newline)
-        + text[at.end :]
+        text[: node.start]
+        + _rendered(merged, text, _indent_at(text, node.start), newline)
+        + text[node.end :]
     )
 
 
 def json_without_entry(text: str, path: Sequence[str]) -> str:
-    """Returns the text without the member at the keys of `path`. Raises ValueError if it cannot."""
+    """Returns the text without the member at `path`. Raises ValueError if that is not possible."""
     expected = parse_json(text)
-    at, parent = _read(text), expected
+    node, parent = _read(text), expected
     for key in path[:-1]:
-        at, parent = (at.members or {})[key], parent[key]
-    members = at.members or {}
+        node, parent = (node.members or {})[key], parent[key]
+    members = node.members or {}
     entry = members[path[-1]]
     earlier = [member.end for member in members.values() if member.end < entry.key_start]
     comma = re.compile(r"[ \t]*,").match(text, entry.end)
     end = comma.end() if comma else entry.end
-    # The line break and the blanks before it go with it.
+    # The line break and the indentation before the entry are removed too.
     before = re.sub(r"(?:\r?\n)?[ \t]*\Z", "", text[: entry.key_start], count=1)
     if comma is None and earlier:
         between = before[earlier[-1] :]
@@ -165,12 +167,12 @@ def json_without_entry(text: str, path: Sequence[str]) -> str:
     changed = before + text[end:]
     del parent[path[-1]]
     if parse_json(changed) != expected:
-        raise ValueError("the entry cannot be told from what surrounds it")
+        raise ValueError("the entry cannot be separated from the text around it")
     return changed
 
 
 def merged_entry(present: Any, entry: dict[str, Any]) -> dict[str, Any]:
-    """Returns the entry with what the user has added to the present one, if that is of its kind."""
+    """Returns the entry with the keys that the user added, unless the present one names a URL."""
     if not isinstance(present, dict) or any("url" in str(key).lower() for key in present):
         return entry
     return {**present, **entry}
@@ -180,47 +182,49 @@ def _read(text: str) -> _Value:
     try:
         return _Reader(text).document()
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("the file is nested too deeply") from None
 
 
-def _with_member(text: str, at: _Value, key: str, value: Any, newline: str) -> str:
-    outer = _indent_at(text, at.start)
-    members = list((at.members or {}).values())
-    inner = _indent_at(text, members[-1].start) if members else outer + _unit(text)
+def _with_member(text: str, node: _Value, key: str, value: Any, newline: str) -> str:
+    outer = _indent_at(text, node.start)
+    members = list((node.members or {}).values())
+    inner = _indent_at(text, members[-1].start) if members else outer + _indent_unit(text)
     member = f"{json.dumps(key)}: {_rendered(value, text, inner, newline)}"
     if not members:
-        inside = text[at.start + 1 : at.end - 1].rstrip()
+        body = text[node.start + 1 : node.end - 1].rstrip()
         ending = newline + outer
-        return f"{text[: at.start + 1]}{inside}{newline}{inner}{member}{ending}{text[at.end - 1 :]}"
+        return (
+            f"{text[: node.start + 1]}{body}{newline}{inner}{member}{ending}{text[node.end - 1 :]}"
+        )
     end = members[-1].end
-    # A comment after the last member stays with it, a trailing comma stays last.
-    rest = _REST_OF_LINE.match(text, end)
-    comma, note = (rest["comma"] or "", rest["note"] or "") if rest else ("", "")
-    end_of_rest = end + len(comma) + len(note)
+    # A comment after the last member stays on its line, and a trailing comma stays last.
+    line_end = _LINE_END.match(text, end)
+    comma, comment = (line_end["comma"] or "", line_end["comment"] or "") if line_end else ("", "")
+    end_of_rest = end + len(comma) + len(comment)
     member = f"{newline}{inner}{member}{comma.strip()}"
-    return f"{text[:end]},{note}{member}{text[end_of_rest:]}"
+    return f"{text[:end]},{comment}{member}{text[end_of_rest:]}"
 
 
 def _rendered(value: Any, text: str, indent: str, newline: str) -> str:
-    unit = _unit(text)
+    unit = _indent_unit(text)
     lines = json.dumps(value, indent=unit, ensure_ascii=False)
-    # Short lists, as those of arguments, stand in one line.
+    # Short lists, such as lists of arguments, are written on one line.
     lines = re.sub(
         r'\[\s+((?:"(?:[^"\\]|\\.)*"|[^\[\]{}"])*?)\s+\]',
-        lambda found: "[" + re.sub(r",\s*\n\s*", ", ", found[1]) + "]",
+        lambda match: "[" + re.sub(r",\s*\n\s*", ", ", match[1]) + "]",
         lines,
     )
     return lines.replace("\n", newline + indent)
 
 
-def _unit(text: str) -> str:
-    """Returns what the file indents by: the blanks before its first indented key."""
-    found = re.search(r'^([ \t]+)"', text, re.MULTILINE)
-    return found[1] if found else "  "
+def _indent_unit(text: str) -> str:
+    """Returns the indentation unit of the file: the whitespace before its first indented key."""
+    match = re.search(r'^([ \t]+)"', text, re.MULTILINE)
+    return match[1] if match else "  "
 
 
 def _indent_at(text: str, position: int) -> str:
-    """Returns the blanks at the beginning of the line that a position is in."""
+    """Returns the indentation of the line that contains a position."""
     line = text[text.rfind("\n", 0, position) + 1 : position]
     return line[: len(line) - len(line.lstrip(" \t"))]
 
@@ -234,28 +238,28 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def toml_with_entry(text: str, path: Sequence[str], entry: dict[str, Any]) -> str:
-    """Returns the text with `entry` as the table of that name, at the end if it is new.
+    """Returns the text with `entry` as the table `path`, appended if it is new.
 
-    A table that is there keeps the keys that the new one lacks, and its tables. Raises ValueError
-    for a text that cannot be read, or that holds the table in another form than under a header.
+    An existing table keeps its additional keys and subtables. Raises ValueError if the text cannot
+    be parsed, or if the table is not written under a header of its own.
     """
     newline = "\r\n" if "\r\n" in text else "\n"
-    before = parse_toml(text)
+    document = parse_toml(text)
     *outer, last = path
-    tables: Any = before
+    tables: Any = document
     for key in outer:
         tables = tables.get(key, {})
         if not isinstance(tables, dict):
-            raise ValueError(f"{key} holds no tables")
+            raise ValueError(f"{key} is not a table")
     present = tables.get(last)
     merged = merged_entry(present or {}, entry)
     if merged == present:
         return text
     name = ".".join(path)
-    expected = before
+    table = document
     for key in outer:
-        expected = expected.setdefault(key, {})
-    expected[last] = merged
+        table = table.setdefault(key, {})
+    table[last] = merged
     try:
         body = "".join(
             f"{key} = {json.dumps(value, ensure_ascii=False)}{newline}"
@@ -263,17 +267,17 @@ def toml_with_entry(text: str, path: Sequence[str], entry: dict[str, Any]) -> st
             if not isinstance(value, dict)
         )
         changed = _with_table(text, name, f"[{name}]{newline}{body}", newline)
-        is_right = parse_toml(changed) == before
-    # TypeError: a value of a kind that JSON lacks, such as a date.
+        is_right = parse_toml(changed) == document
+    # TypeError: a value that JSON does not have, such as a date.
     except (ValueError, TypeError):
         is_right, changed = False, text
     if not is_right:
-        raise ValueError(f"it holds {name} in another form than plain values under [{name}]")
+        raise ValueError(f"{name} is not written as plain values under the header [{name}]")
     return changed
 
 
 def toml_without_entry(text: str, path: Sequence[str]) -> str:
-    """Returns the text without the table of that name. Raises ValueError if it cannot."""
+    """Returns the text without the table `path`. Raises ValueError if it cannot be removed."""
     expected = parse_toml(text)
     outer = expected
     for key in path[:-1]:
@@ -288,7 +292,7 @@ def toml_without_entry(text: str, path: Sequence[str]) -> str:
     following = _HEADER.search(text, header.end())
     changed = text[: header.start()] + (text[following.start() :] if following else "")
     if parse_toml(changed) != expected:
-        raise ValueError("the entry cannot be told from what surrounds it")
+        raise ValueError("the entry cannot be separated from the text around it")
     return changed
 
 
@@ -300,7 +304,7 @@ def _with_table(text: str, name: str, table: str, newline: str) -> str:
         return text + ("" if text.endswith("\n") else newline) + newline + table
     following = _HEADER.search(text, header.end())
     end = following.start() if following else len(text)
-    # Blank lines and comments before the next header belong to that one.
+    # Blank lines and comments before the next header belong to the next table.
     inside = text[header.end() : end]
-    kept = re.search(r"(?:[ \t]*(?:#[^\n]*)?\r?\n)*\Z", inside)
-    return text[: header.start()] + table + (kept[0] if kept else "") + text[end:]
+    trailing = re.search(r"(?:[ \t]*(?:#[^\n]*)?\r?\n)*\Z", inside)
+    return text[: header.start()] + table + (trailing[0] if trailing else "") + text[end:]

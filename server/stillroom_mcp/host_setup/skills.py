@@ -1,4 +1,4 @@
-"""The skills in the folder where an agent host looks for them; several hosts share one folder."""
+"""Copies the skills to the folder where an agent host looks for them; hosts may share a folder."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ from stillroom_mcp.resources.texts import skill_texts
 
 
 class _SkillRecord(msgspec.Struct, frozen=True):
-    """The files of skills that setup wrote to a folder, and the hosts that it did so for."""
+    """The skill files that setup wrote to a folder, and the hosts that use them."""
 
     path: str
     files: dict[str, str]
@@ -24,29 +24,29 @@ class _SkillRecord(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SkillFolder:
-    """A folder of skills as one host uses it."""
+    """The skills folder of one host."""
 
     path: Path
     host: str
 
     def outdated(self) -> dict[str, bytes]:
-        """Returns the files to be written; a file that somebody else changed is not among them."""
-        known = self._record().files
-        wanted = {f"{text.skill}/{text.file}": text.path.read_bytes() for text in skill_texts()}
+        """Returns the files that are missing or old, except files that somebody else changed."""
+        recorded = self._record().files
+        current = {f"{text.skill}/{text.file}": text.path.read_bytes() for text in skill_texts()}
         return {
             name: data
-            for name, data in wanted.items()
+            for name, data in current.items()
             if (present := _sha256_of(self.path / name)) != hashlib.sha256(data).hexdigest()
-            and present in (None, known.get(name))
+            and present in (None, recorded.get(name))
         }
 
     @property
     def is_recorded(self) -> bool:
-        """Whether setup brought the skills for this host."""
+        """Whether setup wrote the skills for this host."""
         return self.host in self._record().hosts
 
     def write(self, files: dict[str, bytes]) -> None:
-        """Writes the files, and records them first so that they can be taken back."""
+        """Records the files, so that `remove` finds them, and writes them."""
         record = self._record()
         written = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
         hosts = sorted({*record.hosts, self.host})
@@ -58,9 +58,9 @@ class SkillFolder:
             write_atomic(self.path / name, data)
 
     def remove(self) -> int:
-        """Takes back what was written unless another host uses it; returns the number of files.
+        """Removes the written files unless another host uses them, and returns their number.
 
-        Files that somebody changed since stay.
+        Files that somebody has changed since are kept.
         """
         record = self._record()
         others = [host for host in record.hosts if host != self.host]
@@ -77,7 +77,7 @@ class SkillFolder:
         folders = {folder for path in removed for folder in path.parents}
         for folder in sorted(folders, key=lambda folder: -len(folder.parts)):
             if folder.is_relative_to(self.path.parent):
-                # One that holds other files stays.
+                # A folder that has other files is kept.
                 with suppress(OSError):
                     folder.rmdir()
         self._record_path.unlink(missing_ok=True)

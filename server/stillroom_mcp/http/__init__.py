@@ -1,1 +1,1 @@
-"""The server over HTTP: who may call it, the token that callers show, and the listening socket."""
+"""The HTTP server: which requests are allowed, the token, and the listening socket."""

@@ -1,8 +1,8 @@
-"""Decides which HTTP requests reach an application: by their token, Host and Origin.
+"""Rejects HTTP requests with a wrong token, Host or Origin.
 
-A page in the user's browser can send requests to any port of the machine, and with a name that it
-makes resolve to 127.0.0.1 it could read the answers too. So a request must name this server in
-`Host`, come from a page of this server if it comes from a page, and show the token.
+A page in the user's browser can send requests to any port of the machine, and with a DNS name that
+resolves to 127.0.0.1 it could read the responses too. So a request must name this server in `Host`,
+must not come from a page of another origin, and must have the token.
 """
 
 import hashlib
@@ -19,20 +19,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stillroom.secrecy.own_host import is_own_host, is_own_page
 
-_LEADS_ON = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>stillroom</title>
+_REDIRECT_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>stillroom</title>
 <link rel="icon" href="data:,"><meta http-equiv="refresh" content="0;url={address}"></head>
-<body><a href="{address}">Go on</a></body></html>
+<body><a href="{address}">Continue</a></body></html>
 """
 _COOKIE_LIFE_S = 14 * 24 * 3600
 
 
 class Guard:
-    """ASGI middleware that lets a request through if it names this server and shows its token.
+    """ASGI middleware that allows only requests that name this server and have its token.
 
-    The token stands in the header `Authorization: Bearer …`. With `is_for_browsers` a page can be
-    opened with `?token=…` too: that sets a cookie, which then replaces the token, and leads to
-    the same address without it. Without a token (None) everybody on this machine may call.
-    `hosts` are names of this server in addition to localhost and the addresses it listens on.
+    The token is sent in the header `Authorization: Bearer …`. With `is_for_browsers`, a page can
+    also be opened with `?token=…`, which sets a cookie and leads to the same address without the
+    token. If `token` is None, every program on this machine may call. `hosts` are names of this
+    server in addition to localhost and the addresses that it listens on.
     """
 
     def __init__(
@@ -47,46 +48,47 @@ class Guard:
         self._hosts = frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on, or answers it with a refusal that says what to do."""
+        """Forwards a request to the application, or responds with an error that names a fix."""
         if scope["type"] == "http":
-            answer = self._answer(scope)
-            await (self._app if answer is None else answer)(scope, receive, send)
+            refusal = self._refusal_of(scope)
+            await (self._app if refusal is None else refusal)(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008})
 
-    def _answer(self, scope: Scope) -> Response | None:
-        """Returns the refusal of a request, or None if it may reach the application."""
+    def _refusal_of(self, scope: Scope) -> Response | None:
+        """Returns the response to a request that must not reach the application; otherwise None."""
         headers = Headers(scope=scope)
-        named = headers.getlist("host")
-        if len(named) != 1 or not self._is_own_host(named[0], scope):
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self._is_own_host(hosts[0], scope):
             return _refusal(
-                403, f"the Host {', '.join(named)!r} is not this server", "call it by the address "
-                "it printed, or start it with --allow-host and the name that leads to it"
+                403, f"the Host header {', '.join(hosts)!r} does not name this server",
+                "use the address that the server printed, or restart it with --allow-host and this "
+                "name"
             )  # fmt: skip
         for origin in headers.getlist("origin"):
-            if not is_own_page(origin, named[0]):
+            if not is_own_page(origin, hosts[0]):
                 return _refusal(
                     403, f"a page of {origin!r} may not call this server",
-                    "open the page from this server's own address, or call it from no browser"
+                    "open the page at this server's own address, or call it from a program"
                 )  # fmt: skip
-        if entrance := self._entrance(scope):
-            return entrance
-        if self._token is None or self._is_shown(headers, scope):
+        if (response := self._set_cookie(scope)) is not None:
+            return response
+        if self._token is None or self._has_token(headers, scope):
             return None
         return _refusal(
-            401, "the request shows no token, or not this server's",
-            "send the header `Authorization: Bearer TOKEN`; the server's first lines name the "
-            "file that holds the token",
+            401, "the request does not have this server's token",
+            "send the header `Authorization: Bearer TOKEN`; the server printed the name of the "
+            "file with the token when it started",
         )  # fmt: skip
 
-    def _is_own_host(self, named: str, scope: Scope) -> bool:
-        return is_own_host(named, (scope.get("server") or ("",))[0], self._hosts)
+    def _is_own_host(self, host: str, scope: Scope) -> bool:
+        return is_own_host(host, (scope.get("server") or ("",))[0], self._hosts)
 
-    def _is_shown(self, headers: Headers, scope: Scope) -> bool:
-        scheme, _, shown = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._is_secret(shown.strip(), self._token):
+    def _has_token(self, headers: Headers, scope: Scope) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self._is_secret(token.strip(), self._token):
             return True
         if not self._is_for_browsers:
             return False
@@ -96,8 +98,8 @@ class Guard:
             return False
         return cookie is not None and self._is_secret(cookie.value, self._cookie_value())
 
-    def _entrance(self, scope: Scope) -> Response | None:
-        """Returns the answer that sets the cookie, if the address of a page shows the token."""
+    def _set_cookie(self, scope: Scope) -> Response | None:
+        """Returns the response that sets the cookie, if the URL of a page has the token."""
         if not self._is_for_browsers or scope["method"] != "GET":
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -106,27 +108,27 @@ class Guard:
         ):
             return None
         rest = urlencode([(name, value) for name, value in query if name != "token"])
-        # Two slashes at the start would be the name of another host.
+        # A path that begins with two slashes would name another host.
         path = "/" + scope["path"].lstrip("/\\")
         address = html.escape(quote(path) + (f"?{rest}" if rest else ""))
-        # Not a redirect: where a page of another site leads here, a browser follows redirects
-        # without a strict cookie. This page leads on by itself, from this server.
-        answer = HTMLResponse(_LEADS_ON.format(address=address))
-        answer.set_cookie(
+        # Not an HTTP redirect: after a link on another site, a browser would follow it without the
+        # strict cookie. This page navigates from this server itself.
+        response = HTMLResponse(_REDIRECT_PAGE.format(address=address))
+        response.set_cookie(
             _cookie_name(scope), self._cookie_value(), max_age=_COOKIE_LIFE_S, httponly=True,
             samesite="strict", path="/",
         )  # fmt: skip
-        answer.headers["referrer-policy"] = "no-referrer"
-        answer.headers["cache-control"] = "no-store"
-        return answer
+        response.headers["referrer-policy"] = "no-referrer"
+        response.headers["cache-control"] = "no-store"
+        return response
 
     def _cookie_value(self) -> str:
-        """Returns what the cookie holds: not the token itself, with which tools can be called."""
+        """Returns the value of the cookie: not the token itself, which also allows tool calls."""
         return hmac.new((self._token or "").encode(), b"browser", hashlib.sha256).hexdigest()
 
     @staticmethod
-    def _is_secret(shown: str, secret: str | None) -> bool:
-        return secret is not None and hmac.compare_digest(shown.encode(), secret.encode())
+    def _is_secret(value: str, secret: str | None) -> bool:
+        return secret is not None and hmac.compare_digest(value.encode(), secret.encode())
 
 
 def _refusal(status: int, problem: str, fix: str) -> Response:
@@ -137,6 +139,6 @@ def _refusal(status: int, problem: str, fix: str) -> Response:
 
 
 def _cookie_name(scope: Scope) -> str:
-    """Returns a name with the port in it: a browser sends a host's cookies to all its ports."""
+    """Returns a name with the port, since browsers send a cookie to all ports of a host."""
     server: Any = scope.get("server") or ("", 0)
     return f"stillroom-{server[1]}"

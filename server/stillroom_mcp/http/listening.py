@@ -1,4 +1,4 @@
-"""The sockets of HTTP servers, the token that callers show, and the server that runs there."""
+"""The listening sockets, the access token and the uvicorn server of the HTTP servers."""
 
 import ipaddress
 import os
@@ -23,20 +23,20 @@ from stillroom.errors import EngineError, InputError
 
 @dataclass(frozen=True, slots=True)
 class ServerToken:
-    """The token of a server, and where it is kept."""
+    """The access token of a server, and where it is stored."""
 
     value: str
     place: str
-    """The path of the file that holds it, or the name of the variable with a dollar sign."""
-    is_made: bool
-    """Whether it is the one that stillroom made by itself, as nobody gave one."""
+    """The path of its file, or the name of its environment variable after a dollar sign."""
+    is_generated: bool
+    """Whether stillroom generated the token because the user gave none."""
 
     def __repr__(self) -> str:
         return f"ServerToken({self.place})"
 
 
 def bound_socket(family: socket.AddressFamily, address: Any) -> socket.socket:
-    """Returns a socket that listens at an address. Raises OSError if it cannot."""
+    """Returns a socket that listens on an address. Raises OSError if it cannot."""
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -49,23 +49,26 @@ def bound_socket(family: socket.AddressFamily, address: Any) -> socket.socket:
 
 
 def listening_socket(host: str, port: int, token: ServerToken) -> socket.socket:
-    """Returns a socket that listens at an address; port 0 means any free one.
+    """Returns a socket that listens on an address; port 0 means any free port.
 
-    Raises InputError if the address is taken, is none of this machine, or can be reached from
-    others although the user gave no token.
+    Raises EngineError if the address is in use, is not an address of this machine, or is reachable
+    from other machines although the user gave no token.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise InputError(
             f"--host {host!r} is not an address of this machine: {error}",
             "leave it out for 127.0.0.1",
         ) from error
-    family, _, _, _, address = found[0]
-    if token.is_made and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+    family, _, _, _, address = addresses[0]
+    if (
+        token.is_generated
+        and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+    ):
         raise InputError(
-            f"--host {host!r} can be reached from other machines, and no token was given",
-            "give one: `(umask 077; openssl rand -hex 32 > TOKEN_FILE)`, then --token-file "
+            f"--host {host!r} can be reached from other machines, but no token was given",
+            "create one: `(umask 077; openssl rand -hex 32 > TOKEN_FILE)`, then --token-file "
             f"TOKEN_FILE (or ${TOKEN_VARIABLE}); or leave out --host and use a tunnel "
             f"(ssh -L {port}:127.0.0.1:{port})",
         )
@@ -73,13 +76,13 @@ def listening_socket(host: str, port: int, token: ServerToken) -> socket.socket:
         return bound_socket(family, address)
     except OSError as error:
         raise EngineError(
-            f"cannot listen at {host} port {port}: {error.strerror}",
-            "give another port with --port (0 for any free one), or an address of this machine",
+            f"cannot listen on {host} port {port}: {error.strerror}",
+            "choose another port with --port (0 for any free one), or an address of this machine",
         ) from error
 
 
 def address_of(listener: socket.socket) -> str:
-    """Returns the URL at which a listening socket is reached, without a slash at its end."""
+    """Returns the URL of a listening socket, without a trailing slash."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -89,36 +92,38 @@ _SHORTEST = 16
 
 
 def default_token_file() -> Path:
-    """Returns the file in the user's state folder that holds the token nobody gave."""
+    """Returns the file in the user's state folder that holds the generated token."""
     base = os.environ.get("XDG_STATE_HOME")
-    # By this name no tool reads it.
+    # check_readable denies files of this name, so no tool reads it.
     return (Path(base) if base else Path.home() / ".local" / "state") / "stillroom" / "token"
 
 
 def server_token(file: str | None) -> ServerToken:
-    """Returns the token in `file`, else the variable's, else one that is made once and kept.
+    """Returns the token in `file`, else that of STILLROOM_TOKEN, else a generated token.
 
-    Raises InputError for a file that others may read, or a token that could be guessed.
+    A token is generated once and stored. Raises InputError for a file that others may read, or for
+    a token that could be guessed.
     """
     if file is not None:
         path = Path(file).expanduser().absolute()
         if not path.exists():
             raise InputError(
                 f"the token file {str(path)!r} does not exist",
-                f"write one: `(umask 077; openssl rand -hex 32 > {path})`, or leave out "
-                "--token-file and stillroom makes one",
+                f"create it with `(umask 077; openssl rand -hex 32 > {path})`, or leave out "
+                "--token-file, and stillroom generates a token",
             )
-        return ServerToken(_read(path), str(path), is_made=False)
-    if given := os.environ.get(TOKEN_VARIABLE, "").strip():
-        return ServerToken(_checked(given, f"${TOKEN_VARIABLE}"), f"${TOKEN_VARIABLE}", False)
+        return ServerToken(_read(path), str(path), is_generated=False)
+    if value := os.environ.get(TOKEN_VARIABLE, "").strip():
+        place = f"${TOKEN_VARIABLE}"
+        return ServerToken(_checked(value, place), place, is_generated=False)
     path = default_token_file()
     if not path.exists():
-        _keep(path, secrets.token_urlsafe(32))
-    return ServerToken(_read(path), str(path), is_made=True)
+        _store(path, secrets.token_urlsafe(32))
+    return ServerToken(_read(path), str(path), is_generated=True)
 
 
-def _keep(path: Path, token: str) -> None:
-    """Writes a token into a new file that only this user reads, unless another server just did."""
+def _store(path: Path, token: str) -> None:
+    """Writes a token to a new file with mode 0600, unless another server has just written one."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with NamedTemporaryFile(dir=path.parent) as stream, suppress(FileExistsError):
         stream.write(f"{token}\n".encode())
@@ -134,12 +139,12 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise InputError(
             f"the token file {str(path)!r} cannot be read: {error.strerror}",
-            "give a file that this user can read, with mode 0600",
+            "use a file that you can read, with mode 0600",
         ) from error
     if stat.S_IMODE(mode) & 0o077:
         raise InputError(
-            f"others may read the token file {str(path)!r} (mode {stat.S_IMODE(mode):04o})",
-            f"run `chmod 600 {path}`; if others could have read it, write a new token too",
+            f"other users may read the token file {str(path)!r} (mode {stat.S_IMODE(mode):04o})",
+            f"run `chmod 600 {path}`; if somebody may have read it, also write a new token",
         )
     return _checked(text, str(path))
 
@@ -147,9 +152,9 @@ def _read(path: Path) -> str:
 def _checked(token: str, place: str) -> str:
     if len(token) < _SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
         raise InputError(
-            f"the token in {place} is not valid: it must have at least {_SHORTEST} ASCII "
-            "characters and no blanks",
-            "write a random one, for example with `openssl rand -hex 32`",
+            f"the token in {place} is not valid: it must have at least {_SHORTEST} printable ASCII "
+            "characters without spaces",
+            "use a random one, for example from `openssl rand -hex 32`",
         )
     return token
 
@@ -161,7 +166,7 @@ REQUEST_S = float(bounds.WHOLE_REQUEST.most)
 
 
 def run_app(app: "ASGIApp", listener: socket.socket, *, stop_s: int = STOP_S) -> None:
-    """Serves an application at a socket until SIGINT or SIGTERM."""
+    """Serves an application on a socket until SIGINT or SIGTERM."""
     anyio.run(http_server(app, stop_s=stop_s).serve, [listener])
 
 
@@ -170,16 +175,16 @@ def http_server(
 ) -> "uvicorn.Server":
     """Returns the HTTP server of an application.
 
-    When it stops, requests that are being answered have `stop_s` seconds to end. A connection is
-    closed if its first request, or any that has begun, is not whole after `request_s` seconds.
+    When it stops, active requests have `stop_s` seconds to finish. A connection is closed if its
+    first request, or any request that has begun, is not complete after `request_s` seconds.
     """
-    # Imported here, since `stillroom record` and `stillroom setup` do without it.
+    # Imported here because `stillroom record` and `stillroom setup` do not need it.
     import h11
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    class PromptProtocol(H11Protocol):
-        """HTTP/1.1 with a deadline for each request; uvicorn has one only between two."""
+    class DeadlineProtocol(H11Protocol):
+        """HTTP/1.1 with a deadline for each request; uvicorn has one only between requests."""
 
         _deadline: Any = None
 
@@ -209,11 +214,11 @@ def http_server(
     config = uvicorn.Config(
         app,
         lifespan="on",
-        # The faster parser leaves blanks at the end of a header's value, where HTTP has none.
-        http=PromptProtocol,
+        # httptools keeps trailing spaces in header values, which HTTP does not allow.
+        http=DeadlineProtocol,
         ws="none",
         log_level="warning",
-        # Addresses in it would hold the token.
+        # URLs in the access log would contain the token.
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=stop_s,

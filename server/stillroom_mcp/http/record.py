@@ -1,4 +1,4 @@
-"""The command `stillroom record`: the proxy that records model calls, and their replay."""
+"""The command `stillroom record`: a proxy that records model calls, or replays them."""
 
 import argparse
 import functools
@@ -31,7 +31,7 @@ from stillroom_mcp.http.listening import (
 )
 
 _PORT = 8788
-_NO_TOKEN = ServerToken("", "", is_made=True)
+_NO_TOKEN = ServerToken("", "", is_generated=True)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -39,41 +39,41 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workspace", help="folder that holds the project (default: this folder)")
     parser.add_argument(
         "--upstream", nargs="+", action="extend", default=[], metavar="WHERE",
-        help=f"where calls go: {', '.join(PROVIDERS)}, a URL, or NAME=URL; with several, /NAME "
-        "before the path chooses one",
+        help=f"where calls are forwarded: {', '.join(PROVIDERS)}, a URL, or "
+        "NAME=URL; with several, /NAME before the path chooses one",
     )  # fmt: skip
     parser.add_argument(
         "--output", default="traces", help="folder of the journal (default: traces)"
     )
     parser.add_argument(
         "--replay", nargs="+", metavar="PATH",
-        help="answer from these recorded folders or files, and call no upstream",
+        help="answer from these recorded folders or files instead of calling an upstream",
     )  # fmt: skip
     parser.add_argument(
         "--max-body-mb", type=int, default=MOST_KEPT >> 20, metavar="N",
-        help="the most that is recorded of a request or reply; all of it is forwarded "
+        help="how much of a request or reply is recorded; all of it is forwarded "
         f"(default: {MOST_KEPT >> 20})",
     )  # fmt: skip
     parser.add_argument(
         "--budget-usd", type=float, metavar="USD",
-        help="the most dollars that the calls recorded in this folder may cost, those of before "
-        "too; further calls are refused",
+        help="spending cap in US dollars for all calls recorded in this folder, including earlier "
+        "ones; further calls are refused",
     )  # fmt: skip
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)"
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
     )
     parser.add_argument(
         "--port", type=int, default=_PORT, help=f"port, 0 for any free one (default: {_PORT})"
     )
-    parser.add_argument("--token-file", help="file (mode 0600) with a token that callers must show")
+    parser.add_argument("--token-file", help="file (mode 0600) with a token that callers must send")
     parser.add_argument(
         "--allow-host", nargs="*", default=[], metavar="NAME",
-        help="other host names that lead here, such as host.docker.internal",
+        help="more host names of this proxy, such as host.docker.internal",
     )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
-    """Records, or replays, until the process gets SIGINT or SIGTERM."""
+    """Records or replays calls until the process gets SIGINT or SIGTERM."""
     workspace = open_workspace(options.workspace)
     if options.max_body_mb < 1:
         raise InputError("--max-body-mb is less than 1", "give 1 or more, or leave it out")
@@ -83,14 +83,14 @@ def run(options: argparse.Namespace) -> int:
         return _replay(workspace, options, token, admission)
     if not options.upstream:
         raise InputError(
-            "no upstream was given, so there is nowhere to pass calls on to",
+            "no upstream was given, so calls cannot be forwarded",
             "give --upstream openai, anthropic, openrouter or a URL; or --replay with a folder",
         )
     return _record(workspace, options, token, admission)
 
 
 def _token(file: str | None) -> ServerToken:
-    """Returns the token that the user gave; without one, none is asked for on this machine."""
+    """Returns the token that the user gave; without one, callers need no token."""
     is_given = file is not None or os.environ.get(TOKEN_VARIABLE, "").strip()
     return server_token(file) if is_given else _NO_TOKEN
 
@@ -120,7 +120,7 @@ def _record(
 
 
 def _budget(workspace: Workspace, folder: Path, usd: float | None) -> CallBudget | None:
-    """Returns the budget of a folder's calls, with what it has cost so far; None without one."""
+    """Returns the budget of a folder, with the cost of its calls so far; None without a budget."""
     if usd is None:
         return None
     if not usd > 0:
@@ -131,14 +131,14 @@ def _budget(workspace: Workspace, folder: Path, usd: float | None) -> CallBudget
     num_unpriced = 0
     for call in recorded_calls(journals_in(folder) if folder.is_dir() else ()):
         num_unpriced += not budget.count(call)
-    left_out = f" ({num_unpriced} of them have no known price)" if num_unpriced else ""
-    sys.stderr.write(f"{_spent(budget)}{left_out}\n")
+    unpriced = f" ({num_unpriced} calls have no known price)" if num_unpriced else ""
+    sys.stderr.write(f"{_spent(budget)}{unpriced}\n")
     return budget
 
 
 def _spent(budget: CallBudget) -> str:
     spent, usd = budget.budget.spent.usd, budget.budget.usd
-    return f"all calls in the folder have cost ${spent:.4g} of ${usd:g}"
+    return f"the calls in this folder have cost ${spent:.4g} of ${usd:g}"
 
 
 def _replay(
@@ -146,18 +146,18 @@ def _replay(
 ) -> int:
     if options.upstream:
         raise InputError(
-            "--replay calls no upstream, and --upstream was given too",
+            "--replay calls no upstream, but --upstream was given too",
             "leave out one of the two",
         )
     tape = Tape([workspace.existing(name, label="replay") for name in options.replay])
     with listening_socket(options.host, options.port, token) as listener:
         address = address_of(listener)
-        shown = f"{address}/token/TOKEN" if token.value else address
-        left_out = f" ({tape.num_left_out} others cannot be)" if tape.num_left_out else ""
+        shown_address = f"{address}/token/TOKEN" if token.value else address
+        left_out = f" ({tape.num_left_out} more cannot be replayed)" if tape.num_left_out else ""
         sys.stderr.write(
-            f"{tape.num_calls} recorded calls are answered again{left_out}, and none is passed on\n"
-            f"  OpenAI clients: base_url={shown}/v1 (OPENAI_BASE_URL)\n"
-            f"  Anthropic clients: base_url={shown} (ANTHROPIC_BASE_URL)\n"
+            f"replaying {tape.num_calls} recorded calls{left_out}; no call is forwarded\n"
+            f"  OpenAI clients: base_url={shown_address}/v1 (OPENAI_BASE_URL)\n"
+            f"  Anthropic clients: base_url={shown_address} (ANTHROPIC_BASE_URL)\n"
             f"{_token_line(token)}stop with Ctrl-C\n"
         )
         sys.stderr.flush()
@@ -177,7 +177,7 @@ def _replay(
 def _token_line(token: ServerToken) -> str:
     if not token.value:
         return ""
-    return f"TOKEN is that of {token.place}; or send it as x-stillroom-token\n"
+    return f"TOKEN is the token in {token.place}; or send it as x-stillroom-token\n"
 
 
 def _print_line(line: dict[str, Any]) -> None:
@@ -186,19 +186,19 @@ def _print_line(line: dict[str, Any]) -> None:
 
 
 def _announce(address: str, upstreams: Sequence[Upstream], folder: str, token: ServerToken) -> None:
-    """Prints what programs set: as one line of JSON, and for a person on standard error."""
-    is_alone = len(upstreams) == 1
-    shown = f"{address}/token/TOKEN" if token.value else address
-    listed: list[dict[str, Any]] = []
+    """Prints the settings for client programs: one line of JSON, and text on standard error."""
+    is_only = len(upstreams) == 1
+    shown_address = f"{address}/token/TOKEN" if token.value else address
+    upstream_lines: list[dict[str, Any]] = []
     for upstream in upstreams:
-        settings = client_settings(upstream, address, is_alone=is_alone)
-        for_people = client_settings(upstream, shown, is_alone=is_alone)
+        settings = client_settings(upstream, address, is_alone=is_only)
+        printed = client_settings(upstream, shown_address, is_alone=is_only)
         sys.stderr.write(
             f"{upstream.name}: calls go to {upstream.origin}\n"
-            f"  OpenAI clients: base_url={for_people.openai} (OPENAI_BASE_URL)\n"
-            f"  Anthropic clients: base_url={for_people.anthropic} (ANTHROPIC_BASE_URL)\n"
+            f"  OpenAI clients: base_url={printed.openai} (OPENAI_BASE_URL)\n"
+            f"  Anthropic clients: base_url={printed.anthropic} (ANTHROPIC_BASE_URL)\n"
         )
-        listed.append(
+        upstream_lines.append(
             {
                 "name": upstream.name,
                 "upstream": upstream.origin,
@@ -209,4 +209,4 @@ def _announce(address: str, upstreams: Sequence[Upstream], folder: str, token: S
     sys.stderr.write(f"{_token_line(token)}recording into {folder}; stop with Ctrl-C\n")
     sys.stderr.flush()
     line = {"recording": address, "output": folder, "token": token.place or None}
-    _print_line({**line, "upstreams": listed})
+    _print_line({**line, "upstreams": upstream_lines})

@@ -1,4 +1,4 @@
-"""Serves an application over HTTP until the process is asked to stop."""
+"""Serves the MCP server over HTTP."""
 
 import logging
 import shlex
@@ -29,7 +29,7 @@ MCP_PATH = "/mcp"
 
 def serve_http(
     workspace: Workspace,
-    offered: Sequence[Operation],
+    operations: Sequence[Operation],
     *,
     host: str,
     port: int,
@@ -38,43 +38,51 @@ def serve_http(
 ) -> int:
     """Runs the MCP server over streamable HTTP until the process gets SIGINT or SIGTERM.
 
-    Raises InputError if it would listen beyond this machine without a token that the user gave.
+    Raises InputError if it would listen for other machines and the user gave no token.
     """
     token = server_token(token_file)
     with listening_socket(host, port, token) as listener:
-        # What it holds is taken out of answers, as other secrets are.
-        known = Workspace(workspace.root, {**workspace.secrets, TOKEN_VARIABLE: token.value})
-        app = mcp_app(build_server(known, offered), token=token.value, allowed_hosts=allowed_hosts)
+        # The token is redacted from answers, like other secrets.
+        redacting_workspace = Workspace(
+            workspace.root, {**workspace.secrets, TOKEN_VARIABLE: token.value}
+        )
+        app = mcp_app(
+            build_server(redacting_workspace, operations),
+            token=token.value,
+            allowed_hosts=allowed_hosts,
+        )
         _announce(f"{address_of(listener)}{MCP_PATH}", token)
         run_app(app, listener)
     return 0
 
 
-def _is_no_departure(record: logging.LogRecord) -> bool:
-    """Returns whether a record is about anything but a client that left during its request."""
+def _is_not_a_disconnect(record: logging.LogRecord) -> bool:
+    """Returns whether a log record is about anything but a client that disconnected."""
     return record.exc_info is None or not isinstance(record.exc_info[1], ClientDisconnect)
 
 
 def mcp_app(server: MCPServer, *, token: str | None, allowed_hosts: Iterable[str] = ()) -> ASGIApp:
-    """Returns the application that serves an MCP server at `/mcp` to those who show the token."""
-    # The SDK logs a traceback for each such client.
-    logging.getLogger("mcp.server.streamable_http").addFilter(_is_no_departure)
+    """Returns the application that serves an MCP server at `/mcp` to clients with the token."""
+    # The SDK logs a traceback for each client that disconnects during a request.
+    logging.getLogger("mcp.server.streamable_http").addFilter(_is_not_a_disconnect)
     inner = server.streamable_http_app(
         streamable_http_path=MCP_PATH,
         max_sessions=bounds.SESSIONS.most,
         max_request_body_size=bounds.MCP_REQUEST.most,
-        # The guard looks at Host and Origin, and knows the names that the user allowed.
+        # The guard checks Host and Origin, and knows the names that the user allowed.
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
     return Guard(inner, token=token, hosts=allowed_hosts)
 
 
 def _announce(url: str, token: ServerToken) -> None:
-    shown = f"$(cat {shlex.quote(token.place)})" if not token.place.startswith("$") else token.place
+    token_text = (
+        f"$(cat {shlex.quote(token.place)})" if not token.place.startswith("$") else token.place
+    )
     sys.stderr.write(
         f"stillroom serves MCP at {url}\n"
         f"token: {token.place}\n"
         f"for example: claude mcp add --transport http stillroom {url} --header "
-        f'"Authorization: Bearer {shown}"\n'
+        f'"Authorization: Bearer {token_text}"\n'
     )
     sys.stderr.flush()

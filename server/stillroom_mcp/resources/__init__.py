@@ -1,1 +1,1 @@
-"""What the server offers besides tools: resources, prompts, completions."""
+"""Resources, prompts and completions of the server."""

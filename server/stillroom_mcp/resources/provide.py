@@ -1,7 +1,7 @@
-"""Runs, datasets, skills and documentation as resources; what others wrote there is marked.
+"""Runs, datasets, skills and documentation as MCP resources.
 
-The texts are those of the tools get_run and inspect_examples, so marks, paths and secrets are
-treated as there. In the address of a dataset, a path that leads out of the workspace is refused.
+Runs and datasets contain the answers of get_run and inspect_examples, so text from others is marked
+and secrets are removed. A dataset URI whose path leads out of the workspace is refused.
 """
 
 import json
@@ -27,34 +27,34 @@ _ROWS = 5
 
 
 def run_text(workspace: Workspace, run_id: str) -> str:
-    """Returns what get_run answers about a run, as JSON. Raises ResourceError with a fix."""
+    """Returns the answer of get_run as JSON. Raises ResourceError with a fix."""
     return _answer(workspace, "get_run", api.GetRun(run_id=run_id))
 
 
 def add_resources(server: MCPServer, workspace: Workspace) -> None:
-    """Adds the templates of the resources to a server."""
+    """Adds the resource templates to a server."""
 
     def run(run_id: str) -> str:
         return run_text(workspace, run_id)
 
     def metrics(run_id: str) -> str:
-        read = _read(workspace, lambda: api.read_run_metrics(workspace, run_id))
-        return json.dumps(structured_result(workspace, read), ensure_ascii=False)
+        result = _read(workspace, lambda: api.read_run_metrics(workspace, run_id))
+        return json.dumps(structured_result(workspace, result), ensure_ascii=False)
 
     def dataset(path: str) -> str:
-        # The template refuses paths that lead out by themselves; a link may do so too.
+        # The URI template refuses `..`; this check also covers links.
         if not workspace.path(path).resolve().is_relative_to(workspace.root.resolve()):
             raise ResourceNotFoundError(
                 f"{path!r} leads out of the workspace\nfix: name a file inside it, or call "
-                "inspect_examples, which reads what the user names"
+                "inspect_examples, which may read any file that the user names"
             )
         return _answer(workspace, "inspect_examples", api.InspectExamples(path=path, n=_ROWS))
 
     def skill(name: str, file: str) -> str:
         text = skill_text(name, file)
         if text is None:
-            known = ", ".join(text.uri for text in skill_texts())
-            raise ResourceNotFoundError(f"there is no skill text {name}/{file}\nfix: read {known}")
+            uris = ", ".join(text.uri for text in skill_texts())
+            raise ResourceNotFoundError(f"there is no skill text {name}/{file}\nfix: read {uris}")
         return text.read()
 
     def docs(page: str) -> str:
@@ -64,7 +64,7 @@ def add_resources(server: MCPServer, workspace: Workspace) -> None:
     resource(
         "run://{run_id}",
         title="Run",
-        description="Status, progress, metrics, result or error of a run, and what to do next.",
+        description="Status, progress, metrics, result or error of a run, and the next step.",
         mime_type=_JSON,
     )(run)
     resource(
@@ -76,25 +76,25 @@ def add_resources(server: MCPServer, workspace: Workspace) -> None:
     resource(
         "dataset://{+path}",
         title="Dataset",
-        description=f"The first {_ROWS} rows of a file of the workspace, as text.",
+        description=f"The first {_ROWS} rows of a file in the workspace, as text.",
         mime_type=_JSON,
     )(dataset)
     resource(
         "skill://{name}/{+file}",
         title="Skill",
-        description="How to do a job with these tools, step by step.",
+        description="Instructions for a job with these tools, step by step.",
         mime_type=_MARKDOWN,
     )(skill)
     resource(
         "docs://{+page}",
         title="Documentation",
-        description="A page that a skill or an error names: docs/traces.md is docs://traces.",
+        description="A page of the documentation; docs/traces.md is docs://traces.",
         mime_type=_MARKDOWN,
     )(docs)
 
 
 def listed_resources(workspace: Workspace) -> list[ListedResource]:
-    """Returns the skills' main texts and the newest runs, as a list of resources names them."""
+    """Returns the resources of the skills (SKILL.md) and of the newest runs."""
     skills = [
         ListedResource(
             uri=text.uri,
@@ -112,7 +112,7 @@ def listed_resources(workspace: Workspace) -> list[ListedResource]:
             uri=f"run://{run.run_id}",
             name=run.run_id,
             title=f"Run: {run.kind}, {run.status}",
-            description=f"A run of {run.created_at}.",
+            description=f"Created at {run.created_at}.",
             mime_type=_JSON,
         )
         for run in page.runs
@@ -127,7 +127,7 @@ def _answer(workspace: Workspace, name: str, request: BaseModel) -> str:
 
 
 def _read(workspace: Workspace, read: Callable[[], Any]) -> Any:
-    """Returns what `read` returns; its errors become a resource's, with the fix in their text."""
+    """Returns what `read` returns; its errors become resource errors, whose text names a fix."""
     try:
         return read()
     except EngineError as error:

@@ -1,4 +1,4 @@
-"""The texts of the skills and of the documentation, wherever the package is installed."""
+"""The texts of the skills and of the documentation, in a checkout or an installed package."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +18,12 @@ class SkillText:
 
     skill: str
     file: str
-    """Its path in the skill's folder."""
+    """The path of the file in the skill's folder."""
     path: Path
 
     @property
     def uri(self) -> str:
-        """The address of the file as a resource."""
+        """The URI of the file as a resource."""
         return f"skill://{self.skill}/{self.file}"
 
     def read(self) -> str:
@@ -31,16 +31,16 @@ class SkillText:
         return self.path.read_text(encoding="utf-8")
 
     def description(self) -> str:
-        """Returns what the skill says that it is for, or of another file whose part it is."""
+        """Returns the description of the skill, or the skill that a reference belongs to."""
         if self.file != _MAIN:
-            return f"Read where the skill {self.skill} leads to it."
+            return f"A reference of the skill {self.skill}."
         header = self.read().split("---\n", 2)[1]
         return str(yaml.safe_load(header)["description"])
 
 
 def skill_texts() -> list[SkillText]:
-    """Returns the files of all skills, sorted; none if they were not installed."""
-    # In a checkout they are next to the packages, for hosts that read them as files.
+    """Returns the files of all skills, sorted; empty if none is installed."""
+    # In a checkout, the skills are next to the packages, for hosts that read them as files.
     folders = (_PACKAGE / "skills", _PACKAGE.parent.parent / "skills")
     folder = next((each for each in folders if each.is_dir()), None)
     if folder is None:
@@ -54,13 +54,13 @@ def skill_texts() -> list[SkillText]:
 
 
 def skill_text(skill: str, file: str = _MAIN) -> SkillText | None:
-    """Returns a file of a skill, or None if there is none of that name."""
+    """Returns a file of a skill, or None if it does not exist."""
     return next((t for t in skill_texts() if (t.skill, t.file) == (skill, file)), None)
 
 
 def page_files() -> dict[str, Path]:
-    """Returns the files of all pages by name, such as `traces`; none if they were not installed."""
-    # In a checkout they are next to the packages, for those who read them as files.
+    """Returns the files of all pages by name, such as `traces`; empty if none is installed."""
+    # In a checkout, the pages are next to the packages, for people who read them as files.
     folders = (_PACKAGE / "docs", _PACKAGE.parent.parent / "docs")
     folder = next((each for each in folders if each.is_dir()), None)
     if folder is None:
@@ -70,9 +70,9 @@ def page_files() -> dict[str, Path]:
 
 
 def page_text(name: str) -> str:
-    """Returns the text of a page, which may be named as a file is (`docs/traces.md`).
+    """Returns the text of a page; `name` may also be its file name (`docs/traces.md`).
 
-    Raises InputError if there is none of that name.
+    Raises InputError if there is no such page.
     """
     files = page_files()
     page = name.removeprefix("docs/").removesuffix(".md")

@@ -1,8 +1,8 @@
-"""Tells clients that asked for it when a run has changed.
+"""Notifies clients that subscribed to a run when the run has changed.
 
-A client of 2026-07-28 listens with subscriptions/listen, an earlier one subscribes; both name the
-addresses of runs. A run is a folder that another process writes, so it is looked at twice a second,
-as long as somebody wants to know.
+Clients of protocol version 2026-07-28 call subscriptions/listen, older ones resources/subscribe,
+with the URIs of runs. Another process writes the folder of a run, so the server polls it twice a
+second while a client is subscribed.
 """
 
 from collections import Counter
@@ -21,23 +21,23 @@ from stillroom.reporting import background_tasks
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 
-_LOOK_EVERY_S = 0.5
+_POLL_S = 0.5
 _SCHEME = "run://"
 
 
 class RunUpdates:
-    """Watches the runs that clients want to hear of, and publishes their changes on a bus."""
+    """Watches the runs that clients subscribed to, and publishes their changes on a bus."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.bus = InMemorySubscriptionBus()
         self._workspace = workspace
         self._watched = Counter[str]()
         self._seen: dict[str, object] = {}
-        self._is_wanted = anyio.Event()
+        self._has_watchers = anyio.Event()
 
     @asynccontextmanager
     async def lifespan(self, _server: MCPServer) -> AsyncGenerator[TaskGroup]:
-        """Watches as long as the server runs; its requests have the task group at hand."""
+        """Watches while the server runs; requests get the task group as their lifespan context."""
         async with background_tasks() as group:
             group.start_soon(self.watch)
             yield group
@@ -45,16 +45,18 @@ class RunUpdates:
     async def middleware(
         self, ctx: ServerRequestContext[Any, Any], call_next: CallNext
     ) -> HandlerResult:
-        """Watches the runs that a subscriptions/listen names, until it ends."""
+        """Watches the runs in a subscriptions/listen request until the request ends."""
         if ctx.method != "subscriptions/listen":
             return await call_next(ctx)
-        wanted: Any = (ctx.params or {}).get("notifications")
-        named: Any = wanted.get("resourceSubscriptions") if isinstance(wanted, dict) else None
-        with self._watching(named if isinstance(named, list) else ()):
+        notifications: Any = (ctx.params or {}).get("notifications")
+        uris: Any = (
+            notifications.get("resourceSubscriptions") if isinstance(notifications, dict) else None
+        )
+        with self._watching(uris if isinstance(uris, list) else ()):
             return await call_next(ctx)
 
     def add_to(self, server: MCPServer) -> None:
-        """Adds the requests by which clients of earlier versions subscribe."""
+        """Adds the subscription requests of earlier protocol versions."""
         add = server._lowlevel_server.add_request_handler  # pyright: ignore[reportPrivateUsage]
         add("resources/subscribe", SubscribeRequestParams, self._subscribe)
         add("resources/unsubscribe", UnsubscribeRequestParams, self._unsubscribe)
@@ -70,7 +72,7 @@ class RunUpdates:
 
         def deliver(event: ServerEvent) -> None:
             if isinstance(event, ResourceUpdated) and event.uri == uri:
-                group.start_soon(_sent, session, uri)
+                group.start_soon(_notify, session, uri)
 
         watching = self._watching([uri])
         watching.__enter__()
@@ -98,23 +100,23 @@ class RunUpdates:
     def _watching(self, uris: Iterable[Any]) -> Generator[None]:
         runs = [uri for uri in uris if isinstance(uri, str) and uri.startswith(_SCHEME)]
         for uri in runs:
-            # The state at the time of subscribing is not a change.
+            # The state at the time of the subscription is not a change.
             if not self._watched[uri]:
                 self._seen[uri] = self._state_of(uri)
             self._watched[uri] += 1
-            self._is_wanted.set()
+            self._has_watchers.set()
         try:
             yield
         finally:
             self._watched -= Counter(runs)
 
     async def watch(self) -> None:
-        """Publishes the changes of runs that somebody wants to hear of, until it is cancelled."""
+        """Publishes the changes of watched runs until it is cancelled."""
         while True:
             if not self._watched:
-                self._is_wanted = anyio.Event()
-                await self._is_wanted.wait()
-            await anyio.sleep(_LOOK_EVERY_S)
+                self._has_watchers = anyio.Event()
+                await self._has_watchers.wait()
+            await anyio.sleep(_POLL_S)
             for uri in list(self._watched):
                 state = self._state_of(uri)
                 if state != self._seen.get(uri):
@@ -122,19 +124,19 @@ class RunUpdates:
                     await self.bus.publish(ResourceUpdated(uri=uri))
 
     def _state_of(self, uri: str) -> object:
-        """Returns what differs once the run has changed: the stamps of its state and its events."""
+        """Returns the timestamps and sizes of a run's files, which change with the run."""
         run_id = uri.removeprefix(_SCHEME).partition("/")[0]
         if not run_id or run_id.startswith("."):
             return None
         folder, stamps = RunFolder(self._workspace.runs / run_id), list[tuple[int, int]]()
         for file in (folder.state_file, folder.events):
             with suppress(OSError, ValueError):
-                found = file.stat()
-                stamps.append((found.st_mtime_ns, found.st_size))
+                file_stat = file.stat()
+                stamps.append((file_stat.st_mtime_ns, file_stat.st_size))
         return stamps
 
 
-async def _sent(session: Any, uri: str) -> None:
-    # A client that has gone does not hear of it.
+async def _notify(session: Any, uri: str) -> None:
+    # A client that has disconnected needs no notification.
     with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
         await session.send_resource_updated(uri)

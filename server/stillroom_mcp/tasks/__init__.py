@@ -1,1 +1,1 @@
-"""Long calls as tasks, for clients that know the tasks extension of MCP."""
+"""Long calls as tasks, for clients that support the tasks extension of MCP."""

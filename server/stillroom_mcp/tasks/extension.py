@@ -1,7 +1,7 @@
-"""The tasks extension (`io.modelcontextprotocol/tasks`) on the wire.
+"""The tasks extension of MCP (`io.modelcontextprotocol/tasks`).
 
-A client that declares it gets a task in answer to a call that takes long, and asks after it with
-tasks/get. Every other client gets what the tool returns.
+A client that supports it gets a task as the answer to a long call, and polls it with tasks/get.
+Other clients get the result of the tool.
 Source: https://modelcontextprotocol.io/seps/2663-tasks-extension
 """
 
@@ -27,25 +27,25 @@ RequestContext = ServerRequestContext[Any, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A call that continues after its answer."""
+    """A call that continues after it was answered."""
 
     task_id: str
     status: Literal["working", "input_required", "completed", "failed", "cancelled"]
     created_at: str
-    """ISO 8601, as `updated_at`."""
+    """In ISO 8601, like `updated_at`."""
     updated_at: str
     message: str | None = None
     poll_ms: int = 2000
-    """How many milliseconds to wait before asking again."""
+    """The milliseconds to wait before the next poll."""
     result: Mapping[str, Any] | None = None
-    """What the tool returned, as it would have been on the wire; of a completed task only."""
+    """The tool's result as JSON values; only if the task is completed."""
     error: Mapping[str, Any] | None = None
-    """The JSON-RPC error of a failed task; a tool's own error is the result of a completed one."""
+    """The JSON-RPC error of a failed task; an error of the tool is a result instead."""
     input_requests: Mapping[str, Any] | None = None
-    """What a person must still answer, by key; of a task that needs input only."""
+    """The questions that the user must still answer, by key; only if the task needs input."""
 
     def created(self) -> dict[str, Any]:
-        """Returns the answer to the call that made the task."""
+        """Returns the answer to the call that created the task."""
         fields = {
             "taskId": self.task_id,
             "status": self.status,
@@ -54,9 +54,9 @@ class Task:
             "lastUpdatedAt": self.updated_at,
             "pollIntervalMs": self.poll_ms,
         }
-        given = {name: value for name, value in fields.items() if value is not None}
-        # A run's folder is never deleted by stillroom, so its task has no end.
-        return {"resultType": "task", **given, "ttlMs": None}
+        present = {name: value for name, value in fields.items() if value is not None}
+        # Stillroom never deletes the folder of a run, so its task does not expire.
+        return {"resultType": "task", **present, "ttlMs": None}
 
     def detailed(self) -> dict[str, Any]:
         """Returns the answer to tasks/get."""
@@ -65,33 +65,33 @@ class Task:
             "error": self.error,
             "inputRequests": self.input_requests,
         }
-        given = {name: value for name, value in fields.items() if value is not None}
-        return {**self.created(), **given, **_DONE}
+        present = {name: value for name, value in fields.items() if value is not None}
+        return {**self.created(), **present, **_DONE}
 
 
 class TaskSource(Protocol):
-    """A kind of tasks, and the tools that make them."""
+    """A kind of task, and the tools whose calls become tasks of this kind."""
 
     def support(self, tool: str) -> Literal["none", "optional", "required"]:
-        """Returns whether a tool's calls become tasks: never, if the client knows tasks, always."""
+        """Returns whether a tool's calls become tasks: never, if the client supports it, always."""
         ...
 
     async def begin(
         self, params: CallToolRequestParams, ctx: RequestContext, call_next: CallNext
     ) -> Task | HandlerResult:
-        """Makes the call; returns its task, which can be found by now, or its result."""
+        """Makes the call and returns its task, which `find` then returns too, or its result."""
         ...
 
     async def find(self, task_id: str) -> Task | None:
-        """Returns a task as it is now, or None if it is none of this source."""
+        """Returns the current state of a task, or None if it is not from this source."""
         ...
 
     async def answer(self, task_id: str, responses: Mapping[str, Any]) -> None:
-        """Hands answers to a task by the keys of its requests; other keys are ignored."""
+        """Gives a task the answers to its questions, by key; unknown keys are ignored."""
         ...
 
     async def cancel(self, task_id: str) -> None:
-        """Asks a task to stop; does nothing to one that has ended."""
+        """Asks a task to stop; does nothing if it has ended."""
         ...
 
 
@@ -106,7 +106,7 @@ class _UpdateParams(_TaskParams):
 
 
 class Tasks(Extension):
-    """Answers the calls of tools with tasks, and the methods by which a client follows them."""
+    """Answers tool calls with tasks, and handles the methods that poll, update and cancel tasks."""
 
     identifier = TASKS
 
@@ -124,51 +124,51 @@ class Tasks(Extension):
     async def intercept_tool_call(
         self, params: CallToolRequestParams, ctx: RequestContext, call_next: CallNext
     ) -> HandlerResult:
-        """Returns a call's task if there is one and the client knows tasks, else its result."""
+        """Returns a call's task if there is one and the client supports tasks, else its result."""
         for source in self._sources:
             support = source.support(params.name)
             if support == "none":
                 continue
             if support == "required":
                 require_client_extension(ctx, TASKS)
-            if not _knows_tasks(ctx):
+            if not _supports_tasks(ctx):
                 break
-            begun = await source.begin(params, ctx, call_next)
-            return begun.created() if isinstance(begun, Task) else begun
+            outcome = await source.begin(params, ctx, call_next)
+            return outcome.created() if isinstance(outcome, Task) else outcome
         return await call_next(ctx)
 
     async def _get(self, ctx: RequestContext, params: _TaskParams) -> dict[str, Any]:
-        _, task = await self._found(ctx, params.task_id)
+        _, task = await self._source_and_task(ctx, params.task_id)
         return task.detailed()
 
     async def _update(self, ctx: RequestContext, params: _UpdateParams) -> dict[str, Any]:
-        source, _ = await self._found(ctx, params.task_id)
+        source, _ = await self._source_and_task(ctx, params.task_id)
         await source.answer(params.task_id, params.input_responses)
         return _DONE
 
     async def _cancel(self, ctx: RequestContext, params: _TaskParams) -> dict[str, Any]:
-        source, _ = await self._found(ctx, params.task_id)
+        source, _ = await self._source_and_task(ctx, params.task_id)
         await source.cancel(params.task_id)
         return _DONE
 
-    async def _found(self, ctx: RequestContext, task_id: str) -> tuple[TaskSource, Task]:
+    async def _source_and_task(self, ctx: RequestContext, task_id: str) -> tuple[TaskSource, Task]:
         require_client_extension(ctx, TASKS)
         _check_name(ctx, task_id)
         for source in self._sources:
             if (task := await source.find(task_id)) is not None:
                 return source, task
-        raise MCPError(INVALID_PARAMS, f"there is no task {task_id!r}; list_runs names all runs")
+        raise MCPError(INVALID_PARAMS, f"there is no task {task_id!r}; list_runs lists all runs")
 
 
 def _check_name(ctx: RequestContext, task_id: str) -> None:
-    """Raises MCPError if the request's header names another task, by which it was routed."""
+    """Raises MCPError if the Mcp-Name header, which routes the request, names another task."""
     headers: Mapping[str, str] = getattr(ctx.request, "headers", None) or {}
-    named = headers.get(MCP_NAME_HEADER)
-    if named is not None and decode_header_value(named) != task_id:
-        raise MCPError(HEADER_MISMATCH, f"the header Mcp-Name is not the taskId {task_id!r}")
+    header = headers.get(MCP_NAME_HEADER)
+    if header is not None and decode_header_value(header) != task_id:
+        raise MCPError(HEADER_MISMATCH, f"the Mcp-Name header differs from the taskId {task_id!r}")
 
 
-def _knows_tasks(ctx: RequestContext) -> bool:
+def _supports_tasks(ctx: RequestContext) -> bool:
     declared = ctx.session.client_capabilities
     extensions = (declared.extensions if declared else None) or {}
     return ctx.protocol_version in _VERSIONS and TASKS in extensions

@@ -1,7 +1,7 @@
-"""Runs as tasks: the id of a task is the id of its run, which is on disk before the call's answer.
+"""Runs as tasks: the id of a task is the id of its run.
 
-So a run can be followed both ways, with tasks/get and with get_run, by any client of any server of
-the workspace.
+A run is on disk before its call is answered, so any client of any server of the workspace can
+follow it, with tasks/get or with get_run.
 """
 
 import json
@@ -23,7 +23,7 @@ from stillroom_mcp.answers import structured
 from stillroom_mcp.next_steps import poll_after_s
 from stillroom_mcp.tasks.extension import RequestContext, Task
 
-_MAY_START_RUNS = frozenset(o.name for o in OPERATIONS if o.starts_run or o.may_become_run)
+_RUN_TOOLS = frozenset(o.name for o in OPERATIONS if o.starts_run or o.may_become_run)
 _GET_RUN = operation_named("get_run")
 
 
@@ -33,18 +33,18 @@ class RunTasks:
     def __init__(self, workspace: Workspace, listed: Collection[str]) -> None:
         self._workspace = workspace
         self._listed = listed
-        """The tools that the server offers; a server that only reads has none that stops a run."""
+        """The tools of the server; a read-only server has no tool that cancels runs."""
 
     def support(self, tool: str) -> Literal["none", "optional", "required"]:
-        """Returns `optional` for the tools that start runs, or may."""
-        return "optional" if tool in _MAY_START_RUNS else "none"
+        """Returns `optional` for tools that start a run, or may start one."""
+        return "optional" if tool in _RUN_TOOLS else "none"
 
     async def begin(
         self, params: CallToolRequestParams, ctx: RequestContext, call_next: CallNext
     ) -> Task | HandlerResult:
-        """Starts a run and returns it as a task; returns the result if the call started none.
+        """Starts a run and returns it as a task, or the result if the call started no run.
 
-        A training of several models starts several runs, which no single task can stand for.
+        Training several models starts several runs, which one task cannot represent.
         """
         result = await call_next(ctx)
         answer = _structured_content(result)
@@ -57,13 +57,14 @@ class RunTasks:
         return await anyio.to_thread.run_sync(self._find, task_id)
 
     async def answer(self, task_id: str, responses: Mapping[str, Any]) -> None:
-        """Ignores the answers: what a run needs to know is settled before it starts."""
+        """Ignores the answers, since a run asks nothing after its start."""
 
     async def cancel(self, task_id: str) -> None:
-        """Asks a run to stop. Raises MCPError if this server has no tool that does."""
+        """Cancels a run. Raises MCPError if this server does not have cancel_run."""
         if "cancel_run" not in self._listed:
             raise MCPError(
-                INVALID_REQUEST, f"this server stops no runs; stillroom cancel-run {task_id}"
+                INVALID_REQUEST,
+                f"this server cannot cancel runs; use `stillroom cancel-run {task_id}`",
             )
         request = api.CancelRun(run_id=task_id)
         await anyio.to_thread.run_sync(api.cancel_run, self._workspace, request)
@@ -94,10 +95,10 @@ class RunTasks:
         result = CallToolResult(
             content=[TextContent(type="text", text=json.dumps(answer, ensure_ascii=False))],
             structured_content=answer,
-            # A run that failed is a tool that failed; only the protocol's failures fail a task.
+            # A failed run is a tool error; a task fails only with a protocol error.
             is_error=report.status != "succeeded",
         )
-        wire = result.model_dump(by_alias=True, mode="json", exclude_none=True)
+        result_json = result.model_dump(by_alias=True, mode="json", exclude_none=True)
         return Task(
             task_id=task.task_id,
             status=status,
@@ -105,7 +106,7 @@ class RunTasks:
             updated_at=task.updated_at,
             message=f"{report.status}: {answer['next_step']}",
             poll_ms=task.poll_ms,
-            result=None if status == "cancelled" else wire,
+            result=None if status == "cancelled" else result_json,
         )
 
 

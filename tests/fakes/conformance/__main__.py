@@ -14,7 +14,7 @@ from stillroom_mcp.http.serve import mcp_app
 
 
 async def main(root: Path, port: int) -> None:
-    token = ServerToken("", "nowhere", is_made=True)
+    token = ServerToken("", "nowhere", is_generated=True)
     listener = listening_socket("127.0.0.1", port, token)
     async with anyio.create_task_group() as group:
         server = build_server(Workspace(root), more_tasks=[FakeTasks(group)])

@@ -62,7 +62,7 @@ def test_a_view_from_before_a_night_is_said_to_be_old_and_a_new_one_is_not(works
             return after_run(None, api.get_run(workspace, api.GetRun(run_id=folder.run_id)))
 
     eight_hours_ago = datetime.now(UTC) - timedelta(hours=8)
-    assert "this is 480 minutes old, the cost too" in step(eight_hours_ago.isoformat())
+    assert "this report (also its cost) is 480 minutes old" in step(eight_hours_ago.isoformat())
     assert " old" not in step(datetime.now(UTC).isoformat())
 
 
@@ -165,8 +165,8 @@ def test_the_pages_say_where_a_run_is_what_it_costs_and_why_it_is_not_seen(works
     assert "$1.50" in listed
     assert "on gpu-box, seen" in page
     assert "$1.50 for gpu-box" in page
-    assert "Not reached at the moment: no route to host" in other
-    assert "The run continues there" in other
+    assert "The machine does not answer: no route to host" in other
+    assert "The run continues on it" in other
 
 
 def test_the_report_says_where_a_run_was_done_and_adds_its_machine_up(workspace) -> None:

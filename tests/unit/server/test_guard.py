@@ -93,7 +93,7 @@ def test_its_own_address_and_names_are_hosts(host: str, listening_at: str) -> No
 def test_a_foreign_host_is_refused_even_with_the_token(host: str, listening_at: str) -> None:
     refused = answer_to({**BEARER, "host": host}, listening_at=listening_at)
     assert refused.status_code == 403
-    assert "fix: call it by the address it printed" in refused.text
+    assert "fix: use the address that the server printed" in refused.text
 
 
 def test_two_hosts_are_refused() -> None:
@@ -108,7 +108,7 @@ def test_two_hosts_are_refused() -> None:
 def test_pages_of_others_are_refused_even_with_the_token(origin: str) -> None:
     refused = answer_to({**BEARER, "origin": origin})
     assert refused.status_code == 403
-    assert "open the page from this server's own address" in refused.text
+    assert "open the page at this server's own address" in refused.text
 
 
 def test_a_page_of_this_server_may_call_it() -> None:
@@ -190,7 +190,7 @@ def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_token_is_made_once_for_this_user_alone(state_folder: Path) -> None:
     made, again = server_token(None), server_token(None)
     assert made == again
-    assert made.is_made
+    assert made.is_generated
     assert len(made.value) >= 40
     assert made.place == str(default_token_file())
     assert stat.S_IMODE(default_token_file().stat().st_mode) == 0o600
@@ -211,7 +211,7 @@ def test_a_given_token_is_taken_from_the_file_or_else_the_variable(
     monkeypatch.setenv("STILLROOM_TOKEN", "another-token-of-the-user")
     assert server_token(str(file)).value == TOKEN
     assert server_token(None).value == "another-token-of-the-user"
-    assert not server_token(None).is_made
+    assert not server_token(None).is_generated
     assert not state_folder.exists()
 
 
@@ -219,7 +219,9 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "mine"
     file.write_text(TOKEN, encoding="utf-8")
     file.chmod(0o640)
-    with pytest.raises(InputError, match=r"others may read .* \(mode 0640\)\nfix: run `chmod 600"):
+    with pytest.raises(
+        InputError, match=r"other users may read .* \(mode 0640\)\nfix: run `chmod 600"
+    ):
         server_token(str(file))
 
 
@@ -228,14 +230,16 @@ def test_a_token_that_could_be_guessed_is_refused(tmp_path: Path, text: str) -> 
     file = tmp_path / "mine"
     file.write_text(text, encoding="utf-8")
     file.chmod(0o600)
-    with pytest.raises(InputError, match="is not valid: it must have at least 16 ASCII"):
+    with pytest.raises(InputError, match="is not valid: it must have at least 16 printable ASCII"):
         server_token(str(file))
 
 
 def test_a_token_file_that_is_not_there_is_refused_with_the_command_that_writes_it(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(InputError, match=r"does not exist\nfix: write one: `.umask 077; openssl"):
+    with pytest.raises(
+        InputError, match=r"does not exist\nfix: create it with `.umask 077; openssl"
+    ):
         server_token(str(tmp_path / "none"))
     (tmp_path / "folder").mkdir(mode=0o700)
     with pytest.raises(InputError, match="cannot be read"):

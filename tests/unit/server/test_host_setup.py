@@ -196,7 +196,7 @@ def test_a_table_written_in_one_line_is_refused(
     text = 'mcp_servers = { files = { command = "npx" } }\n'
     path = written(codex, project, text)
     assert setup("codex", "--yes", project=project) == 1
-    assert "under [mcp_servers.stillroom]" in capsys.readouterr().err
+    assert "under the header [mcp_servers.stillroom]" in capsys.readouterr().err
     assert path.read_text() == text
 
 
@@ -250,7 +250,7 @@ def test_a_pipe_in_place_of_the_file_is_refused_at_once(
 ) -> None:
     os.mkfifo(project / ".mcp.json")
     assert setup("claude-code", "--yes", project=project) == 1
-    assert "is no regular file" in capsys.readouterr().err
+    assert "is not a regular file" in capsys.readouterr().err
 
 
 def skills_in(project: Path, host: Host) -> set[str]:
@@ -367,14 +367,14 @@ def test_whatever_the_file_holds_only_the_entry_is_added(
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("[]", "no object"),
-        ('{"s": []}', "no object"),
-        ('{"s": {}, "s": {}}', "twice"),
+        ("[]", "not an object"),
+        ('{"s": []}', "not an object"),
+        ('{"s": {}, "s": {}}', "duplicate key"),
         ('{"s": {} "t": 1}', "expected ,"),
         ('{"s": nul}', "not a JSON value"),
         ('{"s": "a\nb"}', "not JSON"),
-        ("{", "ends too early"),
-        ("{} {}", "follows"),
+        ("{", "unexpected end of file"),
+        ("{} {}", "unexpected text after"),
         ("[" * 100_000, "nested"),
     ],
 )
@@ -384,5 +384,5 @@ def test_what_is_no_json_object_is_refused_with_the_reason(text: str, reason: st
 
 
 def test_a_toml_date_beside_our_keys_is_refused_rather_than_changed() -> None:
-    with pytest.raises(ValueError, match="another form"):
+    with pytest.raises(ValueError, match="is not written as plain values"):
         toml_with_entry("[s.x]\nd = 1979-05-27\n", ("s", "x"), {"command": "c"})

@@ -6,7 +6,7 @@ import pytest
 
 from stillroom import api
 from stillroom.settings import Workspace
-from stillroom_mcp.next_steps import after_import_rollouts, in_a_shell
+from stillroom_mcp.next_steps import after_import_rollouts, as_cli_commands
 
 ASKED = [{"role": "user", "content": "Two plus two?"}]
 RIGHT = [{"role": "assistant", "content": "4"}]
@@ -55,6 +55,6 @@ def test_an_import_of_judged_answers_says_how_to_keep_the_wrong_ones_out(
         ("give it a price_per_hour (budget_usd=5)", "give it a price_per_hour (budget_usd=5)"),
     ],
 )
-def test_in_a_shell_a_step_is_a_command(step: str, command: str | None):
+def test_as_cli_commands_a_step_is_a_command(step: str, command: str | None):
     expected = command or "stillroom filter-dataset, then stillroom convert-rollouts"
-    assert in_a_shell(step) == expected
+    assert as_cli_commands(step) == expected

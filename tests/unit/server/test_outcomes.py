@@ -25,9 +25,9 @@ ACCURACY = {"value": 0.7, "low": 0.6, "high": 0.8, "n": 100}
         (RunKind.ROLLOUTS, {**ROLLOUTS, "succeeded": 0}, ""),
         (RunKind.ROLLOUTS, {**ROLLOUTS, "rewarded": 0, "num_success": 0}, "score_rollouts with"),
         (RunKind.ROLLOUTS, {**ROLLOUTS, "num_success": 0}, "inspect_examples(path=r.jsonl)"),
-        (RunKind.ROLLOUTS, {**ROLLOUTS, "truncated": 30}, "30 of 100 rollouts were cut"),
+        (RunKind.ROLLOUTS, {**ROLLOUTS, "truncated": 30}, "30 of 100 rollouts were truncated"),
         (RunKind.ROLLOUTS, {**ROLLOUTS, "truncated": 2}, ""),
-        (RunKind.SCORE, {"num_success": 0}, "no row succeeds by the new rewards"),
+        (RunKind.SCORE, {"num_success": 0}, "no row succeeds with the new rewards"),
         (RunKind.SCORE, {"num_success": 3}, ""),
         (
             RunKind.EVALUATE,
@@ -38,7 +38,7 @@ ACCURACY = {"value": 0.7, "low": 0.6, "high": 0.8, "n": 100}
         (
             RunKind.EVALUATE,
             {"accuracy": ACCURACY, "stopped_by": "budget_usd", "omitted": 40},
-            "budget_usd was reached, 40 rollouts were not done",
+            "budget_usd was reached and 40 rollouts are missing",
         ),
         (RunKind.EVALUATE, {"accuracy": ACCURACY, "failed": 20}, "20 rollouts failed"),
         (
@@ -49,13 +49,13 @@ ACCURACY = {"value": 0.7, "low": 0.6, "high": 0.8, "n": 100}
         (
             RunKind.EVALUATE,
             {"accuracy": ACCURACY, "truncated": 9, "cut_by": {"context_window": 9}},
-            "filled the context",
+            "filled the model's context",
         ),
         (RunKind.EVALUATE, {"accuracy": {**ACCURACY, "value": 0.0}}, "no task was solved"),
         (
             RunKind.EVALUATE,
             {"accuracy": ACCURACY, "sampled_accuracy": {"value": 0.1, "high": 0.2}},
-            "at temperature 1 it solves 10% of the tasks, and 70% at temperature 0: serve it at",
+            "the model solves 10% of the tasks at temperature 1, and 70% at 0: serve it at",
         ),
         (
             RunKind.EVALUATE,
@@ -64,7 +64,7 @@ ACCURACY = {"value": 0.7, "low": 0.6, "high": 0.8, "n": 100}
                 "sampled_accuracy": {"value": 0.1, "high": 0.2},
                 "temperature": 0.3,
             },
-            "and 70% at temperature 0.3: serve it at that temperature",
+            "and 70% at 0.3: serve it at that temperature",
         ),
         (RunKind.SFT, {"steps": 3}, ""),
         (RunKind.SFT, {"rows": 99, "skipped": {"longer than max_length": 3}}, ""),

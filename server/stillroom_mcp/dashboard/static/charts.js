@@ -1,8 +1,8 @@
 "use strict";
-// Draws the metrics of one run, or of two over one another, and goes on while they grow.
+// Draws the metrics of one run, or of two runs in the same chart, and updates the charts as they grow.
 const stillroomCharts = (() => {
   const COLOURS = ["--blue", "--orange"];
-  const TREND_FROM = 120;
+  const MIN_STEPS_FOR_TREND = 120;
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -13,7 +13,7 @@ const stillroomCharts = (() => {
     return String(Number(value.toPrecision(3)));
   }
 
-  // A moving average over a twenty-fifth of the steps, so that many noisy steps show a direction.
+  // A moving average over 4 % of the steps, which shows the trend of noisy values.
   function trend(values) {
     const half = Math.max(1, Math.floor(values.length / 50));
     const sums = [0], nums = [0];
@@ -44,7 +44,7 @@ const stillroomCharts = (() => {
       }
       this.next = part.next;
     }
-    // A resumed run records steps again: the last values count.
+    // A resumed run may record a step again: the last value counts.
     column(name) {
       const column = this.values[name];
       if (!column) return null;
@@ -63,10 +63,10 @@ const stillroomCharts = (() => {
       const main = run.column(figure.dataset.metric);
       const name = runs.length > 1 ? (index ? "second" : "first") : figure.querySelector(".what").textContent;
       if (main) {
-        const many = main[0].length > TREND_FROM;
+        const isLong = main[0].length > MIN_STEPS_FOR_TREND;
         tables.push(main);
-        series.push({ label: name, stroke: ink, width: many ? 1 : 2, alpha: many ? 0.35 : 1, points: { show: main[0].length < 3 }, spanGaps: true, value: (_, v) => shown(v) });
-        if (many) {
+        series.push({ label: name, stroke: ink, width: isLong ? 1 : 2, alpha: isLong ? 0.35 : 1, points: { show: main[0].length < 3 }, spanGaps: true, value: (_, v) => shown(v) });
+        if (isLong) {
           tables.push([main[0], trend(main[1])]);
           series.push({ label: `${name}, average`, stroke: ink, width: 2, points: { show: false }, spanGaps: true, value: (_, v) => shown(v) });
         }
@@ -87,8 +87,8 @@ const stillroomCharts = (() => {
     figure.hidden = !tables.length;
     if (!tables.length) return;
     const data = uPlot.join(tables);
-    const labels = series.map((one) => one.label).join("|");
-    say(figure, runs, box);
+    const labels = series.map((each) => each.label).join("|");
+    describe(figure, runs, box);
     if (figure.plot && figure.labels === labels) {
       figure.plot.setData(data);
       return;
@@ -110,7 +110,7 @@ const stillroomCharts = (() => {
     }, data, box);
   }
 
-  function say(figure, runs, box) {
+  function describe(figure, runs, box) {
     const columns = runs.map((run) => run.column(figure.dataset.metric)).filter(Boolean);
     const changes = columns.map(([steps, values]) => (steps.length > 1 ? `${shown(values[0])} → ${shown(values.at(-1))}` : shown(values[0])));
     figure.querySelector(".change").textContent = changes.join(" · ");
@@ -118,7 +118,7 @@ const stillroomCharts = (() => {
     box.setAttribute("aria-label", `${figure.querySelector(".what").textContent}: ${changes.join(" and ")}, up to step ${last}`);
   }
 
-  // Shows the charts of a block from what its runs recorded.
+  // Draws all charts of a block from the metrics of its runs.
   function drawAll(block, runs) {
     const figures = [...block.querySelectorAll("figure.live")];
     figures.forEach((figure) => draw(figure, runs));
@@ -137,7 +137,7 @@ const stillroomCharts = (() => {
         if (figure.plot && width && Math.abs(figure.plot.width - width) > 1) figure.plot.setSize({ width, height: 190 });
       });
     }).observe(block);
-    // The colours are in the canvases.
+    // Canvases do not follow changes of CSS variables, so the charts are redrawn.
     const recolour = () => {
       block.querySelectorAll("figure.live").forEach((figure) => {
         figure.plot?.destroy();
@@ -146,7 +146,7 @@ const stillroomCharts = (() => {
       redraw();
     };
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
-    // In a chat the host chooses the theme.
+    // In a chat, the host chooses the theme.
     addEventListener("themechange", recolour);
   }
 

@@ -1,20 +1,20 @@
 "use strict";
-// Speaks with the host of an MCP App (JSON-RPC over postMessage) and makes elements out of texts.
+// Talks to the host of an MCP App (JSON-RPC over postMessage), and builds HTML elements from text.
 const stillroomChat = (() => {
   const PROTOCOL = "2026-01-26";
   const waiting = new Map();
-  let last = 0;
+  let lastId = 0;
   let host = {};
 
   const post = (message) => parent.postMessage({ jsonrpc: "2.0", ...message }, "*");
 
   function request(method, params) {
-    const id = ++last;
+    const id = ++lastId;
     post({ id, method, params });
     return new Promise((resolve, reject) => waiting.set(id, { resolve, reject }));
   }
 
-  // Calls a tool of the server; null if the host cannot, or the call failed.
+  // Calls a tool of the server; null if the host cannot do so, or if the call failed.
   async function callTool(name, args) {
     try {
       const result = await request("tools/call", { name, arguments: args });
@@ -24,7 +24,7 @@ const stillroomChat = (() => {
     }
   }
 
-  // Reads a resource of the server as JSON; null if the host cannot.
+  // Reads a resource of the server as JSON; null if the host cannot do so.
   async function readJson(uri) {
     if (!host.serverResources) return null;
     try {
@@ -34,7 +34,7 @@ const stillroomChat = (() => {
     }
   }
 
-  // The host's theme may be another than the system's.
+  // The host's theme may differ from the system's.
   function applyTheme(context) {
     if (!context?.theme) return;
     document.documentElement.style.colorScheme = context.theme;
@@ -49,7 +49,7 @@ const stillroomChat = (() => {
     dispatchEvent(new Event("themechange"));
   }
 
-  // An element with a class, and with texts or elements in it; no text ever becomes markup.
+  // Returns an element with a class and children; text is never interpreted as markup.
   function make(tag, name, ...children) {
     const element = document.createElement(tag);
     if (name) element.className = name;
@@ -62,7 +62,7 @@ const stillroomChat = (() => {
       make("div", "", make("dt", "", label), make("dd", "value", value), make("dd", "note", note))));
   }
 
-  // A text that others wrote stands between two marks, which are for agents.
+  // The server puts text from others between marks, which are for agents only.
   const MARK = /^----- (end of )?text [0-9a-f]{16} -----$/;
   function unfenced(value) {
     if (typeof value === "string") return value.split("\n").filter((line) => !MARK.test(line)).join("\n");
@@ -76,10 +76,10 @@ const stillroomChat = (() => {
       if (event.source !== parent || event.data?.jsonrpc !== "2.0") return;
       const { id, method, params, result, error } = event.data;
       if (method === undefined) {
-        const asked = waiting.get(id);
+        const pending = waiting.get(id);
         waiting.delete(id);
-        if (error) asked?.reject(new Error(error.message));
-        else asked?.resolve(result);
+        if (error) pending?.reject(new Error(error.message));
+        else pending?.resolve(result);
       } else if (method === "ui/notifications/tool-input") onInput?.(params.arguments ?? {});
       else if (method === "ui/notifications/tool-result") onResult(unfenced(params.structuredContent ?? null));
       else if (method === "ui/notifications/host-context-changed") applyTheme(params);

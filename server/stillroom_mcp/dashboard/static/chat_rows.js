@@ -1,32 +1,32 @@
 "use strict";
-// Rows in a chat: each conversation with its tool calls folded, and with a student what is trained.
+// Rows in a chat: conversations with collapsed tool calls or, if a student is given, the trained tokens.
 (() => {
   const { start, callTool, make } = stillroomChat;
   const view = document.getElementById("view");
   const ROLE = /^(system|user|assistant|tool)( calls .*|: ?.*)$/;
-  let asked = {};
+  let request = {};
 
-  // The text with what stands in ⟦ ⟧ marked as trained.
+  // Returns the text with the parts in ⟦ ⟧ marked as trained.
   function marked(text) {
-    const said = make("div", "said tokens");
+    const body = make("div", "said tokens");
     text.split(/(⟦[^⟧]*⟧?)/).forEach((piece) => {
       if (!piece) return;
       const isTrained = piece.startsWith("⟦");
-      said.append(isTrained ? make("span", "assistant trained", piece.replace(/^⟦|⟧$/g, "")) : piece);
+      body.append(isTrained ? make("span", "assistant trained", piece.replace(/^⟦|⟧$/g, "")) : piece);
     });
-    return said;
+    return body;
   }
 
   function messages(lines) {
-    const found = [];
+    const parsed = [];
     for (const line of lines) {
-      const begun = ROLE.exec(line);
-      if (begun) found.push({ role: begun[1], isCall: begun[2].startsWith(" calls"), lines: [begun[2].replace(/^(: ?| calls )/, "")] });
-      // Only a role's own line begins at the margin.
-      else if (found.length) found.at(-1).lines.push(line.replace(/^ {2}/, ""));
-      else found.push({ role: "", isCall: false, lines: [line] });
+      const match = ROLE.exec(line);
+      if (match) parsed.push({ role: match[1], isCall: match[2].startsWith(" calls"), lines: [match[2].replace(/^(: ?| calls )/, "")] });
+      // Continuation lines are indented; only a line with a role is not.
+      else if (parsed.length) parsed.at(-1).lines.push(line.replace(/^ {2}/, ""));
+      else parsed.push({ role: "", isCall: false, lines: [line] });
     }
-    return found;
+    return parsed;
   }
 
   function part({ role, isCall, lines }) {
@@ -56,15 +56,15 @@
     next.type = "button";
     next.addEventListener("click", async () => {
       next.disabled = true;
-      const { html, ...rest } = asked;
+      const { html, ...rest } = request;
       show(await callTool("inspect_examples", { ...rest, start: page.next_start }));
     });
     view.replaceChildren(
-      make("h1", "", asked.path ?? "Rows", make("span", "", ` · ${page.total_count} rows`)),
+      make("h1", "", request.path ?? "Rows", make("span", "", ` · ${page.total_count} rows`)),
       ...page.examples.map(example),
       ...(page.has_more ? [next] : []),
     );
   }
 
-  start({ onInput: (input) => (asked = input), onResult: show });
+  start({ onInput: (input) => (request = input), onResult: show });
 })();

@@ -1,5 +1,5 @@
 "use strict";
-// A run in a chat: what get_run says of it, and the curves of what it recorded.
+// A run in a chat: the report of get_run, and the curves of its metrics.
 (() => {
   const { start, callTool, readJson, make, figures } = stillroomChat;
   const POLL_MS = 2000;
@@ -32,28 +32,28 @@
   }
 
   function show(run) {
-    const shown = [];
+    const facts = [];
     const { progress, metrics = {} } = run;
-    if (progress?.total) shown.push(["Done", `${(100 * Math.min(1, progress.done / progress.total)).toFixed(1)} %`, `${progress.done} of ${progress.total} ${progress.unit}`]);
-    if (progress?.eta_s) shown.push(["Left", seconds(progress.eta_s), "about"]);
+    if (progress?.total) facts.push(["Done", `${(100 * Math.min(1, progress.done / progress.total)).toFixed(1)} %`, `${progress.done} of ${progress.total} ${progress.unit}`]);
+    if (progress?.eta_s) facts.push(["Left", seconds(progress.eta_s), "about"]);
     for (const [metric, title, unit] of CURVES) {
       const value = metrics[metric];
-      if (typeof value === "number") shown.push([title, metric === "cost_usd" ? `$${value.toFixed(4)}` : number(value), unit || "now"]);
+      if (typeof value === "number") facts.push([title, metric === "cost_usd" ? `$${value.toFixed(4)}` : number(value), unit || "now"]);
     }
-    if (typeof run.machine_usd === "number") shown.push(["Machine", `$${run.machine_usd.toFixed(2)}`, run.where]);
+    if (typeof run.machine_usd === "number") facts.push(["Machine", `$${run.machine_usd.toFixed(2)}`, run.where]);
     const alarms = (run.alarms ?? []).map((alarm) => make("li", "", alarm));
     head.replaceChildren(
       make("h1", "", run.run_id.slice(0, run.run_id.indexOf("-") + 7), make("span", "", ` · ${run.kind} `), make("span", `status ${run.status}`, run.status)),
       ...(run.where ? [make("p", "small muted", `On ${run.where}, ${run.last_contact ? `seen ${run.last_contact.slice(0, 16).replace("T", " ")} UTC` : "not reached yet"}.`)] : []),
-      ...(run.unreachable ? [make("div", "problem", make("p", "", `Not reached at the moment: ${run.unreachable}`), make("p", "muted", "The run continues there."))] : []),
-      figures(shown.slice(0, 6)),
+      ...(run.unreachable ? [make("div", "problem", make("p", "", `The machine does not answer: ${run.unreachable}`), make("p", "muted", "The run continues on it."))] : []),
+      figures(facts.slice(0, 6)),
       ...(alarms.length ? [make("ul", "alarms", ...alarms)] : []),
       ...(run.error ? [make("div", "problem", make("p", "", run.error.problem), make("p", "muted", `Fix: ${run.error.fix}`))] : []),
     );
     if (!head.isConnected) view.replaceChildren(head, block);
   }
 
-  // All steps, thinned out; a host that reads no resources gets the last ones from the log.
+  // Reads a sample of all steps; if the host cannot read resources, the last steps from the log.
   async function readMetrics() {
     const all = await readJson(`run://${runId}/metrics`);
     if (all?.steps) {
@@ -76,7 +76,7 @@
         steps.push(event.step);
         rows.push(event.values);
       } catch {
-        // A line that was cut.
+        // An incomplete line.
       }
     }
     const values = {};

@@ -7,7 +7,7 @@
     const runs = sources.map(() => new stillroomCharts.Recorded());
     const isOver = sources.map(() => false);
     stillroomCharts.watchSize(block, () => stillroomCharts.drawAll(block, runs));
-    // What was folded away had no width when it was drawn.
+    // Charts in a closed <details> had no width when they were drawn.
     block.querySelector("details.more").addEventListener("toggle", () => stillroomCharts.drawAll(block, runs));
     while (isOver.includes(false)) {
       if (!document.hidden) {
@@ -24,7 +24,7 @@
       }
       await new Promise((done) => setTimeout(done, POLL_MS));
     }
-    // What recorded nothing step by step, such as an export, has no curves.
+    // A run without steps, such as an export, has no curves.
     if (!stillroomCharts.drawAll(block, runs)) block.closest("section").hidden = true;
   }
 

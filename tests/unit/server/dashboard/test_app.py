@@ -1,6 +1,7 @@
 """The dashboard's addresses: who gets in, what every answer forbids, and what pages say."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ from starlette.testclient import TestClient
 from fakes.dashboards import TOKEN, client_of, kept_running
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_rows
 from fakes.run_folders import evaluate, write_run, write_training
+from stillroom.errors import InputError
 from stillroom.files import write_json
 from stillroom.settings import Workspace
-from stillroom_mcp.dashboard.app import build_dashboard
+from stillroom_mcp.dashboard.app import build_dashboard, listen
 
 ATTACK = "<script>document.title='owned'</script><img src=x onerror=1>"
 
@@ -141,7 +143,7 @@ def test_the_live_part_of_a_run_asks_again_until_the_run_has_ended(
     with kept_running(tmp_path / "runs" / "sft-now"):
         open_client = client_of(tmp_path)
         assert "every 1s" in open_client.get("/runs/sft-now/live").text
-        assert "the curves appear by themselves" in open_client.get("/runs/sft-now").text
+        assert "the curves will appear here" in open_client.get("/runs/sft-now").text
         assert open_client.get("/runs/sft-now/metrics").json()["is_final"] is False
     assert "every 1s" not in client.get("/runs/sft-a/live").text
     assert "No steps were recorded" in client.get("/runs/evaluate-base").text
@@ -172,3 +174,15 @@ def test_rows_say_how_they_ended(client: TestClient) -> None:
     assert "rows 51 to 60 of 60" in page
     assert json.dumps(ATTACK)[1:-1] not in page
     assert "✓ right" in page
+
+
+def test_it_listens_on_the_loopback_alone() -> None:
+    with listen(0) as listening:
+        assert listening.getsockname()[0] == "127.0.0.1"
+
+
+def test_a_port_that_is_taken_is_refused_with_a_way_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        with pytest.raises(InputError, match="cannot be used") as refused:
+            listen(other.getsockname()[1])
+        assert "--port" in refused.value.fix

@@ -48,7 +48,7 @@ def shown(request: dict[str, Any], **fields: Any) -> dict[str, tuple[str, str]]:
 def test_spend_stands_beside_its_budget_and_time_beside_what_is_left() -> None:
     progress = Progress(phase="p", done=30, total=120, unit="rollouts", eta_s=90.0)
     found = shown({"budget_usd": 5.0}, metrics={"cost_usd": 1.25}, progress=progress)
-    assert found["Spent"] == ("$1.25 of $5.00", "25.0\xa0% of it")
+    assert found["Spent"] == ("$1.25 of $5.00", "25.0\xa0% of the budget")
     assert found["Done"][0] == "25.0\xa0%"
     assert found["Running for"][1] == "about 1\xa0min 30\xa0s left"
 
@@ -65,4 +65,4 @@ def test_the_machine_that_does_a_run_counts_as_spent(tmp_path: Path) -> None:
     found = {f.label: f for f in figures(Run(folder.path, folder.read()), {"budget_usd": 4.0})}
 
     assert found["Spent"].value == "$1.00 of $4.00"
-    assert found["Spent"].note == "25.0\xa0% of it, $0.7500 for gpu-box"
+    assert found["Spent"].note == "25.0\xa0% of the budget, $0.7500 for gpu-box"

@@ -95,7 +95,7 @@ def test_of_a_huge_row_the_head_is_shown_and_its_neighbours_are_whole(
     assert titles[0] == titles[2] == "small"
     assert '{"prompt": "xxx' in titles[1]
     assert len(titles[1]) < 300
-    with pytest.raises(InputError, match=r"it begins: ..prompt.: .xxx"):
+    with pytest.raises(InputError, match=r"and begins: ..prompt.: .xxx"):
         files.read_at(path, len(small) + 1)
     assert files.read_at(path, len(small) + len(huge) + 2) == small.encode()
 
