@@ -34,23 +34,30 @@ def open_host(machine: Machine, *, run: Path | None = None) -> RunHost:
                 "inspect the cluster with `ray status`",
             )
         case _:
-            raise InputError(
-                f"{machine.name} is a kind of machine that this version does not support",
-                "use the version of stillroom that started the run",
-            )
+            raise _unsupported(machine)
 
 
 def release_machine(entry: ProvisionedMachine, log: ProvisionLog) -> None:
     """Releases a provisioned machine, unless a run has started to use it in the meantime."""
-    if isinstance(entry.machine.access, HfJobsFlavor):
-        from stillroom.remote.providers.hf_jobs import release_job
+    match entry.machine.access:
+        case HfJobsFlavor():
+            from stillroom.remote.providers.hf_jobs import release_job
 
-        release_job(entry, log)
-        return
-    from stillroom.remote.providers.skypilot import open_cluster
+            release_job(entry, log)
+        case SkyPilotCluster():
+            from stillroom.remote.providers.skypilot import open_cluster
 
-    host = open_cluster(entry.machine, provision_log=log)
-    try:
-        host.release()
-    finally:
-        host.close()
+            host = open_cluster(entry.machine, provision_log=log)
+            try:
+                host.release()
+            finally:
+                host.close()
+        case _:
+            raise _unsupported(entry.machine)
+
+
+def _unsupported(machine: Machine) -> InputError:
+    return InputError(
+        f"{machine.name} is a kind of machine that this version does not support",
+        "use the version of stillroom that started the run",
+    )

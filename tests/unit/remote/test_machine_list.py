@@ -11,6 +11,7 @@ from stillroom.errors import ConfigError, DataError
 from stillroom.files import write_json
 from stillroom.lineage import now
 from stillroom.remote.host import UnreachableError
+from stillroom.remote.hosts import release_machine
 from stillroom.remote.machine import HfJobsFlavor, Machine, SkyPilotCluster
 from stillroom.remote.machine_list import ListMachines, list_machines, probe_all
 from stillroom.remote.machines import find_machine
@@ -243,6 +244,16 @@ def test_a_machine_is_named_as_long_as_it_could_not_be_put_down(tmp_path, provis
     provision(provision_log, "one", a_run(tmp_path, "sft-1", phase="over"))
     assert cleaned(provision_log, failing=True) == (["one"], ["one"])
     assert "the cloud is away" in capsys.readouterr().err
+    assert [entry.name for entry in provision_log.entries()] == ["one"]
+
+
+def test_a_machine_of_a_kind_that_is_not_known_is_named_and_never_released_as_another(
+    tmp_path, provision_log, capsys
+):
+    later = Machine(name="later")  # as an older version reads the entry of a newer one
+    provision(provision_log, "one", a_run(tmp_path, "sft-1", phase="over"), machine=later)
+    assert clean_up(provision_log, release_machine) == ["one"]
+    assert "kind of machine that this version does not support" in capsys.readouterr().err
     assert [entry.name for entry in provision_log.entries()] == ["one"]
 
 

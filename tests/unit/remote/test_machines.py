@@ -1,12 +1,15 @@
 """machines.yml is read strictly, and `where` takes the name of a Ray cluster too."""
 
 from pathlib import Path
+from typing import get_args
 
+import msgspec
 import pytest
 
 from stillroom.api.placement import placed
 from stillroom.errors import ConfigError, InputError
 from stillroom.evaluate.request import EvaluateModel
+from stillroom.remote.machine import Kind, Machine, MachineEntry
 from stillroom.remote.machines import (
     all_machines,
     check_keys_allowed,
@@ -227,3 +230,11 @@ def test_a_number_of_processes_that_the_request_names_stays(cluster_workspace):
 def test_what_a_cluster_cannot_do_is_refused(cluster_workspace, request_, text):
     with pytest.raises(InputError, match=text):
         placed(cluster_workspace, request_)
+
+
+def test_each_kind_is_a_section_of_an_entry_and_a_field_that_says_how_it_is_reached():
+    fields = {field.name: get_args(field.type) for field in msgspec.structs.fields(Machine)}
+    for kind in get_args(Kind):
+        assert kind in MachineEntry.model_fields
+        assert [part.kind for part in fields[kind] if part is not type(None)] == [kind]
+    assert len(Machine(name="one").kinds) == len(get_args(Kind))
