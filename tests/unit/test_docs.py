@@ -76,6 +76,19 @@ def test_each_file_of_a_flow_leads_to_the_next():
     assert [gap for files in listed.values() for gap in gaps(files)] == []
 
 
+def test_every_module_and_folder_that_the_architecture_names_is_there():
+    of_users = {"tools.py", "rewards.py"}
+    named = set(re.findall(r"`([\w./-]+(?:\.py|/))`", ARCHITECTURE.read_text(encoding="utf-8")))
+    of_runs = {"adapters/", "brought_back/", "ranks/", "tensorboard/", ".stillroom/"}
+    assert {"rollout/context.py", "remote/follower/"} <= named
+    gone = [
+        name
+        for name in sorted(named - of_users - of_runs)
+        if not (ROOT / name).exists() and not any((ROOT / "engine").glob(f"stillroom/**/{name}"))
+    ]
+    assert gone == []
+
+
 def test_each_recipe_names_files_that_hold_what_it_names():
     recipes = ARCHITECTURE.read_text(encoding="utf-8").partition("## How to add")[2]
     for recipe in recipes.split("\n\n"):
