@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import os
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -360,6 +361,15 @@ class FileLock:
             return False
         self._handle = handle
         return True
+
+    def acquire_within(
+        self, most_s: float, *, poll_s: float = 0.1, sleep: Callable[[float], None] = time.sleep
+    ) -> bool:
+        """Waits up to `most_s` for the lock; returns whether this process holds it now."""
+        deadline = time.monotonic() + most_s
+        while not (is_held := self.try_acquire()) and time.monotonic() < deadline:
+            sleep(poll_s)
+        return is_held
 
     @property
     def handle(self) -> int:

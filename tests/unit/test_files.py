@@ -285,6 +285,15 @@ def test_only_one_holds_a_lock_until_it_is_released(tmp_path: Path) -> None:
     second.release()
 
 
+def test_a_lock_is_waited_for_until_it_is_free_or_the_time_is_over(tmp_path: Path) -> None:
+    first, second = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
+    assert first.try_acquire()
+
+    assert not second.acquire_within(0.0, sleep=lambda _: None)
+    assert second.acquire_within(60.0, sleep=lambda _: first.release())
+    second.release()
+
+
 def test_a_lock_is_free_again_when_its_process_was_killed(tmp_path: Path) -> None:
     code = (
         "import os, pathlib, signal, sys\n"

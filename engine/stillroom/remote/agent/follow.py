@@ -80,10 +80,7 @@ def _wait_for_processes(run: AgentRun, sleep: Callable[[float], None]) -> None:
     Gives up after 15 seconds.
     """
     lock = run.keeper_lock()
-    deadline = time.monotonic() + _KEEPER_WAIT_S
-    while not (is_free := lock.try_acquire()) and time.monotonic() < deadline:
-        sleep(_LOOK_EVERY_S / 5)
-    if is_free:
+    if lock.acquire_within(_KEEPER_WAIT_S, sleep=sleep):
         lock.release()
 
 

@@ -25,7 +25,6 @@ from stillroom.teachers.run_limits import RunLimits
 from stillroom.types import RunStatus
 
 _LOCK_WAIT_S = 60.0
-_POLL_S = 0.1
 
 
 def start(agent: AgentFolder, request: LaunchRequest) -> None:
@@ -37,7 +36,11 @@ def start(agent: AgentFolder, request: LaunchRequest) -> None:
     run = agent_run(agent, request.run_id)
     run.base.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock, keeper = run.start_lock(), run.keeper_lock()
-    _acquire(lock, run.run_id)
+    if not lock.acquire_within(_LOCK_WAIT_S):
+        raise EngineError(
+            f"another connection has been starting {run.run_id} for {_LOCK_WAIT_S:.0f} s",
+            "it is retried; check for a hanging process on that machine",
+        )
     try:
         if keeper.try_acquire() and not _has_begun(run):
             _launch(agent, run, request, keeper)
@@ -74,17 +77,6 @@ def remove(agent: AgentFolder, run_id: str) -> None:
     # Includes leftovers of an earlier call whose connection was lost.
     for leftover in run.base.parent.glob(f".{run_id}.*.going"):
         shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _acquire(lock: FileLock, run_id: str) -> None:
-    deadline = time.monotonic() + _LOCK_WAIT_S
-    while not lock.try_acquire():
-        if time.monotonic() > deadline:
-            raise EngineError(
-                f"another connection has been starting {run_id} for {_LOCK_WAIT_S:.0f} s",
-                "it is retried; check for a hanging process on that machine",
-            )
-        time.sleep(_POLL_S)
 
 
 def _has_begun(run: AgentRun) -> bool:

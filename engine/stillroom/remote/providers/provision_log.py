@@ -6,7 +6,6 @@ the process is killed, there may be an entry too many, but never one too few.
 """
 
 import os
-import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,7 +24,6 @@ from stillroom.run_folder import VIEW_FILE
 
 _LOCK_WAIT_S = 20.0
 _ARRIVES_WITHIN_S = 900.0
-_POLL_S = 0.2
 _FIX = "list what is up with `sky status` and `hf jobs ps`, release it, and delete the file"
 
 
@@ -103,14 +101,11 @@ class ProvisionLog:
         """
         make_folder(self.folder)
         lock = FileLock(self.folder / f"{name}.lock")
-        deadline = time.monotonic() + _LOCK_WAIT_S
-        while not lock.try_acquire():
-            if time.monotonic() > deadline:
-                raise UnreachableError(
-                    f"another run is provisioning or releasing {name}",
-                    "no action needed: it is retried until the other run is done",
-                )
-            time.sleep(_POLL_S)
+        if not lock.acquire_within(_LOCK_WAIT_S):
+            raise UnreachableError(
+                f"another run is provisioning or releasing {name}",
+                "no action needed: it is retried until the other run is done",
+            )
         try:
             yield LockedEntry(self._file(name), self.find(name))
         finally:
