@@ -6,7 +6,8 @@ from stillroom.errors import InputError
 from stillroom.remote.host import RunHost
 from stillroom.remote.machine import HfJobsFlavor, Machine, RayCluster, SkyPilotCluster, SshAddress
 from stillroom.remote.providers.provision_log import ProvisionedMachine, ProvisionLog
-from stillroom.remote.ssh.host import SshHost
+from stillroom.remote.ssh.connection import SshChannel
+from stillroom.remote.ssh.host import ChannelHost
 
 # The providers' modules are imported lazily, because servers list machines often.
 
@@ -18,8 +19,8 @@ def open_host(machine: Machine, *, run: Path | None = None) -> RunHost:
     Raises MissingExtraError if the package for such machines is not installed.
     """
     match machine.access:
-        case SshAddress():
-            return SshHost(machine)
+        case SshAddress() as address:
+            return ChannelHost(machine, SshChannel(machine.name, address))
         case SkyPilotCluster():
             from stillroom.remote.providers.skypilot import open_cluster
 

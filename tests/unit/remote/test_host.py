@@ -15,8 +15,9 @@ import pytest
 from fakes.hosts import blob_of, ready_host
 from fakes.sshd import Sshd, SshUser
 from stillroom.remote.host import MachineError, UnreachableError
+from stillroom.remote.hosts import open_host
 from stillroom.remote.records import JobSpec
-from stillroom.remote.ssh.host import ChannelHost, SshHost
+from stillroom.remote.ssh.host import ChannelHost
 
 MB = 1 << 20
 LINE = 'exec sh -c "$1"'
@@ -31,11 +32,11 @@ def nothing(_text: str) -> None:
     """Says nothing."""
 
 
-def host_of(user: SshUser, **fields: object) -> SshHost:
-    return SshHost(user.machine(python=sys.executable, **fields))
+def host_of(user: SshUser, **fields: object) -> ChannelHost:
+    return open_host(user.machine(python=sys.executable, **fields))
 
 
-def order_for(host: SshHost, **fields: object) -> JobSpec:
+def order_for(host: ChannelHost, **fields: object) -> JobSpec:
     return JobSpec(machine=host.machine, files=[], home_paths=[], **fields)
 
 
@@ -45,7 +46,7 @@ def user(sshd: Sshd, tmp_path: Path) -> SshUser:
 
 
 @pytest.fixture
-def host(user: SshUser) -> Iterator[SshHost]:
+def host(user: SshUser) -> Iterator[ChannelHost]:
     with closing(host_of(user)) as host:
         yield host
 
@@ -56,7 +57,7 @@ def ready(user: SshUser) -> Iterator[ChannelHost]:
         yield host
 
 
-def test_a_bare_machine_is_made_ready_and_sent_to(tmp_path: Path, user: SshUser, host: SshHost):
+def test_a_bare_machine_is_made_ready_and_sent_to(tmp_path: Path, user: SshUser, host: ChannelHost):
     """From looking at it, which changes nothing, to the second look, which finds all there."""
     sent = list[str]()
     before = host.facts()
@@ -88,7 +89,7 @@ def test_a_bare_machine_is_made_ready_and_sent_to(tmp_path: Path, user: SshUser,
     ] == []
 
 
-def test_files_that_were_deleted_or_changed_there_come_back(user: SshUser, host: SshHost):
+def test_files_that_were_deleted_or_changed_there_come_back(user: SshUser, host: ChannelHost):
     """On some machines a job deletes old files; what is left must not be taken for whole."""
     root = user.home / ".stillroom-remote"
     host.prepare(order_for(host), nothing)
@@ -207,7 +208,7 @@ def test_a_folder_that_must_not_be_written_is_named(user: SshUser):
 
 
 def test_a_given_python_that_is_not_there(user: SshUser):
-    with closing(SshHost(user.machine(python="/opt/none/bin/python"))) as host:
+    with closing(open_host(user.machine(python="/opt/none/bin/python"))) as host:
         with pytest.raises(MachineError, match="'/opt/none/bin/python' in machines"):
             host.prepare(order_for(host), nothing)
         assert host.facts().python is None

@@ -11,7 +11,7 @@ import msgspec
 from stillroom.remote.channel import Channel, RemoteCommand, run_command, shell_words
 from stillroom.remote.frames import MARK
 from stillroom.remote.host import MachineError, UnreachableError
-from stillroom.remote.machine import Machine, SshAddress
+from stillroom.remote.machine import Machine
 from stillroom.remote.records import (
     Blob,
     CancelRequest,
@@ -26,7 +26,6 @@ from stillroom.remote.records import (
     RunUpdate,
 )
 from stillroom.remote.ssh.bootstrap import prepare, run_probe
-from stillroom.remote.ssh.connection import SshChannel
 from stillroom.remote.ssh.requirements import LocalPackages
 
 _Reply = TypeVar("_Reply")
@@ -164,17 +163,6 @@ class ChannelHost:
         with self.command(name) as command:
             command.send(request, is_last=True)
             return list(command.replies(kind))
-
-
-class SshHost(ChannelHost):
-    """A machine that is reached with the system's ssh."""
-
-    def __init__(self, machine: Machine, address: SshAddress | None = None) -> None:
-        """address: the machine's address if it is not in machines.yml, as for a cloud machine."""
-        reached = address or machine.ssh
-        if reached is None:
-            raise ValueError(f"{machine.name} has no address")
-        super().__init__(machine, SshChannel(machine.name, reached))
 
 
 _HELLO = f"printf '%s\\n' '{MARK.decode().strip()}'"
