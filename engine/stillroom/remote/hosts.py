@@ -3,13 +3,10 @@
 from pathlib import Path
 
 from stillroom.errors import InputError
+from stillroom.jobs.operations import load
 from stillroom.remote.host import RunHost
-from stillroom.remote.machine import HfJobsFlavor, Machine, RayCluster, SkyPilotCluster, SshAddress
+from stillroom.remote.machine import Machine
 from stillroom.remote.providers.provision_log import ProvisionedMachine, ProvisionLog
-from stillroom.remote.ssh.connection import SshChannel
-from stillroom.remote.ssh.host import ChannelHost
-
-# The providers' modules are imported lazily, because servers list machines often.
 
 
 def open_host(machine: Machine, *, run: Path | None = None) -> RunHost:
@@ -18,43 +15,23 @@ def open_host(machine: Machine, *, run: Path | None = None) -> RunHost:
     run: the local folder of the run that it is for; without one, no machine is ever provisioned.
     Raises MissingExtraError if the package for such machines is not installed.
     """
-    match machine.access:
-        case SshAddress() as address:
-            return ChannelHost(machine, SshChannel(machine.name, address))
-        case SkyPilotCluster():
-            from stillroom.remote.providers.skypilot import open_cluster
-
-            return open_cluster(machine, run)
-        case HfJobsFlavor():
-            from stillroom.remote.providers.hf_jobs import open_job
-
-            return open_job(machine, run)
-        case RayCluster():
-            raise InputError(
-                f"{machine.name} is a Ray cluster, which only its runs can connect to",
-                "inspect the cluster with `ray status`",
-            )
-        case _:
-            raise _unsupported(machine)
+    if machine.ray is not None:
+        raise InputError(
+            f"{machine.name} is a Ray cluster, which only its runs can connect to",
+            "inspect the cluster with `ray status`",
+        )
+    opened_by = machine.access.opened_by
+    if opened_by is None:
+        raise _unsupported(machine)
+    return load(opened_by)(machine, run)
 
 
 def release_machine(entry: ProvisionedMachine, log: ProvisionLog) -> None:
     """Releases a provisioned machine, unless a run has started to use it in the meantime."""
-    match entry.machine.access:
-        case HfJobsFlavor():
-            from stillroom.remote.providers.hf_jobs import release_job
-
-            release_job(entry, log)
-        case SkyPilotCluster():
-            from stillroom.remote.providers.skypilot import open_cluster
-
-            host = open_cluster(entry.machine, provision_log=log)
-            try:
-                host.release()
-            finally:
-                host.close()
-        case _:
-            raise _unsupported(entry.machine)
+    released_by = entry.machine.access.released_by
+    if released_by is None:
+        raise _unsupported(entry.machine)
+    load(released_by)(entry, log)
 
 
 def _unsupported(machine: Machine) -> InputError:

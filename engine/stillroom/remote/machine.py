@@ -1,28 +1,18 @@
-"""The kinds of machines: their sections of machines.yml, and how remote.json stores them.
+"""The kinds of machines on which runs can be executed, as they are stored in remote.json.
 
-A new kind is a section and a struct here, named in `Kind`, `MachineEntry` and `Machine`; `hosts.py`
-opens it, and releases it if Stillroom provisions it.
+A new kind is a struct here, named in `Kind`, `Machine` and its `kinds`, and a section of
+machines.yml in `machines.py`. The agent imports this module, so it uses no pydantic.
 """
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, cast
 
 import msgspec
-from pydantic import Field, field_validator, model_validator
-
-from stillroom.secrecy.keys import is_loopback
-from stillroom.validation import StrictModel
 
 Kind = Literal["ssh", "skypilot", "hf_jobs", "ray"]
-EXAMPLE = "gpu-box: {ssh: me@host, price_per_hour: 2.40}"
-"""An entry of machines.yml, for error messages."""
-_SSH_PORT = 22
 _FLAVOR_GPUS = {"a100": "A100 80GB"}
 """GPU names of flavors that do not state the GPU's memory."""
-
-
-_Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1000)]
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +26,12 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     """Whether Stillroom provisions the machine and so has to release it."""
     bills_from: ClassVar[Literal["provision", "contact", "start"]] = "contact"
     """The event from which the machine is billed."""
+    opened_by: ClassVar[str | None] = None
+    """`module:function` that returns the `RunHost` of a machine, called with the `Machine` and the
+    local folder of the run that it is for, or None; None if only its runs can connect to it."""
+    released_by: ClassVar[str | None] = None
+    """`module:function` that releases a provisioned machine unless a run has started to use it,
+    called with its entry of the provision log and the log."""
     can_be_probed: ClassVar[bool] = True
     """Whether the machine or its provider can be queried for its hardware."""
 
@@ -59,40 +55,11 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
-class _Ssh(StrictModel):
-    host: _Line
-    port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    options: tuple[_Line, ...] = ()
-
-    @field_validator("host")
-    @classmethod
-    def _check_host(cls, host: str) -> str:
-        if host.startswith("-"):
-            raise ValueError("a host cannot begin with `-`: ssh would parse it as an option")
-        if "://" in host or any(map(str.isspace, host)):
-            raise ValueError("must be a host as ssh accepts it: an alias, or user@host")
-        if re.fullmatch(r"[^:]+:\d+", host):
-            name, _, port = host.partition(":")
-            raise ValueError(f"give the port separately: {{host: {name}, port: {port}}}")
-        if not host.rpartition("@")[2]:
-            raise ValueError("the host name is missing")
-        return host
-
-    @model_validator(mode="after")
-    def _check_not_local(self) -> "_Ssh":
-        # A forwarded port leads elsewhere: to a container, a virtual machine, a tunnel's far end.
-        if is_loopback(self.host.rpartition("@")[2].lower()) and self.port in (None, _SSH_PORT):
-            raise ValueError(
-                "host is this machine: leave `where` out to run locally "
-                "(for a forwarded port, set `port`)"
-            )
-        return self
-
-
 class SshAddress(Access, frozen=True, kw_only=True):
     """A machine that is reached with the system's ssh."""
 
     kind = "ssh"
+    opened_by = "stillroom.remote.ssh.host:open_ssh"
 
     host: str
     """The host argument of `ssh`: an alias of ~/.ssh/config, or user@host."""
@@ -111,15 +78,12 @@ class SshAddress(Access, frozen=True, kw_only=True):
         return self.host.rpartition("@")[2]
 
 
-class _SkyPilot(StrictModel):
-    autostop: Annotated[int, Field(ge=1)] = 10
-    resources: Annotated[dict[str, Any], Field(min_length=1)]
-
-
 class SkyPilotCluster(Access, frozen=True, kw_only=True):
     """A cluster that SkyPilot provisions and that ssh then reaches by its name."""
 
     kind = "skypilot"
+    opened_by = "stillroom.remote.providers.skypilot:open_cluster"
+    released_by = "stillroom.remote.providers.skypilot:release_cluster"
     is_provisioned = True
     bills_from = "provision"
 
@@ -159,17 +123,12 @@ class SkyPilotCluster(Access, frozen=True, kw_only=True):
         return f"sky down -y {name}"
 
 
-class _HfJobs(StrictModel):
-    flavor: _Line
-    timeout: Annotated[str, Field(pattern=r"^\d+(\.\d+)?[smhd]?$")] = "4h"
-    namespace: _Line | None = None
-    image: _Line | None = None
-
-
 class HfJobsFlavor(Access, frozen=True, kw_only=True):
     """A Hugging Face job; its state and checkpoints are exchanged through a private bucket."""
 
     kind = "hf_jobs"
+    opened_by = "stillroom.remote.providers.hf_jobs:open_job"
+    released_by = "stillroom.remote.providers.hf_jobs:release_job"
     is_provisioned = True
     bills_from = "start"  # Until then files go to a bucket, which costs nothing.
 
@@ -198,11 +157,6 @@ class HfJobsFlavor(Access, frozen=True, kw_only=True):
         """Returns the `hf` command that cancels the job."""
         # The id is unknown if the process was killed before it received it.
         return f"hf jobs cancel {request_id or f'ID  # the id of {name} in `hf jobs ps`'}"
-
-
-class _Ray(StrictModel):
-    address: _Line
-    workers: Annotated[int, Field(ge=1, le=999)] | None = None
 
 
 class RayCluster(Access, frozen=True, kw_only=True):
@@ -254,79 +208,3 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     def kinds(self) -> tuple[Access | None, ...]:
         """The sections of all kinds, of which exactly one is set."""
         return self.ssh, self.skypilot, self.hf_jobs, self.ray
-
-
-_SHORT_FORMS = {"ssh": "host", "hf_jobs": "flavor", "ray": "address"}
-"""The key that a section's value is expanded to if the value is a plain string."""
-
-
-class MachineEntry(StrictModel):
-    """One machine of machines.yml, with short forms expanded."""
-
-    ssh: _Ssh | None = None
-    skypilot: _SkyPilot | None = None
-    hf_jobs: _HfJobs | None = None
-    ray: _Ray | None = None
-    price_per_hour: Annotated[float, Field(ge=0)] | None = None
-    budget_usd: Annotated[float, Field(gt=0)] | None = None
-    folder: _Line = "~/.stillroom-remote"
-    python: _Line | None = None
-    max_hours: Annotated[float, Field(gt=0, le=24 * 365)] = 24.0
-    keep_remote: bool = False
-
-    def machine(self, name: str, file: str) -> Machine:
-        """Returns the entry as a Machine; `file` is the machines.yml that has the entry."""
-        values = {"name": name, "file": file, **self.model_dump(exclude_none=True)}
-        return msgspec.convert(values, Machine)
-
-    @field_validator("folder")
-    @classmethod
-    def _check_folder(cls, folder: str) -> str:
-        parts = folder.rstrip("/").split("/")
-        if parts[0] not in ("~", "") or len(parts) == 1 or ".." in parts:
-            raise ValueError("must be an absolute path or begin with ~/, e.g. /data/runs")
-        return folder
-
-    @field_validator("python")
-    @classmethod
-    def _check_python(cls, python: str | None) -> str | None:
-        if python is not None and python.startswith("-"):
-            raise ValueError("must be the path of an interpreter on that machine")
-        return python
-
-    @model_validator(mode="before")
-    @classmethod
-    def _expand_short_forms(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            raise ValueError(f"must be a mapping, e.g. {EXAMPLE}")
-        entry = dict(cast("dict[str, Any]", value))
-        kinds = get_args(Kind)
-        if sum(entry.get(kind) is not None for kind in kinds) != 1:
-            meant = "; write `host` and `user` as ssh: user@host" if "host" in entry else ""
-            raise ValueError(f"needs exactly one of {', '.join(kinds)}{meant}")
-        for kind, key in _SHORT_FORMS.items():
-            if isinstance(entry.get(kind), str):
-                entry[kind] = {key: entry[kind]}
-        sky = entry.get("skypilot")
-        if isinstance(sky, dict):
-            resources = dict(cast("dict[str, Any]", sky))
-            own = {"autostop": resources.pop("autostop")} if "autostop" in resources else {}
-            entry["skypilot"] = {**own, "resources": resources}
-        return entry
-
-    @model_validator(mode="after")
-    def _check_budget(self) -> "MachineEntry":
-        if self.budget_usd is not None and self.price_per_hour is None and self.ssh is not None:
-            raise ValueError("budget_usd limits the machine's cost, so it needs price_per_hour")
-        if self.budget_usd is not None and self.ray is not None:
-            raise ValueError("budget_usd is not supported for a Ray cluster: its price is unknown")
-        return self
-
-    @model_validator(mode="after")
-    def _check_keep_remote(self) -> "MachineEntry":
-        if self.keep_remote and self.skypilot is not None:
-            raise ValueError(
-                "keep_remote is not supported: a cluster is deleted with its disk after its last "
-                "run"
-            )
-        return self

@@ -8,17 +8,18 @@ not set `ssh` options, which can run local programs, and their machines receive 
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast, get_args
 
+import msgspec
 import yaml
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from stillroom.errors import ConfigError, InputError
-from stillroom.remote.machine import EXAMPLE, Machine, MachineEntry
-from stillroom.secrecy.keys import check_host, keys_file
+from stillroom.remote.machine import Kind, Machine
+from stillroom.secrecy.keys import check_host, is_loopback, keys_file
 from stillroom.secrecy.readable import check_readable, parse_error_message
 from stillroom.settings import Workspace
-from stillroom.validation import describe_errors, nearest
+from stillroom.validation import StrictModel, describe_errors, nearest
 from stillroom.yaml_text import read_yaml
 
 MACHINES_FILE = "machines.yml"
@@ -26,7 +27,134 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LOCAL_NAMES = frozenset({"local", "localhost", "here", "this"})
 _RESERVED_NAMES = frozenset({"start", "first_difference", "critic"})
 """Values of an earlier `where` option of generate_rollouts, which older requests still use."""
+_EXAMPLE = "gpu-box: {ssh: me@host, price_per_hour: 2.40}"
+_SSH_PORT = 22
 _UNREADABLE = (OSError, yaml.YAMLError, ValueError, RecursionError)
+
+_Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1000)]
+
+
+class _Ssh(StrictModel):
+    host: _Line
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    options: tuple[_Line, ...] = ()
+
+    @field_validator("host")
+    @classmethod
+    def _check_host(cls, host: str) -> str:
+        if host.startswith("-"):
+            raise ValueError("a host cannot begin with `-`: ssh would parse it as an option")
+        if "://" in host or any(map(str.isspace, host)):
+            raise ValueError("must be a host as ssh accepts it: an alias, or user@host")
+        if re.fullmatch(r"[^:]+:\d+", host):
+            name, _, port = host.partition(":")
+            raise ValueError(f"give the port separately: {{host: {name}, port: {port}}}")
+        if not host.rpartition("@")[2]:
+            raise ValueError("the host name is missing")
+        return host
+
+    @model_validator(mode="after")
+    def _check_not_local(self) -> "_Ssh":
+        # A forwarded port leads elsewhere: to a container, a virtual machine, a tunnel's far end.
+        if is_loopback(self.host.rpartition("@")[2].lower()) and self.port in (None, _SSH_PORT):
+            raise ValueError(
+                "host is this machine: leave `where` out to run locally "
+                "(for a forwarded port, set `port`)"
+            )
+        return self
+
+
+class _SkyPilot(StrictModel):
+    autostop: Annotated[int, Field(ge=1)] = 10
+    resources: Annotated[dict[str, Any], Field(min_length=1)]
+
+
+class _HfJobs(StrictModel):
+    flavor: _Line
+    timeout: Annotated[str, Field(pattern=r"^\d+(\.\d+)?[smhd]?$")] = "4h"
+    namespace: _Line | None = None
+    image: _Line | None = None
+
+
+class _Ray(StrictModel):
+    address: _Line
+    workers: Annotated[int, Field(ge=1, le=999)] | None = None
+
+
+_SHORT_FORMS = {"ssh": "host", "hf_jobs": "flavor", "ray": "address"}
+"""The key that a section's value is expanded to if the value is a plain string."""
+
+
+class MachineEntry(StrictModel):
+    """One machine of machines.yml, with short forms expanded."""
+
+    ssh: _Ssh | None = None
+    skypilot: _SkyPilot | None = None
+    hf_jobs: _HfJobs | None = None
+    ray: _Ray | None = None
+    price_per_hour: Annotated[float, Field(ge=0)] | None = None
+    budget_usd: Annotated[float, Field(gt=0)] | None = None
+    folder: _Line = "~/.stillroom-remote"
+    python: _Line | None = None
+    max_hours: Annotated[float, Field(gt=0, le=24 * 365)] = 24.0
+    keep_remote: bool = False
+
+    def machine(self, name: str, file: str) -> Machine:
+        """Returns the entry as a Machine; `file` is the machines.yml that has the entry."""
+        values = {"name": name, "file": file, **self.model_dump(exclude_none=True)}
+        return msgspec.convert(values, Machine)
+
+    @field_validator("folder")
+    @classmethod
+    def _check_folder(cls, folder: str) -> str:
+        parts = folder.rstrip("/").split("/")
+        if parts[0] not in ("~", "") or len(parts) == 1 or ".." in parts:
+            raise ValueError("must be an absolute path or begin with ~/, e.g. /data/runs")
+        return folder
+
+    @field_validator("python")
+    @classmethod
+    def _check_python(cls, python: str | None) -> str | None:
+        if python is not None and python.startswith("-"):
+            raise ValueError("must be the path of an interpreter on that machine")
+        return python
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_short_forms(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ValueError(f"must be a mapping, e.g. {_EXAMPLE}")
+        entry = dict(cast("dict[str, Any]", value))
+        kinds = get_args(Kind)
+        if sum(entry.get(kind) is not None for kind in kinds) != 1:
+            meant = "; write `host` and `user` as ssh: user@host" if "host" in entry else ""
+            raise ValueError(f"needs exactly one of {', '.join(kinds)}{meant}")
+        for kind, key in _SHORT_FORMS.items():
+            if isinstance(entry.get(kind), str):
+                entry[kind] = {key: entry[kind]}
+        sky = entry.get("skypilot")
+        if isinstance(sky, dict):
+            resources = dict(cast("dict[str, Any]", sky))
+            own = {"autostop": resources.pop("autostop")} if "autostop" in resources else {}
+            entry["skypilot"] = {**own, "resources": resources}
+        return entry
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> "MachineEntry":
+        if self.budget_usd is not None and self.price_per_hour is None and self.ssh is not None:
+            raise ValueError("budget_usd limits the machine's cost, so it needs price_per_hour")
+        if self.budget_usd is not None and self.ray is not None:
+            raise ValueError("budget_usd is not supported for a Ray cluster: its price is unknown")
+        return self
+
+    @model_validator(mode="after")
+    def _check_keep_remote(self) -> "MachineEntry":
+        if self.keep_remote and self.skypilot is not None:
+            raise ValueError(
+                "keep_remote is not supported: a cluster is deleted with its disk after its last "
+                "run"
+            )
+        return self
 
 
 def users_machines_file() -> Path:
@@ -47,7 +175,9 @@ def find_machine(workspace: Workspace, name: str) -> Machine:
             f"where: {name!r} is not a machine in machines.yml", "leave `where` out to run locally"
         )
     known = ", ".join(machines) or "none yet"
-    entry = EXAMPLE.replace("gpu-box", name).replace("me@host", name) if _is_name(name) else EXAMPLE
+    entry = (
+        _EXAMPLE.replace("gpu-box", name).replace("me@host", name) if _is_name(name) else _EXAMPLE
+    )
     raise InputError(
         f"where: there is no machine {name[:80]!r}{nearest(name, list(machines))} (known: {known})",
         f"add it to {workspace.root / MACHINES_FILE} or {users_machines_file()}, e.g. {entry} "
@@ -111,7 +241,7 @@ def _machines_of(path: Path, *, is_own: bool) -> list[Machine]:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except _UNREADABLE as error:
         raise ConfigError(
-            parse_error_message(path, error), f"correct the syntax; example entry: {EXAMPLE}"
+            parse_error_message(path, error), f"correct the syntax; example entry: {_EXAMPLE}"
         ) from error
     if raw is None or root is None:
         return []
@@ -119,14 +249,14 @@ def _machines_of(path: Path, *, is_own: bool) -> list[Machine]:
     if not isinstance(raw, dict):
         raise ConfigError(
             f"{path}:1: must be a mapping of machine names, not {type(raw).__name__}",
-            f"write e.g. {EXAMPLE}",
+            f"write e.g. {_EXAMPLE}",
         )
     entries = cast("dict[object, object]", raw).items()
     return [_machine(path, root, name, value, is_own=is_own) for name, value in entries]
 
 
 def _machine(path: Path, root: yaml.Node, name: object, value: object, *, is_own: bool) -> Machine:
-    fix = f"correct the file; example entry: {EXAMPLE}"
+    fix = f"correct the file; example entry: {_EXAMPLE}"
     where = f"{path}:{_line_of(root, (name,))}: "
     if not isinstance(name, str) or not _is_name(name):
         shown = repr(name)[:80]

@@ -9,8 +9,10 @@ import pytest
 from stillroom.api.placement import placed
 from stillroom.errors import ConfigError, InputError
 from stillroom.evaluate.request import EvaluateModel
-from stillroom.remote.machine import Kind, Machine, MachineEntry
+from stillroom.jobs.operations import load
+from stillroom.remote.machine import Kind, Machine
 from stillroom.remote.machines import (
+    MachineEntry,
     all_machines,
     check_keys_allowed,
     find_machine,
@@ -236,5 +238,9 @@ def test_each_kind_is_a_section_of_an_entry_and_a_field_that_says_how_it_is_reac
     fields = {field.name: get_args(field.type) for field in msgspec.structs.fields(Machine)}
     for kind in get_args(Kind):
         assert kind in MachineEntry.model_fields
-        assert [part.kind for part in fields[kind] if part is not type(None)] == [kind]
+        [access] = [part for part in fields[kind] if part is not type(None)]
+        assert access.kind == kind
+        assert (access.released_by is not None) == access.is_provisioned
+        for name in filter(None, (access.opened_by, access.released_by)):
+            assert callable(load(name))
     assert len(Machine(name="one").kinds) == len(get_args(Kind))

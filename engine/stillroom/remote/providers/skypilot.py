@@ -272,6 +272,18 @@ def open_cluster(
     )
 
 
+def release_cluster(entry: ProvisionedMachine, provision_log: ProvisionLog) -> None:
+    """Deletes the cluster of an entry of the provision log, unless a run still needs it.
+
+    Raises MissingExtraError if SkyPilot is not installed.
+    """
+    host = open_cluster(entry.machine, provision_log=provision_log)
+    try:
+        host.release()
+    finally:
+        host.close()
+
+
 def cluster_name(machine: Machine, provision_log: ProvisionLog) -> str:
     """Returns the name of a machine's cluster, which all runs of this user and computer share."""
     content = msgspec.json.encode([machine.skypilot, machine.folder, provision_log.identity])

@@ -26,6 +26,7 @@ from stillroom.remote.records import (
     RunUpdate,
 )
 from stillroom.remote.ssh.bootstrap import prepare, run_probe
+from stillroom.remote.ssh.connection import SshChannel
 from stillroom.remote.ssh.requirements import LocalPackages
 
 _Reply = TypeVar("_Reply")
@@ -163,6 +164,13 @@ class ChannelHost:
         with self.command(name) as command:
             command.send(request, is_last=True)
             return list(command.replies(kind))
+
+
+def open_ssh(machine: Machine, _run: Path | None = None) -> ChannelHost:
+    """Returns the host for a machine that is reached with the system's ssh."""
+    if machine.ssh is None:
+        raise ValueError(f"{machine.name} has no address")
+    return ChannelHost(machine, SshChannel(machine.name, machine.ssh))
 
 
 _HELLO = f"printf '%s\\n' '{MARK.decode().strip()}'"
