@@ -225,7 +225,7 @@ BAD_CALLS = [
     ),
     ("create_project", {}, "already holds prompts.jsonl"),
     ("check_setup", {"provider": "opnrouter"}, "provider: input should be"),
-    ("validate_dataset", {"path": "sft.jsonl", "report": "x.txt"}, "must end with .html"),
+    ("validate_dataset", {"path": "sft.jsonl", "report": "x.txt"}, "ends with .html"),
     ("validate_dataset", {"path": "../x.jsonl"}, "../x.jsonl"),
     (
         "generate_rollouts",

@@ -250,7 +250,7 @@ def test_the_context_is_the_smaller_of_the_models_and_the_asked_one(gemma):
 def test_tools_need_a_template_whose_calls_can_be_read(gemma):
     with pytest.raises(ExceptionGroup) as caught:
         play(gemma, ["a"], tools=(PRICE,))
-    assert caught.group_contains(ModelError, match="no tool-call format")
+    assert caught.group_contains(ModelError, match="no supported tool-call format")
 
 
 def test_an_error_of_the_model_reaches_whoever_waits(gemma):
