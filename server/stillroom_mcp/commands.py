@@ -333,7 +333,7 @@ def lineage_lines(lineage: api.Lineage) -> Iterator[str]:
     if lineage.row:
         yield "row:"
         for step in lineage.row:
-            parts = [step.what, step.at, step.row, step.id, step.decision, "; ".join(step.reasons)]
+            parts = [step.kind, step.at, step.row, step.id, step.decision, "; ".join(step.reasons)]
             if step.like:
                 parts.append(f"like {step.like}")
             if step.also_at:

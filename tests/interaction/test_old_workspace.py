@@ -154,7 +154,7 @@ def test_old_rollouts_are_curated_to_the_rows_they_were(workspace: Workspace) ->
     assert new == old
     for file in ("pairs.jsonl", "pairs2.jsonl"):
         steps = api.show_lineage(workspace, api.ShowLineage(path=file, row=1)).row
-        assert {"chosen rollout", "rejected rollout"} <= {step.what for step in steps}
+        assert {"chosen rollout", "rejected rollout"} <= {step.kind for step in steps}
 
 
 def test_half_done_rollouts_are_finished_and_no_call_is_paid_for_again(

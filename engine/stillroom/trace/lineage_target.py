@@ -1,4 +1,4 @@
-"""Resolves what a user names (file, version, run or checkpoint) to the origin to trace from."""
+"""Finds the file, version, run or checkpoint whose lineage a user asks for."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,30 +12,30 @@ from stillroom.settings import Workspace
 from stillroom.trace.origins import Origin, Origins
 from stillroom.trace.request import State
 
-_CHANGED = "this is not what {made_by} wrote: it was changed since"
+_CHANGED = "the content has changed since {made_by} wrote it"
 
 
-def subject_of(workspace: Workspace, origins: Origins, given: str) -> Origin:
-    """Returns the origin at which the lineage of a file, version, run or checkpoint starts.
+def find_target(workspace: Workspace, origins: Origins, name: str) -> Origin:
+    """Returns the origin with which the lineage of a file, version, run or checkpoint starts.
 
     Raises an EngineError if it does not exist, or is a folder without a manifest.
     """
-    path = workspace.path(given)
-    if not path.exists() and "/" not in given and "@" not in given and not path.suffix:
-        path = output_of(workspace, find_run(workspace, given))
+    path = workspace.path(name)
+    if not path.exists() and "/" not in name and "@" not in name and not path.suffix:
+        path = run_output(workspace, find_run(workspace, name))
     else:
-        path = workspace.existing(given, label="path")
+        path = workspace.existing(name, label="path")
     if (run := RunFolder(path)).is_run:
-        path = output_of(workspace, run)
+        path = run_output(workspace, run)
     if path.is_dir():
         return _checkpoint(origins, path)
     return _file(origins, path)
 
 
-def output_of(workspace: Workspace, run: RunFolder) -> Path:
-    """Returns what a run has written: an evaluation's result, the last checkpoint, or its output.
+def run_output(workspace: Workspace, run: RunFolder) -> Path:
+    """Returns the output of a run: an evaluation's result, the last checkpoint, or its output file.
 
-    Raises InputError if it has written nothing yet.
+    Raises InputError if it has not written anything yet.
     """
     evaluation = run.path / RESULT_FILE
     if evaluation.is_file():
@@ -45,22 +45,23 @@ def output_of(workspace: Workspace, run: RunFolder) -> Path:
     for checkpoint in (checkpoints / FINAL, *reversed(steps)):
         if checkpoint.is_dir():
             return checkpoint
-    output = _asked_output(run)
+    output = _requested_output(run)
     path = workspace.path(output) if output else None
     if path is None or not path.exists():
         raise InputError(
-            f"run {run.run_id} has written nothing yet",
-            f"see its state: get_run(run_id={run.run_id})",
+            f"run {run.run_id} has not written anything yet",
+            f"check its state with get_run(run_id={run.run_id})",
         )
     return path
 
 
-def _asked_output(run: RunFolder) -> str | None:
+def _requested_output(run: RunFolder) -> str | None:
     try:
         output = run.read_request().request.get("output")
     except (FileNotFoundError, DataError) as error:
         raise InputError(
-            f"the request of run {run.run_id} cannot be read: {error}", "give a file instead"
+            f"the request of run {run.run_id} cannot be read: {error}",
+            "give the file that the run wrote instead",
         ) from error
     return output if isinstance(output, str) else None
 
@@ -69,21 +70,21 @@ def _checkpoint(origins: Origins, folder: Path) -> Origin:
     manifest = read_manifest(folder)
     if manifest is None:
         raise InputError(
-            f"{folder} is a folder without {FOLDER_MANIFEST}: where it comes from is not on record",
+            f"{folder} is a folder without {FOLDER_MANIFEST}, so its origin is unknown",
             "give a file, a run id, or a checkpoint that start_training wrote",
         )
-    return _compared(origins, folder, manifest)
+    return _with_change_note(origins, folder, manifest)
 
 
 def _file(origins: Origins, path: Path) -> Origin:
     manifest = read_manifest(path)
     if manifest is None:
         return origins.of_file(record_file(path), path)
-    return _compared(origins, path, manifest)
+    return _with_change_note(origins, path, manifest)
 
 
-def _compared(origins: Origins, path: Path, manifest: Manifest) -> Origin:
-    """Returns the origin of something with a manifest, and notes if it was changed since then."""
+def _with_change_note(origins: Origins, path: Path, manifest: Manifest) -> Origin:
+    """Returns the origin of a file or folder, with a note if it has changed since its manifest."""
     origin = origins.of_file(manifest.output, path)
     if origin.state is not State.CHANGED:
         return origin

@@ -1,5 +1,6 @@
-"""Finds the input rows that a row was made from, by their content and not by their place."""
+"""Finds the input rows that a row was made from, by their content instead of their place."""
 
+import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -33,12 +34,12 @@ from stillroom.trace.origins import Origin
 from stillroom.types import Message
 
 _IMPORTS_ITSELF = ("convert_rollouts", "filter_dataset", "make_dpo_pairs")
-MAX_ALIKE = 4
-"""The most rows with the same content that are listed."""
+MAX_EQUAL_ROWS = 4
+"""The largest number of rows with the same content that are listed."""
 
 
-class Ids(msgspec.Struct, frozen=True):
-    """The ids that rows of our formats can have; a field that a row lacks is None."""
+class RowIds(msgspec.Struct, frozen=True):
+    """The ids in rows of Stillroom's formats; a field that a row lacks is None."""
 
     id: Any = None
     rollout_id: Any = None
@@ -47,9 +48,9 @@ class Ids(msgspec.Struct, frozen=True):
     rejected_id: Any = None
     rewritten_from: Any = None
 
-    def has(self, wanted: str) -> bool:
-        """Returns whether this is one of the row's ids; a task id does not count."""
-        return wanted in (self.id, self.rollout_id, self.chosen_id, self.rejected_id)
+    def has(self, query: str) -> bool:
+        """Returns whether one of the row's ids, other than the task id, equals the query."""
+        return query in (self.id, self.rollout_id, self.chosen_id, self.rejected_id)
 
 
 class _Pair(msgspec.Struct, frozen=True):
@@ -58,18 +59,20 @@ class _Pair(msgspec.Struct, frozen=True):
     rejected: list[Any]
 
 
-_IDS = msgspec.json.Decoder(Ids)
+_IDS = msgspec.json.Decoder(RowIds)
 _PAIR = msgspec.json.Decoder(_Pair)
 Match = tuple[Path, Line]
+"""A matching row, and its file."""
 Keys = Iterable[str | None]
+"""The keys of a row, by which rows of a file and of its inputs are matched."""
 
 
-def ids_of(data: bytes) -> Ids:
+def ids_of(data: bytes) -> RowIds:
     """Returns the ids of a row; all of them are None if the line is not a JSON object."""
     try:
         return _IDS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Ids()
+        return RowIds()
 
 
 def row_at(file: Path, number: int) -> Line | None:
@@ -87,72 +90,74 @@ def name_at(file: Path, number: int) -> str | None:
     return None
 
 
-class FoundRows:
-    """The rows of a file that a name, a beginning of one, or an id may mean."""
+class RowSearch:
+    """The rows of a file that match a query: a row name, a prefix of one, or an id."""
 
-    def __init__(self, file: Path, wanted: str) -> None:
-        self._wanted = wanted
+    def __init__(self, file: Path, query: str) -> None:
+        self._query = query
         self.lines: list[Line] = []
-        """The first of the rows."""
+        """The first matching rows."""
         self._names: list[str] = []
         self._num_rows = 0
-        needle, names = msgspec.json.encode(wanted)[1:-1], RowNames()
+        needle, names = msgspec.json.encode(query)[1:-1], RowNames()
         for rollout in read_curated_rows(file):
             line = rollout.line
             name = names.name(file, line.view)
-            is_known = rollout.facts is not None and rollout.facts.id == wanted
-            is_in = is_known or (needle in line.data and ids_of(line.data).has(wanted))
-            if not is_in and not is_named(name, wanted):
+            has_id = rollout.facts is not None and rollout.facts.id == query
+            # Decoding is slow, so lines without the bytes of the query are skipped.
+            has_id = has_id or (needle in line.data and ids_of(line.data).has(query))
+            if not has_id and not is_named(name, query):
                 continue
             self._num_rows += 1
             if len(self.lines) < MAX_CANDIDATES:
-                # A copy, since a view keeps the whole block that was read in memory.
+                # The line is copied, because its view would keep a whole block in memory.
                 self.lines.append(msgspec.structs.replace(line, view=line.data))
                 self._names.append(name)
 
-    def the_one(self, shown: str) -> Line | None:
-        """Returns the row; None if there is none. `shown` is the file's name.
+    def single_row(self, shown: str) -> Line | None:
+        """Returns the matching row; None if there is none. `shown` is the file's name for errors.
 
-        Raises InputError if there are several.
+        Raises InputError if several rows match.
         """
         if self._num_rows > 1:
             pairs = zip(self._names, self.lines, strict=True)
             places = [f"{name} ({shown}:{line.number})" for name, line in pairs]
-            raise ambiguous_id_error(self._wanted, places, self._num_rows)
+            raise ambiguous_id_error(self._query, places, self._num_rows)
         return self.lines[0] if self.lines else None
 
 
 def rows_instruction(manifest: Manifest | None) -> Instruction:
-    """Returns what an operation put before the conversations of the rows that it wrote."""
+    """Returns the instruction that an operation added to the rows that it wrote."""
     system = manifest.request.get("system") if manifest is not None else None
     return Instruction(system if isinstance(system, str) else None)
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How the rows of a file name the rows of its inputs that they were made from, by keys."""
+    """The functions that match the rows of a file with the rows of its inputs, by keys."""
 
-    what: str
-    """What an input row is to a row of the file, such as prompt."""
-    of_output: Callable[[Line], Keys]
-    """The keys of the input rows behind a row of the file."""
-    of_input: Callable[[CuratedRow, str], Keys]
-    """The keys of an input row, given with its name."""
-    is_same: Callable[[Line, CuratedRow], bool] = lambda _line, _row: True
-    """Whether an input row with a key is the one, where old files have keys that several share."""
+    kind: str
+    """The kind of an input row, such as prompt."""
+    output_keys: Callable[[Line], Keys]
+    """Returns the keys of the input rows that a row of the file was made from."""
+    input_keys: Callable[[CuratedRow, str], Keys]
+    """Returns the keys of an input row with this name."""
+    is_match: Callable[[Line, CuratedRow], bool] = lambda _line, _row: True
+    """Returns whether a row was made from an input row with the same key, since keys of files by
+    older versions are not unique."""
 
     def sources(self, file: Path, line: Line) -> Iterator[Match]:
         """Yields the rows of an input that a row of the file was made from."""
-        wanted = {*self.of_output(line)} - {None}
+        keys = {*self.output_keys(line)} - {None}
         for row, name in named_rows(file):
-            if not wanted.isdisjoint(self.of_input(row, name)) and self.is_same(line, row):
+            if not keys.isdisjoint(self.input_keys(row, name)) and self.is_match(line, row):
                 yield file, row.line
 
     def results(self, file: Path, row: CuratedRow, name: str) -> Iterator[Line]:
         """Yields the rows of the file that were made from an input row."""
-        keys = {*self.of_input(row, name)} - {None}
+        keys = {*self.input_keys(row, name)} - {None}
         for line in read_row_lines(file):
-            if not keys.isdisjoint(self.of_output(line)):
+            if not keys.isdisjoint(self.output_keys(line)):
                 yield line
 
 
@@ -164,21 +169,23 @@ def named_rows(file: Path) -> Iterator[tuple[CuratedRow, str]]:
 
 
 def links_of(origin: Origin) -> list[Link]:
-    """Returns how the rows of a file lead to those of its inputs; nothing if it was given."""
+    """Returns the links from a file to its inputs; none for a file without inputs."""
     manifest = origin.manifest
     match manifest.operation if manifest is not None else None:
         case "filter_dataset":
-            return [Link("row", _hash_of, lambda _row, name: (name.partition("#")[0],))]
+            return [Link("row", _row_hash, lambda _row, name: (name.partition("#")[0],))]
         case "convert_rollouts":
-            own = rows_instruction(manifest)
+            added = rows_instruction(manifest)
             if manifest is not None and manifest.request.get("rewrite"):
-                return [Link("rollout", _rewritten, lambda row, _name: _to_rewrite(row, own))]
-            return [Link("rollout", _hash_of, lambda row, _name: _converted_hash(row, own))]
+                return [
+                    Link("rollout", _rewritten_keys, lambda row, _name: _unwritten_keys(row, added))
+                ]
+            return [Link("rollout", _row_hash, lambda row, _name: _converted_hash(row, added))]
         case "score_rollouts":
-            return [Link("rollout", _scored_key, lambda row, _name: _scored_key(row.line))]
+            return [Link("rollout", _scored_keys, lambda row, _name: _scored_keys(row.line))]
         case "make_dpo_pairs":
-            own = rows_instruction(manifest)
-            return [_pair_link(side, own) for side in ("chosen", "rejected")]
+            added = rows_instruction(manifest)
+            return [_pair_link(side, added) for side in ("chosen", "rejected")]
         case "generate_rollouts" | "evaluate_model":
             is_txt, system = origin.path.suffix == ".txt", system_in_ids(manifest)
             return [
@@ -196,7 +203,7 @@ def links_of(origin: Origin) -> list[Link]:
             return []
 
 
-def _hash_of(line: Line) -> Keys:
+def _row_hash(line: Line) -> Keys:
     return (row_hash(line.view),)
 
 
@@ -206,14 +213,14 @@ def _converted_hash(row: CuratedRow, instruction: Instruction) -> Keys:
     return (row_hash(b"".join(supervised_row(row.facts, row.parts, instruction))),)
 
 
-def _rewritten(line: Line) -> Keys:
-    """Returns a key of a row with a rewritten answer: all but that, and the hash of the first."""
+def _rewritten_keys(line: Line) -> Keys:
+    """Returns the key of a rewritten row: its id, its prompt, and its original answer's hash."""
     ids, messages = ids_of(line.data), messages_of(line.data)
     return (content_hash([ids.rollout_id, messages[:-1], ids.rewritten_from]),)
 
 
-def _to_rewrite(row: CuratedRow, instruction: Instruction) -> Keys:
-    """Returns the key that a rollout's row has once its answer is rewritten."""
+def _unwritten_keys(row: CuratedRow, instruction: Instruction) -> Keys:
+    """Returns the key that the row of a rollout has after its answer is rewritten."""
     if row.facts is None:
         return ()
     messages = instruction.put_before(cast("list[Message]", row.messages))
@@ -221,25 +228,25 @@ def _to_rewrite(row: CuratedRow, instruction: Instruction) -> Keys:
     return (content_hash([row.facts.id or None, messages[:-1], original]),)
 
 
-def _scored_key(line: Line) -> Keys:
-    """Returns a key of a rollout that stays when it is scored again."""
+def _scored_keys(line: Line) -> Keys:
+    """Returns a key of a rollout that does not change when the rollout is scored again."""
     return (content_hash([ids_of(line.data).id, messages_of(line.data)]),)
 
 
 def _pair_link(side: str, instruction: Instruction) -> Link:
-    """Returns how pairs name the rollouts of one side, chosen or rejected."""
+    """Returns the link from pairs to the rollouts of one side, chosen or rejected."""
 
-    def begins_as(line: Line, row: CuratedRow) -> bool:
+    def starts_with_side(line: Line, row: CuratedRow) -> bool:
         pair = _PAIR.decode(line.data)
-        wanted = pair.prompt + (pair.chosen if side == "chosen" else pair.rejected)
+        conversation = pair.prompt + (pair.chosen if side == "chosen" else pair.rejected)
         messages = instruction.put_before(cast("list[Message]", row.messages))
-        return messages[: len(wanted)] == wanted
+        return messages[: len(conversation)] == conversation
 
     return Link(
         f"{side} rollout",
         lambda line: (_text(getattr(ids_of(line.data), f"{side}_id")),),
         lambda row, name: (name, row.id),
-        begins_as,
+        starts_with_side,
     )
 
 
@@ -248,9 +255,10 @@ def _text(value: Any) -> str | None:
 
 
 def system_in_ids(manifest: Manifest | None) -> str | None:
-    """Returns the system message that is part of the ids of the tasks of a file of rollouts.
+    """Returns the system message that the task ids of a file of rollouts include.
 
-    That of an evaluation is not, so that evaluations with and without one are comparable.
+    Task ids of evaluations do not include it, so that evaluations with and without a system message
+    can be compared.
     """
     if manifest is None or manifest.operation != "generate_rollouts":
         return None
@@ -258,10 +266,7 @@ def system_in_ids(manifest: Manifest | None) -> str | None:
 
 
 def prompt_task_id(line: Line, system: Any, *, is_text: bool) -> str | None:
-    """Returns the id of the task of a prompt, to which a system message may be added.
-
-    None if the line holds no prompt.
-    """
+    """Returns the task id of a prompt with an added system message; None if it is not a prompt."""
     row = (decode_text_line if is_text else decode_line)(line)
     if isinstance(row, Problem):
         return None
@@ -272,11 +277,11 @@ def _task_id(row: dict[str, Any], system: str | None) -> str | None:
     try:
         return with_system(task_from_row(row), system).task_id
     except (DataError, KeyError, TypeError, AttributeError):
-        return None  # it is no prompt
+        return None  # The row is not a prompt.
 
 
 def messages_of(data: bytes) -> Any:
-    """Returns the messages of a rollout in our layout or rnow's; the data if there are none."""
+    """Returns the messages of a rollout in Stillroom's or rnow's layout; for others, the data."""
     try:
         row = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -284,31 +289,26 @@ def messages_of(data: bytes) -> Any:
     return row.get("messages", row.get("conversation")) if isinstance(row, dict) else data
 
 
-def alike(files: list[Path], find: Callable[[Path], Iterator[Match]]) -> list[Match]:
-    """Returns up to MAX_ALIKE rows that `find` yields, from the first file where it finds any."""
+def first_matches(files: list[Path], find: Callable[[Path], Iterator[Match]]) -> list[Match]:
+    """Returns up to MAX_EQUAL_ROWS matches from the first file in which `find` finds a match."""
     for file in files:
-        found: list[Match] = []
-        for match in find(file):
-            found.append(match)
-            if len(found) == MAX_ALIKE:
-                break
-        if found:
-            return found
+        if matches := list(itertools.islice(find(file), MAX_EQUAL_ROWS)):
+            return matches
     return []
 
 
-def logs_among(workspace: Workspace, origin: Origin, files: Iterable[Path]) -> list[Path]:
-    """Returns the inputs of a file that the operation which wrote it had to import first."""
+def inputs_to_import(workspace: Workspace, origin: Origin, files: Iterable[Path]) -> list[Path]:
+    """Returns the input files that the operation which wrote a file had to import first."""
     if origin.manifest is None or origin.manifest.operation not in _IMPORTS_ITSELF:
         return []
     return [file for file in files if files_to_import(workspace, str(file)) is not None]
 
 
 @contextmanager
-def imported_again(workspace: Workspace, logs: Sequence[Path]) -> Generator[ImportedFile | None]:
-    """Yields the rollouts that an operation read of other systems' files; None if there are none.
+def reimported(workspace: Workspace, logs: Sequence[Path]) -> Generator[ImportedFile | None]:
+    """Imports other systems' files again, as the operation did that read them; None without files.
 
-    The same files give the same rollouts each time.
+    An import of the same files always has the same rollouts.
     """
     with ExitStack() as stack:
         imported = None

@@ -1,4 +1,4 @@
-"""Finds where a recorded file or model is now, and the manifest of exactly that content."""
+"""Finds the present place of a recorded file or model, and the manifest of exactly its content."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -13,28 +13,28 @@ from stillroom.trace.request import State
 from stillroom.versions import copy_of, versions_with
 
 MAX_BYTES = 16 << 30
-"""The most bytes to hash in one call, nearest files first; the rest is `unchecked`."""
+"""The largest number of bytes to hash in one call; files beyond it are `unchecked`."""
 _BLOCK = 4 << 20
 
 
 class Checker:
-    """Compares records with what is on disk now; each path and hash is compared only once."""
+    """Compares records with the files on disk; each path and hash is compared only once."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
-        self._left = max_bytes
-        self._known: dict[tuple[Path, str], State] = {}
+        self._bytes_left = max_bytes
+        self._states: dict[tuple[Path, str], State] = {}
 
     def file(self, record: FileRecord, path: Path) -> State:
         """Returns the state of a file, or of a model's folder, compared with its record."""
         key = (path, record.sha256)
-        if key not in self._known:
-            self._known[key] = self._compared(record, path)
-        return self._known[key]
+        if key not in self._states:
+            self._states[key] = self._compare(record, path)
+        return self._states[key]
 
     def model(self, record: ModelRecord) -> State:
         """Returns the state of a model compared with its record.
 
-        It is unchecked if the record has no hash, as for models on the hub or behind an endpoint.
+        The state is `unchecked` if the record has no hash, e.g. for hub models and endpoints.
         """
         folder = Path(record.location)
         if record.sha256 is None:
@@ -44,26 +44,26 @@ class Checker:
             FileRecord(path=record.location, sha256=record.sha256, num_bytes=size), folder
         )
 
-    def _compared(self, record: FileRecord, path: Path) -> State:
+    def _compare(self, record: FileRecord, path: Path) -> State:
         if not path.exists():
             return State.MISSING
-        if record.num_bytes > self._left:
+        if record.num_bytes > self._bytes_left:
             return State.UNCHECKED
         if path.is_dir():
-            self._left -= record.num_bytes
+            self._bytes_left -= record.num_bytes
             is_same = record_folder(path).sha256 == record.sha256
             return State.SAME if is_same else State.CHANGED
         size = path.stat().st_size
         if size < record.num_bytes:
             return State.CHANGED
-        self._left -= record.num_bytes
+        self._bytes_left -= record.num_bytes
         if size == record.num_bytes:
             return State.SAME if file_sha256(path) == record.sha256 else State.CHANGED
-        is_grown = _beginning_sha256(path, record.num_bytes) == record.sha256
+        is_grown = _prefix_sha256(path, record.num_bytes) == record.sha256
         return State.GROWN if is_grown and record.num_bytes else State.CHANGED
 
 
-def _beginning_sha256(path: Path, num_bytes: int) -> str:
+def _prefix_sha256(path: Path, num_bytes: int) -> str:
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as stream:
         while num_bytes and (block := stream.read(min(_BLOCK, num_bytes))):
@@ -73,21 +73,21 @@ def _beginning_sha256(path: Path, num_bytes: int) -> str:
 
 
 APPENDING = "generate_rollouts"
-_OTHER_CONTENT = "its manifest is of other content; how this one was made is not on record"
+_OTHER_CONTENT_NOTE = "its manifest describes other content, so its origin is unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The folder of a project when a manifest was written, and its folder now."""
+    """The folder of a project when a manifest was written, and its present folder."""
 
     before: Path
     now: Path
 
-    def place(self, recorded: str) -> Path:
-        """Returns where a recorded path is now.
+    def resolve(self, recorded: str) -> Path:
+        """Returns the present place of a recorded path.
 
-        If nothing exists at that path, and it was inside the project, it is looked for where the
-        project is now.
+        A path inside the project that does not exist any more is resolved in the project's present
+        folder.
         """
         path = Path(recorded)
         if path.exists() or self.before == self.now or not path.is_relative_to(self.before):
@@ -97,7 +97,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A recorded content: its present place, its state, and the manifest of how it was made."""
+    """A recorded content: its present place, its state, and the manifest that describes it."""
 
     record: FileRecord
     path: Path
@@ -111,26 +111,26 @@ class Origin:
 
     @property
     def move(self) -> Move:
-        """The move of the project since the manifest was written."""
+        """The move of the project after the manifest was written."""
         if self.manifest is None:
             return Move(Path("/"), Path("/"))
         return move_between(Path(self.manifest.output.path), self.path)
 
     def rows(self, origins: "Origins") -> "Origin":
-        """Returns this origin with the path where its recorded rows can be read.
+        """Returns this origin with a path at which its recorded rows can be read.
 
-        If the file has changed or is missing, that is the copy that a tagged version keeps, if any.
+        If the file has changed or is missing, this is the copy of a tagged version, if any.
         """
         if self.state not in (State.CHANGED, State.MISSING):
             return self
-        kept = origins.kept_copy(self.record.sha256)
-        return self if kept is None else replace(self, path=kept, state=State.SAME)
+        copy = origins.tagged_copy(self.record.sha256)
+        return self if copy is None else replace(self, path=copy, state=State.SAME)
 
     def inputs(self, origins: "Origins") -> list["Origin"]:
-        """Returns the origins of the files and models that this content was made from."""
+        """Returns the origins of the files and models from which this content was made."""
         if self.manifest is None:
             return []
-        files = [origins.of_file(r, self.move.place(r.path)) for r in self.manifest.inputs]
+        files = [origins.of_file(r, self.move.resolve(r.path)) for r in self.manifest.inputs]
         return files + [origins.of_model(model) for model in self.manifest.models]
 
 
@@ -141,25 +141,27 @@ class Origins:
         self._workspace, self._checker = workspace, checker
 
     def of_file(self, record: FileRecord, path: Path) -> Origin:
-        """Returns the origin of a recorded content that is looked for at `path`.
+        """Returns the origin of a recorded content that is expected at `path`.
 
-        Its manifest is the one next to the path if that is about this content or, for an appending
-        operation, about the file as it has grown; otherwise the one that a tagged version keeps.
+        Its manifest is the one next to the file if that describes this content, or the file after
+        rows were appended; otherwise the manifest of a tagged version.
         """
         state = self._checker.file(record, path)
-        there = read_manifest(path)
-        if there is not None and there.output.sha256 == record.sha256:
-            return Origin(record, path, state, there)
-        if there is not None and state is State.GROWN and there.operation == APPENDING:
-            return Origin(record, path, state, there, "rows were appended after those used")
+        manifest = read_manifest(path)
+        if manifest is not None and manifest.output.sha256 == record.sha256:
+            return Origin(record, path, state, manifest)
+        if manifest is not None and state is State.GROWN and manifest.operation == APPENDING:
+            return Origin(record, path, state, manifest, "rows were appended after it was used")
         for version in versions_with(self._workspace.root, record.sha256):
             if version.manifest is not None:
-                kept = msgspec.convert(version.manifest, Manifest)
-                return Origin(record, path, state, kept, f"kept as {version.name}")
-        return Origin(record, path, state, None, _OTHER_CONTENT if there is not None else None)
+                version_manifest = msgspec.convert(version.manifest, Manifest)
+                return Origin(record, path, state, version_manifest, f"tagged as {version.name}")
+        return Origin(
+            record, path, state, None, _OTHER_CONTENT_NOTE if manifest is not None else None
+        )
 
-    def kept_copy(self, sha256: str) -> Path | None:
-        """Returns the path of a tagged version's copy with this content; None if there is none."""
+    def tagged_copy(self, sha256: str) -> Path | None:
+        """Returns the path of a tagged version with this content; None if there is none."""
         for version in versions_with(self._workspace.root, sha256):
             path = copy_of(self._workspace.root, version)
             record = FileRecord(path=str(path), sha256=sha256, num_bytes=version.num_bytes)
@@ -168,7 +170,7 @@ class Origins:
         return None
 
     def of_model(self, record: ModelRecord) -> Origin:
-        """Returns the origin of a model, with its folder's manifest if that is of these weights."""
+        """Returns the origin of a model, with the manifest of its folder if the weights match."""
         state = self._checker.model(record)
         folder = Path(record.location)
         if record.sha256 is None:
@@ -181,16 +183,18 @@ class Origins:
             content = FileRecord(path=record.name, sha256="", num_bytes=0)
             return Origin(content, folder, state, None, note, record.role, record.name)
         content = FileRecord(path=record.location, sha256=record.sha256, num_bytes=0)
-        there = read_manifest(folder) if folder.is_dir() else None
-        if there is not None and there.output.sha256 != record.sha256:
-            return Origin(content, folder, state, None, _OTHER_CONTENT, record.role, record.name)
-        return Origin(content, folder, state, there, None, record.role, record.name)
+        manifest = read_manifest(folder) if folder.is_dir() else None
+        if manifest is not None and manifest.output.sha256 != record.sha256:
+            return Origin(
+                content, folder, state, None, _OTHER_CONTENT_NOTE, record.role, record.name
+            )
+        return Origin(content, folder, state, manifest, None, record.role, record.name)
 
 
 def move_between(before: Path, now: Path) -> Move:
     """Returns the move of a project in which one file moved from `before` to `now`.
 
-    The common end of the two paths is taken as the path within the project.
+    The common suffix of the two paths counts as the path within the project.
     """
     old, new = before.parts, now.parts
     shared = 0

@@ -1,4 +1,4 @@
-"""show_lineage: the tree of a lineage, the history of a row, and tagging a file."""
+"""show_lineage: the tree of a lineage, the history of a row, and the tag of a file."""
 
 from collections import Counter
 from typing import Any
@@ -10,10 +10,10 @@ from stillroom.lineage import Manifest, now
 from stillroom.outputs import new_output
 from stillroom.rollout.sources import check_output
 from stillroom.settings import Workspace
-from stillroom.trace.lineage_target import subject_of
+from stillroom.trace.lineage_target import find_target
 from stillroom.trace.origins import Checker, Origin, Origins
 from stillroom.trace.request import Lineage, LineageNode, ShowLineage, State
-from stillroom.trace.rows import RowTrace, rows_behind
+from stillroom.trace.rows import RowTrace, source_files
 from stillroom.trace.sources import write_sources
 from stillroom.versions import tag_file, versions_with
 
@@ -21,33 +21,33 @@ MAX_NODES = 60
 MAX_INPUTS = 8
 _DIGITS = 12
 _CURATION = ("convert_rollouts", "filter_dataset", "import_rollouts", "make_dpo_pairs")
-_FILES = ("input", "output", "chosen_from", "rejected_from")
-_TROUBLE = (State.CHANGED, State.MISSING)
+_FILE_OPTIONS = ("input", "output", "chosen_from", "rejected_from")
+_PROBLEM_STATES = (State.CHANGED, State.MISSING)
 
 
-class Walk:
-    """Builds the tree, in which the inputs of each content appear once, with limited size.
+class TreeBuilder:
+    """Builds the tree of a lineage, in which the inputs of each content are shown once.
 
-    The limits are MAX_INPUTS inputs per node, and about MAX_NODES nodes in all.
+    The tree has up to MAX_INPUTS inputs per node, and about MAX_NODES nodes.
     """
 
     def __init__(self, workspace: Workspace, origins: Origins) -> None:
         self._workspace, self._origins = workspace, origins
-        self._drawn: set[tuple[str, str]] = set()
-        self._room = MAX_NODES
+        self._seen: set[tuple[str, str]] = set()
+        self._nodes_left = MAX_NODES
         self.problems: list[str] = []
 
-    def draw(self, origin: Origin) -> LineageNode:
-        """Returns the node of an origin, with the nodes of what it was made from below it."""
-        self._room -= 1
+    def node(self, origin: Origin) -> LineageNode:
+        """Returns the node of an origin, with the nodes of its inputs."""
+        self._nodes_left -= 1
         shown = self._shown(origin)
-        self._take_note(origin, shown)
+        self._record_problem(origin, shown)
         key = (str(origin.path), origin.record.sha256)
-        is_again = key in self._drawn
-        self._drawn.add(key)
+        is_repeated = key in self._seen
+        self._seen.add(key)
         manifest = origin.manifest
-        note = "shown above" if is_again and manifest is not None else origin.note
-        inputs, more = ([], {}) if is_again else self._inputs(origin)
+        note = "shown above" if is_repeated and manifest is not None else origin.note
+        inputs, more_inputs = ([], {}) if is_repeated else self._inputs(origin)
         versions = versions_with(self._workspace.root, origin.record.sha256)
         return LineageNode(
             path=shown,
@@ -57,24 +57,25 @@ class Walk:
             made_by=manifest.operation if manifest else None,
             run_id=manifest.run_id if manifest else None,
             created_at=manifest.created_at if manifest else None,
-            counts=manifest.counts if manifest and not is_again else {},
-            options=_options(manifest) if manifest and not is_again else {},
+            counts=manifest.counts if manifest and not is_repeated else {},
+            options=_options(manifest) if manifest and not is_repeated else {},
             versions=[version.name for version in versions],
             note=note,
             inputs=inputs,
-            more_inputs=more,
+            more_inputs=more_inputs,
         )
 
     def _inputs(self, origin: Origin) -> tuple[list[LineageNode], dict[str, int]]:
-        found = origin.inputs(self._origins)
+        """Returns the nodes of the inputs, and the number of inputs left out by state."""
+        inputs = origin.inputs(self._origins)
         # Changed and missing inputs come first, so that they are the last to be left out.
-        ranked = sorted(range(len(found)), key=lambda i: found[i].state not in _TROUBLE)
-        num_shown = max(1, min(MAX_INPUTS, self._room))
-        chosen = set(ranked[:num_shown])
-        nodes = [self.draw(found[i]) for i in sorted(chosen)]
-        rest = [found[i] for i in range(len(found)) if i not in chosen]
+        ranked = sorted(range(len(inputs)), key=lambda i: inputs[i].state not in _PROBLEM_STATES)
+        num_shown = max(1, min(MAX_INPUTS, self._nodes_left))
+        selected = set(ranked[:num_shown])
+        nodes = [self.node(inputs[i]) for i in sorted(selected)]
+        rest = [inputs[i] for i in range(len(inputs)) if i not in selected]
         for other in rest:
-            self._take_note(other, self._shown(other))
+            self._record_problem(other, self._shown(other))
         return nodes, dict(Counter(str(other.state) for other in rest))
 
     def _shown(self, origin: Origin) -> str:
@@ -82,64 +83,67 @@ class Walk:
             return origin.shown
         return self._workspace.shown(origin.path)
 
-    def _take_note(self, origin: Origin, shown: str) -> None:
-        what = {
+    def _record_problem(self, origin: Origin, shown: str) -> None:
+        message = {
             State.CHANGED: "has changed since it was used",
             State.MISSING: "is missing",
         }.get(origin.state)
-        if what is not None:
-            problem = f"{shown} ({origin.record.sha256[:_DIGITS]}) {what}"
-            kept = versions_with(self._workspace.root, origin.record.sha256)
-            if kept:
-                problem += f"; that content is kept as {kept[0].name}"
+        if message is not None:
+            problem = f"{shown} ({origin.record.sha256[:_DIGITS]}) {message}"
+            versions = versions_with(self._workspace.root, origin.record.sha256)
+            if versions:
+                problem += f"; the content that was used is tagged as {versions[0].name}"
             if problem not in self.problems:
                 self.problems.append(problem)
 
 
 def _options(manifest: Manifest) -> dict[str, Any]:
-    """Returns the options of a curation step that are set, except for its files.
+    """Returns the options of a curation step that are set, without its files.
 
-    For other operations it is empty: the request is in the folder of the run.
+    For other operations it is empty, because their run folder has the request.
     """
     if manifest.operation not in _CURATION:
         return {}
     return {
         name: value
         for name, value in manifest.request.items()
-        # Not by equality, since 0 is equal to False and is an option that was given.
-        if name not in _FILES and value is not None and value is not False and value not in ([], "")
+        # `is not`, because 0 equals False but is a set option.
+        if name not in _FILE_OPTIONS
+        and value is not None
+        and value is not False
+        and value not in ([], "")
     }
 
 
 def show_lineage(workspace: Workspace, request: ShowLineage) -> Lineage:
-    """Returns the lineage of a file, run or checkpoint; `tag` first keeps the file as a version."""
+    """Returns the lineage of a file, run or checkpoint; with `tag`, tags the file first."""
     origins = Origins(workspace, Checker())
-    subject = subject_of(workspace, origins, request.path)
-    tagged = _tagged(workspace, subject, request.tag) if request.tag is not None else None
-    wanted = request.wanted_row
-    row = RowTrace(workspace, origins).follow(subject, wanted) if wanted is not None else []
-    walk = Walk(workspace, origins)
-    root = walk.draw(subject)
-    lineage = Lineage(root=root, row=row, tagged=tagged, problems=walk.problems)
+    target = find_target(workspace, origins, request.path)
+    tagged = _tag_target(workspace, target, request.tag) if request.tag is not None else None
+    row_query = request.row_query
+    row = RowTrace(workspace, origins).follow(target, row_query) if row_query is not None else []
+    builder = TreeBuilder(workspace, origins)
+    root = builder.node(target)
+    lineage = Lineage(root=root, row=row, tagged=tagged, problems=builder.problems)
     if request.sources is None:
         return lineage
     output = workspace.output_file(request.sources, label="sources")
-    check_output(output, [f.path for f in rows_behind(origins, subject) if f.path.exists()])
+    check_output(output, [f.path for f in source_files(origins, target) if f.path.exists()])
     with new_output(output, operation="show_lineage", overwrite=False) as new:
-        num_files = write_sources(workspace, origins, subject, new.rows)
+        num_files = write_sources(workspace, origins, target, new.rows)
         counts = {"rows": new.rows.num_rows, "files": num_files}
         new.record(inputs=[], request=request, counts=counts)
     shown, num_sources = workspace.shown(output), new.rows.num_rows
     return msgspec.structs.replace(lineage, sources=shown, num_sources=num_sources)
 
 
-def _tagged(workspace: Workspace, subject: Origin, tag: str) -> str:
-    if not subject.path.is_file():
+def _tag_target(workspace: Workspace, target: Origin, tag: str) -> str:
+    if not target.path.is_file():
         raise InputError(
-            f"{workspace.shown(subject.path)} is a folder; only files are tagged",
-            "checkpoints are never written to again: the run id names them for good",
+            f"{workspace.shown(target.path)} is a folder; only files can be tagged",
+            "use the run id of a checkpoint: checkpoints never change",
         )
-    is_its_own = subject.manifest is not None and subject.state is State.SAME
-    manifest = msgspec.to_builtins(subject.manifest) if is_its_own else None
-    version = tag_file(workspace.root, subject.path, tag, created_at=now(), manifest=manifest)
+    is_described = target.manifest is not None and target.state is State.SAME
+    manifest = msgspec.to_builtins(target.manifest) if is_described else None
+    version = tag_file(workspace.root, target.path, tag, created_at=now(), manifest=manifest)
     return version.name

@@ -218,7 +218,7 @@ def test_a_row_made_of_a_log_leads_back_to_its_place_in_it(tmp_path: Path, name:
     for output in ("kept.jsonl", "train.jsonl"):
         lineage = show_lineage(workspace, ShowLineage(path=output, row=1, sources=f"{output}.all"))
 
-        assert [step.what for step in lineage.row][:2] == ["row", "source row"]
+        assert [step.kind for step in lineage.row][:2] == ["row", "source row"]
         assert lineage.row[1].at.partition("#")[0] == first.partition("#")[0]
         assert {node.path for node in lineage.root.inputs} >= {
             workspace.shown(path) for path in (tmp_path / "logs").iterdir()

@@ -331,7 +331,7 @@ def test_imported_rollouts_are_validated_filtered_and_converted(tmp_path):
     made = convert_rollouts(workspace, ConvertRollouts(input="kept.jsonl", output="sft.jsonl"))
     assert made.converted == 5
     lineage = show_lineage(workspace, ShowLineage(path="sft.jsonl", row=2))
-    places = [(step.what, step.at, step.state) for step in lineage.row]
+    places = [(step.kind, step.at, step.state) for step in lineage.row]
     assert places[-2:] == [
         ("source row", "calls.jsonl:4", "same"),
         ("joined source row", "calls.jsonl:3", "same"),

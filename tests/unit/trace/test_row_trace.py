@@ -12,7 +12,7 @@ def steps(project: Lineages, path: str, row: int | str) -> list[RowStep]:
 
 
 def ways(found: list[RowStep]) -> list[tuple[str, str]]:
-    return [(step.what, step.at) for step in found]
+    return [(step.kind, step.at) for step in found]
 
 
 @pytest.mark.parametrize("path", ["sft.jsonl", RUN])
@@ -83,7 +83,7 @@ def test_a_row_that_is_not_there_any_more_is_told_not_guessed(project: Lineages)
     write_rows(project.root / "good.jsonl", rows)
     found = steps(project, "sft.jsonl", 1)
     assert [(s.at, s.decision) for s in found[1:]] == [
-        ("good.jsonl", "the file does not hold it any more")
+        ("good.jsonl", "the file does not have the row any more")
     ]
     assert found[1].state == "changed"
 
@@ -154,7 +154,7 @@ def test_a_missing_file_ends_the_way(project: Lineages) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "expected"), [(99, "no row at line 99"), ("x-9", "has a row 'x-9'")]
+    ("row", "expected"), [(99, "no row at line 99"), ("x-9", "nor its inputs have a row 'x-9'")]
 )
 def test_a_row_that_never_was_there_is_refused(
     project: Lineages, row: int | str, expected: str

@@ -110,7 +110,7 @@ def test_a_file_that_was_made_again_differently_ends_the_way_there(project: Line
     node = next(n for n in nodes(lineage.root) if n.path == "good.jsonl")
     assert node.made_by is None
     assert node.note is not None
-    assert "not on record" in node.note
+    assert "its origin is unknown" in node.note
 
 
 def test_a_kept_version_leads_on_where_the_file_was_replaced(project: Lineages) -> None:
@@ -119,7 +119,7 @@ def test_a_kept_version_leads_on_where_the_file_was_replaced(project: Lineages) 
     project.filter(min_reward=0)
     lineage = shown(project, RUN)
     assert chain(lineage.root)[2:] == [("good.jsonl", "changed"), *CHAIN[3:]]
-    assert "kept as good@v1.0" in lineage.problems[0]
+    assert "tagged as good@v1.0" in lineage.problems[0]
 
 
 def test_rows_that_were_added_do_not_change_those_that_were_used(project: Lineages) -> None:
@@ -138,7 +138,7 @@ def test_a_file_edited_after_it_was_made_is_told(project: Lineages) -> None:
     write_lines(project.root / "sft.jsonl", [b"{}"])
     root = shown(project, "sft.jsonl").root
     assert root.state == "changed"
-    assert root.note == "this is not what convert_rollouts wrote: it was changed since"
+    assert root.note == "the content has changed since convert_rollouts wrote it"
 
 
 def test_other_weights_than_the_run_wrote_are_told(project: Lineages) -> None:
@@ -222,7 +222,7 @@ def test_a_file_that_nothing_made_stands_alone(project: Lineages) -> None:
     [
         ("nothing.jsonl", "does not exist"),
         ("sft-none", "there is no run"),
-        ("base", "where it comes from is not on record"),
+        ("base", "so its origin is unknown"),
         ("good@v9", "there is no version"),
     ],
 )
@@ -234,7 +234,7 @@ def test_what_has_no_lineage_is_refused(project: Lineages, given: str, expected:
 
 def test_a_folder_is_not_tagged(project: Lineages) -> None:
     project.all()
-    with pytest.raises(InputError, match="only files are tagged"):
+    with pytest.raises(InputError, match="only files can be tagged"):
         shown(project, RUN, tag="v1")
 
 
