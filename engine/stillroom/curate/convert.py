@@ -136,7 +136,7 @@ def open_conversion(workspace: Workspace, request: ConvertRollouts) -> Generator
         # By value: a run's recorded request names every option.
         for name in ("own_share", "own_per_prompt"):
             if getattr(request, name) != ConvertRollouts.model_fields[name].default:
-                raise InputError(f"{name} needs own", "name the student's own rollouts as own")
+                raise InputError(f"{name} requires own", "name the student's own rollouts as own")
     own_names = [] if request.own is None else [request.own]
     output = workspace.output_file(request.output, label="output")
     with open_inputs(workspace, [*names, *own_names], outputs=[output]) as inputs:

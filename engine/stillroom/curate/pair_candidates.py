@@ -31,7 +31,7 @@ class IndexedRollout(msgspec.Struct, frozen=True, gc=False):
     num_bytes: int
     reward: float
     is_translated: bool
-    """Whether the line must be translated to our layout when it is read again."""
+    """Whether the line must be translated to Stillroom's layout when it is read again."""
 
 
 TaskIndex = dict[str, list[IndexedRollout]]
@@ -188,7 +188,7 @@ class PairReader:
             if other.offset < entry.offset
         }
         reads = (self._rows.read(entry.path, offset, entry.num_bytes) for offset in earlier)
-        return 1 + sum(other == data for other in reads)
+        return 1 + sum(row == data for row in reads)
 
     def __enter__(self) -> Self:
         return self
@@ -197,16 +197,16 @@ class PairReader:
         self._rows.__exit__(*error)
 
 
-def first_difference(one: Sequence[msgspec.Raw], other: Sequence[msgspec.Raw]) -> int | None:
+def first_difference(first: Sequence[msgspec.Raw], second: Sequence[msgspec.Raw]) -> int | None:
     """Returns the index of the first message that differs; None if the conversations are equal.
 
     The ids of tool calls and the weights of messages are ignored.
     """
-    for index, (message, counterpart) in enumerate(zip(one, other, strict=False)):
+    for index, (message, counterpart) in enumerate(zip(first, second, strict=False)):
         if message != counterpart and _comparable(message) != _comparable(counterpart):
             return index
-    shorter = min(len(one), len(other))
-    return shorter if len(one) != len(other) else None
+    shorter = min(len(first), len(second))
+    return shorter if len(first) != len(second) else None
 
 
 def _comparable(message: msgspec.Raw) -> dict[str, Any]:
@@ -214,14 +214,14 @@ def _comparable(message: msgspec.Raw) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if key != "weight"}
 
 
-def both_answer(one: Sequence[msgspec.Raw], other: Sequence[msgspec.Raw], index: int) -> bool:
+def both_answer(first: Sequence[msgspec.Raw], second: Sequence[msgspec.Raw], index: int) -> bool:
     """Returns whether the message at `index` is the assistant's in both conversations."""
     return all(
-        len(m) > index and _comparable(m[index])["role"] == "assistant" for m in (one, other)
+        len(m) > index and _comparable(m[index])["role"] == "assistant" for m in (first, second)
     )
 
 
 def has_trained_turn(messages: Sequence[msgspec.Raw]) -> bool:
-    """Returns whether the weights of the messages let training use one of the assistant's."""
+    """Returns whether one of the assistant messages is trained, i.e. has no weight of 0."""
     decoded = (msgspec.json.decode(message) for message in messages)
     return any(m["role"] == "assistant" and is_trained_turn(m) for m in decoded)

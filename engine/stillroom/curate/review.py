@@ -108,7 +108,7 @@ class ReviewSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampleWithPage:
     """The result of sampling, the sampled rows, and the path of the page that will show them."""
 
     result: ReviewSample
@@ -116,7 +116,7 @@ class Sampled:
     page: Path
 
 
-def sample_for_review(workspace: Workspace, request: SampleForReview) -> Sampled:
+def sample_for_review(workspace: Workspace, request: SampleForReview) -> SampleWithPage:
     """Writes the sample as JSONL and returns it; the caller writes the page.
 
     Raises DataError if no row can be reviewed, and InputError if the output already has rollouts
@@ -145,7 +145,7 @@ def sample_for_review(workspace: Workspace, request: SampleForReview) -> Sampled
         categories=dict(Counter(row.category for row in rows).most_common(50)),
         left_out=dict(pool.left_out),
     )
-    return Sampled(result, rows, page)
+    return SampleWithPage(result, rows, page)
 
 
 class _Pool:

@@ -97,7 +97,7 @@ class CuratedRow(msgspec.Struct, dict=True):
 
     @property
     def recorded_model(self) -> str | None:
-        """The model that answered, which the rollout names itself; None if it names none."""
+        """The model that answered, according to the rollout; None if it does not record one."""
         teacher = self.whole.get("teacher")
         return teacher.get("model") if isinstance(teacher, dict) else None
 
@@ -235,7 +235,7 @@ def _with_task_id(facts: RowFacts, data: bytes) -> RowFacts:
 
 
 def _prompt_length(roles: Sequence[Any]) -> int:
-    """Returns the number of messages before the first one of the assistant."""
+    """Returns the number of messages before the first assistant message."""
     return roles.index("assistant") if "assistant" in roles else len(roles)
 
 

@@ -27,8 +27,8 @@ _REVIEWED_ROW = msgspec.json.Decoder(_ReviewedRow)
 
 
 @dataclass(frozen=True, slots=True)
-class GivenVerdict:
-    """A verdict as it is written in a file."""
+class VerdictLine:
+    """One line of a file of verdicts."""
 
     id: str
     """The row's name; in older files the row's own id, or a hash of its conversation."""
@@ -37,12 +37,12 @@ class GivenVerdict:
     """The `file:line` from which the row was sampled; it distinguishes equal rows of two files."""
 
 
-def read_verdicts(path: Path) -> list[GivenVerdict]:
+def read_verdicts(path: Path) -> list[VerdictLine]:
     """Returns the verdicts in a file; a row whose verdict is null counts as not reviewed.
 
     Raises DataError for a verdict other than keep, drop or null, and for a file without verdicts.
     """
-    verdicts: list[GivenVerdict] = []
+    verdicts: list[VerdictLine] = []
     for line in read_row_lines(path):
         where = f"{path}:{line.number}"
         try:
@@ -56,7 +56,7 @@ def read_verdicts(path: Path) -> list[GivenVerdict]:
             case None:
                 continue
             case "keep" | "drop":
-                verdicts.append(GivenVerdict(row.id, row.verdict, row.where))
+                verdicts.append(VerdictLine(row.id, row.verdict, row.where))
             case other:
                 raise DataError(
                     f"{where}: verdict {other!r} is unknown", 'write "keep", "drop" or null'
@@ -104,7 +104,7 @@ class _Candidates:
 
 
 def find_reviewed_rows(
-    verdicts: Sequence[GivenVerdict],
+    verdicts: Sequence[VerdictLine],
     rows: Iterable[CuratedRow],
     shown_path: Callable[[Path], str],
     *,
@@ -141,7 +141,7 @@ def find_reviewed_rows(
 
 
 def _matching_row(
-    verdict: GivenVerdict, candidates: _Candidates, shown_path: Callable[[Path], str]
+    verdict: VerdictLine, candidates: _Candidates, shown_path: Callable[[Path], str]
 ) -> CuratedRow | None:
     """Returns the row that a verdict is about; None if no row matches its id."""
     rows = candidates.rows

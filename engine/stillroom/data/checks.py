@@ -109,7 +109,7 @@ def _content_problems(message: dict[str, Any], where: str) -> Iterator[Problem]:
         if bad_parts:
             yield Problem(
                 f"{where}.content",
-                f"holds a part that is {describe(bad_parts[0])}",
+                f"has a part that is {describe(bad_parts[0])}",
                 'write parts as {"type": "text", "text": "…"}',
             )
     else:

@@ -112,9 +112,9 @@ class Distribution:
         self._high = max([self._high, *values])
         values.clear()
         if len(self._counts) > _MAX_COUNTED:
-            self._fold()
+            self._merge_close_values()
 
-    def _fold(self) -> None:
+    def _merge_close_values(self) -> None:
         """Counts values that differ by less than about 0.2 % as one."""
         folded: Counter[float] = Counter()
         for value, count in self._counts.items():

@@ -98,7 +98,9 @@ def _prompt_problems(row: dict[str, Any]) -> Iterator[Problem]:
         if "prompt" in row:
             if not row["prompt"].strip():
                 prompt = describe(row["prompt"])
-                yield Problem("prompt", f"must be a text, not {prompt}", "write the prompt's text")
+                yield Problem(
+                    "prompt", f"must be a string, not {prompt}", "write the prompt's text"
+                )
         elif REQUEST in row:
             yield from prompt_row_problems(row)
         else:
@@ -120,7 +122,7 @@ def _conversation_problems(messages: Any, field: str) -> Iterator[Problem]:
     """Yields every problem of the messages of a prompt."""
     if field == "prompt" and not isinstance(messages, list):
         fix = "write the prompt's text, or a list of messages"
-        yield Problem("prompt", f"must be a text, not {describe(messages)}", fix)
+        yield Problem("prompt", f"must be a string, not {describe(messages)}", fix)
         return
     problems = list(message_problems(messages, field))
     yield from problems
@@ -136,7 +138,7 @@ def _system_problems(row: dict[str, Any]) -> Iterator[Problem]:
     """Yields a problem if a row has a second system message, which would not be read."""
     system_keys = [key for key in _SYSTEM_KEYS if row.get(key) and isinstance(row[key], str)]
     if len(system_keys) > 1:
-        yield Problem("system_prompt", "is given in addition to system", "write one of them")
+        yield Problem("system_prompt", "is given in addition to system", "keep only one of them")
     elif system_keys and _has_system_message(row):
         yield Problem(
             system_keys[0],
@@ -174,7 +176,7 @@ def unread_key_problems(row: dict[str, Any]) -> Iterator[Problem]:
     for key in _SYSTEM_KEYS:
         if row.get(key) is not None and not isinstance(row[key], str):
             fix = "write the system message's text"
-            yield Problem(key, f"must be a text, not {describe(row[key])}, and is not read", fix)
+            yield Problem(key, f"must be a string, not {describe(row[key])}, and is not read", fix)
     for key in row.keys() - set(_PROMPT_KEYS):
         similar = nearest(key, _PROMPT_KEYS)
         yield Problem(
@@ -190,10 +192,10 @@ def _sft_problems(row: dict[str, Any]) -> Iterator[Problem]:
     problems = list(message_problems(row.get("messages")))
     yield from problems
     if not problems and not any(message["role"] == "assistant" for message in row["messages"]):
-        yield Problem("messages", "holds no assistant message to train on", "add the answer")
+        yield Problem("messages", "has no assistant message to train on", "add the answer")
     elif not problems and not _has_trained_turn(row["messages"]):
         fix = "give the turns to train weight 1, or drop the row"
-        yield Problem("messages", "holds no assistant message whose weight is not 0", fix)
+        yield Problem("messages", "has no assistant message whose weight is not 0", fix)
     if not are_names(row.get("tools")):
         yield from tool_schema_problems(row.get("tools"))
     yield from object_problems(row, "metadata")
@@ -214,7 +216,7 @@ def _dpo_problems(row: dict[str, Any]) -> Iterator[Problem]:
         if row[field][0]["role"] != "assistant":
             yield Problem(field, "must begin with an assistant message", "begin with the answer")
         elif not _has_trained_turn(row[field]):
-            yield Problem(field, "holds no message whose weight is not 0", "drop the row")
+            yield Problem(field, "has no message whose weight is not 0", "drop the row")
     if row.get("chosen") is not None and row.get("chosen") == row.get("rejected"):
         yield Problem("rejected", "is the same as chosen", "drop the row: it teaches nothing")
     yield from tool_schema_problems(row.get("tools"))
@@ -332,7 +334,7 @@ def load_tasks(path: Path) -> list[Task]:
     """
     tasks = [task_from_row(row) for row in read_rows(path, RowFormat.PROMPTS)]
     if not tasks:
-        raise DataError(f"{path} holds no prompts", "write one prompt per line")
+        raise DataError(f"{path} has no prompts", "write one prompt per line")
     return tasks
 
 

@@ -1,4 +1,4 @@
-"""Finds the files that hold rows (.jsonl, .txt, .json) and reads their rows one by one."""
+"""Finds the files with rows (.jsonl, .txt, .json) and reads their rows one by one."""
 
 import itertools
 import os
@@ -85,7 +85,7 @@ class RowReader:
             stream = self._open[path] = path.open("rb", buffering=0)
         data = os.pread(stream.fileno(), num_bytes, offset)
         if len(data) != num_bytes:
-            raise DataError(f"{path} has become shorter while it was read", "run it again")
+            raise DataError(f"{path} was truncated while it was read", "run it again")
         return _without_blanks(data) if b"\n" in data else data
 
     def __enter__(self) -> Self:
@@ -144,7 +144,7 @@ def rollout_files(path: Path) -> list[Path]:
     files = [f for f in matches if f.is_file() and _is_visible(f, path)]
     if not files:
         raise DataError(
-            f"the folder {path} holds no .jsonl or .json files with rollouts",
+            f"the folder {path} has no .jsonl or .json files with rollouts",
             "give the file that generate_rollouts wrote, or the folder it wrote to",
         )
     if (undecodable := next((file for file in files if not _is_utf8(file)), None)) is not None:

@@ -28,7 +28,7 @@ class TaskFile(Sequence[Task]):
             self._sizes.append(line.num_bytes)
             self._ids.append(int(transform(task_from_row(row)).task_id, 16))
         if not self._ids:
-            raise DataError(f"{path} holds no prompts", "write one prompt per line")
+            raise DataError(f"{path} has no prompts", "write one prompt per line")
 
     def select(self, numbers: Sequence[int]) -> "TaskFile":
         """Returns the tasks with these numbers, counted from 0, in this order."""

@@ -36,7 +36,7 @@ def _validate_report_name(name: str) -> str:
 
 
 class ValidateDataset(ReplacingRequest):
-    """Ask whether a data file is well formed, and what it holds."""
+    """Ask whether the rows of a data file are valid, and for their statistics."""
 
     path: Annotated[str, Field(description="Data file or folder")]
     format: Annotated[
@@ -312,7 +312,7 @@ def _format_of(path: Path, requested: str) -> RowFormat:
         if detected is not None:
             return detected
     if is_empty:
-        raise DataError(f"{path} holds no rows", "write one JSON object per line")
+        raise DataError(f"{path} has no rows", "write one JSON object per line")
     raise DataError(
         f"no row of {path} is a prompt, a rollout, an SFT row or a preference pair",
         "set `format` to list every problem",

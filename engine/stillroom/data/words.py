@@ -36,13 +36,13 @@ def shingles_of(text: str) -> frozenset[str]:
     return frozenset(map(" ".join, zip(words, words[1:], words[2:], strict=False)))
 
 
-def jaccard(one: frozenset[str], other: frozenset[str]) -> float:
+def jaccard(first: frozenset[str], second: frozenset[str]) -> float:
     """Returns the Jaccard similarity of two sets, which must not both be empty.
 
     It is the size of their intersection over the size of their union.
     """
-    shared = len(one & other)
-    return shared / (len(one) + len(other) - shared)
+    shared = len(first & second)
+    return shared / (len(first) + len(second) - shared)
 
 
 def content_text(content: Any) -> str:

@@ -54,11 +54,11 @@ def accuracy_by_group(
     return grouped
 
 
-def cut_answers(rollouts: Sequence[Trajectory], max_tokens: int) -> dict[str, int]:
-    """Returns how many answers were cut, by the stop reason.
+def count_truncated(rollouts: Sequence[Trajectory], max_tokens: int) -> dict[str, int]:
+    """Returns the number of truncated answers, by stop reason.
 
-    An endpoint calls it the same when an answer reaches `max_tokens` and when it fills the context
-    that the server has, which is then the reason if the answer is shorter.
+    Endpoints report the same stop reason for `max_tokens` and for a full context window. An answer
+    shorter than `max_tokens` was truncated by the context window.
     """
     reasons = Counter[str]()
     for rollout in rollouts:

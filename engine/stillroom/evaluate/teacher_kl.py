@@ -151,5 +151,5 @@ def _byte_kl(
 
     counts = [sequence.num_trained for sequence in sequences]
     divergences = ByteDivergences(readings, counts, student_NV.device)
-    everything = slice(0, len(student_NV))
-    return divergences.of_tile(everything, student_NV, student_NV.exp(), symbols)[0].value_N
+    all_tokens = slice(0, len(student_NV))
+    return divergences.of_tile(all_tokens, student_NV, student_NV.exp(), symbols)[0].value_N

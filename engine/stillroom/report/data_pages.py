@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from stillroom.curate.review import Sampled, sections_of_review
+from stillroom.curate.review import SampleWithPage, sections_of_review
 from stillroom.data.chat.views import Section
 from stillroom.data.formats import RowFormat
 from stillroom.data.inspect import InspectExamples, Inspection
@@ -152,7 +152,7 @@ def category_shares(statistics: DatasetStatistics) -> Sequence[CategoryShare]:
     ]
 
 
-def write_review_page(sampled: Sampled) -> None:
+def write_review_page(sampled: SampleWithPage) -> None:
     """Writes the page on which a person judges the sampled rows."""
     rows = sampled.rows
     bands = [band.band for band in sampled.result.bands if band.sampled]

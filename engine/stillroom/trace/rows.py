@@ -33,8 +33,8 @@ from stillroom.trace.request import RowStep, State
 
 _CODE_SUFFIXES = (".py", ".yml", ".yaml")
 _EARLIER_ROLES = frozenset(("checkpoint", "student"))
-"""The roles of models whose source rows are also those of a model: the checkpoint that was
-exported, and the student from which a training started."""
+"""The roles of input models whose source rows count for a model, too: the exported checkpoint,
+and the student from which a training started."""
 _UNSURE_NOTE = "the file has changed since it was used: this may not be the row that was used"
 IMPORTING = "import_rollouts"
 _MAX_CALLS = 20
@@ -69,16 +69,16 @@ class RowTrace:
         Raises InputError if no file of the lineage has the row, or several rows have the id.
         """
         start = self._row_file(root)
-        found = (
+        match = (
             row_at(start.path, query) if isinstance(query, int) else self._find_row(start, query)
         )
-        if isinstance(found, _LeftOut):
-            rest = self._steps(found.origin, found.line) if found.origin and found.line else ()
-            return [found.step, *rest]
-        if found is not None:
+        if isinstance(match, _LeftOut):
+            rest = self._steps(match.origin, match.line) if match.origin and match.line else ()
+            return [match.step, *rest]
+        if match is not None:
             # If the content has changed, another row may be at this line.
             is_sure = start is root or start.state in (State.SAME, State.GROWN)
-            return list(self._steps(start, found, decision=None if is_sure else _UNSURE_NOTE))
+            return list(self._steps(start, match, decision=None if is_sure else _UNSURE_NOTE))
         if isinstance(query, int):
             raise InputError(
                 f"{self._at(start)} has no row at line {query}",
@@ -208,12 +208,12 @@ class RowTrace:
         if origin.manifest is None or not origin.path.exists():
             return None
         for source in self._data_inputs(origin):
-            found = self._find_row(source, query)
-            if found is not None:
+            match = self._find_row(source, query)
+            if match is not None:
                 return (
-                    found
-                    if isinstance(found, _LeftOut)
-                    else self._result_row(origin, source, found)
+                    match
+                    if isinstance(match, _LeftOut)
+                    else self._result_row(origin, source, match)
                 )
         return self._find_dropped(origin, query)
 

@@ -120,7 +120,7 @@ class _Writer:
         return logs
 
     def _write_places(self, origin: Origin, places: Collection[str]) -> None:
-        """Writes those of the places (`file:line`) that are in a log, in the order of its lines."""
+        """Writes the places (`file:line`) that are in a log, in the order of its lines."""
         prefix, shown = f"{origin.path.resolve()}:", self._workspace.shown(origin.path)
         lines = [place.removeprefix(prefix) for place in places if place.startswith(prefix)]
         for line in sorted(lines, key=lambda line: (int(line.partition("#")[0]), line)):

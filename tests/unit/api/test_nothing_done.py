@@ -211,7 +211,7 @@ def told(name: str, request: Any, result: Any) -> str:
 
 CUT = completion("12 an", finish_reason="length")
 WAYS: dict[str, tuple[Callable[[Workspace], str], str]] = {
-    "rollouts: no prompts": (rolled_out("12", []), "holds no prompts"),
+    "rollouts: no prompts": (rolled_out("12", []), "has no prompts"),
     "rollouts: all failed": (
         rolled_out(refused(400, "max_tokens is above 512")),
         "2 failed with bad_request; the last failure: HTTP 400: max_tokens is above 512",
@@ -248,7 +248,7 @@ WAYS: dict[str, tuple[Callable[[Workspace], str], str]] = {
         "1 rewards could not be computed and are null",
     ),
     "score: the judge refuses all": (scored(RIGHT, judge=True), "no row succeeds with the new"),
-    "evaluation: no prompts": (evaluated("12", []), "holds no prompts"),
+    "evaluation: no prompts": (evaluated("12", []), "has no prompts"),
     "evaluation: all failed": (evaluated(refused(400)), "every rollout failed"),
     "evaluation: the budget is too small": (evaluated("12", budget_usd=1e-9), "budget_usd"),
     "evaluation: nothing judges a task": (

@@ -413,7 +413,7 @@ def test_own_rollouts_are_named_once_and_their_options_not_without_them(tmp_path
 
     with pytest.raises(InputError, match="is both input and own"):
         convert(tmp_path, own="rollouts.jsonl")
-    with pytest.raises(InputError, match="own_share needs own"):
+    with pytest.raises(InputError, match="own_share requires own"):
         convert(tmp_path, own_share=0.3)
     # A run's recorded request names every option.
     recorded = ConvertRollouts(input="rollouts.jsonl", output="train.jsonl").model_dump()

@@ -257,7 +257,7 @@ def test_rows_with_evaluation_prompts_are_dropped(
     [
         (b"{", r"held\.jsonl:2: the line is not valid JSON"),
         (b'{"x": 1}', r"held\.jsonl:2: the line has no known format"),
-        (b'{"prompt": 5}', r"held\.jsonl:2: prompt must be a text"),
+        (b'{"prompt": 5}', r"held\.jsonl:2: prompt must be a string"),
     ],
 )
 def test_an_evaluation_file_that_cannot_be_read_is_refused(
@@ -268,7 +268,7 @@ def test_an_evaluation_file_that_cannot_be_read_is_refused(
     with pytest.raises(DataError, match=message):
         kept_of(tmp_path, [rollout_row()], decontaminate=["held.jsonl"])
     write_lines(tmp_path / "held.jsonl", [])
-    with pytest.raises(DataError, match="holds no prompts"):
+    with pytest.raises(DataError, match="has no prompts"):
         kept_of(tmp_path, [rollout_row()], decontaminate=["held.jsonl"])
 
 

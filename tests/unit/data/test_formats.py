@@ -194,7 +194,7 @@ def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:
     for name in ("prompts.txt", "prompts.jsonl"):
         path = tmp_path / name
         path.write_bytes(b"\n  \r\n")
-        with pytest.raises(DataError, match="holds no prompts"):
+        with pytest.raises(DataError, match="has no prompts"):
             load_tasks(path)
 
 

@@ -53,5 +53,5 @@ def test_a_row_that_has_changed_since_is_refused(tmp_path: Path) -> None:
 def test_a_bad_row_and_no_row_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"prompts\.jsonl:6"):
         TaskFile(write_rows(tmp_path / "prompts.jsonl", [*ROWS, {"prompt": 5}]))
-    with pytest.raises(DataError, match="holds no prompts"):
+    with pytest.raises(DataError, match="has no prompts"):
         TaskFile(write_rows(tmp_path / "empty.jsonl", []))

@@ -289,7 +289,7 @@ def test_keys_of_prompts_that_nothing_reads_are_named_once_with_their_number(
     assert "move it into metadata" in named["expected_answer"].fix
     assert named["expected_answer"].where.endswith("prompts.jsonl:1")
     assert "did you mean 'rewards'?" in named["rewrds"].problem
-    assert "must be a text" in named["system_prompt"].problem
+    assert "must be a string" in named["system_prompt"].problem
     listed = (tmp_path / "reports" / "prompts.jsonl.problems.jsonl").read_text("utf-8")
     assert listed.count("\n") == 3
 

@@ -10,7 +10,7 @@ from stillroom.evaluate.costs import break_even, compare_costs, spent_on_runs
 from stillroom.evaluate.decision import decide, gap_closed
 from stillroom.evaluate.files import Evaluation, GuardScore, TaskCost, TaskScore
 from stillroom.evaluate.intervals import share_estimate
-from stillroom.evaluate.scores import cut_answers, guard_result
+from stillroom.evaluate.scores import count_truncated, guard_result
 from stillroom.files import write_json
 from stillroom.settings import Workspace
 from stillroom.types import Trajectory
@@ -176,7 +176,7 @@ def test_cut_answers_are_told_by_what_cut_them() -> None:
         rollout("context_window", 40), rollout("content_filter", 1),
     ]  # fmt: skip
 
-    assert cut_answers(rollouts, 100) == {
+    assert count_truncated(rollouts, 100) == {
         "max_tokens": 1,
         "context_window": 2,
         "content_filter": 1,

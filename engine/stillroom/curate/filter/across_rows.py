@@ -50,7 +50,7 @@ class Traits:
     category: str | None
     signature: Signature | None
     conversation: bytes | None
-    """A digest of the conversation, if exact duplicates are looked for."""
+    """A digest of the conversation, for exact duplicates; None unless they are dropped."""
     quality: float
     """The best of duplicates is kept by this: the reward, or else the success as 0 or 1, or else
     -inf."""

@@ -97,7 +97,7 @@ def evaluation_prompts(
             text = "\n".join(user_texts(_prompt_messages(decode(line), where)))
             prompts.append(EvaluationPrompt(where, tuple(words_of(text))))
     if not prompts:
-        raise DataError(f"the evaluation file {name} holds no prompts", "give another one")
+        raise DataError(f"the evaluation file {name} has no prompts", "give another one")
     return _with_cores(prompts)
 
 
@@ -266,7 +266,7 @@ class ContaminationIndex:
         """
         similar = set[int]()
         for number, prompt in enumerate(self._prompts):
-            near = self._find_near(list(prompt.words), apart_from=number)
+            near = self._find_near(list(prompt.words), exclude=number)
             if near is not None:
                 similar |= {number, near}
         lengths = [len(prompt.words) for prompt in self._prompts]
@@ -331,13 +331,15 @@ class ContaminationIndex:
             if is_shared[start]:
                 is_distinctive[start : start + _NGRAM_SIZE] = [False] * len(ngram)
         bits = [
-            math.log2(num_texts / self._num_texts_with[(word,)]) if is_own else 0.0
-            for word, is_own in zip(words, is_distinctive, strict=True)
+            math.log2(num_texts / self._num_texts_with[(word,)]) if is_word_distinctive else 0.0
+            for word, is_word_distinctive in zip(words, is_distinctive, strict=True)
         ]
-        own = frozenset(
+        distinctive_ngrams = frozenset(
             ngram for ngram, shared in zip(ngrams, is_shared, strict=True) if not shared
         )
-        return _Distinctive(own, tuple(bits), tuple(is_distinctive), sum(is_distinctive))
+        return _Distinctive(
+            distinctive_ngrams, tuple(bits), tuple(is_distinctive), sum(is_distinctive)
+        )
 
     def _rarest_ngram(self, words: tuple[str, ...]) -> Ngram:
         """Returns the rarest n-gram of a prompt, by which the prompt is looked up."""
@@ -370,8 +372,8 @@ class ContaminationIndex:
                     return self._prompts_by_words[joined]
         return None
 
-    def _find_near(self, words: list[str], apart_from: int | None = None) -> int | None:
-        """Returns the index of a prompt that a text is near, other than the prompt `apart_from`."""
+    def _find_near(self, words: list[str], exclude: int | None = None) -> int | None:
+        """Returns the index of a prompt that a text is near, other than the prompt `exclude`."""
         matching_ngrams = self._prompts_with.keys() & set(_ngrams(words))
         if not matching_ngrams:
             return None
@@ -384,7 +386,7 @@ class ContaminationIndex:
             # differs from process to process.
             for number, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
             if count >= _MIN_SHARED_NGRAMS * len(self._distinctive[number].ngrams)
-            and number != apart_from
+            and number != exclude
         ]
         near = (number for number in candidates if self._is_near(number, words, matching_ngrams))
         return next(near, None)

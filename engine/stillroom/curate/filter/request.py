@@ -14,7 +14,7 @@ from stillroom.types import OthersText, OwnText
 ANY_TOOL = "any"
 
 
-def _kind_of_duplicates(value: Any) -> Any:
+def _parse_dedupe(value: Any) -> Any:
     """Converts true and false, the values of `dedupe` in older versions."""
     kinds = {True: "exact", "true": "exact", False: None, "false": None}
     return kinds.get(value, value) if isinstance(value, bool | str) else value
@@ -47,7 +47,7 @@ class FilterDataset(ReplacingRequest):
     drop_pii: bool = False
     dedupe: Annotated[
         Literal["exact", "near"] | None,
-        BeforeValidator(_kind_of_duplicates),
+        BeforeValidator(_parse_dedupe),
     ] = None
     decontaminate: Annotated[tuple[str, ...], Field(description="Prompt files to keep out")] = ()
     decontaminate_level: ContaminationLevel = "near"

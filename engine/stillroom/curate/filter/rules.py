@@ -154,13 +154,13 @@ def _success_rule(*, want_success: bool) -> _FactRule:
 
 
 def _turns_rule(min_turns: int | None, max_turns: int | None) -> _FactRule:
-    least, most = min_turns or 0, sys.maxsize if max_turns is None else max_turns
+    low, high = min_turns or 0, sys.maxsize if max_turns is None else max_turns
     too_few, too_many = Reason(f"under {min_turns} turns"), Reason(f"over {max_turns} turns")
 
     def judge(facts: RowFacts) -> Reason | None:
-        if facts.num_turns < least:
+        if facts.num_turns < low:
             return too_few
-        return None if facts.num_turns <= most else too_many
+        return None if facts.num_turns <= high else too_many
 
     return judge
 

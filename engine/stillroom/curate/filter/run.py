@@ -174,7 +174,7 @@ class Filtering:
             path, number = self._workspace.path(file), int(line.partition("#")[0])
             self.dropped.write(DroppedRow(str(path), number, None, [refused.reason]))
             problem = f"{refused.source}: {refused.reason} {refused.detail}"
-            tally.refuse(refused.reason, problem, source=file)
+            tally.add_refused(refused.reason, problem, source=file)
 
     def record(self, tally: "FilterTally", read: Sequence[FileRecord]) -> None:
         """Writes the manifest of the outputs; `read` has the records of the input files."""
@@ -393,7 +393,7 @@ class FilterTally:
         if facts is None and row.problem and len(self._problems) < MAX_EXAMPLES:
             self._problems.append(f"{row.where}: {row.problem}")
 
-    def refuse(self, reason: str, problem: str, *, source: str) -> None:
+    def add_refused(self, reason: str, problem: str, *, source: str) -> None:
         """Adds a row of another system that is not a conversation."""
         self._sources.add(source, is_kept=False)
         self._dropped_rows.add_unreadable()

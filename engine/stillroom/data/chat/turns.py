@@ -203,7 +203,7 @@ class TurnFinder:
         return spans
 
     def _extend_to_end(self, text: str, start: int, end: int) -> Span:
-        """Returns the span, moved to end exactly with the turn's end-of-turn token."""
+        """Returns the span with its end moved to the end of the turn's end-of-turn token."""
         end_of_turn = self._template.end_of_turn
         inside = text.rfind(end_of_turn, start, end)
         if inside >= 0 and self._is_blank(text[inside + len(end_of_turn) : end]):

@@ -63,6 +63,6 @@ def numbers_by_name(value: Any) -> dict[str, float]:
     return {name: number for name in named if (number := as_number(named[name])) is not None}
 
 
-def token_count(value: Any) -> int:
+def count_or_zero(value: Any) -> int:
     """Returns the value if it is a positive whole number, else 0."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -17,10 +17,10 @@ from stillroom.data.checks import (
 from stillroom.data.layouts.foreign import (
     Row,
     as_object,
+    count_or_zero,
     infer_stop_reason,
     numbers_by_name,
     task_id_of,
-    token_count,
 )
 from stillroom.data.layouts.responses import (
     flat_tool_problems,
@@ -154,7 +154,7 @@ def rollout_from_nemo_gym(row: Row) -> Row:
         # The hash includes the index, since the prompt is the same for all tasks in some
         # environments.
         "task_id": task_id_of(row, {"messages": prompt, "task": task}),
-        "sample": token_count(sample),
+        "sample": count_or_zero(sample),
         "messages": messages,
         "tools": (request_schemas(row) if REQUEST in row else None) or [],
         "metadata": row_metadata(row),
@@ -168,8 +168,8 @@ def rollout_from_nemo_gym(row: Row) -> Row:
         "truncated": is_truncated,
         "error": failure,
         "usage": {
-            "prompt_tokens": token_count(counts.get("input_tokens")),
-            "completion_tokens": token_count(counts.get("output_tokens")),
+            "prompt_tokens": count_or_zero(counts.get("input_tokens")),
+            "completion_tokens": count_or_zero(counts.get("output_tokens")),
         },
     }
 

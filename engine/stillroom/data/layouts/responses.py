@@ -38,9 +38,9 @@ def _item_problem(item: _Item, where: str) -> Problem | None:
         )
     if kind == "message" and item.get("role") not in _ROLES:
         return _type_problem(f"{where}.role", item.get("role"), f"one of {', '.join(_ROLES)}")
-    for name, (is_fine, wanted) in fields.items():
-        if not is_fine(item.get(name)):
-            return _type_problem(f"{where}.{name}", item.get(name), wanted)
+    for name, (is_valid, expected) in fields.items():
+        if not is_valid(item.get(name)):
+            return _type_problem(f"{where}.{name}", item.get(name), expected)
     return None
 
 
@@ -48,8 +48,8 @@ def _are_objects(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(v, dict) for v in cast("list[Any]", value))
 
 
-def _type_problem(field: str, value: Any, wanted: str) -> Problem:
-    return Problem(field, f"must be {wanted}, not {describe(value)}", f"write {wanted}")
+def _type_problem(field: str, value: Any, expected: str) -> Problem:
+    return Problem(field, f"must be {expected}, not {describe(value)}", f"write {expected}")
 
 
 def _is_text(value: Any) -> bool:
@@ -67,13 +67,13 @@ def _is_part_list(value: Any) -> bool:
 _Check = tuple[Callable[[Any], bool], str]
 _FIELDS: dict[str, dict[str, _Check]] = {
     "message": {
-        "content": (_is_content, "a text or parts"),
+        "content": (_is_content, "a string or a list of parts"),
         "tool_calls": (_is_part_list, "a list of calls"),
     },
     "function_call": dict.fromkeys(("name", "arguments", "call_id"), (_is_text, "a string")),
     "function_call_output": {
         "call_id": (_is_text, "a string"),
-        "output": (_is_content, "a text or parts"),
+        "output": (_is_content, "a string or a list of parts"),
     },
     "reasoning": dict.fromkeys(("summary", "content"), (_is_part_list, "a list of parts")),
 }

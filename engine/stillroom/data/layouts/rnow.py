@@ -20,11 +20,11 @@ from stillroom.data.checks import (
 from stillroom.data.layouts.foreign import (
     Row,
     as_object,
+    count_or_zero,
     infer_stop_reason,
     numbers_by_name,
     prompt_messages,
     task_id_of,
-    token_count,
 )
 from stillroom.errors import FailureClass
 
@@ -83,7 +83,7 @@ def rollout_from_rnow(row: Row) -> Row:
     success = row.get("success", False if row.get("completed") is False else None)
     if success is True and reward is not None:
         success = None  # rnow writes true for all rollouts that ran; the reward judges the answer.
-    prompt_tokens = token_count(row.get("promptTokens"))
+    prompt_tokens = count_or_zero(row.get("promptTokens"))
     return {
         "id": row["id"] if isinstance(row.get("id"), str) else "",
         "task_id": task_id_of(row, {"messages": prompt_messages(messages)}),
@@ -102,7 +102,7 @@ def rollout_from_rnow(row: Row) -> Row:
         "error": failure,
         "usage": {
             "prompt_tokens": prompt_tokens,
-            "completion_tokens": max(0, token_count(row.get("totalTokens")) - prompt_tokens),
+            "completion_tokens": max(0, count_or_zero(row.get("totalTokens")) - prompt_tokens),
         },
     }
 

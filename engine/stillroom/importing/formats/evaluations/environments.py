@@ -11,7 +11,7 @@ import msgspec
 
 from stillroom.data.checks import as_number, decode_row
 from stillroom.data.layouts.detect import RULES, RolloutLayout, layout_of
-from stillroom.data.layouts.foreign import numbers_by_name, token_count
+from stillroom.data.layouts.foreign import count_or_zero, numbers_by_name
 from stillroom.data.layouts.rnow import STORED_FIELD, is_stored_by_rnow
 from stillroom.errors import FailureClass
 from stillroom.importing.formats.sessions.message_tree import NO_REPLY
@@ -315,8 +315,8 @@ def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:
     teacher = as_row(rollout.get("teacher"))
     message = as_row(rollout.get("error")).get("message")
     tokens = Usage(
-        prompt_tokens=token_count(usage.get("prompt_tokens")),
-        completion_tokens=token_count(usage.get("completion_tokens")),
+        prompt_tokens=count_or_zero(usage.get("prompt_tokens")),
+        completion_tokens=count_or_zero(usage.get("completion_tokens")),
     )
     return LoggedConversation(
         place=row.place,
