@@ -1,7 +1,8 @@
 """Training projects in a test's folder, and students to train by hand."""
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -88,6 +89,7 @@ class Project:
     root: Path
     config: dict[str, Any]
     reporter: KeptReporter = field(default_factory=KeptReporter)
+    clock: Callable[[], float] = time.monotonic
 
     @property
     def workspace(self) -> Workspace:
@@ -107,7 +109,9 @@ class Project:
         folder.mkdir(parents=True, exist_ok=True)
         request = StartTraining(config="config.yml", overrides=overrides, resume=resume)
         write_run_files(folder, request, RunStatus.RUNNING)
-        return train(self.workspace, request, folder=folder, reporter=self.reporter)
+        return train(
+            self.workspace, request, folder=folder, reporter=self.reporter, clock=self.clock
+        )
 
     def checkpoints(self, run: str = "run-1") -> list[str]:
         folder = self.root / "runs" / run / CHECKPOINTS

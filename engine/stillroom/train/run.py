@@ -1,5 +1,6 @@
 """A training run: checks the plan, then trains in this process or starts several that do."""
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -34,13 +35,19 @@ from stillroom.train.student.model import load_student, router_notes
 
 
 def train(
-    workspace: Workspace, request: StartTraining, *, folder: Path, reporter: Reporter
+    workspace: Workspace,
+    request: StartTraining,
+    *,
+    folder: Path,
+    reporter: Reporter,
+    clock: Callable[[], float] = time.monotonic,
 ) -> TrainResult:
     """Trains as config.yml says, with checkpoints in the run's folder; returns the result."""
     plan = plan_request(workspace, request, run=RunFolder(folder))
     write_json(folder / "config.json", plan.config.model_dump(mode="json"))
     tracked = TrackedReporter(reporter, open_trackers(plan.config, folder))
-    run = train_in_process if plan.config.launcher.kind == "local" else launch_training
+    is_local = plan.config.launcher.kind == "local"
+    run = partial(train_in_process, clock=clock) if is_local else launch_training
     try:
         result = run(workspace, request, plan, folder=folder, reporter=tracked)
     finally:
@@ -57,12 +64,13 @@ def train_in_process(
     folder: Path,
     reporter: Reporter,
     peers: Collective = ALONE,
+    clock: Callable[[], float] = time.monotonic,
 ) -> TrainResult:
     """Trains in this process, alone or as one of `peers`, which must all make the same call.
 
     Only the first process writes checkpoints and reports.
     """
-    started = time.monotonic()
+    started = clock()
     config = plan.config
     point = find_resume_point(workspace, request.resume) if request.resume else None
     rows = [*plan.train_files, *plan.rows_files]
@@ -102,6 +110,8 @@ def train_in_process(
             resumed=point,
             inputs=inputs,
             evaluations=evaluations,
+            clock=clock,
+            deadline=started + 60 * (config.trainer.max_minutes or math.inf),
         )
         return train(session)
 

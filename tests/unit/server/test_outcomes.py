@@ -36,6 +36,11 @@ ACCURACY = {"value": 0.7, "low": 0.6, "high": 0.8, "n": 100}
         ),
         (RunKind.EVALUATE, {"accuracy": ACCURACY}, ""),
         (
+            RunKind.SFT,
+            {"stopped_by": "trainer.max_minutes", "steps": 3, "planned_steps": 10, "rows": 9},
+            "stopped at its time limit after step 3 of 10",
+        ),
+        (
             RunKind.EVALUATE,
             {"accuracy": ACCURACY, "stopped_by": "budget_usd", "omitted": 40},
             "budget_usd was reached and 40 rollouts are missing",

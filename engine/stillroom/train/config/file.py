@@ -82,7 +82,7 @@ REFUSED_VALUES: dict[tuple[str, str], tuple[str, str]] = {
 
 _KEYS_OF_OTHER_TYPES: dict[str, str] = {
     "data.val_split": "distill is evaluated on a separate file of prompts: name it in evals",
-    "trainer.max_steps": "it limits iterations; set trainer.num_epochs",
+    "trainer.max_steps": "it limits iterations; set trainer.num_epochs or trainer.max_minutes",
     "trainer.early_stop": (
         "early stopping needs val_loss, which distill does not compute: list prompts under evals"
     ),

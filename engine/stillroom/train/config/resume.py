@@ -47,6 +47,7 @@ _FREE_KEYS = frozenset(
         "teacher.concurrency",
         "teacher.timeout",
         "trainer.keep_checkpoints",
+        "trainer.max_minutes",
         "trainer.save_step",
         "trainer.tensorboard",
         "trainer.trackio_project",
@@ -139,14 +140,15 @@ def run_to_resume(workspace: Workspace, run_id: str) -> RunToResume:
     """Returns a training run's request. Raises an EngineError if the run can't be resumed."""
     run = RunFolder(_run_folder(workspace, run_id))
     try:
-        status = run.read().status
+        state = run.read()
         request = msgspec.convert(run.read_request().request, type=RunToResume)
     except (OSError, DataError, msgspec.ValidationError) as error:
         raise RunError(
             f"{run_id!r} is not a training run that can be resumed: {error}",
             "give the id of an sft, dpo or distill run (list_runs)",
         ) from error
-    if status is RunStatus.SUCCEEDED:
+    is_whole = not (state.result or {}).get("stopped_by")
+    if state.status is RunStatus.SUCCEEDED and is_whole:
         raise RunError(
             f"run {run_id!r} is finished, so there is nothing left to resume",
             f"start a new run from its model with the override model.path={run_id}",

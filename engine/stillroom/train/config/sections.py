@@ -148,6 +148,9 @@ class TrainerSection(ConfigSection):
     """The optimiser and how long it runs."""
 
     num_epochs: Annotated[int, Field(ge=1)] = 1
+    max_minutes: Annotated[float, Field(gt=0)] | None = None
+    """The minutes after which the run ends, with a checkpoint, once the step that it is at is done;
+    the time to load models counts, and a resumed run counts anew. None: no limit."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     save_step: int = -1
     """The number of steps between two checkpoints; -1: a checkpoint at the end only."""

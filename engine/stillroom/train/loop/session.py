@@ -55,6 +55,11 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     """The folder of the final checkpoint."""
     method: str
     steps: int
+    """The number of steps that were taken."""
+    planned_steps: int
+    """The number of steps that the configuration gives; `steps` is lower if the run ended early."""
+    stopped_by: str | None = None
+    """The limit that ended the run early, such as trainer.max_minutes; None if it is whole."""
     kept_step: int
     """The step of the final checkpoint; with early_stop, the step with the lowest val_loss."""
     rows: int
@@ -112,6 +117,14 @@ class Session(Generic[ConfigT_co]):
     progress: MethodProgress | None = None
     """The state of the method besides the weights (distill); None for other methods."""
     trained_tokens: int = 0
+    clock: Callable[[], float] = time.monotonic
+    """The clock of `started` and of the time limit, in seconds."""
+    deadline: float = math.inf
+    """When the run has to end (s on the clock)."""
+    stopped_by: str | None = None
+    """The limit that the run has reached; None before that."""
+    planned_steps: int = 0
+    """The number of steps of the whole run."""
     step: int = 0
     """The number of finished steps."""
     saved_step: int = 0
@@ -132,7 +145,7 @@ class Session(Generic[ConfigT_co]):
         each in `substeps` updates; a later phase calls this again.
         """
         self._optimizer = optimizer
-        self._begun = self._begun or (time.monotonic(), self.trained_tokens)
+        self._begun = self._begun or (self.clock(), self.trained_tokens)
         if (point := self.resumed) is None or self.step > 0:
             return
         state = point.state
@@ -141,7 +154,7 @@ class Session(Generic[ConfigT_co]):
         if state.step > first_step:
             optimizer.restore(tensors, num_steps=(state.step - first_step) * substeps)
         self.step, self.trained_tokens = state.step, state.trained_tokens
-        self._begun = time.monotonic(), state.trained_tokens
+        self._begun = self.clock(), state.trained_tokens
         if self.progress is not None:
             self.progress.carried = list(state.carried)
         self.validation = state.validation
@@ -156,7 +169,7 @@ class Session(Generic[ConfigT_co]):
         """Yields the epoch (from 0) and the row indices of each remaining step.
 
         size, num_epochs: the batch size and epochs of a phase; None: those of the configuration.
-        Stops when `trainer.early_stop` is reached.
+        Stops when `trainer.early_stop` or `trainer.max_minutes` is reached.
         """
         data, trainer = self.config.data, self.config.trainer
         step = 0
@@ -164,7 +177,7 @@ class Session(Generic[ConfigT_co]):
             order = epoch_order(num_rows, epoch, trainer.seed)
             for rows in batches_of(order, size or data.batch_size):
                 step += 1
-                if self.is_stalled:
+                if self.is_stalled or self.stopped_by is not None:
                     return
                 if step > self.step:
                     yield epoch, rows
@@ -208,11 +221,12 @@ class Session(Generic[ConfigT_co]):
     ) -> None:
         """Reports step `step` of `total`, saves a checkpoint if due, and stops a cancelled run.
 
+        At the time limit it sets `stopped_by`, and the caller takes no further step.
         phase: the current phase of a run with several; progress is reported per phase.
         Raises RunCancelledError after writing a checkpoint.
         """
         phase = phase or Phase(self.config.dataset_type, 0, total)
-        self.step = step
+        self.step, self.planned_steps = step, total
         evaluated = self.evaluations.measure(step, total) if self.evaluations else {}
         self.last_metrics = {
             **metrics,
@@ -234,10 +248,20 @@ class Session(Generic[ConfigT_co]):
         is_phase_end = step == phase.last_step < total
         is_due = is_best or is_phase_end or (every > 0 and step % every == 0 and step < total)
         is_stopping = self._peers.is_any(self.reporter.is_cancelled())
-        if is_due or is_stopping:
+        is_over = step < total and self._peers.is_any(self.clock() >= self.deadline)
+        if is_due or is_stopping or is_over:
             self._checkpoint(step)
         if is_stopping:
             raise RunCancelledError
+        if is_over and not self.is_stalled:
+            self._stop_at_limit(step, total)
+
+    def _stop_at_limit(self, step: int, total: int) -> None:
+        self.stopped_by = "trainer.max_minutes"
+        self.reporter.note(
+            f"stopped at its time limit after step {step} of {total} (trainer.max_minutes "
+            f"{self.config.trainer.max_minutes:g}); resuming it with more minutes takes the rest"
+        )
 
     def stop_before_update(self, step: int) -> None:
         """Stops a cancelled run before the weights of `step` are updated.
@@ -266,12 +290,14 @@ class Session(Generic[ConfigT_co]):
             checkpoint=str(folder),
             method=self.config.dataset_type,
             steps=step,
+            planned_steps=max(step, self.planned_steps),
+            stopped_by=self.stopped_by,
             kept_step=kept_step,
             rows=rows,
             skipped=dict(skipped),
             trained_tokens=self.trained_tokens,
             metrics=dict(self.last_metrics),
-            seconds=round(time.monotonic() - self.started, 3),
+            seconds=round(self.clock() - self.started, 3),
         )
 
     def _report_alarms(self, metrics: Mapping[str, float], *, num_steps: int) -> None:
@@ -303,7 +329,7 @@ class Session(Generic[ConfigT_co]):
     def _tokens_per_s(self) -> float:
         """Returns the trained tokens per second since the first step, excluding model loading."""
         begun_at, begun_with = self._begun or (self.started, 0)
-        return (self.trained_tokens - begun_with) / max(1e-9, time.monotonic() - begun_at)
+        return (self.trained_tokens - begun_with) / max(1e-9, self.clock() - begun_at)
 
     @property
     def _peers(self) -> Collective:
@@ -342,7 +368,7 @@ class Session(Generic[ConfigT_co]):
         state = TrainingState(
             step=step,
             trained_tokens=self.trained_tokens,
-            seconds=round(time.monotonic() - self.started, 3),
+            seconds=round(self.clock() - self.started, 3),
             validation=self.validation,
             inputs=self.inputs,
             carried=[] if self.progress is None else self.progress.carried,

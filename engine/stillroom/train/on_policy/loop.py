@@ -142,6 +142,10 @@ async def train_on_policy(
             await anyio.to_thread.run_sync(
                 train_cold_start, session, cold_start, last_step, prepare, teachers.local.get(0)
             )
+        num_prompts = min(len(tasks), sum(map(len, batches)))
+        skipped = cold_start.skipped if cold_start else {}
+        if session.stopped_by is not None:
+            return session.finish(session.step, rows=num_prompts, skipped=skipped)
         optimizer = session.student.optimizer(config.trainer, total_steps=len(batches) * substeps)
         session.begin(optimizer, substeps=substeps, first_step=first_step)
         phase = Phase(config.dataset_type, first_step, last_step)
@@ -161,9 +165,9 @@ async def train_on_policy(
             metrics |= {"sample_s": sampled_s, "update_s": time.monotonic() - clock}
             progress.carried = sampled.carried
             session.after_step(first_step + iteration + 1, last_step, metrics, phase=phase)
-    num_prompts = min(len(tasks), sum(map(len, batches)))
-    skipped = cold_start.skipped if cold_start else {}
-    return session.finish(last_step, rows=num_prompts, skipped=skipped)
+            if session.stopped_by is not None:
+                break
+    return session.finish(session.step, rows=num_prompts, skipped=skipped)
 
 
 def _added_sequences(

@@ -253,6 +253,18 @@ def describe_steps(config: TrainConfig, steps: int) -> list[str]:
     return notes
 
 
+def describe_limit(
+    config: TrainConfig, steps: int, seconds: float | None, start_s: float | None
+) -> list[str]:
+    """Returns a note if the run would reach its time limit before its last step."""
+    minutes = config.trainer.max_minutes
+    if minutes is None or seconds is None or seconds <= 60 * minutes:
+        return []
+    start_s = start_s or 0.0
+    done = int(steps * max(0.0, 60 * minutes - start_s) / max(1e-9, seconds - start_s))
+    return [f"trainer.max_minutes {minutes:g} ends it after about {max(1, done)} of {steps} steps"]
+
+
 def describe_settings(needs: Mapping[str, float], free: float) -> list[str]:
     """Returns the settings that fit, with their memory; if none fits, the smallest one."""
     enough = [name for name, need in needs.items() if fits(need, free)]

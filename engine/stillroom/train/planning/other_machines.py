@@ -196,6 +196,7 @@ def _forecast(
             *plan.notes,
             *rows.notes,
             *_notes(plan, chosen, first),
+            *forecast.describe_limit(config, steps, forecasts[0].seconds_most, None),
             *forecast.describe_steps(config, steps),
         ],
         checks=checks,

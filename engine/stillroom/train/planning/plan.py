@@ -91,7 +91,8 @@ def plan_training(
     if result.seconds is not None and result.start_s is not None:
         start_s = import_s + result.start_s
         result = msgspec.structs.replace(result, start_s=start_s, seconds=start_s + result.seconds)
-    notes = [*plan.notes, *rows.notes, *result.notes]
+    limit = forecast.describe_limit(plan.config, result.steps, result.seconds, result.start_s)
+    notes = [*plan.notes, *rows.notes, *limit, *result.notes]
     return msgspec.structs.replace(result, checks=checks, notes=notes)
 
 

@@ -14,6 +14,7 @@ from fakes.killed_runs import (
     assert_resumes_exactly,
     assert_same_weights,
     killed,
+    measured,
 )
 from fakes.reporters import KeptReporter
 from fakes.started_runs import ended
@@ -21,7 +22,7 @@ from fakes.training import make_project, write_run_files
 from stillroom import api
 from stillroom.errors import InputError, RunError
 from stillroom.lineage import FileRecord
-from stillroom.run_folder import create_run
+from stillroom.run_folder import RunFolder, create_run
 from stillroom.train.config.request import StartTraining, resolve_resume
 from stillroom.train.config.resume import (
     RunInputs,
@@ -370,3 +371,81 @@ def test_a_change_in_either_of_two_files_of_one_name_is_seen():
         check_unchanged(inputs("1", "2"), inputs("3", "2"), run_id="run")
     with pytest.raises(RunError, match=r"changed: train\.jsonl \(2\) differs"):
         check_unchanged(inputs("1", "2"), inputs("1", "3"), run_id="run")
+
+
+def limited(project, run, minutes, **options):
+    """Trains with a limit on a clock on which each step takes a minute, and loading none."""
+    project.config["trainer"]["max_minutes"] = minutes
+    project.reporter = reporter = KeptReporter()
+    project.clock = lambda: 60.0 * len(reporter.measured)
+    return project.train(run, **options)
+
+
+@pytest.mark.parametrize(("method", "steps"), [("sft", 10), ("dpo", 8), ("distill", 6)])
+def test_a_run_ends_at_its_time_limit_with_a_whole_checkpoint_and_is_resumed_exactly(
+    tmp_path, tiny_models, method, steps
+):
+    project = project_of(method, tmp_path, tiny_models)
+    project.config["trainer"]["save_step"] = -1
+    project.train("whole")
+    unbroken = measured(project)
+
+    ended_early = limited(project, "limited", 2.5)
+
+    assert (ended_early.steps, ended_early.planned_steps, ended_early.kept_step) == (3, steps, 3)
+    assert ended_early.stopped_by == "trainer.max_minutes"
+    assert project.reporter.progressed[-1] == (3, steps)
+    [note] = [note for note in project.reporter.notes if "time limit" in note]
+    assert note.startswith(f"stopped at its time limit after step 3 of {steps} (trainer.max_minute")
+    assert project.checkpoints("limited") == ["final", "step_000003"]
+    reference = load_file(project.checkpoint("step_000003", "limited") / "model.safetensors")
+    final = load_file(project.checkpoint("final", "limited") / "model.safetensors")
+    assert all(torch.equal(final[name], reference[name]) for name in reference)
+
+    # Its minutes are counted anew, so that it may take the rest with more of them.
+    rest = limited(project, "rest", steps, resume="limited")
+
+    assert (rest.steps, rest.planned_steps, rest.stopped_by) == (steps, steps, None)
+    assert measured(project) == unbroken[3:]
+    assert_same_weights(project, "rest", "whole")
+
+
+def test_a_run_that_takes_its_last_step_at_its_time_limit_is_whole(tmp_path, tiny_models):
+    project = project_of("sft", tmp_path, tiny_models)
+
+    result = limited(project, "limited", 10)
+
+    assert (result.steps, result.planned_steps, result.stopped_by) == (10, 10, None)
+    assert not any("time limit" in note for note in project.reporter.notes)
+
+
+def test_a_cold_start_that_reaches_the_time_limit_is_not_followed_by_rollouts(
+    tmp_path, tiny_models
+):
+    project = project_of("distill", tmp_path, tiny_models)
+    project.write(SFT_ROWS, name="cold.jsonl")
+    project.config["cold_start"] = {"train_file": "cold.jsonl"}
+
+    result = limited(project, "limited", 1.5)
+
+    assert (result.steps, result.planned_steps, result.stopped_by) == (
+        2,
+        5 + 6,
+        "trainer.max_minutes",
+    )
+    rest = limited(project, "rest", 60, resume="limited")
+    assert (rest.steps, rest.stopped_by) == (11, None)
+
+
+def test_only_a_finished_run_that_a_limit_ended_can_be_resumed(tmp_path, tiny_models):
+    project = project_of("sft", tmp_path, tiny_models)
+    limited(project, "limited", 2)
+    run = RunFolder(tmp_path / "runs" / "limited")
+    request = StartTraining(resume="limited", overrides=("trainer.max_minutes=60",))
+    done = msgspec.structs.replace(run.read(), status=RunStatus.SUCCEEDED)
+
+    run.write(msgspec.structs.replace(done, result={"stopped_by": "trainer.max_minutes"}))
+    assert resolve_resume(project.workspace, request).overrides == request.overrides
+    run.write(msgspec.structs.replace(done, result={"stopped_by": None}))
+    with pytest.raises(RunError, match="is finished"):
+        resolve_resume(project.workspace, request)

@@ -495,3 +495,26 @@ def test_rows_that_call_tools_without_their_schemas_are_told_by_plan_and_run(
     [note] = [note for note in told if "call tools but have no `tools`" in note]
     assert note.startswith(f"1 of {len(rows)} rows ")
     assert note in project.reporter.notes
+
+
+@pytest.mark.parametrize(
+    ("minutes", "seconds", "note"),
+    [
+        (None, 9000.0, []),
+        (10, 600.0, []),
+        (10, None, []),
+        (10, 1100.0, ["trainer.max_minutes 10 ends it after about 50 of 100 steps"]),
+        (1, 9000.0, ["trainer.max_minutes 1 ends it after about 1 of 100 steps"]),
+    ],
+)
+def test_a_plan_says_after_which_step_the_time_limit_ends_the_run(minutes, seconds, note):
+    config = CONFIGS["sft"].model_validate(
+        {
+            "dataset_type": "sft",
+            "data": {"batch_size": 8},
+            "model": {"path": "m"},
+            "trainer": {"max_minutes": minutes},
+        }
+    )
+
+    assert forecast.describe_limit(config, 100, seconds, 100.0) == note
