@@ -175,9 +175,16 @@ class RunElsewhere(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
     """Why the machine cannot be reached at the moment, and what to do; None if it can."""
     machine_usd: float | None = None
-    """The cost of the machine so far; None without a price."""
+    """The cost of the machine so far, up to the run's end; None without a price."""
+    release_usd: float | None = None
+    """The cost of a rented machine from the run's end to its release."""
     budget_usd: float | None = None
     """The budget for the machine and the teacher together, from remote.json."""
+
+    @property
+    def spent_usd(self) -> float | None:
+        """The machine's cost with that of its release; None without a price."""
+        return None if self.machine_usd is None else self.machine_usd + (self.release_usd or 0.0)
 
 
 class _Named(msgspec.Struct, frozen=True):

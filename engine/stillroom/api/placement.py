@@ -120,7 +120,7 @@ def _within_budget(
     for run, spec, view in remote_runs(workspace):
         if spec.machine.name == machine.name:
             cost = run.read().metrics.get("cost_usd") or 0.0
-            cost += (view.machine_usd if view is not None else None) or 0.0
+            cost += view.spent_usd if view is not None else 0.0
             is_over = view is not None and view.phase == "over"
             spent += cost if is_over else max(cost, spec.budget_usd or 0.0)
     left = (machine.budget_usd - spent) / num_runs
@@ -150,7 +150,7 @@ def with_budget_left(
     resumed, spent = RunFolder(workspace.runs / request.resume), 0.0
     for run in chain([resumed], resumed.earlier_runs()):
         if (view := read_elsewhere(run.path)) is not None:
-            spent += view.machine_usd or 0.0
+            spent += view.spent_usd or 0.0
             if view.budget_usd is not None:
                 return _with_rest(request, machine, view.budget_usd, spent)
     return request, []

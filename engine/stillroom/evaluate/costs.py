@@ -70,7 +70,7 @@ def spent_on_runs(workspace: Workspace) -> Spent:
                 so_far = None if state.metrics.get("calls") and not is_local else 0.0
                 calls.append(result.get("cost_usd", state.metrics.get("cost_usd", so_far)))
             if (elsewhere := read_elsewhere(folder.path)) is not None:
-                calls.append(elsewhere.machine_usd)
+                calls.append(elsewhere.spent_usd)
             elif state.kind in _TRAINING or (state.kind in _CALLING and is_local):
                 seconds += state.seconds or 0.0
     return Spent(total_usd(calls), seconds / 3600)

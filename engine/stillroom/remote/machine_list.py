@@ -68,7 +68,8 @@ class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
     usd_per_hour_now: float | None
     """The current cost of Stillroom's use of it; 0 if it is not used, None if unknown."""
     spent_usd: float
-    """What this workspace's runs on it have cost, without their teachers."""
+    """What this workspace's runs on it have cost, without their teachers; of a rented machine, also
+    from a run's end to its release."""
     runs: list[MachineRun]
     problem: OthersText | None = None
     """Why it did not answer, or why it may cost money although no run needs it, and what to do."""
@@ -98,7 +99,7 @@ class _Listed:
     def add(self, folder: RunFolder, view: RemoteView | None) -> None:
         """Adds a run on the machine; `view` is None if its follower has not written one yet."""
         view = view or RemoteView(where=self.machine.name, phase="waiting")
-        self.spent_usd += view.machine_usd or 0.0
+        self.spent_usd += view.spent_usd
         if view.phase == "over":
             return
         self.is_used |= view.phase != "waiting"

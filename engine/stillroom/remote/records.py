@@ -180,7 +180,7 @@ class RemoteState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
 
     run_json: Annotated[bytes, msgspec.Meta(max_length=8 << 20)]
     elapsed_s: _Seconds
-    """Seconds since the start, by the machine's monotonic clock."""
+    """Seconds from the start to now, or to the run's end, by the machine's clock."""
     root: _Path
     """The machine's absolute path of the folder with `workspace/` and `outside/`; logs and messages
     may contain it."""
@@ -248,8 +248,16 @@ class RemoteView(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
     """Why the machine cannot be reached at present, and what to do; None if it can."""
     machine_usd: float | None = None
-    """The machine's cost so far; None without a price."""
+    """The machine's cost so far, up to the run's end; None without a price."""
+    release_usd: float | None = None
+    """What a rented machine cost from the run's end until it was released; None before the end,
+    without a price, and of a machine of the user's own."""
     seconds_used: float = msgspec.field(name="seconds_there", default=0.0)
     """How long the machine has been used, by its own monotonic clock if known."""
     has_started: bool = False
     """Whether the launch was requested; from then on only the machine knows the run's state."""
+
+    @property
+    def spent_usd(self) -> float:
+        """The machine's cost with that of its release, in US dollars; 0 without a price."""
+        return (self.machine_usd or 0.0) + (self.release_usd or 0.0)

@@ -301,3 +301,25 @@ def test_a_file_is_read_from_where_it_broke_off(there: AgentFolder, place: Agent
 def test_removing_a_run_leaves_nothing_of_it(there: AgentFolder, place: AgentRun) -> None:
     lifecycle.remove(there, RUN)
     assert list(there.runs.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("ended_at", "elapsed_s"), [("1970-01-01T01:06:40Z", 40.0), (None, 100.0), ("soon", 100.0)]
+)
+def test_the_time_of_a_run_that_has_ended_is_that_until_its_end(
+    there: AgentFolder,
+    place: AgentRun,
+    monkeypatch: pytest.MonkeyPatch,
+    ended_at: str | None,
+    elapsed_s: float,
+) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 500.0)
+    monkeypatch.setattr(time, "time", lambda: 4060.0)
+    place.start_file.write_bytes(msgspec.json.encode(StartRecord(started=400.0)))
+    write_state(place, RunStatus.SUCCEEDED)
+    place.folder.write(msgspec.structs.replace(place.folder.read(), ended_at=ended_at))
+
+    state, *_ = follow(there, FollowRequest(RUN, {}), sleep=lambda _: None)
+
+    assert isinstance(state, RemoteState)
+    assert state.elapsed_s == elapsed_s

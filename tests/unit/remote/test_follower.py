@@ -360,3 +360,39 @@ def test_the_meter_moves_while_a_machine_is_provisioned_and_installs(
     assert len(steps) >= 2
     # Six dollars an hour are ten cents a minute.
     assert steps == pytest.approx([0.1] * len(steps), abs=0.01)
+
+
+@pytest.mark.parametrize(("access", "is_rented"), [(SSH, False), (SKY, True)])
+def test_the_cost_of_a_run_stands_still_once_it_has_ended_on_its_machine(
+    folder: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    access: dict[str, Access],
+    is_rented: bool,
+) -> None:
+    wall, monotonic, passed_s = time.time, time.monotonic, [0.0]
+    seen: list[RemoteView] = []
+
+    def an_hour_passes(name: str) -> None:
+        if name in ("remove", "release"):
+            seen.append(view(folder))
+            passed_s[0] += 3600.0
+
+    monkeypatch.setattr(time, "time", lambda: wall() + passed_s[0])
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + passed_s[0])
+    record = read_record(folder)
+    record.price_per_hour = 6.0
+    write_record(folder, record)
+    host = ScriptedHost({"remove": [SILENT]}, price=6.0)
+    host.on_call = an_hour_passes
+
+    follow(folder, host, access=access)
+
+    # 36 s at $6 an hour, and what preparing took.
+    last = view(folder)
+    assert len(seen) == 4
+    assert {one.machine_usd for one in seen} == {last.machine_usd}
+    assert last.machine_usd == pytest.approx(0.06, abs=0.02)
+    if is_rented:
+        assert last.release_usd == pytest.approx(4 * 6.0, abs=0.1)
+    else:
+        assert last.release_usd is None

@@ -68,7 +68,8 @@ def test_a_run_shows_where_it_stands_and_what_its_machine_costs(tmp_path, provis
     workspace = name_machines(tmp_path, TWO)
     view = RemoteView(where="gpu-box", phase="running", last_contact=now(), machine_usd=0.75)
     run = add_remote_run(workspace, view)
-    add_remote_run(workspace, RemoteView(where="gpu-box", phase="over", machine_usd=1.25))
+    over = RemoteView(where="gpu-box", phase="over", machine_usd=1.0, release_usd=0.25)
+    add_remote_run(workspace, over)
 
     box = listed(workspace, provision_log).machines[0]
 

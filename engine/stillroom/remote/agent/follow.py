@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Callable, Generator
+from contextlib import suppress
+from datetime import datetime
 
 import msgspec
 
@@ -68,10 +70,18 @@ def _updates(
 def _remote_state(run: AgentRun, started: StartRecord, state: RunState) -> RemoteState:
     return RemoteState(
         run_json=msgspec.json.encode(state),
-        elapsed_s=max(0.0, time.monotonic() - started.started),
+        elapsed_s=max(0.0, time.monotonic() - started.started - _seconds_since_end(state)),
         root=str(run.base),
         clock=time.time(),
     )
+
+
+def _seconds_since_end(state: RunState) -> float:
+    """Returns how long ago a run ended; 0 while it runs, or if it does not say."""
+    with suppress(ValueError):
+        ended_at = datetime.fromisoformat(state.ended_at or "")
+        return max(0.0, time.time() - ended_at.timestamp())
+    return 0.0
 
 
 def _wait_for_processes(run: AgentRun, sleep: Callable[[float], None]) -> None:

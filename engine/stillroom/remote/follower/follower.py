@@ -187,6 +187,8 @@ class Follower:
                 self._record.before_start_s = max(0.0, self._view.used_s - update.elapsed_s)
                 self._record.is_started = True
             self._mirror.take_state(update)
+            if self._mirror.final is not None:
+                self._view.ended_there()
             return
         self._view.contact()
         if isinstance(update, AppendedLines):

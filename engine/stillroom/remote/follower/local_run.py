@@ -66,6 +66,8 @@ class FollowRecord(msgspec.Struct, kw_only=True):
     """How far the machine's clock is ahead of the local one."""
     contact_at: float | None = None
     """When the machine last answered, in seconds since the epoch."""
+    ended_at: float | None = None
+    """When the run was first seen to have ended on its machine, in seconds since the epoch."""
     root: str | None = None
     """The run's folder on the machine."""
     bytes_per_s: float | None = None
@@ -205,6 +207,7 @@ class ViewFile:
         self._view = RemoteView(where=machine.name, phase="waiting")
         with suppress(FileNotFoundError, DataError):
             self._view = read_json(self._file, RemoteView)
+        self._is_rented = machine.access.is_provisioned
         self._bills_from_start = machine.access.bills_from == "start"
         self._written_at = 0.0
         self._elapsed_at: float | None = None
@@ -230,8 +233,15 @@ class ViewFile:
 
     @property
     def machine_usd(self) -> float | None:
-        """The machine's cost so far; None without a price."""
+        """The machine's cost so far, up to the run's end; None without a price."""
         return machine_usd(self._record.price_per_hour, self.used_s)
+
+    @property
+    def _release_usd(self) -> float | None:
+        """The cost of a rented machine since the run's end; None for any other, and before it."""
+        if not self._is_rented or (ended_at := self._record.ended_at) is None:
+            return None
+        return machine_usd(self._record.price_per_hour, max(0.0, time.time() - ended_at))
 
     def phase(self, phase: Phase) -> None:
         """Records the run's phase."""
@@ -247,12 +257,18 @@ class ViewFile:
         self._record.used_since = self._record.used_since or time.time()
         write_record(self._folder, self._record)
 
+    def ended_there(self) -> None:
+        """Records that the run has ended on its machine: its cost stands still from now on."""
+        if self._record.ended_at is None:
+            self._record.ended_at = time.time()
+            write_record(self._folder, self._record, durable=True)
+
     def contact(self, *, elapsed_s: float | None = None) -> None:
         """Records that the machine has answered."""
         record = self._record
         if not self._bills_from_start:
             record.used_since = record.used_since or time.time()
-        if elapsed_s is not None:
+        if elapsed_s is not None and record.ended_at is None:
             self._elapsed_at, self._elapsed_s = time.monotonic(), elapsed_s
         record.contact_at = time.time()
         is_new = self._view.problem is not None or self._view.last_contact is None
@@ -274,7 +290,7 @@ class ViewFile:
         self._write(phase="over", problem=None, durable=True)
 
     def _since_start_s(self) -> float:
-        if self.is_over:
+        if self.is_over or self._record.ended_at is not None:
             return self._elapsed_s
         if self._elapsed_at is not None:
             return self._elapsed_s + time.monotonic() - self._elapsed_at
@@ -283,7 +299,11 @@ class ViewFile:
         return self._elapsed_s
 
     def _write(self, *, durable: bool = False, **changes: object) -> None:
-        cost = {"machine_usd": self.machine_usd, "seconds_used": round(self.used_s, 1)}
+        cost = {
+            "machine_usd": self.machine_usd,
+            "release_usd": self._release_usd,
+            "seconds_used": round(self.used_s, 1),
+        }
         self._view = msgspec.structs.replace(self._view, **{**cost, **changes})
         self._written_at = time.monotonic()
         if not self._folder.path.exists():
