@@ -90,7 +90,11 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     instruction: OthersText | None = None
     """What the model read before each prompt, in a few words; None: nothing but the prompt."""
     cost_usd: float | None = None
-    """The cost of all calls in dollars, those of a judge too; None if a price is unknown."""
+    """The cost of all calls in dollars, those of a judge too, without the machine's time
+    (`machine_time_usd`); None if a price is unknown."""
+    machine_time_usd: float | None = None
+    """The price of the evaluation's `seconds` on the machine that the model, or a run elsewhere,
+    used, without what it took to start them there; None without a price or such a machine."""
     per_task: TaskCost | None = None
     """What a task took; None in evaluations of earlier versions."""
     guard: GuardResult | None = None

@@ -33,6 +33,7 @@ from stillroom.evaluate.scores import (
     task_cost,
 )
 from stillroom.files import AppendLog, write_json
+from stillroom.home_paths import is_away
 from stillroom.lineage import write_manifest
 from stillroom.models.resolve import ModelLocation, identify
 from stillroom.reporting import Reporter
@@ -106,6 +107,7 @@ def _result(
 ) -> EvaluationResult:
     request, workspace = plan.request, plan.rollouts.workspace
     rollouts, instruction = answers.rollouts, plan.rollouts.instruction
+    usd_per_hour = usd_per_hour_of(workspace, folder)
     return EvaluationResult(
         name=request.name or request.model,
         model=request.model,
@@ -126,11 +128,12 @@ def _result(
         seconds=round(seconds, 3),
         instruction=None if instruction.is_empty else instruction.describe(),
         cost_usd=_cost_usd(plan, [*rollouts, *more.rollouts]),
+        machine_time_usd=_machine_time_usd(plan, usd_per_hour, seconds),
         per_task=task_cost(
             rollouts,
             seconds=answers.seconds,
             is_local=_is_local(plan),
-            usd_per_hour=usd_per_hour_of(workspace, folder),
+            usd_per_hour=usd_per_hour,
         ),
         guard=guard_result(more.guard, str(request.guard)) if more.guard else None,
         unjudged=answers.num_unjudged,
@@ -240,6 +243,15 @@ def _cost_usd(plan: EvaluationPlan, rollouts: Sequence[Trajectory]) -> float | N
     if isinstance(plan.rollouts.policy, Endpoint):
         return cost_of(rollouts)
     return total_usd(rollout.judge.cost_usd for rollout in rollouts if rollout.judge is not None)
+
+
+def _machine_time_usd(
+    plan: EvaluationPlan, usd_per_hour: float | None, seconds: float
+) -> float | None:
+    """Returns the price of the machine's time; None without one, or for an endpoint's model."""
+    if usd_per_hour is None or not (_is_local(plan) or is_away()):
+        return None
+    return usd_per_hour * seconds / 3600
 
 
 async def _origin(plan: EvaluationPlan) -> RolloutOrigin:

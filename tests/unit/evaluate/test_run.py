@@ -177,3 +177,19 @@ def test_a_group_that_no_prompt_has_is_refused_with_the_fields_that_they_have(
         plan_evaluation(Workspace(project), request)
     assert "rows have: expected_answer" in refused.value.problem
     plan_evaluation(Workspace(project), request.model_copy(update={"group_by": ()}))
+
+
+@pytest.mark.parametrize(
+    ("given", "calls_usd", "is_local"), [({}, 6 * 0.04, False), ({"provider": "ollama"}, 0, True)]
+)
+def test_the_time_of_the_machine_is_priced_apart_from_the_calls(
+    project: Path, given: dict[str, str], calls_usd: float, is_local: bool
+) -> None:
+    prices = "machine: {usd_per_hour: 3600}\nscripted: {input: 1000, output: 1000}\n"
+    (project / "prices.yml").write_text(prices, "utf-8")
+
+    with ScriptedEndpoint() as endpoint:
+        result = evaluated(project, endpoint, **given)
+
+    assert result.cost_usd == pytest.approx(calls_usd)
+    assert result.machine_time_usd == (pytest.approx(result.seconds, 0.01) if is_local else None)
