@@ -4,7 +4,14 @@ import difflib
 from collections.abc import Sequence
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from stillroom.fences import short_line
 from stillroom.secrecy.redaction import is_secret_name
@@ -21,6 +28,14 @@ class StrictModel(BaseModel):
     """A request or part of a config, without unknown keys and with finite numbers only."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_list(cls, value: Any, info: ValidationInfo) -> Any:
+        """Takes a text for a list of it, where a list of texts belongs."""
+        field = cls.model_fields.get(info.field_name or "")
+        is_listed = field is not None and field.annotation == tuple[str, ...]
+        return (value,) if is_listed and isinstance(value, str) else value
 
     @field_validator("*")
     @classmethod

@@ -3,6 +3,9 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from stillroom.curate.filter.request import FilterDataset
+from stillroom.importing.request import ImportRollouts
+from stillroom.train.config.request import PlanTraining
 from stillroom.validation import describe_errors, nearest
 
 
@@ -94,3 +97,19 @@ def test_only_a_near_name_is_suggested() -> None:
     assert nearest("max_turn", ["max_turns", "seed"]) == " (did you mean 'max_turns'?)"
     assert nearest("price", ["price_per_hour", "seed"]) == " (did you mean 'price_per_hour'?)"
     assert nearest("zzz", ["max_turns", "seed"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("request_type", "given", "field"),
+    [
+        (ImportRollouts, {"input": "a", "output": "b", "reward_from": "thumb"}, "reward_from"),
+        (ImportRollouts, {"input": "a", "output": "b", "columns": "user=q"}, "columns"),
+        (FilterDataset, {"input": "a", "output": "b", "answered_by": "gpt*"}, "answered_by"),
+        (PlanTraining, {"overrides": "trainer.num_epochs=3"}, "overrides"),
+    ],
+)
+def test_a_single_name_is_a_list_of_one(request_type, given, field):
+    made = request_type.model_validate(given)
+
+    assert getattr(made, field) == (given[field],)
+    assert made == request_type.model_validate(given | {field: [given[field]]})

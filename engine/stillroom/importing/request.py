@@ -18,7 +18,7 @@ def _as_assignments(value: Any) -> Any:
     """Returns an object of columns as assignments, the form of the command line."""
     if isinstance(value, dict):
         return tuple(f"{thing}={name}" for thing, name in value.items())
-    return (value,) if isinstance(value, str) else value
+    return value
 
 
 class ImportRollouts(ReplacingRequest):
