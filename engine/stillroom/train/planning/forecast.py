@@ -33,7 +33,9 @@ class TrainingForecast(msgspec.Struct, frozen=True, kw_only=True):
     """The number of rows that would be skipped, by reason."""
     longest_tokens: int | None
     epoch_tokens: int | None
-    """The total number of tokens of the rows; None if the student samples them (distill)."""
+    """All tokens of the rows, read and trained; None if the student samples them (distill)."""
+    epoch_trained_tokens: int | None = None
+    """Those of them that are trained: what `tokens_per_s`, and a run's `trained_tokens`, count."""
     steps: int
     parameters: int
     trained_parameters: int
@@ -51,7 +53,8 @@ class TrainingForecast(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float | None = None
     """The seconds before the first step (imports, loading models), measured by this plan."""
     tokens_per_s: float | None
-    """The tokens trained on (distill: sampled) per second, counted as in the run's metrics."""
+    """The trained tokens (distill: sampled ones) per second, without those that are only read; the
+    run's metric of this name counts the same."""
     checkpoint_gb: float
     disk_gb: float
     disk_free_gb: float | None

@@ -178,6 +178,7 @@ def _forecast(
         skipped=dict(tokens.skipped or {}),
         longest_tokens=max(tokens.lengths, default=None),
         epoch_tokens=sum(tokens.lengths) or None,
+        epoch_trained_tokens=sum(map(trial.num_trained, rows.units)) or None,
         steps=steps,
         parameters=size.num_parameters,
         trained_parameters=size.num_trained,

@@ -188,6 +188,7 @@ def _forecast(
     if not fits_disk:
         changes.append("trainer.keep_checkpoints=1 and a larger trainer.save_step need less disk")
     epoch_tokens = sum(rows.lengths) or None
+    num_trained = sum(map(trial.num_trained, rendered.units))
     seconds, tokens_per_s = None, None
     if tried is not None and epoch_tokens is not None:
         share = rows.num_held_out / max(1, rows.num_rows)
@@ -198,8 +199,7 @@ def _forecast(
             epoch_tokens=epoch_tokens,
             held_out_share=share,
         )
-        num_trained = config.trainer.num_epochs * sum(map(trial.num_trained, rendered.units))
-        tokens_per_s = num_trained / seconds
+        tokens_per_s = config.trainer.num_epochs * num_trained / seconds
         # Held-out rows are scored too.
         seconds += epoch_tokens / (1 - share) * tried.reading_token_s
     return TrainingForecast(
@@ -209,6 +209,7 @@ def _forecast(
         skipped=dict(rows.skipped or {}),
         longest_tokens=max(rows.lengths, default=None),
         epoch_tokens=epoch_tokens,
+        epoch_trained_tokens=num_trained or None,
         steps=steps,
         parameters=size.num_parameters,
         trained_parameters=size.num_trained,

@@ -198,6 +198,7 @@ def test_a_plan_of_pairs_counts_both_sides(tmp_path, tiny_models):
     assert (reported.rows, reported.steps) == (result.rows, result.steps) == (6, 2)
     assert reported.epoch_tokens is not None
     assert reported.epoch_tokens > result.trained_tokens
+    assert reported.epoch_trained_tokens == result.trained_tokens
 
 
 def test_a_plan_of_distillation_has_the_teacher_and_the_time_of_a_short_iteration(
