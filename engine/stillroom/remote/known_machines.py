@@ -186,9 +186,22 @@ def _earlier_rate(
                 == wanted
             ):
                 has_succeeded = state.status is RunStatus.SUCCEEDED
-                earlier = EarlierRate(folder.run_id, rate)
+                earlier = EarlierRate(folder.run_id, rate, _seconds_outside_steps(folder, rate))
                 found.append((has_succeeded, state.created_at, earlier))
     return max(found, key=lambda run: run[:2])[2] if found else None
+
+
+def _seconds_outside_steps(folder: RunFolder, tokens_per_s: float) -> float | None:
+    """Returns the seconds of a training that its steps did not take.
+
+    None for one that is not finished, and for a part of one: a run that resumed another.
+    """
+    state = folder.read()
+    trained = (state.result or {}).get("trained_tokens")
+    is_whole = state.status is RunStatus.SUCCEEDED and isinstance(trained, int | float)
+    if not is_whole or folder.read_request().request.get("resume") is not None:
+        return None
+    return max(0.0, (state.seconds or 0.0) - trained / tokens_per_s)
 
 
 def _speed_settings(config: Mapping[str, Any]) -> list[Any]:

@@ -16,6 +16,7 @@ from stillroom.remote.follower import local_run
 from stillroom.remote.follower.follower import Backoff, Follower
 from stillroom.remote.follower.local_run import read_record, write_record
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
+from stillroom.remote.known_machines import load_facts, save_facts
 from stillroom.remote.machine import (
     Access,
     HfJobsFlavor,
@@ -396,3 +397,27 @@ def test_the_cost_of_a_run_stands_still_once_it_has_ended_on_its_machine(
         assert last.release_usd == pytest.approx(4 * 6.0, abs=0.1)
     else:
         assert last.release_usd is None
+
+
+@pytest.mark.parametrize(("known", "is_asked"), [(None, True), ("", True), ("0.1.0", False)])
+def test_a_machine_that_had_nothing_installed_is_looked_at_again_once_it_has(
+    folder: RunFolder, known: str | None, is_asked: bool
+) -> None:
+    machine = Machine(name="box", max_hours=2.0, **SSH)
+    workspace = Workspace(folder.path.parents[1])
+    before = MachineFacts(system="Linux", num_processors=4, stillroom_version=known or None)
+    if known is not None:
+        save_facts(workspace, machine, before, None)
+
+    class Installed(ScriptedHost):
+        def facts(self) -> MachineFacts:
+            self.calls.append("facts")
+            return MachineFacts(system="Linux", num_processors=4, stillroom_version="0.1.0")
+
+    host = Installed()
+    follow(folder, host)
+
+    assert ("facts" in host.calls) == is_asked
+    found = load_facts(workspace, machine)
+    assert found is not None
+    assert found.facts.stillroom_version == "0.1.0"

@@ -1,5 +1,6 @@
 """What is known of a machine without probing it, and the plans that follow from it."""
 
+import msgspec
 import pytest
 import yaml
 
@@ -109,7 +110,35 @@ def test_the_rate_is_that_of_the_last_run_of_the_same_training_there(tmp_path):
     measured = hardware_of(workspace, box, config).measured
 
     assert measured is not None
-    assert (measured.run_id, measured.tokens_per_s) == (run_id, 1500.0)
+    assert (measured.run_id, measured.tokens_per_s, measured.other_s) == (run_id, 1500.0, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "resume", "other_s"),
+    [
+        (RunStatus.SUCCEEDED, None, 30.0),
+        (RunStatus.SUCCEEDED, "sft-1", None),
+        (RunStatus.CANCELLED, None, None),
+    ],
+)
+def test_what_a_whole_run_took_beside_its_steps_is_known(tmp_path, status, resume, other_s):
+    workspace = name_machines(tmp_path, BOX)
+    box, config = find_machine(workspace, "gpu-box"), config_of(tmp_path)
+    run = add_remote_run(
+        workspace,
+        RemoteView(where=box.name, phase="over", last_contact=now()),
+        machine=box,
+        status=status,
+        metrics={"tokens_per_s": 100.0},
+        started_at="2026-11-24T10:00:00Z",
+        ended_at="2026-11-24T10:01:30Z",
+        result={"trained_tokens": 6000},
+    )
+    write_json(run.path / "config.json", config.model_dump(mode="json"))
+    request = msgspec.structs.replace(run.read_request(), request={"resume": resume})
+    write_json(run.request_file, request)
+
+    assert hardware_of(workspace, box, config).measured.other_s == other_s
 
 
 def test_the_price_of_a_rented_machine_is_what_its_last_run_there_paid(tmp_path):

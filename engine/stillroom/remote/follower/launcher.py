@@ -105,9 +105,13 @@ class Launcher:
             )
 
     def _remember_facts(self) -> None:
-        """Caches the machine's facts for later plans, unless they are cached already."""
+        """Caches the machine's facts for later plans, unless they are cached already.
+
+        Those from before the first run, which had nothing installed, are replaced.
+        """
         workspace, machine = Workspace(self._run.root), self._run.spec.machine
-        if load_facts(workspace, machine) is None:
+        known = load_facts(workspace, machine)
+        if known is None or known.facts.stillroom_version is None:
             # Without them plans are less accurate; the run is unaffected.
             with suppress(EngineError, OSError):
                 save_facts(workspace, machine, self._host.facts(), self._run.record.price_per_hour)

@@ -56,6 +56,8 @@ class EarlierRate:
     run_id: str
     tokens_per_s: float
     """Trained tokens per second; for distillation, sampled tokens, with scoring and training."""
+    other_s: float | None = None
+    """The run's seconds outside its steps: imports, loading, saving; None if it did not finish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,8 @@ def _seconds(hardware: Hardware, work: Work) -> tuple[tuple[float, float] | None
     starts = [import_s + load_s for import_s, load_s in zip(_IMPORT_S, loads, strict=True)]
     if (measured := hardware.measured) is not None:
         seconds = work.counted_tokens / measured.tokens_per_s
+        if measured.other_s is not None:
+            starts = [share * measured.other_s for share in _REPEATED]
         span = (
             starts[0] + _REPEATED[0] * seconds,
             starts[1] + _REPEATED[1] * seconds,
