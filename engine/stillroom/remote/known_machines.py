@@ -198,8 +198,9 @@ def _seconds_outside_steps(folder: RunFolder, tokens_per_s: float) -> float | No
     """
     state = folder.read()
     trained = (state.result or {}).get("trained_tokens")
-    is_whole = state.status is RunStatus.SUCCEEDED and isinstance(trained, int | float)
-    if not is_whole or folder.read_request().request.get("resume") is not None:
+    if state.status is not RunStatus.SUCCEEDED or not isinstance(trained, int | float):
+        return None
+    if folder.read_request().request.get("resume") is not None:
         return None
     return max(0.0, (state.seconds or 0.0) - trained / tokens_per_s)
 
