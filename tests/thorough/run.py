@@ -154,11 +154,11 @@ def page(table: dict[str, Any], figures: dict[str, Any]) -> str:
         by = [f"`{promise['script']}`"] if "script" in promise else []
         by += [short(test) for test in promise.get("tests", [])]
         figure = figures.get(number)
-        shown = (
-            figure["figure"] + ("" if figure["passed"] else " **broken**") if figure else "not run"
-        )
-        if "not_run" in promise:
-            shown = f"{shown} (not run: {promise['not_run']})" if figure else promise["not_run"]
+        shown = "no figure yet"
+        if figure:
+            shown = figure["figure"] + ("" if figure["passed"] else " **broken**")
+        if "not_covered" in promise:
+            shown = f"{shown}; not covered: {promise['not_covered']}"
         cells = [number, promise["text"], "<br>".join(by), shown, figure["on"] if figure else ""]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     faults = [
