@@ -168,7 +168,11 @@ def open_inputs(
 def folder_notes(workspace: Workspace, name: str) -> list[str]:
     """Returns a note if a folder that is read where it is has files that only an import reads."""
     path = workspace.path(name)
-    if not path.is_dir() or (sources := _sources_of(workspace, name)) is None:
+    try:
+        sources = _sources_of(workspace, name) if path.is_dir() else None
+    except OSError:
+        sources = None  # A file beside the rows cannot be opened, and is not needed.
+    if sources is None:
         return []
     read = set(_row_files(path))
     left = [file for file in sources.files if file not in read]
