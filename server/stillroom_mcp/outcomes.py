@@ -106,8 +106,8 @@ def _evaluation_remarks(outcome: Mapping[str, Any]) -> Iterator[str]:
 def _training_remarks(outcome: Mapping[str, Any]) -> Iterator[str]:
     if outcome.get("stopped_by"):
         yield (
-            f"tell the user that it stopped at its time limit after step {outcome['steps']} of "
-            f"{outcome['planned_steps']}; start_training(resume=<its run id>, "
+            f"tell the user that it stopped at its time limit after step "
+            f"{outcome.get('steps')} of {outcome.get('planned_steps')}; start_training(resume=<its run id>, "
             "overrides=[trainer.max_minutes=…]) takes the rest"
         )
     left_out, rows = sum((outcome.get("skipped") or {}).values()), outcome.get("rows") or 0
