@@ -105,10 +105,10 @@ def _evaluation_remarks(outcome: Mapping[str, Any]) -> Iterator[str]:
 
 def _training_remarks(outcome: Mapping[str, Any]) -> Iterator[str]:
     if outcome.get("stopped_by"):
+        steps, planned = outcome.get("steps"), outcome.get("planned_steps")
         yield (
-            f"tell the user that it stopped at its time limit after step "
-            f"{outcome.get('steps')} of {outcome.get('planned_steps')}; start_training(resume=<its run id>, "
-            "overrides=[trainer.max_minutes=…]) takes the rest"
+            f"tell the user that it stopped at its time limit after step {steps} of {planned}; "
+            "start_training(resume=<its run id>, overrides=[trainer.max_minutes=…]) takes the rest"
         )
     left_out, rows = sum((outcome.get("skipped") or {}).values()), outcome.get("rows") or 0
     if left_out > _MANY * (left_out + rows):
