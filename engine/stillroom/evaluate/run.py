@@ -33,7 +33,7 @@ from stillroom.evaluate.scores import (
     task_cost,
 )
 from stillroom.files import AppendLog, write_json
-from stillroom.home_paths import is_away
+from stillroom.home_paths import is_remote_process
 from stillroom.lineage import write_manifest
 from stillroom.models.resolve import ModelLocation, identify
 from stillroom.reporting import Reporter
@@ -249,7 +249,7 @@ def _machine_time_usd(
     plan: EvaluationPlan, usd_per_hour: float | None, seconds: float
 ) -> float | None:
     """Returns the price of the machine's time; None without one, or for an endpoint's model."""
-    if usd_per_hour is None or not (_is_local(plan) or is_away()):
+    if usd_per_hour is None or not (_is_local(plan) or is_remote_process()):
         return None
     return usd_per_hour * seconds / 3600
 

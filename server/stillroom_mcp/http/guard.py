@@ -9,11 +9,13 @@ import hashlib
 import hmac
 import html
 from collections.abc import Iterable
+from contextlib import suppress
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -51,7 +53,9 @@ class Guard:
         """Forwards a request to the application, or responds with an error that names a fix."""
         if scope["type"] == "http":
             refusal = self._refusal_of(scope)
-            await (self._app if refusal is None else refusal)(scope, receive, send)
+            # Nobody waits for the response to a request whose client left while it was read.
+            with suppress(ClientDisconnect):
+                await (self._app if refusal is None else refusal)(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         else:

@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
 from stillroom.errors import InputError
@@ -244,3 +245,20 @@ def test_a_token_file_that_is_not_there_is_refused_with_the_command_that_writes_
     (tmp_path / "folder").mkdir(mode=0o700)
     with pytest.raises(InputError, match="cannot be read"):
         server_token(str(tmp_path / "folder"))
+
+
+def test_a_client_that_leaves_while_its_request_is_read_is_no_fault_of_the_server() -> None:
+    async def reads(scope: Any, receive: Any, send: Any) -> None:
+        await Request(scope, receive).body()
+        raise AssertionError("the request is whole")
+
+    async def leaves() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def sends(message: Any) -> None:
+        raise AssertionError("nobody waits for an answer")
+
+    host = [(b"host", b"127.0.0.1:8765"), (b"authorization", f"Bearer {TOKEN}".encode())]
+    scope = {"type": "http", "method": "POST", "path": "/mcp", "query_string": b"",
+             "headers": host, "server": ("127.0.0.1", 8765)}  # fmt: skip
+    anyio.run(Guard(reads, token=TOKEN), scope, leaves, sends)
