@@ -1,7 +1,7 @@
-"""The engine's public interface, through which the server and the command line use it.
+"""The engine's public interface, which the server and the CLI use.
 
-`OPERATIONS` is the table of all operations. Each is also a function here that takes a workspace
-and a request model, for use as a library. Importing this module loads no heavy library.
+`OPERATIONS` is the table of all operations. Each operation is also a function here that takes a
+workspace and a request model, for use as a library. Importing this module loads no heavy library.
 """
 # pyright: reportUnusedImport=false
 # This module only re-exports these names, so none of them is used here.

@@ -1,7 +1,4 @@
-"""Operations on data files, which start no run: the caller waits until the work is done.
-
-They are quick, or read a file as a stream in constant memory.
-"""
+"""Operations on data files. They run in the call, or in a run of their own for large files."""
 
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -45,11 +42,11 @@ from stillroom.trace.request import ShowLineage
 from stillroom.train.config.request import PlanTraining
 
 LARGE_BYTES = 4 << 20
-"""Files of more bytes than this, all together, are worked on in a run."""
+"""The total size of files, in bytes, above which an operation becomes a run."""
 _HASHED_FASTER = 64
-"""How much faster a file is hashed, or its rows counted, than the rows are judged."""
-_PACKED = 10
-"""How many times its size a packed log is mostly."""
+"""How much faster hashing a file, or counting its rows, is than judging the rows."""
+_COMPRESSION_RATIO = 10
+"""The typical ratio of a log's size to its compressed size."""
 _MAX_MANIFESTS = 50
 SOURCE_FIELDS = (
     "path",
@@ -64,7 +61,7 @@ SOURCE_FIELDS = (
 
 
 def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResult:
-    """Writes the rollouts that logs, traces, sessions or datasets of other systems hold.
+    """Imports rollouts from logs, traces, sessions or datasets of other systems.
 
     It runs in a child process, since some readers need heavy libraries.
     """
@@ -73,17 +70,17 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
 
 
 def _keys(workspace: Workspace) -> dict[str, str]:
-    """Returns the user's keys for a child process, which is to take them out of what it imports.
+    """Returns the user's keys for a child process, which removes them from the rows.
 
-    It has none in its environment.
+    The child has no keys in its environment.
     """
     return {f"SECRET_{n}": key for n, key in enumerate(workspace.redactor().secrets)}
 
 
 def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult:
-    """Writes the rows that pass all filters, and the rest with reasons to a side file.
+    """Writes the rows that pass all filters, and the others with reasons to a side file.
 
-    Filters that need a heavy library or Ray, or take long for each row, run in a child process.
+    Filters that need Ray or a heavy library, or are slow per row, run in a child process.
     """
     if not request.is_heavy:
         return filters.filter_dataset(workspace, request)
@@ -99,9 +96,9 @@ def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult
 
 
 def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
-    """Writes rollouts as supervised rows; on a Ray cluster each Ray task converts one file.
+    """Converts rollouts to supervised rows; on a Ray cluster, each task converts one file.
 
-    On a cluster, and with a function of the user's, the work is done in a child process.
+    With a cluster or a `rewrite` function, the work runs in a child process.
     """
     if request.ray_address is None and request.rewrite is None:
         return convert.convert_rollouts(workspace, request)
@@ -131,7 +128,7 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
 
 
 def sample_for_review(workspace: Workspace, request: SampleForReview) -> ReviewSample:
-    """Writes a sample of rows for a person to judge: a JSONL file, and a page for judging them."""
+    """Writes a sample of rows for a person to judge: a JSONL file, and a page for the verdicts."""
     from stillroom.report.data_pages import write_review_page
 
     sampled = review.sample_for_review(workspace, request)
@@ -140,26 +137,26 @@ def sample_for_review(workspace: Workspace, request: SampleForReview) -> ReviewS
 
 
 def validate_dataset(workspace: Workspace, request: ValidateDataset) -> ValidationReport:
-    """Returns a data file's problems and statistics of its rows, and writes a page about them.
+    """Returns a data file's problems and statistics, and writes a page about them.
 
-    With a model it also counts the tokens of a sample of the rows, in a child process.
+    With a model, it also counts the tokens of a sample of the rows, in a child process.
     """
     if request.model is not None:
         locate_model(workspace, request.model)
     path = workspace.existing(request.path, label="path")
     if request.format != "auto":
-        return _validated(workspace, request, None)
+        return _validate(workspace, request, None)
     with open_rows(workspace, request.path, output=workspace.root / path.name) as rows:
         imported = next(iter(rows.imported.values()), None)
         if imported is None:
-            return _validated(workspace, request, None)
+            return _validate(workspace, request, None)
         formats = {name: count.kept for name, count in imported.result.formats.items()}
         refused = [(row.source, f"{row.reason} {row.detail}") for row in imported.refused()]
         log = validation.ImportedRows(imported.path, formats, refused)
-        return _validated(workspace, request, log)
+        return _validate(workspace, request, log)
 
 
-def _validated(
+def _validate(
     workspace: Workspace, request: ValidateDataset, imported: validation.ImportedRows | None
 ) -> ValidationReport:
     checked = validation.validate_dataset(workspace, request, imported=imported)
@@ -188,9 +185,9 @@ def _validated(
 
 
 def inspect_examples(workspace: Workspace, request: InspectExamples) -> ExamplesPage:
-    """Returns rows as text, and writes a page of them if the request names one.
+    """Returns rows as text, and writes a page of them if the request asks for it.
 
-    With a model the rows show which tokens are trained, rendered in a child process.
+    With a model, a child process renders the rows, with marks around the trained tokens.
     """
     page = workspace.output_file(request.html, label="html") if request.html else None
     if page is not None:
@@ -199,49 +196,51 @@ def inspect_examples(workspace: Workspace, request: InspectExamples) -> Examples
     if request.model is not None:
         locate_model(workspace, request.model)
     with open_rows(workspace, request.path, output=workspace.root / path.name) as rows:
-        inspected = _inspected(workspace, request, rows)
+        inspected = _inspect(workspace, request, rows)
     if page is None:
         return inspected.page
-    # Imported here, so that the server loads the code that draws pages only when it needs it.
+    # Imported here so that the server loads the page code only when needed.
     from stillroom.report.data_pages import write_rows_page
 
     write_rows_page(page, inspected, request)
     return msgspec.structs.replace(inspected.page, html=workspace.shown(page))
 
 
-def _inspected(workspace: Workspace, request: InspectExamples, rows: RowInputs) -> Inspection:
-    """Returns the requested rows; those of a log with their places in it."""
+def _inspect(workspace: Workspace, request: InspectExamples, rows: RowInputs) -> Inspection:
+    """Returns the requested rows; imported rows with their places in the original log."""
     imported = next(iter(rows.imported.values()), None)
     if imported is not None:
         request = request.model_copy(update={"path": str(imported.path)})
     if request.model is None:
-        found = inspection.inspect_examples(workspace, request)
+        inspected = inspection.inspect_examples(workspace, request)
     else:
-        found = run_in_child(workspace, child_work("inspect_examples"), request, result=Inspection)
+        inspected = run_in_child(
+            workspace, child_work("inspect_examples"), request, result=Inspection
+        )
     if imported is None:
-        return found
+        return inspected
     places = [
         f"{Path(file).name}:{line}"
         for file, line in (
             rows.place(imported.path, number + 1)
-            for number in range(request.start, request.start + len(found.rows))
+            for number in range(request.start, request.start + len(inspected.rows))
         )
     ]
     examples = [
-        msgspec.structs.replace(one, where=where)
-        for one, where in zip(found.page.examples, places, strict=True)
+        msgspec.structs.replace(each, where=where)
+        for each, where in zip(inspected.page.examples, places, strict=True)
     ]
     views = [
-        msgspec.structs.replace(one, where=where)
-        for one, where in zip(found.rows, places, strict=True)
+        msgspec.structs.replace(each, where=where)
+        for each, where in zip(inspected.rows, places, strict=True)
     ]
-    return Inspection(page=msgspec.structs.replace(found.page, examples=examples), rows=views)
+    return Inspection(page=msgspec.structs.replace(inspected.page, examples=examples), rows=views)
 
 
 def view_row(workspace: Workspace, where: str, data: bytes, *, model: str | None = None) -> RowView:
-    """Returns one row for a page; with a model also its tokens, and which of them are trained.
+    """Returns one row for a page; with a model, also its tokens with the trained ones marked.
 
-    The tokens are rendered in a child process. Raises EngineError if the model has no tokenizer.
+    A child process renders the tokens. Raises EngineError if the model has no tokenizer.
     """
     if model is None:
         return inspection.row_view(where, data)
@@ -249,7 +248,7 @@ def view_row(workspace: Workspace, where: str, data: bytes, *, model: str | None
     with tempfile.TemporaryDirectory(prefix="stillroom-row-") as folder:
         file = Path(folder) / "row.jsonl"
         file.write_bytes(data + b"\n")
-        # With html it shows as many tokens as a page can hold; no page is written here.
+        # With html set, all tokens that fit on a page are returned; no page is written.
         request = InspectExamples(path=str(file), n=1, model=model, html="row.html")
         inspected = run_in_child(
             workspace, child_work("inspect_examples"), request, result=Inspection
@@ -258,7 +257,7 @@ def view_row(workspace: Workspace, where: str, data: bytes, *, model: str | None
 
 
 def carry_out(workspace: Workspace, operation: Operation, request: BaseModel) -> msgspec.Struct:
-    """Carries out an operation and returns its result, or the report of a run that will have it."""
+    """Runs an operation and returns its result, or for large files the report of a new run."""
     if operation.large is not None and _num_bytes(workspace, request) > LARGE_BYTES:
         inputs = [] if isinstance(request, ShowLineage) else list(_files(workspace, request))
         return start_large_run(workspace, operation.large, request, inputs=inputs)
@@ -266,9 +265,9 @@ def carry_out(workspace: Workspace, operation: Operation, request: BaseModel) ->
 
 
 def _num_bytes(workspace: Workspace, request: BaseModel) -> int:
-    """Returns the size of the files that a request reads, in bytes; 0 if one cannot be found.
+    """Returns the size in bytes of the files that a request reads; 0 if one cannot be found.
 
-    What is wrong with the request is then reported by the operation itself.
+    The operation itself then reports the problem.
     """
     try:
         if isinstance(request, PlanTraining):
@@ -277,7 +276,7 @@ def _num_bytes(workspace: Workspace, request: BaseModel) -> int:
             num_bytes = sum(_lineage_sizes(workspace, request))
             return num_bytes if request.row is not None else num_bytes // _HASHED_FASTER
         num_bytes = sum(map(_content_size, _files(workspace, request)))
-        # Without a student's template only a few rows are read; the others are counted.
+        # Without a model, only the requested rows are read; the others are only counted.
         is_counted = (
             isinstance(request, InspectExamples)
             and request.model is None
@@ -289,7 +288,7 @@ def _num_bytes(workspace: Workspace, request: BaseModel) -> int:
 
 
 def _content_size(file: Path) -> int:
-    return file.stat().st_size * (_PACKED if is_packed(file) else 1)
+    return file.stat().st_size * (_COMPRESSION_RATIO if is_packed(file) else 1)
 
 
 def _files(workspace: Workspace, request: BaseModel) -> Iterator[Path]:
@@ -297,14 +296,14 @@ def _files(workspace: Workspace, request: BaseModel) -> Iterator[Path]:
         yield from input_files(workspace, request.inputs)
         return
     for field in SOURCE_FIELDS:
-        given = getattr(request, field, None) or ()
-        names: Iterable[str] = [given] if isinstance(given, str) else given
+        value = getattr(request, field, None) or ()
+        names: Iterable[str] = [value] if isinstance(value, str) else value
         for name in names:
             path = workspace.path(name)
             try:
                 yield from rollout_files(path) if path.exists() else _sources(workspace, name)
             except EngineError:
-                # A folder or pattern that only import_rollouts reads, or nothing at all.
+                # A folder or pattern that only import_rollouts can read, or that does not exist.
                 yield from input_files(workspace, [name])
 
 
@@ -313,7 +312,7 @@ def _sources(workspace: Workspace, name: str) -> Iterator[Path]:
 
 
 def _lineage_sizes(workspace: Workspace, request: ShowLineage) -> Iterator[int]:
-    """Yields the sizes of the files of a lineage, as their manifests record them."""
+    """Yields the sizes of the files in a lineage, following the manifests."""
     path = workspace.existing(request.path, label="path")
     waiting, seen = [path], {path}
     while waiting and len(seen) <= _MAX_MANIFESTS:
@@ -321,7 +320,7 @@ def _lineage_sizes(workspace: Workspace, request: ShowLineage) -> Iterator[int]:
         yield path.stat().st_size if path.is_file() else 0
         manifest = read_manifest(path)
         for record in manifest.inputs if manifest is not None else ():
-            found = Path(record.path)
-            if found not in seen and found.exists():
-                seen.add(found)
-                waiting.append(found)
+            input_path = Path(record.path)
+            if input_path not in seen and input_path.exists():
+                seen.add(input_path)
+                waiting.append(input_path)

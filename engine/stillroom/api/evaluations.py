@@ -17,7 +17,7 @@ from stillroom.validation import StrictModel
 
 
 class CompareEvaluations(StrictModel):
-    """Ask for paired differences between evaluations of the same tasks."""
+    """The request for paired differences between evaluations of the same tasks."""
 
     baseline: Annotated[str, Field(description="Run id of a finished evaluation")]
     candidates: Annotated[tuple[str, ...], Field(description="Run ids to compare with it")] = ()
@@ -27,9 +27,9 @@ class CompareEvaluations(StrictModel):
     ] = None
 
     @model_validator(mode="after")
-    def _names_another(self) -> Self:
+    def _has_comparison(self) -> Self:
         if not self.candidates and self.teacher is None:
-            raise ValueError("give candidates, or the teacher's evaluation")
+            raise ValueError("set candidates, or the teacher's evaluation")
         return self
 
 
@@ -40,11 +40,11 @@ class ComparisonReport(msgspec.Struct, frozen=True, kw_only=True):
     decision: Decision | None = None
     """Whether the teacher is worth distilling; None without a teacher's evaluation."""
     costs: CostComparison | None = None
-    """What a task costs with the last candidate (else the baseline) and with the teacher."""
+    """The cost of a task with the last candidate (else the baseline) and with the teacher."""
 
 
 def compare_evaluations(workspace: Workspace, request: CompareEvaluations) -> ComparisonReport:
-    """Returns each candidate's paired difference to the baseline, with its 95 % interval.
+    """Returns each candidate's paired difference from the baseline, with its 95 % interval.
 
     Raises InputError if one of the runs is not a finished evaluation, or is the baseline itself.
     """
@@ -61,8 +61,10 @@ def compare_evaluations(workspace: Workspace, request: CompareEvaluations) -> Co
     teacher = _evaluation(workspace, request.teacher)
     return ComparisonReport(
         comparisons=[
-            msgspec.structs.replace(one, gap_closed=gap_closed(one, candidate, teacher))
-            for one, candidate in zip(comparisons, candidates, strict=True)
+            msgspec.structs.replace(
+                comparison, gap_closed=gap_closed(comparison, candidate, teacher)
+            )
+            for comparison, candidate in zip(comparisons, candidates, strict=True)
         ],
         decision=decide(baseline, candidates, teacher),
         costs=compare_costs(workspace, [baseline, *candidates][-1].result, teacher.result),

@@ -1,6 +1,6 @@
-"""The table of all operations, from which the server's tools, the commands and the runs are made.
+"""The table of all operations, which defines the server's tools, the commands and the runs.
 
-A new operation needs an entry here, its function, what its result suggests next in
+A new operation needs an entry here, its function, its next step in
 `server/stillroom_mcp/next_steps.py`, and a set of tools in `server/stillroom_mcp/toolsets.py`.
 """
 
@@ -37,8 +37,8 @@ from stillroom.train.planning.forecast import TrainingForecast
 from stillroom.types import RunKind
 
 _TEMPLATE_GB = bounds.TEMPLATE_MEMORY.most / 1e9
-"""The memory for rendering with a chat template, which is code of the model's author."""
-_LOOK_AT_RAY = "look at the cluster with `ray status`"
+"""The memory limit for rendering chat templates, which are untrusted code."""
+_CHECK_RAY = "check the cluster with `ray status`"
 
 OPERATIONS = (
     Operation(
@@ -54,7 +54,7 @@ OPERATIONS = (
         request=CheckSetup,
         result=SetupReport,
         title="Check the setup",
-        description="What a machine has and lacks: extras, GPU, disk, teacher key, model.",
+        description="Check a machine: extras, GPU, disk, teacher key, model.",
         is_read_only=True,
         is_idempotent=True,
         is_open_world=True,
@@ -82,7 +82,7 @@ OPERATIONS = (
             function="stillroom.jobs.child_work:count_tokens",
             timeout_s=bounds.TEMPLATE.most,
             action="counting tokens with the chat template of {model!r}",
-            fix="leave model out, or check the tokenizer files of the model",
+            fix="leave out model, or check the tokenizer files of the model",
             memory_gb=_TEMPLATE_GB,
         ),
     ),
@@ -121,7 +121,7 @@ OPERATIONS = (
             function="stillroom.importing.run:import_rollouts",
             timeout_s=bounds.IMPORTING.most,
             action="importing {input!r}",
-            fix="import a part of the files first",
+            fix="import only some of the files at first",
         ),
     ),
     Operation(
@@ -131,7 +131,7 @@ OPERATIONS = (
         title="Score rollouts again",
         description=(
             "Give finished rollouts new rewards (rewards.py, answer match or a judge); the "
-            "teacher is not asked again. Starts a run."
+            "teacher is not called again. Starts a run."
         ),
         positional=("input",),
         is_destructive=True,
@@ -154,7 +154,7 @@ OPERATIONS = (
         result=FilterResult,
         title="Filter rows",
         description=(
-            "Keep the rollouts or SFT rows that pass every given filter; the rest goes to "
+            "Keep the rollouts or SFT rows that pass all given filters; write the others to "
             "a side file with reasons."
         ),
         positional=("input",),
@@ -165,8 +165,8 @@ OPERATIONS = (
             function="stillroom.jobs.child_work:filter_rows",
             timeout_s=bounds.FILTERING.most,
             action="filtering {input!r}",
-            fix="filter a part of the rows first, and check the regular expressions; "
-            f"with ray_address {_LOOK_AT_RAY}",
+            fix="filter only some of the rows at first, and check the regular expressions; "
+            f"with ray_address {_CHECK_RAY}",
         ),
     ),
     Operation(
@@ -183,8 +183,8 @@ OPERATIONS = (
             function="stillroom.jobs.child_work:convert_rows",
             timeout_s=bounds.FILTERING.most,
             action="converting {input!r}",
-            fix="convert a part of the rows first, and check the function of rewrite; "
-            f"with ray_address {_LOOK_AT_RAY}",
+            fix="convert only some of the rows at first, and check the rewrite function; "
+            f"with ray_address {_CHECK_RAY}",
         ),
     ),
     Operation(
@@ -201,7 +201,7 @@ OPERATIONS = (
             function="stillroom.curate.ray.rollouts:pair_on_ray",
             timeout_s=bounds.FILTERING.most,
             action="pairing on Ray",
-            fix=_LOOK_AT_RAY,
+            fix=_CHECK_RAY,
         ),
     ),
     Operation(
@@ -217,7 +217,7 @@ OPERATIONS = (
             function="stillroom.jobs.child_work:inspect_examples",
             timeout_s=bounds.TEMPLATE.most,
             action="rendering with the chat template of {model!r}",
-            fix="look at fewer rows, or check the tokenizer files of the model",
+            fix="inspect fewer rows, or check the tokenizer files of the model",
             memory_gb=_TEMPLATE_GB,
         ),
     ),
@@ -237,7 +237,7 @@ OPERATIONS = (
             function="stillroom.remote.planning:plan_training",
             timeout_s=600,
             action="planning the training",
-            fix="plan with fewer rows (a file of the first thousand), or start the training",
+            fix="plan with fewer rows (a file with the first thousand), or start the training",
         ),
     ),
     Operation(
@@ -301,7 +301,7 @@ OPERATIONS = (
         request=ListRuns,
         result=RunPage,
         title="List runs",
-        description="List this workspace's runs, newest first, those of earlier sessions too.",
+        description="List this workspace's runs, newest first, also from earlier sessions.",
         is_read_only=True,
         is_idempotent=True,
     ),
@@ -337,14 +337,14 @@ OPERATIONS = (
             function="stillroom.report.request:draw_page",
             timeout_s=90,
             action="drawing {page!r}",
-            fix="the page itself is written: open it in a browser, or leave png out",
+            fix="open the HTML page, which was written, in a browser, or leave out png",
         ),
     ),
     Operation(
         function="stillroom.trace.show:show_lineage",
         request=ShowLineage,
         result=Lineage,
-        title="Show where it comes from",
+        title="Show lineage",
         description=(
             "Trace a checkpoint or file back to its prompts, checking hashes; why a row "
             "was kept or dropped."
@@ -354,7 +354,7 @@ OPERATIONS = (
         large=RunKind.LINEAGE,
     ),
 )
-"""All operations, in the order in which the server and the command line list them."""
+"""All operations, in the order in which the server and the CLI list them."""
 
 
 def operation_named(name: str) -> Operation:

@@ -1,4 +1,4 @@
-"""Where an operation is done: on this machine, or on one of machines.yml, which is sent its job."""
+"""Decides where an operation runs: on this machine, or on a machine of machines.yml."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -29,17 +29,18 @@ from stillroom.validation import PlacedRequest
 _Request = TypeVar("_Request", bound=PlacedRequest)
 
 
-def placed(workspace: Workspace, request: _Request) -> tuple[_Request, Machine | None]:
-    """Returns a request with the machine that does it, None for this one.
+def resolve_machine(workspace: Workspace, request: _Request) -> tuple[_Request, Machine | None]:
+    """Returns the request and the machine that will run it; None means this machine.
 
-    A Ray cluster becomes an option of the request, whose run is then done here.
-    Raises an EngineError if the machine is not known, or cannot do what is requested.
+    A Ray cluster becomes an option of the request, which then runs on this machine. Raises
+    EngineError if the machine is unknown, or cannot do what is requested.
     """
     if request.where is None:
         if isinstance(request, StartTraining) and request.budget_usd is not None:
             raise InputError(
-                "budget_usd limits what a remote machine costs, and training here costs nothing",
-                "leave it out, or name a machine with where",
+                "budget_usd limits the cost of a remote machine, but training on this machine is "
+                "free",
+                "leave out budget_usd, or set where to a machine",
             )
         return request, None
     machine = find_machine(workspace, request.where)
@@ -54,7 +55,7 @@ def _on_ray(request: _Request, name: str, cluster: RayCluster) -> _Request:
     if isinstance(request, GenerateRollouts):
         if request.ray_address is not None:
             raise InputError(
-                f"ray_address and where: {name} both name a Ray cluster", "leave one of them out"
+                f"ray_address and where: {name} both name a Ray cluster", "leave out one of them"
             )
         changes["ray_address"] = cluster.address
         if cluster.workers is not None and "ray_workers" not in request.model_fields_set:
@@ -62,30 +63,30 @@ def _on_ray(request: _Request, name: str, cluster: RayCluster) -> _Request:
     elif isinstance(request, StartTraining):
         if request.budget_usd is not None:
             raise InputError(
-                f"budget_usd limits what a machine costs, and {name} is a Ray cluster, which "
-                "stillroom does not stop",
-                "leave it out, or name a machine that ssh reaches",
+                f"budget_usd limits the cost of a machine, but {name} is a Ray cluster, which "
+                "stillroom cannot stop",
+                "leave out budget_usd, or name a machine with ssh access",
             )
         changes["overrides"] = (*request.overrides, *_launcher(request, cluster))
     else:
         raise InputError(
-            f"{name} is a Ray cluster, where only generate_rollouts and start_training can run",
-            "name a machine that ssh reaches, or leave where out",
+            f"{name} is a Ray cluster, which supports only generate_rollouts and start_training",
+            "name a machine with ssh access, or leave out where",
         )
     fields = {field: getattr(request, field) for field in request.model_fields_set}
     return type(request).model_validate({**fields, **changes})
 
 
 def _launcher(request: StartTraining, cluster: RayCluster) -> Iterator[str]:
-    """Yields the overrides that send a training to a cluster."""
+    """Yields the overrides that run a training on a cluster."""
     yield "launcher.kind=ray"
     yield f"launcher.address={cluster.address}"
-    given = any(each.startswith("launcher.num_processes=") for each in request.overrides)
-    if cluster.workers is not None and not given:
+    is_set = any(override.startswith("launcher.num_processes=") for override in request.overrides)
+    if cluster.workers is not None and not is_set:
         yield f"launcher.num_processes={cluster.workers}"
 
 
-def packed(
+def pack_job(
     workspace: Workspace,
     machine: Machine | None,
     needs: Callable[[], Needs],
@@ -93,10 +94,11 @@ def packed(
     budget_usd: float | None = None,
     num_runs: int = 1,
 ) -> PackedJob | None:
-    """Returns what a run's machine is sent; None if it is done here.
+    """Returns the job for a run's machine; None if the run is on this machine.
 
-    num_runs: how many runs of one call share what the machine's own budget leaves.
-    Raises InputError for what only this machine has, and if that budget is spent.
+    num_runs: the number of runs of one call that share the rest of the machine's budget.
+    Raises InputError if the run needs something that only this machine has, or if the machine's
+    budget is spent.
     """
     if machine is None:
         return None
@@ -110,9 +112,9 @@ def packed(
 def _within_budget(
     workspace: Workspace, machine: Machine, budget_usd: float | None, num_runs: int
 ) -> tuple[float | None, list[str]]:
-    """Returns a run's budget within that of its machine, and a note if that one bounds it.
+    """Returns a run's budget, limited by its machine's budget, and a note if that lowered it.
 
-    A run that is not over counts with all that it may still cost.
+    An active run counts with its whole budget.
     """
     if machine.budget_usd is None:
         return budget_usd, []
@@ -123,27 +125,28 @@ def _within_budget(
             cost += view.spent_usd if view is not None else 0.0
             is_over = view is not None and view.phase == "over"
             spent += cost if is_over else max(cost, spec.budget_usd or 0.0)
-    left = (machine.budget_usd - spent) / num_runs
-    if left <= min_budget_usd(machine):
+    remaining_usd = (machine.budget_usd - spent) / num_runs
+    if remaining_usd <= min_budget_usd(machine):
         raise InputError(
-            f"of the budget_usd of ${machine.budget_usd:g} that {machine.file} gives "
-            f"{machine.name}, this workspace's runs have used or reserved ${spent:.2f}",
-            "ask the user: wait until a run on it has ended, or raise budget_usd in that file",
+            f"this workspace's runs have used or reserved ${spent:.2f} of the budget_usd of "
+            f"${machine.budget_usd:g} that {machine.file} sets for {machine.name}",
+            "ask the user to wait until a run on it has ended, or to raise budget_usd in that file",
         )
-    if budget_usd is not None and budget_usd <= left:
+    if budget_usd is not None and budget_usd <= remaining_usd:
         return budget_usd, []
     note = (
-        f"may cost ${left:.2f}: what the budget of ${machine.budget_usd:g} of {machine.name} leaves"
+        f"may cost ${remaining_usd:.2f}, the rest of the budget of ${machine.budget_usd:g} of "
+        f"{machine.name}"
     )
-    return left, [note]
+    return remaining_usd, [note]
 
 
 def with_budget_left(
     workspace: Workspace, request: StartTraining, machine: Machine
 ) -> tuple[StartTraining, list[str]]:
-    """Returns a training that resumes with what its earlier runs left of their budget, and a note.
+    """Returns a resumed training with the rest of its earlier runs' budget, and a note.
 
-    A request that names a budget of its own keeps that. Raises InputError if nothing is left.
+    If the request sets a budget, it is kept. Raises InputError if nothing is left.
     """
     if request.budget_usd is not None or request.resume is None:
         return request, []
@@ -152,37 +155,37 @@ def with_budget_left(
         if (view := read_elsewhere(run.path)) is not None:
             spent += view.spent_usd or 0.0
             if view.budget_usd is not None:
-                return _with_rest(request, machine, view.budget_usd, spent)
+                return _with_remaining_budget(request, machine, view.budget_usd, spent)
     return request, []
 
 
-def _with_rest(
-    request: StartTraining, machine: Machine, budget: float, spent: float
+def _with_remaining_budget(
+    request: StartTraining, machine: Machine, budget_usd: float, spent_usd: float
 ) -> tuple[StartTraining, list[str]]:
-    left = budget - spent
-    if left <= min_budget_usd(machine):
+    remaining_usd = budget_usd - spent_usd
+    if remaining_usd <= min_budget_usd(machine):
         raise InputError(
-            f"${max(0.0, left):.4f} is left of the budget of ${budget:g} that {request.resume} was "
-            "started with: too little to resume it",
-            "ask the user, then make the same call with a budget_usd for the remaining work",
+            f"only ${max(0.0, remaining_usd):.4f} is left of the budget of ${budget_usd:g} of "
+            f"{request.resume}, too little to resume it",
+            "ask the user, then repeat the call with a budget_usd for the remaining work",
         )
-    note = f"resumes with the ${left:.4f} that is left of the budget of ${budget:g}"
-    request = request.model_copy(update={"budget_usd": left})
+    note = f"resumes with the ${remaining_usd:.4f} that is left of the budget of ${budget_usd:g}"
+    request = request.model_copy(update={"budget_usd": remaining_usd})
     refuse_request(request, machine)
     return request, [note]
 
 
 def with_spec(new: NewRun, spec: PackedJob | None) -> NewRun:
-    """Returns what a run begins with, its spec for another machine included."""
+    """Returns what a new run gets, including the files and notes of its job for another machine."""
     if spec is None:
         return new
     return replace(new, copies={**new.copies, **spec.copies}, notes=[*new.notes, *spec.notes])
 
 
 def check_not_running_elsewhere(workspace: Workspace, run_id: str) -> None:
-    """Raises RunError for a run that has not ended on another machine, and was not cancelled.
+    """Raises RunError if a run on another machine has neither ended nor been cancelled.
 
-    Such a machine may not be reached for long, or ever again: a queued cancellation is enough.
+    A queued cancellation is enough, since the machine may be unreachable for long or forever.
     """
     folder = RunFolder(workspace.runs / run_id)
     if not folder.is_remote or folder.cancel_waited_s() is not None:
@@ -190,18 +193,18 @@ def check_not_running_elsewhere(workspace: Workspace, run_id: str) -> None:
     if not folder.read().status.is_final:
         machine = read_json(folder.path / REMOTE_FILE, JobSpec).machine.name
         raise RunError(
-            f"run {run_id!r} may still be running on {machine}: no end of it was reported, and "
-            "resuming it would run it twice",
-            "wait until it ends (get_run), or, if the machine is gone for good, call cancel_run "
-            "first: this call then resumes at once from the last downloaded checkpoint, and the "
+            f"run {run_id!r} may still be running on {machine}, which has not reported its end, so "
+            "resuming it could run it twice",
+            "wait until it ends (get_run). If the machine is gone for good, call cancel_run first: "
+            "this call then resumes at once from the last downloaded checkpoint, and the "
             f"cancellation is queued until {machine} answers",
         )
 
 
 def check_not_written_elsewhere(workspace: Workspace, output: Path) -> None:
-    """Raises OutputHeldError if a run on another machine writes an output.
+    """Raises OutputHeldError if a run on another machine writes the output.
 
-    Such a run has no lock here.
+    Such a run does not hold the output's lock on this machine.
     """
     for folder in all_runs(workspace):
         if not folder.is_remote:
@@ -214,13 +217,13 @@ def check_not_written_elsewhere(workspace: Workspace, output: Path) -> None:
                 raise OutputHeldError(
                     f"{workspace.shown(output)} is being written by {folder.run_id} on "
                     f"{spec.machine.name}",
-                    f"wait for its end (get_run), or stop it with `stillroom cancel-run "
+                    f"wait until it ends (get_run), or stop it with `stillroom cancel-run "
                     f"{folder.run_id}`",
                 )
 
 
 def check_setup(workspace: Workspace, request: CheckSetup) -> SetupReport:
-    """Returns what this machine has and lacks, or with `where` what that machine does."""
+    """Checks the setup of this machine, or of the machine `where`."""
     if request.where is None:
         return check_this_machine(workspace, request)
     return check_machine(workspace, request, request.where)

@@ -1,7 +1,7 @@
-"""Completes a request with the files of its prompts' project, as training does.
+"""Adds defaults from the prompts' project to requests for rollouts and evaluations.
 
-Both generate_rollouts and evaluate_model take tools.py; rollouts also the `rollout` section of
-config.yml, and evaluations rewards.py. Options that the request names win.
+Both use the project's tools.py; rollouts also use the `rollout` section of config.yml, and
+evaluations use rewards.py. Options of the request take precedence.
 """
 
 import contextlib
@@ -27,17 +27,17 @@ from stillroom.validation import describe_errors
 _CONFIG, _REWARDS_FILE = "config.yml", "rewards.py"
 _ROWS_LOOKED_AT = 50
 _EFFORT = {"disabled": "none", "xhigh": "high"}
-_NOT_TAKEN = {
-    "max_tool_response": "it counts tokens in config.yml and characters in a request",
-    "max_context_window": "it bounds the student's conversations",
+_IGNORED_KEYS = {
+    "max_tool_response": "it counts tokens in config.yml, but characters in a request",
+    "max_context_window": "it limits the student's conversations",
 }
-"""The keys of the section whose numbers mean something else in a request."""
+"""The keys of the section that have another meaning in a request."""
 _Request = TypeVar("_Request", bound=RolloutOptions)
 
 
 @dataclass(frozen=True, slots=True)
 class Completed(Generic[_Request]):
-    """A request with what was found in the folder of its prompts, and notes that say so."""
+    """A request with defaults from its prompts' project, and notes about them."""
 
     request: _Request
     notes: list[str]
@@ -46,60 +46,67 @@ class Completed(Generic[_Request]):
 def complete_rollouts(
     workspace: Workspace, request: GenerateRollouts
 ) -> Completed[GenerateRollouts]:
-    """Returns a request for rollouts, completed from the folder of its prompts.
+    """Returns a request for rollouts with defaults from its prompts' project.
 
-    An output that was begun continues as it was begun. Raises InputError if the `rollout` section
-    of config.yml is malformed.
+    An output that exists already is continued with its earlier settings. Raises InputError if the
+    `rollout` section of config.yml is malformed.
     """
     prompts = workspace.existing(request.input, label="input")
-    given, section = request.model_fields_set, _section(prompts.parent)
+    requested, section = request.model_fields_set, _section(prompts.parent)
     notes = [*_provider_notes(request), *_difference_notes(request, prompts, section)]
-    found = {name: value for name, value in _options(section) if name not in given}
-    if "tools" not in given and (tools := _of_project(workspace, prompts, TOOLS_FILE)) is not None:
-        found["tools"] = workspace.shown(tools)
+    defaults = {name: value for name, value in _options(section) if name not in requested}
+    if (
+        "tools" not in requested
+        and (tools := _project_file(workspace, prompts, TOOLS_FILE)) is not None
+    ):
+        defaults["tools"] = workspace.shown(tools)
     recorded = recorded_settings(workspace.output_file(request.output, label="output"))
     if recorded is not None:
-        found = _as_begun(found, request, recorded)
-    if "tools" in found:
-        notes.append(_used("tools", found["tools"], prompts))
-    shown = [f"{name} {_shown(name, found[name])}" for name in found if name != "tools"]
-    if shown:
-        said = ", ".join(shown)
-        notes.append(f"{_CONFIG} next to the prompts sets: {said} (options that are given win)")
+        defaults = _compatible_defaults(defaults, request, recorded)
+    if "tools" in defaults:
+        notes.append(_use_note("tools", defaults["tools"], prompts))
+    settings = [
+        f"{name} {_shown_value(name, defaults[name])}" for name in defaults if name != "tools"
+    ]
+    if settings:
+        settings = ", ".join(settings)
+        notes.append(
+            f"{_CONFIG} next to the prompts sets: {settings} (request options take precedence)"
+        )
         notes += [
-            f"{_CONFIG}: rollout.{key} is not taken: {reason}"
-            for key, reason in _NOT_TAKEN.items()
-            if key in section.model_fields_set and key not in given
+            f"{_CONFIG}: rollout.{key} is ignored, since {reason}"
+            for key, reason in _IGNORED_KEYS.items()
+            if key in section.model_fields_set and key not in requested
         ]
-    return Completed(request.model_copy(update=found) if found else request, notes)
+    return Completed(request.model_copy(update=defaults) if defaults else request, notes)
 
 
 def complete_evaluation(workspace: Workspace, request: EvaluateModel) -> Completed[EvaluateModel]:
-    """Returns a request to evaluate, with tools.py and rewards.py if it names none.
+    """Returns an evaluation request with the project's tools.py and rewards.py as defaults.
 
-    A judge that the request names is not replaced by a rewards.py that it does not name.
+    If the request sets a judge, rewards.py is not added.
     """
     prompts = workspace.existing(request.data, label="data")
-    found: dict[str, str] = {}
+    defaults: dict[str, str] = {}
     notes = list(_provider_notes(request))
     for field, name in (("tools", TOOLS_FILE), ("rewards", _REWARDS_FILE)):
-        file = _of_project(workspace, prompts, name)
+        file = _project_file(workspace, prompts, name)
         if field in request.model_fields_set or file is None:
             continue
         if field == "rewards" and request.judge != NO_FILE:
             notes.append(_REWARDS_NOT_USED)
             continue
-        found[field] = workspace.shown(file)
-        notes.append(_used(field, found[field], prompts))
-    return Completed(request.model_copy(update=found) if found else request, notes)
+        defaults[field] = workspace.shown(file)
+        notes.append(_use_note(field, defaults[field], prompts))
+    return Completed(request.model_copy(update=defaults) if defaults else request, notes)
 
 
-def _of_project(workspace: Workspace, prompts: Path, name: str) -> Path | None:
-    """Returns a file of the prompts' project; None if it has none.
+def _project_file(workspace: Workspace, prompts: Path, name: str) -> Path | None:
+    """Returns a file of the prompts' project; None if the project does not have it.
 
-    It is in the folder of the prompts, or in one above it within the workspace: prompts that an
-    import wrote to rollouts/ belong to the project around that. A folder with a config.yml is a
-    project of its own, and nothing above it is taken.
+    The file is searched in the folder of the prompts and its parents within the workspace, since an
+    import may have written the prompts to rollouts/. A folder with a config.yml is a project of its
+    own, so its parents are not searched.
     """
     for folder in prompts.parents:
         if (folder / name).is_file():
@@ -109,10 +116,10 @@ def _of_project(workspace: Workspace, prompts: Path, name: str) -> Path | None:
     return None
 
 
-def _used(field: str, shown: str, prompts: Path) -> str:
-    is_next = (prompts.parent / Path(shown).name).is_file()
-    place = "next to the prompts" if is_next else "of the prompts' project"
-    return f"{shown} {place} is used (set {field}: none to leave it out)"
+def _use_note(field: str, file: str, prompts: Path) -> str:
+    is_next_to_prompts = (prompts.parent / Path(file).name).is_file()
+    place = "next to the prompts" if is_next_to_prompts else "of the prompts' project"
+    return f"{file} {place} is used (set {field}: none to leave it out)"
 
 
 _REWARDS_NOT_USED = (
@@ -123,28 +130,28 @@ _REWARDS_NOT_USED = (
 def _difference_notes(
     request: GenerateRollouts, prompts: Path, section: RolloutSection
 ) -> Iterator[str]:
-    """Yields notes on options that mean something else in other systems."""
-    given = request.model_fields_set
-    if "rewards" not in given and (prompts.parent / _REWARDS_FILE).is_file():
+    """Yields notes on options that have another meaning in other systems."""
+    requested = request.model_fields_set
+    if "rewards" not in requested and (prompts.parent / _REWARDS_FILE).is_file():
         yield _REWARDS_NOT_USED
     if request.n is not None and section.model_fields_set:
-        yield f"n takes the first {request.n} prompts, in the file's order; entries chooses others"
+        yield f"n uses the first {request.n} prompts of the file; entries selects other prompts"
     if request.system is not None:
         with contextlib.suppress(DataError):
             rows = itertools.islice(read_rows(prompts, RowFormat.PROMPTS), _ROWS_LOOKED_AT)
             if any(task_from_row(row).messages[0]["role"] == "system" for row in rows):
-                yield "system takes the place of the rows' own system messages"
+                yield "system replaces the system messages of the rows"
 
 
 def _provider_notes(request: RolloutOptions) -> Iterator[str]:
     if request.is_provider_inferred:
-        yield f"provider {request.provider}, by the model's name (set provider for another one)"
+        yield f"provider {request.provider} was inferred from the model's name (or set provider)"
 
 
 def _section(folder: Path) -> RolloutSection:
-    """Returns the `rollout` section of config.yml in a folder; an empty one without such a file.
+    """Returns the `rollout` section of config.yml in a folder; an empty section if there is none.
 
-    Another program's config.yml, which has no dataset_type, is not read.
+    A config.yml of another program, which has no dataset_type, is ignored.
     """
     path = folder / _CONFIG
     raw: Any = {}
@@ -163,7 +170,7 @@ def _section(folder: Path) -> RolloutSection:
 
 
 def _options(section: RolloutSection) -> Iterator[tuple[str, Any]]:
-    """Yields the options of a request that a section sets, with their values."""
+    """Yields the request options that the section sets, with their values."""
     for name in EpisodeOptions.model_fields:
         if name in section.model_fields_set:
             yield name, getattr(section, name)
@@ -174,20 +181,22 @@ def _options(section: RolloutSection) -> Iterator[tuple[str, Any]]:
         yield "reasoning_effort", _EFFORT.get(str(mode), mode)
 
 
-def _as_begun(
-    found: Mapping[str, Any], request: GenerateRollouts, recorded: Mapping[str, Any]
+def _compatible_defaults(
+    defaults: Mapping[str, Any], request: GenerateRollouts, recorded: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns what was found, without all that would change an output that was begun."""
-    kept = {k: v for k, v in found.items() if k not in recorded or recorded[k] == v}
+    """Returns the defaults without those that differ from the settings of the existing output."""
+    compatible = {k: v for k, v in defaults.items() if k not in recorded or recorded[k] == v}
     if recorded.get("tools_sha256") is None:
-        kept.pop("tools", None)
-    if "mcp_servers" in found and recorded.get("mcp_servers"):
-        kept["mcp_servers"] = found["mcp_servers"]
-    if request.model_copy(update=kept).nudge_to_send != recorded.get("nudge"):
-        kept = {k: v for k, v in kept.items() if k not in ("nudge", "termination_policy")}
-    return kept
+        compatible.pop("tools", None)
+    if "mcp_servers" in defaults and recorded.get("mcp_servers"):
+        compatible["mcp_servers"] = defaults["mcp_servers"]
+    if request.model_copy(update=compatible).nudge_to_send != recorded.get("nudge"):
+        compatible = {
+            k: v for k, v in compatible.items() if k not in ("nudge", "termination_policy")
+        }
+    return compatible
 
 
-def _shown(name: str, value: Any) -> str:
+def _shown_value(name: str, value: Any) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return f"{text} (assistant turns, the final answer included)" if name == "max_turns" else text

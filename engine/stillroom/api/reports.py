@@ -18,17 +18,17 @@ from stillroom.settings import Workspace
 
 
 def write_report(workspace: Workspace, request: WriteReport) -> WrittenReport:
-    """Writes a self-contained HTML page about all runs and returns its path as shown to a user."""
+    """Writes a self-contained HTML page about all runs, and returns its path for display."""
     output, overwrite = request.output, request.overwrite
-    # Imported here, so that the server loads the code that draws pages only when it needs it.
+    # Imported here so that the server loads the page code only when needed.
     from stillroom.report.request import DrawPage, Picture
     from stillroom.report.write import write_report as write_page
 
     path = workspace.writable(output, label="output")
     check_page(path, overwrite=overwrite)
-    # Reading a run whose process is gone marks it as interrupted, which the report then shows.
+    # Reading a run whose process has died marks it as interrupted, which the report then shows.
     for folder in all_runs(workspace):
-        # The page names those that cannot be read.
+        # The page lists the unreadable runs.
         with suppress(DataError, OSError):
             read_run(folder)
     picture = workspace.writable(path.with_suffix(".png"), label="output") if request.png else None
@@ -42,14 +42,14 @@ def write_report(workspace: Workspace, request: WriteReport) -> WrittenReport:
 
 
 def command_of(request: RunRequest) -> str:
-    """Returns the command that starts the run again, without options that have their default."""
+    """Returns the command that starts the run again, without options at their defaults."""
     operation = operation_of_run(request.kind)
-    words = [
-        word
+    arguments = [
+        argument
         for name, field in operation.request.model_fields.items()
-        for word in _flags(name, field, request.request)
+        for argument in _flags(name, field, request.request)
     ]
-    return shlex.join(["stillroom", operation.name.replace("_", "-"), *words])
+    return shlex.join(["stillroom", operation.name.replace("_", "-"), *arguments])
 
 
 def _flags(name: str, field: FieldInfo, request: Mapping[str, Any]) -> Iterator[str]:

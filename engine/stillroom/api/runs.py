@@ -1,4 +1,4 @@
-"""The operations that show and stop runs, whichever process has started them."""
+"""The operations that show and stop runs, whichever process started them."""
 
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,11 +26,11 @@ from stillroom.types import OthersText, RunKind, RunStatus, WaitReason
 from stillroom.validation import StrictModel
 
 MAX_WAIT_S = 110.0
-"""Hosts give up a call after some 120 s."""
+"""The longest wait of a call, since hosts time out after about 120 s."""
 _MAX_NAME = 80
 _MAX_UNREADABLE = 20
 _BY_OUTPUT = frozenset({RunKind.ROLLOUTS, RunKind.SCORE})
-"""The kinds of runs that resume the work of another run with the same output."""
+"""The kinds of runs that resume the work of an earlier run with the same output."""
 _MOST_POINTS = 400
 _LEAST_WAIT_S = 30.0
 _BUDGET_SHARE = 0.8
@@ -85,9 +85,9 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress | None
     metrics: dict[str, float | None]
     alarms: list[OthersText]
-    """The current problems of a distillation run, each with what to change; else empty."""
+    """The current problems of a distillation run, each with its remedy; otherwise empty."""
     notes: list[OthersText]
-    """Notes on its tools, data and settings; the rest is in its events."""
+    """Notes on its tools, data and settings; all notes are in its events."""
     result: dict[str, Any] | None
     error: RunFailure | None
     folder: str
@@ -95,19 +95,19 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     then: list[str] = []
     """The ids of the runs queued behind this one, when start_training got several models."""
     resumed_by: str | None = None
-    """The id of the run that resumed the work of this one, which ended early."""
+    """The id of the run that resumed this one, if this one ended early."""
     budget_usd: float | None = None
-    """The spending cap that the run was started with; `metrics.cost_usd` is what it has spent."""
+    """The run's spending cap; `metrics.cost_usd` is its spending so far."""
     answered_at: WaitReason | None = None
-    """Why a call with wait_s answered when it did; None if it did not wait."""
+    """Why a call with wait_s returned; None if it did not wait."""
     where: str | None = None
-    """The machine that does the run; None: this one, and the next three fields say nothing."""
+    """The machine of the run; None for this one, and the next three fields are then unused."""
     last_contact: str | None = None
-    """When that machine answered last: how old all else here is."""
+    """When that machine answered last; the report is as old as this."""
     unreachable: OthersText | None = None
     """Why the machine cannot be reached at the moment; the run continues on it."""
     machine_usd: float | None = None
-    """What the machine has cost for this run so far; None without a price."""
+    """The cost of the machine for this run so far; None without a price."""
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,19 +118,19 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     status: RunStatus
     created_at: str
     name: str | None
-    """The name that the run was given, else its output, else its config; None if it has none."""
+    """The name of the run, else its output, else its config; None if it has none."""
     duration_s: float | None
     """The seconds from its start to its end, or to now; None if it has not started."""
     progress: Progress | None
     problem: OthersText | None
     where: str | None = None
-    """The machine that does it; None: this one."""
+    """The machine of the run; None for this one."""
     last_contact: str | None = None
     machine_usd: float | None = None
 
 
 class UnreadableRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder among the runs whose run.json is damaged or of another program."""
+    """A folder in runs/ whose run.json is damaged or from another program."""
 
     folder: str
     problem: OthersText
@@ -154,7 +154,7 @@ class LogPage(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     path: str
     lines: list[OthersText]
-    """The last lines; a long one is cut and says how long it is."""
+    """The last lines; the middle of a long line is replaced by its length."""
     size_bytes: int
     has_more: bool
     """Whether there are lines before these."""
@@ -165,9 +165,9 @@ def get_run(workspace: Workspace, request: GetRun) -> RunReport:
     folder = find_run(workspace, request.run_id)
     state = supervise.read_run(folder)
     report = report_run(workspace, folder, state)
-    started_with = folder.known_request()
-    if report.budget_usd is None and started_with is not None:
-        report = msgspec.structs.replace(report, budget_usd=started_with.request.get("budget_usd"))
+    run_request = folder.known_request()
+    if report.budget_usd is None and run_request is not None:
+        report = msgspec.structs.replace(report, budget_usd=run_request.request.get("budget_usd"))
     if not state.status.is_final or state.status is RunStatus.SUCCEEDED:
         return report
     continuations = continuing_runs(workspace, folder, state.kind)
@@ -175,7 +175,7 @@ def get_run(workspace: Workspace, request: GetRun) -> RunReport:
 
 
 def cancel_run(workspace: Workspace, request: CancelRun) -> RunReport:
-    """Asks a run to stop, and kills it if this is called again after 10 seconds or more."""
+    """Asks a run to stop; a second call after 10 seconds or more kills it."""
     folder = find_run(workspace, request.run_id)
     return report_run(workspace, folder, supervise.cancel_run(folder))
 
@@ -183,7 +183,7 @@ def cancel_run(workspace: Workspace, request: CancelRun) -> RunReport:
 def list_runs(workspace: Workspace, request: ListRuns) -> RunPage:
     """Returns one page of the workspace's runs, newest first.
 
-    Raises InputError if the cursor is not one that an earlier page returned.
+    Raises InputError if the cursor is invalid.
     """
     states, unreadable = list[RunState](), list[UnreadableRun]()
     for folder in all_runs(workspace):
@@ -208,7 +208,7 @@ def list_runs(workspace: Workspace, request: ListRuns) -> RunPage:
 
 
 def get_run_logs(workspace: Workspace, request: GetRunLogs) -> LogPage:
-    """Returns the last lines of a run's log or of its events; none if it has not written any."""
+    """Returns the last lines of a run's log or events; empty if it has not written any."""
     folder = find_run(workspace, request.run_id)
     path = _log_of(folder) if request.source == "log" else folder.events
     tail = read_tail(path, request.lines) if path.exists() else Tail([], 0, is_whole=True)
@@ -223,7 +223,7 @@ def get_run_logs(workspace: Workspace, request: GetRunLogs) -> LogPage:
 
 
 def report_run(workspace: Workspace, folder: RunFolder, state: RunState) -> RunReport:
-    """Returns a run's state as a report, with the paths of its folder and log as users see them."""
+    """Returns a run's state as a report, with the paths of its folder and log for display."""
     elsewhere = read_elsewhere(folder.path)
     return RunReport(
         run_id=state.run_id,
@@ -249,14 +249,14 @@ def report_run(workspace: Workspace, folder: RunFolder, state: RunState) -> RunR
 
 
 def _log_of(folder: RunFolder) -> Path:
-    """Returns the log of a run; before another machine has started it, that of its follower."""
+    """Returns the log of a run; for a remote run that has not started, the follower's log."""
     if folder.is_remote and not folder.log.exists():
         return folder.path / FOLLOWER_LOG
     return folder.log
 
 
 def continuing_runs(workspace: Workspace, folder: RunFolder, kind: RunKind) -> list[str]:
-    """Returns the runs that resumed from this one's checkpoint, or with its output, in order."""
+    """Returns the runs that resumed this one's checkpoint, or continued its output, in order."""
     output = folder.read_request().request.get("output") if kind in _BY_OUTPUT else None
     ended_at = folder.state_file.stat().st_mtime
     later: list[tuple[float, str]] = []
@@ -306,64 +306,66 @@ class RunMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     num_steps: int
-    """How many steps have metrics; more than there are points where these are thinned out."""
+    """The number of steps with metrics; `steps` may have only a part of them."""
     steps: list[int]
     values: dict[str, list[float | None]]
     """None where a metric was not measured or not finite."""
 
 
 def read_run_metrics(workspace: Workspace, run_id: str) -> RunMetrics:
-    """Returns the metrics of a run, thinned out evenly to 400 points; the last step is kept."""
+    """Returns the metrics of a run at up to 400 evenly spaced steps, including the last."""
     folder = find_run(workspace, run_id)
     by_step: dict[int, dict[str, float | None]] = {}
     for step, values in folder.read_metrics():
         by_step.setdefault(step, {}).update(values)
     steps = sorted(by_step)
     stride = -(-len(steps) // _MOST_POINTS) or 1
-    shown = steps[::-1][::stride][::-1]
-    names = dict.fromkeys(name for step in shown for name in by_step[step])
+    kept_steps = steps[::-1][::stride][::-1]
+    names = dict.fromkeys(name for step in kept_steps for name in by_step[step])
     return RunMetrics(
         run_id=folder.run_id,
         num_steps=len(steps),
-        steps=shown,
-        values={name: [by_step[step].get(name) for step in shown] for name in names},
+        steps=kept_steps,
+        values={name: [by_step[step].get(name) for step in kept_steps] for name in names},
     )
 
 
 @dataclass(slots=True)
 class RunWatch:
-    """Compares a run with its state at the beginning of the call.
+    """Decides when a call that waits for a run should return.
 
-    A call of an agent is paid for in its context, so that progress alone answers only after a
-    while, and not if the run will end before the call has to answer anyway.
+    Each answer costs tokens in the agent's context, so progress alone ends the wait only after a
+    while, and not if the run will end before the wait does.
     """
 
     first: RunReport
     wait_s: float
-    """The most seconds that the call waits."""
+    """The maximum wait in seconds."""
     _alarms: set[str] = field(init=False)
-    _tenth: tuple[str, int] | None = field(init=False)
+    _progress_tenth: tuple[str, int] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._alarms = _names(self.first)
-        self._tenth = _tenth(self.first)
+        self._alarms = _alarm_names(self.first)
+        self._progress_tenth = _progress_tenth(self.first)
 
     def reason(self, run: RunReport, waited_s: float) -> WaitReason | None:
-        """Returns why the call should answer now, or None if it should wait on."""
+        """Returns why the call should return now, or None if it should keep waiting."""
         if RunStatus(run.status).is_final:
             return "ended"
-        if _names(run) - self._alarms:
+        if _alarm_names(run) - self._alarms:
             return "alarm"
         if _is_nearly_spent(run) and not _is_nearly_spent(self.first):
             return "budget"
         if waited_s >= self.wait_s:
             return "time"
-        has_moved = _tenth(run) != self._tenth and self._tenth is not None
+        has_moved = (
+            _progress_tenth(run) != self._progress_tenth and self._progress_tenth is not None
+        )
         is_long = waited_s >= min(_LEAST_WAIT_S, self.wait_s / 2)
         if has_moved and is_long and not self._ends_in_time(run, waited_s):
             return "progress"
-        # The call may have begun before the run had any progress.
-        self._tenth = self._tenth or _tenth(run)
+        # The run may have had no progress when the call began.
+        self._progress_tenth = self._progress_tenth or _progress_tenth(run)
         return None
 
     def _ends_in_time(self, run: RunReport, waited_s: float) -> bool:
@@ -371,20 +373,20 @@ class RunWatch:
         return eta_s is not None and eta_s < self.wait_s - waited_s
 
 
-def _names(run: RunReport) -> set[str]:
-    """Returns the names of a run's alarms, without the figures, which change with every step."""
+def _alarm_names(run: RunReport) -> set[str]:
+    """Returns the names of a run's alarms, without their numbers, which change in every step."""
     return {alarm.partition(":")[0] for alarm in run.alarms}
 
 
-def _tenth(run: RunReport) -> tuple[str, int] | None:
+def _progress_tenth(run: RunReport) -> tuple[str, int] | None:
     if (progress := run.progress) is None:
         return None
-    # Another detail of a phase, as in "box: installing packages: torch", is no new phase.
+    # Ignores the detail of a phase, as in "box: installing packages: torch".
     phase = ": ".join(progress.phase.split(": ")[:2])
     return phase, 10 * progress.done // (progress.total or 1)
 
 
 def _is_nearly_spent(run: RunReport) -> bool:
-    # The budget of a run on another machine is for that machine too.
+    # The budget of a remote run also covers its machine.
     spent = (run.metrics.get("cost_usd") or 0.0) + (run.machine_usd or 0.0)
     return run.budget_usd is not None and spent > 0 and spent >= _BUDGET_SHARE * run.budget_usd

@@ -16,8 +16,8 @@ from stillroom.api.operations import child_work
 from stillroom.api.placement import (
     check_not_running_elsewhere,
     check_not_written_elsewhere,
-    packed,
-    placed,
+    pack_job,
+    resolve_machine,
     with_budget_left,
     with_spec,
 )
@@ -65,15 +65,15 @@ from stillroom.train.planning.forecast import (
 from stillroom.types import RunKind
 
 _COMMAND_KEY = "rollout.mcp_url"
-"""The key of config.yml whose value is the command line or URL of an MCP server."""
+"""The key of config.yml with the command lines or URLs of MCP servers."""
 
 
 def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunReport:
-    """Starts a rollout run, with tools.py and config.yml of its prompts' folder if it names none.
+    """Starts a rollout run, with tools.py and config.yml of the prompts' project as defaults.
 
-    Raises an EngineError if the request is faulty, before any spending.
+    Raises EngineError for an invalid request, before spending anything.
     """
-    request, machine = placed(workspace, request)
+    request, machine = resolve_machine(workspace, request)
     completed = complete_rollouts(workspace, request)
     request = completed.request
     if request.refine is not None:
@@ -92,19 +92,19 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
         keys=keys,
         variables=local,
         new=NewRun(inputs=plan.rollouts.inputs, notes=completed.notes),
-        spec=packed(workspace, machine, needs, budget_usd=request.budget_usd),
+        spec=pack_job(workspace, machine, needs, budget_usd=request.budget_usd),
     )
 
 
 def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
-    """Starts a scoring run. Raises an EngineError if the request is faulty, before any spending."""
-    request, machine = placed(workspace, request)
+    """Starts a scoring run. Raises EngineError for an invalid request, before spending anything."""
+    request, machine = resolve_machine(workspace, request)
     refuse_foreign(workspace, request.input)
     plan = plan_scoring(workspace, request)
     check_free(plan.output)
     check_not_written_elsewhere(workspace, plan.output)
     keys = workspace.read_keys([plan.judge.endpoint.api_key_env if plan.judge else None])
-    spec = packed(workspace, machine, functools.partial(needs_of_scoring, request, plan))
+    spec = pack_job(workspace, machine, functools.partial(needs_of_scoring, request, plan))
     new = NewRun(inputs=plan.inputs, notes=folder_notes(workspace, request.input))
     return _start(workspace, RunKind.SCORE, request, keys=keys, new=new, spec=spec)
 
@@ -112,19 +112,19 @@ def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
     """Returns the time, memory and disk that a training run would need, and what to change.
 
-    Raises an EngineError for any fault that would end the run.
+    Raises EngineError for any problem that would make the run fail.
     """
     requests = requests_per_model(workspace, request)
-    plans = [plan_request(workspace, each) for each in requests]
+    plans = [plan_request(workspace, model_request) for model_request in requests]
     forecasts = [
         run_in_child(
             workspace,
             child_work("plan_training"),
-            each,
+            model_request,
             result=TrainingForecast,
             secrets=workspace.read_keys(plan.key_names),
         )
-        for each, plan in zip(requests, plans, strict=True)
+        for model_request, plan in zip(requests, plans, strict=True)
     ]
     return combined_forecast(requests, forecasts)
 
@@ -132,9 +132,9 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
 def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     """Starts a training run, or one for each model if model.path is a list, one after another.
 
-    Raises an EngineError if any of them is faulty, before a model is loaded.
+    Raises EngineError if any of them is invalid, before loading a model.
     """
-    request, machine = placed(workspace, request)
+    request, machine = resolve_machine(workspace, request)
     first_notes = list[str]()
     if request.resume is not None:
         check_not_running_elsewhere(workspace, request.resume)
@@ -156,8 +156,8 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     start = functools.partial(_start, workspace, kind, keys={**keys, **hidden}, variables=variables)
     notes = [*first_notes, *plans[0].notes]
     new = NewRun(inputs=plans[0].inputs, copies=copy, notes=notes)
-    # All specs are made before the first run is started: each of them may be refused.
-    specs = [spec_of(one, plan) for one, plan in zip(requests, plans, strict=True)]
+    # All jobs are pack_job before the first run starts, since any of them may be refused.
+    specs = [spec_of(each, plan) for each, plan in zip(requests, plans, strict=True)]
     report, then = start(first, new=new, spec=specs[0]), list[str]()
     for other, plan, spec in zip(others, plans[1:], specs[1:], strict=True):
         queued = StartAfter(after=[report.run_id, *then])
@@ -170,20 +170,23 @@ def _notes_on_continuations(workspace: Workspace, run_id: str) -> list[str]:
     """Returns a note if the run was resumed before. Raises RunError while such a run is active."""
     folder = find_run(workspace, run_id)
     ids = continuing_runs(workspace, folder, folder.read().kind)
-    states = [supervise.read_run(find_run(workspace, one)) for one in ids]
+    states = [
+        supervise.read_run(find_run(workspace, run_id_of_continuation))
+        for run_id_of_continuation in ids
+    ]
     for state in states:
         if not state.status.is_final:
             raise RunError(
-                f"run {run_id!r} is being continued already, by {state.run_id} ({state.status})",
-                f"follow it with get_run(run_id={state.run_id}); to start again from {run_id}, "
-                f"cancel_run(run_id={state.run_id}) first",
+                f"run {run_id!r} is already being continued by {state.run_id} ({state.status})",
+                f"follow it with get_run(run_id={state.run_id}); to resume from {run_id} again, "
+                f"call cancel_run(run_id={state.run_id}) first",
             )
     if not states:
         return []
     last = states[-1]
     note = (
-        f"{run_id} was resumed before, by {last.run_id} ({last.status}): this run trains the same "
-        f"steps again; resume={last.run_id} keeps those that it has done"
+        f"{run_id} was resumed before by {last.run_id} ({last.status}), so this run trains the "
+        f"same steps again; resume={last.run_id} would keep the steps of that run"
     )
     return [note]
 
@@ -196,49 +199,51 @@ def _training_spec(
     *,
     num: int,
 ) -> PackedJob | None:
-    """Returns what the machine of a training run is sent; `num` runs share their budget."""
+    """Returns the job for the machine of a training run; `num` runs share their budget."""
     if machine is not None:
         refuse_config(plan.config, machine)
     budget = request.budget_usd / num if request.budget_usd is not None else None
     needs = functools.partial(needs_of_training, request, plan)
-    return packed(workspace, machine, needs, budget_usd=budget, num_runs=num)
+    return pack_job(workspace, machine, needs, budget_usd=budget, num_runs=num)
 
 
 def _without_secrets(plan: TrainingPlan) -> tuple[dict[str, bytes], dict[str, str]]:
-    """Returns the run's copy of config.yml by its name, and the secrets behind its marks."""
+    """Returns the run's copy of config.yml, by name, and the secrets behind its placeholders."""
     text, hidden = plan.config_source.read_bytes(), dict[str, str]()
     for command in plan.config.rollout.mcp_servers:
         hidden |= hide_secrets(command)[1]
-    for mark, secret in hidden.items():
-        text = text.replace(secret.encode(), mark.encode())
+    for placeholder, secret in hidden.items():
+        text = text.replace(secret.encode(), placeholder.encode())
     return {given_config(plan.config_file): text}, hidden
 
 
 def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
-    """Starts an evaluation, with tools.py and rewards.py from its prompts' folder if it names none.
+    """Starts an evaluation, with tools.py and rewards.py of the prompts' project as defaults.
 
-    Raises an EngineError for a faulty request, before loading a model.
+    Raises EngineError for an invalid request, before loading a model.
     """
-    request, machine = placed(workspace, request)
+    request, machine = resolve_machine(workspace, request)
     completed = complete_evaluation(workspace, request)
     request = completed.request
     plan = plan_evaluation(workspace, request)
     keys = workspace.read_keys(plan.rollouts.key_names)
     needs = functools.partial(needs_of_evaluation, plan)
-    spec = packed(workspace, machine, needs, budget_usd=request.budget_usd)
+    spec = pack_job(workspace, machine, needs, budget_usd=request.budget_usd)
     new = NewRun(inputs=plan.inputs, notes=completed.notes)
     return _start(workspace, RunKind.EVALUATE, request, keys=keys, new=new, spec=spec)
 
 
 def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
-    """Starts an export. Raises an EngineError for a faulty request, before loading a model."""
-    request, machine = placed(workspace, request)
+    """Starts an export. Raises EngineError for an invalid request, before loading a model."""
+    request, machine = resolve_machine(workspace, request)
     plan = plan_export(workspace, request)
     check_free(plan.output)
     check_not_written_elsewhere(workspace, plan.output)
-    checked = plan.verification
-    keys = workspace.read_keys(checked.plan.rollouts.key_names if checked is not None else [])
-    spec = packed(workspace, machine, functools.partial(needs_of_export, request, plan))
+    verification = plan.verification
+    keys = workspace.read_keys(
+        verification.plan.rollouts.key_names if verification is not None else []
+    )
+    spec = pack_job(workspace, machine, functools.partial(needs_of_export, request, plan))
     new = NewRun(inputs=plan.inputs)
     return _start(workspace, RunKind.EXPORT, request, keys=keys, new=new, spec=spec)
 
@@ -246,7 +251,7 @@ def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
 def start_large_run(
     workspace: Workspace, kind: RunKind, request: BaseModel, *, inputs: Sequence[Path]
 ) -> RunReport:
-    """Starts the run of an operation whose files are too large to be worked on in a call.
+    """Starts a run for an operation whose files are too large for a direct call.
 
     Raises InputError if its output is being written, or is a file of another program.
     """
@@ -263,11 +268,14 @@ def start_large_run(
 
 
 def _plans(workspace: Workspace, request: PlanTraining) -> list[TrainingPlan]:
-    return [plan_request(workspace, each) for each in requests_per_model(workspace, request)]
+    return [
+        plan_request(workspace, model_request)
+        for model_request in requests_per_model(workspace, request)
+    ]
 
 
 def planned_bytes(workspace: Workspace, request: PlanTraining) -> int:
-    """Returns the size of the rows that a training would read."""
+    """Returns the size in bytes of the training files."""
     files = {file for plan in _plans(workspace, request) for file in plan.train_files}
     return sum(file.stat().st_size for file in files)
 
@@ -282,16 +290,16 @@ def _start(
     new: NewRun,
     spec: PackedJob | None = None,
 ) -> RunReport:
-    """Starts a run's process, and hands it `keys` and the secrets of MCP servers' command lines.
+    """Starts a run's process with `keys` and the secrets in MCP servers' command lines.
 
-    With a spec it is a process that has the run done on another machine.
+    With `spec`, the process is a follower, which runs the job on another machine.
     """
     hidden = dict[str, str]()
     for command in getattr(request, "mcp_servers", ()):
         hidden |= hide_secrets(command)[1]
     overrides = [
-        hide_secrets(one) if one.startswith(_COMMAND_KEY) else (one, {})
-        for one in getattr(request, "overrides", ())
+        hide_secrets(override) if override.startswith(_COMMAND_KEY) else (override, {})
+        for override in getattr(request, "overrides", ())
     ]
     document = request.model_dump(mode="json")
     if overrides:
@@ -310,17 +318,17 @@ def _start(
 
 
 class UnlimitedSpending(msgspec.Struct, frozen=True):
-    """A run that calls an endpoint beyond this machine, and has no budget."""
+    """The endpoint of a run that may cost money and has no budget."""
 
     model: str
     host: str
 
 
 def unlimited_spending(workspace: Workspace, request: BaseModel) -> UnlimitedSpending | None:
-    """Returns what a request would spend on without a limit; None if it has one or spends nothing.
+    """Returns the endpoint that a request would pay without a limit; None if there is none.
 
-    Raises an EngineError if the request is faulty, so that no person has to confirm a request that
-    cannot run.
+    Raises EngineError for an invalid request, so that users do not confirm a request that cannot
+    run.
     """
     if not isinstance(request, GenerateRollouts | EvaluateModel):
         return None
@@ -346,23 +354,23 @@ class ShownPrice:
 
 @dataclass(frozen=True, slots=True)
 class ShownPrices:
-    """The date of the list of prices that counts here, its length, and the requested prices."""
+    """The requested prices, with the date and the length of the price list."""
 
     as_of: str
     num_models: int
     prices: list[ShownPrice]
     written: str | None = None
-    """The file of a list that was fetched; None if none was."""
+    """The file of the downloaded price list; None if no list was downloaded."""
 
 
 def show_prices(
     workspace: Workspace, models: Sequence[str] = (), *, refresh: bool = False
 ) -> ShownPrices:
-    """Returns the prices of models, after fetching the current list if it is to be refreshed.
+    """Returns the prices of models; with `refresh`, downloads the current list first.
 
-    Raises an EngineError if the list cannot be fetched, or prices.yml cannot be read.
+    Raises EngineError if the list cannot be downloaded, or prices.yml cannot be read.
     """
     written = workspace.shown(refresh_prices(workspace).path) if refresh else None
-    listed = price_list(workspace)
+    current_list = price_list(workspace)
     prices = [ShownPrice(model, price_for(workspace, model)) for model in models]
-    return ShownPrices(listed.as_of, len(listed.models), prices, written)
+    return ShownPrices(current_list.as_of, len(current_list.models), prices, written)

@@ -1,4 +1,4 @@
-"""The program that a run's process executes: `python -m stillroom.api.worker FOLDER`."""
+"""The entry point of a run's process: `python -m stillroom.api.worker FOLDER`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A demo world, a shop clerk, with tiny trained models that need no key, hub or GPU."""
+"""The demo: tasks of a shop clerk, and tiny trained models that need no key, hub or GPU."""
 
 from pathlib import Path
 
@@ -9,5 +9,5 @@ DEMO_MODELS = {
     "demo/student": _MODELS / "student",
     "demo/other-student": _MODELS / "other-student",
 }
-"""The folders of the shipped models, by the name a user writes for them. The other student has a
-tokenizer and a chat template of its own."""
+"""The folders of the demo models, by name. The other student has its own tokenizer and chat
+template."""

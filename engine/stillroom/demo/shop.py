@@ -1,4 +1,4 @@
-"""The shop clerk's task types with their questions, its three tools, and the calculator."""
+"""The shop clerk's task types and questions, its three tools, and its items."""
 
 import ast
 import re
@@ -7,17 +7,17 @@ from typing import Literal, get_args
 
 ToolName = Literal["price", "stock", "calculator"]
 KnowledgeBase = dict[str, dict[str, int]]
-"""The type of the shop's data: each item's "price" in coins and "stock", by the item's name."""
+"""The shop's data: the "price" in coins and the "stock" of each item, by item name."""
 
 PARAMETER: dict[ToolName, str] = {"price": "item", "stock": "item", "calculator": "expression"}
-"""The name of the single parameter of each tool."""
+"""The name of each tool's parameter."""
 
 
 def evaluate(expression: str) -> int:
-    """Returns the value of an expression of digits, `+ - * ( )` and blanks.
+    """Returns the value of an expression of digits, `+ - * ( )` and spaces.
 
-    Raises ValueError if it is anything else or over 40 characters, or if the value is not between
-    -10**9 and 10**9.
+    Raises ValueError for other or more than 40 characters, or if the absolute value is 10**9 or
+    more.
     """
     if not re.fullmatch(r"[0-9+\-*() ]{1,40}", expression):
         raise ValueError("bad expression")
@@ -72,20 +72,20 @@ ITEMS = (
     "stapler", "folder",
 )
 # fmt: on
-"""The items of the shop. None starts with a vowel and all have a plural in -s, so that each fits
-every wording."""
+"""The items of the shop. None starts with a vowel and all form the plural with -s, so that they fit
+all wordings."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPattern:
-    """One task type; names in braces stand for the task's numbers and items (`item`, `other`)."""
+    """A task type; names in braces are placeholders for the task's numbers and items."""
 
     difficulty: Difficulty
-    """The difficulty, which follows from the number of tool calls: easy 1, medium 2, hard 3."""
+    """The difficulty by number of tool calls: easy 1, medium 2, hard 3."""
     wordings: tuple[str, str, str]
     look_ups: tuple[_LookUp, ...]
     expression: str | None
-    """The calculator's input; None where the look-up is the answer."""
+    """The calculator's input; None if the result of the look-up is the answer."""
 
 
 TASK_PATTERNS: dict[TaskType, TaskPattern] = {

@@ -1,7 +1,7 @@
-"""The shop-clerk world: random tasks and their train / held-out split.
+"""The shop clerk's tasks: random questions, split into training and held-out tasks.
 
-Every task has its own knowledge base of two items, so that its answer can be looked up and computed
-but not memorised.
+Each task has its own knowledge base of two items, so its answer can be looked up and computed, but
+not memorised.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class PlannedCall:
 
 @dataclass(frozen=True, slots=True)
 class ShopTask:
-    """One question to the clerk, with everything that is needed to answer it and judge answers."""
+    """One question to the clerk, with the data for answering it and judging answers."""
 
     task_type: TaskType
     difficulty: Difficulty
@@ -105,7 +105,7 @@ def make_task(rng: Random, task_type: TaskType) -> ShopTask:
 
 
 def is_heldout(prompt: str) -> bool:
-    """Returns whether a task with this text is held out, which depends on nothing else."""
+    """Returns whether a task is held out, which depends only on its text."""
     digest = hashlib.sha256(prompt.encode("utf-8")).digest()
     return int.from_bytes(digest[:8], "big") % 100 < _HELDOUT_PERCENT
 
@@ -116,7 +116,7 @@ def training_tasks(num: int, *, seed: int) -> list[ShopTask]:
 
 
 def heldout_tasks(num: int, *, seed: int) -> list[ShopTask]:
-    """Returns distinct tasks, balanced over the types, with texts that no training task has."""
+    """Returns distinct held-out tasks, balanced over the task types."""
     return list(islice(_distinct_tasks(Random(seed), heldout=True), num))
 
 
@@ -136,12 +136,12 @@ def task_row(task: ShopTask) -> _TaskRow:
 
 
 def opening(task: ShopTask) -> list[Message]:
-    """Returns the messages that every conversation about the task begins with."""
+    """Returns the messages with which every conversation about the task begins."""
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.prompt}]
 
 
 def _draw_numbers(rng: Random, task_type: TaskType) -> dict[str, int]:
-    """Returns all numbers of one task, by their names in the grammar."""
+    """Returns all numbers of a task, by the names of their placeholders."""
     price, other_price = rng.sample(range(3, 400), 2)
     if task_type == "difference":
         price, other_price = max(price, other_price), min(price, other_price)
@@ -161,7 +161,7 @@ def _draw_numbers(rng: Random, task_type: TaskType) -> dict[str, int]:
 
 
 def _distinct_tasks(rng: Random, *, heldout: bool) -> Iterator[ShopTask]:
-    """Yields tasks of one split without end, each type in turn, and no task twice."""
+    """Yields distinct tasks of one split endlessly, cycling through the task types."""
     seen: set[tuple[str, str]] = set()
     for task_type in cycle(TASK_TYPES):
         task = make_task(rng, task_type)
@@ -172,9 +172,9 @@ def _distinct_tasks(rng: Random, *, heldout: bool) -> Iterator[ShopTask]:
 
 
 def _identity(task: ShopTask) -> tuple[str, str]:
-    """Returns a key that equal tasks share: the text, and the answer if the text has no number.
+    """Returns a key for equal tasks: the text, and also the answer if the text has no number.
 
-    There are few texts without a number (items times wordings), so tasks with the same one
-    differ by their answer, which depends on the knowledge base.
+    There are few texts without numbers (items times wordings), so tasks with such a text may differ
+    only in their answer, which depends on the knowledge base.
     """
     return (task.prompt, "" if re.search(r"\d", task.prompt) else task.expected_answer)

@@ -1,4 +1,4 @@
-"""The model card, README.md: it states only what is on record."""
+"""The model card (README.md), which states only recorded facts."""
 
 import re
 from collections import Counter
@@ -14,13 +14,12 @@ from stillroom.evaluate.intervals import Estimate
 from stillroom.export.conversation import MOST_ROWS
 from stillroom.export.history import History, RecordedEvaluation, TrainingStage
 from stillroom.export.provenance import DataStep, Licence
-from stillroom.export.serving import TOOLS, UsageExample, snippets
-from stillroom.export.written import ReadBack, Verified, Written
+from stillroom.export.serving import TOOLS, ReadBack, UsageExample, Verified, Written, snippets
 from stillroom.teachers.providers import IN_PROCESS
 
 CARD = "README.md"
-_UNKNOWN = "not on record"
-_UNNAMED = "a model whose name is not on record"
+_UNKNOWN = "unknown"
+_UNNAMED = "a model whose name is unknown"
 _METHODS = {
     "sft": "supervised fine-tuning",
     "dpo": "preference optimisation (DPO)",
@@ -39,10 +38,10 @@ class CardFacts:
     licence: Licence | None
     usage: UsageExample
     source: str
-    """The checkpoint, as a user names it."""
+    """The path of the checkpoint for display."""
     written: Written
     verified: Sequence[Verified] = ()
-    """What the written files did on evaluated prompts, by each program that loaded them."""
+    """The accuracy of the written files with each program that loaded them."""
 
 
 def render_card(facts: CardFacts) -> str:
@@ -51,7 +50,7 @@ def render_card(facts: CardFacts) -> str:
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=False,  # noqa: S701 - Markdown; what users named goes through cell and inline
+        autoescape=False,  # noqa: S701 - Markdown; names from users go through cell and inline
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -85,17 +84,17 @@ def render_card(facts: CardFacts) -> str:
         read_back=_read_back(
             written.read_back, is_gguf=usage.format == "gguf", is_verified=bool(facts.verified)
         ),
-        verified=[one.sentence for one in facts.verified],
+        verified=[result.sentence for result in facts.verified],
         snippets=snippets(usage),
         closing="SHA-256 and size of every file are in `export.json`.",
     )
 
 
 def header(facts: CardFacts) -> dict[str, Any]:
-    """Returns the card's YAML metadata, as model hubs read it."""
+    """Returns the card's YAML metadata for model hubs."""
     history, kind = facts.history, facts.usage.format
     fields: dict[str, Any] = {}
-    # Only what others can find: a path of this machine is nobody's base model.
+    # Only hub models: others cannot find a path of this machine.
     if history.base is not None and not history.base.is_local:
         fields["base_model"] = history.base.location
         fields["base_model_relation"] = _RELATIONS[kind]
@@ -127,9 +126,9 @@ def _summary(facts: CardFacts) -> str:
         "gguf": "A GGUF file of a model",
     }[facts.usage.format]
     methods = [_METHODS.get(stage.method, stage.method) for stage in history.stages]
-    made = f" made from `{_inline(history.base_name)}` by {', then '.join(methods)}"
+    origin = f" made from `{_inline(history.base_name)}` by {', then '.join(methods)}"
     synthetic = " Its training data was written by models." if history.is_synthetic else ""
-    return f"{subject}{made if methods else ''}.{synthetic}"
+    return f"{subject}{origin if methods else ''}.{synthetic}"
 
 
 def _base(history: History) -> str:
@@ -154,18 +153,18 @@ def _data_step(step: DataStep) -> str:
 def _data_notes(history: History) -> Iterator[str]:
     for stage in history.stages:
         if not stage.data and stage.method != "distill":
-            yield f"How {stage.train_file or 'the training rows'} came to be is {_UNKNOWN}."
+            yield f"The origin of {stage.train_file or 'the training rows'} is {_UNKNOWN}."
         elif stage.method == "distill":
             yield (
-                f"In run {stage.run_id} the model learnt from its own rollouts on the prompts of "
+                f"In run {stage.run_id}, the model learnt from its own rollouts on the prompts of "
                 f"{stage.train_file or 'a file'}; {stage.teacher or 'the teacher'} scored every "
                 "token."
             )
         if stage.soft_targets is not None:
             rows = "the rows of its cold start" if stage.method == "distill" else "the rows"
             yield (
-                f"In run {stage.run_id} {rows} were learnt from the probabilities of "
-                f"{stage.teacher or 'the teacher'}, not from their tokens alone: "
+                f"In run {stage.run_id}, {rows} were learnt from the probabilities of "
+                f"{stage.teacher or 'the teacher'}, not only from their tokens: "
                 f"{stage.soft_targets}."
             )
 
@@ -180,12 +179,12 @@ def _licence(facts: CardFacts) -> Iterator[str]:
     else:
         custom_name = f" ({licence.name})" if licence.name else ""
         link = f", {licence.link}" if licence.link else ""
-        yield f"Base model: {licence.id}{custom_name}{link}, as {licence.source} says."
+        yield f"Base model: {licence.id}{custom_name}{link}, according to {licence.source}."
     outside = [name for name in facts.history.providers if name not in IN_PROCESS]
     if outside:
         yield (
-            f"Teachers answered through {', '.join(outside)}. Terms of a teacher or provider may "
-            "restrict what its outputs are used for: check them."
+            f"Teachers answered through {', '.join(outside)}. The terms of a teacher or "
+            "provider may restrict the use of its outputs: check them."
         )
     elif facts.history.teachers:
         yield f"Teacher: {', '.join(facts.history.teachers)}; its licence applies to its outputs."
@@ -197,7 +196,7 @@ def _measured(row: RecordedEvaluation) -> Sequence[str]:
 
 
 def _other_measures(history: History) -> Iterator[str]:
-    """Yields what else the latest evaluation measured, and what a task costs."""
+    """Yields the other measurements of the latest evaluation, and the cost of a task."""
     for row in history.evaluations[:1]:
         if row.other_measures:
             yield f"Run {row.run_id} also measured: {'; '.join(row.other_measures)}."
@@ -207,10 +206,12 @@ def _other_measures(history: History) -> Iterator[str]:
 
 def _in_training(history: History) -> str | None:
     last = history.stages[-1] if history.stages else None
-    if last is None or not last.measured:
+    if last is None or not last.eval_metrics:
         return None
-    shown = ", ".join(f"{name.removeprefix('eval/')} {v:.3f}" for name, v in last.measured.items())
-    return f"Measured during training, at step {last.step} of run {last.run_id}: {shown}."
+    metrics = ", ".join(
+        f"{name.removeprefix('eval/')} {v:.3f}" for name, v in last.eval_metrics.items()
+    )
+    return f"Measured during training, at step {last.step} of run {last.run_id}: {metrics}."
 
 
 def _tools(history: History) -> str:
@@ -220,26 +221,26 @@ def _tools(history: History) -> str:
     stage = history.with_tools
     trained = stage.conversation if stage is not None else None
     if stage is None or trained is None:
-        has_some = last.num_rows - last.tools.most_common(1)[0][1]
-        if has_some:
-            return f"{has_some} of {last.num_rows} rows name tools."
+        num_with_tools = last.num_rows - last.tools.most_common(1)[0][1]
+        if num_with_tools:
+            return f"{num_with_tools} of {last.num_rows} rows have tools."
         if history.stages[-1].method == "distill":
-            return "No prompt names tools; the files of those that it had are in its manifest."
-        return "No row names tools."
+            return "The prompts do not list tools; the manifest names the files of its tools."
+        return "The rows have no tools."
     names = ", ".join(f"`{_inline(str(s['function'].get('name')))}`" for s in trained.tool_schemas)
-    same = trained.tools.most_common(1)[0][1]
-    of = f"{same} of {trained.num_rows} rows of {_inline(stage.train_file or stage.run_id)}"
-    return f"Tools of {of}, with their schemas in `{TOOLS}`: {names}."
+    num_same = trained.tools.most_common(1)[0][1]
+    rows = f"{num_same} of {trained.num_rows} rows of {_inline(stage.train_file or stage.run_id)}"
+    return f"The tools of {rows} are {names}; their schemas are in `{TOOLS}`."
 
 
 def _template(facts: CardFacts) -> str:
     if facts.usage.format == "gguf":
         return "The chat template is in the GGUF file, and `--jinja` applies it."
-    return "The chat template and the tokenizer are in this folder, as they were in training."
+    return "The chat template and the tokenizer in this folder are those of training."
 
 
 def _fenced(text: str | None) -> str | None:
-    """Returns a text as a code block, which nothing in the text can end."""
+    """Returns a text as a code block with a fence longer than any in the text."""
     if not text:
         return None
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
@@ -259,62 +260,66 @@ def _read_back(read_back: ReadBack | None, *, is_gguf: bool, is_verified: bool) 
     loaded = "merged weights, from which the GGUF file was made," if is_gguf else "written files"
     closing = " The GGUF file itself was not loaded." if is_gguf and not is_verified else ""
     return (
-        f"The {loaded} were loaded again: the most probable token was the trained model's at "
-        f"{read_back.same_token:.1%} of {read_back.positions} positions (KL {read_back.kl:.1e} "
+        f"The {loaded} were reloaded: the most probable token was the same as the trained model's "
+        f"at {read_back.same_token:.1%} of {read_back.positions} positions (KL {read_back.kl:.1e} "
         f"nats).{closing}"
     )
 
 
 def _system_lines(history: History) -> Iterator[str]:
-    """Yields what is known of the system message: which rows had it, and what it is worth."""
+    """Yields the facts about the system message: which rows had it, and its effect."""
     yield from _instructions(history)
     trained = history.conversation
     if trained is None:
         yield f"The system message and the tools of the training rows are {_UNKNOWN}."
         return
     system, num = trained.system, trained.systems.most_common(1)[0][1]
-    of = f"the first {trained.num_rows}" if trained.num_rows == MOST_ROWS else trained.num_rows
+    total = f"the first {trained.num_rows}" if trained.num_rows == MOST_ROWS else trained.num_rows
     if system is None:
-        yield f"{num} of {of} training rows have no system message: send none."
+        yield f"{num} of {total} training rows have no system message: send none."
         return
-    yield f"{num} of {of} training rows begin with this system message: send it as it is."
+    yield f"{num} of {total} training rows begin with this system message: send it unchanged."
     if num < trained.num_rows:
-        yield f"The others have {len(trained.systems) - 1} different ones, or none."
+        yield f"The others have {len(trained.systems) - 1} different system messages, or none."
     yield _cost_of_leaving_out(history, system)
 
 
 def _instructions(history: History) -> Iterator[str]:
-    """Yields what the model was trained to act on without reading it."""
+    """Yields the instructions that the model was trained to follow without reading them."""
     for stage in history.stages:
         if stage.instruction is not None:
             yield (
-                "It was trained to act on an instruction that it does not read: in run "
-                f"{stage.run_id} the teacher read {stage.instruction}."
+                "The model was trained to follow an instruction that it does not read: in run "
+                f"{stage.run_id}, the teacher read {stage.instruction}."
             )
         removed = stage.conversation.removed if stage.conversation is not None else Counter()
         if removed:
-            most, num = removed.most_common(1)[0]
+            most_common, num = removed.most_common(1)[0]
             yield (
-                f"It was trained to act on an instruction that it does not read: {num} rows of run "
-                f"{stage.run_id} were answered by a teacher with a system message that begins "
-                f"{most.begins!r} (sha256 {most.sha256})."
+                f"The model was trained to follow an instruction that it does not read: {num} rows "
+                f"of run {stage.run_id} were answered by a teacher whose system message begins "
+                f"with {most_common.begins!r} (sha256 {most_common.sha256})."
             )
 
 
 def _cost_of_leaving_out(history: History, system: str) -> str:
-    """Returns the accuracies with and without the system message, where both were measured."""
+    """Returns the accuracies with and without the system message, if both were measured."""
     for row in history.evaluations:
         for other in history.evaluations:
-            one, two = row.conversation, other.conversation
-            if one is None or two is None or one.questions != two.questions:
+            conversation, other_conversation = row.conversation, other.conversation
+            if (
+                conversation is None
+                or other_conversation is None
+                or conversation.questions != other_conversation.questions
+            ):
                 continue
-            if one.system == system and two.system == "":
+            if conversation.system == system and other_conversation.system == "":
                 return (
-                    f"Without it the accuracy on the same {row.accuracy.n} tasks was "
-                    f"{_interval(other.accuracy)} (run {other.run_id}), with it "
+                    f"Without it, the accuracy on the same {row.accuracy.n} tasks was "
+                    f"{_interval(other.accuracy)} (run {other.run_id}); with it, "
                     f"{_interval(row.accuracy)} (run {row.run_id})."
                 )
-    return "What leaving it out costs was not measured."
+    return "The accuracy without it was not measured."
 
 
 def _cell(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The conversation that a model was trained on: its system message and its tools."""
+"""The conversation format that a model was trained on: its system message and tools."""
 
 import itertools
 from collections import Counter
@@ -21,17 +21,17 @@ MOST_ROWS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class TrainedConversation:
-    """The system messages and tools of training rows, of which the first 20,000 are read."""
+    """The system messages and tools of the first 20,000 training rows."""
 
     num_rows: int
     systems: Counter[str]
     """The number of rows with each system message; `""` means none."""
     tools: Counter[bytes]
-    """The number of rows with each list of tool schemas, as JSON; `[]` means none."""
+    """The number of rows with each list of tool schemas (JSON); `[]` means none."""
     removed: Counter[RemovedSystem] = field(default_factory=Counter[RemovedSystem])
-    """The number of rows by the system message that their teacher read and they do not have."""
+    """The number of rows by the removed system message, which only their teacher read."""
     rollout_ids: frozenset[str] = frozenset()
-    """The ids of the rollouts that the rows were made of, as far as the rows name them."""
+    """The ids of the rollouts behind the rows, if the rows name them."""
 
     @property
     def system(self) -> str | None:
@@ -46,16 +46,16 @@ class TrainedConversation:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedConversation:
-    """How the prompts of an evaluation began, as its rollouts show it."""
+    """How the prompts of an evaluation began, according to its rollouts."""
 
     system: str | None
-    """The system message of all prompts, `""` for none; None if they differ."""
+    """The system message of all prompts (`""` means none); None if they differ."""
     questions: str
     """A hash of the prompts without their system messages."""
 
 
 def trained_conversation(workspace: Workspace, rows: FileRecord) -> TrainedConversation | None:
-    """Returns what recorded training rows have in common; None if they have changed or are gone."""
+    """Returns the conversation format of training rows; None if the rows no longer exist."""
     path = file_with_content(workspace, rows)
     if path is None:
         return None
@@ -75,7 +75,7 @@ def trained_conversation(workspace: Workspace, rows: FileRecord) -> TrainedConve
 
 
 def evaluated_conversation(rollouts: Path) -> EvaluatedConversation | None:
-    """Returns how the prompts of an evaluation began; None if its rollouts are gone."""
+    """Returns how the prompts of an evaluation began; None if its rollouts no longer exist."""
     systems, questions = set[str](), set[str]()
     try:
         for row in itertools.islice(_rows(rollouts), MOST_ROWS):
@@ -93,15 +93,15 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         try:
             row: Any = msgspec.json.decode(line.data)
         except (msgspec.DecodeError, RecursionError):
-            continue  # training has refused or left out such a row
+            continue  # training refused or skipped this row
         if isinstance(row, dict):
             yield cast("dict[str, Any]", row)
 
 
 def _messages(row: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the messages of a supervised row or rollout, or the prompt of a pair or task."""
-    given: Any = row.get("messages") or row.get("prompt")
-    messages: list[Any] = given if isinstance(given, list) else [{"role": "user", "content": given}]
+    value: Any = row.get("messages") or row.get("prompt")
+    messages: list[Any] = value if isinstance(value, list) else [{"role": "user", "content": value}]
     return [message for message in messages if isinstance(message, dict)]
 
 
@@ -115,11 +115,11 @@ def _removed(row: dict[str, Any]) -> RemovedSystem | None:
     try:
         return msgspec.convert(row.get("removed_system"), RemovedSystem | None)
     except msgspec.ValidationError:
-        return None  # a field of the user's own
+        return None  # a field of the same name that the user added
 
 
 def _schemas(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the schemas of a row's tools; a prompt names its tools only."""
-    given: Any = row.get("tools")
-    tools: list[Any] = given if isinstance(given, list) else []
+    """Returns the schemas of a row's tools; prompts have only the names of tools."""
+    value: Any = row.get("tools")
+    tools: list[Any] = value if isinstance(value, list) else []
     return [tool for tool in tools if isinstance(tool, dict) and "function" in tool]

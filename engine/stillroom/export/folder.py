@@ -1,4 +1,4 @@
-"""The output folder of an export: complete or absent, and never in place of a user's files."""
+"""The output folder of an export: written completely or not at all, never over a user's files."""
 
 import math
 import shutil
@@ -19,13 +19,13 @@ from stillroom.places import make_folder, rename_folder
 from stillroom.run_folder import OWNER_LOCK
 
 MANIFEST = "export.json"
-# A model's files are compared by their sizes; what a person edits is small.
+# Large files are compared only by size; files that people edit are small.
 _HASHED_BYTES = 1 << 20
 _SPARE_BYTES = 64 << 20
 
 
 class ExportManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """All of export.json: what the export was made from, and every file of it."""
+    """The content of export.json: the origin of the export, and all its files."""
 
     format: str
     request: dict[str, Any]
@@ -36,7 +36,7 @@ class ExportManifest(msgspec.Struct, frozen=True, kw_only=True):
     base_model: str
     precision: str
     files: list[FileRecord]
-    """Paths are relative to the folder; the manifests themselves are not among them."""
+    """The files with paths relative to the folder, without the manifests."""
     stillroom_version: str
     created_at: str
 
@@ -50,10 +50,10 @@ def read_export(folder: Path) -> ExportManifest | None:
 
 
 def record_files(folder: Path) -> list[FileRecord]:
-    """Syncs every file of a folder to the disk and returns their names, sizes and SHA-256."""
+    """Syncs all files of a folder to the disk, and returns their names, sizes and SHA-256."""
     records: list[FileRecord] = []
     for path in _files(folder):
-        # safetensors lets nobody else read what it writes.
+        # safetensors creates files that only their owner can read.
         path.chmod(0o644)
         wait_for_disk(path)
         name = path.relative_to(folder).as_posix()
@@ -66,28 +66,26 @@ def record_files(folder: Path) -> list[FileRecord]:
 def check_output(folder: Path, *, overwrite: bool = False) -> None:
     """Raises InputError unless the folder is new, empty, or an unchanged export.
 
-    With `overwrite` the export may have been changed; a folder of anything else is never replaced.
+    With `overwrite`, the export may have been changed. Other folders are never replaced.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     manifest = read_export(folder) if folder.is_dir() else None
     if manifest is None:
+        raise InputError(f"output {str(folder)!r} exists and is not an export", "give a new folder")
+    if not overwrite and (others := _changed_files(folder, manifest)):
+        listing = ", ".join(others[:4]) + (", …" if len(others) > 4 else "")
         raise InputError(
-            f"output {str(folder)!r} exists and is not an export", "give a folder that is new"
-        )
-    if not overwrite and (others := _not_ours(folder, manifest)):
-        shown = ", ".join(others[:4]) + (", …" if len(others) > 4 else "")
-        raise InputError(
-            f"output {str(folder)!r} has files added or changed since the export: {shown}",
-            "move them elsewhere, give another folder, or overwrite: true (--overwrite)",
+            f"output {str(folder)!r} has files added or changed since the export: {listing}",
+            "move them elsewhere, give another folder, or set overwrite: true (--overwrite)",
         )
 
 
-def _not_ours(folder: Path, manifest: ExportManifest) -> Sequence[str]:
-    known = {record.path: record for record in manifest.files}
+def _changed_files(folder: Path, manifest: ExportManifest) -> Sequence[str]:
+    records = {record.path: record for record in manifest.files}
     files = [(path, path.relative_to(folder).as_posix()) for path in _files(folder)]
-    ours = (MANIFEST, FOLDER_MANIFEST)
-    return [n for path, n in files if n not in ours and not _is_same(path, known.get(n))]
+    manifests = (MANIFEST, FOLDER_MANIFEST)
+    return [n for path, n in files if n not in manifests and not _is_same(path, records.get(n))]
 
 
 def _is_same(path: Path, record: FileRecord | None) -> bool:
@@ -97,22 +95,23 @@ def _is_same(path: Path, record: FileRecord | None) -> bool:
 
 
 def require_space(output: Path, num_bytes: int) -> None:
-    """Raises InputError if the disk has no room for an export of this size."""
+    """Raises InputError if the disk does not have enough space for an export of this size."""
     parent = next(parent for parent in output.parents if parent.is_dir())
     free, needed = shutil.disk_usage(parent).free, num_bytes + _SPARE_BYTES
     if free < needed:
         raise InputError(
-            f"the export needs about {needed / 1e9:.1f} GB, and {parent} has {free / 1e9:.1f} GB",
-            "free some disk, give an output on another disk, or use precision bf16",
+            f"the export needs about {needed / 1e9:.1f} GB, but {parent} has {free / 1e9:.1f} GB "
+            "free",
+            "free disk space, give an output on another disk, or use precision bf16",
         )
 
 
 @contextmanager
 def export_folder(output: Path, *, run: Path, overwrite: bool = False) -> Generator[Path]:
-    """Yields a new folder that becomes `output` only if the block ends without an error.
+    """Yields a new folder that becomes `output` if the block raises no error.
 
-    An existing export is replaced. `run` is the folder of the run that writes: what
-    dead runs left behind is removed.
+    An existing export is replaced. `run` is the folder of the run that writes; files of dead runs
+    are removed.
     Raises InputError if another process writes the output.
     """
     with output_lock(output, "export_model", run_id=run.name):
@@ -127,7 +126,7 @@ def _new_folder(output: Path, run: Path, *, overwrite: bool) -> Generator[Path]:
         yield partial
         for folder in (partial, *(path for path in partial.rglob("*") if path.is_dir())):
             wait_for_disk(folder)
-        # Somebody may have written to the output while the model was merged.
+        # The output may have been changed while the model was merged.
         check_output(output, overwrite=overwrite)
         put_in_place(partial, output, aside=output.with_name(f".{output.name}.replaced-{run.name}"))
     except BaseException:
@@ -136,7 +135,7 @@ def _new_folder(output: Path, run: Path, *, overwrite: bool) -> Generator[Path]:
 
 
 def put_in_place(partial: Path, output: Path, *, aside: Path) -> None:
-    """Renames a complete folder to `output`; an older one is deleted, or restored on failure."""
+    """Renames a complete folder to `output`; an older folder is deleted, or restored on failure."""
     if output.exists():
         rename_folder(output, aside)
     try:
@@ -150,12 +149,12 @@ def put_in_place(partial: Path, output: Path, *, aside: Path) -> None:
 
 
 def _clear(output: Path, run: Path) -> None:
-    """Clears up after killed runs: restores an export moved aside, deletes a partial one."""
+    """Cleans up after killed runs: restores an export moved aside, deletes a partial one."""
     for kind in ("replaced", "partial"):
-        begun = f".{output.name}.{kind}-"
+        prefix = f".{output.name}.{kind}-"
         for leftover in list(output.parent.iterdir()):
             name = leftover.name
-            if not name.startswith(begun) or _is_alive(run.with_name(name.removeprefix(begun))):
+            if not name.startswith(prefix) or _is_alive(run.with_name(name.removeprefix(prefix))):
                 continue
             if kind == "replaced" and not output.exists():
                 leftover.rename(output)
@@ -180,7 +179,7 @@ def _files(folder: Path) -> list[Path]:
 _LENGTH_BYTES = 8
 _LONGEST_HEADER = bounds.TENSOR_HEADER.most
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
-_ASKED_BITS = {"fp32": 32, "bf16": 16}
+_PRECISION_BITS = {"fp32": 32, "bf16": 16}
 
 
 class TensorFileError(Exception):
@@ -194,23 +193,23 @@ class _Tensor(msgspec.Struct):
 
 
 def stored_bytes(folder: Path, precision: Precision) -> int:
-    """Returns how many bytes the tensors of a folder take when written with a precision.
+    """Returns the size in bytes of a folder's tensors when written in a precision.
 
-    Raises TensorFileError if there are none, or one is damaged.
+    Raises TensorFileError if there are no tensors, or a file is damaged.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise TensorFileError(f"{folder} holds no .safetensors file")
+        raise TensorFileError(f"{folder} has no .safetensors file")
     return sum(_bytes_of(t, precision) for file in files for t in read_header(file).values())
 
 
 def read_header(file: Path) -> dict[str, _Tensor]:
-    """Returns the tensors of a file by name. Raises TensorFileError if it is cut or damaged."""
+    """Returns the tensors of a file by name. Raises TensorFileError for a damaged file."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
         if length > min(size, _LONGEST_HEADER):
-            raise TensorFileError(f"{file} is damaged: it says its header has {length} bytes")
+            raise TensorFileError(f"{file} is damaged: its header would have {length} bytes")
         header = stream.read(length)
     try:
         raw: dict[str, Any] = msgspec.json.decode(header, type=dict[str, Any])
@@ -230,4 +229,4 @@ def _bytes_of(tensor: _Tensor, precision: Precision) -> int:
     start, end = tensor.data_offsets
     if precision == "auto" or tensor.dtype not in _BITS:
         return end - start
-    return math.prod(tensor.shape) * _ASKED_BITS[precision] // 8
+    return math.prod(tensor.shape) * _PRECISION_BITS[precision] // 8

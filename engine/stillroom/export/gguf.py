@@ -1,4 +1,4 @@
-"""GGUF files, made by llama.cpp's own converter where the user has it."""
+"""Converts models to GGUF files with llama.cpp's converter, which the user installs."""
 
 import os
 import re
@@ -24,7 +24,7 @@ _NAMES = (SCRIPT, "convert-hf-to-gguf.py")
 _MAGIC = b"GGUF"
 _TIMEOUT_S = 6 * 3600.0
 _POLL_S = 0.1
-_LACKING = re.compile(r"No module named ['\"]([\w.]+)['\"]|requires the ([\w-]+) library")
+_MISSING_PACKAGE = re.compile(r"No module named ['\"]([\w.]+)['\"]|requires the ([\w-]+) library")
 _PACKAGES = {"google": "protobuf", "mistral_common": "mistral-common", "yaml": "pyyaml"}
 _TOKENIZER = re.compile(
     r"pre-tokenizer was not recognized|get_vocab_base_pre|tokenizer\.model|Unknown tokenizer|"
@@ -39,20 +39,20 @@ _OUTTYPES = {"auto": "auto", "fp32": "f32", "bf16": "bf16"}
 def find_converter(workspace: Workspace, checkout: str | None) -> list[str]:
     """Returns the command of the converter in a checkout, in LLAMA_CPP, or on the PATH.
 
-    Raises InputError, which says where to get it.
+    Raises InputError, which says how to install it, if it is not found.
     """
     if checkout is not None:
         return _in_checkout(workspace.existing(checkout, label="llama_cpp"))
-    if (named := llama_cpp_variable()) is not None:
-        return _in_checkout(workspace.existing(named, label="LLAMA_CPP"))
+    if (checkout_path := llama_cpp_variable()) is not None:
+        return _in_checkout(workspace.existing(checkout_path, label="LLAMA_CPP"))
     installed = next((path for name in _NAMES if (path := shutil.which(name))), None)
     if installed is not None:
-        # Its own first line names the Python that has what it needs.
+        # The first line of the script names the Python with its packages.
         return [installed]
     raise InputError(
-        f"format gguf needs llama.cpp's {SCRIPT}, and it is neither on the PATH nor in LLAMA_CPP",
-        "clone ggml-org/llama.cpp and give llama_cpp=<its folder>; where GitHub cannot be reached, "
-        "the source package of llama-cpp-python holds it in vendor/llama.cpp (`pip download "
+        f"format gguf needs llama.cpp's {SCRIPT}, which is neither on the PATH nor in LLAMA_CPP",
+        "clone ggml-org/llama.cpp and set llama_cpp=<its folder>; without access to GitHub, get it "
+        "from vendor/llama.cpp in the source package of llama-cpp-python (`pip download "
         "--no-deps --no-binary :all: llama-cpp-python`). Or export with format merged and run "
         f"`python llama.cpp/{SCRIPT} <output> --outfile model.gguf --outtype auto`",
     )
@@ -63,7 +63,7 @@ def _in_checkout(path: Path) -> list[str]:
     script = next((script for script in scripts if script.is_file()), None)
     if script is None:
         raise InputError(
-            f"{path} holds no {SCRIPT}", "give the folder of a checkout of ggml-org/llama.cpp"
+            f"{path} has no {SCRIPT}", "give the folder of a checkout of ggml-org/llama.cpp"
         )
     pythons = (script.parent / venv / "bin" / "python" for venv in (".venv", "venv"))
     python = next((str(python) for python in pythons if python.is_file()), sys.executable)
@@ -81,21 +81,21 @@ def convert(
 ) -> None:
     """Converts a model's folder to the GGUF file `output`; the converter's output goes to `log`.
 
-    Raises RunError with the converter's last words and the command to try by hand.
+    Raises RunError with the converter's last line of output, and the command to run by hand.
     """
     kind = _OUTTYPES[precision]
     command = [*converter, str(model), "--outfile", str(output), "--outtype", kind]
     with running_program(command, log=log, failure=_failure, cwd=output.parent) as process:
         code = _wait(process, reporter)
     if code is None:
-        raise _failure(command, log, f"took over {_TIMEOUT_S / 3600:g} hours")
+        raise _failure(command, log, f"took more than {_TIMEOUT_S / 3600:g} hours")
     if code < 0:
-        raise _failure(command, log, f"was killed by signal {-code}, often for memory")
+        raise _failure(command, log, f"was killed by signal {-code}, often because of memory")
     if code > 0:
-        words = last_line(log) or "it said nothing"
-        raise _failure(command, log, f"ended with code {code}: {words}")
+        output_line = last_line(log) or "no output"
+        raise _failure(command, log, f"ended with code {code}: {output_line}")
     if not _is_gguf(output):
-        raise _failure(command, log, "wrote no GGUF file")
+        raise _failure(command, log, "did not write a GGUF file")
 
 
 def _wait(process: subprocess.Popen[bytes], reporter: Reporter) -> int | None:
@@ -112,30 +112,30 @@ def _failure(command: Sequence[str], log: Path, outcome: str) -> RunError:
     by_hand = " ".join([*command[:-5], "<output>", *command[-2:]])
     return RunError(
         f"llama.cpp's converter {outcome}",
-        f"{_remedy(command, log)}. Its whole output is in {log}. By hand: export with format "
-        f"merged, then `{by_hand}`",
+        f"{_remedy(command, log)}. Its complete output is in {log}. To convert by hand, export "
+        f"with format merged, then run `{by_hand}`",
     )
 
 
 def _remedy(command: Sequence[str], log: Path) -> str:
-    """Returns what to do about a failure, as far as the converter's output tells its cause."""
+    """Returns the remedy for a failure, from the converter's output if it shows the cause."""
     text = log.read_text(encoding="utf-8", errors="replace")
-    if lacking := _LACKING.search(text):
-        module = (lacking[1] or lacking[2]).partition(".")[0]
+    if missing := _MISSING_PACKAGE.search(text):
+        module = (missing[1] or missing[2]).partition(".")[0]
         package = _PACKAGES.get(module, module.lower())
-        # A converter on the PATH names its Python in its own first line.
+        # A converter on the PATH names its Python in its first line.
         python = command[0] if command[1].endswith(".py") else "python"
-        return f"it lacks a package: `{python} -m pip install {package}`"
+        return f"install a missing package: `{python} -m pip install {package}`"
     if _TOKENIZER.search(text):
         return (
-            "it does not know this model's tokenizer, which a newer llama.cpp may; a tokenizer of "
-            "one's own has no GGUF form, so serve the model with format merged"
+            "this llama.cpp does not support the model's tokenizer: use a newer version, or serve "
+            "the model with format merged (custom tokenizers have no GGUF form)"
         )
     if model := _MODEL.search(text):
-        return f"it does not know the model {model[1]}: use a newer llama.cpp, or format merged"
+        return f"this llama.cpp does not support {model[1]}: use a newer version, or format merged"
     if _MEMORY.search(text):
-        return "it ran out of memory: free some, or convert on a larger machine"
-    return "read its output: packages that it lacks are in llama.cpp's requirements.txt"
+        return "the converter ran out of memory: free memory, or convert on a larger machine"
+    return "read its output, and install the packages of llama.cpp's requirements.txt"
 
 
 def _is_gguf(path: Path) -> bool:
@@ -148,12 +148,12 @@ def _is_gguf(path: Path) -> bool:
 _FILE_TYPES = {0: "fp32", 1: "fp16", 32: "bf16"}
 _STRING, _ARRAY = 8, 9
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""The bytes of a value by the number of its type."""
+"""The size of a value in bytes, by the id of its type."""
 _LONGEST_VALUE = bounds.GGUF_VALUE.most
 
 
 def stored_precision(path: Path) -> str:
-    """Returns the number format that a GGUF file itself names; `auto` if that is no `Precision`.
+    """Returns the number format that a GGUF file states; `auto` if it is not a `Precision`.
 
     Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
     """

@@ -45,24 +45,24 @@ class TrainingStage:
     step: int
     started_from: str
     identity: str | None = None
-    """The version of the model it started from: a hub commit, or the hash of a folder."""
+    """The version of the initial model: a hub commit, or the hash of a folder."""
     train_file: str | None = None
     data: tuple[DataStep, ...] = ()
     """The operations that made the rows, latest first; empty if the rows have no manifest."""
     teacher: str | None = None
-    """The model that scored tokens: in on-policy distillation, or those of the rows."""
+    """The teacher of on-policy distillation, or of soft targets for the rows."""
     instruction: str | None = None
-    """What that teacher read and the student did not, in a few words; None if both read alike."""
+    """The instruction that only the teacher read, in a few words; None if both read the same."""
     soft_targets: str | None = None
-    """The loss against the teacher's probabilities at the rows' tokens; None: the tokens alone."""
+    """The loss against the teacher's probabilities; None if only the tokens were learnt."""
     max_length: int | None = None
-    """The most tokens of a row or rollout; None if only the model's context limited them."""
+    """The maximum tokens of a row or rollout; None if only the model's context limited them."""
     conversation: TrainedConversation | None = None
-    """The conversation of its rows, as the student read it; None if they have changed since."""
+    """The conversation format of its rows for the student; None if they have changed since."""
     answered_by: frozenset[str] | None = None
-    """The models that answered its rows, as the rows' rollouts name them; None if not known."""
-    measured: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The metrics of the evaluations during training, at this step, by name."""
+    """The models that answered its rows, according to the rollouts; None if unknown."""
+    eval_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The evaluation metrics during training at this step, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,14 @@ class RecordedEvaluation:
     teacher: str | None
     teacher_kl: Estimate | None
     conversation: EvaluatedConversation | None = None
-    """How its prompts began; None if its rollouts are gone."""
+    """How its prompts began; None if its rollouts no longer exist."""
     other_measures: tuple[str, ...] = ()
-    """What it measured in addition to the accuracy and the KL, in a few words each."""
+    """Short descriptions of its other measurements."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Everything on record about a checkpoint: its training runs, data and evaluations."""
+    """The recorded history of a checkpoint: its training runs, data and evaluations."""
 
     base: ModelLocation | None
     """The model that the first training started from; None if it was moved or deleted."""
@@ -93,20 +93,20 @@ class History:
     evaluations: tuple[RecordedEvaluation, ...]
     """The evaluations, latest first."""
     num_evaluations: int = 0
-    """The number of all evaluations on record, of which the latest 50 are above."""
+    """The number of all evaluations, of which `evaluations` has the latest 50."""
     costs: str | None = None
-    """What a task costs with the model and with its teacher, if both were evaluated."""
+    """The cost of a task with the model and with its teacher, if both were evaluated."""
 
     @property
     def conversation(self) -> TrainedConversation | None:
-        """The conversation of the last training; None if it is not known."""
+        """The conversation format of the last training; None if unknown."""
         return self.stages[-1].conversation if self.stages else None
 
     @property
     def with_tools(self) -> TrainingStage | None:
-        """The last training, if its rows name tools; else None.
+        """The last training if its rows have tools; otherwise None.
 
-        The prompts of an on-policy distillation name none, so the training before it is taken.
+        Prompts of on-policy distillation do not list tools, so the training before it is used.
         """
         for stage in reversed(self.stages):
             if stage.conversation is not None and stage.conversation.tool_schemas:
@@ -117,46 +117,49 @@ class History:
 
     @property
     def is_synthetic(self) -> bool:
-        """Whether a model wrote the training data, as far as is known."""
-        made = (step.authors for stage in self.stages for step in stage.data)
-        scored = (stage.method == "distill" or stage.soft_targets for stage in self.stages)
-        return any(made) or any(scored) or self.is_instructed
+        """Whether a model is known to have written the training data."""
+        has_authors = (step.authors for stage in self.stages for step in stage.data)
+        has_scores = (stage.method == "distill" or stage.soft_targets for stage in self.stages)
+        return any(has_authors) or any(has_scores) or self.is_instructed
 
     @property
     def is_instructed(self) -> bool:
-        """Whether rows say what their teacher read: one answered them, even if none is named."""
+        """Whether rows record a removed instruction, so a teacher answered them even if unnamed."""
         conversations = (stage.conversation for stage in self.stages)
-        return any(one is not None and one.removed for one in conversations)
+        return any(
+            each_conversation is not None and each_conversation.removed
+            for each_conversation in conversations
+        )
 
     @property
     def teachers(self) -> list[str]:
-        """The models that wrote or scored the training data, each once.
+        """The models that wrote or scored the training data, without duplicates.
 
-        The model itself, on the way here, is one only where it was named as the one that scores.
+        Earlier stages of the model itself are included only if they scored its tokens.
         """
         students = {self.base_name, *(stage.run_id for stage in self.stages)}
-        named: list[str | None] = []
+        names: list[str | None] = []
         for stage in self.stages:
-            answered = (step for step in stage.data if step.teacher not in students)
-            named += [
+            answering_steps = (step for step in stage.data if step.teacher not in students)
+            names += [
                 name
-                for step in answered
+                for step in answering_steps
                 for name in _authors(step, stage.answered_by)
                 if name not in students
             ]
-            named.append(stage.teacher)
-        return list(dict.fromkeys(name for name in named if name))
+            names.append(stage.teacher)
+        return list(dict.fromkeys(name for name in names if name))
 
     @property
     def providers(self) -> list[str]:
-        """The providers through which teachers answered, each once."""
-        named = (
+        """The providers of teachers that answered, without duplicates."""
+        names = (
             step.provider
             for stage in self.stages
             for step in stage.data
             if _authors(step, stage.answered_by)
         )
-        return list(dict.fromkeys(name for name in named if name))
+        return list(dict.fromkeys(name for name in names if name))
 
 
 def read_history(
@@ -173,7 +176,7 @@ def read_history(
         config = _config(workspace, record)
         name = (config.get("model") or {}).get("path") or record.base_model
         stages.insert(0, _stage(workspace, record, config, location, name))
-        location = _located(workspace, name)
+        location = _find_model(workspace, name)
     evaluations = _evaluations(workspace, checkpoint)
     history = History(
         base=location if stages else base,
@@ -182,11 +185,11 @@ def read_history(
         evaluations=evaluations[:_MOST_EVALUATIONS],
         num_evaluations=len(evaluations),
     )
-    return replace(history, costs=costs_beside_teacher(workspace, history))
+    return replace(history, costs=cost_comparison(workspace, history))
 
 
-def costs_beside_teacher(workspace: Workspace, history: History) -> str | None:
-    """Returns the costs of the latest evaluation next to those of a teacher's on the same data."""
+def cost_comparison(workspace: Workspace, history: History) -> str | None:
+    """Compares the costs of the latest evaluation with those of a teacher on the same data."""
     if not history.evaluations or not history.teachers:
         return None
     latest = _document(workspace.runs / history.evaluations[0].run_id / RESULT_FILE, Evaluation)
@@ -203,11 +206,11 @@ def costs_beside_teacher(workspace: Workspace, history: History) -> str | None:
     return None
 
 
-def _located(workspace: Workspace, name: str) -> ModelLocation | None:
+def _find_model(workspace: Workspace, name: str) -> ModelLocation | None:
     try:
         return locate_model(workspace, name)
     except EngineError:
-        return None  # it has been moved or deleted since
+        return None  # the model was moved or deleted
 
 
 def _config(workspace: Workspace, record: CheckpointRecord) -> dict[str, Any]:
@@ -223,7 +226,7 @@ def _stage(
 ) -> TrainingStage:
     manifest = _manifest(checkpoint)
     models = {model.role: model for model in manifest.models} if manifest else {}
-    # config.yml, then the rows.
+    # The first input is config.yml, the second the rows.
     rows = manifest.inputs[1] if manifest and len(manifest.inputs) > 1 else None
     is_distill = record.method == "distill"
     limits, limit = ("rollout", "max_context_window") if is_distill else ("model", "max_length")
@@ -244,14 +247,14 @@ def _stage(
         instruction=_instruction(config, manifest),
         conversation=conversation,
         answered_by=answering_models(workspace, rows, ids) if rows else None,
-        measured=_measured_in_training(workspace, record),
+        eval_metrics=_eval_metrics(workspace, record),
     )
 
 
 def _conversation(
     workspace: Workspace, rows: FileRecord, config: dict[str, Any]
 ) -> TrainedConversation | None:
-    """Returns the conversation of training rows or prompts, as the student read it."""
+    """Returns the conversation format of training rows or prompts for the student."""
     conversation = trained_conversation(workspace, rows)
     system = (config.get("model") or {}).get("system")
     if conversation is None or system is None:
@@ -260,14 +263,14 @@ def _conversation(
 
 
 def _instruction(config: dict[str, Any], manifest: Manifest | None) -> str | None:
-    """Returns what the teacher of a training read and the student did not, in a few words."""
+    """Returns the instruction that only the teacher read in training, in a few words."""
     teacher, student = (config.get(name) or {} for name in ("teacher", "model"))
     system, name = teacher.get("system"), teacher.get("context_file")
     parts = [] if system is None else [Instruction(system).describe()]
     if name is not None:
         records = manifest.inputs if manifest else []
         digest = next((r.sha256 for r in records if Path(r.path).name == Path(name).name), None)
-        parts.append(f"the text of {Path(name).name} (sha256 {(digest or 'not on record')[:16]})")
+        parts.append(f"the text of {Path(name).name} (sha256 {(digest or 'unknown')[:16]})")
     if not parts and student.get("system") is not None:
         return "the prompts' own system messages"
     return " and ".join(parts) or None
@@ -277,24 +280,24 @@ def _soft_targets(config: dict[str, Any]) -> str | None:
     if not (settings := config.get("soft_targets")):
         return None
     k, weight = settings.get("top_k"), settings.get("label_coef")
-    of = f"its {k} likeliest tokens" if k else "its whole vocabulary"
-    also = f", and the tokens themselves at weight {weight:g}" if weight else ""
+    targets = f"its {k} most probable tokens" if k else "its whole vocabulary"
+    labels = f", and the tokens themselves with weight {weight:g}" if weight else ""
     loss = str(settings.get("loss")).replace("_kl", " KL").replace("jsd", "JSD")
-    return f"{loss} at temperature {settings.get('temperature'):g} over {of}{also}"
+    return f"{loss} at temperature {settings.get('temperature'):g} over {targets}{labels}"
 
 
-def _measured_in_training(workspace: Workspace, record: CheckpointRecord) -> dict[str, float]:
-    measured: dict[str, float] = {}
+def _eval_metrics(workspace: Workspace, record: CheckpointRecord) -> dict[str, float]:
+    metrics: dict[str, float] = {}
     for step, values in RunFolder(workspace.runs / record.run_id).read_metrics():
         if step == record.step:
-            measured |= {n: v for n, v in values.items() if n.startswith("eval/") and v is not None}
-    return measured
+            metrics |= {n: v for n, v in values.items() if n.startswith("eval/") and v is not None}
+    return metrics
 
 
 def _authors(step: DataStep, answered_by: frozenset[str] | None) -> list[str]:
-    """Returns the models that wrote rows, a teacher with those that answered in its name.
+    """Returns the models that wrote rows; a teacher's name includes the models that answered as it.
 
-    If it is known which models answered the rows that were trained, these alone.
+    If `answered_by` is known, only models in it are returned.
     """
     if step.teacher is None or step.operation != ROLLOUTS:
         return [name for name in step.authors if answered_by is None or name in answered_by]
@@ -310,7 +313,7 @@ def _manifest(checkpoint: ModelLocation) -> Manifest | None:
     try:
         return read_manifest(checkpoint.folder)
     except EngineError:
-        return None  # a card says less, rather than nothing
+        return None  # the card is then less complete
 
 
 def _identity(model: ModelRecord | None) -> str | None:
@@ -330,7 +333,7 @@ def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> tuple[Recor
             continue
         result = evaluation.result
         if _is_of(workspace, result.model, checkpoint):
-            measured = RecordedEvaluation(
+            entry = RecordedEvaluation(
                 file.parent.name,
                 public_name(workspace, result.name),
                 public_name(workspace, result.data),
@@ -340,14 +343,14 @@ def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> tuple[Recor
                 evaluated_conversation(workspace.path(result.rollouts)),
                 tuple(other_measures(result)),
             )
-            dated.append((state.created_at, measured))
+            dated.append((state.created_at, entry))
     dated.sort(key=lambda item: item[0], reverse=True)
-    return tuple(measured for _, measured in dated)
+    return tuple(entry for _, entry in dated)
 
 
 def _is_of(workspace: Workspace, model: str, checkpoint: ModelLocation) -> bool:
-    """Whether an evaluated model is this checkpoint or an earlier export of it."""
-    location = _located(workspace, model)
+    """Returns whether an evaluated model is this checkpoint or an earlier export of it."""
+    location = _find_model(workspace, model)
     if location is None or not location.is_local:
         return False
     if location.location == checkpoint.location:

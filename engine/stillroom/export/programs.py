@@ -1,4 +1,4 @@
-"""Runs a program for an export: llama.cpp's converter, or a server of the written files."""
+"""Runs programs for an export: llama.cpp's converter, or a server for the written files."""
 
 import shlex
 import socket
@@ -27,10 +27,10 @@ def running_program(
     failure: Callable[[Sequence[str], Path, str], RunError],
     cwd: Path | None = None,
 ) -> Generator[subprocess.Popen[bytes]]:
-    """Runs a program without the user's keys, whose output goes to `log`; ends it with the block.
+    """Runs a program until the block ends, without the user's keys, and logs its output to `log`.
 
-    Raises the error that `failure` makes of the command, the log and what happened, if the program
-    cannot be started.
+    If the program cannot be started, raises the error that `failure` builds from the command, the
+    log and the outcome.
     """
     with log.open("wb") as stream:
         try:
@@ -59,13 +59,13 @@ _HOST = "127.0.0.1"
 def running_server(command: Sequence[str], *, log: Path, reporter: Reporter) -> Generator[str]:
     """Yields the address of an OpenAI-compatible server once it has loaded its model.
 
-    Its output goes to `log`. Raises RunError if it ends, or loads nothing within 15 minutes.
+    Its output goes to `log`. Raises RunError if the server ends, or takes over 15 minutes to load.
     """
     port = _free_port()
-    words = [*command, "--host", _HOST, "--port", str(port)]
+    server_command = [*command, "--host", _HOST, "--port", str(port)]
     address = f"http://{_HOST}:{port}/v1"
-    with running_program(words, log=log, failure=_failure) as process:
-        _wait_until_loaded(process, f"{address}/models", words, log, reporter)
+    with running_program(server_command, log=log, failure=_failure) as process:
+        _wait_until_loaded(process, f"{address}/models", server_command, log, reporter)
         yield address
 
 
@@ -76,16 +76,20 @@ def _free_port() -> int:
 
 
 def _wait_until_loaded(
-    process: subprocess.Popen[bytes], url: str, words: Sequence[str], log: Path, reporter: Reporter
+    process: subprocess.Popen[bytes],
+    url: str,
+    command: Sequence[str],
+    log: Path,
+    reporter: Reporter,
 ) -> None:
     deadline = time.monotonic() + _START_S
-    # trust_env: a proxy of the user's does not lead to this machine.
+    # trust_env=False: a proxy of the user does not lead to this machine.
     with httpx.Client(timeout=5.0, trust_env=False) as client:
         while time.monotonic() < deadline:
             stop_if_cancelled(reporter)
             if process.poll() is not None:
-                end = last_line(log) or "it said nothing"
-                raise _failure(words, log, f"ended with code {process.returncode}: {end}")
+                end = last_line(log) or "no output"
+                raise _failure(command, log, f"ended with code {process.returncode}: {end}")
             try:
                 # llama.cpp answers 503 while it loads.
                 if client.get(url).is_success:
@@ -93,13 +97,13 @@ def _wait_until_loaded(
             except httpx.HTTPError:
                 pass
             time.sleep(_POLL_S)
-    raise _failure(words, log, f"loaded nothing within {_START_S / 60:g} minutes")
+    raise _failure(command, log, f"did not load the model within {_START_S / 60:g} minutes")
 
 
-def _failure(words: Sequence[str], log: Path, outcome: str) -> RunError:
+def _failure(command: Sequence[str], log: Path, outcome: str) -> RunError:
     return RunError(
-        f"{Path(words[0]).name} {outcome}, so the written files are not shown to work and were "
-        "not kept",
-        f"read its output in {log}; a newer version of it may know this model. To write the files "
-        f"all the same, export without verify, then try `{shlex.join(words)}`",
+        f"{Path(command[0]).name} {outcome}, so the written files could not be verified and were "
+        "deleted",
+        f"read its output in {log}; a newer version may support this model. To keep the files, "
+        f"export without verify, then test them with `{shlex.join(command)}`",
     )

@@ -1,4 +1,4 @@
-"""The operations that made training rows, followed back through manifests by content hash."""
+"""The origin of training rows, traced through manifests by content hash, and licences."""
 
 import importlib
 from collections.abc import Collection, Iterator
@@ -27,7 +27,7 @@ from stillroom.yaml_text import read_yaml
 
 ROLLOUTS = "generate_rollouts"
 _CONVERSIONS = ("convert_rollouts", "make_dpo_pairs")
-"""The operations that make training rows of rollouts."""
+"""The operations that turn rollouts into training rows."""
 _MOST_FILES = 40
 
 
@@ -39,28 +39,28 @@ class DataStep:
     output: str
     counts: dict[str, int]
     teacher: str | None = None
-    """The model that answered, if the operation made rollouts."""
+    """The model that answered, if the operation generated rollouts."""
     provider: str | None = None
     answered_by: tuple[AnsweringModel, ...] = ()
-    """The models that, according to the endpoint, answered in the teacher's name."""
+    """The models that answered under the teacher's name, as the endpoint reported."""
     other_models: tuple[str, ...] = ()
-    """Further models that wrote rows, each in its own name, as in logs of several models."""
+    """Other models that wrote rows, e.g. in logs of several models."""
 
     @property
     def authors(self) -> tuple[str, ...]:
-        """All models that wrote rows, as far as is known, each once."""
+        """All known models that wrote rows, without duplicates."""
         return (
             () if self.teacher is None else tuple(dict.fromkeys((self.teacher, *self.other_models)))
         )
 
 
 def public_name(workspace: Workspace, name: str) -> str:
-    """Returns a model's or file's name without this machine's folders."""
+    """Returns the name of a model or file without folders of this machine."""
     path = Path(name)
     if not path.is_absolute():
         return name
-    shown = workspace.shown(path)
-    return path.name if Path(shown).is_absolute() else shown
+    display_path = workspace.shown(path)
+    return path.name if Path(display_path).is_absolute() else display_path
 
 
 def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
@@ -72,7 +72,7 @@ def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
         if manifest is None:
             continue
         is_made = manifest.operation == ROLLOUTS
-        first, *others = [None] if is_made else _foreign(manifest) or [None]
+        first, *others = [None] if is_made else _imported_models(manifest) or [None]
         yield DataStep(
             operation=manifest.operation,
             output=public_name(workspace, record.path),
@@ -82,7 +82,7 @@ def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
             answered_by=tuple(_answerers(manifest)),
             other_models=tuple(name for name in others if name is not None),
         )
-        # The path too: a filter that keeps everything writes the same content elsewhere.
+        # The path is compared too, since a filter that keeps all rows copies the content.
         new = [
             source for source in _row_inputs(manifest) if (source.path, source.sha256) not in seen
         ]
@@ -93,11 +93,11 @@ def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
 def answering_models(
     workspace: Workspace, rows: FileRecord, training_ids: Collection[str]
 ) -> frozenset[str] | None:
-    """Returns the names of the models that answered training rows, as their rollouts give them.
+    """Returns the names of the models that answered training rows, according to the rollouts.
 
-    These are the names by which the models were called, and those by which endpoints answered.
-    `training_ids` are the ids of the rollouts that the rows were made of; without any, all rollouts
-    that were converted count. None if the rollouts have changed since, or do not say it.
+    These are the names used in calls and the names that endpoints reported. `training_ids` are the
+    ids of the rollouts behind the rows; if it is empty, all converted rollouts count. Returns None
+    if the rollouts have changed since, or do not name a model.
     """
     answering, waiting, seen = set[str](), [rows], set[tuple[str, str | None]]()
     while waiting and len(seen) <= _MOST_FILES:
@@ -124,46 +124,46 @@ def answering_models(
     return frozenset(answering) or None
 
 
-class _Named(msgspec.Struct):
+class _NamedModel(msgspec.Struct):
     model: str | None = None
 
 
 class _AnsweredRow(msgspec.Struct):
-    """The fields of a rollout that say who answered."""
+    """The fields of a rollout that name the models."""
 
     id: str | None = None
-    teacher: _Named | None = None
-    answered_by: list[_Named] | None = None
+    teacher: _NamedModel | None = None
+    answered_by: list[_NamedModel] | None = None
 
     @classmethod
     def read(cls, data: bytes) -> "_AnsweredRow | None":
         try:
             return msgspec.json.decode(data, type=cls)
         except (msgspec.DecodeError, RecursionError):
-            return None  # no rollout, which was not converted either
+            return None  # not a rollout, so it was not converted either
 
     @property
     def names(self) -> set[str]:
-        named = [*(self.answered_by or ()), *([self.teacher] if self.teacher else [])]
-        return {one.model for one in named if one.model}
+        models = [*(self.answered_by or ()), *([self.teacher] if self.teacher else [])]
+        return {model.model for model in models if model.model}
 
 
 def file_with_content(workspace: Workspace, record: FileRecord) -> Path | None:
-    """Returns a file with a recorded content: the file itself, or a kept version of it."""
-    kept = (
+    """Returns a file with a recorded content: the file itself, or a tagged copy of it."""
+    copies = (
         copy_of(workspace.root, version) for version in versions_with(workspace.root, record.sha256)
     )
-    return next((path for path in (record.file, *kept) if is_as_recorded(path, record)), None)
+    return next((path for path in (record.file, *copies) if is_as_recorded(path, record)), None)
 
 
 def _row_inputs(manifest: Manifest) -> list[FileRecord]:
-    """Returns the inputs without those that rows were only compared with.
+    """Returns the inputs that rows came from, without files that they were compared with.
 
-    Rows that a filter kept out of the training rows, such as held-out prompts, are not inputs.
+    Files that a filter used for decontamination, such as held-out prompts, are left out.
     """
     compared = {Path(name).parts for name in manifest.request.get("decontaminate") or ()}
     compared.discard(Path(str(manifest.request.get("input"))).parts)
-    # The project may have moved since, so that the ends of the paths are all that is sure.
+    # Only the ends of the paths are compared, since the project may have been moved.
     return [
         source
         for source in manifest.inputs
@@ -171,8 +171,8 @@ def _row_inputs(manifest: Manifest) -> list[FileRecord]:
     ]
 
 
-def _foreign(manifest: Manifest) -> list[str | None]:
-    """Returns the models that answered in another system, whose rows were converted."""
+def _imported_models(manifest: Manifest) -> list[str | None]:
+    """Returns the models that answered in imported rows of other systems."""
     return [model.name for model in manifest.models if model.role == "policy"]
 
 
@@ -183,18 +183,20 @@ def _answerers(manifest: Manifest) -> Iterator[AnsweringModel]:
 
 
 def _manifest_of(workspace: Workspace, record: FileRecord) -> Manifest | None:
-    """Returns the manifest of a recorded content, or None if the file has other content now."""
+    """Returns the manifest of a recorded content, or None if it is not known."""
     try:
         manifest = read_manifest(record.file)
     except DataError:
-        manifest = None  # a card says less, rather than nothing
-    # Rollouts are only ever added to, under the same settings.
+        manifest = None  # the card is then less complete
+    # Rollouts files only grow, with the same settings.
     if manifest is not None and (
         manifest.output.sha256 == record.sha256 or manifest.operation == ROLLOUTS
     ):
         return manifest
-    kept = (version.manifest for version in versions_with(workspace.root, record.sha256))
-    manifest = next((manifest for manifest in kept if manifest is not None), None)
+    tagged_manifests = (
+        version.manifest for version in versions_with(workspace.root, record.sha256)
+    )
+    manifest = next((manifest for manifest in tagged_manifests if manifest is not None), None)
     return None if manifest is None else msgspec.convert(manifest, Manifest)
 
 
@@ -206,8 +208,8 @@ def _teacher(workspace: Workspace, request: dict[str, Any]) -> str:
 
 
 _CARD = "README.md"
-_OWN = "apache-2.0"
-"""Of the demo's models, which are part of this package."""
+_DEMO_LICENCE = "apache-2.0"
+"""The licence of the demo models, which are part of this package."""
 _LONGEST = bounds.LICENCE.most
 _LICENCE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "COPYING")
 _LICENCE_TEXTS = {
@@ -216,7 +218,7 @@ _LICENCE_TEXTS = {
     "permission is hereby granted, free of charge": "mit",
     "gnu general public license version 3": "gpl-3.0",
 }
-"""Words with which the texts of common licences begin, and the licences' ids."""
+"""The ids of common licences, by words near the beginning of their texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,47 +229,49 @@ class Licence:
     name: str | None = None
     """The name of a custom licence (`id` is `other`)."""
     link: str | None = None
-    source: str = "its maker"
-    """Who or what says so."""
+    source: str = "its publisher"
+    """Who or what states the licence."""
 
 
 def licence_of(base: ModelLocation | None, stated: str | None = None) -> Licence | None:
-    """Returns the licence of the base: what its model card names, else what its LICENSE file is.
+    """Returns the licence of the base from its model card, else from its LICENSE file.
 
-    If neither says one, it is what the user `stated`; None if nobody did.
+    If neither states a licence, it is the one that the user `stated`, or None.
     """
-    found = None
+    licence = None
     if base is not None and base.name in DEMO_MODELS:
-        found = Licence(_OWN)
+        licence = Licence(_DEMO_LICENCE)
     elif base is not None:
         card = base.folder / _CARD if base.is_local else _card_on_hub(base.location)
         if card is not None and card.is_file():
-            found = read_licence(_beginning(card))
-        if found is None and base.is_local:
-            found = _licence_file(base.folder)
-    return found or (None if stated is None else Licence(stated, source="whoever exported it"))
+            licence = read_licence(_read_beginning(card))
+        if licence is None and base.is_local:
+            licence = _licence_file(base.folder)
+    return licence or (
+        None if stated is None else Licence(stated, source="the user who exported it")
+    )
 
 
-def _beginning(path: Path) -> str:
+def _read_beginning(path: Path) -> str:
     with path.open(encoding="utf-8", errors="replace") as stream:
         return stream.read(_LONGEST)
 
 
 def _licence_file(folder: Path) -> Licence | None:
-    """Returns the licence whose text is in a model's folder; `other` if it is no common one."""
+    """Returns the licence of a LICENSE file in a model's folder; `other` if it is uncommon."""
     for name in _LICENCE_FILES:
         if (folder / name).is_file():
-            text = _beginning(folder / name)
-            begins = " ".join(text[:1000].casefold().split())
-            known = (licence for words, licence in _LICENCE_TEXTS.items() if words in begins)
-            return Licence(next(known, "other"), link=name, source=f"{name} in its folder")
+            text = _read_beginning(folder / name)
+            beginning = " ".join(text[:1000].casefold().split())
+            ids = (licence for phrase, licence in _LICENCE_TEXTS.items() if phrase in beginning)
+            return Licence(next(ids, "other"), link=name, source=f"{name} in its folder")
     return None
 
 
 def read_licence(card: str) -> Licence | None:
     """Returns the licence in the YAML header of a model card."""
-    opening, _, rest = card.removeprefix("\ufeff").partition("---")
-    header, end, _ = rest.partition("\n---")
+    opening, _, after_opening = card.removeprefix("\ufeff").partition("---")
+    header, end, _ = after_opening.partition("\n---")
     if opening.strip() or not end:
         return None
     try:
@@ -277,9 +281,9 @@ def read_licence(card: str) -> Licence | None:
     if not isinstance(loaded, dict):
         return None
     fields = cast("dict[str, Any]", loaded)
-    named = fields.get("license")
-    listed: list[Any] = named if isinstance(named, list) else [named]
-    ids = [text for text in listed if isinstance(text, str) and text]
+    value = fields.get("license")
+    values: list[Any] = value if isinstance(value, list) else [value]
+    ids = [text for text in values if isinstance(text, str) and text]
     if not ids:
         return None
     return Licence(", ".join(ids), _text(fields, "license_name"), _text(fields, "license_link"))
@@ -291,10 +295,10 @@ def _text(fields: dict[str, Any], name: str) -> str | None:
 
 
 def _card_on_hub(hub_id: str) -> Path | None:
-    # It comes with transformers, without which no hub model is loaded.
+    # huggingface_hub is installed with transformers, which every hub model needs.
     hub: Any = importlib.import_module("huggingface_hub")
     try:
         return Path(hub.hf_hub_download(hub_id, _CARD))
-    # Offline, gated, or a model without a card: then the licence is not known here.
+    # Offline, a gated model, or a model without a card: the licence is then unknown.
     except (OSError, hub.errors.EntryNotFoundError):
         return None

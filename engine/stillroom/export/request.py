@@ -1,4 +1,4 @@
-"""The export request, and every check that needs no model to be loaded."""
+"""The export request, and all checks that do not need to load a model."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -24,32 +24,32 @@ ExportFormat = Literal["merged", "text", "adapter", "gguf"]
 
 
 class ExportModel(PlacedRequest, ReplacingRequest):
-    """Ask for a model folder that other programs load."""
+    """The request to export a model to a folder that other programs can load."""
 
     model: Annotated[str, Field(description="Run id or checkpoint folder")]
     output: str
     """The output folder: new, or an earlier export."""
     format: ExportFormat = "merged"
     precision: Literal["bf16", "fp32"] | None = None
-    """None: the number format of the files of the model (or of the adapter's base)."""
+    """None means the number format of the model's files (or of the adapter's base)."""
     llama_cpp: str | None = None
-    """gguf: a checkout of llama.cpp; otherwise LLAMA_CPP and the PATH are looked at."""
+    """For gguf: a checkout of llama.cpp; by default LLAMA_CPP and the PATH are searched."""
     licence: Annotated[str | None, Field(description="If unstated")] = None
-    """The id of the base's licence, such as apache-2.0, where its own files name none."""
+    """The id of the base's licence, such as apache-2.0, if its own files do not state it."""
     verify: Annotated[
         int | None,
-        Field(ge=2, description="Done only if the files answer so many prompts as well"),
+        Field(ge=2, description="Compare the files with the checkpoint on n prompts"),
     ] = None
 
     @property
     def number_format(self) -> Precision:
-        """The number format to write; `auto` is that of the files."""
+        """The number format to write; `auto` means that of the files."""
         return self.precision or "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """A checked request: the checkpoint, its base, the output and the converter."""
+    """A validated request: the checkpoint, its base, the output and the converter."""
 
     checkpoint: ModelLocation
     base: ModelLocation | None
@@ -58,17 +58,17 @@ class ExportPlan:
     converter: Sequence[str] | None
     """The command of llama.cpp's converter, for format gguf."""
     verification: Verification | None = None
-    """How the written files are verified; None if they are not."""
+    """How the written files are verified; None without verification."""
 
     @property
     def text_part_of(self) -> ModelRecord | None:
-        """The multimodal model whose text part the checkpoint is, as it was in training."""
+        """The multimodal model whose text part was trained, as recorded in training."""
         record = self.checkpoint.record
         return record.text_part_of if record is not None else None
 
     @property
     def inputs(self) -> list[Path]:
-        """The folders of the models that are read, and the files to verify with."""
+        """The model folders that are read, and the files for the verification."""
         return [
             *(self.verification.plan.rollouts.files if self.verification is not None else []),
             *self.checkpoint.inputs,
@@ -77,7 +77,7 @@ class ExportPlan:
 
 
 def plan_export(workspace: Workspace, request: ExportModel) -> ExportPlan:
-    """Returns the checked plan, loading no model. Raises an EngineError that says what is wrong."""
+    """Returns the validated plan without loading a model. Raises EngineError if it is invalid."""
     if request.where is None and importlib.util.find_spec("transformers") is None:
         raise missing_extra("train", "exporting a model")
     checkpoint = _checkpoint(workspace, request.model)
@@ -104,7 +104,7 @@ def plan_export(workspace: Workspace, request: ExportModel) -> ExportPlan:
         )
     plan = ExportPlan(checkpoint, base, output, converter, verification)
     if request.format in ("merged", "gguf"):
-        _check_whole(plan)
+        _check_multimodal_model(plan)
     if (num_bytes := _size(request, plan)) is not None:
         require_space(output, num_bytes)
     return plan
@@ -115,8 +115,8 @@ def _checkpoint(workspace: Workspace, model: str) -> ModelLocation:
     if location.is_local:
         return location
     raise InputError(
-        f"model {model!r} is on the model hub, and nothing of it was trained here",
-        "give the id of a training run (list_runs), or a checkpoint's folder",
+        f"model {model!r} is on the model hub and was not trained here",
+        "give the id of a training run (list_runs), or the folder of a checkpoint",
     )
 
 
@@ -128,7 +128,7 @@ def _check_adapter(request: ExportModel, checkpoint: ModelLocation) -> None:
         )
     if request.precision is not None:
         raise InputError(
-            "precision is for formats merged and gguf; an adapter is written as it was trained",
+            "precision is for the formats merged and gguf; an adapter is written as it was trained",
             "leave precision out",
         )
 
@@ -143,29 +143,31 @@ def _check_mergeable(checkpoint: ModelLocation) -> None:
         )
 
 
-def _check_whole(plan: ExportPlan) -> None:
-    """Raises InputError if the multimodal model whose text part was trained is gone."""
-    whole = plan.text_part_of
-    if whole is None or whole.folder is None or whole.folder.is_dir():
+def _check_multimodal_model(plan: ExportPlan) -> None:
+    """Raises InputError if the multimodal model whose text part was trained no longer exists."""
+    model = plan.text_part_of
+    if model is None or model.folder is None or model.folder.is_dir():
         return
     raise InputError(
-        f"the multimodal model whose text part was trained is gone: {whole.location}",
-        "put it back, or export the text part alone: format text",
+        f"the multimodal model whose text part was trained no longer exists: {model.location}",
+        "restore it, or export only the text part with format text",
     )
 
 
 def _size(request: ExportModel, plan: ExportPlan) -> int | None:
-    """Returns the most bytes the export may take; None if the base is still on the hub."""
+    """Returns the maximum size of the export in bytes; None if the base is only on the hub."""
     source = plan.checkpoint if request.format == "adapter" else plan.base or plan.checkpoint
     folders = [source.folder] if source.is_local else []
-    if (whole := plan.text_part_of) is not None and plan.base is None:
-        # The other parts are written with the trained weights.
-        folders += [folder for folder in (whole.folder,) if folder is not None and folder.is_dir()]
+    if (multimodal := plan.text_part_of) is not None and plan.base is None:
+        # The untrained parts of the multimodal model are written too.
+        folders += [
+            folder for folder in (multimodal.folder,) if folder is not None and folder.is_dir()
+        ]
     if not folders:
         return None
     try:
         weights = sum(stored_bytes(folder, request.number_format) for folder in folders)
     except TensorFileError as error:
         raise InputError(str(error), "use a complete checkpoint of safetensors files") from error
-    # A GGUF file is made from the whole model, which is stored next to it for a while.
+    # The merged model, from which the GGUF file is converted, needs space at the same time.
     return 2 * weights if request.format == "gguf" else weights

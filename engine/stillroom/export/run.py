@@ -1,4 +1,4 @@
-"""export_model: writes a checked plan's folder with weights, card and hashes."""
+"""export_model: writes the export folder with weights, model card and hashes."""
 
 import shutil
 import time
@@ -13,12 +13,11 @@ from stillroom.export.card import CARD, CardFacts, render_card
 from stillroom.export.folder import MANIFEST, ExportManifest, export_folder, record_files
 from stillroom.export.gguf import SCRIPT, convert, stored_precision
 from stillroom.export.history import History, read_history
+from stillroom.export.multimodal import find_multimodal_base, is_multimodal
 from stillroom.export.provenance import Licence, licence_of, public_name
 from stillroom.export.request import ExportModel, ExportPlan, plan_export
-from stillroom.export.serving import TOOLS, Served, UsageExample
+from stillroom.export.serving import TOOLS, ReadBack, Served, UsageExample, Verified, Written
 from stillroom.export.weights import write_adapter, write_merged
-from stillroom.export.whole import find_whole, is_multimodal
-from stillroom.export.written import ReadBack, Verified, Written
 from stillroom.files import write_atomic, write_json
 from stillroom.home_paths import restore_home_paths
 from stillroom.lineage import FileRecord, folder_record, now, record_file, write_manifest
@@ -28,7 +27,7 @@ from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 
 LOG = "llama_cpp.txt"
-_NOT_LOADED = "the GGUF file itself was not loaded, only the weights that it was made of: try it"
+_NOT_LOADED = "the GGUF file itself was not loaded, only the weights behind it: test it before use"
 
 
 class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,21 +47,21 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     synthetic: bool
     teachers: list[str]
     evaluations: int
-    """How many evaluations of this checkpoint the card shows."""
+    """The number of evaluations in the model card."""
     read_back: ReadBack | None
     other_parts: str | None
-    """What became of the parts of a multimodal model that were not trained; None: it has none."""
+    """What happened to the untrained parts of a multimodal model; None if there are none."""
     serve: str | None
-    """The command that serves it."""
+    """The command that serves the export."""
     warnings: list[str]
     seconds: float
     verified: list[Verified] = []
-    """What the written files did on evaluated prompts, by each program; empty without verify."""
+    """The accuracy of the written files with each program; empty without verify."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Export:
-    """The export's plan, and what is known of the model before it is loaded."""
+    """The plan of the export, and the facts about the model before it is loaded."""
 
     workspace: Workspace
     request: ExportModel
@@ -72,14 +71,14 @@ class _Export:
 
     @property
     def source(self) -> str:
-        """The checkpoint, as a user names it."""
+        """The path of the checkpoint for display."""
         return self.workspace.shown(self.plan.checkpoint.folder)
 
 
 def export_model(
     workspace: Workspace, request: ExportModel, *, folder: Path, reporter: Reporter
 ) -> ExportResult:
-    """Writes the requested export; its folder appears only once it is complete."""
+    """Writes the export; its folder appears only once it is complete."""
     started = time.monotonic()
     plan = plan_export(workspace, request)
     history = read_history(workspace, plan.checkpoint, plan.base)
@@ -108,9 +107,9 @@ def export_model(
         manifest = _manifest(export, written, record_files(target))
         write_json(target / MANIFEST, manifest)
         _write_lineage(plan, target, manifest, run_id=folder.name)
-    here = replace(served, path=workspace.shown(plan.output), base=_base_path(plan, served))
+    local = replace(served, path=workspace.shown(plan.output), base=_base_path(plan, served))
     seconds = round(time.monotonic() - started, 3)
-    result = _result(export, written, manifest, replace(usage, served=here), seconds=seconds)
+    result = _result(export, written, manifest, replace(usage, served=local), seconds=seconds)
     if not verified:
         return result
     warnings = [warning for warning in result.warnings if warning != _NOT_LOADED]
@@ -125,15 +124,15 @@ def _verify(
     run: Path,
     reporter: Reporter,
 ) -> list[Verified]:
-    """Lets the written files answer prompts if that was requested; returns what they did."""
+    """Evaluates the written files if that was requested, and returns the results."""
     verification = export.plan.verification
     if verification is None:
         return []
-    # Imported here, since only this needs the rollouts' code.
+    # Imported here because only the verification needs the rollout code.
     from stillroom.export.verify import WrittenFiles, verify_files
 
-    here = replace(served, path=str(target), base=_base_path(export.plan, served))
-    files = WrittenFiles(target, gguf_file, here, run)
+    local = replace(served, path=str(target), base=_base_path(export.plan, served))
+    files = WrittenFiles(target, gguf_file, local, run)
     return verify_files(export.workspace, verification, files, reporter)
 
 
@@ -171,54 +170,58 @@ def _result(
 def _write(
     export: _Export, target: Path, run: Path, reporter: Reporter
 ) -> tuple[Written, str | None]:
-    """Writes the model's files; returns their facts, and the name of a GGUF file."""
+    """Writes the model's files; returns their facts, and the name of the GGUF file if any."""
     plan, request = export.plan, export.request
     precision = request.number_format
     if request.format == "adapter" and plan.base is not None:
-        return _with_parts(export, write_adapter(plan.checkpoint, plan.base, target)), None
-    whole = find_whole(export.workspace, plan) if request.format != "text" else None
+        return _with_other_parts(export, write_adapter(plan.checkpoint, plan.base, target)), None
+    multimodal = find_multimodal_base(export.workspace, plan) if request.format != "text" else None
     if plan.converter is None:
-        written = write_merged(plan, target, precision=precision, reporter=reporter, whole=whole)
-        return _with_parts(export, written), None
+        written = write_merged(
+            plan, target, precision=precision, reporter=reporter, multimodal=multimodal
+        )
+        return _with_other_parts(export, written), None
     # The converter names the model after its folder.
     merged = target / plan.output.name
-    written = write_merged(plan, merged, precision=precision, reporter=reporter, whole=whole)
+    written = write_merged(
+        plan, merged, precision=precision, reporter=reporter, multimodal=multimodal
+    )
     reporter.note("converting to GGUF")
     output = target / f"{plan.output.name}.gguf"
     log = run / LOG
     convert(plan.converter, merged, output, precision=precision, log=log, reporter=reporter)
     shutil.rmtree(merged)
     written = replace(written, precision=stored_precision(output))
-    return _with_parts(export, written), output.name
+    return _with_other_parts(export, written), output.name
 
 
-def _with_parts(export: _Export, written: Written) -> Written:
-    """Returns the facts with a sentence about a multimodal model's parts that have none yet."""
+def _with_other_parts(export: _Export, written: Written) -> Written:
+    """Returns the facts with a sentence about the untrained parts of a multimodal model."""
     plan = export.plan
-    known = plan.text_part_of
+    record = plan.text_part_of
     base = plan.base or plan.checkpoint
-    location = known.location if known is not None else base.location
+    location = record.location if record is not None else base.location
     name = public_name(export.workspace, location)
     match export.request.format:
         case "adapter" if written.is_multimodal:
             sentence = f"the adapter changes only the text part of {name}"
         case "gguf" if written.is_multimodal:
             sentence = (
-                f"the GGUF file holds the text part of {name}; its vision part is a file of its "
-                f"own, made by llama.cpp's {SCRIPT} with --mmproj from {name}, which is unchanged"
+                f"the GGUF file contains the text part of {name}; for the unchanged vision part, "
+                f"run llama.cpp's {SCRIPT} with --mmproj on {name}"
             )
-        case "text" if known is not None or is_multimodal(base):
-            sentence = f"left out: this is the text part of {name} alone"
+        case "text" if record is not None or is_multimodal(base):
+            sentence = f"left out: this is only the text part of {name}"
         case _:
             return written
     return replace(written, other_parts=sentence)
 
 
 def _served(export: _Export, written: Written) -> Served:
-    """Returns the facts that serving depends on, with paths relative to the export's parent."""
+    """Returns the facts for serving, with paths relative to the parent folder of the export."""
     plan, stages = export.plan, export.history.stages
     lengths = [written.max_context, stages[-1].max_length if stages else None]
-    # Merged weights need no base.
+    # Merged weights do not need the base.
     base = plan.base if written.read_back is None else None
     return Served(
         path=f"./{plan.output.name}",
@@ -237,7 +240,7 @@ def _base_path(plan: ExportPlan, served: Served) -> str | None:
 
 
 def _rank(plan: ExportPlan) -> int | None:
-    """Returns the highest rank in an adapter."""
+    """Returns the highest rank of an adapter; None without an adapter."""
     if plan.base is None:
         return None
     path = plan.checkpoint.folder / "adapter_config.json"
@@ -287,14 +290,14 @@ def _warnings(
 ) -> Iterator[str]:
     if licence is None:
         yield (
-            f"the licence of {history.base_name} is not on record: look it up before publishing, "
-            "and export again with licence=<its id> to state it"
+            f"the licence of {history.base_name} is unknown: look it up before publishing, and "
+            "export again with licence=<its id>"
         )
     if not history.evaluations:
-        yield "no evaluation of this checkpoint is on record, so the card shows none"
+        yield "this checkpoint was not evaluated, so the model card has no evaluation"
     if written.read_back is not None and usage.format == "gguf":
         yield _NOT_LOADED
     if usage.format == "adapter" and plan.base is not None and plan.base.is_local:
-        yield (f"the adapter finds its base at {plan.base.location}: format merged goes anywhere")
+        yield f"the adapter needs its base at {plan.base.location}; format merged needs no base"
     if usage.command is None:
-        yield "vLLM takes adapters of rank 512 at most: serve it with format merged"
+        yield "vLLM supports adapters up to rank 512: export with format merged to serve it"

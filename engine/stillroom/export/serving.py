@@ -1,4 +1,4 @@
-"""The command that serves a model, decided from what is known of it."""
+"""The facts of an exported model, the command that serves it, and usage examples."""
 
 import json
 import re
@@ -6,6 +6,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from stillroom.evaluate.intervals import Estimate
 from stillroom.export.request import ExportFormat
 from stillroom.serving.model_server import vllm_lora_rank
 
@@ -14,13 +17,13 @@ SENTINEL = "0123456789"
 PROBE_TOOL = "probe_tool"
 _NUMBERS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
-# From what a template writes before the argument to vLLM's name for the format.
+# vLLM's names of tool-call formats, and what their chat templates write before the argument.
 _FORMATS: Sequence[tuple[str, re.Pattern[str]]] = (
     ("hermes", re.compile(r'<tool_call>\s*\{\s*"name":\s*"probe_tool",\s*"arguments":')),
     ("qwen3_coder", re.compile(r"<tool_call>\s*<function=probe_tool>")),
     ("glm45", re.compile(r"<tool_call>\s*probe_tool\s*<arg_key>")),
     ("mistral", re.compile(r"\[TOOL_CALLS\]\s*\[?\s*(\{[^}]*\"name\":\s*\")?probe_tool")),
-    # The bars are full-width ones.
+    # The bars in these tokens are full-width.
     ("deepseek_v3", re.compile(r"tool▁call▁begin\W>function<\Wtool▁sep\W>probe_tool")),
     ("deepseek_v31", re.compile(r"tool▁call▁begin\W>probe_tool<\Wtool▁sep\W>")),
     ("kimi_k2", re.compile(r"<\|tool_call_begin\|>\s*functions\.probe_tool")),
@@ -29,15 +32,66 @@ _FORMATS: Sequence[tuple[str, re.Pattern[str]]] = (
 )
 
 
+class ReadBack(msgspec.Struct, frozen=True, kw_only=True):
+    """How well the reloaded files agree with the checkpoint on a few conversations."""
+
+    positions: int
+    same_token: float
+    """The share of positions at which the most probable token is the same."""
+    kl: float
+    """Mean KL(checkpoint || export) in nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The facts about a model that are known once its files are written."""
+
+    precision: str
+    """fp32, bf16 or fp16; auto means the number format of the base."""
+    tool_parser: str | None
+    """vLLM's name for the tool-call format, if known."""
+    max_context: int | None = None
+    parameters: int | None = None
+    read_back: ReadBack | None = None
+    """None for an adapter, whose files are copies."""
+    is_multimodal: bool = False
+    """Whether the files (or those of an adapter's base) are a multimodal model."""
+    other_parts: str | None = None
+    """What happened to the untrained parts of a multimodal model."""
+
+
+class Verified(msgspec.Struct, frozen=True, kw_only=True):
+    """The accuracy of the written files on prompts from an evaluation of the checkpoint."""
+
+    served_by: str
+    """transformers, vLLM or llama.cpp."""
+    tasks: int
+    accuracy: float
+    checkpoint_accuracy: float
+    difference: Estimate
+    """The files' accuracy minus the checkpoint's, paired by task."""
+    evaluation: str
+    """The run that evaluated the checkpoint."""
+
+    @property
+    def sentence(self) -> str:
+        """The result in one sentence."""
+        return (
+            f"{self.served_by} loaded the written files to verify this export: they "
+            f"solved {self.accuracy:.1%} of {self.tasks} tasks of run {self.evaluation}; the "
+            f"checkpoint solved {self.checkpoint_accuracy:.1%}."
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The facts about a model that its serving command depends on."""
+    """The facts about a model that its serving command needs."""
 
     path: str
     name: str
     precision: str
     max_length: int | None
-    """The most tokens of prompt and answer that training had room for."""
+    """The maximum number of tokens of prompt and answer in training."""
     tool_parser: str | None
     """vLLM's name for the tool-call format; None if it is unknown."""
     base: str | None = None
@@ -47,34 +101,34 @@ class Served:
 
 def serve_command(served: Served) -> str | None:
     """Returns the `vllm serve` command, or None for an adapter whose rank vLLM does not support."""
-    words = ["vllm", "serve", served.base or served.path]
+    command = ["vllm", "serve", served.base or served.path]
     if served.base is not None:
         if (rank := vllm_lora_rank(served.rank)) is None:
             return None
-        words += ["--enable-lora", "--max-lora-rank", str(rank)]
-        words += ["--lora-modules", f"{served.name}={served.path}"]
+        command += ["--enable-lora", "--max-lora-rank", str(rank)]
+        command += ["--lora-modules", f"{served.name}={served.path}"]
     else:
-        words += ["--served-model-name", served.name]
+        command += ["--served-model-name", served.name]
     if served.precision in _NUMBERS:
-        words += ["--dtype", _NUMBERS[served.precision]]
+        command += ["--dtype", _NUMBERS[served.precision]]
     if served.max_length is not None:
-        words += ["--max-model-len", str(served.max_length)]
+        command += ["--max-model-len", str(served.max_length)]
     if served.tool_parser is not None:
-        words += ["--enable-auto-tool-choice", "--tool-call-parser", served.tool_parser]
-    return shlex.join(words)
+        command += ["--enable-auto-tool-choice", "--tool-call-parser", served.tool_parser]
+    return shlex.join(command)
 
 
 def tool_parser(conversation: str) -> str | None:
-    """Returns vLLM's parser for the tool call at the end of a conversation's text, if known.
+    """Returns vLLM's parser for the tool call at the end of a rendered conversation, if known.
 
-    conversation: a chat template's text of a call of PROBE_TOOL whose argument is SENTINEL.
+    conversation: the rendered call of PROBE_TOOL with the argument SENTINEL.
     """
-    before = conversation[: max(0, conversation.rfind(SENTINEL))][-200:]
-    return next((name for name, pattern in _FORMATS if pattern.search(before)), None)
+    text_before = conversation[: max(0, conversation.rfind(SENTINEL))][-200:]
+    return next((name for name, pattern in _FORMATS if pattern.search(text_before)), None)
 
 
 TOOLS = "tools.json"
-"""The file of an export with the schemas of the tools that it was trained with."""
+"""The file of an export with the schemas of the tools used in training."""
 _GENERATE = """\
 messages = {messages}
 inputs = tokenizer.apply_chat_template(
@@ -86,7 +140,7 @@ print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_to
 
 @dataclass(frozen=True, slots=True)
 class UsageExample:
-    """The facts that the examples are written from."""
+    """The facts that usage examples need."""
 
     format: ExportFormat
     name: str
@@ -96,13 +150,13 @@ class UsageExample:
     system: str | None = None
     """The system message of most training rows."""
     has_tools: bool = False
-    """Whether most training rows had tools, which are then in TOOLS next to the weights."""
+    """Whether most training rows had tools; their schemas are then in the file TOOLS."""
     is_multimodal: bool = False
-    """Whether the weights (or those of an adapter's base) are a multimodal model's."""
+    """Whether the model (or an adapter's base) is multimodal."""
 
     @property
     def command(self) -> str | None:
-        """The command that serves the export, or None if none is known."""
+        """The command that serves the export; None if there is none."""
         if self.format == "gguf":
             return f"llama-server -m {self.served.path}/{self.gguf_file} --jinja"
         return serve_command(self.served)
@@ -113,7 +167,7 @@ def snippets(usage: UsageExample) -> Iterator[tuple[str, str, str]]:
     if usage.format == "gguf":
         yield "With llama.cpp:", "sh", usage.command or ""
         yield (
-            "Smaller, at some cost in quality:",
+            "Quantised, at some cost in quality:",
             "sh",
             f"llama-quantize {usage.served.path}/{usage.gguf_file} small-Q4_K_M.gguf Q4_K_M",
         )

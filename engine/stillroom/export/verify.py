@@ -1,4 +1,4 @@
-"""Evaluates the files of an export as they are served, and compares them with the checkpoint."""
+"""Evaluates the written files of an export, and compares them with the checkpoint."""
 
 import functools
 import shlex
@@ -18,48 +18,47 @@ from stillroom.evaluate.files import TaskScore
 from stillroom.evaluate.intervals import excludes_zero, mean_estimate
 from stillroom.evaluate.scores import score_tasks
 from stillroom.export.programs import running_server
-from stillroom.export.serving import Served, serve_command
+from stillroom.export.serving import Served, Verified, serve_command
 from stillroom.export.verify_plan import Verification
-from stillroom.export.written import Verified
 from stillroom.reporting import Reporter
 from stillroom.rollout.episode.collect import specs_for
 from stillroom.settings import Workspace
 
 _LEAST_TASKS = 2
 _REMEDIES = {
-    "transformers": "export with precision fp32, or format adapter; if that fails too, the "
-    "evaluation was made with other tools, rewards or settings than the project has now: repeat it",
-    "vLLM": "serve with the number format and the chat template of the folder, and look whether "
-    "the tool-call parser is the model's; or export without verify and serve with transformers",
-    "llama.cpp": "convert with precision fp32, and with a newer llama.cpp; look whether it knows "
-    "the tokenizer and the chat template (--jinja); or serve format merged with vLLM",
+    "transformers": "export with precision fp32, or format adapter; if that also fails, the tools, "
+    "rewards or settings have changed since the evaluation: repeat the evaluation",
+    "vLLM": "serve with the number format and the chat template of the folder, and check that the "
+    "tool-call parser fits the model; or export without verify and serve with transformers",
+    "llama.cpp": "convert with precision fp32 and a newer llama.cpp; check that it supports the "
+    "tokenizer and the chat template (--jinja); or serve format merged with vLLM",
 }
-"""What to do about files that answer worse than their checkpoint, by who loaded them."""
+"""The remedies if files are less accurate than the checkpoint, by the program that loaded them."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFiles:
-    """The files of an export in their folder, which has not yet its final name."""
+    """The files of an export in their temporary folder."""
 
     folder: Path
     gguf_file: str | None
     served: Served
-    """The facts for serving them, with the folder and the base as they are on this machine."""
+    """The facts for serving the files, with local paths of the folder and the base."""
     log_folder: Path
-    """The folder of the run, where servers' output goes."""
+    """The folder of the run, for the logs of servers."""
 
 
 def verify_files(
     workspace: Workspace, verification: Verification, files: WrittenFiles, reporter: Reporter
 ) -> list[Verified]:
-    """Lets every installed program answer with the written files; returns what they did.
+    """Evaluates the written files with each program that can load them, and returns the results.
 
-    A GGUF file is loaded by llama.cpp, all others by transformers, and by vLLM where it is
-    installed and has a GPU. Raises RunError if the files are not loaded, or solve clearly fewer
-    tasks than the checkpoint did.
+    llama.cpp loads a GGUF file; transformers loads other files, and vLLM too if it is installed
+    and has a GPU. Raises RunError if the files cannot be loaded, or solve clearly fewer tasks than
+    the checkpoint.
     """
     name, log = files.served.name, files.log_folder / "verify_server.txt"
-    check = functools.partial(_verified, workspace, verification, reporter)
+    check = functools.partial(_evaluate_files, workspace, verification, reporter)
     if files.gguf_file is not None:
         gguf = str(files.folder / files.gguf_file)
         command = [str(verification.llama_server), "-m", gguf, "--jinja"]
@@ -73,7 +72,7 @@ def verify_files(
     return verified
 
 
-def _verified(
+def _evaluate_files(
     workspace: Workspace,
     verification: Verification,
     reporter: Reporter,
@@ -81,7 +80,7 @@ def _verified(
     model: str,
     address: str | None,
 ) -> Verified:
-    """Evaluates the files behind an address, or in this process if there is none."""
+    """Evaluates the files that a server at `address` loaded; in this process without an address."""
     provider = "hf" if address is None else "openai"
     plan = verification.of_files(workspace, model=model, provider=provider, base_url=address)
     specs = specs_for(plan.rollouts.load_tasks(), 1)
@@ -91,15 +90,15 @@ def _verified(
     pairs = shared_scores(verification.evaluation.tasks, score_tasks(answers.rollouts, ()))
     if len(pairs) < max(_LEAST_TASKS, len(specs) / 2):
         raise RunError(
-            f"with {program} the written files answered {len(pairs)} of {len(specs)} prompts, so "
-            "they were not kept",
-            f"read the run's log for what failed (the others were no prompts of run "
-            f"{verification.run_id}); evaluate the checkpoint again if its prompts have changed",
+            f"with {program}, the written files answered only {len(pairs)} of {len(specs)} "
+            "prompts, so they were deleted",
+            f"read the run's log for the failures; if the prompts of run {verification.run_id} "
+            "have changed, evaluate the checkpoint again",
         )
-    return _judged(program, pairs, verification)
+    return _compare_with_checkpoint(program, pairs, verification)
 
 
-def _judged(
+def _compare_with_checkpoint(
     program: str, pairs: Sequence[tuple[TaskScore, TaskScore]], verification: Verification
 ) -> Verified:
     difference = mean_estimate([new.success - old.success for old, new in pairs], limits=(-1, 1))
@@ -113,9 +112,9 @@ def _judged(
     )
     if difference.value < 0 and (excludes_zero(difference) or verified.accuracy == 0):
         raise RunError(
-            f"loaded by {program}, the written files solve {verified.accuracy:.0%} of "
-            f"{len(pairs)} tasks, and the checkpoint {verified.checkpoint_accuracy:.0%}: they were "
-            "not kept",
+            f"with {program}, the written files solve {verified.accuracy:.0%} of {len(pairs)} "
+            f"tasks and the checkpoint {verified.checkpoint_accuracy:.0%}, so the files were "
+            "deleted",
             _REMEDIES[program],
         )
     return verified

@@ -1,4 +1,4 @@
-"""What an export is verified with: the last evaluation of its checkpoint, and the programs."""
+"""The plan for verifying an export: the last evaluation of its checkpoint, and the programs."""
 
 import shutil
 from collections.abc import Mapping
@@ -23,27 +23,27 @@ _IN_CHECKOUT = ("build/bin", "bin", ".")
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """How an export is verified."""
+    """A validated plan for verifying an export."""
 
     run_id: str
     """The run that evaluated the checkpoint."""
     evaluation: Evaluation
     request: EvaluateModel
-    """The request to evaluate the checkpoint again, on as many prompts as are to be verified."""
+    """The request that evaluated the checkpoint, limited to the number of prompts to verify."""
     plan: EvaluationPlan
     llama_server: Path | None
     """llama.cpp's server, for format gguf."""
 
     def of_files(self, workspace: Workspace, **changes: Any) -> EvaluationPlan:
-        """Returns the plan of the same evaluation with another model in place of the checkpoint."""
+        """Returns the plan of the same evaluation for another model."""
         return plan_evaluation(workspace, self.request.model_copy(update=changes))
 
 
 def plan_verification(
     workspace: Workspace, checkpoint: ModelLocation, *, n: int, is_gguf: bool, checkout: str | None
 ) -> Verification:
-    """Returns the checked plan. Raises InputError if nothing can be compared or nothing serves."""
-    for file in sorted(workspace.runs.glob(f"*/{RESULT_FILE}"), key=_time, reverse=True):
+    """Returns the plan. Raises InputError without an evaluation to compare with, or a program."""
+    for file in sorted(workspace.runs.glob(f"*/{RESULT_FILE}"), key=_start_time, reverse=True):
         request = _request_of(file)
         if request is None or not _is_of(workspace, request, checkpoint):
             continue
@@ -56,21 +56,21 @@ def plan_verification(
             _llama_server(workspace, checkout) if is_gguf else None,
         )
     raise InputError(
-        f"verify compares with an evaluation of {checkpoint.name!r}, and none is on record",
-        f"evaluate_model(model={checkpoint.name}, data=<held-out prompts>) first, or leave verify "
-        "out",
+        f"verify compares with an evaluation of {checkpoint.name!r}, but there is none",
+        f"call evaluate_model(model={checkpoint.name}, data=<held-out prompts>) first, or leave "
+        "out verify",
     )
 
 
-def _time(path: Path) -> str:
-    """Returns when an evaluation was started; times of files are not those of another machine."""
+def _start_time(path: Path) -> str:
+    """Returns the start time of an evaluation; file times may differ between machines."""
     with suppress(OSError, DataError):
         return RunFolder(path.parent).read().created_at
     return ""
 
 
 def _request_of(file: Path) -> EvaluateModel | None:
-    """Returns the request of an evaluation, with nothing but its answers to the tasks."""
+    """Returns the request of an evaluation, reduced to one answer per task."""
     try:
         document: Mapping[str, Any] = RunFolder(file.parent).read_request().request
         only = {"sampled_prompts": 0, "guard": None, "teacher": None, "budget_usd": None}
@@ -86,18 +86,22 @@ def _is_of(workspace: Workspace, request: EvaluateModel, checkpoint: ModelLocati
             name = f"demo/{name}"
         return locate_model(workspace, name).location == checkpoint.location
     except EngineError:
-        return False  # it has been moved or deleted since
+        return False  # the model was moved or deleted
 
 
 def _llama_server(workspace: Workspace, checkout: str | None) -> Path:
-    folders = [] if checkout is None else [workspace.path(checkout) / one for one in _IN_CHECKOUT]
-    found = next((f / LLAMA_SERVER for f in folders if (f / LLAMA_SERVER).is_file()), None)
-    installed = found or shutil.which(LLAMA_SERVER)
+    folders = (
+        []
+        if checkout is None
+        else [workspace.path(checkout) / subfolder for subfolder in _IN_CHECKOUT]
+    )
+    built = next((f / LLAMA_SERVER for f in folders if (f / LLAMA_SERVER).is_file()), None)
+    installed = built or shutil.which(LLAMA_SERVER)
     if installed is not None:
         return Path(installed)
     raise InputError(
-        f"verify lets llama.cpp load the GGUF file, and {LLAMA_SERVER} is neither on the PATH nor "
-        "in the checkout (build/bin)",
+        f"verify needs llama.cpp's {LLAMA_SERVER}, which is neither on the PATH nor in the "
+        "checkout (build/bin)",
         f"install llama.cpp, or build it: `cmake -B build && cmake --build build -t {LLAMA_SERVER}`"
-        "; or leave verify out and try the file by hand",
+        "; or leave out verify and test the file by hand",
     )

@@ -1,4 +1,4 @@
-"""Writes an export's weights, then reads them back and compares them with the checkpoint.
+"""Writes the weights of an export, reads them back, and compares them with the checkpoint.
 
 Shapes: T positions of the sample conversations, V vocabulary.
 """
@@ -21,10 +21,9 @@ from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.chat.template import PROBE, ChatTemplate
 from stillroom.errors import ModelError, RunError
 from stillroom.export.folder import require_space
+from stillroom.export.multimodal import MultimodalBase, write_multimodal
 from stillroom.export.request import ExportPlan
-from stillroom.export.serving import PROBE_TOOL, SENTINEL, tool_parser
-from stillroom.export.whole import Whole, write_whole
-from stillroom.export.written import ReadBack, Written
+from stillroom.export.serving import PROBE_TOOL, SENTINEL, ReadBack, Written, tool_parser
 from stillroom.files import write_json
 from stillroom.models.load import attach_adapter, load_tokenizer, read_weights, stop_token_ids
 from stillroom.models.multimodal import (
@@ -44,7 +43,7 @@ PHASES = ("load", "write", "read back")
 _DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _CONFIG_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-# Far above what rounding to bf16 does, far below what another model would give.
+# Far above the effect of rounding to bf16, and far below the difference of another model.
 _MOST_KL = 0.1
 _SAMPLES = (
     "What is the capital of France, and why did it become one?",
@@ -79,47 +78,49 @@ def write_merged(
     *,
     precision: Precision,
     reporter: Reporter,
-    whole: Whole | None = None,
+    multimodal: MultimodalBase | None = None,
     shard_size: str = SHARD_SIZE,
 ) -> Written:
     """Writes all weights, configuration, tokenizer and chat template to the folder `target`.
 
-    An adapter is merged into its base in the base's own number format: each weight is rounded
-    once. With `whole` the model is written as the text part of that multimodal model. Raises
-    RunError if what was written does not predict what the checkpoint does.
+    An adapter is merged into its base in the base's number format, so each weight is rounded once.
+    With `multimodal`, the model is written as the text part of that model. Raises RunError if the
+    written model predicts other tokens than the checkpoint.
     """
     name = plan.checkpoint.name
     tokenizer = load_tokenizer(plan.checkpoint)
     samples = _sample_ids(tokenizer)
-    _tell(reporter, 0)
-    model = _loaded(plan, precision)
+    _report_phase(reporter, 0)
+    model = _load_model(plan, precision)
     before_TV = _logprobs(model, samples)
-    _tell(reporter, 1)
-    model = _merged(model, precision, is_adapter=plan.base is not None)
+    _report_phase(reporter, 1)
+    model = _merge(model, precision, is_adapter=plan.base is not None)
     require_space(target, sum(p.nbytes for p in model.parameters()))
-    if whole is None:
+    if multimodal is None:
         written = _save(model, tokenizer, target, shard_size, name=name)
     else:
-        others = write_whole(whole, model, tokenizer, target, is_converted=precision != "auto")
-        sentence = others.sentence(whole.name)
-        written = replace(_facts(model, tokenizer), is_multimodal=True, other_parts=sentence)
-    # Not two of them in memory.
+        others = write_multimodal(
+            multimodal, model, tokenizer, target, is_converted=precision != "auto"
+        )
+        sentence = others.sentence(multimodal.name)
+        written = replace(_facts_of(model, tokenizer), is_multimodal=True, other_parts=sentence)
+    # Avoids two models in memory.
     del model
     gc.collect()
-    _tell(reporter, 2)
+    _report_phase(reporter, 2)
     location = ModelLocation(name, str(target), is_local=True)
     after_TV = _logprobs(read_weights(location, dtype="auto"), samples)
-    _tell(reporter, 3)
+    _report_phase(reporter, 3)
     return replace(written, read_back=_agreement(before_TV, after_TV, name=name))
 
 
-def _merged(model: Any, precision: Precision, *, is_adapter: bool) -> Any:
-    whole = model.merge_and_unload() if is_adapter else model
-    return whole if precision == "auto" else whole.to(_DTYPES[precision])
+def _merge(model: Any, precision: Precision, *, is_adapter: bool) -> Any:
+    merged = model.merge_and_unload() if is_adapter else model
+    return merged if precision == "auto" else merged.to(_DTYPES[precision])
 
 
 def _save(model: Any, tokenizer: Any, target: Path, shard_size: str, *, name: str) -> Written:
-    # A base's own end of text is often another token than the one its template ends turns with.
+    # The base's end-of-text token often differs from the token with which the template ends turns.
     model.generation_config.eos_token_id = sorted(stop_token_ids(model, tokenizer))
     try:
         model.save_pretrained(target, max_shard_size=shard_size)
@@ -130,11 +131,11 @@ def _save(model: Any, tokenizer: Any, target: Path, shard_size: str, *, name: st
             f"the weights of {name!r} cannot be written: {error}",
             "check the disk's free space and the model's generation_config.json",
         ) from error
-    write_old_names(target)
-    return _facts(model, tokenizer)
+    add_old_names(target)
+    return _facts_of(model, tokenizer)
 
 
-def _facts(model: Any, tokenizer: Any) -> Written:
+def _facts_of(model: Any, tokenizer: Any) -> Written:
     return Written(
         _NAMES.get(model.dtype, str(model.dtype)),
         find_tool_parser(tokenizer),
@@ -144,34 +145,34 @@ def _facts(model: Any, tokenizer: Any) -> Written:
 
 
 def _agreement(before_TV: Tensor, after_TV: Tensor, *, name: str) -> ReadBack:
-    """Returns how well the written model agrees; raises RunError if it is another model."""
+    """Returns how well the written model agrees with the checkpoint; raises RunError if badly."""
     read_back = compare(before_TV, after_TV)
     if not read_back.kl <= _MOST_KL:
         raise RunError(
-            f"read back, the export does not predict what {name!r} does (KL {read_back.kl:.2g} "
-            "nats a token), so it was not kept",
-            "use precision fp32, or format adapter; an adapter that changes embeddings which the "
-            "base ties to its output cannot be merged",
+            f"the reloaded export predicts other tokens than {name!r} (KL {read_back.kl:.2g} nats "
+            "per token), so it was deleted",
+            "use precision fp32, or format adapter; an adapter that changes tied embeddings cannot "
+            "be merged",
         )
     return read_back
 
 
-def _loaded(plan: ExportPlan, precision: Precision) -> Any:
-    """Returns the checkpoint's model in a number format with at least as many bits as its files."""
+def _load_model(plan: ExportPlan, precision: Precision) -> Any:
+    """Returns the checkpoint's model in at least the precision of its files."""
     base = plan.base
     if base is None:
         return read_weights(plan.checkpoint, dtype="auto").eval()
-    # Read first: without its quantiser's library such a model cannot even be loaded.
+    # Checked first, since a quantised model cannot be loaded without the quantiser's library.
     settings, _ = PretrainedConfig.get_config_dict(base.location)
     if settings.get("quantization_config"):
         raise ModelError(
-            f"the base model {base.name!r} is quantised, and no adapter can be merged into it",
+            f"the base model {base.name!r} is quantised, so no adapter can be merged into it",
             "use format adapter, or train on the base's unquantised files",
         )
     if others := trained_other_weights(plan.checkpoint.folder):
         raise ModelError(
-            f"the adapter {plan.checkpoint.name!r} changes other parts of a multimodal model too, "
-            f"e.g. {others[0]}, and only text parts are merged here",
+            f"the adapter {plan.checkpoint.name!r} also changes other parts of a multimodal model, "
+            f"e.g. {others[0]}, but stillroom merges only text parts",
             "use format adapter, or merge it with peft",
         )
     model = read_weights(base, dtype=torch.float32 if precision == "fp32" else "auto")
@@ -181,41 +182,41 @@ def _loaded(plan: ExportPlan, precision: Precision) -> Any:
 def write_adapter(checkpoint: ModelLocation, base: ModelLocation, target: Path) -> Written:
     """Writes a peft adapter with its tokenizer and chat template to the folder `target`.
 
-    An adapter of a multimodal model's text part is written as one of the whole model.
+    An adapter of a multimodal model's text part is converted to an adapter of the whole model.
     """
     target.mkdir(exist_ok=True)
     weights = sorted(checkpoint.folder.glob("adapter_model*.safetensors"))
     if not weights:
         raise ModelError(
-            f"{checkpoint.folder} holds no adapter_model.safetensors", "use a complete checkpoint"
+            f"{checkpoint.folder} has no adapter_model.safetensors", "use a complete checkpoint"
         )
     for path in weights:
         shutil.copyfile(path, target / path.name)
     config = msgspec.json.decode((checkpoint.folder / "adapter_config.json").read_bytes())
     write_json(target / "adapter_config.json", {**config, "base_model_name_or_path": base.location})
-    whole = multimodal_config(base)
-    if whole is not None and not is_for_multimodal(weight_names(target)):
-        convert_to_multimodal(target, whole.model_type)
+    multimodal = multimodal_config(base)
+    if multimodal is not None and not is_for_multimodal(weight_names(target)):
+        convert_to_multimodal(target, multimodal.model_type)
     tokenizer = load_tokenizer(checkpoint)
     tokenizer.save_pretrained(target)
-    write_old_names(target)
+    add_old_names(target)
     return Written(
-        _stored_dtype(base), find_tool_parser(tokenizer), is_multimodal=whole is not None
+        _stored_dtype(base), find_tool_parser(tokenizer), is_multimodal=multimodal is not None
     )
 
 
 def _stored_dtype(base: ModelLocation) -> str:
-    """Returns the number format in which a base's configuration says its weights are stored.
+    """Returns the number format of a base's weights according to its config; `auto` if unknown.
 
-    `auto` if it does not say so. Some servers take half precision for fp32 if no format is given.
+    The serving command needs it: by default, some servers load fp32 weights in half precision.
     """
     try:
         settings, _ = PretrainedConfig.get_config_dict(base.location)
     except OSError:
         return "auto"
     text: dict[str, Any] = settings.get("text_config") or {}
-    named = (part.get(key) for part in (settings, text) for key in ("dtype", "torch_dtype"))
-    return _CONFIG_NAMES.get(str(next((name for name in named if name), None)), "auto")
+    names = (part.get(key) for part in (settings, text) for key in ("dtype", "torch_dtype"))
+    return _CONFIG_NAMES.get(str(next((name for name in names if name), None)), "auto")
 
 
 def _sample_ids(tokenizer: Any) -> list[list[int]]:
@@ -231,9 +232,9 @@ def _logprobs(model: PreTrainedModel, samples: Sequence[Sequence[int]]) -> Tenso
 
 
 def compare(before_TV: Tensor, after_TV: Tensor) -> ReadBack:
-    """Returns how well two models' log-probabilities [T, V] agree at the same positions."""
+    """Returns how well the log-probabilities [T, V] of two models agree."""
     same_T = before_TV.argmax(-1) == after_TV.argmax(-1)
-    # where: what has no probability at all may be -inf on both sides.
+    # where: tokens with probability 0 may be -inf on both sides, which would give nan.
     terms_TV = torch.where(before_TV.isfinite(), before_TV.exp() * (before_TV - after_TV), 0.0)
     return ReadBack(
         positions=len(same_T),
@@ -248,32 +249,35 @@ def find_tool_parser(tokenizer: Any) -> str | None:
     try:
         return tool_parser(template.text([*PROBE, _CALL], [_TOOL]))
     except ModelError:
-        return None  # it takes no tools
+        return None  # the template does not support tools
 
 
-def _tell(reporter: Reporter, done: int) -> None:
+def _report_phase(reporter: Reporter, done: int) -> None:
     stop_if_cancelled(reporter)
     reporter.progress(done, len(PHASES), unit="steps", phase=PHASES[min(done, 2)])
 
 
-def write_old_names(folder: Path) -> None:
-    """Adds the settings' old names to a model folder; transformers 5 reads either name."""
-    for name, change in (("config.json", model_settings), ("tokenizer_config.json", _tokenizer)):
+def add_old_names(folder: Path) -> None:
+    """Adds the old names of settings to a model folder; transformers 5 reads both names."""
+    for name, change in (
+        ("config.json", model_settings),
+        ("tokenizer_config.json", _tokenizer_settings),
+    ):
         path = folder / name
         if path.is_file():
             write_json(path, change(msgspec.json.decode(path.read_bytes())))
 
 
 def model_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings of config.json with their old names next to the new ones.
+    """Returns the settings of config.json with both their old and new names.
 
-    Without `rope_theta` and `rope_scaling` older readers take other positions, and say nothing.
+    Without `rope_theta` and `rope_scaling`, older programs silently use other positions.
     """
     old: dict[str, Any] = {}
     if "dtype" in settings:
         old["torch_dtype"] = settings["dtype"]
     rope: dict[str, Any] = settings.get("rope_parameters") or {}
-    # Models with several kinds of layers have one entry for each, and never had old names.
+    # Models with several kinds of layers have one entry per kind, and never had old names.
     if "rope_theta" in rope:
         old["rope_theta"] = rope["rope_theta"]
         if rope.get("rope_type", "default") != "default":
@@ -281,7 +285,7 @@ def model_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return {**old, **settings}
 
 
-def _tokenizer(settings: dict[str, Any]) -> dict[str, Any]:
+def _tokenizer_settings(settings: dict[str, Any]) -> dict[str, Any]:
     if settings.get("tokenizer_class") != "TokenizersBackend":
         return settings
     return {**settings, "tokenizer_class": "PreTrainedTokenizerFast"}

@@ -1,1 +1,1 @@
-"""A user's project folder: prompts, tools, rewards and configurations, ready to run."""
+"""Project folders with prompts, tools, rewards and configs, and checks of the setup."""

@@ -21,14 +21,14 @@ _NUM_HELDOUT = 600
 
 
 class CreateProject(StrictModel):
-    """Ask for a project folder with everything a first run needs."""
+    """The request for a project folder with all files that a first run needs."""
 
-    path: Annotated[str, Field(description="Folder, new or without these files")] = "."
+    path: Annotated[str, Field(description="Folder; existing files are not replaced")] = "."
     template: Annotated[
         Literal["demo", "starter", "on-policy-agent", "refine", "other-tokenizer", "traces"],
-        Field(description="starter: for your own prompts; the others run as they are"),
+        Field(description="starter: for your own prompts; the others run unchanged"),
     ] = "demo"
-    seed: Annotated[int, Field(description="Which demo tasks are drawn")] = 0
+    seed: Annotated[int, Field(description="Seed of the demo tasks")] = 0
 
 
 class ProjectResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,13 +40,13 @@ class ProjectResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def create_project(workspace: Workspace, request: CreateProject) -> ProjectResult:
-    """Writes the template's files. Raises InputError if one of them exists already."""
+    """Writes the template's files. Raises InputError if one of them already exists."""
     folder = workspace.writable(request.path, label="path")
     files = dict(_files(request))
     existing = sorted(name for name in files if (folder / name).exists())
     if existing:
         raise InputError(
-            f"{folder} already holds {', '.join(existing)}",
+            f"{folder} already has {', '.join(existing)}",
             "choose another path, or remove these files first",
         )
     for name, data in files.items():
@@ -60,7 +60,7 @@ def _files(request: CreateProject) -> Iterator[tuple[str, bytes]]:
     """Yields the name and content of each file of the template."""
     folder = _TEMPLATES / request.template
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        # Some archives drop dot files, so the template keeps this one without the dot.
+        # Some archives omit dot files, so the template's file has no dot.
         name = ".gitignore" if path.name == "gitignore" else path.relative_to(folder).as_posix()
         data = path.read_bytes()
         yield name.removesuffix(".gz"), gzip.decompress(data) if name.endswith(".gz") else data

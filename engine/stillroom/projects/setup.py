@@ -1,4 +1,4 @@
-"""Checks before a run what is installed on this machine, what is missing, and how to get it."""
+"""Checks this machine before a run: what is installed, what is missing, and how to install it."""
 
 import importlib.metadata
 import platform
@@ -34,9 +34,9 @@ _LOW_DISK_GB = 5
 
 
 class CheckSetup(StrictModel):
-    """Ask whether this machine can do the planned work."""
+    """The request to check whether a machine is ready for the planned work."""
 
-    model: Annotated[str | None, Field(description="Student or in-process teacher to find")] = None
+    model: Annotated[str | None, Field(description="Student or in-process teacher")] = None
     provider: Annotated[
         ProviderName | None, Field(description="Teacher's provider: is its key set?")
     ] = None
@@ -50,11 +50,11 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     status: str
-    """One of `ok`, `missing` (some work cannot be done without it) and `note`."""
+    """One of `ok`, `missing` (required for some work) and `note`."""
     detail: OwnText
     fix: OwnText | None = None
     machine_says: OthersText | None = None
-    """What another machine answered, in its own words."""
+    """The original answer of another machine."""
 
 
 class SetupReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class SetupReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_setup(workspace: Workspace, request: CheckSetup) -> SetupReport:
-    """Runs all checks and returns their outcomes. It sends no requests and loads no model."""
+    """Runs all checks and returns their outcomes, without network requests or loading a model."""
     checks = [
         Check(
             name="stillroom",
@@ -89,7 +89,7 @@ def _workspace_check(workspace: Workspace) -> Check:
             name="workspace",
             status="note",
             detail=detail,
-            fix="free some disk: models and checkpoints need it",
+            fix="free disk space for models and checkpoints",
         )
     return Check(name="workspace", status="ok", detail=detail)
 
@@ -98,7 +98,7 @@ def _extra_check(extra: str, packages: tuple[str, ...]) -> Check:
     try:
         versions = [f"{name} {importlib.metadata.version(name)}" for name in packages]
     except importlib.metadata.PackageNotFoundError as error:
-        # Most requests need [train] only; those that need another extra ask for it by name.
+        # Most requests need only [train]; errors of the others name their extra.
         status = "missing" if extra == "train" else "note"
         return Check(
             name=f"[{extra}]",
@@ -115,8 +115,8 @@ def _gpu_check() -> Check:
         return Check(
             name="gpu",
             status="note",
-            detail="none found: fine for the demo, slow for real models",
-            fix="one that ssh reaches, or a rented one, can train in its place: list_machines",
+            detail="no GPU found: fine for the demo, slow for real models",
+            fix="train on a machine with ssh access or a rented one: see list_machines",
         )
     try:
         query = subprocess.run(
@@ -138,8 +138,8 @@ def _demo_check() -> Check:
         return Check(
             name="demo models",
             status="missing",
-            detail=f"{', '.join(missing)} not in the package",
-            fix="install stillroom again",
+            detail=f"{', '.join(missing)} missing in the package",
+            fix="reinstall stillroom",
         )
     return Check(name="demo models", status="ok", detail=", ".join(DEMO_MODELS))
 
@@ -154,7 +154,11 @@ def _requested_checks(workspace: Workspace, request: CheckSetup) -> Iterator[Che
         except EngineError as error:
             yield Check(name="model", status="missing", detail=error.problem, fix=error.fix)
         else:
-            where = location.location if location.is_local else "hub id, downloaded on first use"
+            where = (
+                location.location
+                if location.is_local
+                else "hub id, will be downloaded on first use"
+            )
             yield Check(name="model", status="ok", detail=f"{request.model}: {where}")
 
 
@@ -169,4 +173,4 @@ def _provider_check(workspace: Workspace, request: CheckSetup) -> Check:
     except EngineError as error:
         return Check(name="teacher key", status="missing", detail=error.problem, fix=error.fix)
     key = f"the key in {endpoint.api_key_env}" if endpoint.api_key_env else "no key"
-    return Check(name="teacher key", status="ok", detail=f"{endpoint.base_url} is sent {key}")
+    return Check(name="teacher key", status="ok", detail=f"{endpoint.base_url} with {key}")

@@ -60,14 +60,14 @@ def test_tools_and_the_rollout_section_beside_the_prompts_are_used_and_said(
         (
             "config.yml next to the prompts sets: termination_policy last_tool, "
             "tool_timeout 120.0, mcp_servers localhost:8931, reasoning_effort none "
-            "(options that are given win)"
+            "(request options take precedence)"
         ),
         (
-            "config.yml: rollout.max_tool_response is not taken: it counts tokens in config.yml "
-            "and characters in a request"
+            "config.yml: rollout.max_tool_response is ignored, since it counts tokens in "
+            "config.yml, but characters in a request"
         ),
         (
-            "config.yml: rollout.max_context_window is not taken: it bounds the student's "
+            "config.yml: rollout.max_context_window is ignored, since it limits the student's "
             "conversations"
         ),
     ]
@@ -94,8 +94,8 @@ def test_what_other_systems_do_otherwise_is_said_where_it_happens(workspace: Wor
 
     assert notes[:3] == [
         "rewards.py next to the prompts is not used (to use it, set rewards: rewards.py)",
-        "n takes the first 5 prompts, in the file's order; entries chooses others",
-        "system takes the place of the rows' own system messages",
+        "n uses the first 5 prompts of the file; entries selects other prompts",
+        "system replaces the system messages of the rows",
     ]
     assert "max_turns 4 (assistant turns, the final answer included)" in notes[4]
 
@@ -111,7 +111,7 @@ def test_an_evaluation_uses_the_tools_and_rewards_beside_its_prompts(workspace: 
 
     assert (found.request.tools, found.request.rewards) == ("tools.py", "rewards.py")
     assert found.notes == [
-        "provider openai, by the model's name (set provider for another one)",
+        "provider openai was inferred from the model's name (or set provider)",
         "tools.py next to the prompts is used (set tools: none to leave it out)",
         "rewards.py next to the prompts is used (set rewards: none to leave it out)",
     ]
@@ -208,7 +208,7 @@ def test_a_models_name_tells_its_provider_where_only_one_has_it(
 
     assert given.provider == (provider or "hf")
     notes = complete_rollouts(workspace, given).notes
-    assert [note.startswith(f"provider {provider},") for note in notes] == [True] * bool(provider)
+    assert [note.startswith(f"provider {provider} ") for note in notes] == [True] * bool(provider)
     assert api.GenerateRollouts(input="p", model=model, provider="vllm").provider == "vllm"
     assert api.EvaluateModel(data="p", model=model, base_url="http://h/v1").provider == "openai"
 

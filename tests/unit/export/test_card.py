@@ -11,8 +11,7 @@ from stillroom.export.card import CardFacts, render_card
 from stillroom.export.conversation import EvaluatedConversation, TrainedConversation
 from stillroom.export.history import History, RecordedEvaluation, TrainingStage
 from stillroom.export.provenance import DataStep, Licence, licence_of, read_licence
-from stillroom.export.serving import Served, UsageExample
-from stillroom.export.written import ReadBack, Written
+from stillroom.export.serving import ReadBack, Served, UsageExample, Written
 from stillroom.models.resolve import ModelLocation
 
 BASE = ModelLocation("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B", is_local=False)
@@ -77,7 +76,7 @@ def test_the_card_tells_the_whole_chain():
     assert "| teacher | openrouter/x-70b, Qwen/Qwen3-8B |" in card
     assert "- `rollouts/t.jsonl`: generate_rollouts by openrouter/x-70b (rows 300)" in card
     assert "Qwen/Qwen3-8B scored every token." in card
-    assert "Teachers answered through openrouter. Terms of a teacher or provider may" in card
+    assert "Teachers answered through openrouter. The terms of a teacher or provider may" in card
     assert "0.900 [0.861, 0.929] | 0.020 [0.010, 0.030] (Qwen/Qwen3-8B) | evaluate-1 |" in card
     assert "at 99.5% of 200 positions (KL 1.0e-04 nats)" in card
     assert card.endswith("`export.json`.\n")
@@ -99,7 +98,7 @@ def test_a_model_that_scored_itself_is_its_teacher():
     own = DataStep("generate_rollouts", "rollouts/s.jsonl", {"rows": 300}, "Qwen/Qwen3-0.6B", "hf")
     sft = TrainingStage("sft", "sft-1", 4, "Qwen/Qwen3-0.6B", train_file="s.jsonl", data=(own,))
     scored = TrainingStage("distill", "distill-1", 4, "sft-1", teacher="Qwen/Qwen3-0.6B")
-    assert "| teacher | not on record |" in render_card(facts(stages=(sft,)))
+    assert "| teacher | unknown |" in render_card(facts(stages=(sft,)))
     assert "| teacher | Qwen/Qwen3-0.6B |" in render_card(facts(stages=(sft, scored)))
 
 
@@ -107,15 +106,15 @@ def test_a_card_says_that_rows_were_learnt_from_a_teachers_probabilities():
     loss = "forward KL at temperature 4 over its whole vocabulary"
     soft = replace(SFT, teacher="Qwen/Qwen3-8B", soft_targets=loss)
     card = render_card(facts(stages=(soft,)))
-    assert f"probabilities of Qwen/Qwen3-8B, not from their tokens alone: {loss}." in card
+    assert f"probabilities of Qwen/Qwen3-8B, not only from their tokens: {loss}." in card
     assert "Qwen/Qwen3-8B |" in card
 
 
 def test_an_unknown_licence_and_missing_evaluations_are_said():
     card = render_card(facts())
     assert "license" not in header_of(card)
-    assert "The licence of the base model Qwen/Qwen3-0.6B is not on record" in card
-    assert "No evaluation of this checkpoint is on record." in card
+    assert "The licence of the base model Qwen/Qwen3-0.6B is unknown" in card
+    assert "This checkpoint was not evaluated." in card
 
 
 def test_a_local_base_is_no_hub_model():
@@ -127,7 +126,7 @@ def test_rows_of_unknown_origin_are_not_called_synthetic():
     stage = TrainingStage("sft", "sft-1", 12, BASE.name, train_file="mine.jsonl")
     card = render_card(facts(stages=(stage,)))
     assert header_of(card)["tags"] == ["stillroom", "sft"]
-    assert "How mine.jsonl came to be is not on record." in card
+    assert "The origin of mine.jsonl is unknown." in card
     assert "written by models" not in card
 
 
@@ -168,8 +167,10 @@ def test_the_licence_comes_from_the_bases_own_files_or_from_the_user(tmp_path):
     assert licence_of(BASE) is None  # never fetched from the hub
     assert licence_of(ModelLocation("demo/student", "/", is_local=True)) == Licence("apache-2.0")
     stated = licence_of(base, "mit")
-    assert stated == Licence("mit", source="whoever exported it")
-    assert "Base model: mit, as whoever exported it says." in render_card(facts(licence=stated))
+    assert stated == Licence("mit", source="the user who exported it")
+    assert "Base model: mit, according to the user who exported it." in render_card(
+        facts(licence=stated)
+    )
 
     text = "                 Apache License\n           Version 2.0, January 2004\n"
     (tmp_path / "LICENSE").write_text(text, encoding="utf-8")
@@ -189,7 +190,7 @@ def test_rows_that_say_what_their_teacher_read_are_synthetic():
     stage = TrainingStage("sft", "sft-1", 1, BASE.name, conversation=trained)
     card = render_card(facts(stages=(stage,)))
     assert "synthetic-data" in header_of(card)["tags"]
-    assert "| teacher | a model whose name is not on record |" in card
+    assert "| teacher | a model whose name is unknown |" in card
 
 
 SYSTEM = 'You are "Bo" of the shop.\n```\nAnswer briefly.'
@@ -204,7 +205,7 @@ def conversation(systems, *, tools=()):
 
 
 def with_conversation(trained):
-    return replace(SFT, conversation=trained, measured={"eval/held/pass1": 0.93})
+    return replace(SFT, conversation=trained, eval_metrics={"eval/held/pass1": 0.93})
 
 
 def evaluation(run_id, system, share, *, questions="same", name="mine"):
@@ -218,10 +219,11 @@ def test_the_card_shows_the_conversation_as_it_was_trained():
     shown = facts(stages=(with_conversation(trained),), system=SYSTEM)
     card = render_card(replace(shown, usage=replace(shown.usage, has_tools=[TOOL])))
 
-    assert "9 of 10 training rows begin with this system message: send it as it is." in card
+    assert "9 of 10 training rows begin with this system message: send it unchanged." in card
     assert f"````text\n{SYSTEM}\n````" in card
     assert (
-        "Tools of 10 of 10 rows of sft.jsonl, with their schemas in `tools.json`: `price`." in card
+        "The tools of 10 of 10 rows of sft.jsonl are `price`; their schemas are in `tools.json`."
+        in card
     )
     python = card.split("```python\n")[1].split("\n```")[0]
     messages = python[python.index("messages = ") : python.index("inputs = ")]
@@ -243,8 +245,8 @@ def test_the_tools_of_a_distillation_are_those_of_the_training_before_it():
     card = render_card(facts(stages=(sft, distill)))
     alone = render_card(facts(stages=(distill,)))
 
-    assert "Tools of 10 of 10 rows of sft.jsonl, with" in card
-    assert "No prompt names tools; the files of those that it had are in its manifest." in alone
+    assert "The tools of 10 of 10 rows of sft.jsonl are" in card
+    assert "The prompts do not list tools; the manifest names the files of its tools." in alone
 
 
 def test_the_card_of_rows_without_a_system_message_says_to_send_none():
@@ -252,7 +254,7 @@ def test_the_card_of_rows_without_a_system_message_says_to_send_none():
 
     assert "10 of 10 training rows have no system message: send none." in card
     assert '"role": "system"' not in card
-    assert "No row names tools." in card
+    assert "The rows have no tools." in card
 
 
 @pytest.mark.parametrize(
@@ -260,11 +262,11 @@ def test_the_card_of_rows_without_a_system_message_says_to_send_none():
     [
         (
             (("bare", "", 0.0, "same"),),
-            "Without it the accuracy on the same 100 tasks was 0.500 [0.404, 0.596] (run bare)",
+            "Without it, the accuracy on the same 100 tasks was 0.500 [0.404, 0.596] (run bare)",
         ),
-        ((("bare", "", 0.0, "other"),), "What leaving it out costs was not measured."),
-        ((("else", "another", 0.0, "same"),), "What leaving it out costs was not measured."),
-        ((), "What leaving it out costs was not measured."),
+        ((("bare", "", 0.0, "other"),), "The accuracy without it was not measured."),
+        ((("else", "another", 0.0, "same"),), "The accuracy without it was not measured."),
+        ((), "The accuracy without it was not measured."),
     ],
 )
 def test_the_card_says_what_leaving_the_system_message_out_costs_where_it_was_measured(
@@ -296,9 +298,12 @@ def test_the_card_says_what_the_model_acts_on_without_reading_it():
     )
 
     said = card.partition("## Conversation")[2].partition("## Use")[0]
-    assert "It was trained to act on an instruction that it does not read: in run distill-1" in said
+    assert (
+        "The model was trained to follow an instruction that it does not read: in run distill-1"
+        in said
+    )
     assert f"the teacher read {read}." in said
     assert "8 rows of run sft-1 were answered by a teacher" in said
-    assert "begins 'Add a fee of 7 | coins.' (sha256 0123456789abcdef)" in said
+    assert "begins with 'Add a fee of 7 | coins.' (sha256 0123456789abcdef)" in said
     assert "9 of 9 training rows have no system message: send none." in said
     assert "act as if told" not in render_card(facts())

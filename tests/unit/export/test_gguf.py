@@ -66,7 +66,7 @@ def test_the_converter_makes_a_gguf_file_of_the_merged_model(
     card = (out / "README.md").read_text("utf-8")
     assert f"llama-server -m ./{output}/{output}.gguf --jinja" in card
     assert "- gguf" in card
-    assert "The merged weights, from which the GGUF file was made, were loaded again" in card
+    assert "The merged weights, from which the GGUF file was made, were reloaded" in card
     assert "The GGUF file itself was not loaded." in card
     assert any("GGUF file itself was not loaded" in warning for warning in result.warnings)
     log = (workspace.runs / "export-1" / "llama_cpp.txt").read_text("utf-8")
@@ -88,15 +88,19 @@ def test_the_result_names_the_format_of_the_file_and_the_file_its_model(workspac
 @pytest.mark.parametrize(
     ("body", "problem", "fix"),
     [
-        (FAILS, "ended with code 1: Model FooForCausalLM is not", "know the model FooForCausalLM"),
-        (WRITES_NOTHING, "wrote no GGUF file", "requirements.txt"),
-        (WRITES_OTHER, "wrote no GGUF file", "requirements.txt"),
+        (
+            FAILS,
+            "ended with code 1: Model FooForCausalLM is not",
+            "does not support FooForCausalLM",
+        ),
+        (WRITES_NOTHING, "did not write a GGUF file", "requirements.txt"),
+        (WRITES_OTHER, "did not write a GGUF file", "requirements.txt"),
         (LACKS_A_PACKAGE, "ended with code 1", "pip install sentencepiece_of_nobody"),
         (LACKS_A_LIBRARY, "requires the SentencePiece", "pip install sentencepiece"),
-        (OWN_TOKENIZER, "was not recognized", "does not know this model's tokenizer"),
-        (NO_VOCABULARY, "tokenizer.model", "does not know this model's tokenizer"),
+        (OWN_TOKENIZER, "was not recognized", "does not support the model's tokenizer"),
+        (NO_VOCABULARY, "tokenizer.model", "does not support the model's tokenizer"),
         (NO_MEMORY, "MemoryError", "ran out of memory"),
-        (IS_KILLED, "was killed by signal 9, often for memory", "requirements.txt"),
+        (IS_KILLED, "was killed by signal 9, often because of memory", "requirements.txt"),
     ],
 )
 def test_a_converter_that_fails_leaves_nothing_but_its_words_and_their_meaning(
@@ -153,7 +157,7 @@ def test_the_converter_is_found_where_the_user_has_it(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"holds no convert_hf_to_gguf\.py"):
+    with pytest.raises(InputError, match=r"has no convert_hf_to_gguf\.py"):
         find_converter(Workspace(tmp_path), ".")
 
 

@@ -15,7 +15,7 @@ from fakes.run_folders import answer, write_evaluation
 from stillroom.errors import EngineError, InputError, RunCancelledError, RunError
 from stillroom.evaluate.files import GuardResult, TaskCost
 from stillroom.evaluate.intervals import share_estimate
-from stillroom.export.history import costs_beside_teacher, read_history
+from stillroom.export.history import cost_comparison, read_history
 from stillroom.export.request import ExportModel
 from stillroom.export.run import export_model
 from stillroom.lineage import read_manifest, record_folder
@@ -24,7 +24,7 @@ from stillroom.settings import Workspace
 from stillroom.trace.request import ShowLineage
 from stillroom.trace.show import show_lineage
 
-NO_EVALUATION = "no evaluation of this checkpoint is on record, so the card shows none"
+NO_EVALUATION = "this checkpoint was not evaluated, so the model card has no evaluation"
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +86,10 @@ def test_what_is_not_on_record_is_said_and_not_invented(project):
     assert not result.synthetic
     assert result.licence is None
     assert result.teachers == []
-    assert "| teacher | not on record |" in card
-    assert "How train.jsonl came to be is not on record." in card
-    assert "is not on record: look it up before" in card
-    assert "is not on record: look it up before publishing" in result.warnings[0]
+    assert "| teacher | unknown |" in card
+    assert "The origin of train.jsonl is unknown." in card
+    assert "is unknown: look it up before" in card
+    assert "is unknown: look it up before publishing" in result.warnings[0]
     assert result.warnings[1] == NO_EVALUATION
 
 
@@ -110,7 +110,7 @@ def test_the_card_shows_evaluations_of_this_checkpoint_only(project):
     assert NO_EVALUATION not in result.warnings
     assert rows[0].startswith("| runs/run-1/checkpoints/final | heldout.jsonl | 10 | 1.000 [")
     assert rows[1].startswith("| run-1 | heldout.jsonl | 20 | 0.900 [")
-    assert rows[1].endswith("| not on record | evaluate-a |")
+    assert rows[1].endswith("| unknown | evaluate-a |")
 
 
 def test_the_card_says_what_a_task_costs_and_what_else_was_measured(project):
@@ -146,7 +146,7 @@ def test_the_costs_of_a_model_stand_beside_those_of_its_teacher_on_the_same_prom
     assert history.costs is None
     (stage,) = history.stages
     taught = replace(history, stages=(replace(stage, teacher="big"),))
-    sentence = costs_beside_teacher(project, taught)
+    sentence = cost_comparison(project, taught)
     assert sentence.startswith(
         "A task takes run-1 0.5 s (2 s from prompt to answer) and $0.01, big 0.5 s (2 s "
     )
@@ -185,7 +185,7 @@ def test_an_adapter_names_its_base_and_how_to_serve_it(project, made):
         f"vllm serve {base} --enable-lora --max-lora-rank 8 --lora-modules out=out "
         "--dtype float32 --enable-auto-tool-choice --tool-call-parser hermes"
     )
-    assert f"the adapter finds its base at {base}: format merged goes anywhere" in result.warnings
+    assert f"the adapter needs its base at {base}; format merged needs no base" in result.warnings
     card = (project.root / "out" / "README.md").read_text("utf-8")
     assert header_of(card)["library_name"] == "peft"
     assert base not in card
@@ -195,11 +195,11 @@ def test_an_adapter_names_its_base_and_how_to_serve_it(project, made):
     ("fields", "problem", "fix"),
     [
         ({"model": "run-2"}, "there is no model 'run-2'", "the id of a finished training run"),
-        ({"model": "Qwen/Qwen3-0.6B"}, "is on the model hub", "checkpoint's folder"),
+        ({"model": "Qwen/Qwen3-0.6B"}, "is on the model hub", "folder of a checkpoint"),
         ({"output": "../out"}, "is outside the workspace", "inside the workspace"),
-        ({"output": "."}, "exists and is not an export", "a folder that is new"),
-        ({"output": "config.yml"}, "exists and is not an export", "a folder that is new"),
-        ({"output": "runs/run-1"}, "exists and is not an export", "a folder that is new"),
+        ({"output": "."}, "exists and is not an export", "a new folder"),
+        ({"output": "config.yml"}, "exists and is not an export", "a new folder"),
+        ({"output": "runs/run-1"}, "exists and is not an export", "a new folder"),
         ({"format": "adapter", "precision": "bf16"}, "precision is for", "leave precision out"),
         ({"llama_cpp": "llama.cpp"}, "llama_cpp is for format gguf", "leave llama_cpp out"),
         ({"format": "gguf", "llama_cpp": "none"}, "llama_cpp 'none' does not exist", "check the"),

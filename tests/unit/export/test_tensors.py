@@ -33,7 +33,7 @@ def test_a_file_cut_anywhere_is_seen(tmp_path):
 
 
 def test_a_folder_without_weights_is_an_error(tmp_path):
-    with pytest.raises(TensorFileError, match=r"holds no \.safetensors file"):
+    with pytest.raises(TensorFileError, match=r"has no \.safetensors file"):
         stored_bytes(tmp_path, "auto")
 
 

@@ -81,20 +81,23 @@ def test_the_written_files_answer_before_the_export_is_done(project, kind) -> No
     assert (verified.served_by, verified.tasks, verified.accuracy) == ("transformers", 4, 1.0)
     assert (verified.checkpoint_accuracy, verified.evaluation) == (1.0, "evaluate-1")
     card = (project.root / "out" / "README.md").read_text("utf-8")
-    assert "transformers loaded the written files: they solved 100.0% of 4 tasks" in card
+    assert (
+        "transformers loaded the written files to verify this export: they solved 100.0% of 4 tasks"
+        in card
+    )
 
 
 def test_files_that_answer_worse_are_not_kept(project) -> None:
     (project.root / "rewards.py").write_text(REWARDS.format(right=False), encoding="utf-8")
     error = refused(project)
-    assert "the written files solve 0% of 4 tasks, and the checkpoint 100%" in error.problem
+    assert "the written files solve 0% of 4 tasks and the checkpoint 100%" in error.problem
     assert "precision fp32" in error.fix
 
 
 def test_without_an_evaluation_there_is_nothing_to_compare_with(project) -> None:
     shutil.rmtree(project.runs / "evaluate-1")
     error = refused(project)
-    assert "none is on record" in error.problem
+    assert "but there is none" in error.problem
     assert "evaluate_model(model=run-1" in error.fix
 
 
@@ -102,7 +105,7 @@ def test_a_gguf_file_is_loaded_by_llama_cpp(project, tmp_path) -> None:
     checkout = write_checkout(tmp_path / "llama.cpp")
     fields = {"format": "gguf", "llama_cpp": str(checkout)}
     missing = refused(project, **fields)
-    assert "llama-server is neither on the PATH" in missing.problem
+    assert "llama-server, which is neither on the PATH" in missing.problem
 
     write_server(checkout, "It costs 12.", start="sys.exit('unknown architecture')")
     broken = refused(project, **fields)

@@ -141,7 +141,7 @@ def test_a_merge_that_loses_what_was_learnt_is_refused(tmp_path, tiny_models):
     with pytest.warns(UserWarning, match="tie"), pytest.raises(RunError) as caught:
         merge(project, tmp_path / "out")
 
-    assert "does not predict what 'run-1' does" in caught.value.problem
+    assert "the reloaded export predicts other tokens than 'run-1'" in caught.value.problem
     assert "format adapter" in caught.value.fix
 
 
@@ -152,7 +152,7 @@ def test_a_quantised_base_is_refused(tmp_path, tiny_models):
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     (start / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
-    with pytest.raises(ModelError, match="is quantised, and no adapter can be merged"):
+    with pytest.raises(ModelError, match="is quantised, so no adapter can be merged"):
         merge(project, tmp_path / "out")
 
 
@@ -188,7 +188,7 @@ def test_an_adapter_without_weights_is_refused(tmp_path, adapter):
     bare.mkdir()
     config = location.folder / "adapter_config.json"
     (bare / config.name).write_bytes(config.read_bytes())
-    with pytest.raises(ModelError, match="holds no adapter_model"):
+    with pytest.raises(ModelError, match="has no adapter_model"):
         write_adapter(
             locate_model(adapter.workspace, str(bare)),
             adapter_base(adapter.workspace, location),

@@ -225,7 +225,7 @@ def test_a_number_of_processes_that_the_request_names_stays(cluster_workspace):
             GenerateRollouts(model="m", input="p", where="cluster", ray_address="auto"),
             "both name a Ray",
         ),
-        (StartTraining(where="cluster", budget_usd=5), "stillroom does not stop"),
+        (StartTraining(where="cluster", budget_usd=5), "stillroom cannot stop"),
         (EvaluateModel(where="cluster", model="m", data="p"), "only generate_rollouts"),
     ],
 )

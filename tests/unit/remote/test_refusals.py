@@ -79,7 +79,7 @@ def generate(**options: Any) -> GenerateRollouts:
         (lambda: generate(ray_address="auto"), "ray_address and where: box"),
         (lambda: ExportModel(model="m", output="o", format="gguf", where="box"), "llama.cpp"),
         (lambda: StartTraining(where="free", budget_usd=1), "whose price is unknown"),
-        (lambda: StartTraining(budget_usd=1), "training here costs nothing"),
+        (lambda: StartTraining(budget_usd=1), "training on this machine is free"),
         (
             lambda: StartTraining(where="box", budget_usd=0.003),
             r"pays for 5 s of box \(\$2 an hour",
@@ -203,7 +203,7 @@ def test_an_export_elsewhere_goes_to_a_new_folder(workspace, tiny_models):
 def test_a_run_that_may_go_on_elsewhere_is_resumed_only_once_it_was_asked_to_stop(workspace):
     spec = packed(workspace, box(workspace), Needs)
     run = create_run(workspace, RunKind.SFT, {}, with_spec(NewRun(), spec))
-    with pytest.raises(RunError, match=r"may still be running on box.*would run it twice"):
+    with pytest.raises(RunError, match=r"may still be running on box.*could run it twice"):
         check_not_running_elsewhere(workspace, run.run_id)
     run.ask_to_cancel()
     check_not_running_elsewhere(workspace, run.run_id)
@@ -297,7 +297,7 @@ def test_all_runs_on_a_machine_stay_within_its_own_budget(workspace):
         return job.spec.budget_usd, "".join(job.notes)
 
     assert budget(2.0) == (2.0, "")
-    assert budget() == (3.0, "may cost $3.00: what the budget of $10 of box leaves")
+    assert budget() == (3.0, "may cost $3.00, the rest of the budget of $10 of box")
     assert budget(8.0)[0] == 3.0
     assert budget(None, 3)[0] == pytest.approx(1.0)
     add_remote_run(

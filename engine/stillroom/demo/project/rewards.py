@@ -1,4 +1,4 @@
-"""The reward of an answer: 1 if it states exactly the number that the task expects, else 0."""
+"""The reward of an answer: 1 if it states exactly the expected number, else 0."""
 
 import re
 from typing import Any
@@ -8,7 +8,7 @@ from stillroom.tools import RewardArgs, reward
 
 @reward()
 def correct_answer(args: RewardArgs, messages: list[dict[str, Any]]) -> float:
-    """Returns 1.0 when the last assistant text states one answer and it is the expected one."""
+    """Returns 1.0 if the last assistant text states exactly the expected answer."""
     texts = [message["content"] or "" for message in messages if message["role"] == "assistant"]
     stated = re.findall(r"The answer is (-?\d+)\.", texts[-1]) if texts else []
     return float(stated == [args.metadata["expected_answer"]])

@@ -41,7 +41,7 @@ def look_up(item: str, column: str, args: ToolArgs) -> int:
 
 
 def compute(node: ast.expr) -> int:
-    """Returns the value of a parsed expression. `eval` would do more than arithmetic."""
+    """Returns the value of a parsed expression. `eval` would allow more than arithmetic."""
     match node:
         case ast.Constant(value=int(number)):
             return number

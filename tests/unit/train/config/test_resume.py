@@ -116,7 +116,7 @@ def test_a_run_that_was_resumed_already_is_resumed_again_only_knowingly(tmp_path
 
     lock = first.owner_lock()
     assert lock.try_acquire()
-    with pytest.raises(RunError, match=f"continued already, by {first.run_id}") as caught:
+    with pytest.raises(RunError, match=f"already being continued by {first.run_id}") as caught:
         api.start_training(project.workspace, request)
     lock.release()
     assert f"get_run(run_id={first.run_id})" in caught.value.fix
@@ -124,7 +124,7 @@ def test_a_run_that_was_resumed_already_is_resumed_again_only_knowingly(tmp_path
     first.write(msgspec.structs.replace(first.read(), status=RunStatus.FAILED))
     again = api.start_training(project.workspace, request)
     assert ended(project, again.run_id).status == "succeeded"
-    assert any(f"was resumed before, by {first.run_id} (failed)" in note for note in again.notes)
+    assert any(f"was resumed before by {first.run_id} (failed)" in note for note in again.notes)
 
 
 def test_the_curves_of_a_resumed_run_are_whole(tmp_path, tiny_models):

@@ -199,8 +199,8 @@ def test_the_teacher_reads_the_rows_once_for_epochs_runs_and_smaller_k(
     [stage] = history.stages
     assert stage.teacher == str(teacher.name)
     assert stage.soft_targets == (
-        "forward KL at temperature 2 over its 8 likeliest tokens, and the tokens themselves at "
-        "weight 0.5"
+        "forward KL at temperature 2 over its 8 most probable tokens, and the tokens themselves "
+        "with weight 0.5"
     )
 
 

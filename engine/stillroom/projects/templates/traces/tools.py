@@ -1,4 +1,4 @@
-"""The shop's tools, as its app has them today: two look-ups in the price list, and a calculator."""
+"""The current tools of the shop's app: two look-ups in the price list, and a calculator."""
 
 import ast
 import re
@@ -57,7 +57,7 @@ def look_up(item: str) -> tuple[int, int]:
 
 
 def compute(node: ast.expr) -> int:
-    """Returns the value of a parsed expression. `eval` would do more than arithmetic."""
+    """Returns the value of a parsed expression. `eval` would allow more than arithmetic."""
     match node:
         case ast.Constant(value=int(number)):
             return number

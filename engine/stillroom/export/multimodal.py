@@ -1,6 +1,6 @@
-"""Writes a trained text part back into the files of the multimodal model that it belongs to.
+"""Exports a trained text part as the multimodal model that it belongs to.
 
-All else is taken over as it is: the weights of the other parts byte for byte, the names and the
+Everything else is copied unchanged: the weights of the other parts byte for byte, the names and
 shards of the weights, the configuration, the tokenizer and the processor.
 """
 
@@ -29,168 +29,170 @@ from stillroom.models.resolve import ModelLocation
 from stillroom.settings import Workspace
 
 _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_KEPT = (
+_COPIED = (
     "*config*.json", "*token*.json", "chat_template.json", "*.jinja", "additional_chat_templates/*",
     "vocab.*", "merges.txt", "*.model", "*.tiktoken", "LICENSE*", "NOTICE*",
 )  # fmt: skip
-_NOT_KEPT = ("adapter_config.json",)
-_TEXT_ALONE = "export its text part alone: format text"
+_NOT_COPIED = ("adapter_config.json",)
+_TEXT_ONLY = "export only its text part with format text"
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class MultimodalBase:
     """A multimodal model whose text part was trained."""
 
     name: str
-    """The name for people, without this machine's folders."""
+    """The display name, without folders of this machine."""
     folder: Path
-    """The folder of its files, also if it came from the hub."""
+    """The folder with its files, also for a model from the hub."""
     location: ModelLocation
 
 
-def find_whole(workspace: Workspace, plan: ExportPlan) -> Whole | None:
-    """Returns the multimodal model whose text part is exported; None for a model of text only.
+def find_multimodal_base(workspace: Workspace, plan: ExportPlan) -> MultimodalBase | None:
+    """Returns the multimodal model whose text part is exported; None for a text-only model.
 
-    Raises ModelError if it has been moved or changed since the training.
+    Raises ModelError if it was moved or changed after training.
     """
-    known = plan.text_part_of
+    record = plan.text_part_of
     source = plan.base or plan.checkpoint
-    if known is not None:
-        place = str(known.folder or known.location)
-        source = ModelLocation(known.name, place, is_local=known.folder is not None)
+    if record is not None:
+        location = str(record.folder or record.location)
+        source = ModelLocation(record.name, location, is_local=record.folder is not None)
     elif not is_multimodal(source):
         return None
     if source.is_local:
-        _check_unchanged(source.folder, known)
-    folder = source.folder if source.is_local else _downloaded(source.location, known)
-    return Whole(public_name(workspace, source.location), folder, source)
+        _check_unchanged(source.folder, record)
+    folder = source.folder if source.is_local else _downloaded(source.location, record)
+    return MultimodalBase(public_name(workspace, source.location), folder, source)
 
 
 def is_multimodal(location: ModelLocation) -> bool:
-    """Whether a model is a multimodal one whose text part is loaded."""
+    """Returns whether a model is multimodal, so that only its text part is loaded."""
     try:
         return multimodal_config(location) is not None
     except (OSError, ValueError, KeyError):
-        return False  # loading it raises the error that says what to do
+        return False  # loading the model reports the problem
 
 
-def _check_unchanged(folder: Path, known: ModelRecord | None) -> None:
-    if known is None:
+def _check_unchanged(folder: Path, record: ModelRecord | None) -> None:
+    if record is None:
         return
     if not folder.is_dir():
         raise ModelError(
-            f"the multimodal model {known.name!r}, whose text part was trained, is gone: {folder}",
-            f"put it back, or {_TEXT_ALONE}",
+            f"the multimodal model {record.name!r}, whose text part was trained, no longer exists "
+            f"at {folder}",
+            f"restore it, or {_TEXT_ONLY}",
         )
-    if known.sha256 is not None and record_folder(folder).sha256 != known.sha256:
+    if record.sha256 is not None and record_folder(folder).sha256 != record.sha256:
         raise ModelError(
             f"the multimodal model {folder} has changed since its text part was trained",
-            f"restore its earlier files, or {_TEXT_ALONE}",
+            f"restore its earlier files, or {_TEXT_ONLY}",
         )
 
 
-def _downloaded(hub_id: str, known: ModelRecord | None) -> Path:
-    """Returns the folder in the hub's cache with a model's files as they were in training."""
+def _downloaded(hub_id: str, record: ModelRecord | None) -> Path:
+    """Returns the hub cache's folder with the model files of the revision used in training."""
     hub: Any = importlib.import_module("huggingface_hub")
-    revision = known.revision if known is not None else None
+    revision = record.revision if record is not None else None
     try:
         return Path(
             hub.snapshot_download(
-                hub_id, revision=revision, allow_patterns=["*.safetensors", _INDEX, *_KEPT]
+                hub_id, revision=revision, allow_patterns=["*.safetensors", _INDEX, *_COPIED]
             )
         )
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"the files of {hub_id!r}, whose text part was trained, cannot be fetched: {error}",
-            f"try again with internet access (and HF_TOKEN if it is gated), or {_TEXT_ALONE}",
+            f"the files of {hub_id!r}, whose text part was trained, cannot be downloaded: {error}",
+            f"try again with internet access (and HF_TOKEN if it is gated), or {_TEXT_ONLY}",
         ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class OtherParts:
-    """The parts of a multimodal model that were taken over as they were."""
+    """The parts of a multimodal model that were copied unchanged."""
 
     names: Sequence[str]
-    """E.g. `vision_tower`, as its files name them."""
+    """The names of the parts in the files, e.g. `vision_tower`."""
     num_weights: int
 
     def sentence(self, base: str) -> str:
-        """Returns a sentence about them."""
-        return f"{', '.join(self.names)}: {self.num_weights} weights, byte for byte those of {base}"
+        """Returns a sentence about the parts for the model card."""
+        return f"{', '.join(self.names)}: {self.num_weights} weights, copied unchanged from {base}"
 
 
-def write_whole(
-    whole: Whole, model: Any, tokenizer: Any, target: Path, *, is_converted: bool = False
+def write_multimodal(
+    base: MultimodalBase, model: Any, tokenizer: Any, target: Path, *, is_converted: bool = False
 ) -> OtherParts:
-    """Writes the multimodal model with this model as its text part to the folder `target`.
+    """Writes the multimodal model with `model` as its text part to the folder `target`.
 
-    Unless the number format is converted, a text weight that training left alone keeps its bytes
-    too. Raises ModelError if the weights
-    do not fit together, and RunError if they cannot be written.
+    Unless the number format is converted, untrained text weights also keep their bytes. Raises
+    ModelError if the weights do not fit together, and RunError if they cannot be written.
     """
     target.mkdir(exist_ok=True)
-    files = _weight_files(whole.folder)
+    files = _weight_files(base.folder)
     try:
-        # As save_pretrained does: experts that the files hold one by one are one tensor in memory.
+        # As in save_pretrained: experts are one tensor in memory, but separate in the files.
         text = revert_weight_conversion(model, model.state_dict())
-        others = _write_weights(whole, text, files, target, is_converted)
-        _check_copied(whole.folder, target, others)
+        others = _write_weights(base, text, files, target, is_converted)
+        _check_copied(base.folder, target, others)
     except (OSError, SafetensorError) as error:
         raise RunError(
-            f"the weights of {whole.name!r} cannot be written: {error}",
+            f"the weights of {base.name!r} cannot be written: {error}",
             "check the disk's free space and the model's .safetensors files",
         ) from error
-    _copy_settings(whole.folder, target)
-    _write_settings(whole, model, tokenizer, target)
+    _copy_settings(base.folder, target)
+    _write_settings(base, model, tokenizer, target)
     names = [name for keys in others.values() for name in keys]
     return OtherParts(sorted({_part(name) for name in names}), len(names))
 
 
 def _weight_files(folder: Path) -> list[str]:
-    """Returns the names of the files that hold a model's weights, as transformers chooses them."""
+    """Returns the names of a model's weight files, chosen as transformers does."""
     if (folder / _ONE_FILE).is_file():
         return [_ONE_FILE]
     if (folder / _INDEX).is_file():
         return sorted(
             set(msgspec.json.decode((folder / _INDEX).read_bytes())["weight_map"].values())
         )
-    raise ModelError(f"{folder} holds no {_ONE_FILE}", "use a model with safetensors files")
+    raise ModelError(f"{folder} has no {_ONE_FILE}", "use a model with safetensors files")
 
 
 def _write_weights(
-    whole: Whole,
+    base: MultimodalBase,
     text: Mapping[str, Tensor],
     files: Sequence[str],
     target: Path,
     is_converted: bool,
 ) -> dict[str, list[str]]:
-    """Writes the files with the text part's weights in them; returns the other weights by file."""
-    names = {file: _names_in(whole.folder / file) for file in files}
-    own = _own_names([name for listed in names.values() for name in listed], text)
-    _check_all_placed(whole, text, set(own.values()))
+    """Writes the weight files with the trained text part; returns the other weights by file."""
+    names = {file: _names_in(base.folder / file) for file in files}
+    text_names = _own_names([name for file_names in names.values() for name in file_names], text)
+    _check_all_placed(base, text, set(text_names.values()))
     num_bytes = 0
     for file in files:
-        with safe_open(whole.folder / file, "pt") as weights:
+        with safe_open(base.folder / file, "pt") as weights:
             tensors = {name: weights.get_tensor(name) for name in names[file]}
             metadata: dict[str, str] = weights.metadata() or {"format": "pt"}
-        for name in tensors.keys() & own.keys():
-            new = text[own[name]]
+        for name in tensors.keys() & text_names.keys():
+            new = text[text_names[name]]
             if new.shape != tensors[name].shape:
                 raise ModelError(
-                    f"{name} of {whole.name!r} has the shape {[*tensors[name].shape]}, "
-                    f"and the trained one {[*new.shape]}",
-                    _TEXT_ALONE,
+                    f"{name} of {base.name!r} has the shape {[*tensors[name].shape]}, "
+                    f"but the trained weight has {[*new.shape]}",
+                    _TEXT_ONLY,
                 )
-            written = new if is_converted else _replaced(tensors[name], new)
-            # clone: tied weights share memory, which safetensors refuses to write.
+            written = new if is_converted else _weight_to_write(tensors[name], new)
+            # clone: safetensors refuses to write tied weights, which share memory.
             tensors[name] = written.clone(memory_format=torch.contiguous_format)
         save_file(tensors, target / file, metadata=metadata)
         num_bytes += sum(tensor.nbytes for tensor in tensors.values())
-    if (whole.folder / _INDEX).is_file() and files != [_ONE_FILE]:
-        index: dict[str, Any] = msgspec.json.decode((whole.folder / _INDEX).read_bytes())
+    if (base.folder / _INDEX).is_file() and files != [_ONE_FILE]:
+        index: dict[str, Any] = msgspec.json.decode((base.folder / _INDEX).read_bytes())
         index["metadata"] = {**index.get("metadata", {}), "total_size": num_bytes}
         write_json(target / _INDEX, index)
-    return {file: [n for n in listed if n not in own] for file, listed in names.items()}
+    return {
+        file: [n for n in file_names if n not in text_names] for file, file_names in names.items()
+    }
 
 
 def _names_in(file: Path) -> list[str]:
@@ -199,7 +201,7 @@ def _names_in(file: Path) -> list[str]:
 
 
 def _own_names(names: Sequence[str], text: Mapping[str, Tensor]) -> dict[str, str]:
-    """Returns the text part's own name of each of its weights in the files."""
+    """Returns the name in the text model of each text weight in the files."""
     renamed = {name: text_name(name) for name in names}
     if any(name != new for name, new in renamed.items()):
         heads = ("lm_head.",)
@@ -207,20 +209,20 @@ def _own_names(names: Sequence[str], text: Mapping[str, Tensor]) -> dict[str, st
     return {name: new for name, new in renamed.items() if new in text}
 
 
-def _check_all_placed(whole: Whole, text: Mapping[str, Tensor], placed: set[str]) -> None:
-    """Raises ModelError if a weight of the text part has no place in the files."""
+def _check_all_placed(base: MultimodalBase, text: Mapping[str, Tensor], placed: set[str]) -> None:
+    """Raises ModelError if a weight of the text model is missing in the files."""
     places = {text[name].data_ptr() for name in placed}
-    left = sorted(name for name, tensor in text.items() if tensor.data_ptr() not in places)
-    if left:
+    missing = sorted(name for name, tensor in text.items() if tensor.data_ptr() not in places)
+    if missing:
         raise ModelError(
-            f"the files of {whole.name!r} have no place for {len(left)} weights of its "
-            f"text part, e.g. {left[0]}",
-            _TEXT_ALONE,
+            f"the files of {base.name!r} have no entry for {len(missing)} weights of its "
+            f"text part, e.g. {missing[0]}",
+            _TEXT_ONLY,
         )
 
 
-def _replaced(original: Tensor, new: Tensor) -> Tensor:
-    """Returns the weight to write: the original if the new one is only a rounding of it."""
+def _weight_to_write(original: Tensor, new: Tensor) -> Tensor:
+    """Returns the weight to write: the original if the new weight is only a rounded copy of it."""
     if new.dtype == original.dtype:
         return new
     if torch.equal(original.to(new.dtype), new):
@@ -236,7 +238,7 @@ def _check_copied(source: Path, target: Path, others: Mapping[str, Sequence[str]
                 old, new = before.get_tensor(name), after.get_tensor(name)
                 if old.dtype != new.dtype or not torch.equal(_bytes_of(old), _bytes_of(new)):
                     raise RunError(
-                        f"{name} in {target / file} is not as it is in {source / file}",
+                        f"{name} in {target / file} differs from {source / file}",
                         "check the disk, and export again",
                     )
 
@@ -246,24 +248,24 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 def _copy_settings(source: Path, target: Path) -> None:
-    for pattern in _KEPT:
+    for pattern in _COPIED:
         for path in source.glob(pattern):
-            if path.is_file() and path.name not in _NOT_KEPT:
+            if path.is_file() and path.name not in _NOT_COPIED:
                 (target / path.relative_to(source)).parent.mkdir(exist_ok=True)
                 shutil.copyfile(path, target / path.relative_to(source))
 
 
-def _write_settings(whole: Whole, model: Any, tokenizer: Any, target: Path) -> None:
-    """Changes the settings that training changed: number format, ends of turns, chat template."""
+def _write_settings(base: MultimodalBase, model: Any, tokenizer: Any, target: Path) -> None:
+    """Updates the settings that training changed: number format, stop tokens, chat template."""
     _set_dtype(target / "config.json", str(model.dtype).removeprefix("torch."))
     file = target / "generation_config.json"
     generation: dict[str, Any] = msgspec.json.decode(file.read_bytes()) if file.is_file() else {}
-    ends: Any = generation.get("eos_token_id")
-    known: list[Any] = ends if isinstance(ends, list) else [ends]
+    eos: Any = generation.get("eos_token_id")
+    old_stops: list[Any] = eos if isinstance(eos, list) else [eos]
     stops = stop_token_ids(model, tokenizer)
-    if frozenset(known) != stops:
+    if frozenset(old_stops) != stops:
         write_json(file, {**generation, "eos_token_id": sorted(stops)})
-    original = load_tokenizer(ModelLocation(whole.name, str(whole.folder), is_local=True))
+    original = load_tokenizer(ModelLocation(base.name, str(base.folder), is_local=True))
     if (original.get_vocab(), original.chat_template) != (
         tokenizer.get_vocab(),
         tokenizer.chat_template,
@@ -274,15 +276,15 @@ def _write_settings(whole: Whole, model: Any, tokenizer: Any, target: Path) -> N
 def _set_dtype(file: Path, dtype: str) -> None:
     settings: dict[str, Any] = msgspec.json.decode(file.read_bytes())
     parts = [part for part in (settings, settings.get("text_config")) if part is not None]
-    named = [(part, key) for part in parts for key in ("dtype", "torch_dtype") if key in part]
-    if all(part[key] == dtype for part, key in named):
+    entries = [(part, key) for part in parts for key in ("dtype", "torch_dtype") if key in part]
+    if all(part[key] == dtype for part, key in entries):
         return
-    for part, key in named:
+    for part, key in entries:
         part[key] = dtype
     write_json(file, settings)
 
 
 def _part(name: str) -> str:
-    """Returns the part that a weight belongs to, e.g. `visual` for model.visual.blocks.0.weight."""
-    words = name.split(".")
-    return words[1] if words[0] == "model" and len(words) > 1 else words[0]
+    """Returns the part of a weight, e.g. `visual` for model.visual.blocks.0.weight."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "model" and len(parts) > 1 else parts[0]
