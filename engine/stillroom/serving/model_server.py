@@ -85,8 +85,8 @@ class ModelServer:
         self.endpoint = endpoint
         self._key, self._sleep = key, sleep
         self.settings = settings or ServerSettings()
-        most = self.settings.concurrency
-        self._limiter = Limiter(LimitSettings(start=most, most=most))
+        concurrency = self.settings.concurrency
+        self._limiter = Limiter(LimitSettings(start=concurrency, most=concurrency))
         self._redactor = Redactor([key])
         channel = open_channel(self.root, endpoint.key_headers(key))
         self._channel = RedactedChannel(channel, self._redactor)
@@ -151,8 +151,8 @@ class ModelServer:
             self._down_since = None
             self.note(f"{self.root} answers again, after {seconds:.0f} s")
 
-    async def fetch(self, path: str, sent: Mapping[str, Any] | None = None) -> bytes:
-        """Returns the response to one GET or, if anything is `sent`, to one POST of it as JSON.
+    async def fetch(self, path: str, payload: Mapping[str, Any] | None = None) -> bytes:
+        """Returns the response to a GET or, if there is a `payload`, to a POST of it as JSON.
 
         Raises TeacherError if it is not HTTP 200.
         """
@@ -160,18 +160,20 @@ class ModelServer:
 
         url = self.root + path
         headers = {**self.endpoint.key_headers(self._key), "accept-encoding": "identity"}
-        body, most, seconds = bytearray(), bounds.SERVER_LIST, bounds.SERVER_ANSWER.most
+        body, limit, seconds = bytearray(), bounds.SERVER_LIST, bounds.SERVER_ANSWER.most
         try:
             with anyio.fail_after(seconds):
                 async with (
                     httpx.AsyncClient(headers=headers, timeout=seconds) as client,
-                    client.stream("GET" if sent is None else "POST", url, json=sent) as response,
+                    client.stream(
+                        "GET" if payload is None else "POST", url, json=payload
+                    ) as response,
                 ):
-                    # Raw: a few bytes may decode to any number.
+                    # Raw blocks, since a few compressed bytes may decode to any size.
                     async for block in response.aiter_raw():
                         body += block
-                        if len(body) > most.most:
-                            raise TeacherError(f"{url} sends more than {most.size}", _CHECK_URL)
+                        if len(body) > limit.most:
+                            raise TeacherError(f"{url} sends more than {limit.size}", _CHECK_URL)
         except (httpx.HTTPError, TimeoutError) as error:
             raise TeacherError(
                 self._redactor.text(f"no response from {url}: {type(error).__name__}: {error}"),
@@ -187,33 +189,33 @@ class ModelServer:
         return data
 
     async def context_lengths(self) -> dict[str, int | None]:
-        """Returns each served model's name with its context length in tokens, None if not listed.
+        """Returns the context length in tokens of each served model by name; None if not stated.
 
         Raises TeacherError or UnreadableAnswerError if the server does not list its models.
         """
-        listed = decode_answer(await self.fetch("/v1/models"), _Models).data
-        return {model.id: model.max_model_len for model in listed}
+        models = decode_answer(await self.fetch("/v1/models"), _Models).data
+        return {model.id: model.max_model_len for model in models}
 
     async def ignores_tools(self, model: str, tools: Sequence[ToolSchema]) -> bool:
-        """Returns whether the model's chat template leaves tools out; False if that is not known.
+        """Returns whether the model's chat template ignores tools; False if unknown.
 
-        A server that cannot cut a conversation into tokens does not say.
+        It is unknown if the server cannot tokenize a conversation.
         """
         conversation = {"model": model, "messages": [{"role": "user", "content": "?"}]}
         try:
-            bare, shown = [
+            ids_without_tools, ids_with_tools = [
                 decode_answer(await self.fetch("/tokenize", request), Tokens).tokens
                 for request in (conversation, {**conversation, "tools": list(tools)})
             ]
         except (TeacherError, UnreadableAnswerError):
             return False
-        return bare == shown
+        return ids_without_tools == ids_with_tools
 
     async def _attempt(
         self, path: str, body: bytes, read: Callable[[bytes], _T], tokens: float
     ) -> _T | Retry:
-        sent = await self._limiter.acquire(tokens)
-        return await run_limited(self._limiter, sent, self._send(path, body, read))
+        ticket = await self._limiter.acquire(tokens)
+        return await run_limited(self._limiter, ticket, self._send(path, body, read))
 
     async def _send(self, path: str, body: bytes, read: Callable[[bytes], _T]) -> _T | Retry:
         reply = await post_once(self._channel, body, timeout_s=self.settings.timeout_s, path=path)
@@ -260,14 +262,14 @@ class _Models(msgspec.Struct):
 
 
 class Tokens(msgspec.Struct):
-    """What a server's /tokenize answers."""
+    """The response of a server's /tokenize."""
 
     tokens: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class FittedSampling:
-    """Settings that fit a server, and what the user should know about it."""
+    """Settings that fit a server, and notes for the user."""
 
     sampling: SamplingSettings
     notes: Sequence[str] = ()
@@ -284,8 +286,8 @@ async def fit_max_tokens(
     """Returns the settings with a `max_tokens` that fits the server's context, and notes.
 
     The default `max_tokens` is lowered to half of the context length, which a note reports. Another
-    note reports that the chat template leaves the `tools` out. Nothing changes if the server states
-    no context length, as hosted providers.
+    note reports that the chat template ignores the `tools`. Nothing changes if the server does not
+    state a context length, like hosted providers.
 
     Raises InputError if a `max_tokens` other than the default leaves no room for a prompt.
     """
@@ -296,13 +298,13 @@ async def fit_max_tokens(
         try:
             context = (await server.context_lengths()).get(model)
         except (TeacherError, UnreadableAnswerError):
-            # The first call will report what is wrong with the server.
+            # The first call will report the problem with the server.
             return FittedSampling(sampling)
         if context is not None and tools and await server.ignores_tools(model, tools):
             notes.append(
-                f"the chat template of {model} at {endpoint.base_url} leaves tools out, so it "
-                "cannot call them: serve it with a template that shows them (vLLM: "
-                "--chat-template), or take another model"
+                f"the chat template of {model} at {endpoint.base_url} ignores tools, so the model "
+                "cannot call them: serve it with a template that supports tools (vLLM: "
+                "--chat-template), or use another model"
             )
     if context is None or sampling.max_tokens <= context // 2:
         return FittedSampling(sampling, notes)
@@ -325,4 +327,4 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 def vllm_lora_rank(rank: int | None) -> int | None:
     """Returns vLLM's smallest --max-lora-rank that is at least `rank`; None if there is none."""
-    return next((known for known in _RANKS if rank is not None and known >= rank), None)
+    return next((supported for supported in _RANKS if rank is not None and supported >= rank), None)

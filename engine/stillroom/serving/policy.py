@@ -73,8 +73,8 @@ class ServedPolicy:
         `seed_key` and the seed (`seed`, or the sampling settings' if it is None) determine which
         tokens are drawn.
         """
-        given = self.sampling.seed or 0 if seed is None else seed
-        yield ServedConversation(self, messages, tools, f"{given}:{seed_key}")
+        base_seed = self.sampling.seed or 0 if seed is None else seed
+        yield ServedConversation(self, messages, tools, f"{base_seed}:{seed_key}")
 
     def stop_sampling(self) -> None:
         """Cancels sampling in all conversations; tokens of turns in flight are discarded."""
@@ -150,16 +150,16 @@ class ServedConversation(TokenConversation):
         history = self._history
         num_begun = len(history.ids) - self._start_turn()
         room = self._policy.max_context - len(history.ids)
-        most = min(history.settings.max_tokens - num_begun, room)
+        max_tokens = min(history.settings.max_tokens - num_begun, room)
         is_finished = False
-        if most > 0:
+        if max_tokens > 0:
             digest = hashlib.sha256(f"{self._key}:{self._num_turns}".encode()).digest()
             seed = int.from_bytes(digest[:7], "big")
-            turn = await self._policy.next_turn(history.ids, max_tokens=most, seed=seed)
+            turn = await self._policy.next_turn(history.ids, max_tokens=max_tokens, seed=seed)
             history.restore(turn.ids, turn.logprobs)
             is_finished = turn.is_finished
         history.num_begun = 0
-        is_full = most == room
+        is_full = max_tokens == room
         return self._finished_turn("stop" if is_finished else "context" if is_full else "length")
 
     def set_aside(self) -> None:

@@ -182,10 +182,10 @@ async def _check_model(teacher: ServedTeacher, max_context: int, num_own: int) -
     # To score a prompt, vLLM must have room for the token after it.
     needed = max_context + num_own + (teacher.provider == "vllm")
     if length is not None and length < needed:
-        own = f", plus {num_own} for the teacher's own prompt" if num_own else ""
+        own_note = f", plus {num_own} for the teacher's own prompt" if num_own else ""
         raise ModelError(
             f"{teacher.model!r} is served with a context of {length} tokens, but conversations may "
-            f"have {max_context}{own}",
+            f"have {max_context}{own_note}",
             f"serve it with {needed} tokens (vLLM: --max-model-len), or set "
             "rollout.max_context_window: "
             f"{length - needed + max_context}",
@@ -212,10 +212,10 @@ async def _check_tokens(teacher: ServedTeacher, tokenizer: Any, wording: _Wordin
             "set teacher.tokenizer to the folder or hub id of the model that it serves",
         )
     if own_ids != server_ids:
-        at, mine, other = _first_difference(own_ids, server_ids, tokenizer)
+        index, own_text, server_text = _first_difference(own_ids, server_ids, tokenizer)
         raise ModelError(
             f"{wording.names} have different tokenizers: token ids of the same text differ from "
-            f"index {at} on ({mine!r}, {other!r})",
+            f"index {index} on ({own_text!r}, {server_text!r})",
             wording.fix,
         )
     chat_request = {"model": teacher.model, "messages": _CHAT, "add_generation_prompt": True}
@@ -227,10 +227,11 @@ async def _check_tokens(teacher: ServedTeacher, tokenizer: Any, wording: _Wordin
         return f"its tokenizer is {wording.whose}; its chat template could not be checked"
     own_ids = ChatRenderer(tokenizer).prompt_ids(_CHAT, [])
     if server_ids is not None and own_ids != server_ids:
-        at, mine, other = _first_difference(own_ids, server_ids, tokenizer)
+        index, own_text, server_text = _first_difference(own_ids, server_ids, tokenizer)
         raise ModelError(
             f"{wording.names} have different chat templates, {wording.if_template_differs}: token "
-            f"ids of the same conversation differ from index {at} on ({mine!r}, {other!r})",
+            f"ids of the same conversation differ from index {index} on ({own_text!r}, "
+            f"{server_text!r})",
             wording.template_fix,
         )
     return f"its tokenizer and chat template are {wording.whose}"
@@ -243,10 +244,10 @@ async def _check_scores(teacher: ServedTeacher, tokenizer: Any, max_context: int
     cache that affects the scores. Raises TeacherError if the difference is too large.
     """
     ids = (_encode(tokenizer, _TEXT) * _PROBE_TOKENS)[: min(_PROBE_TOKENS, max_context)]
-    whole = await _scores(teacher, ids)
-    again = await _scores(teacher, ids)
-    part = await _scores(teacher, ids[: len(ids) // 2])
-    gap = max(_mean_gap(whole, again), _mean_gap(whole, part))
+    full = await _scores(teacher, ids)
+    repeated = await _scores(teacher, ids)
+    first_half = await _scores(teacher, ids[: len(ids) // 2])
+    gap = max(_mean_gap(full, repeated), _mean_gap(full, first_half))
     if not gap <= _TOLERANCE:
         raise TeacherError(
             f"{teacher.server.root} returns different logprobs for the same tokens in different "
@@ -286,5 +287,9 @@ def _first_difference(
 ) -> tuple[int, str, str]:
     """Returns the index of the first differing token, and both texts of the next 8 tokens."""
     pairs = enumerate(zip(own_ids, server_ids, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(own_ids), len(server_ids)))
-    return at, tokenizer.decode(own_ids[at : at + 8]), tokenizer.decode(server_ids[at : at + 8])
+    index = next((i for i, (a, b) in pairs if a != b), min(len(own_ids), len(server_ids)))
+    return (
+        index,
+        tokenizer.decode(own_ids[index : index + 8]),
+        tokenizer.decode(server_ids[index : index + 8]),
+    )

@@ -73,31 +73,31 @@ class ScoringRequest:
         Raises UnreadableAnswerError if they do not match the request.
         """
         places = self._parse_sglang(body) if provider == "sglang" else self._parse_vllm(body)
-        logprobs = [self._logprob_at(place, places[place]) for place in self.wanted]
+        logprobs = [self._logprob_at(position, places[position]) for position in self.wanted]
         if self.top_k is None:
             return TeacherScores(logprobs)
-        tops = [self._top_k_at(place, places[place], self.top_k) for place in self.wanted]
+        tops = [self._top_k_at(position, places[position], self.top_k) for position in self.wanted]
         return TeacherScores(logprobs, [ids for ids, _ in tops], [values for _, values in tops])
 
-    def _logprob_at(self, place: int, logprobs: Mapping[int, float]) -> float:
-        token = self.ids[place]
+    def _logprob_at(self, position: int, logprobs: Mapping[int, float]) -> float:
+        token = self.ids[position]
         if token not in logprobs:
             raise UnreadableAnswerError(
-                f"expected a logprob of token id {token} at index {place}, got those of "
+                f"expected a logprob of token id {token} at index {position}, got those of "
                 f"{sorted(logprobs)[:3]}"
             )
-        return _check_logprob(logprobs[token], place)
+        return _check_logprob(logprobs[token], position)
 
     def _top_k_at(
-        self, place: int, logprobs: Mapping[int, float], top_k: int
+        self, position: int, logprobs: Mapping[int, float], top_k: int
     ) -> tuple[list[int], list[float]]:
         # The entry also has the scored token itself, which may not be in the top k.
         likeliest = sorted(logprobs, key=lambda token: -logprobs[token])[:top_k]
         if len(likeliest) < top_k:
             raise UnreadableAnswerError(
-                f"expected {top_k} top tokens at index {place}, got {len(likeliest)}"
+                f"expected {top_k} top tokens at index {position}, got {len(likeliest)}"
             )
-        return likeliest, [_check_logprob(logprobs[token], place) for token in likeliest]
+        return likeliest, [_check_logprob(logprobs[token], position) for token in likeliest]
 
     def _parse_vllm(self, body: bytes) -> dict[int, dict[int, float]]:
         choices = decode_answer(body, _VllmAnswer).choices
@@ -135,14 +135,15 @@ class ScoringRequest:
         return places
 
 
-def _check_logprob(logprob: float, place: int) -> float:
+def _check_logprob(logprob: float, position: int) -> float:
     """Returns a logprob, clamped to 0 if rounding put it above.
 
     Raises UnreadableAnswerError for a value that a sampled token cannot have.
     """
     if not _IMPOSSIBLE < logprob <= _ROUNDING:
         raise UnreadableAnswerError(
-            f"the logprob of the token at index {place} is {logprob:g}: the server masks its logits"
+            f"the logprob of the token at index {position} is {logprob:g}: the server masks its "
+            "logits"
         )
     return min(logprob, 0.0)
 
@@ -198,11 +199,11 @@ class ServedTeacher:
             CallFailedError: every attempt failed, so the rollout has no scores.
             TeacherError: no call can succeed.
         """
-        wanted = [i for i, is_sampled in enumerate(trace.sampled) if is_sampled and i > 0]
-        if not wanted:
+        positions = [i for i, is_sampled in enumerate(trace.sampled) if is_sampled and i > 0]
+        if not positions:
             return TeacherScores([], [], [])
-        ids = trace.ids[: wanted[-1] + 1]
-        request = ScoringRequest(self.model, ids, wanted, self.top_k)
+        ids = trace.ids[: positions[-1] + 1]
+        request = ScoringRequest(self.model, ids, positions, self.top_k)
         path, body = request.request(self.provider)
         return await self.server.post(
             path, body, lambda answer: request.read(self.provider, answer), tokens=len(ids)

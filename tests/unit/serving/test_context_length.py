@@ -67,7 +67,7 @@ def test_a_model_whose_template_leaves_tools_out_is_told_before_the_first_call(
         notes = fitted(found, SamplingSettings(max_tokens=16), tools=[TOOL]).notes
         without = fitted(found, SamplingSettings(max_tokens=16)).notes
     assert len(notes) == is_told
-    assert not is_told or "leaves tools out, so it cannot call them" in notes[0]
+    assert not is_told or "ignores tools, so the model cannot call them" in notes[0]
     assert list(without) == []
 
 
