@@ -46,7 +46,7 @@ def figures_of(page: Page, server: psutil.Process, base: str, rows: int) -> dict
     pages = [measured(page, server, f"{at}{row}", ".rows-list li") for row in others]
     started = time.perf_counter()
     page.locator(".rows-list summary").first.click()
-    page.locator(".row-body .talk").first.wait_for()
+    page.locator(".row-body .conversation").first.wait_for()
     row_s = time.perf_counter() - started
     search = measured(page, server, f"{at}1&q=no+such+text+anywhere", ".pager")
     sample = measured(page, server, f"{base}/data/file?path=rollouts.jsonl", ".bars")

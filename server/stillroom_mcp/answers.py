@@ -32,8 +32,8 @@ def structured(
         answer["poll_after_s"] = poll_after_s(result)
         if (inner := large_result(result)) is not None:
             answer["result"] = _rounded(fenced_answer(inner))
-            shown = msgspec.to_builtins(names_only(inner))
-            quotable = msgspec.structs.replace(quotable, result=shown)
+            inner_values = msgspec.to_builtins(names_only(inner))
+            quotable = msgspec.structs.replace(quotable, result=inner_values)
     if isinstance(quotable, RunReport) and operation.may_become_run:
         answer["next_step"] = after_run(request, quotable)
     else:

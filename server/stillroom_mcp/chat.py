@@ -141,5 +141,5 @@ def add_flags(parser: argparse.ArgumentParser, add_field: Callable[[str, FieldIn
     parser.add_argument(
         "--message", action="append", help="send this message and exit; repeat it for more messages"
     )
-    parser.add_argument("--workspace", help="folder that holds the project (default: this folder)")
+    parser.add_argument("--workspace", help="the project's folder (default: this folder)")
     parser.add_argument("--json", action="store_true", help="print each message as one JSON line")

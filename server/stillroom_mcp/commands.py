@@ -259,8 +259,8 @@ class _ProgressView:
 
     def start(self, run: api.RunReport) -> None:
         """Prints the run's id and log path, so that the run can be found again."""
-        place = f" on {run.where}" if run.where is not None else ""
-        sys.stderr.write(f"run {run.run_id}{place} ({run.log_path})\n")
+        machine = f" on {run.where}" if run.where is not None else ""
+        sys.stderr.write(f"run {run.run_id}{machine} ({run.log_path})\n")
 
     def show(self, run: api.RunReport) -> None:
         """Shows the progress of the run's current phase."""

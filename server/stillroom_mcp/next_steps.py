@@ -29,12 +29,12 @@ def after_create_project(request: api.CreateProject, result: api.ProjectResult) 
             f"import_rollouts(input={folder}traces, output={folder}rollouts/app.jsonl, "
             "split_heldout=0.25, prompts=true)"
         )
-    own = " (first add your own prompts, tools and models, if you have them; see CLAUDE.md)"
+    own_files = " (first add your own prompts, tools and models, if you have them; see CLAUDE.md)"
     return (
         f"generate_rollouts(input={folder}prompts.jsonl, output={folder}rollouts/teacher.jsonl, "
         f"provider=demo, model=teacher, tools={folder}tools.py, rewards={folder}rewards.py, n=300, "
         "temperature=1.2, max_turns=5, max_tokens=48, concurrency=64)"
-        + (own if request.template == "on-policy-agent" else "")
+        + (own_files if request.template == "on-policy-agent" else "")
     )
 
 
@@ -68,7 +68,9 @@ def after_list_machines(request: api.ListMachines, result: api.MachineList) -> s
     first = result.machines[0].name
     if not request.check and all(machine.asked_at is None for machine in result.machines):
         return "list_machines(check=true) probes them; then plan_training(where=…) compares them"
-    by_hand = [one.name for one in result.machines if one.kind == "ssh" and one.spent_usd]
+    by_hand = [
+        machine.name for machine in result.machines if machine.kind == "ssh" and machine.spent_usd
+    ]
     cost = (
         f"; tell the user that {', '.join(by_hand)} costs money until they stop it, since "
         "stillroom did not provision it"
@@ -181,7 +183,7 @@ def after_inspect_examples(request: object, result: api.ExamplesPage) -> str:
 def after_plan_training(request: object, result: api.TrainingForecast) -> str:
     """Suggests starting the training, or the changes that make it fit."""
     if not result.fits:
-        others = [one.machine for one in result.machines[1:] if one.fits]
+        others = [forecast.machine for forecast in result.machines[1:] if forecast.fits]
         elsewhere = f", or where={others[0]}, where it fits" if others else ""
         changes = "; or ".join(result.changes) or "a smaller model"
         return f"the training does not fit: call plan_training again with {changes}{elsewhere}"
@@ -203,13 +205,13 @@ def _price_first(result: api.TrainingForecast) -> str:
         )
     if machine.usd_most is None:
         return ""
-    each = " for each turn of its rollouts" if result.method == "distill" else ""
+    per_turn = " for each turn of its rollouts" if result.method == "distill" else ""
     minutes = machine.install_seconds / 60
     install = (
         f", including up to {minutes:.0f} minutes for the first installation" if minutes else ""
     )
     return (
-        f"tell the user that it may cost up to ${machine.usd_most:.2f}{each}{install}; "
+        f"tell the user that it may cost up to ${machine.usd_most:.2f}{per_turn}{install}; "
         "only budget_usd limits the cost. Then, with budget_usd, "
     )
 
@@ -260,7 +262,7 @@ def _if_old(result: api.RunReport) -> str:
 def _resume_step(result: api.RunReport) -> str:
     if result.kind in ("sft", "dpo", "distill"):
         where = f", where={result.where}" if result.where is not None else ""
-        elsewhere = ", there or elsewhere" if where else ""
+        elsewhere = ", on this or another machine" if where else ""
         again = f"start_training(resume={result.run_id}{where})"
         return f"{again} resumes at its last checkpoint{elsewhere}"
     return "repeat the call if you still need the result"
@@ -453,10 +455,10 @@ _NAMED = re.compile(r"\b([a-z]+(?:_[a-z]+)+)\b(?!=)")
 
 def as_cli_commands(text: str) -> str:
     """Returns a next step with CLI commands in place of tool calls."""
-    known = {operation.name: operation for operation in api.OPERATIONS}
+    operations = {operation.name: operation for operation in api.OPERATIONS}
 
     def command(call: re.Match[str]) -> str:
-        operation = known.get(call[1])
+        operation = operations.get(call[1])
         if operation is None:
             return call[0]
         words = ["stillroom", operation.command]
@@ -470,9 +472,9 @@ def as_cli_commands(text: str) -> str:
                 words += [flag, *values]
         return " ".join(word for word in words if word)
 
-    def name(found: re.Match[str]) -> str:
-        operation = known.get(found[1])
-        return found[0] if operation is None else f"stillroom {operation.command}"
+    def name(match: re.Match[str]) -> str:
+        operation = operations.get(match[1])
+        return match[0] if operation is None else f"stillroom {operation.command}"
 
     return _NAMED.sub(name, _CALL.sub(command, text))
 

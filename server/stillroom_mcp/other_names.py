@@ -146,16 +146,18 @@ def add_override_flags(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def with_short_overrides(given: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+def with_short_overrides(
+    parsed_fields: Mapping[str, Any], options: argparse.Namespace
+) -> dict[str, Any]:
     """Returns a training command's fields, with the overrides that its flags set.
 
     A first argument such as `data.batch_size=8` is an override, not the path of a config.
     """
-    fields, config = dict(given), str(given.get("config", ""))
+    fields, config = dict(parsed_fields), str(parsed_fields.get("config", ""))
     positional: list[str] = []
     if "=" in config and not config.endswith((".yml", ".yaml", ".json")):
         positional = [fields.pop("config")]
     from_flags: Sequence[str] = getattr(options, SHORT_OVERRIDES, None) or ()
     if positional or from_flags:
-        fields["overrides"] = [*positional, *given.get("overrides", ()), *from_flags]
+        fields["overrides"] = [*positional, *parsed_fields.get("overrides", ()), *from_flags]
     return fields

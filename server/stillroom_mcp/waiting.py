@@ -43,7 +43,7 @@ def add_parser(added: Any) -> argparse.ArgumentParser:
         action="store_true",
         help="also stop waiting at a new alarm or a nearly spent budget",
     )
-    parser.add_argument("--workspace", help="folder that holds the project (default: this folder)")
+    parser.add_argument("--workspace", help="the project's folder (default: this folder)")
     parser.add_argument("--json", action="store_true", help="print each run as one JSON line")
     return parser
 

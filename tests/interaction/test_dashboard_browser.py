@@ -103,7 +103,7 @@ def test_a_page_is_accessible_and_hostile_content_does_nothing_in_it(
     assert page.locator("main img").count() == 0
     if "/rows" in address:
         page.locator(".rows-list summary").first.click()
-        page.locator(".row-body .talk").first.wait_for()
+        page.locator(".row-body .conversation").first.wait_for()
     assert accessibility_faults(page) == ""
 
 

@@ -1,4 +1,4 @@
-"""Conversations as the report shows them: flat lists of parts of limited length."""
+"""Conversations for display: flat lists of parts with limited lengths."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,26 +11,26 @@ from stillroom.report.wording import cut
 from stillroom.types import Message
 
 MAX_TEXT = 800
-"""Characters of one part."""
+"""The maximum number of characters of a part."""
 _MAX_UNFOLDED, _MAX_REST = 1500, 200_000
 _HEAD, _TAIL = 9, 5
-"""Parts of a long conversation that are kept at its beginning and at its end."""
+"""The number of parts at the beginning and the end of a long conversation that are kept."""
 
 PartKind = Literal["system", "user", "thinking", "text", "answer", "call", "reply"]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One shown part: a text, a tool call or a tool's reply."""
+    """One part of a conversation: a text, a tool call or a tool's reply."""
 
     kind: PartKind
     text: str
     num_hidden: int
-    """Characters that were left out at the end."""
+    """The number of characters that are cut off at the end."""
     rest: str = ""
-    """The characters that the page can unfold; empty if it cannot."""
+    """The cut-off characters that the page can expand; empty if it cannot."""
     name: str = ""
-    """The tool's name, for calls and replies."""
+    """The name of the tool, for calls and replies."""
     is_error: bool = False
 
 
@@ -44,7 +44,7 @@ class ShownConversation:
 
 
 def conversation(messages: Sequence[Message], *, is_whole: bool = False) -> ShownConversation:
-    """Returns the messages as parts; `is_whole` keeps all and makes long ones unfoldable."""
+    """Returns messages as parts; with `is_whole`, all parts, with expandable long texts."""
     limit = _MAX_UNFOLDED if is_whole else MAX_TEXT
     parts = [part for message in messages for part in _parts(message, limit)]
     if is_whole:
@@ -55,7 +55,7 @@ def conversation(messages: Sequence[Message], *, is_whole: bool = False) -> Show
 
 
 def num_given(messages: Sequence[Message], turns: int) -> int:
-    """Returns how many messages came before the model's first of `turns` turns."""
+    """Returns the number of messages before the model's first turn, for `turns` turns."""
     replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     return replies[-turns] if 0 < turns <= len(replies) else len(messages)
 
@@ -68,7 +68,7 @@ def _parts(message: Message, limit: int) -> Iterator[Part]:
         case "assistant":
             yield from _assistant_parts(message, text, limit)
         case "tool":
-            # The engine's own errors begin so, see stillroom.tools.source.
+            # This prefix marks errors of the engine, see stillroom.tools.source.
             is_error = text.startswith("error:")
             name = str(message.get("name") or "")
             yield _part("reply", text or "(empty)", limit, name=name, is_error=is_error)
@@ -89,10 +89,10 @@ def _assistant_parts(message: Message, text: str, limit: int) -> Iterator[Part]:
 
 def _part(kind: PartKind, text: str, limit: int, *, name: str = "", is_error: bool = False) -> Part:
     text = text.strip("\n")
-    shown = cut(text, limit)
-    # A page that shows whole parts hides the rest of a long one behind a fold.
+    shortened = cut(text, limit)
+    # Pages with whole conversations put the rest of a long part into a collapsed element.
     rest = text[limit : limit + _MAX_REST] if limit == _MAX_UNFOLDED else ""
-    return Part(kind, shown.text, shown.num_hidden, rest, name, is_error)
+    return Part(kind, shortened.text, shortened.num_hidden, rest, name, is_error)
 
 
 def _text(message: Message) -> str:
@@ -102,15 +102,15 @@ def _text(message: Message) -> str:
     return "\n".join(str(part.get("text", f"[{part.get('type', 'part')}]")) for part in content)
 
 
-def _arguments(written: Any) -> str:
-    """Returns the arguments as `name=value, …`, or as written if they are no JSON object."""
+def _arguments(raw: Any) -> str:
+    """Returns the arguments as `name=value, …`, or unchanged if they are not a JSON object."""
     try:
-        value = msgspec.json.decode(written) if isinstance(written, str) else written
+        value = msgspec.json.decode(raw) if isinstance(raw, str) else raw
     except (ValueError, RecursionError):
-        return str(written)
+        return str(raw)
     if not isinstance(value, dict):
-        return str(written)
+        return str(raw)
     arguments = cast("dict[str, Any]", value)
     return ", ".join(
-        f"{name}={msgspec.json.encode(one).decode()}" for name, one in arguments.items()
+        f"{name}={msgspec.json.encode(argument).decode()}" for name, argument in arguments.items()
     )

@@ -1,4 +1,4 @@
-"""Learning curves: what each training run recorded, step by step, and with which settings."""
+"""Learning curves: the metrics of each training run, step by step, and its settings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,33 +18,33 @@ MAX_DRAWN = 40
 
 @dataclass(frozen=True, slots=True)
 class ChartPlan:
-    """One chart of a method."""
+    """A chart for a metric of a kind of run."""
 
     metric: str
     title: str
     unit: str
     also: str | None = None
-    """Name of a second metric that is drawn as marks in the same chart."""
+    """The name of a second metric, drawn as marks in the same chart."""
     is_more: bool = False
-    """Whether the page folds the chart away, for readers who look for causes."""
+    """Whether the chart is collapsed on the page, as a diagnostic."""
 
 
 _LOSS = ChartPlan("loss", "Loss", "nats per token", also="val_loss")
 _MOST_DATASETS = 8
-_WHY = tuple(
+_DIAGNOSTICS = tuple(
     ChartPlan(metric, title, unit, is_more=True)
     for metric, title, unit in (
         ("cold_start_loss", "Cold start", "nats per token"),
         ("loss", "Loss", "mean of the tokens"),
         ("entropy", "Entropy of the student", "nats per token"),
-        ("repetition", "Repetition", "share of four-token stretches"),
+        ("repetition", "Repetition", "share of four-token sequences"),
         ("truncated", "Cut off before the end", "share of rollouts"),
         ("out_of_turns", "Out of turns", "share of rollouts"),
         ("turns", "Turns", "mean of the rollouts"),
         ("longest_response", "Longest response", "tokens"),
         ("tool_errors", "Tool errors", "per rollout"),
         ("failed", "Failed", "share of rollouts"),
-        ("left_out", "Longer than the teacher's context", "share of rollouts"),
+        ("left_out", "Exceeded the teacher's context", "share of rollouts"),
         ("advantage", "Advantage", "mean of the tokens"),
         ("advantage_std", "Spread of the advantage", "standard deviation"),
         ("ratio", "Ratio to the sampler", "mean of the tokens"),
@@ -72,20 +72,20 @@ _PLANS: dict[RunKind, Sequence[ChartPlan]] = {
         ChartPlan("teacher_kl", "Reverse KL to the teacher", "nats per token"),
         ChartPlan("reward", "Reward", "mean of the batch"),
         ChartPlan("response_tokens", "Response length", "tokens"),
-        # One for each dataset with a teacher of its own.
+        # One chart for each dataset with its own teacher.
         *(
             ChartPlan(f"teacher_kl/dataset_{i}", f"Reverse KL, dataset {i}", "nats per token")
             for i in range(_MOST_DATASETS)
         ),
-        *_WHY,
+        *_DIAGNOSTICS,
     ),
 }
-_PACE = tuple(
+_THROUGHPUT = tuple(
     ChartPlan(metric, title, unit, is_more=True)
     for metric, title, unit in (
         ("tokens_per_s", "Trained tokens", "a second"),
         ("grad_norm", "Gradient", "norm before clipping"),
-        ("memory_gb", "Memory", "GB at most"),
+        ("memory_gb", "Peak memory", "GB"),
     )
 )
 _CALLS = (
@@ -115,7 +115,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """What a training run was configured with."""
+    """The settings of a training run."""
 
     student: str | None
     teacher: str | None
@@ -124,13 +124,13 @@ class TrainingSettings:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One training run as the page shows it."""
+    """One training run on the page."""
 
     run: Run
     summary: str
     charts: Sequence[LineChart]
     more: Sequence[LineChart]
-    """Further charts, folded away on the page."""
+    """More charts, which are collapsed on the page."""
     empty: str | None
     """The reason why there are no charts; None if there are some."""
     settings: Sequence[Setting]
@@ -148,10 +148,14 @@ class _RequestedEvaluations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chart_plans(reader: FolderReader, run: Run) -> list[ChartPlan]:
-    """Returns every chart that may be drawn of a run of any kind, the most telling first."""
+    """Returns all charts that a run may have, the most important first."""
     if run.state.kind not in TRAINING_KINDS:
         return list(_CALLS)
-    plans = [*_PLANS[run.state.kind], *_evaluations(reader, run.folder / "config.json"), *_PACE]
+    plans = [
+        *_PLANS[run.state.kind],
+        *_evaluations(reader, run.folder / "config.json"),
+        *_THROUGHPUT,
+    ]
     return list({plan.metric: plan for plan in reversed(plans)}.values())[::-1]
 
 
@@ -170,22 +174,22 @@ def trainings(
     reader: FolderReader, runs: Sequence[Run], settings: dict[str, TrainingSettings]
 ) -> list[Training]:
     """Returns the newest training runs with their charts, oldest first."""
-    chosen = [run for run in runs if run.state.kind in TRAINING_KINDS][-MAX_DRAWN:]
-    return [_training(reader, run, settings.get(run.run_id)) for run in chosen]
+    newest = [run for run in runs if run.state.kind in TRAINING_KINDS][-MAX_DRAWN:]
+    return [_training(reader, run, settings.get(run.run_id)) for run in newest]
 
 
 def _training(reader: FolderReader, run: Run, settings: TrainingSettings | None) -> Training:
     plans = [*_PLANS[run.state.kind], *_evaluations(reader, run.folder / "config.json")]
     names = {name for plan in plans for name in (plan.metric, plan.also) if name}
     series = read_metrics(reader, RunFolder(run.folder), names)
-    drawn = [(plan, _chart(plan, series)) for plan in plans if series[plan.metric].points]
-    charts = [chart for plan, chart in drawn if not plan.is_more]
+    drawn_charts = [(plan, _chart(plan, series)) for plan in plans if series[plan.metric].points]
+    charts = [chart for plan, chart in drawn_charts if not plan.is_more]
     return Training(
         run=run,
         summary=_summary(series[plans[0].metric], settings),
         charts=charts,
-        more=[chart for plan, chart in drawn if plan.is_more],
-        empty=None if charts else _why_empty(run.state.status),
+        more=[chart for plan, chart in drawn_charts if plan.is_more],
+        empty=None if charts else _empty_reason(run.state.status),
         settings=settings.rows if settings else (),
     )
 
@@ -213,9 +217,9 @@ def read_metrics(reader: FolderReader, run: RunFolder, names: set[str]) -> dict[
     values: dict[str, dict[int, float]] = {name: {} for name in names}
     missing = dict.fromkeys(names, 0)
     try:
-        for step, measured in run.read_metrics():
-            for name in names & measured.keys():
-                value = measured[name]
+        for step, step_metrics in run.read_metrics():
+            for name in names & step_metrics.keys():
+                value = step_metrics[name]
                 if value is None or not is_drawable(value):
                     missing[name] += 1
                 else:
@@ -239,7 +243,7 @@ def _settings(config: dict[str, Any], kind: RunKind) -> TrainingSettings:
         if isinstance(values, dict):
             section_values = cast("dict[str, Any]", values)
             rows += [
-                Setting(f"{section}.{key}", _shown(v))
+                Setting(f"{section}.{key}", _value_text(v))
                 for key, v in section_values.items()
                 if v is not None
             ]
@@ -247,7 +251,7 @@ def _settings(config: dict[str, Any], kind: RunKind) -> TrainingSettings:
     return TrainingSettings(by_key.get("model.path"), by_key.get("teacher.path"), rows)
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
@@ -262,7 +266,7 @@ def _summary(series: Series, settings: TrainingSettings | None) -> str:
     return " · ".join(parts)
 
 
-def _why_empty(status: RunStatus) -> str:
+def _empty_reason(status: RunStatus) -> str:
     if not status.is_final:
-        return "No step is finished yet."
+        return "No step has finished yet."
     return "The run ended before its first step."

@@ -1,4 +1,4 @@
-"""The pages about one data file: its rows, its distributions, and a review."""
+"""The pages about one data file: rows, distributions, and review."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -22,8 +22,8 @@ from stillroom.types import Message
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
-    """One conversation of a row as the page shows it."""
+class RowConversation:
+    """One conversation of a row, for display."""
 
     title: str | None
     parts: ShownConversation
@@ -40,15 +40,17 @@ def write_rows_page(path: Path, inspection: Inspection, request: InspectExamples
         last=first + len(inspection.rows) - 1,
         total=inspection.page.total_count,
         rows=inspection.rows,
-        talks=talks,
+        conversations=conversations,
     )
     write_page(path, html)
 
 
-def talks(sections: Sequence[Section]) -> list[Talk]:
-    """Returns whole conversations, in which long texts can be unfolded."""
+def conversations(sections: Sequence[Section]) -> list[RowConversation]:
+    """Returns the complete conversations of a row; long texts can be expanded."""
     return [
-        Talk(section.title, conversation(cast("list[Message]", section.messages), is_whole=True))
+        RowConversation(
+            section.title, conversation(cast("list[Message]", section.messages), is_whole=True)
+        )
         for section in sections
     ]
 
@@ -105,23 +107,24 @@ def _figures(report: ValidationReport, counts: TokenCounts | None) -> Iterator[F
         yield Figure(
             "Duplicates",
             share,
-            f"{count(report.duplicates)} say what others said; {count(report.copies)} are copies",
+            f"{count(report.duplicates)} repeat other rows; {count(report.copies)} are exact "
+            "copies",
         )
     yield Figure("Size", f"{number(report.size_bytes / _MEGABYTE)} MB", "of all rows")
     if counts and counts.tokens:
-        note = f"mean; the longest of {count(counts.rows)}: {number(counts.tokens.high)}"
-        yield Figure("Tokens a row", number(counts.tokens.mean), note)
+        note = f"mean; longest of {count(counts.rows)} rows: {number(counts.tokens.high)}"
+        yield Figure("Tokens per row", number(counts.tokens.mean), note)
     if report.rewards:
-        yield Figure("Reward", number(report.rewards.mean), "mean of the rows that have one")
+        yield Figure("Reward", number(report.rewards.mean), "mean of the rows with a reward")
 
 
 def dataset_charts(row_format: str, statistics: DatasetStatistics) -> Iterator[BarChart]:
     """Yields the distributions of the rows that were added to the statistics."""
     planned = (
-        (statistics.rewards, "Reward", "a row"),
-        (statistics.turns, "Turns", "answers of the assistant a row"),
-        (statistics.messages, "Messages", "a row"),
-        (statistics.characters, "Characters", "of texts and calls a row"),
+        (statistics.rewards, "Reward", "per row"),
+        (statistics.turns, "Turns", "assistant turns per row"),
+        (statistics.messages, "Messages", "per row"),
+        (statistics.characters, "Characters", "in texts and calls, per row"),
     )
     for values, title, unit in planned:
         is_charted = row_format != RowFormat.PROMPTS or title != "Turns"
@@ -133,21 +136,21 @@ def dataset_charts(row_format: str, statistics: DatasetStatistics) -> Iterator[B
 def _token_charts(counts: TokenCounts | None) -> Iterator[BarChart]:
     if counts is not None and counts.tokens is not None:
         total = sum(bar.count for bar in counts.bars)
-        yield bar_chart(counts.bars, counts.tokens, total, "Tokens", "for the student, a row")
+        yield bar_chart(counts.bars, counts.tokens, total, "Tokens", "for the student, per row")
 
 
 def category_shares(statistics: DatasetStatistics) -> Sequence[CategoryShare]:
-    """Returns how many of the rows are in each of the most frequent categories."""
+    """Returns the number and share of rows in each of the most frequent categories."""
     total = statistics.categories.total() + statistics.uncategorized
-    shown = statistics.categories.most_common(_MAX_CATEGORIES)
-    rest = statistics.categories.total() - sum(num for _, num in shown)
-    named = [*shown, ("(others)", rest), ("(none)", statistics.uncategorized)]
-    largest = max((num for _, num in named), default=1)
+    most_common = statistics.categories.most_common(_MAX_CATEGORIES)
+    num_others = statistics.categories.total() - sum(num for _, num in most_common)
+    categories = [*most_common, ("(others)", num_others), ("(none)", statistics.uncategorized)]
+    largest = max((num for _, num in categories), default=1)
     return [
         CategoryShare(
             label, f"{count(num)} · {percent(num / total)}", round(100 * num / largest, 2)
         )
-        for label, num in named
+        for label, num in categories
         if num and statistics.categories
     ]
 
@@ -162,7 +165,7 @@ def write_review_page(sampled: SampleWithPage) -> None:
         name=sampled.result.output,
         groups=[(band, [row for row in rows if row.band == band]) for band in bands],
         sections=sections_of_review,
-        talks=talks,
+        conversations=conversations,
         total=len(rows),
         read=sampled.result.read,
         # The browser stores verdicts under this key until they are downloaded.

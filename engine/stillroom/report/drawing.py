@@ -1,7 +1,8 @@
-"""Line and bar charts as plain numbers, which the templates draw as SVG.
+"""The geometry of line and bar charts, which the templates draw as SVG.
 
-A line chart fills a box of WIDTH × HEIGHT that is stretched to the room it gets, so its labels are
-placed outside the box, in percent."""
+The template stretches a chart's box of WIDTH × HEIGHT to the available space, so labels are placed
+outside the box, with positions in percent.
+"""
 
 import math
 from collections.abc import Sequence
@@ -14,9 +15,9 @@ from stillroom.report.wording import count, number, percent
 WIDTH, HEIGHT = 1000, 400
 MAX_POINTS = 400
 _NUM_STRIPS = 48
-_TREND_FROM = 30
-"""With fewer points than this a moving average hides more than it shows."""
-_LARGEST = 1e100
+_MIN_POINTS_FOR_TREND = 30
+"""The minimum number of points for a moving average."""
+_LARGEST_VALUE = 1e100
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +34,14 @@ class Series:
 
     name: str
     points: Sequence[Point]
-    """Points in the order of their steps."""
+    """The points, sorted by step."""
     num_missing: int = 0
-    """How many steps have a value that is not a finite number."""
+    """The number of steps whose value is not a finite number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A label of an axis, and where it stands in percent from the top or the left."""
+    """A label of an axis, and its position in percent from the top or left."""
 
     position: float
     label: str
@@ -48,7 +49,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """A vertical strip of the chart that shows its value under the pointer."""
+    """A vertical strip of the chart, with a tooltip of its value."""
 
     x: float
     width: float
@@ -57,21 +58,21 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class LineChart:
-    """Everything the template needs to draw one metric."""
+    """The data with which the template draws one metric."""
 
     title: str
     unit: str
     change: str
-    """The first and the last value, as text."""
+    """The first and last value, as text."""
     also: str | None
-    """The second series: its name, its first and its last value, as text."""
+    """The name and the first and last value of the second series, as text."""
     description: str
-    """The chart in words, for screen readers."""
+    """A description of the chart for screen readers."""
     raw: str
     trend: str | None
-    """The moving average; empty where there are too few points."""
+    """The moving average; None if there are too few points."""
     marks: Sequence[str]
-    """Points of the second series, and the only point of a run with one step."""
+    """The points of the second series, and the only point of a run with one step."""
     y_ticks: Sequence[Tick]
     x_ticks: Sequence[Tick]
     strips: Sequence[Strip]
@@ -80,7 +81,7 @@ class LineChart:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Maps steps and values to places in the chart's box."""
+    """Maps steps and values to coordinates in the chart's box."""
 
     first_step: int
     last_step: int
@@ -100,21 +101,21 @@ class _Scale:
 
 def line_chart(series: Series, *, title: str, unit: str, also: Series | None = None) -> LineChart:
     """Returns the chart of a non-empty series; `also` is a second series, drawn as marks."""
-    points, extra = series.points, also.points if also else ()
-    ticks = nice_ticks([point.value for point in [*points, *extra]])
-    steps = [point.step for point in [*points, *extra]]
+    points, second_points = series.points, also.points if also else ()
+    ticks = nice_ticks([point.value for point in [*points, *second_points]])
+    steps = [point.step for point in [*points, *second_points]]
     scale = _Scale(min(steps), max(steps), ticks[0], ticks[-1])
     averaged = trend(points)
-    marked = [*extra, *(points if len(points) == 1 else ())]
+    mark_points = [*second_points, *(points if len(points) == 1 else ())]
     return LineChart(
         title=title,
         unit=unit,
         change=_change(points),
-        also=f"{also.name} {_change(extra)}" if also and extra else None,
+        also=f"{also.name} {_change(second_points)}" if also and second_points else None,
         description=_description(series, title),
         raw=scale.path(thin(points)),
         trend=scale.path(thin(averaged)) if averaged else None,
-        marks=[scale.path([point]) for point in thin(marked)],
+        marks=[scale.path([point]) for point in thin(mark_points)],
         y_ticks=[
             Tick(round(100 * scale.y(tick) / HEIGHT, 2), text)
             for tick, text in zip(ticks, tick_texts(ticks), strict=True)
@@ -126,23 +127,23 @@ def line_chart(series: Series, *, title: str, unit: str, also: Series | None = N
 
 
 def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> Sequence[Point]:
-    """Returns at most `limit` points: the first, the last, and the extremes of equal stretches."""
+    """Returns at most `limit` points: the first, the last, and the extremes of equal segments."""
     if len(points) <= limit:
         return points
-    inner, num_stretches = points[1:-1], (limit - 2) // 2
-    kept = [points[0]]
-    for i in range(num_stretches):
-        start = len(inner) * i // num_stretches
-        stretch = inner[start : len(inner) * (i + 1) // num_stretches]
-        extremes = {f(stretch, key=lambda point: point.value) for f in (min, max)}
-        kept += sorted(extremes, key=lambda point: point.step)
-    return [*kept, points[-1]]
+    inner, num_segments = points[1:-1], (limit - 2) // 2
+    thinned = [points[0]]
+    for i in range(num_segments):
+        start = len(inner) * i // num_segments
+        segment = inner[start : len(inner) * (i + 1) // num_segments]
+        extremes = {f(segment, key=lambda point: point.value) for f in (min, max)}
+        thinned += sorted(extremes, key=lambda point: point.step)
+    return [*thinned, points[-1]]
 
 
 def trend(points: Sequence[Point]) -> Sequence[Point]:
     """Returns the moving average, with a shorter window at both ends; empty for few points."""
     n = len(points)
-    if n < _TREND_FROM:
+    if n < _MIN_POINTS_FOR_TREND:
         return ()
     half = max(2, n // 25)
     sums = [0.0, *accumulate(point.value for point in points)]
@@ -154,7 +155,7 @@ def trend(points: Sequence[Point]) -> Sequence[Point]:
 
 
 def nice_ticks(values: Sequence[float]) -> list[float]:
-    """Returns three to six round numbers that enclose the values, 0 among them if it is near."""
+    """Returns three to six round numbers that enclose the values, including a nearby 0."""
     low, high = min(values), max(values)
     if 0 <= low <= 0.6 * high:
         low = 0.0
@@ -169,7 +170,7 @@ def nice_ticks(values: Sequence[float]) -> list[float]:
 
 
 def tick_texts(ticks: Sequence[float]) -> list[str]:
-    """Returns the ticks as text, with enough decimals that no two look alike."""
+    """Returns the ticks as text, with enough decimals to distinguish them."""
     texts = [number(tick) for tick in ticks]
     if len(set(texts)) == len(ticks):
         return texts
@@ -179,7 +180,7 @@ def tick_texts(ticks: Sequence[float]) -> list[str]:
 
 def is_drawable(value: float) -> bool:
     """Returns whether a value can be placed on an axis."""
-    return math.isfinite(value) and abs(value) < _LARGEST
+    return math.isfinite(value) and abs(value) < _LARGEST_VALUE
 
 
 def _change(points: Sequence[Point]) -> str:
@@ -208,7 +209,7 @@ def _x_ticks(scale: _Scale) -> list[Tick]:
 
 def _strips(points: Sequence[Point], scale: _Scale) -> list[Strip]:
     count = min(len(points), _NUM_STRIPS)
-    chosen = [points[round(i * (len(points) - 1) / max(1, count - 1))] for i in range(count)]
+    strip_points = [points[round(i * (len(points) - 1) / max(1, count - 1))] for i in range(count)]
     width = WIDTH / count
     return [
         Strip(
@@ -216,7 +217,7 @@ def _strips(points: Sequence[Point], scale: _Scale) -> list[Strip]:
             width=round(width, 1),
             text=f"step {point.step}: {number(point.value)}",
         )
-        for point in chosen
+        for point in strip_points
     ]
 
 
@@ -228,7 +229,7 @@ def _note(series: Series) -> str | None:
 
 
 _MAX_LABELLED = 8
-"""With more bars than this only the first and the last are labelled."""
+"""The maximum number of bars that are all labelled; otherwise only the first and last are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,18 +244,18 @@ class DrawnBar:
 
 @dataclass(frozen=True, slots=True)
 class BarChart:
-    """Everything the template needs to draw one distribution."""
+    """The data with which the template draws one distribution."""
 
     title: str
     unit: str
     summary: str
     description: str
-    """The chart in words, for screen readers."""
+    """A description of the chart for screen readers."""
     bars: Sequence[DrawnBar]
     labels: Sequence[str]
     """The labels under the bars, from left to right."""
     is_labelled: bool
-    """Whether every bar has a label of its own."""
+    """Whether every bar has its own label."""
     note: str | None
 
 
@@ -271,18 +272,18 @@ def distribution_chart(values: Distribution, *, title: str, unit: str) -> BarCha
 def bar_chart(
     bars: Sequence[Bar], quantiles: Quantiles, total: int, title: str, unit: str
 ) -> BarChart:
-    """Returns the chart of bars that stand for `total` values, or for a sample of them."""
-    kept = sum(bar.count for bar in bars)
+    """Returns a chart of the bars, which count `total` values or a sample of them."""
+    num_counted = sum(bar.count for bar in bars)
     tallest = max(bar.count for bar in bars)
     step = WIDTH / len(bars)
     is_labelled = len(bars) <= _MAX_LABELLED
-    drawn = [
+    drawn_bars = [
         DrawnBar(
             x=round(index * step + step * 0.06, 1),
             width=round(step * 0.88, 1),
-            # A bar that is not empty is at least 4 pixels high, so that it can be seen.
+            # A non-empty bar is at least 4 units high, so that it is visible.
             height=round(max(HEIGHT * bar.count / tallest, 4 if bar.count else 0), 1),
-            text=f"{_range(bar)}: {percent(bar.count / kept)} of the rows",
+            text=f"{_range(bar)}: {percent(bar.count / num_counted)} of the rows",
         )
         for index, bar in enumerate(bars)
     ]
@@ -293,10 +294,10 @@ def bar_chart(
         unit=unit,
         summary=summary,
         description=f"{title}: {summary}; lowest {ends[0]}, highest {ends[1]}.",
-        bars=drawn,
+        bars=drawn_bars,
         labels=[number(bar.low) for bar in bars] if is_labelled else ends,
         is_labelled=is_labelled,
-        note=f"drawn from {count(kept)} of them, at random" if kept < total else None,
+        note=f"a random sample of {count(num_counted)} values" if num_counted < total else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Renders a template to one self-contained HTML file in which every text is escaped."""
+"""Renders templates to self-contained HTML pages, in which all text is escaped."""
 
 import base64
 import hashlib
@@ -41,9 +41,9 @@ _FILTERS = (
 
 
 def page_environment(*folders: Path) -> jinja2.Environment:
-    """Returns the environment of all pages: its templates, and `folders` before them, are escaped.
+    """Returns the Jinja environment of all pages; templates in `folders` take precedence.
 
-    Models write part of the pages, so no text may ever become markup.
+    It escapes all text, since pages contain text from models.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([*folders, _FOLDER]),
@@ -53,33 +53,33 @@ def page_environment(*folders: Path) -> jinja2.Environment:
         lstrip_blocks=True,
     )
     filters: dict[str, Any] = environment.filters
-    filters.update((show.__name__, show) for show in _FILTERS)
+    filters.update((function.__name__, function) for function in _FILTERS)
     return environment
 
 
 def page_styles() -> str:
-    """Returns the style sheet that all pages share."""
+    """Returns the CSS that all pages share."""
     names = ("style.css", "pages.css")
     return "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in names)
 
 
-def render_page(template: str, *, script: str | None = None, **shown: Any) -> str:
-    """Returns a page as HTML; every text in it is escaped.
+def render_page(template: str, *, script: str | None = None, **values: Any) -> str:
+    """Returns a page as HTML, with all text escaped.
 
-    script: a file of this folder. It is the only one that the page lets a browser run.
+    script: a file in this folder, the only script that the page allows a browser to run.
     """
     environment = page_environment()
     code = (_FOLDER / script).read_text(encoding="utf-8") if script else ""
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
     return environment.get_template(template).render(
-        script=Markup(code),  # noqa: S704 - our own file
+        script=Markup(code),  # noqa: S704 - a file of this package
         script_policy=f"script-src 'sha256-{digest}'; " if code else "",
         written_at=moment(now()),
         version=__version__,
-        **shown,
+        **values,
     )
 
 
 def write_page(path: Path, html: str) -> None:
-    """Writes a page atomically, with the mark by which it is known as ours."""
+    """Writes a page atomically, with the hash that identifies it as Stillroom's."""
     write_atomic(path, marked_page(html))

@@ -58,14 +58,14 @@ class BeforeAfter:
     after_word: Literal["After", "Teacher"]
     counts: str
     is_sampled: bool
-    """Whether tasks were answered several times; a task is right if half of the answers are."""
+    """Whether tasks were answered several times; a task is right if half of its answers are."""
     examples: Sequence[TaskExample]
     reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Pick:
-    """A task chosen to be shown."""
+class TaskChange:
+    """A task with its change between two evaluations."""
 
     task_id: str
     change: Change
@@ -89,11 +89,11 @@ class _Rollout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def before_after(reader: FolderReader, lineup: Lineup) -> BeforeAfter:
-    """Returns examples of what changed from the first evaluation to the last one."""
+    """Returns examples of tasks whose result changed from the first to the last evaluation."""
     before, after = lineup.before, lineup.after
     if before is None or after is None:
-        return _nothing(lineup)
-    then = "with the teacher" if after.is_teacher else "after"
+        return _without_examples(lineup)
+    when = "with the teacher" if after.is_teacher else "after"
     changes = task_changes(before.evaluation, after.evaluation)
     picks = pick_tasks(changes)
     was_right = {pick.task_id: pick.change == "broken" for pick in picks}
@@ -101,7 +101,7 @@ def before_after(reader: FolderReader, lineup: Lineup) -> BeforeAfter:
     old = _read_rollouts(reader, before, was_right)
     new = _read_rollouts(reader, after, is_right)
     examples = [
-        _example(pick, old[pick.task_id], new[pick.task_id], then)
+        _example(pick, old[pick.task_id], new[pick.task_id], when)
         for pick in picks
         if pick.task_id in old and pick.task_id in new
     ]
@@ -109,31 +109,31 @@ def before_after(reader: FolderReader, lineup: Lineup) -> BeforeAfter:
         before=before.label,
         after=after.label,
         after_word="Teacher" if after.is_teacher else "After",
-        counts=_counts(changes, shared_tasks(before.evaluation, after.evaluation), then),
+        counts=_counts(changes, shared_tasks(before.evaluation, after.evaluation), when),
         is_sampled=any(0 < task.success < 1 for task in after.evaluation.tasks),
         examples=examples,
-        reason=None if examples else _why_none(picks),
+        reason=None if examples else _empty_reason(picks),
     )
 
 
-def task_changes(before: Evaluation, after: Evaluation) -> list[Pick]:
-    """Returns the shared tasks that at least one of the two got wrong, with what changed."""
+def task_changes(before: Evaluation, after: Evaluation) -> list[TaskChange]:
+    """Returns the shared tasks that at least one evaluation got wrong, with their change."""
     old = {task.task_id: task for task in before.tasks}
-    changes: list[Pick] = []
+    changes: list[TaskChange] = []
     for task in after.tasks:
         if task.task_id not in old:
             continue
         change = _change(old[task.task_id], task)
         if change is not None:
-            changes.append(Pick(task.task_id, change, task.groups))
+            changes.append(TaskChange(task.task_id, change, task.groups))
     return changes
 
 
-def pick_tasks(changes: Sequence[Pick]) -> list[Pick]:
-    """Returns a few tasks: one of each kind of task in turn, kinds with most changes first."""
-    picks: list[Pick] = []
+def pick_tasks(changes: Sequence[TaskChange]) -> list[TaskChange]:
+    """Returns a few tasks of different kinds; kinds with the most changes come first."""
+    picks: list[TaskChange] = []
     for change, limit in _MAX_PICKS.items():
-        by_kind: dict[str, list[Pick]] = {}
+        by_kind: dict[str, list[TaskChange]] = {}
         for pick in changes:
             if pick.change == change:
                 by_kind.setdefault(_kind_of_task(pick), []).append(pick)
@@ -150,15 +150,15 @@ def _change(old: TaskScore, new: TaskScore) -> Change | None:
     return "fixed" if is_right else "unsolved"
 
 
-def _kind_of_task(pick: Pick) -> str:
+def _kind_of_task(pick: TaskChange) -> str:
     return pick.groups.get(_VARIETY_FIELD) or next(iter(pick.groups.values()), "")
 
 
 def _read_rollouts(
     reader: FolderReader, entry: EvaluationEntry, wanted: Mapping[str, bool]
 ) -> dict[str, _Rollout]:
-    """Returns a rollout of each wanted task, preferably a right (True) or wrong (False) one."""
-    # The folder may have been moved since, so only the name counts.
+    """Returns a rollout of each task in `wanted`, preferably with the given success."""
+    # Only the file name is used, since the folder may have been moved.
     path = entry.run.folder / Path(entry.evaluation.result.rollouts).name
     best_lines: dict[str, tuple[bool, bytes]] = {}
     try:
@@ -179,15 +179,15 @@ def _read_rollouts(
 def _rows(path: Path) -> Iterator[tuple[_Head, bytes]]:
     decoder = msgspec.json.Decoder(_Head)
     for line in read_lines(path):
-        # A torn line is passed over, like everywhere else.
+        # Incomplete lines are skipped.
         with suppress(ValueError, RecursionError):
             yield decoder.decode(line.data), line.data
 
 
-def _example(pick: Pick, old: _Rollout, new: _Rollout, then: str) -> TaskExample:
+def _example(pick: TaskChange, old: _Rollout, new: _Rollout, when: str) -> TaskExample:
     titles: dict[Change, str] = {
-        "fixed": f"Wrong before, right {then}",
-        "broken": f"Right before, wrong {then}",
+        "fixed": f"Wrong before, right {when}",
+        "broken": f"Right before, wrong {when}",
         "unsolved": "Wrong in both",
     }
     prompt = new.messages[: num_given(new.messages, new.turns)]
@@ -218,28 +218,28 @@ def _side(rollout: _Rollout) -> Side:
     )
 
 
-def _counts(changes: Sequence[Pick], num_shared: int, then: str) -> str:
+def _counts(changes: Sequence[TaskChange], num_shared: int, when: str) -> str:
     tally = Counter(pick.change for pick in changes)
     return (
         f"Of {plural(num_shared, 'task')} that both answered, {count(tally['fixed'])} were wrong "
-        f"before and right {then}, {count(tally['broken'])} right before and wrong {then}, and "
+        f"before and right {when}, {count(tally['broken'])} right before and wrong {when}, and "
         f"{count(tally['unsolved'])} wrong in both."
     )
 
 
-def _why_none(picks: Sequence[Pick]) -> str:
+def _empty_reason(picks: Sequence[TaskChange]) -> str:
     if picks:
         return "The conversations are no longer in the run folders."
-    return "Both got every shared task right, so there is nothing to show."
+    return "Both solved all shared tasks, so there is nothing to show."
 
 
-def _nothing(lineup: Lineup) -> BeforeAfter:
+def _without_examples(lineup: Lineup) -> BeforeAfter:
     reason = "Conversations are compared once two evaluations have answered the same tasks; "
     match len(lineup.entries):
         case 0:
-            reason += "there is no finished evaluation yet."
+            reason += "no evaluation has finished yet."
         case 1:
-            reason += "so far there is one evaluation."
+            reason += "so far there is only one evaluation."
         case _:
-            reason += "none of these shares two tasks with the first."
+            reason += "no other evaluation shares two tasks with the first."
     return BeforeAfter("", "", "After", "", False, (), reason)

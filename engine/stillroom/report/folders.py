@@ -1,4 +1,4 @@
-"""Reading run folders for the report: any file of them may be missing or broken."""
+"""Reads run folders for the report; any file in them may be missing or damaged."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,18 +24,18 @@ class Run:
 
     @property
     def run_id(self) -> str:
-        """The run's id is the folder's name."""
+        """The id of the run, which is the name of its folder."""
         return self.folder.name
 
     @property
     def elsewhere(self) -> RunElsewhere | None:
-        """How the run stands on another machine; None if its process is here."""
+        """The state of the run's machine; None if it runs on this machine."""
         return read_elsewhere(self.folder)
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A file that the report left out because it could not be read."""
+    """A file that the report leaves out because it cannot be read."""
 
     name: str
     """The name of the file and of its folder."""
@@ -43,24 +43,24 @@ class Unreadable:
 
 
 class FolderReader:
-    """Reads the files of run folders; what cannot be read is noted, never raised."""
+    """Reads the files of run folders, and records unreadable files instead of raising errors."""
 
     def __init__(self) -> None:
         self.unreadable: list[Unreadable] = []
 
     def runs(self, path: Path) -> list[Run]:
         """Returns the runs whose folders are under `path`, oldest first."""
-        found: list[Run] = []
+        runs: list[Run] = []
         for folder in self._folders(path):
             state = self.document(RunFolder(folder).state_file, RunState, is_required=True)
             if state is not None:
-                found.append(Run(folder, state))
-        return sorted(found, key=lambda run: (run.state.created_at, run.run_id))
+                runs.append(Run(folder, state))
+        return sorted(runs, key=lambda run: (run.state.created_at, run.run_id))
 
     def document(
         self, path: Path, kind: type[_Document], *, is_required: bool = False
     ) -> _Document | None:
-        """Returns a JSON document, or None if it is missing or broken."""
+        """Returns a JSON document, or None if it is missing or damaged."""
         try:
             return read_json(path, kind)
         except FileNotFoundError:
@@ -73,7 +73,7 @@ class FolderReader:
         return None
 
     def note(self, path: Path, reason: str) -> None:
-        """Records that a file was left out, and why."""
+        """Records that a file was left out, and the reason."""
         name = f"{path.parent.name}/{path.name}"
         self.unreadable.append(Unreadable(name, reason[:_LONGEST_REASON]))
 

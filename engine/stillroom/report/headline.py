@@ -1,4 +1,4 @@
-"""The head of the report: its result in one sentence and a few figures."""
+"""The headline of the report: its result in one sentence and a few figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Phrase:
 
     text: str
     is_name: bool = False
-    """Whether it is a model's name, which is highlighted and never broken over two lines."""
+    """Whether it is a model's name, which is highlighted and not wrapped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +53,21 @@ def _without_evaluations(num_runs: int) -> str:
     if not num_runs:
         return "There are no runs in this workspace yet."
     return (
-        f"{plural(num_runs, 'run')} so far, and no finished evaluation: how good the models are is "
-        "not known yet."
+        f"{plural(num_runs, 'run')} so far, but no evaluation has finished, so the models' "
+        "accuracy is not known yet."
     )
 
 
 def _single(before: EvaluationEntry, lineup: Lineup) -> list[Phrase]:
     result = before.evaluation.result
     interval = percent_interval(result.accuracy)
-    within = f" (95 % interval {interval.range})" if interval.range else ""
-    text = f" answers {interval.value} of {plural(result.accuracy.n, 'task')} correctly{within}; "
+    interval_text = f" (95 % interval {interval.range})" if interval.range else ""
+    tasks = plural(result.accuracy.n, "task")
+    text = f" answers {interval.value} of {tasks} correctly{interval_text}; "
     if len(lineup.entries) > 1:
-        text += "no other evaluation answered the same tasks."
+        text += "no other evaluation has the same tasks."
     else:
-        text += "nothing else is evaluated yet, so there is nothing to compare it with."
+        text += "there is no other evaluation to compare it with yet."
     return [_name(before), Phrase(text)]
 
 
@@ -76,19 +77,19 @@ def _versus(
     new, old = percent(comparison.candidate_accuracy), percent(comparison.baseline_accuracy)
     tasks = plural(comparison.tasks_shared, "task")
     difference = comparison.difference
-    among = f", the best of {lineup.num_rivals}," if lineup.num_rivals > 1 else ""
+    rank = f", the best of {lineup.num_rivals}," if lineup.num_rivals > 1 else ""
     if difference.value <= 0:
-        still = Phrase(f" is not beaten: it answers {old} of {tasks} correctly; ")
-        return [_name(before), still, _name(best), Phrase(f"{among} answers {new}")]
+        unbeaten = Phrase(f" is not beaten: it answers {old} of {tasks} correctly; ")
+        return [_name(before), unbeaten, _name(best), Phrase(f"{rank} answers {new}")]
     if comparison.is_significant:
         verdict = f": {points(difference.value, is_signed=False)} points more"
     else:
-        verdict = ", a difference these tasks cannot tell from none"
+        verdict = ", which may be chance"
     return [
         _name(best),
-        Phrase(f"{among} answers {new} of {tasks} correctly, "),
+        Phrase(f"{rank} answers {new} of {tasks} correctly, "),
         _name(before),
-        Phrase(f" {old}{verdict} ({_within(difference)})"),
+        Phrase(f" {old}{verdict} ({_interval_text(difference)})"),
     ]
 
 
@@ -96,7 +97,7 @@ def _name(entry: EvaluationEntry) -> Phrase:
     return Phrase(entry.label, is_name=True)
 
 
-def _within(difference: Estimate) -> str:
+def _interval_text(difference: Estimate) -> str:
     if difference.low is None or difference.high is None:
         return "no interval"
     is_signed = difference.low < 0
@@ -124,8 +125,8 @@ def _single_figures(before: EvaluationEntry) -> list[Figure]:
 
 
 def _figure(label: str, interval: Interval, unit: str) -> Figure:
-    known = f"95 % interval {interval.range}" if interval.range else "no interval"
-    return Figure(label, interval.value, known + unit)
+    note = f"95 % interval {interval.range}" if interval.range else "no interval"
+    return Figure(label, interval.value, note + unit)
 
 
 def _figures(
@@ -139,7 +140,7 @@ def _figures(
         Figure(
             "Difference",
             f"{points(difference.value, is_signed=True)} points",
-            f"{_within(difference)}, paired over {tasks}",
+            f"{_interval_text(difference)}, paired over {tasks}",
         ),
     ]
     gap = _gap_closed(before, best, lineup.teacher, comparison)
@@ -160,11 +161,11 @@ def _gap_closed(
         return None
     if shared_tasks(before.evaluation, teacher.evaluation) < MIN_SHARED:
         return None
-    lead = compare(before.evaluation, teacher.evaluation)
+    teacher_lead = compare(before.evaluation, teacher.evaluation)
     share = gap_closed(comparison, best.evaluation, teacher.evaluation)
-    if share is None or not lead.is_significant or lead.difference.value <= 0:
+    if share is None or not teacher_lead.is_significant or teacher_lead.difference.value <= 0:
         return None
-    answers = f"{teacher.label} answers {percent(lead.candidate_accuracy)}"
+    answers = f"{teacher.label} answers {percent(teacher_lead.candidate_accuracy)}"
     return Figure("Gap to the teacher closed", percent(share), answers)
 
 

@@ -1,4 +1,4 @@
-"""The evaluations in order, and the role of each in the report: first, best, teacher or other."""
+"""The evaluations in order, each with its role in the report: first, best, teacher or other."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from stillroom.types import RunKind, RunStatus
 Role = Literal["first", "best", "teacher", "other"]
 
 MIN_SHARED = 2
-"""Tasks that two evaluations must share to be compared."""
+"""The minimum number of shared tasks for comparing two evaluations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class Lineup:
         return "best" if entry is self.best else "other"
 
     def foremost(self, limit: int) -> list[EvaluationEntry]:
-        """Returns at most `limit` entries, oldest first: the compared ones, then the newest."""
-        named = [self.before, self.teacher, self.best, self.after]
-        chosen = [entry for entry in self.entries if any(entry is one for one in named)]
-        others = [entry for entry in self.entries if all(entry is not one for one in chosen)]
-        kept = {e.run.run_id for e in [*chosen, *reversed(others)][:limit]}
-        return [entry for entry in self.entries if entry.run.run_id in kept]
+        """Returns at most `limit` entries, oldest first; compared entries take precedence."""
+        compared = [self.before, self.teacher, self.best, self.after]
+        chosen = [entry for entry in self.entries if any(entry is other for other in compared)]
+        others = [entry for entry in self.entries if all(entry is not other for other in chosen)]
+        kept_ids = {e.run.run_id for e in [*chosen, *reversed(others)][:limit]}
+        return [entry for entry in self.entries if entry.run.run_id in kept_ids]
 
 
 def read_lineup(
@@ -91,10 +91,10 @@ def read_lineup(
 def line_up(entries: Sequence[EvaluationEntry]) -> Lineup:
     """Returns the lineup of the entries, with the roles assigned."""
     students = [entry for entry in entries if not entry.is_teacher]
-    taught = [entry for entry in entries if entry.is_teacher]
+    teachers = [entry for entry in entries if entry.is_teacher]
     before = next(iter(students or entries), None)
-    rivals = _rivals(before, students, taught) if before else []
-    accuracies = [_accuracy_beside(before, rival) for rival in rivals] if before else []
+    rivals = _rivals(before, students, teachers) if before else []
+    accuracies = [_accuracy_on_shared_tasks(before, rival) for rival in rivals] if before else []
     best = max(zip(accuracies, range(len(rivals)), strict=True), default=None)
     return Lineup(
         entries=entries,
@@ -102,25 +102,27 @@ def line_up(entries: Sequence[EvaluationEntry]) -> Lineup:
         after=rivals[-1] if rivals else None,
         best=rivals[best[1]] if best else None,
         num_rivals=len(rivals),
-        teacher=taught[-1] if taught and taught[-1] is not before else None,
+        teacher=teachers[-1] if teachers and teachers[-1] is not before else None,
     )
 
 
 def shared_tasks(one: Evaluation, other: Evaluation) -> int:
-    """Returns how many tasks have an outcome in both evaluations."""
+    """Returns the number of tasks that both evaluations have."""
     return len({task.task_id for task in one.tasks} & {task.task_id for task in other.tasks})
 
 
 def _rivals(
-    before: EvaluationEntry, students: Sequence[EvaluationEntry], taught: Sequence[EvaluationEntry]
+    before: EvaluationEntry,
+    students: Sequence[EvaluationEntry],
+    teachers: Sequence[EvaluationEntry],
 ) -> list[EvaluationEntry]:
-    """Returns the entries to compare `before` with: other students, or the teacher."""
+    """Returns the entries that `before` is compared with: other students, or the teacher."""
     model = before.evaluation.result.model
     others = [entry for entry in students if entry.evaluation.result.model != model]
-    for tier in (others, taught, students):
+    for candidates in (others, teachers, students):
         comparable = [
             entry
-            for entry in tier
+            for entry in candidates
             if entry is not before
             and shared_tasks(before.evaluation, entry.evaluation) >= MIN_SHARED
         ]
@@ -129,26 +131,26 @@ def _rivals(
     return []
 
 
-def _accuracy_beside(before: EvaluationEntry, rival: EvaluationEntry) -> float:
+def _accuracy_on_shared_tasks(before: EvaluationEntry, rival: EvaluationEntry) -> float:
     return compare(before.evaluation, rival.evaluation).candidate_accuracy
 
 
 def _teachers_of_runs(
     reader: FolderReader, runs: Sequence[Run], settings: Mapping[str, TrainingSettings]
 ) -> set[str]:
-    """Returns the models whose rollouts or scores were trained on, without the students."""
+    """Returns the models whose rollouts or scores were used for training, except students."""
     run_requests = [
         reader.document(RunFolder(run.folder).request_file, RunRequest)
         for run in runs
         if run.state.kind is RunKind.ROLLOUTS
     ]
-    sampled = {str(one.request.get("model", "")) for one in run_requests if one}
-    students = {one.student for one in settings.values()} | set(settings)
-    return (sampled - students) | {one.teacher for one in settings.values() if one.teacher}
+    sampled = {str(entry.request.get("model", "")) for entry in run_requests if entry}
+    students = {entry.student for entry in settings.values()} | set(settings)
+    return (sampled - students) | {entry.teacher for entry in settings.values() if entry.teacher}
 
 
 def _labels(names: Sequence[str]) -> list[str]:
-    """Returns the names, shortened, with a number added to each repeated one."""
+    """Returns the shortened names, with numbers added to repeated names."""
     seen: Counter[str] = Counter()
     labels: list[str] = []
     for name in map(short_name, names):

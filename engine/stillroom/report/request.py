@@ -1,4 +1,4 @@
-"""The request and result of write_report, and the picture of its page, which Chromium draws."""
+"""The request and result of write_report, and the screenshot of its page."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,7 @@ from stillroom.validation import StrictModel
 
 
 class WriteReport(ReplacingRequest):
-    """Ask for a page about all runs of the workspace."""
+    """The request for a page about all runs of the workspace."""
 
     output: str = "report.html"
     png: Annotated[bool, Field(description="Also as a picture")] = False
@@ -26,15 +26,15 @@ class WrittenReport(msgspec.Struct, frozen=True, kw_only=True):
 
     output: str
     picture: str | None = None
-    """The path of its picture; None if none was requested."""
+    """The path of the picture; None if none was requested."""
 
 
-_NOWHERE = "http://127.0.0.1:9"
-"""A proxy that is not there: the page is a file, and nothing may go out."""
+_NO_NETWORK = "http://127.0.0.1:9"
+"""A proxy address without a server, so that the page cannot use the network."""
 
 
 class DrawPage(StrictModel):
-    """Ask for a picture of a page that was written."""
+    """The request for a screenshot of a written page."""
 
     page: str
     picture: str
@@ -56,12 +56,12 @@ def draw_page(workspace: Workspace, request: DrawPage) -> Picture:
     except ModuleNotFoundError as error:
         raise missing_extra("browse", "a picture of the report") from error
 
-    async def drawn() -> bytes:
-        chromium = await Chromium.launch(ChromiumOptions(_NOWHERE))
+    async def screenshot() -> bytes:
+        chromium = await Chromium.launch(ChromiumOptions(_NO_NETWORK))
         try:
             return await chromium.screenshot(Path(request.page))
         finally:
             await chromium.aclose()
 
-    write_atomic(Path(request.picture), anyio.run(drawn))
+    write_atomic(Path(request.picture), anyio.run(screenshot))
     return Picture(path=workspace.shown(Path(request.picture)))

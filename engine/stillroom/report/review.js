@@ -3,11 +3,11 @@
   const bar = document.getElementById("bar");
   const cards = [...document.querySelectorAll(".card")];
   const key = "stillroom-review-" + bar.dataset.key;
-  const judged = load();
+  const verdicts = load();
   let current = -1;
   let isSaved = true;
 
-  // Some browsers keep nothing for pages from a disk: then the download is all there is.
+  // Some browsers have no local storage for file:// pages: then only the download keeps verdicts.
   function load() {
     try {
       return JSON.parse(localStorage.getItem(key)) || {};
@@ -18,26 +18,26 @@
   function store() {
     isSaved = false;
     try {
-      localStorage.setItem(key, JSON.stringify(judged));
+      localStorage.setItem(key, JSON.stringify(verdicts));
     } catch {
       // The page warns before it closes.
     }
   }
   function show() {
     cards.forEach((card, index) => {
-      const { verdict = null, notes = "" } = judged[index] || {};
+      const { verdict = null, notes = "" } = verdicts[index] || {};
       card.dataset.judged = verdict || "";
       card.querySelectorAll("button").forEach((button) => {
         button.setAttribute("aria-pressed", String(button.dataset.verdict === verdict));
       });
       card.querySelector("input").value = notes;
     });
-    const done = cards.filter((_, index) => judged[index]?.verdict).length;
+    const done = cards.filter((_, index) => verdicts[index]?.verdict).length;
     document.getElementById("count").textContent = `${done} of ${cards.length} judged`;
   }
   function judge(index, verdict) {
-    const before = judged[index] || {};
-    judged[index] = { ...before, verdict: before.verdict === verdict ? null : verdict };
+    const before = verdicts[index] || {};
+    verdicts[index] = { ...before, verdict: before.verdict === verdict ? null : verdict };
     store();
     show();
   }
@@ -47,13 +47,13 @@
     cards[index].focus({ preventScroll: true });
     cards[index].scrollIntoView({ block: "start" });
   }
-  function goToOpen() {
-    const after = cards.findIndex((_, index) => index > current && !judged[index]?.verdict);
-    goTo(after >= 0 ? after : cards.findIndex((_, index) => !judged[index]?.verdict));
+  function goToUnjudged() {
+    const after = cards.findIndex((_, index) => index > current && !verdicts[index]?.verdict);
+    goTo(after >= 0 ? after : cards.findIndex((_, index) => !verdicts[index]?.verdict));
   }
   function download() {
     const lines = cards.map((card, index) => {
-      const { verdict = null, notes = "" } = judged[index] || {};
+      const { verdict = null, notes = "" } = verdicts[index] || {};
       return JSON.stringify({ id: card.dataset.id, where: card.dataset.where, verdict, notes }) + "\n";
     });
     const link = document.createElement("a");
@@ -71,7 +71,7 @@
       if (verdict) judge(index, verdict);
     });
     card.querySelector("input").addEventListener("input", (event) => {
-      judged[index] = { ...(judged[index] || {}), notes: event.target.value };
+      verdicts[index] = { ...(verdicts[index] || {}), notes: event.target.value };
       store();
     });
   });
@@ -79,13 +79,13 @@
     if (event.target.tagName === "INPUT" || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "j") goTo(current + 1);
     if ((event.key === "k" || event.key === "d") && current >= 0) {
-      judged[current] = { ...(judged[current] || {}), verdict: event.key === "k" ? "keep" : "drop" };
+      verdicts[current] = { ...(verdicts[current] || {}), verdict: event.key === "k" ? "keep" : "drop" };
       store();
       show();
       goTo(current + 1);
     }
   });
-  document.getElementById("next").addEventListener("click", goToOpen);
+  document.getElementById("next").addEventListener("click", goToUnjudged);
   document.getElementById("download").addEventListener("click", download);
   addEventListener("beforeunload", (event) => {
     if (!isSaved) event.preventDefault();

@@ -1,4 +1,4 @@
-"""The list of runs: the kind, outcome and result of each in a line or two."""
+"""The list of runs, with the kind, outcome and result of each in a line or two."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from stillroom.evaluate.intervals import Estimate
 from stillroom.lineage import seconds_between
 from stillroom.report.folders import Run
 from stillroom.report.wording import (
-    NOTHING,
+    NO_VALUE,
     count,
     dollars,
     duration,
@@ -25,17 +25,17 @@ from stillroom.types import RunKind, RunStatus
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One run as the page lists it."""
+    """One run in the list."""
 
     run: Run
     took: str
     outcome: str
     where: RunElsewhere | None
-    """How it stands on the machine that does it; None if that is this one."""
+    """The state of its machine; None if it runs on this machine."""
     cost: str | None
-    """What it has cost, in US dollars; None where that is not known, or nothing."""
+    """Its cost in US dollars; None if it is unknown or zero."""
     command: str | None
-    """The command that starts it again; None if its request cannot be read."""
+    """The command that starts the run again; None if its request cannot be read."""
 
 
 class _Rollouts(msgspec.Struct, frozen=True):
@@ -50,9 +50,9 @@ class _Rollouts(msgspec.Struct, frozen=True):
 
     def line(self) -> str:
         if self.dry_run:
-            return f"dry run: {plural(self.todo, 'rollout')} to do"
-        done = f"{count(self.succeeded)} of {count(self.requested)} rollouts in {self.output}"
-        return done + _mean_reward(self.mean_reward)
+            return f"dry run: {plural(self.todo, 'rollout')} to generate"
+        text = f"{count(self.succeeded)} of {count(self.requested)} rollouts in {self.output}"
+        return text + _mean_reward(self.mean_reward)
 
 
 class _Scoring(msgspec.Struct, frozen=True):
@@ -63,8 +63,8 @@ class _Scoring(msgspec.Struct, frozen=True):
     mean_after: float | None
 
     def line(self) -> str:
-        done = f"{count(self.changed)} of {count(self.read)} rollouts scored anew"
-        return done + _mean_reward(self.mean_after)
+        text = f"{count(self.changed)} of {count(self.read)} rollouts have new rewards"
+        return text + _mean_reward(self.mean_after)
 
 
 def _mean_reward(mean: float | None) -> str:
@@ -84,13 +84,13 @@ class _Curation(msgspec.Struct, frozen=True):
     output: str = ""
 
     def line(self) -> str:
-        made = {"kept": self.kept, "converted": self.converted, "pairs": self.pairs,
+        counts = {"kept": self.kept, "converted": self.converted, "pairs": self.pairs,
                 "sampled": self.sampled, "good": self.good}  # fmt: skip
-        shown = [f"{count(num)} {name}" for name, num in made.items() if num is not None]
-        if not shown:
-            return "its result is in run.json"
+        parts = [f"{count(num)} {name}" for name, num in counts.items() if num is not None]
+        if not parts:
+            return "the result is in run.json"
         place = f" in {self.output}" if self.output else ""
-        return f"{shown[0]}{place}, of {plural(self.read or self.rows, 'row')}"
+        return f"{parts[0]}{place}, of {plural(self.read or self.rows, 'row')}"
 
 
 class _Export(msgspec.Struct, frozen=True):
@@ -115,7 +115,7 @@ class _Training(msgspec.Struct, frozen=True, kw_only=True):
         is_distilled = "teacher_kl" in self.metrics
         metric, name = ("teacher_kl", "reverse KL") if is_distilled else ("loss", "loss")
         value = self.metrics.get(metric)
-        return steps if value is None else f"{steps}, {name} at the end {number(value)}"
+        return steps if value is None else f"{steps}, final {name} {number(value)}"
 
 
 class _Evaluation(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,9 +126,9 @@ class _Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     def line(self) -> str:
         accuracy = percent_interval(self.accuracy)
-        within = f" ({accuracy.range})" if accuracy.range else ""
+        interval = f" ({accuracy.range})" if accuracy.range else ""
         tasks = plural(self.accuracy.n, "task")
-        return f"{short_name(self.name)}: {accuracy.value}{within} of {tasks} right"
+        return f"{short_name(self.name)}: {accuracy.value}{interval} of {tasks} right"
 
 
 _RESULTS = {
@@ -145,9 +145,9 @@ _RESULTS = {
 def run_rows(
     runs: Sequence[Run], command_of: Callable[[RunRequest], str] | None = None
 ) -> list[RunRow]:
-    """Returns the runs, newest first; optionally with the commands that start them again.
+    """Returns the rows of the runs, newest first.
 
-    `command_of` makes a command of a request.
+    `command_of` returns the command for a request; without it, rows have no commands.
     """
     return [
         RunRow(
@@ -163,20 +163,17 @@ def run_rows(
 
 
 def totals(runs: Sequence[Run]) -> str:
-    """Returns the time that the runs took one after the other, and their cost, as a sentence."""
+    """Returns the total duration and cost of the runs as a sentence."""
     spans = (seconds_between(run.state.started_at or "", run.state.ended_at or "") for run in runs)
     costs = [spent for run in runs if (spent := spent_usd(run))]
-    words = f"Added up, they took {span(sum(filter(None, spans)))}"
-    return f"{words} and cost {dollars(sum(costs))}." if costs else f"{words}."
+    sentence = f"In total, they took {span(sum(filter(None, spans)))}"
+    return f"{sentence} and cost {dollars(sum(costs))}." if costs else f"{sentence}."
 
 
 def spent_usd(run: Run) -> float | None:
-    """Returns what a run's calls and the machine that does it have cost so far, in US dollars.
-
-    None where neither is known.
-    """
-    known = (run.state.metrics.get("cost_usd"), (run.state.result or {}).get("cost_usd"))
-    calls = next((float(cost) for cost in known if isinstance(cost, int | float)), None)
+    """Returns the cost of a run's calls and machine so far, in US dollars; None if unknown."""
+    recorded_costs = (run.state.metrics.get("cost_usd"), (run.state.result or {}).get("cost_usd"))
+    calls = next((float(cost) for cost in recorded_costs if isinstance(cost, int | float)), None)
     machine = run.elsewhere.machine_usd if run.elsewhere is not None else None
     return None if calls is None and machine is None else (calls or 0.0) + (machine or 0.0)
 
@@ -188,7 +185,7 @@ def _command(run: Run, command_of: Callable[[RunRequest], str]) -> str | None:
 
 def _took(state: RunState) -> str:
     took = duration(state.started_at, state.ended_at)
-    return took or (NOTHING if state.status.is_final else "unfinished")
+    return took or (NO_VALUE if state.status.is_final else "unfinished")
 
 
 def _outcome(state: RunState) -> str:
@@ -196,9 +193,9 @@ def _outcome(state: RunState) -> str:
         return _progress(state)
     try:
         return msgspec.convert(state.result, type=_RESULTS.get(state.kind, _Curation)).line()
-    # What another version of stillroom wrote may have other fields.
+    # Another version of stillroom may have written other fields.
     except (ValueError, RecursionError):
-        return "its result cannot be read"
+        return "the result cannot be read"
 
 
 def _progress(state: RunState) -> str:

@@ -1,4 +1,4 @@
-"""The evaluations side by side: a table, and bars with 95 % intervals."""
+"""A comparison of all evaluations: a table, and bars with 95 % intervals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _KNOWN_ORDER = {"trivial": 0, "easy": 1, "medium": 2, "normal": 2, "hard": 3, "e
 
 @dataclass(frozen=True, slots=True)
 class AccuracyBar:
-    """The bar of one evaluation's accuracy; positions are in percent of the width."""
+    """The bar of one evaluation's accuracy; positions are percentages of the width."""
 
     label: str
     role: Role
@@ -32,7 +32,7 @@ class AccuracyBar:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """The bars of all tasks, or of one group of tasks."""
+    """The bars for all tasks, or for one group of tasks."""
 
     title: str
     note: str
@@ -46,11 +46,11 @@ class ScoreboardRow:
     entry: EvaluationEntry
     role: Role
     groups: Sequence[Estimate | None]
-    """The accuracy in each of the table's groups."""
+    """The accuracy in each group of the table."""
     teacher: str | None
-    """The teacher to whom the KL is measured, if the table's rows have several."""
-    besides: Sequence[str] = ()
-    """What else was measured, in a few words each."""
+    """The teacher of the KL, if the rows of the table have several teachers."""
+    other_measures: Sequence[str] = ()
+    """Short descriptions of the other measurements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,16 @@ class Scoreboard:
 
 def scoreboard(lineup: Lineup, costs: CostComparison | None = None) -> Scoreboard:
     """Returns the table and the bars of the evaluations, with a note on `costs`."""
-    rows, drawn = lineup.foremost(MAX_ROWS), lineup.foremost(MAX_BARS)
+    rows, entries_with_bars = lineup.foremost(MAX_ROWS), lineup.foremost(MAX_BARS)
     results = [entry.evaluation.result for entry in rows]
     field = _group_field(results)
     values = _group_values(results, field) if field else []
     groups = values[:MAX_GROUPS]
-    panels = [_panel("All tasks", lineup, [(e, e.evaluation.result.accuracy) for e in drawn])]
+    panels = [
+        _panel("All tasks", lineup, [(e, e.evaluation.result.accuracy) for e in entries_with_bars])
+    ]
     for group in groups:
-        members = [(entry, _of_group(entry, field, group)) for entry in drawn]
+        members = [(entry, _group_accuracy(entry, field, group)) for entry in entries_with_bars]
         panels.append(
             _panel(short_name(group), lineup, [(e, a) for e, a in members if a is not None])
         )
@@ -83,7 +85,10 @@ def scoreboard(lineup: Lineup, costs: CostComparison | None = None) -> Scoreboar
         panels=[panel for panel in panels if panel.bars],
         group_field=field,
         groups=[short_name(group) for group in groups],
-        notes=[*_notes(lineup, results, drawn, len(values)), *([costs.sentence] if costs else [])],
+        notes=[
+            *_notes(lineup, results, entries_with_bars, len(values)),
+            *([costs.sentence] if costs else []),
+        ],
     )
 
 
@@ -97,16 +102,16 @@ def _panel(
 
 
 def _bar(entry: EvaluationEntry, role: Role, accuracy: Estimate) -> AccuracyBar:
-    shown = percent_interval(accuracy)
-    within = f", 95 % interval {shown.range}" if shown.range else ""
+    interval = percent_interval(accuracy)
+    range_text = f", 95 % interval {interval.range}" if interval.range else ""
     return AccuracyBar(
         label=entry.label,
         role=role,
-        accuracy=shown,
+        accuracy=interval,
         width=_position(accuracy.value),
         low=None if accuracy.low is None else _position(accuracy.low),
         high=None if accuracy.high is None else _position(accuracy.high),
-        description=f"{entry.label}: {shown.value}{within}, {plural(accuracy.n, 'task')}",
+        description=f"{entry.label}: {interval.value}{range_text}, {plural(accuracy.n, 'task')}",
     )
 
 
@@ -121,13 +126,13 @@ def _row(
     return ScoreboardRow(
         entry=entry,
         role=lineup.role(entry),
-        groups=[_of_group(entry, field, group) for group in groups],
+        groups=[_group_accuracy(entry, field, group) for group in groups],
         teacher=entry.evaluation.result.teacher if has_teachers else None,
-        besides=list(other_measures(entry.evaluation.result)),
+        other_measures=list(other_measures(entry.evaluation.result)),
     )
 
 
-def _of_group(entry: EvaluationEntry, field: str | None, group: str) -> Estimate | None:
+def _group_accuracy(entry: EvaluationEntry, field: str | None, group: str) -> Estimate | None:
     return entry.evaluation.result.by_group.get(field or "", {}).get(group)
 
 
@@ -150,17 +155,21 @@ def _order(value: str) -> tuple[float, str]:
 def _notes(
     lineup: Lineup,
     results: Sequence[EvaluationResult],
-    drawn: Sequence[EvaluationEntry],
+    entries_with_bars: Sequence[EvaluationEntry],
     num_groups: int,
 ) -> list[str]:
     notes: list[str] = []
     if len({result.data for result in results}) > 1:
-        notes.append("The evaluations read different files: compare only rows with the same data.")
+        notes.append("The evaluations use different files: compare only rows with the same data.")
     if len(results) < len(lineup.entries):
         num_hidden = len(lineup.entries) - len(results)
-        notes.append(f"{plural(num_hidden, 'older evaluation')} not in the table; see All runs.")
-    if len(drawn) < len(results):
-        notes.append(f"The bars show {len(drawn)} of {len(lineup.entries)} evaluations.")
+        notes.append(
+            f"{plural(num_hidden, 'older evaluation')} not shown in the table; see All runs."
+        )
+    if len(entries_with_bars) < len(results):
+        notes.append(
+            f"The bars show {len(entries_with_bars)} of {len(lineup.entries)} evaluations."
+        )
     if num_groups > MAX_GROUPS:
-        notes.append(f"{num_groups - MAX_GROUPS} more groups are left out.")
+        notes.append(f"{num_groups - MAX_GROUPS} more groups are not shown.")
     return notes

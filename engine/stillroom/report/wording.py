@@ -9,8 +9,8 @@ from stillroom.evaluate.intervals import Estimate
 from stillroom.run_folder import RunElsewhere
 from stillroom.types import RunKind
 
-NOTHING = "–"
-"""Stands where there is no value."""
+NO_VALUE = "–"
+"""The text for a missing value."""
 
 _RUN_ID = re.compile(rf"\b((?:{'|'.join(RunKind)})-[a-z2-9]{{6}})[a-z2-9]{{20}}\b")
 _LONGEST_NAME = 44
@@ -19,7 +19,7 @@ _SPACE = "\N{NO-BREAK SPACE}"
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate as two texts: the value, and its 95 % interval if it has one."""
+    """An estimate as text: the value, and its 95 % interval if it has one."""
 
     value: str
     range: str | None
@@ -27,7 +27,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One of the large figures at the head of a page."""
+    """One of the large figures at the top of a page."""
 
     label: str
     value: str
@@ -40,13 +40,13 @@ class CutText:
 
     text: str
     num_hidden: int
-    """How many characters were left out."""
+    """The number of characters that were cut off."""
 
 
 def number(value: float) -> str:
-    """Returns a number with three significant digits, or without decimals from a thousand on."""
+    """Returns a number with three significant digits, or without decimals from 1,000 on."""
     if not math.isfinite(value):
-        return NOTHING
+        return NO_VALUE
     text = f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
     return text.replace(",", _SPACE).replace("-", "\N{MINUS SIGN}")
 
@@ -62,7 +62,7 @@ def plural(value: int, noun: str) -> str:
 
 
 def dollars(amount: float) -> str:
-    """Returns an amount in US dollars, with its cents' parts if it is small."""
+    """Returns an amount in US dollars, with four decimals if it is below 1."""
     return f"${amount:.4f}" if 0 < amount < 1 else f"${amount:,.2f}"
 
 
@@ -72,7 +72,7 @@ def percent(share: float) -> str:
 
 
 def points(share: float, *, is_signed: bool) -> str:
-    """Returns a difference of shares in percentage points; `is_signed` also writes a plus."""
+    """Returns a difference of shares in percentage points; `is_signed` adds a plus sign."""
     return ("+" if is_signed and share > 0 else "") + _decimal(100 * share)
 
 
@@ -88,26 +88,26 @@ def number_interval(estimate: Estimate) -> Interval:
     """Returns an estimate and its interval as plain numbers."""
     if estimate.low is None or estimate.high is None:
         return Interval(number(estimate.value), None)
-    # Not a dash: low may be negative.
+    # "to" instead of a dash, since low may be negative.
     return Interval(number(estimate.value), f"{number(estimate.low)} to {number(estimate.high)}")
 
 
-def moment(written: str) -> str:
-    """Returns an ISO 8601 time in a readable form; any other text comes back unchanged."""
-    time = parse_time(written)
-    return written if time is None else f"{time.day} {time:%b %Y, %H:%M} UTC"
+def moment(text: str) -> str:
+    """Returns an ISO 8601 time in a readable form; any other text is returned unchanged."""
+    time = parse_time(text)
+    return text if time is None else f"{time.day} {time:%b %Y, %H:%M} UTC"
 
 
 def place(elsewhere: RunElsewhere) -> str:
-    """Returns on which machine a run is, what happens there, and how old the view of it is."""
-    words = f"on {elsewhere.where}"
+    """Returns the machine of a run, its phase, and the time of the last contact."""
+    text = f"on {elsewhere.where}"
     if elsewhere.phase == "over":
-        return words
+        return text
     if elsewhere.phase != "running":
-        words += f", {elsewhere.phase.replace('_', ' ')}"
+        text += f", {elsewhere.phase.replace('_', ' ')}"
     if elsewhere.last_contact is None:
-        return f"{words}, not reached yet"
-    return f"{words}, seen {moment(elsewhere.last_contact)}"
+        return f"{text}, not connected yet"
+    return f"{text}, last contact {moment(elsewhere.last_contact)}"
 
 
 def duration(started: str | None, ended: str | None) -> str | None:
@@ -129,23 +129,23 @@ def span(seconds: float) -> str:
     return f"{count(hours)}{_SPACE}h {minutes}{_SPACE}min"
 
 
-def parse_time(written: str) -> datetime | None:
+def parse_time(text: str) -> datetime | None:
     """Returns an ISO 8601 time in UTC, or None if the text is not one."""
     try:
-        time = datetime.fromisoformat(written)
+        time = datetime.fromisoformat(text)
         return time.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
 
 
 def short_name(name: str) -> str:
-    """Returns a name fit for a label: run ids shortened to a beginning that still finds the run."""
+    """Returns a name for a label, with run ids shortened to a prefix that still finds the run."""
     name = _RUN_ID.sub(r"\1", name)
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
 
 
 def cut(text: str, limit: int) -> CutText:
-    """Returns the first `limit` characters of the text and the number of those left out."""
+    """Returns the first `limit` characters of a text, and the number of the others."""
     return CutText(text[:limit], max(0, len(text) - limit))
 
 

@@ -25,25 +25,25 @@ def write_report(
     title: str,
     command_of: Callable[[RunRequest], str] | None = None,
 ) -> Path:
-    """Writes one HTML page about all runs whose folders are under `runs`; returns its path.
+    """Writes one HTML page about all runs in the folder `runs`, and returns its path.
 
-    The page needs no other file and no network. What cannot be read is left out and listed.
-    `command_of` makes of a run's request the command that starts the run again.
+    The page needs no other files and no network. Unreadable files are left out and listed.
+    `command_of` returns the command that starts a run again.
     """
     reader = FolderReader()
-    found = reader.runs(runs)
-    settings = read_settings(reader, found)
-    lineup = read_lineup(reader, found, settings)
+    all_runs = reader.runs(runs)
+    settings = read_settings(reader, all_runs)
+    lineup = read_lineup(reader, all_runs, settings)
     html = render_page(
         "template.html.j2",
         title=title,
-        headline=headline(lineup, num_runs=len(found)),
+        headline=headline(lineup, num_runs=len(all_runs)),
         scoreboard=scoreboard(lineup, costs_of(runs, lineup)),
-        trainings=trainings(reader, found, settings),
-        num_trainings=sum(run.state.kind in TRAINING_KINDS for run in found),
+        trainings=trainings(reader, all_runs, settings),
+        num_trainings=sum(run.state.kind in TRAINING_KINDS for run in all_runs),
         before_after=before_after(reader, lineup),
-        runs=run_rows(found, command_of),
-        totals=totals(found),
+        runs=run_rows(all_runs, command_of),
+        totals=totals(all_runs),
         unreadable=reader.unreadable,
         width=WIDTH,
         height=HEIGHT,
@@ -53,11 +53,11 @@ def write_report(
 
 
 def costs_of(runs: Path, lineup: Lineup) -> CostComparison | None:
-    """Returns what a task costs with the best student and with the teacher, if both are known."""
+    """Returns the cost of a task with the best student and with the teacher, if both are known."""
     if lineup.best is None or lineup.teacher is None:
         return None
     one, other = (entry.evaluation.result for entry in (lineup.best, lineup.teacher))
     try:
         return compare_costs(Workspace(runs.parent), one, other)
     except EngineError:
-        return None  # a malformed prices.yml is no reason to write no report
+        return None  # the report is written even if prices.yml is malformed

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stillroom import __version__, api
 from stillroom.errors import EngineError, InputError
 from stillroom.report import drawing
-from stillroom.report.data_pages import talks
+from stillroom.report.data_pages import conversations
 from stillroom.report.environment import page_environment, page_styles
 from stillroom.settings import Workspace
 from stillroom_mcp.dashboard import views
@@ -184,12 +184,14 @@ class _Pages:
     def _run_list(self, request: Request) -> dict[str, Any]:
         runs = views.all_states(self._workspace)
         first = _whole_number(request, "first")
-        newest = runs[::-1][first : first + views.RUNS_A_PAGE]
+        newest = runs[::-1][first : first + views.RUNS_PER_PAGE]
         return {
             "cards": views.run_cards(newest[::-1]),
             "total": len(runs),
             "first": first,
-            "after": first + views.RUNS_A_PAGE if first + views.RUNS_A_PAGE < len(runs) else None,
+            "after": first + views.RUNS_PER_PAGE
+            if first + views.RUNS_PER_PAGE < len(runs)
+            else None,
             "num_open": sum(not run.state.status.is_final for run in runs),
         }
 
@@ -266,7 +268,7 @@ class _Pages:
         name, path, number, data = self._line(request)
         view = api.view_row(self._workspace, f"{path.name}:{number}", data)
         return self._render(
-            "row.html.j2", name=name, row=view, talks=talks, number=number,
+            "row.html.j2", name=name, row=view, conversations=conversations, number=number,
             at=_whole_number(request, "at"), figures=row_figures(data, path.suffix),
             models=self._students(),
         )  # fmt: skip

@@ -186,9 +186,9 @@ def _rewards(row: dict[str, Any]) -> Iterator[Figure]:
 def _usage(row: dict[str, Any]) -> Iterator[Figure]:
     usage = row.get("usage")
     if isinstance(usage, dict):
-        sent, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        if isinstance(sent, int) and isinstance(written, int):
-            yield Figure("Tokens", count(written), f"written; {count(sent)} read")
+        num_read, num_written = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        if isinstance(num_read, int) and isinstance(num_written, int):
+            yield Figure("Tokens", count(num_written), f"written; {count(num_read)} read")
     cost = row.get("cost_usd")
     if _is_number(cost) and cost:
         yield Figure("Cost", f"${cost:.4f}", "of the calls")

@@ -26,7 +26,7 @@ from stillroom.types import RunKind
 from stillroom_mcp.dashboard.live import Spending, figures, share_done, spending
 from stillroom_mcp.dashboard.row_files import SUFFIXES
 
-RUNS_A_PAGE = 30
+RUNS_PER_PAGE = 30
 _MOST_FILES = 500
 _SKIPPED_FOLDERS = frozenset({"node_modules", "checkpoints", "__pycache__", "ranks"})
 
@@ -160,17 +160,17 @@ def run_view(workspace: Workspace, run: Run) -> RunView:
 
 
 def _plain_settings(request: Mapping[str, Any]) -> list[Setting]:
-    shown = {key: value for key, value in request.items() if value not in (None, [], "")}
-    return [Setting(key, str(value)) for key, value in shown.items()]
+    values = {key: value for key, value in request.items() if value not in (None, [], "")}
+    return [Setting(key, str(value)) for key, value in values.items()]
 
 
 def _outputs(
     workspace: Workspace, run: Run, request: Mapping[str, Any]
 ) -> tuple[str | None, str | None]:
     """Returns the data file that a run writes, and the file or folder that it makes."""
-    own = run.folder / "rollouts.jsonl"
-    if own.exists():
-        return workspace.shown(own), workspace.shown(own)
+    rollouts = run.folder / "rollouts.jsonl"
+    if rollouts.exists():
+        return workspace.shown(rollouts), workspace.shown(rollouts)
     if run.state.kind in TRAINING_KINDS:
         final = run.folder / "checkpoints" / "final"
         return None, workspace.shown(final) if final.is_dir() else None

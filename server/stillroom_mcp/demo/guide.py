@@ -37,9 +37,9 @@ class Guide:
 
     async def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
         """Makes one tool call and returns its structured result."""
-        shown = [f"{name}={value}" for name, value in arguments.items()][:_SHOWN_ARGUMENTS]
+        argument_texts = [f"{name}={value}" for name, value in arguments.items()][:_SHOWN_ARGUMENTS]
         more = ", …" if len(arguments) > _SHOWN_ARGUMENTS else ""
-        self._console.print(f"  [cyan]→ {tool}[/cyan]({escape(', '.join(shown))}{more})")
+        self._console.print(f"  [cyan]→ {tool}[/cyan]({escape(', '.join(argument_texts))}{more})")
         return await self._call(tool, arguments)
 
     async def run(self, stage: str, tool: str, **arguments: Any) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Guide:
 
         Raises DemoStoppedError if it ends in any other way.
         """
-        shown = -1
+        last_done = -1
         while True:
             run = await self._call("get_run", {"run_id": run_id, "wait_s": 10})
             if run["status"] == "succeeded":
@@ -76,8 +76,8 @@ class Guide:
             if run["status"] not in ("starting", "running"):
                 raise DemoStoppedError(_failure_text(run))
             progress = run["progress"]
-            if is_shown and progress and progress["done"] != shown:
-                shown = progress["done"]
+            if is_shown and progress and progress["done"] != last_done:
+                last_done = progress["done"]
                 self._console.print(f"    {_progress_line(run)}", highlight=False)
 
     async def _call(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:

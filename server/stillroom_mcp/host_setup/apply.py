@@ -66,7 +66,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "host", choices=[host.name for host in HOSTS], metavar="HOST", help=f"one of {names}"
     )
-    parser.add_argument("--workspace", help="folder that holds the project (default: this folder)")
+    parser.add_argument("--workspace", help="the project's folder (default: this folder)")
     parser.add_argument(
         "--user", action="store_true", help="change your config for all projects, not the project's"
     )
@@ -290,8 +290,8 @@ def _record(file: _File) -> _Record | None:
 def _difference(before: str, after: str) -> _Edit:
     """Returns the smallest edit that turns one text into the other."""
     start = _common_prefix_length(before, after)
-    most = min(len(before), len(after)) - start
-    end = min(most, _common_prefix_length(before[::-1], after[::-1]))
+    max_suffix = min(len(before), len(after)) - start
+    end = min(max_suffix, _common_prefix_length(before[::-1], after[::-1]))
     return _Edit(start, before[start : len(before) - end], after[start : len(after) - end])
 
 

@@ -36,7 +36,7 @@ _NO_TOKEN = ServerToken("", "", is_generated=True)
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the command."""
-    parser.add_argument("--workspace", help="folder that holds the project (default: this folder)")
+    parser.add_argument("--workspace", help="the project's folder (default: this folder)")
     parser.add_argument(
         "--upstream", nargs="+", action="extend", default=[], metavar="WHERE",
         help=f"where calls are forwarded: {', '.join(PROVIDERS)}, a URL, or "

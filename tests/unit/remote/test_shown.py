@@ -160,10 +160,10 @@ def test_the_pages_say_where_a_run_is_what_it_costs_and_why_it_is_not_seen(works
         listed = client.get("/").text
         page, other = (client.get(f"/runs/{run.run_id}/live").text for run in (reached, silent))
 
-    assert "on gpu-box, seen 23 Nov 2026, 03:04 UTC" in listed
+    assert "on gpu-box, last contact 23 Nov 2026, 03:04 UTC" in listed
     assert "machines cost $2.40 an hour now" in listed
     assert "$1.50" in listed
-    assert "on gpu-box, seen" in page
+    assert "on gpu-box, last contact" in page
     assert "$1.50 for gpu-box" in page
     assert "The machine does not answer: no route to host" in other
     assert "The run continues on it" in other

@@ -31,7 +31,7 @@ def test_a_good_file_has_its_distributions_and_categories(tmp_path: Path) -> Non
     _, page = validated(tmp_path)
 
     assert "40\N{NO-BREAK SPACE}rollouts, all well formed." in page
-    assert all(f'<span class="what">{name}</span>' in page for name in ("Reward", "Turns"))
+    assert all(f'<span class="chart-title">{name}</span>' in page for name in ("Reward", "Turns"))
     assert page.count("50.0\N{NO-BREAK SPACE}%") >= 2
     assert ATTACK not in page
     assert "&lt;img" in page
@@ -65,7 +65,7 @@ def test_with_a_model_tokens_are_counted_and_rows_that_cannot_be_trained_are_tol
     assert sum(report.left_out.values()) == 1
     assert "refused by the chat template" in next(iter(report.left_out))
     assert "training would leave out" in page
-    assert '<span class="what">Tokens</span>' in page
+    assert '<span class="chart-title">Tokens</span>' in page
 
 
 @pytest.mark.usefixtures("warm_python")

@@ -61,7 +61,7 @@ const stillroomCharts = (() => {
     runs.forEach((run, index) => {
       const ink = colour(COLOURS[index]);
       const main = run.column(figure.dataset.metric);
-      const name = runs.length > 1 ? (index ? "second" : "first") : figure.querySelector(".what").textContent;
+      const name = runs.length > 1 ? (index ? "second" : "first") : figure.querySelector(".chart-title").textContent;
       if (main) {
         const isLong = main[0].length > MIN_STEPS_FOR_TREND;
         tables.push(main);
@@ -115,7 +115,7 @@ const stillroomCharts = (() => {
     const changes = columns.map(([steps, values]) => (steps.length > 1 ? `${shown(values[0])} → ${shown(values.at(-1))}` : shown(values[0])));
     figure.querySelector(".change").textContent = changes.join(" · ");
     const last = columns.map(([steps]) => shown(steps.at(-1))).join(" and ");
-    box.setAttribute("aria-label", `${figure.querySelector(".what").textContent}: ${changes.join(" and ")}, up to step ${last}`);
+    box.setAttribute("aria-label", `${figure.querySelector(".chart-title").textContent}: ${changes.join(" and ")}, up to step ${last}`);
   }
 
   // Draws all charts of a block from the metrics of its runs.

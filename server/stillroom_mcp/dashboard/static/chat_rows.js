@@ -47,7 +47,7 @@
     const isMask = row.num_tokens !== null && row.num_tokens !== undefined;
     const body = isMask ? [marked(text)] : messages(text.split("\n")).map(part);
     const problem = row.problem ? make("p", "problem", row.problem.replaceAll("\n", " ")) : null;
-    return make("section", "row", make("h2", "", row.where), make("p", "verdict", ...facts.map((fact) => make("span", "", fact))), problem, make("div", isMask ? "" : "talk", ...body));
+    return make("section", "row", make("h2", "", row.where), make("p", "verdict", ...facts.map((fact) => make("span", "", fact))), problem, make("div", isMask ? "" : "conversation", ...body));
   }
 
   function show(page) {

@@ -17,7 +17,7 @@
   for (const [metric, title, unit, also] of CURVES) {
     const canvas = make("div", "canvas");
     canvas.setAttribute("role", "img");
-    const figure = make("figure", "chart live", make("figcaption", "", make("span", "what", title), make("span", "number change"), make("span", "unit", unit)), canvas);
+    const figure = make("figure", "chart live", make("figcaption", "", make("span", "chart-title", title), make("span", "number change"), make("span", "unit", unit)), canvas);
     Object.assign(figure.dataset, { metric, also: also ?? "" });
     figure.hidden = true;
     charts.append(figure);
