@@ -39,10 +39,10 @@ def closing(mark: str, *, name: str = "text") -> str:
 
 def printable(text: str) -> str:
     """Returns the text without control characters and lone surrogates."""
-    kept = "".join(
+    allowed = "".join(
         c for c in text if c in _LINES_AND_TABS or (c >= " " and not "\x7f" <= c <= "\x9f")
     )
-    return kept.encode("utf-8", "replace").decode("utf-8")
+    return allowed.encode("utf-8", "replace").decode("utf-8")
 
 
 def one_line(text: str) -> str:

@@ -1,9 +1,9 @@
 """Maps paths between the user's machine (home) and the machine that does a remote run.
 
-A remote run has its files in a folder of its own. Requests, config.yml and records name the same
-files by their home paths, that is, their paths on the user's machine. `as_found` turns a home path
-into the local path, and `as_recorded` turns a local path into the home path. On the user's machine,
-both return the path unchanged.
+A remote run has its own folder for its files. Requests, config.yml and records name the same
+files by their home paths, that is, their paths on the user's machine. `local_path` turns a home
+path into the local path, and `home_path` turns a local path into the home path. On the user's
+machine, both return the path unchanged.
 """
 
 import json
@@ -40,7 +40,7 @@ def is_remote_process() -> bool:
     return bool(os.environ.get(_VARIABLE))
 
 
-def as_recorded(path: Path | str) -> str:
+def home_path(path: Path | str) -> str:
     """Returns the home path of a local file, which is the path that outputs record."""
     text = str(path)
     for local, home in _path_map(os.environ.get(_VARIABLE, "")).by_local:
@@ -49,7 +49,7 @@ def as_recorded(path: Path | str) -> str:
     return text
 
 
-def as_found(path: Path | str) -> Path:
+def local_path(path: Path | str) -> Path:
     """Returns the local path of a file that a request or record names by its home path."""
     path_map = _path_map(os.environ.get(_VARIABLE, ""))
     if not path_map.by_local:
@@ -60,7 +60,7 @@ def as_found(path: Path | str) -> Path:
     if not os.path.isabs(text):  # noqa: PTH117
         return Path(text)
     # `..` must be resolved in the home path, since local folders are arranged differently.
-    at_home = os.path.normpath(as_recorded(text))
+    at_home = os.path.normpath(home_path(text))
     for home, local in path_map.by_home:
         if (rest := _below(at_home, home)) is not None:
             return Path(local + rest)

@@ -12,7 +12,7 @@ import msgspec
 from stillroom import __version__
 from stillroom.errors import DataError
 from stillroom.files import LineWriter, file_sha256, read_json, write_json
-from stillroom.home_paths import as_found, as_recorded
+from stillroom.home_paths import home_path, local_path
 
 FOLDER_MANIFEST = "stillroom.manifest.json"
 """The name of a folder's manifest; it is in the folder, so copies of the folder have it too."""
@@ -29,7 +29,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def file(self) -> Path:
         """The path of the file on this machine."""
-        return as_found(self.path)
+        return local_path(self.path)
 
 
 class AnsweringModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def folder(self) -> Path | None:
         """The model's folder on this machine; None for a hub id or an endpoint."""
-        return as_found(self.location) if Path(self.location).is_absolute() else None
+        return local_path(self.location) if Path(self.location).is_absolute() else None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +100,7 @@ def now() -> str:
 def record_file(path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -> FileRecord:
     """Returns the current path, SHA-256 and size of a file."""
     sha256 = file_sha256(path, is_stopped=is_stopped)
-    return FileRecord(path=as_recorded(path), sha256=sha256, num_bytes=path.stat().st_size)
+    return FileRecord(path=home_path(path), sha256=sha256, num_bytes=path.stat().st_size)
 
 
 def record_folder(folder: Path, *, final: Path | None = None) -> FileRecord:
@@ -133,7 +133,7 @@ def folder_record(folder: Path, files: Sequence[FileRecord]) -> FileRecord:
     """Returns the record of a folder from the records of its files, sorted by path."""
     sha256sum_lines = "".join(f"{file.sha256}  {file.path}\n" for file in files)
     return FileRecord(
-        path=as_recorded(folder),
+        path=home_path(folder),
         sha256=hashlib.sha256(sha256sum_lines.encode()).hexdigest(),
         num_bytes=sum(file.num_bytes for file in files),
     )
@@ -141,7 +141,7 @@ def folder_record(folder: Path, files: Sequence[FileRecord]) -> FileRecord:
 
 def record_written(path: Path, written: LineWriter) -> FileRecord:
     """Returns the record of a file from its writer, which has hashed it."""
-    return FileRecord(path=as_recorded(path), sha256=written.sha256, num_bytes=written.num_bytes)
+    return FileRecord(path=home_path(path), sha256=written.sha256, num_bytes=written.num_bytes)
 
 
 def _record_of(file: Path | FileRecord) -> FileRecord:
@@ -157,7 +157,7 @@ def _record_beginning(path: Path) -> FileRecord:
             digest.update(block)
             rest -= len(block)
     sha256 = digest.hexdigest()
-    return FileRecord(path=as_recorded(path), sha256=sha256, num_bytes=num_bytes - rest)
+    return FileRecord(path=home_path(path), sha256=sha256, num_bytes=num_bytes - rest)
 
 
 def _size_and_mtime(file: Path) -> tuple[int, int]:
@@ -195,7 +195,7 @@ class Recording:
         sources = {file: copies.get(file, file) for file in files}
         records = [record_file(file, is_stopped=lambda: self._is_over) for file in sources.values()]
         return [
-            msgspec.structs.replace(record, path=as_recorded(file))
+            msgspec.structs.replace(record, path=home_path(file))
             for file, record in zip(sources, records, strict=True)
         ]
 

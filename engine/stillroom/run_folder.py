@@ -16,7 +16,7 @@ import msgspec
 
 from stillroom.errors import DataError, InputError, RunError
 from stillroom.files import FileLock, content_hash, read_json, write_atomic, write_json
-from stillroom.home_paths import as_found
+from stillroom.home_paths import local_path
 from stillroom.lineage import folder_files, now, seconds_between
 from stillroom.lines import read_lines
 from stillroom.places import make_folder, open_real
@@ -298,10 +298,10 @@ class RunFolder:
         """
         inputs = self.read_request().inputs if self.request_file.exists() else ()
         for fixed in inputs:
-            if _stamp(as_found(fixed.path)) != fixed.stamp:
+            if _stamp(local_path(fixed.path)) != fixed.stamp:
                 raise RunError(
                     f"{fixed.path} has changed since this run was started",
-                    "start the run again: the new run reads the changed file",
+                    "start it again: the new run reads the changed file",
                 )
 
     def read_events(self) -> Iterator[RunEvent]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stillroom.errors import InputError
-from stillroom.home_paths import as_found, as_recorded
+from stillroom.home_paths import home_path, local_path
 from stillroom.secrecy.commands import restore_secrets
 from stillroom.secrecy.keys import keys_file
 from stillroom.secrecy.readable import check_readable
@@ -24,7 +24,7 @@ _DOT_ENV_LINE = re.compile(r"\s*(export\s+)?(?P<name>[A-Za-z_]\w*)\s*=(?P<value>
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """The folder that holds a user's projects; nothing is written outside it."""
+    """The folder with the user's projects; nothing is written outside it."""
 
     root: Path
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False, compare=False)
@@ -51,7 +51,7 @@ class Workspace:
         Raises InputError for an invalid name.
         """
         try:
-            path = as_found(self.root / as_found(name).expanduser())
+            path = local_path(self.root / local_path(name).expanduser())
             # Manifests and requests contain the path, and JSON supports only valid Unicode.
             str(path).encode()
             with suppress(FileNotFoundError, NotADirectoryError):
@@ -169,9 +169,9 @@ class Workspace:
     def shown(self, path: Path) -> str:
         """Returns a path for display: relative to the workspace if it is inside."""
         try:
-            return str(as_found(path).resolve().relative_to(self.root))
+            return str(local_path(path).resolve().relative_to(self.root))
         except ValueError:
-            return as_recorded(path)
+            return home_path(path)
 
 
 def _nearby_files(path: Path) -> str | None:

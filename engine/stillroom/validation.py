@@ -67,7 +67,9 @@ def nearest(name: str, known_names: Sequence[str]) -> str:
     """Returns " (did you mean 'x'?)" for a misspelt name, or "" if no known name is similar."""
     close = difflib.get_close_matches(name[:_LONGEST_PART], known_names, n=1, cutoff=0.6)
     # difflib does not match the beginning of a longer name, such as price for price_per_hour.
-    close = close or [known for known in known_names if name and known.startswith(f"{name}_")]
+    close = close or [
+        known_name for known_name in known_names if name and known_name.startswith(f"{name}_")
+    ]
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -118,8 +118,8 @@ def find_version(root: Path, name: str | Path) -> Path | None:
     It is the named file itself while it has that content, otherwise the copy. Raises InputError if
     neither has it.
     """
-    base, at, tag_or_hash = str(name).rpartition("@")
-    if not at or not base or "/" in tag_or_hash or not _TAG.fullmatch(tag_or_hash):
+    base, separator, tag_or_hash = str(name).rpartition("@")
+    if not separator or not base or "/" in tag_or_hash or not _TAG.fullmatch(tag_or_hash):
         return None
     files = [root / (base + ending) for ending in _ENDINGS]
     if _CONTENT.fullmatch(tag_or_hash):
@@ -140,12 +140,12 @@ def _by_content(root: Path, files: list[Path], base: str, prefix: str) -> Path:
     for file in present:
         if file_sha256(file).startswith(prefix):
             return file
-    known = [v for file in files for v in versions_of(root, file) if v.sha256.startswith(prefix)]
-    if len({version.sha256 for version in known}) > 1:
+    matches = [v for file in files for v in versions_of(root, file) if v.sha256.startswith(prefix)]
+    if len({version.sha256 for version in matches}) > 1:
         raise InputError(
             f"{base}@{prefix} matches several versions", "give more digits of the hash"
         )
-    for version in known:
+    for version in matches:
         if (path := _file_with_content(root, version)) is not None:
             return path
     problem = f"{present[0]} has other content" if present else f"there is no file {base}"

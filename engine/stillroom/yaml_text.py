@@ -42,11 +42,11 @@ def _check_size(node: yaml.Node, sizes: dict[int, int | None]) -> int:
 
     Raises YAMLError if the size is too large, or if the node contains itself.
     """
-    known = sizes.get(id(node), 0)
-    if known is None:
+    known_size = sizes.get(id(node), 0)
+    if known_size is None:
         raise yaml.MarkedYAMLError(problem="a value contains itself", problem_mark=node.start_mark)
-    if known:
-        return known
+    if known_size:
+        return known_size
     sizes[id(node)] = None
     size = 1
     if isinstance(node, yaml.ScalarNode):

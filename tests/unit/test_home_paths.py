@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stillroom.home_paths import as_found, as_recorded, home_variable, is_remote_process
+from stillroom.home_paths import home_path, home_variable, is_remote_process, local_path
 from stillroom.settings import Workspace
 
 PAIRS = [
@@ -24,8 +24,8 @@ def away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_at_home_every_path_stays_as_it_is():
     assert not is_remote_process()
-    assert as_recorded("/home/me/../x") == "/home/me/../x"
-    assert as_found("~/x") == Path("~/x")
+    assert home_path("/home/me/../x") == "/home/me/../x"
+    assert local_path("~/x") == Path("~/x")
 
 
 @pytest.mark.usefixtures("away")
@@ -45,16 +45,16 @@ def test_at_home_every_path_stays_as_it_is():
     ],
 )
 def test_a_name_leads_to_the_file_that_stands_for_it(name, found):
-    assert str(as_found(name)) == found
-    assert as_found(as_found(name)) == as_found(name)
+    assert str(local_path(name)) == found
+    assert local_path(local_path(name)) == local_path(name)
 
 
 @pytest.mark.usefixtures("away")
 def test_what_is_recorded_names_the_file_at_home():
-    assert as_recorded("/srv/r/x/workspace/runs/sft-1/log") == "/home/me/proj/runs/sft-1/log"
-    assert as_recorded("/srv/r/x/outside/data/hf/base") == "/data/hf/base"
-    assert as_recorded("/srv/r/x/workspaces") == "/srv/r/x/workspaces"
-    assert as_recorded("/home/me/proj/a") == "/home/me/proj/a"
+    assert home_path("/srv/r/x/workspace/runs/sft-1/log") == "/home/me/proj/runs/sft-1/log"
+    assert home_path("/srv/r/x/outside/data/hf/base") == "/data/hf/base"
+    assert home_path("/srv/r/x/workspaces") == "/srv/r/x/workspaces"
+    assert home_path("/home/me/proj/a") == "/home/me/proj/a"
 
 
 def test_a_workspace_finds_what_requests_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -23,7 +23,7 @@ from stillroom.data.formats import RowFormat, detect_format
 from stillroom.data.layouts.detect import layout_of
 from stillroom.data.row_files import decode_line, read_row_lines, rollout_files
 from stillroom.errors import DataError, EngineError, InputError
-from stillroom.home_paths import as_recorded
+from stillroom.home_paths import home_path
 from stillroom.importing.records import Place, imported_from
 from stillroom.importing.request import ImportResult, ImportRollouts
 from stillroom.importing.tally import RefusedRow
@@ -106,7 +106,7 @@ class RowInputs:
 
         The record of a temporary file is replaced by those of the original files.
         """
-        temporary = {as_recorded(path): file for path, file in self.imported.items()}
+        temporary = {home_path(path): file for path, file in self.imported.items()}
         return [
             record
             for file in read

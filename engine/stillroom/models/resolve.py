@@ -10,7 +10,7 @@ import msgspec
 
 from stillroom.demo import DEMO_MODELS
 from stillroom.errors import ModelError
-from stillroom.home_paths import as_recorded
+from stillroom.home_paths import home_path
 from stillroom.lineage import ModelRecord, record_folder
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
@@ -56,7 +56,7 @@ class ModelLocation:
     @property
     def recorded(self) -> str:
         """Its name in records: a hub id, or the folder's path on the user's machine."""
-        return as_recorded(self.location) if self.is_local else self.location
+        return home_path(self.location) if self.is_local else self.location
 
     @property
     def inputs(self) -> list[Path]:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from stillroom.errors import InputError
 from stillroom.files import write_atomic
-from stillroom.home_paths import as_found, is_remote_process
+from stillroom.home_paths import is_remote_process, local_path
 from stillroom.secrecy.readable import parse_error_message
 
 _FILE = "keys.yml"
@@ -65,7 +65,7 @@ def keys_file() -> Path:
     A run on another machine reads a copy of the user's file: names and hosts, no keys.
     """
     if is_remote_process():
-        return as_found(f"~/.config/stillroom/{_FILE}")
+        return local_path(f"~/.config/stillroom/{_FILE}")
     folder = os.environ.get("STILLROOM_CONFIG")
     if folder:
         return Path(folder) / _FILE

@@ -11,7 +11,7 @@ import msgspec
 import stillroom
 from stillroom.errors import EngineError
 from stillroom.files import FileLock, write_atomic, write_json
-from stillroom.home_paths import as_found, home_variable
+from stillroom.home_paths import home_variable, local_path
 from stillroom.jobs.supervise import cancel_run, kill_run, launch_run
 from stillroom.lineage import now
 from stillroom.remote.agent.runs import AgentRun, StartRecord, agent_run
@@ -162,7 +162,7 @@ def _write_folder(run: AgentRun, launch: LaunchRequest, started: float) -> None:
     request = msgspec.structs.replace(
         request,
         workspace=str(run.workspace),
-        inputs=fixed_inputs([as_found(fixed.path) for fixed in request.inputs]),
+        inputs=fixed_inputs([local_path(fixed.path) for fixed in request.inputs]),
         start_after=None,  # Those runs were local and have ended.
     )
     write_json(folder.request_file, request)
