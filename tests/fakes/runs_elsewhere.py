@@ -37,7 +37,7 @@ _REWARDS = """
         folder = run / "checkpoints" / f"step_{{number:06d}}"
         temporary = folder.with_name(f".{{folder.name}}.partial")
         temporary.mkdir(parents=True, exist_ok=True)
-        (temporary / "model.safetensors").write_bytes(bytes([number]) * {num_bytes})
+        (temporary / "model.safetensors").write_bytes(bytes([number]) * 1000)
         (temporary / "stillroom.json").write_text(f'{{{{"step": {{number}}}}}}')
         temporary.rename(folder)
 
@@ -59,55 +59,24 @@ class Elsewhere:
     """A workspace, and a folder that stands for another machine."""
 
     root: Path
-    num_rows: int = 2
-    num_bytes: int = 1000
     machine: dict[str, Any] = field(default_factory=dict[str, Any])
-    budget_usd: float | None = None
 
     def __post_init__(self) -> None:
         self.home, self.there, self.gate = (self.root / name for name in ("home", "there", "gate"))
         for folder in (self.home, self.there, self.gate):
             folder.mkdir()
         self.workspace = Workspace(self.home)
-        rows = [rollout_row(task_id=f"t{n}", metadata={"number": n}) for n in range(self.num_rows)]
+        rows = [rollout_row(task_id=f"t{n}", metadata={"number": n}) for n in range(2)]
         write_lines(self.home / "rollouts.jsonl", map(encoded, rows))
-        code = _REWARDS.format(gate=str(self.gate), num_bytes=self.num_bytes)
-        write_tools(self.home, code, name="rewards.py")
+        write_tools(self.home, _REWARDS.format(gate=str(self.gate)), name="rewards.py")
 
     def start(
-        self,
-        *,
-        secrets: dict[str, str] | None = None,
-        key_names: list[str] | None = None,
-        start_after: list[str] | None = None,
+        self, *, secrets: dict[str, str] | None = None, start_after: list[str] | None = None
     ) -> RunFolder:
         """Starts a scoring run elsewhere."""
-        request = {"input": "rollouts.jsonl", "output": "scored.jsonl", "rewards": "rewards.py"}
-        document = api.ScoreRollouts(**request, concurrency=1).model_dump(mode="json")
-        files = ["rollouts.jsonl", "rewards.py"]
-        spec = JobSpec(
-            machine=Machine(
-                name="box",
-                ssh=SshAddress(host="box"),
-                folder=str(self.there),
-                python=None,
-                **self.machine,
-            ),
-            files=[
-                SentFile(source=str(self.home / name), place=f"workspace/{name}") for name in files
-            ],
-            home_paths=[
-                PathMapping(home=str(self.home / n), place=f"workspace/{n}") for n in files
-            ],
-            key_names=key_names or [],
-            outputs=["scored.jsonl"],
-            start_after=start_after or [],
-            budget_usd=self.budget_usd,
-        )
-        new = NewRun(
-            inputs=[self.home / name for name in files],
-            copies={REMOTE_FILE: msgspec.json.encode(spec)},
-        )
+        ssh = SshAddress(host="box")
+        machine = Machine(name="box", ssh=ssh, folder=str(self.there), **self.machine)
+        document, new, _ = self._new_run(machine, start_after=start_after or [])
         state = supervise.start_run(
             self.workspace,
             RunKind.SCORE,
@@ -120,6 +89,10 @@ class Elsewhere:
 
     def spec(self, machine: Machine) -> tuple[RunFolder, JobSpec]:
         """Makes a scoring run for a machine, with nobody who follows it, and its spec."""
+        document, new, spec = self._new_run(machine, budget_usd=5.0)
+        return create_run(self.workspace, RunKind.SCORE, document, new), spec
+
+    def _new_run(self, machine: Machine, **limits: Any) -> tuple[dict[str, Any], NewRun, JobSpec]:
         request = {"input": "rollouts.jsonl", "output": "scored.jsonl", "rewards": "rewards.py"}
         document = api.ScoreRollouts(**request, concurrency=1).model_dump(mode="json")
         sources = [self.home / name for name in ("rollouts.jsonl", "rewards.py")]
@@ -130,10 +103,10 @@ class Elsewhere:
                 PathMapping(home=str(each), place=f"workspace/{each.name}") for each in sources
             ],
             outputs=["scored.jsonl"],
-            budget_usd=5.0,
+            **limits,
         )
-        new = NewRun(inputs=sources, copies={REMOTE_FILE: msgspec.json.encode(spec)})
-        return create_run(self.workspace, RunKind.SCORE, document, new), spec
+        copies = {REMOTE_FILE: msgspec.json.encode(spec)}
+        return document, NewRun(inputs=sources, copies=copies), spec
 
     def open(self, number: int | str = "all") -> None:
         """Lets the reward of a row be given."""

@@ -245,20 +245,6 @@ def test_what_was_sent_and_only_looks_like_an_output_is_not_told(place: AgentRun
     assert listed(place, is_last=True, placed=placed) == ["out.jsonl"]
 
 
-def test_following_tells_the_state_first_and_the_last_files_last(
-    there: AgentFolder, place: AgentRun
-) -> None:
-    place.start_file.write_bytes(msgspec.json.encode(StartRecord(started=time.monotonic())))
-    write_state(place, RunStatus.SUCCEEDED)
-    place.folder.log.write_text("done\n")
-    news = list(follow(there, FollowRequest(RUN, {}), sleep=lambda _: None))
-    assert [type(each) for each in news] == [RemoteState, AppendedLines, RemoteFiles]
-    assert isinstance(news[0], RemoteState)
-    assert news[0].root == str(place.base)
-    assert isinstance(news[2], RemoteFiles)
-    assert news[2].is_last
-
-
 def test_a_run_is_told_of_although_its_disk_is_full(
     there: AgentFolder, place: AgentRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -326,10 +326,6 @@ def to_install(*requirements: str, there: dict[str, str] | None = None, **marks:
     )
 
 
-def test_the_version_here_is_installed_without_its_build():
-    assert to_install("torch>=2.6").requirements == ["torch==2.9.0"]
-
-
 def test_what_comes_along_has_the_versions_here_but_for_what_torchs_build_decides():
     assert to_install("rapid").constraints == ["numpy==2.3.1", "torch==2.9.0"]
 
@@ -337,13 +333,14 @@ def test_what_comes_along_has_the_versions_here_but_for_what_torchs_build_decide
 @pytest.mark.parametrize(
     ("requirement", "expected"),
     [
+        ("torch>=2.6", "torch==2.9.0"),
         ("absent>=3", "absent>=3"),
         ("numpy<2", "numpy<2"),  # What is installed here does not fit.
         ("Rapid[fast]", "Rapid[fast]==1"),
         ("mine @ https://example.org/mine.whl", "mine @ https://example.org/mine.whl"),
     ],
 )
-def test_what_is_not_installed_here_keeps_its_own_condition(requirement, expected):
+def test_the_version_here_is_installed_without_its_build_if_it_fits(requirement, expected):
     assert to_install(requirement).requirements == [expected]
 
 
@@ -363,11 +360,17 @@ def test_what_an_image_has_too_old_is_installed_beside_it():
 
 
 @pytest.mark.parametrize(
-    ("marks", "expected"),
-    [({}, []), ({"python_version": "3.11"}, ["rapid==1"]), ({"sys_platform": "win32"}, [])],
+    ("condition", "marks", "expected"),
+    [
+        ('sys_platform != "win32"', {}, []),
+        ('sys_platform != "win32"', {"python_version": "3.11"}, ["rapid==1"]),
+        ('sys_platform != "win32"', {"python_version": "3.11", "sys_platform": "win32"}, []),
+        ('extra == "traces"', {}, []),
+        ('extra == "traces"', {"python_version": "3.11"}, ["rapid==1"]),
+    ],
 )
-def test_conditions_are_those_of_the_machine(marks, expected):
-    requirement = 'rapid; python_version < "3.12" and sys_platform != "win32"'
+def test_conditions_are_those_of_the_machine(condition, marks, expected):
+    requirement = f'rapid; python_version < "3.12" and {condition}'
 
     assert to_install(requirement, **marks).requirements == expected
 
@@ -382,13 +385,6 @@ def test_an_extra_brings_its_packages_and_the_extras_that_it_names():
     assert {"torch", "ray", "playwright"} <= names("all")
     assert "stillroom" not in names("all")
     assert "rapidfuzz" in names(packages=("rapidfuzz==3.9",))
-
-
-def test_a_condition_of_an_extra_holds_with_the_machines_too():
-    requirement = 'rapid; python_version < "3.14" and extra == "traces"'
-
-    assert to_install(requirement).requirements == ["rapid==1"]
-    assert to_install(requirement, python_version="3.14").requirements == []
 
 
 def test_the_first_of_two_installations_counts_and_odd_versions_are_passed_over():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fakes.machines import GPU_BOX, ScriptedMachines, add_remote_run, name_machines
-from stillroom.errors import ConfigError, DataError
+from stillroom.errors import DataError
 from stillroom.files import write_json
 from stillroom.lineage import now
 from stillroom.remote.host import UnreachableError
@@ -53,15 +53,6 @@ def test_without_a_check_nobody_is_asked(tmp_path, provision_log):
     assert (sky.kind, sky.state, sky.computes) == ("skypilot", "down", "2 x A100-80GB")
     assert "use_spot: True" in sky.address
     assert found.usd_per_hour_now == 0.0
-
-
-def test_without_machines_the_list_is_empty(tmp_path, provision_log):
-    assert listed(name_machines(tmp_path, ""), provision_log).machines == []
-
-
-def test_a_faulty_machines_yml_is_an_error_with_its_line(tmp_path, provision_log):
-    with pytest.raises(ConfigError, match=r"machines.yml:1"):
-        listed(name_machines(tmp_path, "gpu-box: {shh: me@host}\n"), provision_log)
 
 
 def test_a_run_shows_where_it_stands_and_what_its_machine_costs(tmp_path, provision_log):

@@ -94,14 +94,6 @@ def test_a_request_that_means_this_machine_is_refused(workspace, request_of, rep
     assert len(caught.value.fix.split()) > 3
 
 
-def test_a_ray_cluster_becomes_an_option_of_the_request(workspace):
-    rollouts, machine = placed(workspace, generate(where="cluster"))
-    assert (rollouts.ray_address, rollouts.where, machine) == ("ray://head:10001", None, None)
-    training, machine = placed(workspace, StartTraining(where="cluster", overrides=("a.b=1",)))
-    assert machine is None
-    assert training.overrides == ("a.b=1", "launcher.kind=ray", "launcher.address=ray://head:10001")
-
-
 @pytest.mark.parametrize(
     ("overrides", "reported"),
     [

@@ -11,7 +11,7 @@ from fakes.machines import add_remote_run, followed, name_machines
 from stillroom import api
 from stillroom.evaluate.costs import spent_on_runs
 from stillroom.remote.records import RemoteView
-from stillroom.run_folder import FOLLOWER_LOG, REMOTE_FILE, VIEW_FILE, RunFailure, read_elsewhere
+from stillroom.run_folder import FOLLOWER_LOG, REMOTE_FILE, VIEW_FILE, RunFailure
 from stillroom.settings import Workspace
 from stillroom.types import RunStatus
 from stillroom_mcp.next_steps import after_cancel_run, after_run
@@ -110,22 +110,6 @@ def test_the_log_that_is_named_exists_before_the_machine_has_written_one(workspa
     with followed(folder):
         again = api.get_run(workspace, api.GetRun(run_id=folder.run_id))
     assert again.log_path.endswith("log.txt")
-
-
-def test_before_the_first_view_the_machine_is_known_all_the_same(workspace) -> None:
-    folder = add_remote_run(workspace, None)
-
-    found = read_elsewhere(folder.path)
-
-    assert found is not None
-    assert (found.where, found.phase, found.last_contact) == ("gpu-box", "waiting", None)
-
-
-def test_a_run_here_is_nowhere_else(workspace) -> None:
-    folder = add_remote_run(workspace, None)
-    (folder.path / REMOTE_FILE).unlink()
-
-    assert read_elsewhere(folder.path) is None
 
 
 def test_what_a_machine_elsewhere_has_cost_is_spent_and_no_time_of_this_one(workspace) -> None:

@@ -143,7 +143,7 @@ def test_a_follower_killed_at_any_moment_leaves_nothing_up_once_it_was_started_a
     assert life.cloud.launched == 1
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_followers_killed_one_after_another_leave_nothing_up_in_the_end(life, seed):
     draw = random.Random(seed)
     for _ in range(draw.randrange(2, 7)):
@@ -201,24 +201,6 @@ def test_a_cluster_stays_while_another_run_is_on_it(life):
     assert list(life.cloud.clusters) == [first.name]
     second.release()
     assert not life.cloud.clusters
-
-
-def test_a_run_that_is_over_does_not_keep_a_cluster_up(life):
-    other = life.new_run(life.run.with_name("sft-two"))
-    life.host(other).provision()
-    life.host().provision()
-    say(other, "over")
-    life.host().release()
-    assert not life.cloud.clusters
-
-
-def test_a_workspace_that_is_away_keeps_its_cluster(life, tmp_path):
-    elsewhere = life.new_run(tmp_path / "disk" / "runs" / "sft-two")
-    life.host(elsewhere).provision()
-    life.host().provision()
-    shutil.rmtree(tmp_path / "disk")
-    life.host().release()
-    assert life.cloud.clusters
 
 
 def test_waiting_for_a_cluster_gives_way_every_20_seconds_and_asks_for_it_once(life):
