@@ -119,7 +119,7 @@ JUDGES = st.fixed_dictionaries(
 
 
 @pytest.mark.thorough
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(PROMPTS, ENDPOINTS, JUDGES, SETTINGS, st.none() | st.text(min_size=1, max_size=80))
 # An answer of one letter, shorter than what a judge is told of an empty one.
 @example(

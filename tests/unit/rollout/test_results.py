@@ -14,8 +14,7 @@ from fakes.rollout_rows import read_rows, write_rows
 from fakes.rollout_runs import run_rollouts
 from stillroom.errors import InputError
 from stillroom.rollout.journal.journal import RolloutStore
-from stillroom.rollout.journal.records import FinishedRow
-from stillroom.rollout.results import AnswererWatch, with_answerers
+from stillroom.rollout.results import AnswererWatch
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import PROVIDERS
 from stillroom.types import Answerer
@@ -109,12 +108,6 @@ def test_the_name_that_was_asked_for_is_no_news() -> None:
     assert list(watch.new_model_notes([Answerer(model="m", fingerprint="fp_2")])) == []
     assert len(list(watch.new_model_notes([Answerer(model="n")]))) == 1
     assert list(watch.new_model_notes([Answerer(model="n"), Answerer(model="m")])) == []
-
-
-def test_only_the_model_that_was_asked_has_answerers() -> None:
-    row = FinishedRow("t", 0, None, None, False, answered_by=(Answerer(model="m"),))
-
-    assert with_answerers([], [row]) == []
 
 
 def test_an_output_is_not_gone_on_with_by_other_weights(tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ def test_every_prompt_gets_its_samples_and_the_counts_add_up(workspace: Workspac
         assert row["stop_reason"] == "answered"
         assert row["usage"] == {"prompt_tokens": 20, "completion_tokens": 10}
         assert row["teacher"]["model"] == "m"
+        assert row["metadata"] == PROMPTS[0]["metadata"]
     assert not (workspace.root / JOURNAL).exists()
 
 
@@ -276,14 +277,14 @@ def test_a_run_goes_on_from_a_journal_and_an_output_torn_anywhere(
     journal = (unfinished / JOURNAL).read_bytes()
     output = (unfinished / OUTPUT).read_bytes()
 
-    for length in range(0, len(journal), 67):
+    for length in range(0, len(journal), 331):
         whole = journal[:length].splitlines(keepends=True)
         num_turns = sum(
             line.endswith(b"\n") and json.loads(line)["type"] == "turn" for line in whole
         )
         teacher = resumed(unfinished, workspace, journal[:length], b"")
         assert len(teacher.served) == 2 * NUM_PROMPTS - num_turns
-    for length in range(0, len(output), 131):
+    for length in range(0, len(output), 401):
         # What the journal has is replayed, so a torn row costs no call.
         assert len(resumed(unfinished, workspace, journal, output[:length]).served) == 1
 
@@ -346,17 +347,6 @@ def test_a_third_of_all_calls_failing_loses_nothing(workspace: Workspace) -> Non
     assert teacher.requested > 50
 
 
-def test_a_teacher_that_stays_away_fails_each_rollout_by_its_class(workspace: Workspace) -> None:
-    async def overloaded(_served: Served) -> httpx.Response:
-        return refused(500)
-
-    result = run_of(workspace, ScriptedTeacher(before=overloaded))
-
-    assert adds_up(result)
-    assert result.failed_by_class == {"server_error": 3}
-    assert rows_of(workspace) == []
-
-
 @pytest.mark.parametrize("status", [401, 404])
 def test_a_refused_key_or_model_ends_the_run_and_the_mended_one_starts_over(
     workspace: Workspace, status: int
@@ -381,6 +371,7 @@ def test_a_refused_key_or_model_ends_the_run_and_the_mended_one_starts_over(
         ({"system": "Be brief."}, "system was None, now 'Be brief.'"),
         ({"max_turns": 3}, "max_turns was 10, now 3"),
         ({"seed": 8}, "seed was 7, now 8"),
+        ({"top_p": 0.5, "seed": None}, "top_p was 1.0, now 0.5; seed was 7, now None"),
         ({"termination_policy": "max_turns"}, "nudge was None"),
     ],
 )
@@ -703,11 +694,10 @@ def test_a_budget_is_never_exceeded_and_a_higher_one_goes_on_from_there(
     assert sum(row["cost_usd"] for row in rows_of(workspace)) == 10.0
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
-def test_a_limit_of_tokens_is_kept_in_the_same_way(workspace: Workspace, concurrency: int) -> None:
+def test_a_limit_of_tokens_is_kept_in_the_same_way(workspace: Workspace) -> None:
     write_prompts(workspace, 60)
     first, second = ScriptedTeacher(), ScriptedTeacher()
-    many: dict[str, Any] = {"max_tokens": 20, "concurrency": concurrency}
+    many: dict[str, Any] = {"max_tokens": 20, "concurrency": 8}
 
     result = run_of(workspace, first, max_total_tokens=1200, **many)
 

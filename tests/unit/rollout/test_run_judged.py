@@ -10,7 +10,7 @@ import anyio
 import httpx
 import pytest
 
-from fakes.chat_endpoint import ScriptedTeacher, completion, refused
+from fakes.chat_endpoint import ScriptedTeacher, completion
 from fakes.judges import judgement
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
@@ -38,13 +38,12 @@ class Served:
         self,
         *,
         cut_at: int | None = None,
-        judge_refuses: bool = False,
         judges: Mapping[str, str] | None = None,
     ) -> None:
         self._judges = judges or {}
         self.teacher = ScriptedTeacher()
         self.served: list[str] = []
-        self._cut_at, self._judge_refuses = cut_at, judge_refuses
+        self._cut_at = cut_at
         self._is_cut = False
 
     async def handle(self, request: httpx.Request) -> httpx.Response:
@@ -56,8 +55,6 @@ class Served:
             raise PowerCutError
         is_judge = request.url.host == "judge.test"
         messages = json.loads(request.content)["messages"]
-        if is_judge and self._judge_refuses:
-            return refused(400)
         self.served.append("judge" if is_judge else "teacher")
         if not is_judge:
             return await self.teacher.handle(request)
@@ -151,7 +148,7 @@ def test_rows_and_manifest_say_which_model_judged_and_a_change_is_told(
     assert "'j-2026-09', before: j-2026-05; a row's judge names" in second
 
 
-@pytest.mark.parametrize("cut_at", range(4 * NUM_PROMPTS))
+@pytest.mark.parametrize("cut_at", [0, 1, 2, 3, 4, 4 * NUM_PROMPTS - 1])
 def test_after_a_cut_at_any_call_no_call_of_the_judge_is_made_again(
     workspace: Workspace, tmp_path: Path, cut_at: int
 ) -> None:

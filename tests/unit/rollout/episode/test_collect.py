@@ -9,7 +9,7 @@ from fakes.rollout_rows import assistant, tool_call
 from fakes.scripted_policy import MemoryRecorder, ScriptedPolicy, ScriptedTools, turn
 from fakes.waiting import run_async
 from stillroom.data.formats import Task, task_from_row
-from stillroom.errors import CallFailedError, FailureClass
+from stillroom.errors import FailureClass
 from stillroom.rollout.episode.collect import (
     FailedRollout,
     Outcome,
@@ -19,16 +19,12 @@ from stillroom.rollout.episode.collect import (
     specs_for,
 )
 from stillroom.rollout.episode.loop import TurnRules
-from stillroom.rollout.journal.records import RolloutKey
 from stillroom.rollout.rewards.rewards import Rewarder
-from stillroom.teachers.budget import BudgetSpentError
 from stillroom.tools.source import ToolResult
 from stillroom.types import (
     SamplingSettings,
-    StopReason,
     TeacherRecord,
     Trajectory,
-    Usage,
 )
 
 TEACHER = TeacherRecord(provider="openai", model="m", settings=SamplingSettings())
@@ -67,29 +63,6 @@ def collected(
     return outcomes
 
 
-def test_every_rollout_has_one_outcome() -> None:
-    policy = ScriptedPolicy(lambda _key: [turn(assistant("7"))])
-
-    outcomes = collected(TASKS, context_of(policy), samples=3)
-
-    wanted = [RolloutKey(task.task_id, sample) for task in TASKS for sample in range(3)]
-    assert sorted(map(key_of, outcomes)) == sorted(wanted)
-    assert sorted(policy.opened) == sorted(f"{task_id}:{sample}" for task_id, sample in wanted)
-
-
-def test_a_task_that_stands_twice_gets_twice_the_samples() -> None:
-    specs = specs_for([TASKS[0], TASKS[1], TASKS[0]], 2)
-
-    assert [spec.key for spec in specs] == [
-        RolloutKey(TASKS[0].task_id, 0),
-        RolloutKey(TASKS[0].task_id, 1),
-        RolloutKey(TASKS[1].task_id, 0),
-        RolloutKey(TASKS[1].task_id, 1),
-        RolloutKey(TASKS[0].task_id, 2),
-        RolloutKey(TASKS[0].task_id, 3),
-    ]
-
-
 @pytest.mark.parametrize(("concurrency", "most"), [(1, 1), (2, 2), (50, 5)])
 def test_no_more_conversations_are_open_than_asked(concurrency: int, most: int) -> None:
     async def slow(_name: str, _arguments: dict[str, Any]) -> ToolResult:
@@ -107,41 +80,6 @@ def test_no_more_conversations_are_open_than_asked(concurrency: int, most: int) 
     assert policy.num_open == 0
 
 
-def test_a_rollout_is_kept_with_all_that_is_known_of_it() -> None:
-    async def reply(_name: str, _arguments: dict[str, Any]) -> ToolResult:
-        return ToolResult(content="error: no", is_error=True)
-
-    tools = ScriptedTools(["price", "stock"], reply)
-    one = task_from_row(
-        {"prompt": "x", "tools": ["price"], "metadata": {"expected_answer": 7, "level": 2}}
-    )
-    policy = ScriptedPolicy(
-        lambda _key: [
-            turn(assistant(None, tool_call()), cost_usd=0.25),
-            turn(assistant("7"), cost_usd=0.5),
-        ]
-    )
-    context = context_of(policy, tools=tools)
-
-    [rollout] = collected([one], context)
-
-    assert isinstance(rollout, Trajectory)
-    assert rollout.id == f"{one.task_id}-0"
-    assert [schema["function"]["name"] for schema in rollout.tools] == policy.tools[0] == ["price"]
-    assert rollout.metadata == {"expected_answer": 7, "level": 2}
-    assert (rollout.reward, rollout.rewards, rollout.success) == (
-        1.0,
-        {"expected_answer": 1.0},
-        True,
-    )
-    assert (rollout.stop_reason, rollout.turns) == (StopReason.ANSWERED, 2)
-    assert (rollout.truncated, rollout.tool_errors, rollout.error) == (False, 1, None)
-    assert rollout.usage == Usage(prompt_tokens=20, completion_tokens=10)
-    assert rollout.cost_usd == 0.75
-    assert rollout.teacher == TEACHER
-    assert rollout.duration_s >= 0
-
-
 @pytest.mark.parametrize(
     ("finish", "truncated"),
     [("length", True), ("context", True), ("filter", True), ("stop", False)],
@@ -153,26 +91,6 @@ def test_a_cut_off_rollout_is_truncated_and_still_judged(finish: str, truncated:
 
     assert isinstance(rollout, Trajectory)
     assert (rollout.truncated, rollout.reward) == (truncated, 1.0)
-
-
-def test_failed_rollouts_are_told_apart_and_the_others_go_on() -> None:
-    bad = {TASKS[1].task_id, TASKS[3].task_id}
-    failure = CallFailedError(FailureClass.RATE_LIMIT, "slow down")
-
-    def script(key: str) -> list[Any]:
-        if key.partition(":")[0] in bad:
-            return [turn(assistant(None, tool_call())), failure]
-        return [turn(assistant("7"))]
-
-    outcomes = collected(TASKS, context_of(ScriptedPolicy(script)), concurrency=2)
-
-    failed = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
-    assert {outcome.key.task_id for outcome in failed} == bad
-    assert all(
-        (f.failure.kind, f.failure.message, f.turns) == ("rate_limit", "slow down", 1)
-        for f in failed
-    )
-    assert len(outcomes) - len(failed) == 3
 
 
 @pytest.mark.parametrize(
@@ -272,19 +190,6 @@ def test_a_rollout_starts_over_where_its_tools_have_lost_their_state(
     assert len(tools.calls) == (replied == "now")
 
 
-def test_a_conversation_that_is_all_on_record_needs_no_state_of_its_tools() -> None:
-    recorder = half_done(with_replies=True)
-    recorder.turns[1] = turn(assistant("7"))
-    tools = stateful()
-    context = context_of(ScriptedPolicy(lambda _key: CALL_THEN_ANSWER), tools=tools)
-
-    [rollout] = collected(TASKS[:1], context, recorder_for=lambda _key: recorder)
-
-    assert isinstance(rollout, Trajectory)
-    assert recorder.order == tools.calls == []
-    assert rollout.turns == 2
-
-
 def test_more_conversations_are_begun_as_the_policy_can_take_more() -> None:
     policy = ScriptedPolicy(lambda _key: CALL_THEN_ANSWER)
     widths = iter([0, 1, 2])
@@ -309,24 +214,3 @@ def test_a_policy_that_can_take_less_than_was_asked_for_ends_no_conversation() -
     outcomes = collected(TASKS, context_of(policy, width=lambda: 1), samples=3, concurrency=4)
 
     assert len(set(map(key_of, outcomes))) == 15
-
-
-def test_a_spent_budget_lets_the_others_finish_and_begins_none() -> None:
-    def script(key: str) -> list[Any]:
-        if key.startswith(TASKS[1].task_id):
-            return [BudgetSpentError("budget_usd")]
-        return [turn(assistant("7"))]
-
-    policy = ScriptedPolicy(script)
-    outcomes: list[Outcome] = []
-
-    async def keep(outcome: Outcome) -> None:
-        outcomes.append(outcome)
-
-    async def main() -> str | None:
-        specs = specs_for(TASKS, 1)
-        return await collect_rollouts(specs, context_of(policy), concurrency=1, on_outcome=keep)
-
-    assert run_async(main) == "budget_usd"
-    assert [key_of(outcome).task_id for outcome in outcomes] == [TASKS[0].task_id]
-    assert len(policy.opened) == 2

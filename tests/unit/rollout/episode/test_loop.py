@@ -26,8 +26,7 @@ from stillroom.rollout.episode.loop import (
     offered_tools,
     play_episode,
 )
-from stillroom.rollout.journal.records import EpisodeRecorder
-from stillroom.tools.source import ToolResult, error_result
+from stillroom.tools.source import ToolResult
 from stillroom.types import StopReason, Usage
 
 TASK = task_from_row({"prompt": "How much?", "metadata": {"m": 1}})
@@ -191,19 +190,6 @@ def test_a_task_is_offered_only_the_tools_it_names() -> None:
     assert tools.calls == []
 
 
-def test_an_error_of_a_tool_is_counted_and_the_model_goes_on() -> None:
-    async def fail(_name: str, _arguments: dict[str, Any]) -> ToolResult:
-        return error_result("out of stock")
-
-    play = Play(
-        [calling(tool_call(), tool_call("price", "b")), calling(tool_call()), DONE],
-        tools=ScriptedTools(["price"], fail),
-    )
-
-    assert play.episode.tool_errors == 3
-    assert play.episode.stop_reason is StopReason.ANSWERED
-
-
 @pytest.mark.parametrize("num_calls", [1, 3])
 def test_a_tool_host_that_is_gone_ends_the_rollout_with_its_own_failure(num_calls: int) -> None:
     async def gone(name: str, _arguments: dict[str, Any]) -> ToolResult:
@@ -217,21 +203,6 @@ def test_a_tool_host_that_is_gone_ends_the_rollout_with_its_own_failure(num_call
             [calling(*(tool_call(name) for name in names)), DONE],
             tools=ScriptedTools(["price", "stock", "other"], gone),
         )
-
-
-def test_a_failed_call_leaves_what_has_happened() -> None:
-    episode = Episode(messages=[])
-    failure = CallFailedError(FailureClass.TIMEOUT, "no answer")
-    conversation = ScriptedConversation([calling(tool_call()), failure])
-
-    async def main() -> None:
-        no_tools = OfferedTools([], None)
-        await play_episode(episode, conversation, EpisodeRecorder(), no_tools, TurnRules(5))
-
-    with pytest.raises(CallFailedError):
-        run_async(main)
-    assert (episode.turns, episode.stop_reason) == (1, StopReason.ERROR)
-    assert episode.usage.prompt_tokens == 10
 
 
 TURNS = [calling(tool_call("price", "a")), calling(tool_call("prize", "b")), DONE]

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes.folders import names_in
 from fakes.rollout_rows import assistant, rollout_row, tool_call
 from fakes.scripted_policy import turn
 from stillroom.data.formats import decode_trajectory
@@ -58,38 +57,6 @@ def begun(output: Path) -> None:
     store.close(is_complete=False)
 
 
-def test_a_finished_rollout_is_a_row_and_is_known_again(tmp_path: Path) -> None:
-    output = tmp_path / "rollouts" / "out.jsonl"
-    store = RolloutStore(output, SETTINGS)
-    assert store.finished == {}
-    rows = [trajectory("a", 0), trajectory("a", 1, reward=None, success=None, truncated=True)]
-    for row in rows:
-        store.finish(row)
-    store.close(is_complete=True)
-
-    store = RolloutStore(output, SETTINGS)
-    assert [
-        (key, row.reward, row.success, row.truncated) for key, row in store.finished.items()
-    ] == [
-        (("a", 0), 1.0, True, False),
-        (("a", 1), None, None, True),
-    ]
-    store.close(is_complete=True)
-    assert output.read_bytes() == b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
-
-
-def test_the_steps_of_unfinished_rollouts_are_known_again(tmp_path: Path) -> None:
-    output = tmp_path / "out.jsonl"
-    begun(output)
-
-    store = RolloutStore(output, SETTINGS)
-
-    assert steps_of(store, "a") == [CALL, REPLIES, DONE]
-    assert steps_of(store, "b") == [CALL]
-    assert steps_of(store, "done") == []
-    store.close(is_complete=False)
-
-
 def test_a_step_is_on_disk_for_other_processes_as_soon_as_it_is_recorded(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     heard: list[SampledTurn] = []
@@ -103,23 +70,6 @@ def test_a_step_is_on_disk_for_other_processes_as_soon_as_it_is_recorded(tmp_pat
     assert journal.read_bytes().count(b"\n") == 2
     assert heard == [CALL]
     store.close(is_complete=False)
-
-
-def test_of_a_torn_journal_and_a_torn_output_all_is_kept_before_the_tear(tmp_path: Path) -> None:
-    output = tmp_path / "out.jsonl"
-    begun(output)
-    journal = tmp_path / ".out.jsonl" / "journal.jsonl"
-    content, row = journal.read_bytes(), output.read_bytes()
-    last = content.rstrip(b"\n").rfind(b"\n") + 1
-
-    for length in range(last, len(content), 7):
-        journal.write_bytes(content[:length])
-        output.write_bytes(row[: length - last])
-        store = RolloutStore(output, SETTINGS)
-        assert steps_of(store, "a") == [CALL, REPLIES]
-        assert store.finished == {}
-        store.close(is_complete=False)
-        assert (journal.read_bytes(), output.read_bytes()) == (content[:last], b"")
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", ".out.jsonl/journal.jsonl"])
@@ -152,23 +102,6 @@ def test_only_steps_that_follow_one_another_are_replayed(tmp_path: Path) -> None
     store.close(is_complete=False)
 
 
-def test_changed_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
-    output = tmp_path / "out.jsonl"
-    begun(output)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*.json*") if path.is_file()}
-
-    with pytest.raises(InputError) as caught:
-        RolloutStore(output, {**SETTINGS, "model": "other", "seed": 3})
-    assert "model was 'm', now 'other'; seed was None, now 3" in caught.value.problem
-    assert "choose another output" in caught.value.fix
-    assert {path: path.read_bytes() for path in before} == before
-    with pytest.raises(InputError, match="tools was None, now 'x'"):
-        RolloutStore(output, {**SETTINGS, "tools": "x"})
-    with pytest.raises(InputError, match=r"temperature was 0\.7"):
-        RolloutStore(output, {"model": "m", "seed": None})
-    RolloutStore(output, SETTINGS).close(is_complete=False)
-
-
 def test_a_file_of_the_users_is_left_alone(tmp_path: Path) -> None:
     output = tmp_path / "prompts.jsonl"
     output.write_bytes(b'{"prompt": "no newline at the end"}')
@@ -190,35 +123,6 @@ def test_an_output_has_one_writer_at_a_time(tmp_path: Path) -> None:
     second = RolloutStore(output, SETTINGS)
     assert list(second.finished) == [("task", 0)]
     second.close(is_complete=True)
-
-
-def test_a_journal_that_nothing_depends_on_is_removed(tmp_path: Path) -> None:
-    output = tmp_path / "out.jsonl"
-    begun(output)
-    journal = tmp_path / ".out.jsonl" / "journal.jsonl"
-
-    store = RolloutStore(output, SETTINGS)
-    for task_id in ("a", "b"):
-        store.recorder(RolloutKey(task_id, 0))
-        store.finish(trajectory(task_id))
-    store.close(is_complete=True)
-
-    assert not journal.exists()
-    assert names_in(journal.parent) == ["settings.json"]
-
-
-def test_steps_of_rollouts_that_were_not_asked_for_this_time_are_kept(tmp_path: Path) -> None:
-    output = tmp_path / "out.jsonl"
-    begun(output)
-
-    store = RolloutStore(output, SETTINGS)
-    store.recorder(RolloutKey("b", 0))
-    store.finish(trajectory("b"))
-    store.close(is_complete=True)
-
-    store = RolloutStore(output, SETTINGS)
-    assert steps_of(store, "a") == [CALL, REPLIES, DONE]
-    store.close(is_complete=False)
 
 
 def test_steps_before_a_restart_on_record_are_not_known_again(tmp_path: Path) -> None:

@@ -155,17 +155,6 @@ def names_beside(workspace: Workspace) -> list[str]:
     return sorted(path.name for path in (workspace.root / ".out.jsonl").iterdir())
 
 
-def test_a_share_does_its_own_rollouts_and_no_others(workspace: Workspace) -> None:
-    teacher = ScriptedTeacher(tool_turns=0)
-    sharded = Sharded(workspace, 3)
-
-    result = sharded.do(1, teacher)
-
-    assert (result.requested, result.succeeded) == (2, 2)
-    rows = read_rows(shard_output(sharded.output, 1))
-    assert [row["task_id"] for row in rows] == [key.task_id for key in sharded.shards[1].keys]
-
-
 def test_a_share_has_its_own_budget_in_place_of_the_requests(workspace: Workspace) -> None:
     teacher = ScriptedTeacher(tool_turns=0)
     sharded = Sharded(workspace, 1)

@@ -184,6 +184,8 @@ def test_a_refined_rollout_goes_on_from_its_record_at_any_turn(
         ("<think>1 or 2?</think>\n\n3\n", 3),
         ("4", None),
         ("2.0", None),
+        ('{"turn": true}', None),
+        ('{"turn": 1} or 2', None),
         ("turn 2", None),
         ("2, since it looks at the lamp", None),
         ('{"turn": 2}', 2),

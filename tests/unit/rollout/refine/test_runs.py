@@ -234,11 +234,10 @@ def test_a_critic_in_this_process_is_asked_and_its_calls_are_counted(workspace: 
     assert (result.critic.calls, result.taken_over, teacher.served) == (2, 0, [])
 
 
-@pytest.mark.parametrize("reply", ["turn 1", '{"turn": 3}', '{"turn": true}', '{"turn": 1} or 2'])
 def test_a_critic_that_names_no_turn_is_asked_once_more_and_then_nothing_is_taken_over(
-    workspace: Workspace, reply: str
+    workspace: Workspace,
 ) -> None:
-    teacher = Teacher(reply)
+    teacher = Teacher('{"turn": 3}')
 
     result = run_of(workspace, teacher, takeover="critic")
 
@@ -265,7 +264,7 @@ def test_a_rollout_whose_tools_reply_otherwise_now_is_refused_and_counted(
 
 
 @pytest.mark.parametrize("takeover", ["critic", "first_difference"])
-@pytest.mark.parametrize("lasts", range(1, 4))
+@pytest.mark.parametrize("lasts", [1, 3])
 def test_after_a_stop_at_any_call_no_finished_call_is_made_again(
     workspace: Workspace, takeover: str, lasts: int
 ) -> None:

@@ -8,7 +8,7 @@ from fakes.rollout_rows import assistant, tool_call, tool_reply, user
 from fakes.user_files import write_tools
 from fakes.waiting import run_async
 from stillroom.data.formats import Task, task_from_row
-from stillroom.errors import CallFailedError, DataError
+from stillroom.errors import DataError
 from stillroom.rollout.rewards.judge import AnswerJudge
 from stillroom.rollout.rewards.matchers import AnswerMatch
 from stillroom.rollout.rewards.rewards import Judgement, Rewarder, last_answer
@@ -76,23 +76,6 @@ def judged(folder: Path, one: Task, text: str, *, code: str | None = REWARDS) ->
     return run_async(main)
 
 
-def test_without_rewards_of_the_users_the_expected_answer_decides(tmp_path: Path) -> None:
-    one = task(metadata={"expected_answer": 12})
-
-    assert judged(tmp_path, one, "12.", code=None) == Judgement(1.0, {"expected_answer": 1.0})
-    assert judged(tmp_path, one, "13.", code=None) == Judgement(0.0, {"expected_answer": 0.0})
-
-
-@pytest.mark.parametrize("metadata", [{}, {"expected_answer": None}])
-def test_a_task_without_an_answer_has_no_reward_rather_than_none_of_it(
-    tmp_path: Path, metadata: dict
-) -> None:
-    one = task(metadata=metadata)
-
-    assert judged(tmp_path, one, "none", code=None) == Judgement(None, {})
-    assert not Rewarder(None).can_judge(one)
-
-
 def test_a_reward_is_the_sum_of_the_named_ones(tmp_path: Path) -> None:
     one = task(metadata={"answer": "7"}, rewards=["right", "brief"])
 
@@ -137,24 +120,6 @@ def test_a_reward_of_the_users_may_be_called_like_the_built_in_one(tmp_path: Pat
     for metadata in ({}, {"expected_answer": "7"}):
         result = judged(tmp_path, task(metadata=metadata), "7", code=code)
         assert result == Judgement(0.75, {"expected_answer": 0.75})
-
-
-def test_a_reward_that_fails_is_not_a_reward_of_zero(tmp_path: Path) -> None:
-    with pytest.raises(CallFailedError, match="reward fail: KeyError"):
-        judged(tmp_path, task(rewards=["brief", "fail"]), "7")
-
-
-def test_a_name_that_rewards_py_does_not_have_is_refused_before_the_run(tmp_path: Path) -> None:
-    async def main() -> None:
-        rewards = write_tools(tmp_path, REWARDS, name="rewards.py")
-        async with UserPool(tools_file=None, rewards_file=read_user_file(rewards)) as pool:
-            rewarder = Rewarder(pool)
-            known = task(rewards=["right", "expected_answer"], metadata={"expected_answer": "7"})
-            rewarder.check([known, task()])
-            with pytest.raises(DataError, match=r"'rihgt'.*it defines: right, brief, polite, fail"):
-                rewarder.check([known, task(rewards=["rihgt"])])
-
-    run_async(main)
 
 
 @pytest.mark.parametrize(
