@@ -229,23 +229,6 @@ def test_arguments_that_do_not_fit_are_named_to_the_model(
     assert "pydantic" not in str(caught.value)
 
 
-@given(
-    st.dictionaries(
-        st.sampled_from(["count", "share", "is_new", "size", "other"]),
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just([]),
-    )
-)
-def test_arguments_are_either_of_the_right_types_or_refused(given_: dict[str, Any]) -> None:
-    try:
-        checked = ArgumentChecker(numbers).check(given_)
-    except ArgumentError:
-        return
-    assert type(checked["count"]) is int
-    assert type(checked.get("share", 0.5)) is float
-    assert type(checked.get("is_new", False)) is bool
-    assert checked.get("size", 1) in (1, "m")
-
-
 KINDS = st.recursive(
     st.sampled_from([str, int, float, bool, type(None), list, dict, Any, Literal["a", 1], date]),
     lambda inner: st.one_of(

@@ -61,7 +61,7 @@ def test_sessions_in_one_process_see_nothing_of_each_other() -> None:
 def test_a_shared_server_that_died_is_started_again_and_the_loss_is_told() -> None:
     async def main() -> None:
         async with MCPTools(port_server()) as tools, tools.session(TASK) as session:
-            first = await text_of(session, "pid")
+            first, child = [await text_of(session, name) for name in ("pid", "fork")]
             assert await text_of(session, "count") == "1"
             os.kill(int(first), signal.SIGKILL)
             await wait_for_end(int(first))
@@ -70,6 +70,7 @@ def test_a_shared_server_that_died_is_started_again_and_the_loss_is_told() -> No
             assert "the next call restarts it" in lost.content
             async with tools.session(TASK) as other:
                 assert await text_of(session, "count") == "1"
+                assert not is_alive(int(child))
                 assert await text_of(other, "pid") == await text_of(session, "pid") != first
 
     run_async(main)
@@ -85,20 +86,6 @@ def test_a_session_that_finds_the_shared_server_gone_begins_with_a_new_one() -> 
                 assert await text_of(other, "count") == "1"
                 assert await text_of(other, "pid") != first
             assert not is_alive(int(first))
-
-    run_async(main)
-
-
-def test_what_a_shared_server_that_died_had_started_is_ended_before_the_next_one() -> None:
-    async def main() -> None:
-        async with MCPTools(port_server()) as tools, tools.session(TASK) as session:
-            first, child = [int(await text_of(session, name)) for name in ("pid", "fork")]
-            assert is_alive(child)
-            os.kill(first, signal.SIGKILL)
-            await wait_for_end(first)
-            await session.call("count", {})
-            assert await text_of(session, "count") == "1"
-            assert not is_alive(child)
 
     run_async(main)
 

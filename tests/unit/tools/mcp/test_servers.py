@@ -109,11 +109,6 @@ def test_sessions_see_nothing_of_each_other_in_processes() -> None:
     check_isolation(MCPTools(odd_server(), max_sessions=8), 8)
 
 
-def test_sessions_see_nothing_of_each_other_over_http() -> None:
-    with serve_http(counting_server().streamable_http_app()) as address:
-        check_isolation(MCPTools(f"{address}/mcp", max_sessions=8), 8)
-
-
 def check_isolation(tools: MCPTools, num_sessions: int) -> None:
     """All sessions are open before the first one ends, and each counts for itself."""
     seen: list[list[str]] = []
@@ -224,12 +219,6 @@ def test_an_http_server_that_forgets_a_session_is_given_a_new_one() -> None:
     with serve_odd() as server:
         url = f"http://127.0.0.1:{server.server_address[1]}/mcp"
         run_async(main)
-
-
-def test_an_http_session_is_ended_on_the_server_too() -> None:
-    with serve_odd() as server:
-        texts_of(MCPTools(f"http://127.0.0.1:{server.server_address[1]}/mcp"), "count")
-        assert server.RequestHandlerClass.sessions == {}
 
 
 def test_an_http_server_that_goes_away_fails_its_rollouts_only() -> None:

@@ -1,4 +1,3 @@
-import sys
 from pathlib import Path
 
 import pytest
@@ -51,14 +50,6 @@ def test_marks_keep_their_options(tmp_path: Path) -> None:
     rewards = marked_functions(module, RewardMark)
     assert list(rewards) == ["right", "polite"]
     assert mark_of(rewards["polite"]) == RewardMark(precondition=True, sandbox=False, timeout_s=3)
-
-
-def test_the_files_own_folder_comes_first_on_the_path(tmp_path: Path) -> None:
-    (tmp_path / "prices.py").write_text("LAMP = 7\n", encoding="utf-8")
-    path = write_tools(tmp_path, "import prices\nLAMP = prices.LAMP\n")
-
-    assert load_user_file(read_user_file(path)).LAMP == 7
-    assert sys.path[0] == str(tmp_path)
 
 
 def test_a_dataclass_in_the_file_finds_its_module(tmp_path: Path) -> None:

@@ -142,11 +142,6 @@ TOOLS = '''
 REWARDS = """
     import os, time
 
-    @reward(precondition=True)
-    def polite(args, messages):
-        print("judging")
-        return float("please" in messages[0]["content"])
-
     @reward(timeout=0.3)
     def hang(args, messages):
         time.sleep(600)
@@ -162,10 +157,6 @@ REWARDS = """
     @reward
     def nan(args, messages):
         return float("nan")
-
-    @reward
-    def told(args, messages):
-        return args.metadata["m"] + args.variables["v"]
     """
 
 
@@ -201,22 +192,6 @@ def results_of(pool: UserPool, *calls: tuple[str, dict[str, Any]]) -> list[ToolR
     return run_async(main)
 
 
-def test_the_tools_and_rewards_of_the_files_are_announced(tools: Path, rewards: Path) -> None:
-    async def main() -> None:
-        async with pool_of(tools, rewards) as pool:
-            assert [schema["function"]["name"] for schema in pool.schemas][:3] == [
-                "echo",
-                "pid",
-                "hang",
-            ]
-            assert [(r.name, r.precondition, r.timeout_s) for r in pool.rewards][:2] == [
-                ("polite", True, None),
-                ("hang", False, 0.3),
-            ]
-
-    run_async(main)
-
-
 def test_a_tool_answers_with_its_arguments_converted(tools: Path) -> None:
     results = results_of(
         pool_of(tools),
@@ -243,10 +218,16 @@ def test_one_process_serves_calls_that_follow_one_another(tools: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("crash", "exited"), ("segfault", "exited"), ("hang", "timed out after 0.3 s")],
+    [
+        ("crash", "exited"),
+        ("segfault", "exited"),
+        ("hang", "timed out after 0.3 s"),
+        ("spin", "timed out after 1 s"),
+    ],
 )
 def test_a_process_that_crashes_or_hangs_is_replaced(tools: Path, name: str, text: str) -> None:
-    one, broken, other = results_of(pool_of(tools), ("pid", {}), (name, {}), ("pid", {}))
+    pool = pool_of(tools, tool_timeout_s=1.0)
+    one, broken, other = results_of(pool, ("pid", {}), (name, {}), ("pid", {}))
 
     assert broken.is_error
     assert broken.content.startswith(f"error: {name} ")
@@ -268,16 +249,6 @@ def test_a_new_process_runs_the_code_that_the_run_began_with(tools: Path) -> Non
         assert answer.content == "as before"
 
     run_async(main)
-
-
-def test_a_tool_that_never_waits_is_killed_at_the_pools_deadline(tools: Path) -> None:
-    one, spun, other = results_of(
-        pool_of(tools, tool_timeout_s=1.0), ("pid", {}), ("spin", {}), ("echo", {"text": "a"})
-    )
-
-    assert spun.content == "error: spin timed out after 1 s"
-    assert other.content == "a"
-    assert not is_alive(int(one.content))
 
 
 def test_nothing_a_tool_prints_gets_into_its_answer(
@@ -432,34 +403,10 @@ def test_what_a_hung_tool_started_ends_with_it(tools: Path, tmp_path: Path) -> N
                 await wait_for(lambda: file.read_bytes().endswith(b"\n"))
                 group.cancel_scope.cancel()
             await wait_for_end(int(file.read_bytes()))
+            assert (await call(pool, "echo", text="a")).content == "a"
 
     async def hang(pool: UserPool) -> None:
         await call(pool, "start_child_and_hang", file=str(file))
-
-    run_async(main)
-
-
-def test_an_error_inside_the_pool_leaves_no_process(tools: Path) -> None:
-    before = child_pids()
-
-    async def main() -> None:
-        async with pool_of(tools) as pool:
-            await call(pool, "pid")
-            raise LookupError("out")
-
-    with pytest.raises(LookupError):
-        run_async(main)
-    assert child_pids() <= before
-
-
-def test_cancelling_a_call_ends_its_process_and_the_pool_goes_on(tools: Path) -> None:
-    async def main() -> None:
-        async with pool_of(tools) as pool:
-            first = await call(pool, "pid")
-            with anyio.move_on_after(0.3):
-                await call(pool, "spin")
-            await wait_for_end(int(first.content))
-            assert (await call(pool, "echo", text="a")).content == "a"
 
     run_async(main)
 
@@ -511,11 +458,6 @@ def reward_of(pool: UserPool, name: str) -> float:
     return run_async(main)
 
 
-def test_a_reward_is_told_the_conversation_and_its_task(rewards: Path) -> None:
-    assert reward_of(pool_of(None, rewards), "polite") == 1.0
-    assert reward_of(pool_of(None, rewards), "told") == 2.5
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -541,7 +483,6 @@ def test_a_reward_that_cannot_be_computed_is_a_failure_and_no_number(
         ("1 / 0\n", r"tools\.py:2: loading failed: ZeroDivisionError"),
         ("import os\nos._exit(0)\n", "failed to start: its process exited"),
         ("raise SystemExit('no licence')\n", "failed to start: its process exited"),
-        ("def f(): pass\n", "has no function marked with @tool"),
         ('class Lamp: ...\n@tool\ndef f(x: Lamp): "Do."\n', "'f' has a type for parameter 'x'"),
     ],
 )

@@ -47,30 +47,17 @@ def raising(statement: str) -> str:
         ("7.5", "7.5"),
         ("(1, 2)", "[1,2]"),
         ("''", ""),
+        ("args.metadata", '{"seen":1}'),
+        (
+            "'x' * 3_000_000",
+            "x" * MAX_RESULT_CHARACTERS + "… (cut; 3000000 characters in all)",
+        ),
     ],
 )
 def test_a_result_is_text_or_json(tmp_path: Path, returned: str, content: str) -> None:
-    assert answer_of(tmp_path, tool_code(returned)) == Answer(content=content)
-
-
-def test_an_async_tool_is_awaited(tmp_path: Path) -> None:
-    code = '''
-        import asyncio
-
-        @tool
-        async def f(item: str) -> str:
-            """Do it."""
-            await asyncio.sleep(0)
-            return item * 2
-        '''
-
-    assert answer_of(tmp_path, code, item="ab") == Answer(content="abab")
-
-
-def test_a_tool_that_asks_for_its_task_gets_its_metadata(tmp_path: Path) -> None:
-    code = tool_code("args.metadata", signature="args: ToolArgs")
-
-    assert answer_of(tmp_path, code) == Answer(content='{"seen":1}')
+    assert answer_of(tmp_path, tool_code(returned, signature="args: ToolArgs")) == Answer(
+        content=content
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,26 +106,10 @@ def test_text_that_is_no_unicode_still_reaches_the_model(tmp_path: Path) -> None
     assert answer.error == "half ?"
 
 
-def test_a_long_result_is_cut_and_says_so(tmp_path: Path) -> None:
-    answer = answer_of(tmp_path, tool_code("'x' * 3_000_000"))
-
-    assert len(answer.content) < MAX_RESULT_CHARACTERS + 100
-    assert answer.content.endswith("x… (cut; 3000000 characters in all)")
-
-
-def test_wrong_arguments_never_reach_the_tool(tmp_path: Path) -> None:
-    code = tool_code("1 / 0", signature="count: int")
-
-    assert answer_of(tmp_path, code, count="many").error == (
-        "wrong arguments: count: Input should be a valid integer, unable to parse string as an "
-        "integer"
-    )
-
-
 def test_a_tool_is_called_by_the_name_it_has_in_the_file(tmp_path: Path) -> None:
     code = '''
         def make(price):
-            def lookup(item: str) -> int:
+            async def lookup(item: str) -> int:
                 """Look it up."""
                 return price
             return lookup
@@ -152,6 +123,7 @@ def test_a_tool_is_called_by_the_name_it_has_in_the_file(tmp_path: Path) -> None
 
     assert described == ["lamp", "f"]
     assert answer_of(tmp_path, code, item="x") == Answer(content="9")
+    assert answer_of(tmp_path, code).error == "wrong arguments: item: Field required"
 
 
 def reward_of(folder: Path, code: str) -> Answer:
@@ -194,26 +166,15 @@ def test_a_reward_that_is_no_finite_number_is_an_error(tmp_path: Path, returned:
     assert answer.reward == 0.0
 
 
-def test_an_async_reward_is_awaited(tmp_path: Path) -> None:
-    code = "@reward\nasync def r(args, messages):\n    return 0.5\n"
-
-    assert reward_of(tmp_path, code) == Answer(reward=0.5)
-
-
 @pytest.mark.parametrize(
     ("code", "problem"),
     [
         ("def f(): pass\n", "has no function marked with @tool"),
         (raising("pass").replace("@tool", "@tool(sandbox=True)"), "sandbox=True"),
-        ("@tool\ndef f(x: int): return x\n", "has no docstring"),
-        ('@tool\ndef f(x): "Do."\n', "has no type"),
-        ('@tool\ndef f(x: object): "Do."\n', "parameter 'x'"),
-        ('class Lamp: ...\n@tool\ndef f(x: Lamp): "Do."\n', "parameter 'x'"),
-        ("import nowhere_to_be_found\n", "ModuleNotFoundError"),
     ],
 )
 def test_a_file_whose_tools_cannot_be_offered_is_refused(
     tmp_path: Path, code: str, problem: str
 ) -> None:
     with pytest.raises(ToolFileError, match=problem):
-        UserCode(read_user_file(write_tools(tmp_path, code)), None).describe()
+        UserCode(read_user_file(write_tools(tmp_path, code)), None)
