@@ -30,15 +30,13 @@ def assert_holds_conversation(
     num_calls: int = 3,
     keeps_reasoning: bool,
     loses_reasoning: bool = False,
-    replies_lose_reasoning: bool = False,
     has_finish: bool = True,
     has_tools: bool = True,
     model: str = "scripted-1",
 ) -> None:
     """Checks the calls, or the first of them, against the script of the endpoint.
 
-    `keeps_reasoning` says whether the client sent it back; a log may lose it everywhere, or in the
-    replies only.
+    `keeps_reasoning` says whether the client sent it back; a log may lose it everywhere.
     """
     calls = sorted(calls, key=lambda call: len(call.messages))
     assert len(calls) == num_calls
@@ -46,8 +44,6 @@ def assert_holds_conversation(
     replies = REPLIES[:num_calls]
     if loses_reasoning:
         expected = [[_without_reasoning(message) for message in call] for call in expected]
-    if replies_lose_reasoning:
-        expected = [[*call[:-1], _without_reasoning(call[-1])] for call in expected]
     read_messages = [[compared(message) for message in call.messages] for call in calls]
     assert read_messages == [[compared(message) for message in call] for call in expected]
     counts = [(call.usage.prompt_tokens, call.usage.completion_tokens) for call in calls]

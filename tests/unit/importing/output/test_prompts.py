@@ -63,15 +63,6 @@ def test_a_prompt_has_an_expected_answer_only_if_all_right_answers_agree(
     assert len(told(made)) == (claimed is None)
 
 
-def test_how_many_prompts_are_answered_differently_is_said(tmp_path):
-    made = imported(
-        tmp_path,
-        [row("A", "1"), row("B", "2"), row("A", "3"), row("C", "4"), row("B", "5"), row("C", "4")],
-    )
-    assert list(expected(tmp_path).items()) == [("A", None), ("B", None), ("C", "4")]
-    assert told(made)[0].startswith("2 prompts ")
-
-
 def test_the_answers_with_the_best_reward_are_the_ones_that_are_expected(tmp_path):
     rows = [
         row("Sum?", "3", scores={"ok": 0}),

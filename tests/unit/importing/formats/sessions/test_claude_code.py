@@ -60,9 +60,6 @@ def test_a_session_that_claude_code_wrote_holds_what_the_endpoint_saw():
     )
     assert (later.usage, later.parent) == (Usage(prompt_tokens=90, completion_tokens=4), main.id)
     assert (agent.parent, agent.group) == (main.id, main.group)
-    assert agent.id == f"{main.id}/agent-{agent.id.rpartition('-')[2]}"
-    assert main.losses == (_CONTEXT, "images left out")
-    assert [row.finish_reason for row in (main, later, agent)] == ["stop"] * 3
 
 
 def test_a_question_that_was_asked_again_is_a_branch_and_tokens_count_once(tmp_path):
@@ -274,8 +271,6 @@ def test_forks_that_claude_code_wrote_hold_what_the_endpoint_saw_and_are_trained
     ]
     replies = ["Answer 2.", "I ask.", "Answer 6.", "Answer 8."]
     assert trained == ["It costs 30.", *replies, "Answer 10."]
-    assert agent.losses == (_CONTEXT,)
-    assert "agent-fork" in agent.place.path.name
     assert (agent.usage, fork.usage) == (
         Usage(prompt_tokens=20, completion_tokens=2),
         Usage(prompt_tokens=10, completion_tokens=3),

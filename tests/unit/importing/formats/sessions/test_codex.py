@@ -58,9 +58,6 @@ def test_a_thread_that_codex_wrote_holds_what_the_endpoint_saw():
         ),
         Usage(prompt_tokens=last["prompt_tokens"], completion_tokens=last["completion_tokens"]),
     )
-    assert (later.parent, later.group, later.id) == (first.id, first.id, f"{first.id}/1")
-    assert {first.model, later.model} == {main["model"]}
-    assert (first.losses, later.losses) == (("images left out",), ())
 
 
 def test_going_back_to_an_earlier_turn_begins_a_branch(tmp_path):
