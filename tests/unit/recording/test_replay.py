@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from fakes.raw_endpoint import RawEndpoint, chunk, json_reply, stream_reply
-from fakes.recording import CHAT, RawClient, calls_in, in_thread, recording, request
+from fakes.recording import CHAT, RawClient, in_thread, recording, request
 from fakes.trace_files import SAMPLES
 from stillroom.errors import DataError, InputError
 from stillroom.recording.admission import Admission
@@ -146,13 +146,3 @@ def test_what_holds_no_recorded_call_is_refused_with_what_to_do(tmp_path):
     (tmp_path / "calls-0001.jsonl").write_bytes(b'{"a": 1}\n')
     with pytest.raises(DataError, match=r"calls-0001\.jsonl:1 is not a recorded call"):
         Tape([tmp_path])
-
-
-def test_a_replayed_conversation_is_recorded_as_it_was(tmp_path):
-    """A replay is an endpoint as well, through which a recording can be made again."""
-    record(tmp_path / "a", lambda _: stream_reply(*EVENTS), body())
-    with replaying(tmp_path / "a") as upstream, recording(tmp_path / "b", upstream) as url:
-        request(url, "POST", CHAT, body())
-    (before,), (after,) = calls_in(tmp_path / "a"), calls_in(tmp_path / "b")
-    assert after.reply.content == before.reply.content
-    assert after.request == before.request

@@ -1,10 +1,12 @@
 """Connections to upstreams: TLS, and the proxy that the environment names."""
 
 import socket
+import socketserver
 import ssl
 import subprocess
 import threading
 from base64 import b64encode
+from contextlib import suppress
 
 import pytest
 
@@ -36,55 +38,48 @@ def secure(certificate):
         yield endpoint, endpoint.url.replace("http://127.0.0.1", "https://localhost")
 
 
-class Tunnel:
+class Tunnel(socketserver.ThreadingTCPServer):
     """A proxy on the loopback that opens tunnels, and keeps the heads of the requests for them."""
 
+    daemon_threads = True
+
     def __init__(self, answer: bytes) -> None:
-        self.heads: list[bytes] = []
-        self._answer = answer
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.settimeout(0.5)
-        self.url = f"http://me:pa%20ss@127.0.0.1:{self._listener.getsockname()[1]}"
+        super().__init__(("127.0.0.1", 0), TunnelOpener)
+        self.answer, self.heads = answer, list[bytes]()
+        self.url = f"http://me:pa%20ss@127.0.0.1:{self.server_address[1]}"
 
     def __enter__(self):
-        threading.Thread(target=self._accept, daemon=True).start()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listener.close()
+        self.shutdown()
+        self.socket.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-            client.settimeout(60)
-            head = b""
-            while not head.endswith(b"\r\n\r\n"):
-                head += client.recv(1)
-            self.heads.append(head)
-            client.sendall(self._answer)
-            if b" 200 " not in self._answer:
-                client.close()
-                continue
+
+class TunnelOpener(socketserver.StreamRequestHandler):
+    timeout = 60
+
+    def handle(self) -> None:
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += self.rfile.read(1)
+        self.server.heads.append(head)
+        self.request.sendall(self.server.answer)
+        if b" 200 " in self.server.answer:
             host, _, port = head.split()[1].decode().rpartition(":")
-            upstream = socket.create_connection((host, int(port)), timeout=60)
-            for pair in ((client, upstream), (upstream, client)):
-                threading.Thread(target=_copy, args=pair, daemon=True).start()
+            with socket.create_connection((host, int(port)), timeout=60) as upstream:
+                back = threading.Thread(target=_copy, args=(upstream, self.request), daemon=True)
+                back.start()
+                _copy(self.request, upstream)
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
-    try:
+    with suppress(OSError):
         while data := source.recv(1 << 16):
             target.sendall(data)
-    except OSError:
-        pass
-    finally:
-        source.close()
-        target.close()
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
 
 
 @pytest.fixture
