@@ -206,18 +206,6 @@ def test_a_log_keeps_its_beginning_and_its_end_and_counts_what_it_left_out(tmp_p
     assert left_out == total - (len(text) - len(note) - 2)
 
 
-def test_what_is_printed_is_in_the_log_of_a_run(workspace: Workspace) -> None:
-    (workspace.root / "tools.py").write_text(
-        "import sys\nfrom stillroom.tools import tool\n\n@tool\ndef echo(text: str) -> str:\n"
-        '    "Say the text again."\n    print("from the tool", flush=True)\n    return text\n',
-        encoding="utf-8",
-    )
-    with ScriptedEndpoint(tool_turns=1) as endpoint:
-        folder = start(workspace, endpoint)
-        wait_until(lambda: folder.read().status.is_final)
-        wait_until(lambda: "from the tool" in folder.log.read_text())
-
-
 def test_a_process_with_the_pid_of_another_is_told_from_it() -> None:
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     start_of_sleeper = process_start(sleeper.pid)

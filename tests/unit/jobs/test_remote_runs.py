@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from stillroom.files import FileLock, write_json
+from stillroom.files import write_json
 from stillroom.jobs import remote_runs, supervise
 from stillroom.processes import RUN_MARK_VARIABLE
-from stillroom.run_folder import FOLLOWER_LOCK, KILL_MARK, NewRun, RunFolder, create_run
+from stillroom.run_folder import KILL_MARK, NewRun, RunFolder, create_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
 
@@ -63,14 +63,6 @@ def test_one_that_dies_at_once_is_not_started_at_every_look(
     long_ago(monkeypatch)
     supervise.read_run(run)
     assert len(starts) == 2
-
-
-def test_one_that_lives_is_left_alone(run: RunFolder, starts: list[Mapping[str, str]]) -> None:
-    lock = FileLock(run.path / FOLLOWER_LOCK)
-    assert lock.try_acquire()
-    supervise.read_run(run)
-    assert starts == []
-    lock.release()
 
 
 @pytest.mark.parametrize(("phase", "num_starts"), [("bringing_back", 1), ("over", 0)])
