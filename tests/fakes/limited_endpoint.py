@@ -70,7 +70,6 @@ def simulate(
     kind: LimitKind = LimitKind.UNKNOWN,
     tells: LimitUnit | None = None,
     told_times: float = 1.0,
-    seed: int = 0,
     controller: LimitController | None = None,
 ) -> Simulated:
     """Lets clients send whenever the controller allows it, each waiting for its answer.
@@ -80,7 +79,7 @@ def simulate(
     answer says what is left in the bucket, and how much that is, `told_times` as much as it is.
     """
     controller = controller or LimitController(settings)
-    rng, numbers = random.Random(seed), count()
+    rng, numbers = random.Random(0), count()
     result = Simulated()
     events: list = []
     now, waiting, answering = 0.0, num_clients, 0

@@ -47,18 +47,6 @@ async def a_while() -> None:
         await checkpoint()
 
 
-def test_the_worst_case_is_set_aside_before_a_call_is_sent() -> None:
-    async def use(budget: Budget) -> None:
-        await budget.reserve(WORST)
-        assert (budget.reserved, budget.spent) == (WORST, Cost())
-        budget.settle(WORST, Cost(tokens=7, usd=0.125))
-
-    budget = with_budget(Budget(usd=1, tokens=100), use)
-
-    assert (budget.reserved, budget.spent) == (Cost(), Cost(tokens=7, usd=0.125))
-    assert (budget.num_reserved, budget.unconfirmed) == (0, Cost())
-
-
 def waiting_for(
     waiting: list[int], reserved: list[int], settled: list[int], *, tokens: int = 100
 ) -> list[list[str | int]]:
@@ -144,19 +132,6 @@ def test_the_minutes_begin_with_the_first_call() -> None:
     # Others are still out, but they give no time back.
     assert limit_met(budget, WORST) == "max_minutes"
     assert budget.num_reserved == 2
-
-
-def test_a_call_that_broke_off_counts_in_full_and_is_told_apart() -> None:
-    async def use(budget: Budget) -> None:
-        await budget.reserve(WORST)
-        budget.settle_unconfirmed(WORST)
-        await budget.reserve(Cost(tokens=10))
-        budget.settle(Cost(tokens=10), Cost(tokens=4))
-
-    budget = with_budget(Budget(usd=0.75, tokens=100), use)
-
-    assert (budget.spent, budget.unconfirmed) == (Cost(tokens=64, usd=0.5), WORST)
-    assert limit_met(budget, WORST) == "budget_usd"
 
 
 CALLS = st.tuples(st.integers(0, 40), st.floats(0, 1), st.booleans())

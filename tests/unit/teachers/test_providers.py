@@ -286,8 +286,3 @@ def test_the_fields_of_a_request_are_those_that_its_endpoint_knows(
     is_nested = provider == "openrouter"
     effort = {"reasoning": {"effort": "low"}} if is_nested else {"reasoning_effort": "low"}
     assert sampling_fields(endpoint, model, thinking) == fields | effort
-
-
-def test_only_providers_that_know_seeds_are_given_one() -> None:
-    without = {name for name, provider in PROVIDERS.items() if not provider.takes_seed}
-    assert without == {"anthropic", "google"}

@@ -120,15 +120,6 @@ def limited(retry_after: str | None = None, *, status: int = 429) -> httpx.Respo
     return httpx.Response(status, text="slow down", headers=headers)
 
 
-def test_a_turn_is_what_the_endpoint_said() -> None:
-    turn = Bench([completion("hello", finish_reason="stop")]).complete()
-
-    assert turn.message == {"role": "assistant", "content": "hello"}
-    assert turn.finish_reason == "stop"
-    assert turn.usage == Usage(prompt_tokens=10, completion_tokens=5)
-    assert turn.token_ids is turn.logprobs is None
-
-
 def test_a_request_says_how_to_sample() -> None:
     bench = Bench([completion()] * 2, temperature=0.25, top_p=0.5, max_tokens=7)
     bench.complete(tools=[SCHEMA], seed=11)
@@ -443,15 +434,6 @@ def test_a_conversation_is_sent_whole_with_each_turn() -> None:
     assert bench.bodies[1]["messages"] == [user("hi"), answered, tool_reply("7")]
 
 
-def test_a_restored_turn_is_sent_in_its_place() -> None:
-    bench = Bench([completion("7")])
-    message: Any = assistant(None, tool_call())
-    known = SampledTurn(message=message, finish_reason="stop", usage=Usage())
-
-    bench.converse(restored=known)
-    assert bench.bodies[0]["messages"] == [user("hi"), known.message, tool_reply("7")]
-
-
 def seeds_of(seed: int | None, keys: Sequence[str]) -> list[int | None]:
     bench = Bench([completion()] * len(keys), seed=seed)
 
@@ -506,14 +488,6 @@ def test_no_body_of_any_shape_is_more_than_a_failed_call(content: bytes) -> None
 
 PRICE = Price(prompt=1000, completion=10_000)
 OPENROUTER = Endpoint("http://teacher.test/v1", None, PROVIDERS["openrouter"])
-
-
-def test_a_call_costs_what_its_tokens_cost() -> None:
-    bench = Bench([completion()], spending=Spending(PRICE))
-
-    assert bench.complete().cost_usd == pytest.approx(0.06)
-    spent = bench.teacher.spending.budget.spent
-    assert (spent.tokens, spent.usd) == (15, pytest.approx(0.06))
 
 
 def test_without_a_price_only_the_endpoint_can_say_what_a_call_costs() -> None:
@@ -727,15 +701,6 @@ def test_thinking_that_only_the_total_counts_is_paid_for() -> None:
     turn = bench.complete()
     assert turn.usage == Usage(prompt_tokens=10, completion_tokens=105)
     assert turn.cost_usd == pytest.approx(1.06)
-
-
-def test_a_call_that_might_cost_too_much_is_not_sent() -> None:
-    bench = Bench([completion()], spending=Spending(PRICE, Budget(usd=0.2)), max_tokens=20)
-
-    with pytest.raises(BudgetSpentError) as caught:
-        bench.complete()
-    assert caught.value.limit == "budget_usd"
-    assert bench.requests == []
 
 
 @pytest.mark.parametrize("minutes", [math.inf, 0.002])

@@ -1,6 +1,5 @@
 """The channel against a server that says exactly what a test wants, byte by byte."""
 
-import functools
 import gzip
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -207,18 +206,6 @@ def test_a_connection_is_used_again_only_if_nothing_came_on_it_meanwhile(
     replies = posts(server, len(answers), waits=waits)
     assert [reply.body for reply in replies] == [b"hi"] * len(answers)
     assert server.num_connections == num_connections
-
-
-def test_requests_at_the_same_time_have_connections_of_their_own() -> None:
-    server = Server([OK], [OK], [OK])
-
-    async def scenario(channel: AiohttpChannel) -> None:
-        async with anyio.create_task_group() as group:
-            for _ in range(3):
-                group.start_soon(functools.partial(channel.post, b"{}", timeout_s=5))
-
-    talk(server, scenario)
-    assert server.num_connections == 3
 
 
 def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one() -> None:

@@ -3,7 +3,7 @@ import anyio.lowlevel
 import pytest
 
 from fakes.waiting import run_async
-from stillroom.teachers.limits.limit_types import LimitKind, LimitSettings
+from stillroom.teachers.limits.limit_types import LimitSettings
 from stillroom.teachers.limits.limiter import Limiter
 
 
@@ -55,18 +55,3 @@ def test_a_call_that_is_cancelled_while_it_waits_holds_up_nobody() -> None:
         return was_served.is_set()
 
     assert run_async(main)
-
-
-@pytest.mark.parametrize("refusals", [0, 1])
-def test_what_it_does_now_can_be_shown(refusals: int) -> None:
-    async def main() -> tuple[int, float | None]:
-        limiter = Limiter(LimitSettings(start=4, most=8))
-        sent = [await limiter.acquire() for _ in range(4)]
-        limiter.accepted(sent[0])
-        for one in sent[1 : 1 + refusals]:
-            limiter.refused(one, LimitKind.REQUESTS)
-        return limiter.window, limiter.pace
-
-    window, pace = run_async(main)
-    assert 4 <= window <= 8
-    assert (pace is not None) == bool(refusals)
