@@ -23,7 +23,7 @@ from stillroom import api
 from stillroom.curate.convert import ConvertResult, ConvertRollouts, convert_rollouts
 from stillroom.data.formats import load_sft_rows
 from stillroom.errors import DataError, EngineError, InputError
-from stillroom.files import content_hash, file_sha256
+from stillroom.files import content_hash
 from stillroom.lineage import read_manifest
 from stillroom.settings import Workspace
 from stillroom.trace.request import ShowLineage
@@ -116,26 +116,6 @@ def test_what_is_taken_over_is_taken_byte_for_byte(tmp_path: Path) -> None:
         b'{"messages":%s,"tools":%s,"metadata":%s,"reward":1.50,"task_id":%s,"rollout_id":null}\n'
         % (messages, tools, metadata, task_id)
     )
-
-
-def test_the_folder_that_rollouts_were_written_to_can_be_converted(tmp_path: Path) -> None:
-    folder = tmp_path / "rollouts"
-    write_lines(folder / "b.jsonl", [encoded(rollout_row(task_id="b"))])
-    write_lines(folder / "a.jsonl", [encoded(rollout_row(task_id="a"))])
-    # What generate_rollouts keeps beside its output.
-    write_lines(folder / ".a.jsonl" / "journal.jsonl", [b"{}"])
-    write_lines(folder / ".hidden.jsonl", [b"{}"])
-
-    result = convert(tmp_path, "rollouts")
-
-    assert (result.read, result.converted) == (2, 2)
-    assert [row["task_id"] for row in read_rows(tmp_path / "train.jsonl")] == ["a", "b"]
-    manifest = json.loads((tmp_path / "train.jsonl.manifest.json").read_bytes())
-    assert [Path(file["path"]).name for file in manifest["inputs"]] == ["a.jsonl", "b.jsonl"]
-    assert manifest["counts"] == {"read": 2, "converted": 2}
-    for record in (manifest["output"], *manifest["inputs"]):
-        assert record["sha256"] == file_sha256(Path(record["path"]))
-        assert record["num_bytes"] == Path(record["path"]).stat().st_size
 
 
 @pytest.mark.parametrize(

@@ -78,18 +78,6 @@ def test_the_filter_keeps_what_the_tutorials_does(
     assert not any("items" in text for text in filtered(tmp_path, min_reward=0.7).warnings)
 
 
-def test_rows_without_success_are_judged_by_their_reward_and_counted(
-    tmp_path: Path, rows: list[dict[str, Any]]
-) -> None:
-    write_rows(tmp_path / "raw.jsonl", [{**row, "success": None} for row in rows])
-
-    result = filtered(tmp_path, success=True)
-
-    # The tutorial's filter would keep none of them.
-    assert result.kept == sum(row["reward"] >= 0.5 for row in rows)
-    assert result.success_derived == len(rows)
-
-
 def test_an_sft_row_has_the_prompt_too(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     filtered(tmp_path, min_reward=0.7, success=True)
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from fakes.folders import names_in
 from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW, write_rnow
-from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines
+from fakes.rollout_lines import BAD_LINES, encoded, rollout_lines
 from fakes.rollout_rows import (
     assistant,
     read_rows,
@@ -294,21 +294,6 @@ def test_without_a_pair_the_old_file_stays_and_the_error_says_why(tmp_path: Path
     assert "samples_per_prompt" in caught.value.fix
     assert (tmp_path / "pairs.jsonl").read_bytes() == b"old\n"
     assert names_in(tmp_path) == ["pairs.jsonl", "rollouts.jsonl"]
-
-
-def test_nesting_at_the_limit_is_paired_or_counted_but_never_fatal(tmp_path: Path) -> None:
-    for depth in (*range(900, 1000, 3), 10_000):
-        rows = [encoded(row)[:-1] for row in answers(1, 0, task_id="deep")]
-        odd = [
-            row.replace(b'"role":"user"', b'"role":"user","x":' + deep(depth)) + b"}"
-            for row in rows
-        ]
-        lines = [*odd, *map(encoded, answers(1, 0, task_id="a"))]
-        write_lines(tmp_path / "rollouts.jsonl", lines)
-
-        result = pairs_of(tmp_path)
-
-        assert 1 <= result.pairs == len(load_dpo_rows(tmp_path / "pairs.jsonl"))
 
 
 @settings(max_examples=50)

@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fakes.rollout_rows import assistant, read_rows, rollout_row, user, write_lines, write_rows
 from stillroom import api
-from stillroom.curate.review import band_names, band_of, spread_evenly
+from stillroom.curate.review import band_names, band_of
 from stillroom.curate.verdicts import read_verdicts
 from stillroom.errors import DataError, InputError
 from stillroom.settings import Workspace
@@ -135,16 +133,6 @@ def test_an_edge_belongs_to_the_band_above_it() -> None:
         "below 0.5", "0.5 to 0.8", "from 0.8", "no reward",
     ]  # fmt: skip
     assert band_names(()) == ["any reward"]
-
-
-@given(st.dictionaries(st.text(max_size=3), st.integers(0, 30), max_size=8), st.integers(0, 60))
-def test_shares_are_as_even_as_can_be(sizes: dict[str, int], total: int) -> None:
-    taken = spread_evenly(sizes, total)
-
-    assert sum(taken.values()) == min(total, sum(sizes.values()))
-    assert all(taken[name] <= size for name, size in sizes.items())
-    short = [taken[name] for name, size in sizes.items() if taken[name] < size]
-    assert not short or max(taken.values()) - min(short) <= 1
 
 
 def gym_row(number: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW, write_rnow
+from fakes.foreign_rollouts import GYM_ROW
 from fakes.mangling import mangled
 from fakes.odd_lines import MESSAGES, ODD_FIELDS, ROWS, SFT_ROW, TWICE, VALUES
 from fakes.rollout_lines import (
@@ -22,8 +22,7 @@ from fakes.rollout_lines import (
 )
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_lines
 from stillroom.curate.facts import RowFacts
-from stillroom.curate.rows import CuratedRow, _RowDecoder, read_curated_rows, translate
-from stillroom.data.layouts.detect import as_rollout
+from stillroom.curate.rows import CuratedRow, _RowDecoder, read_curated_rows
 from stillroom.data.row_files import MAX_ROW_BYTES, RowReader
 from stillroom.lines import Line
 
@@ -35,15 +34,6 @@ def facts_of(folder: Path, **changes: object) -> RowFacts:
     [line] = read_curated_rows(path)
     assert line.facts is not None
     return line.facts
-
-
-def test_a_row_says_what_decides(tmp_path: Path) -> None:
-    facts = facts_of(tmp_path, messages=TALK, reward=0.5, tool_errors=2, metadata={"a": 1})
-
-    assert (facts.num_turns, facts.tools_used) == (2, {"price"})
-    assert (facts.reward, facts.tool_errors, facts.metadata) == (0.5, 2, {"a": 1})
-    assert facts.has_final_answer
-    assert facts.messages is facts.messages  # decoded once, however many filters ask
 
 
 @pytest.mark.parametrize(
@@ -140,22 +130,6 @@ def test_no_line_is_lost_and_none_is_changed(
 
     assert [line.line.data for line in found] == lines
     assert [line.facts is None for line in found] == [line in BAD_LINES for line in lines]
-
-
-def test_rows_of_other_systems_say_what_decides(tmp_path: Path) -> None:
-    write_rnow(tmp_path, RNOW_ROW)
-    write_lines(tmp_path / "gym.jsonl", [encoded(GYM_ROW)])
-
-    gym, rnow = read_curated_rows(tmp_path)
-
-    for line, row in ((gym, GYM_ROW), (rnow, RNOW_ROW)):
-        assert line.facts is not None
-        assert json.loads(line.line.data) == row
-        assert json.loads(line.stillroom_json) == as_rollout(row)
-        assert translate(line.line.data) == line.stillroom_json
-        assert line.facts.num_turns == 2
-        assert line.facts.has_final_answer
-        assert line.facts.tools_used == {"price", "stock"}
 
 
 def test_a_line_that_is_too_long_is_a_problem_and_its_neighbours_are_read(tmp_path: Path) -> None:

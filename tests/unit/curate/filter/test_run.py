@@ -1,4 +1,3 @@
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,7 @@ from hypothesis import strategies as st
 
 from fakes.filtering import TALK, filtered, kept_of
 from fakes.folders import names_in
-from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW, write_rnow
-from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines
+from fakes.rollout_lines import BAD_LINES, encoded, rollout_lines
 from fakes.rollout_rows import (
     assistant,
     read_rows,
@@ -184,18 +182,6 @@ def test_fields_that_are_null_count_as_absent(tmp_path: Path) -> None:
     assert kept_of(tmp_path, [row], max_tool_errors=0, max_per_category=1, dedupe="exact") == ["a"]
 
 
-def test_nesting_at_the_limit_is_kept_or_counted_but_never_fatal(tmp_path: Path) -> None:
-    for depth in range(900, 1000):
-        message = b'{"role":"assistant","content":"7","x":' + deep(depth) + b"}"
-        line = b'{"messages":[' + message + b'],"stop_reason":"answered"}'
-        write_lines(tmp_path / "rollouts.jsonl", [line, line, encoded(rollout_row())])
-
-        result = filtered(tmp_path, dedupe="exact", max_per_category=9)
-
-        assert result.read == result.kept + sum(result.dropped.values()) == 3
-        assert result.kept >= 1
-
-
 def categories(*names: Any) -> list[dict]:
     return [
         rollout_row(task_id=f"{index}", metadata={"kind": name} if name != "-" else {})
@@ -358,21 +344,6 @@ def test_the_counts_add_up_and_no_row_is_changed_or_moved(
     assert sum(result.categories_after.values()) == result.kept
     if "max_per_category" in options:
         assert all(n <= options["max_per_category"] for n in result.categories_after.values())
-
-
-def test_rows_of_other_systems_are_filtered_and_kept_as_they_are(tmp_path: Path) -> None:
-    failed = {**RNOW_ROW, "completed": "error", "success": False}
-    write_rnow(tmp_path / "rollouts", RNOW_ROW, failed)
-    wrong = {**GYM_ROW, "reward": 0.25}
-    write_lines(tmp_path / "rollouts" / "gym.jsonl", map(encoded, [GYM_ROW, wrong]))
-
-    result = filtered(tmp_path, "rollouts", success=True, require_tool_use="price")
-
-    assert (result.read, result.kept, result.success_derived) == (4, 2, 4)
-    kept = (tmp_path / "kept.jsonl").read_bytes().splitlines()
-    assert kept[0] == encoded(GYM_ROW)
-    assert json.loads(kept[1]) == RNOW_ROW
-    assert result.categories_before == {"(none)": 2, "price": 2}
 
 
 def test_rows_are_counted_by_the_file_or_log_that_they_come_from(tmp_path: Path) -> None:
