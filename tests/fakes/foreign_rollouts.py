@@ -4,10 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hypothesis import strategies as st
-
-from fakes.mangling import JSON
-from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user
+from fakes.rollout_rows import assistant, tool_call, tool_reply, user
 
 PRICE, STOCK = tool_call("price", "call_1", '{"item": "lamp"}'), tool_call("stock", "call_2", "{}")
 PARAMETERS = {"type": "object", "properties": {"item": {"type": ["string", "null"]}}}
@@ -130,72 +127,3 @@ def write_rnow(folder: Path, *rows: dict[str, Any]) -> None:
         path = folder / "rollout_1" / f"sample_{number}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(row, indent=2), encoding="utf-8")
-
-
-TEXTS = st.sampled_from(["", "12", "ü\u2028", "a\nb"])
-
-
-@st.composite
-def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """A conversation with what a message may hold, usual or not."""
-    messages: list[dict[str, Any]] = []
-    if draw(st.booleans()):
-        messages.append({"role": "system", "content": draw(TEXTS)})
-    for number in range(draw(st.integers(1, 3))):
-        requested: Any = draw(TEXTS)
-        if draw(st.booleans()):
-            requested = [{"type": "text", "text": requested}]
-            if draw(st.booleans()):
-                requested.append({"type": "image_url", "image_url": {"url": "x"}})
-        messages.append({"role": "user", "content": requested})
-        calls = [tool_call("f", f"c{number}{i}") for i in range(draw(st.integers(0, 2)))]
-        turn = assistant(draw(TEXTS | st.none()), *calls)
-        if draw(st.booleans()):
-            turn["reasoning_content"] = draw(TEXTS)
-        if draw(st.booleans()):
-            turn["extra"] = draw(JSON)
-        messages.append(turn)
-        messages += [tool_reply(draw(TEXTS), call["id"]) for call in calls]
-        if calls and draw(st.booleans()):
-            messages.append(assistant(draw(TEXTS)))
-    return messages
-
-
-@st.composite
-def own_rollouts(draw: st.DrawFn) -> dict[str, Any]:
-    """A rollout row of ours with odd but possible values and unknown keys."""
-    row = rollout_row(
-        messages=draw(conversations()),
-        turns=draw(st.sampled_from([0, 1, 2, 99, None])),
-        reward=draw(st.sampled_from([None, 0, 0.25, 1.0, -2])),
-        rewards=draw(st.sampled_from([{}, {"a": 1.0}])),
-        success=draw(st.sampled_from([None, True, False])),
-        error=draw(st.sampled_from([None, {"class": "timeout", "message": "x"}, "odd", {}])),
-        truncated=draw(st.booleans()),
-        metadata=draw(st.sampled_from([{}, {"expected_answer": 12}, None])),
-        tools=draw(
-            st.sampled_from(
-                [[], None, [{"type": "function", "function": {"name": "f", "parameters": {}}}]]
-            )
-        ),
-    )
-    for name in draw(st.sets(st.sampled_from(["usage", "teacher", "sample", "rewards"]))):
-        row[name] = draw(JSON)
-    for name in draw(st.sets(st.sampled_from(["extra", "stillroom", "origin", "response"]))):
-        row[name] = draw(JSON)
-    for name in draw(st.sets(st.sampled_from(["usage", "teacher", "tools", "metadata", "turns"]))):
-        row.pop(name)
-    return row
-
-
-def write_stored_rnow(path: Path, *rows: dict[str, Any]) -> Path:
-    """Writes rows as `rnow test --store` does: lines of text, then one document."""
-    data = {"status": "completed", "results": rows, "billing": {"prompt_tokens": 0}}
-    head = (
-        f"Rollout ID: {path.stem}\nStatus: completed\nS3 Path: rollouts/{path.stem}/result.json\n"
-    )
-    summary = f"\nSuccessful: {len(rows)}/{len(rows)}\nMean Reward: 0.750\n"
-    text = head + summary + "\n--- Full Results ---\n" + json.dumps(data, indent=2)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return path

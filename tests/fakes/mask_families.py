@@ -171,7 +171,6 @@ LINES = [
     '{"name": "price", "arguments": {"item": "lamp"}} I should look up the price first.',
     "user assistant system tool think analysis final commentary functions",
 ]
-_HERMES_MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _HERMES_MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>",
                   "</tool_response>")  # fmt: skip
 

@@ -138,17 +138,6 @@ def test_a_bad_row_is_shown_raw_with_its_first_problem(
     assert example.text == line.decode("utf-8", errors="replace")
 
 
-def test_an_image_is_a_problem_of_its_row_and_not_of_the_page(tmp_path: Path) -> None:
-    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
-    write_rows(tmp_path / "rows.jsonl", [{"messages": [image]}, {"prompt": "a"}])
-
-    first, second = page_of(tmp_path).examples
-
-    assert first.problem is not None
-    assert "image_url" in first.problem
-    assert second.text == "user: a"
-
-
 def test_a_long_text_is_cut(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("x" * 5000, encoding="utf-8")
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fakes.conversations import CHAIR, LAMP, answer, calls, reply, system, user
-from fakes.mask_families import GLM_BARE, MASK_FAMILIES, MaskFamily, mask_tokenizer
+from fakes.mask_families import MASK_FAMILIES, MaskFamily
 from fakes.masks import SEES, TOKENIZERS, stretches
 from stillroom.data.chat.render import ChatRenderer, RenderedConversation
 from stillroom.data.chat.views import sequence_view
@@ -23,7 +23,6 @@ from stillroom.types import Message
 GOLDEN = Path(__file__).parents[2] / "golden" / "masks"
 # Only the last turn gets it, and it says nothing: what stays in the history is trained without.
 EMPTY_THINKING = {"qwen": "<think>\n\n</think>\n\n"}
-NEVER_TRAINED = ("USER", "SYSTEM", "REPLY", "looks up")
 CHAT = [
     user("USER What does the lamp cost?"),
     answer("The lamp costs 12."),
@@ -178,10 +177,3 @@ def test_thinking_that_a_template_never_shows_is_refused_when_it_was_asked_for()
     with pytest.raises(ModelError, match="leaves out the thinking") as caught:
         ChatRenderer(TOKENIZERS["chatml"], include_thinking=True).sequences(thoughtful(CHAT), [])
     assert "include_thinking" in caught.value.fix
-
-
-def test_a_template_whose_turns_have_no_end_is_refused() -> None:
-    tokenizer = mask_tokenizer(MASK_FAMILIES["glm"])
-    tokenizer.chat_template = GLM_BARE
-    with pytest.raises(ModelError, match="does not end an assistant's turn"):
-        ChatRenderer(tokenizer).sequences(CHAT, [])

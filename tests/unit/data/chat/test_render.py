@@ -15,7 +15,6 @@ from stillroom.errors import ModelError
 TOKENIZERS = {family: build_tokenizer(family) for family in FAMILIES}
 HERMES = ["chatml", "chatml-tagged", "qwen3"]
 WITH_TOOLS = [*HERMES, "llama3", "mistral"]
-WITHOUT_SYSTEM = ["mistral"]
 LAMP_CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "lamp"}}\n</tool_call>'
 CHAIR_CALL = LAMP_CALL.replace("lamp", "chair")
 
