@@ -9,7 +9,6 @@ from stillroom.errors import (
     DataError,
     EngineError,
     FailureClass,
-    missing_extra,
 )
 
 FAMILY = [
@@ -36,15 +35,6 @@ def test_the_failure_of_a_call_survives_the_way_between_processes() -> None:
         "no answer",
         "no answer",
     )
-
-
-def test_the_failure_of_one_call_is_not_an_error_of_the_run() -> None:
-    assert not issubclass(CallFailedError, EngineError)
-    assert issubclass(DataError, EngineError)
-
-
-def test_a_missing_extra_names_the_command_that_installs_it() -> None:
-    assert "pip install 'stillroom[train]'" in missing_extra("train", "training").fix
 
 
 def test_an_error_can_be_written_whatever_it_quotes():

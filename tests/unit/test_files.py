@@ -16,9 +16,7 @@ from stillroom.files import (
     canonical_json,
     content_hash,
     cut_torn_line,
-    file_sha256,
     write_atomic,
-    write_json,
 )
 from stillroom.lines import read_lines
 
@@ -55,24 +53,6 @@ def test_different_values_hash_differently() -> None:
     assert len({content_hash(value) for value in values}) == len(values)
 
 
-def test_a_files_hash_is_its_sha256(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"abc")
-
-    assert file_sha256(path) == ("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
-
-
-@pytest.mark.parametrize("durable", [True, False])
-def test_a_document_is_written_whole_into_a_new_folder(tmp_path: Path, durable: bool) -> None:
-    path = tmp_path / "deep" / "document.json"
-
-    write_atomic(path, b"old", durable=durable)
-    write_atomic(path, b"new", durable=durable)
-
-    assert path.read_bytes() == b"new"
-    assert names_in(path.parent) == ["document.json"]
-
-
 def test_a_document_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "taken"
     path.mkdir()
@@ -81,16 +61,6 @@ def test_a_document_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: 
         write_atomic(path, b"new")
 
     assert names_in(tmp_path) == ["taken"]
-
-
-def test_a_value_that_is_no_json_leaves_the_old_document(tmp_path: Path) -> None:
-    path = tmp_path / "document.json"
-    write_json(path, {"a": 1})
-
-    with pytest.raises(TypeError):
-        write_json(path, {"a": object()})
-
-    assert path.read_text(encoding="utf-8") == '{\n  "a": 1\n}\n'
 
 
 def test_rows_appear_only_when_the_writing_is_over(tmp_path: Path) -> None:
@@ -292,24 +262,3 @@ def test_a_lock_is_waited_for_until_it_is_free_or_the_time_is_over(tmp_path: Pat
     assert not second.acquire_within(0.0, sleep=lambda _: None)
     assert second.acquire_within(60.0, sleep=lambda _: first.release())
     second.release()
-
-
-def test_a_lock_is_free_again_when_its_process_was_killed(tmp_path: Path) -> None:
-    code = (
-        "import os, pathlib, signal, sys\n"
-        "from stillroom.files import FileLock\n"
-        "assert FileLock(pathlib.Path(sys.argv[1])).try_acquire()\n"
-        "lock = FileLock(pathlib.Path(sys.argv[2]))\n"
-        "assert not lock.try_acquire()\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    free, held = FileLock(tmp_path / "free"), FileLock(tmp_path / "held")
-    assert held.try_acquire()
-
-    command = [sys.executable, "-c", code, str(free.path), str(held.path)]
-    finished = subprocess.run(command, timeout=120, check=False)
-
-    assert finished.returncode == -9
-    assert free.try_acquire()
-    free.release()
-    held.release()

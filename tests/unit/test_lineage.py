@@ -23,17 +23,6 @@ def test_the_time_is_utc_with_milliseconds() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", now())
 
 
-def test_a_file_is_recorded_as_it_is_now(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.write_bytes(b"abc")
-
-    record = record_file(path)
-
-    assert record.path == str(path)
-    assert record.sha256 == hashlib.sha256(b"abc").hexdigest()
-    assert record.num_bytes == 3
-
-
 def test_a_manifest_says_what_the_output_was_made_from(tmp_path: Path) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(b"in\n")
@@ -72,11 +61,6 @@ def test_a_manifest_says_what_the_output_was_made_from(tmp_path: Path) -> None:
         "models": [],
         "side": [],
     }
-
-
-def test_the_manifest_of_a_table_is_no_table_of_its_folder(tmp_path: Path) -> None:
-    # A folder of rollouts is read by its *.jsonl files.
-    assert manifest_path(tmp_path / "out.jsonl").suffix == ".json"
 
 
 def test_a_manifest_tells_models_from_files(tmp_path: Path) -> None:

@@ -19,17 +19,6 @@ BLOCK = 1 << 20
 SIZES = st.sampled_from([0, 1, 7, 70_000, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1, 5 * BLOCK])
 
 
-def test_lines_come_without_bom_and_line_ends_but_with_their_place(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf one\r\n\r\n \t\n\ttwo \nthree")
-
-    lines = list(read_lines(path))
-
-    assert [(line.number, line.data) for line in lines] == [(1, b"one"), (4, b"two"), (5, b"three")]
-    content = path.read_bytes()
-    assert all(content[at.offset :].startswith(at.data) for at in lines)
-
-
 @given(
     st.lists(st.binary(max_size=12).map(lambda raw: raw.replace(b"\n", b"")), max_size=6),
     st.sampled_from([b"\n", b"\r\n"]),

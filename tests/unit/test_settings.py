@@ -6,7 +6,6 @@ from stillroom.errors import InputError
 from stillroom.settings import (
     Workspace,
     open_workspace,
-    read_key,
 )
 
 ODD_PATHS = [
@@ -127,20 +126,6 @@ def test_a_workspace_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     for given in (tmp_path / "file", tmp_path / "none", "~nobody-of-this-name/x"):
         with pytest.raises(InputError, match="is not a folder"):
             open_workspace(given)
-
-
-def test_an_empty_key_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TEACHER_KEY", "")
-    assert read_key("TEACHER_KEY") is None
-    monkeypatch.setenv("TEACHER_KEY", "sk-canary")
-    assert read_key("TEACHER_KEY") == "sk-canary"
-    monkeypatch.delenv("TEACHER_KEY")
-    assert read_key("TEACHER_KEY") is None
-
-
-def test_a_key_loses_the_line_end_that_a_file_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TEACHER_KEY", " sk-canary\r\n")
-    assert read_key("TEACHER_KEY") == "sk-canary"
 
 
 def test_a_file_below_a_file_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,10 @@ _WAITS = frozenset({"wait", "join", "get", "acquire"})
 _RUNS = frozenset({"run", "call", "check_call", "check_output"})
 _SOCKET_WAITS = frozenset({"accept", "recv"})
 _NAMES = _WAITS | _RUNS | _SOCKET_WAITS | {"communicate", "flock", "select", "waitpid"}
+_SOME_WAIT = re.compile(
+    rf"\.({'|'.join(_WAITS)})\(\)|subprocess\.\w+\(|\.({'|'.join(_NAMES - _WAITS - _RUNS)})\("
+)
+"""What a file with something to find must hold: most hold none and need no tree."""
 
 
 def waits_without_limit(tree: ast.Module) -> Iterator[int]:
@@ -135,7 +139,8 @@ def test_a_wait_with_a_limit_is_none(code):
 def test_each_wait_has_a_limit():
     found, num_reasons = list[str](), 0
     for path in own_files():
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
+        lines = text.splitlines() if _SOME_WAIT.search(text) else []
         for number in waits_without_limit(tree_of(path)):
             if _REASON.search(lines[number - 1]):
                 num_reasons += 1
