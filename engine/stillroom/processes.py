@@ -39,6 +39,17 @@ _START_FIELD = 19
 """The index of `starttime` in /proc/PID/stat, counted from the field after the name."""
 
 
+def peak_memory_bytes() -> int:
+    """Returns the most memory that this process has held so far."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        # Not getrusage, whose peak includes the memory of the parent process.
+        [line] = [one for one in status.read_text("ascii").splitlines() if one.startswith("VmHWM:")]
+        return int(line.split()[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
 def process_start(pid: int) -> str | None:
     """Returns a text that, with the pid, identifies a process; None if the process has ended.
 

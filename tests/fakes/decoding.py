@@ -1,5 +1,6 @@
 """Running a decode engine in tests, and what transformers gives for the same tokens."""
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from stillroom.models.load import LoadedModel
+from fakes.families import build_family
+from fakes.tiny_models import build_tokenizer
+from stillroom.models.load import LoadedModel, stop_token_ids
+from stillroom.models.resolve import ModelLocation
 from stillroom.policy.decode import DecodeEngine
 from stillroom.policy.sequences import DecodedSequence
 from stillroom.types import SamplingSettings
@@ -15,6 +19,19 @@ from stillroom.types import SamplingSettings
 GREEDY = SamplingSettings(temperature=0.0, max_tokens=24)
 SAMPLED = SamplingSettings(temperature=1.0, max_tokens=24)
 _MOST_STEPS = 3000
+
+
+def as_loaded(model: Any, name: str = "tiny") -> LoadedModel:
+    """Returns the model with the tokenizer of the tiny ones, as the engine loads it."""
+    tokenizer = build_tokenizer()
+    location = ModelLocation(name, name, is_local=True)
+    return LoadedModel(location, model, tokenizer, stop_token_ids(model, tokenizer))
+
+
+@functools.cache
+def loaded_family(name: str) -> LoadedModel:
+    """Returns a family's tiny model, which is built once."""
+    return as_loaded(build_family(name, build_tokenizer()), name)
 
 
 def random_prompts(lengths: Sequence[int], *, seed: int = 0) -> list[list[int]]:

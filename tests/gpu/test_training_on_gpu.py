@@ -20,7 +20,7 @@ from fakes.decoding import (
     sequence_of,
 )
 from fakes.tiny_models import build_tokenizer
-from fakes.training import PRICE_TOOL, gradients, largest_gap, make_project
+from fakes.training import gradients, largest_gap, make_project
 from stillroom.models.batches import TokenSequence
 from stillroom.models.load import load_model
 from stillroom.settings import Workspace
@@ -39,7 +39,6 @@ PRECISIONS = ["fp32", "bf16"]
 RANKS = [0, 4]
 GAP = {"fp32": 1e-4, "bf16": 0.05}
 """Mean |trainer - sampler| log-probability (nats) of a token of the tiny models."""
-SFT_ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(12)]
 DPO_ROWS = [
     {
         "prompt": [user(f"Item {i}?")],
@@ -69,26 +68,6 @@ def some_sequences(lengths=(12, 90, 41, 9, 60)):
     return [
         TokenSequence(ids, [False] * 3 + [True] * (len(ids) - 3)) for ids in random_prompts(lengths)
     ]
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("rank", RANKS)
-def test_supervised_training_lowers_the_loss(tmp_path, tiny_models, precision, rank):
-    project = make_project(
-        tmp_path,
-        "sft",
-        tiny_models.folder("qwen3", "chatml"),
-        model={"qlora_rank": rank, "precision": precision},
-        trainer={"num_epochs": 6, "learning_rate": 1e-2},
-    )
-    project.write(SFT_ROWS)
-
-    result = project.train()
-
-    measured = project.reporter.measured
-    assert result.steps == 18
-    assert measured[-1]["loss"] < measured[0]["loss"] / 2
-    assert project.checkpoints() == ["final"]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -139,31 +118,6 @@ def test_distilling_comes_nearer_to_the_teacher(tmp_path, tiny_models, loss_fn, 
     assert sum(kl[-3:]) / 3 < 0.8 * kl[0], kl
     assert max(metrics["logprob_gap"] for metrics in measured) < GAP[precision]
     assert all(metrics["failed"] == 0 for metrics in measured)
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("rank", RANKS)
-def test_a_teacher_that_is_the_student_has_nothing_to_teach(tmp_path, tiny_models, precision, rank):
-    clerk = tiny_models.folder("llama", "clerk")
-    project = make_project(
-        tmp_path,
-        "distill",
-        clerk,
-        teacher={"path": str(clerk), "precision": precision},
-        data={"batch_size": 8, "group_size": 8},
-        model={"qlora_rank": rank, "precision": precision},
-        rollout={"max_turns": 3, "max_tokens": 16},
-        trainer={"max_steps": 1},
-    )
-    project.write(prompts_of(8))
-    (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
-
-    project.train()
-
-    (metrics,) = project.reporter.measured
-    assert metrics["turns"] > 1
-    assert abs(metrics["teacher_kl"]) < GAP[precision]
-    assert abs(metrics["loss"]) < GAP[precision]
 
 
 @pytest.mark.parametrize("rank", RANKS)

@@ -307,20 +307,3 @@ def test_browser_that_does_not_start_is_told_before_any_call() -> None:
             BrowseTools(allow=["*"])
 
     run_async(body, within_s=240)
-
-
-def test_schemas_are_what_a_model_can_call() -> None:
-    schemas = BrowseTools().schemas
-    names = [schema["function"]["name"] for schema in schemas]
-    assert names == ["browse_open", "browse_click", "browse_type", "browse_back", "browse_read"]
-    assert schemas[2]["function"]["parameters"] == {
-        "type": "object",
-        "properties": {
-            "ref": {"type": "integer"},
-            "text": {"type": "string"},
-            "submit": {"type": "boolean"},
-        },
-        "required": ["ref", "text"],
-        "additionalProperties": False,
-    }
-    assert BrowseTools().keeps_state

@@ -56,15 +56,6 @@ def test_every_operation_is_a_command_with_the_same_words() -> None:
         assert set(operation.request.model_fields) <= words
 
 
-def test_the_help_says_what_a_value_may_be() -> None:
-    parser, by_command = build_parser()
-    assert "95 % intervals" in " ".join(parser.format_help().split())
-    reported = by_command["filter-dataset"].format_help()
-    assert "--dedupe {exact,near}" in reported
-    assert "--min-reward N" in reported
-    assert "--language TEXT" in reported
-
-
 def test_a_run_is_waited_for_and_its_result_is_one_json_line(tmp_path: Path) -> None:
     endpoint_project(tmp_path, num_prompts=3)
     with ScriptedEndpoint() as endpoint:

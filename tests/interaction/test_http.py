@@ -1,7 +1,6 @@
 """The server over HTTP, at a real socket: who is let in, and answers that are those of stdio."""
 
 import json
-import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -116,22 +115,6 @@ def test_the_token_is_in_no_command_line_no_first_line_and_no_answer(
     shown = anyio.run(scenario)
     assert "it is " in shown
     assert TOKEN not in shown
-
-
-def test_a_name_that_is_no_unicode_is_answered_and_the_session_lives(
-    server: ServedWorkspace,
-) -> None:
-    (server.root / "rows").mkdir()
-    Path(os.fsdecode(os.fsencode(server.root) + b"/rows/caf\xe9.jsonl")).write_text("{}\n")
-
-    async def scenario() -> None:
-        with anyio.fail_after(60):
-            async with client_at(server.url, "legacy") as client:
-                first = await client.call_tool("inspect_examples", {"path": "rows"})
-                assert "name is not UTF-8" in text_of(first)
-                assert not (await client.call_tool("list_runs", {})).is_error
-
-    anyio.run(scenario)
 
 
 def test_it_stops_when_asked_though_a_client_listens(tmp_path: Path) -> None:

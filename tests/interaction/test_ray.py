@@ -16,7 +16,7 @@ from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
 from fakes.waiting import run_async, wait_until
 from stillroom import api
-from stillroom.errors import RunCancelledError, RunError, TeacherError
+from stillroom.errors import RunCancelledError, RunError
 from stillroom.rollout.ray.run import generate_on_ray
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.results import RolloutsResult
@@ -137,55 +137,6 @@ def test_two_workers_do_what_one_process_does(cluster, workspace: Workspace) -> 
     assert (workspace.root / "out.jsonl.manifest.json").exists()
 
 
-def test_more_workers_than_the_cluster_has_room_for_take_turns(
-    cluster, workspace: Workspace
-) -> None:
-    reporter = KeptReporter()
-    with ScriptedEndpoint() as endpoint:
-        result = run_of(workspace, endpoint, reporter=reporter, ray_workers=3, n=3)
-    assert (result.succeeded, result.calls) == (3, 6)
-    assert any("2 CPUs for 3 workers" in note for note in reporter.notes)
-
-
-def test_a_rerun_makes_no_call_again(cluster, workspace: Workspace) -> None:
-    with ScriptedEndpoint() as endpoint:
-        first = run_of(workspace, endpoint, n=5)
-        second = run_of(workspace, endpoint, ray_workers=1)
-        third = run_of(workspace, endpoint, generate=generate_rollouts)
-        fourth = run_of(workspace, endpoint)
-        assert set(endpoint.served.values()) == {1}
-
-    assert (first.succeeded, first.already_done, first.calls) == (5, 0, 10)
-    assert (second.succeeded, second.already_done, second.calls) == (8, 5, 6)
-    for again in (third, fourth):
-        assert (again.succeeded, again.already_done, again.calls) == (8, 8, 0)
-
-
-def test_slices_of_the_budget_spend_as_much_as_the_whole_and_no_more(
-    cluster, workspace: Workspace
-) -> None:
-    limits: dict[str, Any] = {"max_tokens": 5, "max_total_tokens": 200, "tools": "none"}
-    with ScriptedEndpoint(tool_turns=0) as endpoint:
-        result = run_of(workspace, endpoint, **limits, samples_per_prompt=3)
-        assert result.calls == endpoint.served.total()
-        again = run_of(workspace, endpoint, **limits, samples_per_prompt=3)
-        assert 15 * endpoint.served.total() <= 200
-        alone = run_of(
-            workspace,
-            endpoint,
-            **limits,
-            samples_per_prompt=3,
-            generate=generate_rollouts,
-            output="alone.jsonl",
-        )
-
-    assert adds_up(result)
-    assert result.omitted > 0
-    assert 0 < result.succeeded == alone.succeeded
-    assert again.calls == 0
-    assert {run.stopped_by for run in (result, again, alone)} == {"max_total_tokens"}
-
-
 def test_a_killed_worker_is_resumed_by_another(cluster, workspace: Workspace) -> None:
     endpoint = ScriptedEndpoint(tool_turns=2, latency_s=0.2)
     killed: list[int] = []
@@ -249,11 +200,6 @@ def test_cancel_stops_the_workers_and_keeps_what_is_finished(cluster, workspace:
     assert worker_pids() == []
 
 
-def test_an_error_that_ends_a_run_ends_all_workers(cluster, workspace: Workspace) -> None:
-    with ScriptedEndpoint(status=401) as endpoint, pytest.raises(TeacherError):
-        run_of(workspace, endpoint)
-
-
 def test_a_stop_signal_is_the_runs_own_still(cluster, workspace: Workspace) -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _frame: heard.append(number))
@@ -302,18 +248,3 @@ def test_a_killed_driver_loses_no_finished_call(cluster, workspace: Workspace) -
     again = {key: count for key, count in endpoint.served.items() if count != 1}
     assert len(again) <= 2
     assert set(again.values()) <= {2}
-
-
-def test_a_job_on_a_cluster_of_its_own_is_cancelled(cluster, workspace: Workspace) -> None:
-    with ScriptedEndpoint(latency_s=0.3) as endpoint:
-        started = start_job(workspace, endpoint)
-        wait_until(lambda: endpoint.served.total() >= 4)
-        api.cancel_run(workspace, api.CancelRun(run_id=started.run_id))
-        wait_until(lambda: report_of(workspace, started).status not in ("starting", "running"))
-        ended = report_of(workspace, started)
-        assert ended.status == "cancelled", ended.error
-        assert ended.result is not None
-        assert ended.result["omitted"] > 0
-        result = run_of(workspace, endpoint)
-    assert (result.succeeded, result.failed) == (8, 0)
-    assert result.calls + ended.result["calls"] == 16

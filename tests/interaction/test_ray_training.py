@@ -41,35 +41,6 @@ def test_two_workers_train_as_one_process_does(project, strategy):
         torch.testing.assert_close(ours[name], tensor, atol=5e-5, rtol=0)
 
 
-def test_two_workers_distil_as_one_process_does(tmp_path, tiny_models):
-    start, teacher = (tiny_models.folder("llama", "clerk", seed=seed) for seed in (0, 1))
-    project = make_project(
-        tmp_path,
-        "distill",
-        start,
-        teacher={"path": str(teacher)},
-        data={"batch_size": 2, "group_size": 2},
-        rollout={"max_tokens": 12},
-    )
-    project.write([{"prompt": f"Item {i}?"} for i in range(5)])
-    alone = project.train("alone")
-    reported = [(m["loss"], m["teacher_kl"]) for m in project.reporter.measured]
-    project.reporter.measured.clear()
-
-    both = project.train("both", *RAY)
-
-    assert both.trained_tokens == alone.trained_tokens
-    for measured, (loss, kl) in zip(project.reporter.measured, reported, strict=True):
-        assert measured["loss"] == pytest.approx(loss, abs=2e-6)
-        assert measured["teacher_kl"] == pytest.approx(kl, abs=2e-6)
-    ours, reference = (
-        load_file(project.root / result.checkpoint / "model.safetensors")
-        for result in (both, alone)
-    )
-    for name, tensor in reference.items():
-        torch.testing.assert_close(ours[name], tensor, atol=5e-5, rtol=0)
-
-
 def test_workers_stop_together_and_tell_an_error_as_it_is(project):
     project.config["trainer"]["num_epochs"] = 500
     kept = project.reporter = KeptReporter(lambda: len(kept.measured) >= 2)

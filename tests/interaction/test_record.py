@@ -14,12 +14,8 @@ import pytest
 
 from fakes.raw_endpoint import CHUNK_END, STREAM_HEAD, RawEndpoint, chunk, json_reply
 from fakes.recording import CHAT, RawClient, calls_in, request, wait_until
-from fakes.trace_files import SAMPLES
-from stillroom import api
 from stillroom.processes import end_process
-from stillroom.settings import Workspace
 from stillroom_mcp.cli import main
-from trace_samples.conversation import compared, expected_messages
 
 TOKEN = "the-token-of-these-tests"
 
@@ -156,29 +152,6 @@ def test_a_killed_recorder_has_lost_no_call_that_ended(tmp_path):
     assert len(set(recorded)) == len(recorded)
 
 
-def test_recorded_calls_become_the_rollouts_that_the_endpoint_saw(tmp_path):
-    """Two conversations, one of them streamed, of three calls each; and a line without an end."""
-    folder = tmp_path / "traces"
-    folder.mkdir()
-    (folder / ".recording.lock").touch()
-    samples = sorted((SAMPLES / "stillroom_record").glob("responses_*.jsonl"))
-    lines = b"".join(path.read_bytes() for path in samples)
-    (folder / "calls-0001.jsonl").write_bytes(lines + b'{"stillroom_record":1,"torn')
-    result = api.import_rollouts(
-        Workspace(tmp_path), api.ImportRollouts(input="traces", output="rollouts.jsonl")
-    )
-    assert (result.read, result.refused) == (7, 1)
-    assert [*result.formats] == ["stillroom_record"]
-    rows = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_bytes().splitlines()]
-    expected = expected_messages(keeps_reasoning=True)[-1]
-    found = [[_plain(message) for message in row["messages"]] for row in rows]
-    assert [compared(message) for message in expected] in found
-
-
-def _plain(message: dict) -> dict:
-    return compared({key: value for key, value in message.items() if key != "weight"})
-
-
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -216,15 +189,3 @@ def test_an_upstream_that_is_the_recorder_itself_is_refused(tmp_path, capsys, fr
         main(["record", "--workspace", str(tmp_path), *options])
     assert f"the upstream {upstream} is this proxy itself" in capsys.readouterr().err
     assert not (tmp_path / "traces").exists()
-
-
-def test_the_command_line_loads_nothing_of_the_proxy_for_other_commands():
-    code = (
-        "import sys; from stillroom_mcp.cli import build_parser; build_parser([]); "
-        "print([m for m in sys.modules if m in ('aiohttp', 'uvloop') "
-        "or m.startswith('stillroom.recording')])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout == "[]\n"

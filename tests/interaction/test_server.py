@@ -100,28 +100,6 @@ def test_what_is_listed_before_the_engine_is_loaded_is_what_the_whole_server_say
     assert LISTING.read_text(encoding="utf-8") == expected
 
 
-def test_an_option_that_two_tools_share_is_explained_by_the_tool_that_the_other_names() -> None:
-    tools = {tool["name"]: tool for tool in json.loads(GOLDEN.read_text(encoding="utf-8"))}
-    evaluate, generate = tools["evaluate_model"], tools["generate_rollouts"]
-    assert "generate_rollouts" in evaluate["description"]
-    shared, reported = (tool["input_schema"]["properties"] for tool in (evaluate, generate))
-    assert shared["max_turns"] == {"type": "integer"}
-    for name, option in shared.items():
-        # Its own options and defaults are told in full.
-        default = reported.get(name, {}).get("default")
-        if name not in reported or option.get("default", default) != default:
-            assert "description" in option or name == "temperature"
-
-
-def test_what_a_model_sees_of_the_tools_stays_within_its_budget(tmp_path: Path) -> None:
-    async def listed() -> list[Any]:
-        async with client_of(tmp_path) as client:
-            return (await client.list_tools()).tools
-
-    view = json.dumps(model_view(anyio.run(listed)), separators=(",", ":"))
-    assert len(view) / 4 <= TOKEN_LIMIT
-
-
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_every_tool_has_annotations_schemas_and_a_one_line_description(
     tmp_path: Path, mode: str
@@ -355,16 +333,6 @@ def test_bad_input_gets_one_clear_message_and_leaves_nothing_behind(faulty_proje
     anyio.run(scenario)
     assert len(BAD_CALLS) >= 60
     assert not wrong, "\n".join(map(str, wrong))
-
-
-def test_validation_lists_the_broken_line_by_number(faulty_project: Path) -> None:
-    async def scenario() -> Any:
-        async with client_of(faulty_project) as client:
-            return await client.call_tool("validate_dataset", {"path": "broken.jsonl"})
-
-    report = anyio.run(scenario).structured_content
-    assert (report["rows"], report["good"], report["bad"]) == (8, 7, 1)
-    assert report["problems"][0]["where"].endswith("broken.jsonl:7")
 
 
 def test_a_list_sent_as_text_is_understood(faulty_project: Path) -> None:

@@ -115,23 +115,6 @@ def test_a_call_that_is_refused_or_answers_at_once_is_no_task(tmp_path: Path) ->
     anyio.run(scenario)
 
 
-def test_a_client_that_does_not_know_tasks_gets_the_report_of_the_run(tmp_path: Path) -> None:
-    endpoint_project(tmp_path, num_prompts=1)
-
-    async def scenario(base_url: str) -> None:
-        for mode in ("auto", "legacy"):
-            async with Client(build_server(Workspace(tmp_path)), mode=mode) as client:
-                output = f"{mode}.jsonl"
-                started = await client.call_tool(
-                    "generate_rollouts", rollouts_from(base_url, output=output)
-                )
-                assert started.structured_content is not None
-                assert started.structured_content["run_id"]
-
-    with ScriptedEndpoint() as endpoint:
-        anyio.run(scenario, endpoint.base_url)
-
-
 def test_an_id_that_is_no_runs_whole_id_is_refused_and_a_server_that_reads_stops_none(
     tmp_path: Path,
 ) -> None:

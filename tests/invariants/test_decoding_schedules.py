@@ -13,6 +13,9 @@ from stillroom.types import SamplingSettings
 
 SAMPLING = SamplingSettings(temperature=1.0, max_tokens=12)
 MOST_STEPS = 2000
+# A gated delta net computes in float32, whatever its weights are, and rounds otherwise in chunks.
+ROUNDING = {"gemma3": 1e-6, "mistral-sliding": 1e-6, "qwen3.5": 2e-5}
+"""How far off a probability or a log-probability (nats) may be, by architecture."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Schedule:
 
 
 @torch.no_grad()
-def assert_as_if_alone(loaded, sequence, seed):
+def assert_as_if_alone(loaded, sequence, seed, *, rounding):
     """One forward pass over the whole, and the draws of its own seed, give the same tokens."""
     where = [i for i, is_sampled in enumerate(sequence.sampled) if is_sampled]
     logits = loaded.model(torch.tensor([sequence.ids])).logits[0]
@@ -90,13 +93,14 @@ def assert_as_if_alone(loaded, sequence, seed):
         token, draw = sequence.ids[index], 1 - draws.random()
         before = upto[row, token - 1].item() if token else 0.0
         # A draw this near to the border between two tokens may go to either.
-        assert before - 1e-6 < draw < upto[row, token].item() + 1e-6
-        assert sequence.logprobs[index] == pytest.approx(logprobs[row, token].item(), abs=2e-6)
+        assert before - rounding < draw < upto[row, token].item() + rounding
+        exact = logprobs[row, token].item()
+        assert sequence.logprobs[index] == pytest.approx(exact, abs=2 * rounding)
 
 
 @pytest.fixture(scope="module")
 def models(tiny_models):
-    loaded = {name: tiny_models.load(name, "chatml") for name in ("gemma3", "mistral-sliding")}
+    loaded = {name: tiny_models.load(name, "chatml") for name in ROUNDING}
     for one in loaded.values():
         # Else what is rounded in another order is as far off as what is wrong.
         one.model.double()
@@ -105,7 +109,7 @@ def models(tiny_models):
 
 @settings(max_examples=20)
 @given(
-    architecture=st.sampled_from(["gemma3", "mistral-sliding"]),
+    architecture=st.sampled_from(sorted(ROUNDING)),
     chosen=st.lists(plans, min_size=1, max_size=7),
     max_rows=st.integers(1, 6),
 )
@@ -121,4 +125,4 @@ def test_every_schedule_gives_each_conversation_its_own_tokens(
     assert engine.tokens_run + engine.tokens_shared == sum(s.num_cached for s in sequences)
     for index, sequence in enumerate(schedule.sequences):
         assert any(sequence.sampled)
-        assert_as_if_alone(loaded, sequence, index)
+        assert_as_if_alone(loaded, sequence, index, rounding=ROUNDING[architecture])

@@ -7,6 +7,12 @@ from stillroom.processes import end_process
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 WAITING = "print('waits', flush=True); time.sleep(60)"
+PEAK = """
+from stillroom.processes import peak_memory_bytes
+before = peak_memory_bytes()
+held = bytearray(100 << 20)
+print(before, peak_memory_bytes())
+"""
 
 
 @pytest.mark.parametrize(("program", "code"), [("import time\n", -15), (STUBBORN, -9)])
@@ -24,3 +30,16 @@ def test_a_process_that_has_ended_keeps_its_exit_code():
         process.wait(30)
         end_process(process)
     assert process.returncode == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+def test_the_peak_memory_is_the_processs_own_and_not_that_of_who_started_it():
+    held = bytearray(300 << 20)
+    reported = subprocess.run(
+        [sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    before, after = map(int, reported.split())
+
+    assert len(held) > after
+    assert 0 < before < 0.1e9
+    assert after - before == pytest.approx(100 << 20, abs=5 << 20)

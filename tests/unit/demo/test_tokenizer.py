@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -7,11 +6,10 @@ from transformers import AutoTokenizer
 
 from demo_models.conversations import TOOL_SCHEMAS, gold_messages, noisy_messages
 from stillroom.demo import DEMO_MODELS
-from stillroom.demo.shop import ITEMS, TASK_TYPES
+from stillroom.demo.shop import TASK_TYPES
 from stillroom.demo.world import make_task
 
 MODELS = DEMO_MODELS["demo/student"].parent
-RECIPE = Path(__file__).parents[3] / "scripts" / "demo_models"
 TURN_END = "<|im_end|>"
 
 
@@ -86,41 +84,8 @@ def test_the_mask_covers_the_assistant_text_and_its_turn_ends(tokenizer, convers
         assert trained_on == "".join(turn.split(TURN_END)[0] + TURN_END for turn in turns)
 
 
-def test_a_conversation_may_lack_system_prompt_tools_and_content(tokenizer):
-    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}]
-
-    assert tokenizer.apply_chat_template(messages, tokenize=False) == (
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
-    )
-
-
-@pytest.mark.parametrize(
-    "text", ["12 lamps\n\n  and  \t tabs", "Überraschung €5 🦊", "</tool_call>"]
-)
-def test_any_text_survives_the_tokenizer(tokenizer, text):
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-@pytest.mark.parametrize("item", ITEMS)
-def test_an_item_is_one_token_wherever_it_is_named(tokenizer, item):
-    (token,) = tokenizer.encode(item)
-
-    for text in (f"a {item}?", f"3 {item}s are", f'"item": "{item}"'):
-        assert token in tokenizer.encode(text)
-
-
-def test_each_digit_is_a_token(tokenizer):
-    assert [tokenizer.decode([token]) for token in tokenizer.encode("1207")] == list("1207")
-
-
 def test_student_and_teacher_share_one_tokenizer():
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         student, teacher = (MODELS / model / name for model in ("student", "teacher"))
 
         assert student.read_bytes() == teacher.read_bytes()
-
-
-def test_the_shipped_template_is_the_package_source(tokenizer):
-    source = RECIPE / "chat_template.jinja"
-
-    assert tokenizer.chat_template == source.read_text(encoding="utf-8")

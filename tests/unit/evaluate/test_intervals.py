@@ -121,17 +121,9 @@ def test_a_shares_interval_lies_around_it_and_within_zero_and_one(counts: tuple[
     [
         (1, 12.706),
         (2, 4.3027),
-        (3, 3.1824),
         (4, 2.7764),
         (5, 2.5706),
-        (6, 2.4469),
-        (8, 2.3060),
-        (10, 2.2281),
-        (15, 2.1314),
-        (20, 2.0860),
         (30, 2.0423),
-        (60, 2.0003),
-        (120, 1.9799),
         (10**9, 1.95996),
     ],
 )
@@ -183,15 +175,6 @@ def test_a_ratio_by_hand() -> None:
     assert estimate.n == 2
 
 
-@given(st.lists(st.floats(-5, 5), min_size=2, max_size=20))
-def test_a_ratio_of_clusters_of_one_is_their_mean(values: list[float]) -> None:
-    ratio, mean = ratio_estimate(values, [1] * len(values)), mean_estimate(values)
-
-    assert ratio.value == pytest.approx(mean.value, abs=1e-9)
-    assert ratio.low == pytest.approx(mean.low, abs=1e-6)
-    assert ratio.high == pytest.approx(mean.high, abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("low", "high", "excludes"),
     [
@@ -226,12 +209,6 @@ def test_an_interval_that_touches_zero_does_not_exclude_it(
 )
 def test_a_sign_test_by_hand(wins: int, losses: int, p: float) -> None:
     assert sign_test_p(wins, losses) == p
-
-
-@given(st.integers(0, 400), st.integers(0, 400))
-def test_a_sign_test_is_a_probability_and_the_same_both_ways(wins: int, losses: int) -> None:
-    assert 0 < sign_test_p(wins, losses) <= 1
-    assert sign_test_p(wins, losses) == sign_test_p(losses, wins)
 
 
 def test_a_sign_test_of_thousands_of_tasks_still_has_a_value() -> None:

@@ -70,14 +70,6 @@ def test_it_is_the_exact_divergence_per_sampled_token(tiny_models, rollouts):
     assert found.low < found.value < found.high
 
 
-def test_a_model_is_at_no_distance_from_itself(tiny_models, rollouts):
-    folder = tiny_models.folder("llama", "chatml")
-
-    found = measure(tiny_models, folder, folder, rollouts)
-
-    assert found.value == pytest.approx(0.0, abs=1e-6)
-
-
 def test_rollouts_without_sampled_tokens_are_left_out(tiny_models, rollouts):
     model, teacher = tiny_models.folder("llama", "chatml"), tiny_models.folder("gemma2", "chatml")
     empty = [rollout(8, [], []), rollout(9, [1, 2, 3], [False] * 3)]

@@ -110,26 +110,6 @@ def test_a_card_says_that_rows_were_learnt_from_a_teachers_probabilities():
     assert "Qwen/Qwen3-8B |" in card
 
 
-def test_an_unknown_licence_and_missing_evaluations_are_said():
-    card = render_card(facts())
-    assert "license" not in header_of(card)
-    assert "The licence of the base model Qwen/Qwen3-0.6B is unknown" in card
-    assert "This checkpoint was not evaluated." in card
-
-
-def test_a_local_base_is_no_hub_model():
-    local = ModelLocation("models/mine", "/home/me/models/mine", is_local=True)
-    assert "base_model" not in header_of(render_card(facts(base=local)))
-
-
-def test_rows_of_unknown_origin_are_not_called_synthetic():
-    stage = TrainingStage("sft", "sft-1", 12, BASE.name, train_file="mine.jsonl")
-    card = render_card(facts(stages=(stage,)))
-    assert header_of(card)["tags"] == ["stillroom", "sft"]
-    assert "The origin of mine.jsonl is unknown." in card
-    assert "written by models" not in card
-
-
 def test_names_cannot_break_a_table_or_add_lines():
     stage = TrainingStage("sft", "a|b\n# c", 1, BASE.name, train_file="x|y.jsonl")
     card = render_card(facts(stages=(stage,)))

@@ -71,17 +71,6 @@ def test_the_folder_appears_whole_also_in_place_of_an_empty_one(tmp_path, runs):
     assert names_in(output.parent) == ["out"]
 
 
-@pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt()])
-def test_an_error_leaves_the_former_export_and_nothing_else(tmp_path, runs, error):
-    output = tmp_path / "out"
-    write(output, runs / "export-1")
-    writing = export_folder(output, run=runs / "export-2")
-    fill(writing.__enter__(), "two")
-    assert not writing.__exit__(type(error), error, None)
-    assert said(output) == "one"
-    assert names_in(tmp_path) == ["out", "runs"]
-
-
 def test_a_folder_that_somebody_wrote_meanwhile_is_not_replaced(tmp_path, runs):
     output = tmp_path / "out"
     writing = export_folder(output, run=runs / "export-1")

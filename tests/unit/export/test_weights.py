@@ -1,5 +1,4 @@
 import json
-import math
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from fakes.exports import SHAPES, greedy, in_numbers, prompts, trained
 from fakes.reporters import KeptReporter
 from stillroom.errors import ModelError, RunCancelledError, RunError
 from stillroom.export.request import ExportModel, plan_export
-from stillroom.export.weights import compare, write_adapter, write_merged
+from stillroom.export.weights import write_adapter, write_merged
 from stillroom.models.resolve import adapter_base, locate_model
 
 NUMBERS = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -194,15 +193,3 @@ def test_an_adapter_without_weights_is_refused(tmp_path, adapter):
             adapter_base(adapter.workspace, location),
             tmp_path / "out",
         )
-
-
-def test_agreement_is_the_mean_kl_and_the_share_of_equal_choices():
-    before = torch.tensor([[0.5, 0.5], [0.9, 0.1]]).log()
-    after = torch.tensor([[0.5, 0.5], [0.1, 0.9]]).log()
-    found = compare(before, after)
-    assert found.positions == 2
-    assert found.same_token == 0.5
-    assert found.kl == pytest.approx((0.9 * math.log(9) - 0.1 * math.log(9)) / 2, rel=1e-5)
-    certain = torch.tensor([[1.0, 0.0]]).log()
-    assert compare(certain, certain).kl == 0.0
-    assert math.isnan(compare(before, after * math.nan).kl)

@@ -9,25 +9,10 @@ from stillroom.models.batches import (
     add_empty_passes,
     collate,
     microbatches,
-    sampled_sequence,
 )
 from stillroom.models.lm_head import OutputHead
-from stillroom.types import TokenTrace
 
 CPU = torch.device("cpu")
-
-
-def test_a_rollout_is_trained_up_to_its_last_sampled_token():
-    trace = TokenTrace(
-        ids=[5, 6, 7, 8, 9, 9, 9],
-        sampled=[False, True, False, True, False, False, False],
-        logprobs=[0.0] * 7,
-    )
-
-    sequence = sampled_sequence(trace)
-
-    assert sequence.ids == [5, 6, 7, 8]
-    assert sequence.trained == [False, True, False, True]
 
 
 sequences = st.lists(

@@ -160,7 +160,7 @@ def exact(student, teacher, name):
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("scale", [0.1, 3.0, 20.0])
+@pytest.mark.parametrize("scale", [0.1, 20.0])
 def test_value_and_gradient_are_autograds(name, scale):
     student, teacher = drawn(0, scale), drawn(1, scale)
     value, gradient = exact(student, teacher, name)

@@ -77,21 +77,6 @@ def test_attention_and_its_gradient_are_those_of_a_dense_mask(kernel, dtype, win
         assert gap < TOLERANCE[dtype]
 
 
-def test_keys_are_copied_only_for_prefixes_that_are_shared():
-    layout = Pack(ALONE, "varlen").layout(torch.device("cpu"))
-
-    assert layout.keys_K is None
-    assert layout.query_ends_S.tolist() == layout.key_ends_S.tolist() == [0, 5, 6, 15]
-    assert (layout.most_queries, layout.most_keys) == (9, 9)
-
-    layout = Pack(SHARED, "varlen").layout(torch.device("cpu"))
-
-    assert layout.query_ends_S.tolist() == [0, 7, 11, 17, 18, 21]
-    assert layout.key_ends_S.tolist() == [0, 7, 18, 35, 47, 50]
-    assert layout.keys_K.tolist()[18:35] == list(range(17))
-    assert (layout.most_queries, layout.most_keys) == (7, 17)
-
-
 @pytest.mark.parametrize("spans", [ALONE, SHARED], ids=["alone", "shared"])
 def test_copies_of_a_shared_prefix_are_not_kept_for_the_backward_pass(monkeypatch, spans):
     copies = []

@@ -82,25 +82,7 @@ def test_an_unknown_head_is_refused(size):
         OutputHead(model).check()
 
 
-@pytest.mark.parametrize("is_training", [True, False])
-def test_the_check_leaves_the_model_in_the_mode_it_was_in(is_training):
-    model = build_model("llama", TOKENIZER).train(is_training)
-
-    OutputHead(model).check()
-
-    assert model.training is is_training
-
-
-def test_log_probabilities_are_those_of_the_chosen_tokens():
-    logits = torch.tensor([[0.0, 1.0, 2.0], [5.0, 5.0, 5.0]])
-
-    found = token_logprobs(logits, torch.tensor([2, 0]))
-
-    # e^2 / (1 + e + e^2) = 0.665241, and 1/3.
-    assert found.exp().tolist() == pytest.approx([0.665241, 1 / 3], abs=1e-6)
-
-
-@pytest.mark.parametrize("most", [1, 5, 12, 100])
+@pytest.mark.parametrize("most", [1, 5, 100])
 def test_tiles_give_the_values_and_gradients_of_the_whole(most):
     weights = torch.randn(4, 9, generator=torch.Generator().manual_seed(1)).requires_grad_()
     hidden = torch.randn(12, 4, generator=torch.Generator().manual_seed(2)).requires_grad_()

@@ -12,7 +12,7 @@ from fakes.multimodal import FAMILIES, build_whole_config, save_multimodal
 from fakes.tiny_models import build_tokenizer
 from stillroom.errors import ModelError
 from stillroom.models.load import load_model, load_tokenizer, read_weights
-from stillroom.models.multimodal import language_config, multimodal_config, text_name
+from stillroom.models.multimodal import language_config, multimodal_config
 from stillroom.models.resolve import ModelLocation
 from stillroom.train.planning.unloaded_models import empty_model
 
@@ -52,18 +52,6 @@ def test_the_text_part_says_of_text_what_the_whole_model_says(root, name, monkey
     assert torch.equal(logits(part, ids), logits(whole, ids))
     assert all(n.startswith(("model.", "lm_head.")) for n, _ in part.named_parameters())
     assert part.num_parameters() < whole.num_parameters()
-
-
-def test_the_text_part_of_a_checkpoint_with_other_towers_is_read_alone(root):
-    folder = save_multimodal(root, "gemma3n")
-    files = load_file(folder / "model.safetensors")
-
-    part = read_weights(local(folder), dtype="auto")
-
-    weights = part.state_dict()
-    in_files = {text_name(name): tensor for name, tensor in files.items() if "language" in name}
-    assert weights.keys() == {*in_files, "lm_head.weight"}
-    assert all(torch.equal(weights[name], tensor) for name, tensor in in_files.items())
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen2_5_vl", "gemma3", "llama4"])

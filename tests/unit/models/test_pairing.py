@@ -42,8 +42,8 @@ def test_a_model_without_weights_for_some_tokens_is_refused(tiny_models):
 
 @pytest.mark.parametrize(
     "name",
-    ["gpt-5-mini", "openai/gpt-4o", "o3", "o4-mini", "anthropic/claude-opus-5", "Claude-3",
-     "google/gemini-2.5-pro", "gemini", "chatgpt-4o-latest"],
+    ["gpt-5-mini", "openai/gpt-4o", "o3", "anthropic/claude-opus-5", "Claude-3", "gemini",
+     "chatgpt-4o-latest"],
 )  # fmt: skip
 def test_teachers_that_cannot_score_tokens_are_refused_with_the_off_policy_way(name):
     with pytest.raises(ConfigError, match="Unsupported teacher model") as caught:

@@ -36,15 +36,6 @@ def test_a_system_prompt_of_all_and_the_prompt_of_each_pair_are_shared_in_turn()
     assert max(len(piece.before) for piece in layout.pieces) == 2
 
 
-def test_a_sequence_that_others_go_on_from_has_no_piece_of_its_own():
-    sequences = [START, [*START, 1], [*START, 2]]
-
-    layout = split_shared_prefixes(sequences)
-
-    assert layout.of_sequence[0] == (0,)
-    assert layout.num_tokens == len(START) + 2
-
-
 def test_a_few_common_tokens_are_not_worth_a_mask_over_long_ones():
     few = START[:MIN_SHARED]
     long = [[*few, *[index] * 400] for index in range(3)]

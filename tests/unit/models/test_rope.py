@@ -1,20 +1,13 @@
 """Sequences whose rotary frequencies differ never share a pass."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from fakes.decoding import decode_all, full_logprobs, random_prompts, sequence_of
 from fakes.families import ORIGINAL_CONTEXT, build_family
-from fakes.tiny_models import build_tokenizer
 from stillroom.models.batches import PassRules, TokenSequence
 from stillroom.models.lm_head import OutputHead, token_logprobs
-from stillroom.models.load import LoadedModel
 from stillroom.models.probe import choose_passes
-from stillroom.models.resolve import ModelLocation
 from stillroom.models.rope import RopeBoundary, rope_boundaries
-from stillroom.types import SamplingSettings
 
 LENGTHS = (5, ORIGINAL_CONTEXT + 1, ORIGINAL_CONTEXT, ORIGINAL_CONTEXT + 20, 30, 30)
 
@@ -85,20 +78,3 @@ def test_lengths_of_one_class_share_a_pass():
     exact = PassRules(boundaries=(RopeBoundary(24, is_per_length=True),))
     assert exact.groups(lengths) == [[0, 2], [1, 4], [3]]
     assert PassRules("alone").groups(lengths) == [[0], [1], [2], [3], [4]]
-
-
-def test_rows_at_different_places_scale_their_queries_by_their_own():
-    """Llama 4 has layers without RoPE, whose queries grow with the position."""
-    tokenizer = build_tokenizer()
-    location = ModelLocation("llama4", "llama4", is_local=True)
-    plain = LoadedModel(location, build_family("llama4"), tokenizer, frozenset())
-    sampled = replace(plain, model=build_family("llama4"))
-    settings = SamplingSettings(temperature=1.0, max_tokens=8)
-    prompts = random_prompts((30, 5, 14))
-    sequences = [sequence_of(prompt, settings, seed=i) for i, prompt in enumerate(prompts)]
-
-    decode_all(sampled, sequences)
-
-    for sequence, prompt in zip(sequences, prompts, strict=True):
-        known = full_logprobs(plain, sequence.ids)
-        assert sequence.logprobs[len(prompt) :] == pytest.approx(known[len(prompt) :], abs=1e-3)

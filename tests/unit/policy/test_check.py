@@ -5,21 +5,21 @@ import torch
 from transformers import BloomConfig, BloomForCausalLM
 from transformers.models.bamba import modeling_bamba
 
-from fakes.decoding import assert_logprobs, decode_all, random_prompts, sequence_of
+from fakes.decoding import (
+    as_loaded,
+    assert_logprobs,
+    decode_all,
+    loaded_family,
+    random_prompts,
+    sequence_of,
+)
 from fakes.families import build_family
 from fakes.tiny_models import ARCHITECTURES, build_tokenizer
 from stillroom.errors import ModelError
-from stillroom.models.load import LoadedModel, stop_token_ids
-from stillroom.models.resolve import ModelLocation
+from stillroom.models.load import LoadedModel
 from stillroom.policy.check import check_decoding
 from stillroom.policy.passes import PlainPasses, SlotPasses, passes_for
 from stillroom.types import SamplingSettings
-
-
-def as_loaded(model) -> LoadedModel:
-    tokenizer = build_tokenizer()
-    location = ModelLocation("tiny", "tiny", is_local=True)
-    return LoadedModel(location, model, tokenizer, stop_token_ids(model, tokenizer))
 
 
 def assert_exact(loaded: LoadedModel, *, before_scoring: Callable[[], object] = int) -> None:
@@ -37,9 +37,9 @@ def test_every_supported_architecture_passes(architecture, tiny_models):
     assert check_decoding(tiny_models.load(architecture)) == []
 
 
-@pytest.mark.parametrize("name", ["qwen3.5", "nemotron-h", "minimax", "phi4-mini", "llama-dynamic"])
+@pytest.mark.parametrize("name", ["qwen3.5", "nemotron-h", "minimax", "llama-dynamic", "llama4"])
 def test_recurrent_models_and_stretched_positions_are_sampled_in_batches(name):
-    loaded = as_loaded(build_family(name, build_tokenizer()))
+    loaded = loaded_family(name)
 
     assert check_decoding(loaded) == []
 
@@ -55,7 +55,7 @@ def test_half_precision_passes(tiny_models):
 
 
 def test_a_model_that_forgets_its_state_between_chunks_is_given_tokens_singly():
-    loaded = as_loaded(build_family("jamba", build_tokenizer()))
+    loaded = loaded_family("jamba")
 
     (note,) = check_decoding(loaded)
 

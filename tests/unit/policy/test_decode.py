@@ -15,11 +15,9 @@ from fakes.decoding import (
     sequence_of,
 )
 from fakes.tiny_models import ARCHITECTURES, build_tokenizer
-from stillroom.errors import ModelError
 from stillroom.models.load import LoadedModel
 from stillroom.models.resolve import ModelLocation
 from stillroom.policy.passes import PlainPasses, passes_for, set_sampling_mode
-from stillroom.policy.sequences import DecodedSequence
 from stillroom.types import SamplingSettings
 
 RAGGED = (3, 45, 17, 1, 26, 9)
@@ -71,37 +69,6 @@ def test_a_turn_after_a_tools_reply_is_that_of_transformers(loaded):
             assert sequence.sampled[len(once) : len(once) + len(reply)] == [False] * len(reply)
 
 
-def test_a_paused_conversation_goes_on_as_if_it_had_not_waited(gemma):
-    waiting, *others = (
-        sequence_of(p, SAMPLED, seed=i) for i, p in enumerate(random_prompts(RAGGED))
-    )
-    alone = sequence_of(random_prompts(RAGGED)[0], SAMPLED, seed=0)
-    reply = random_prompts((7,), seed=5)[0]
-
-    engine = engine_for(gemma)
-    for sequence in (waiting, *others):
-        engine.ask(sequence)
-    while not waiting.is_paused:
-        engine.step()
-    # The others go on, end and leave, and their rows are given to new ones meanwhile.
-    for sequence in others:
-        while not sequence.is_paused or sequence.slot is None:
-            engine.step()
-        engine.release(sequence)
-    waiting.give(reply)
-    engine.ask(waiting)
-    run_to_end(engine)
-
-    solo = engine_for(gemma, max_rows=1)
-    solo.ask(alone)
-    while not alone.is_paused:
-        solo.step()
-    alone.give(reply)
-    solo.ask(alone)
-    run_to_end(solo)
-    assert waiting.ids == alone.ids
-
-
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "phi3"])
 def test_long_conversations_outgrow_the_cache_and_stay_exact(tiny_models, architecture):
     loaded = tiny_models.load(architecture, "chatml")
@@ -111,32 +78,6 @@ def test_long_conversations_outgrow_the_cache_and_stay_exact(tiny_models, archit
     found = decode_all(loaded, [sequence_of(prompt, long) for prompt in prompts])
 
     assert found == [generated(loaded, prompt, max_tokens=40) for prompt in prompts]
-
-
-def test_a_restored_turn_goes_on_as_the_unbroken_one(gemma):
-    prompt, reply = random_prompts((12, 6), seed=7)
-    unbroken = sequence_of(prompt, SAMPLED, seed=3)
-    first: list[int] = []
-    engine = engine_for(gemma)
-
-    def answer(sequence: DecodedSequence) -> None:
-        if not first:
-            first.extend(sequence.ids[len(prompt) :])
-            sequence.give(reply)
-            engine.ask(sequence)
-
-    engine.ask(unbroken)
-    run_to_end(engine, answer)
-
-    restored = sequence_of(prompt, SAMPLED, seed=3)
-    restored.restore(first, unbroken.logprobs[len(prompt) :][: len(first)])
-    restored.give(reply)
-    decode_all(gemma, [restored])
-
-    assert len(unbroken.ids) > len(prompt) + len(first) + len(reply)
-    assert restored.ids == unbroken.ids
-    assert restored.sampled == unbroken.sampled
-    assert restored.logprobs == pytest.approx(unbroken.logprobs, abs=1e-5)
 
 
 def without_stops(loaded):
@@ -174,23 +115,6 @@ def test_a_stop_token_at_the_end_of_the_context_is_a_stop(gemma):
 
     assert sequence.finish_reason == "stop"
     assert sequence.ids == whole
-
-
-def test_a_sequence_that_leaves_while_it_waits_or_runs_leaves_the_others_alone(gemma):
-    prompts = random_prompts((8, 20, 5, 13), seed=9)
-    sequences = [sequence_of(prompt) for prompt in prompts]
-    engine = engine_for(gemma, max_rows=3)
-    for sequence in sequences:
-        engine.ask(sequence)
-    engine.step()
-
-    engine.release(sequences[0])
-    engine.step()
-    engine.release(sequences[3])
-    run_to_end(engine)
-
-    assert [s.ids for s in sequences[1:3]] == [generated(gemma, p) for p in prompts[1:3]]
-    assert not engine.has_work
 
 
 def test_padding_ids_of_the_vocabulary_are_never_sampled(tiny_models):
@@ -251,12 +175,3 @@ def test_layers_that_keep_something_unknown_are_sampled_row_by_row(tiny_models):
 
     sequences = [sequence_of(prompt, short) for prompt in random_prompts((9, 14))]
     assert decode_all(loaded, sequences, max_rows=3) == wanted
-
-
-def test_a_model_whose_numbers_overflow_is_an_error(tiny_models):
-    loaded = tiny_models.load("llama", "chatml")
-    with torch.no_grad():
-        loaded.model.get_output_embeddings().weight.fill_(float("nan"))
-
-    with pytest.raises(ModelError, match="not finite"):
-        decode_all(loaded, [sequence_of([1, 2, 3])])

@@ -128,48 +128,6 @@ def test_a_users_reply_continues_the_tokens_and_is_not_the_models(clerk):
     assert clerk.tokenizer.decode(trace.ids[-header:]) == ChatRenderer(clerk.tokenizer).header
 
 
-def test_the_same_seed_gives_the_same_rollouts_whatever_runs_beside_them(clerk, gemma):
-    for loaded, tools in ((clerk, (PRICE,)), (gemma, ())):
-        keys = [str(i) for i in range(8)]
-        together = play(loaded, keys, max_rows=3, tools=tools)
-        backwards = play(loaded, keys[::-1], max_rows=8, tools=tools)
-        alone = {key: play(loaded, [key], max_rows=1, tools=tools)[key] for key in keys[:3]}
-
-        for key in keys:
-            assert together[key][1].ids == backwards[key][1].ids
-        for key, (_, trace) in alone.items():
-            assert trace.ids == together[key][1].ids
-
-
-def test_a_conversation_restored_from_its_record_goes_on_as_the_unbroken_one(clerk):
-    key, (turns, trace) = max(
-        play(clerk, [str(i) for i in range(12)]).items(), key=lambda item: len(item[1][0])
-    )
-    assert len(turns) >= 3
-
-    async def main():
-        async with (
-            HFPolicy(clerk, SAMPLING, max_rows=2) as policy,
-            policy.converse(PROMPT, [PRICE], seed_key=key) as conversation,
-        ):
-            for turn in turns[:2]:
-                conversation.restore(turn)
-                call_id = turn.message["tool_calls"][0]["id"]
-                conversation.reply(turn.message, [{**reply("12"), "tool_call_id": call_id}])
-            with anyio.fail_after(10):
-                third = await conversation.sample()
-            return third, conversation.trace()
-
-    third, restored = anyio.run(main)
-
-    assert third.message == turns[2].message
-    assert third.token_ids == turns[2].token_ids
-    assert third.logprobs == pytest.approx(turns[2].logprobs, abs=1e-5)
-    length = len(restored.ids)
-    assert restored.ids == trace.ids[:length]
-    assert restored.sampled == trace.sampled[:length]
-
-
 def test_a_tool_that_takes_long_does_not_hold_up_the_others(clerk):
     async def main():
         others_are_done = anyio.Event()
@@ -228,9 +186,10 @@ def test_a_cancelled_conversation_leaves_the_others_as_they_would_be(gemma):
     assert results["d"][0]
 
 
-def test_the_context_is_the_smaller_of_the_models_and_the_asked_one(gemma):
+def test_the_context_is_the_smaller_of_the_models_and_the_asked_one(tiny_models):
+    gemma = tiny_models.load("gemma3", "gemma", max_position_embeddings=96)
     prompt = ChatRenderer(gemma.tokenizer).prompt_ids(PROMPT, [])
-    long = SamplingSettings(temperature=1.0, max_tokens=600, seed=0)
+    long = SamplingSettings(temperature=1.0, max_tokens=200, seed=0)
     endless = type(gemma)(gemma.location, gemma.model, gemma.tokenizer, frozenset())
 
     async def length(max_context):
@@ -244,7 +203,7 @@ def test_the_context_is_the_smaller_of_the_models_and_the_asked_one(gemma):
             return len(conversation.trace().ids)
 
     assert anyio.run(length, len(prompt) + 3) == len(prompt) + 3
-    assert anyio.run(length, 10_000) == 512
+    assert anyio.run(length, 10_000) == 96
 
 
 def test_tools_need_a_template_whose_calls_can_be_read(gemma):

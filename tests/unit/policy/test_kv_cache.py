@@ -20,24 +20,6 @@ def states(rows, num_new, first=0.0):
     return first + torch.arange(count, dtype=torch.float32).view(rows, HEADS, num_new, SIZE)
 
 
-def test_each_row_is_written_at_its_own_position_of_its_own_slot():
-    layer = SlotLayer(3)
-    layer.plan = plan([0, 1, 2], [0, 0, 0], num_new=2, num_attended=2)
-    before = states(3, 2)
-    layer.update(before, -before)
-    layer.plan = plan([2, 0], [2, 1], num_new=1, num_attended=3)
-    new = states(2, 1, first=100.0)
-
-    keys, values = layer.update(new, -new)
-
-    assert keys.shape == (2, HEADS, 3, SIZE)
-    assert torch.equal(keys[0, :, :2], before[2])
-    assert torch.equal(keys[0, :, 2], new[0, :, 0])
-    assert torch.equal(keys[1, :, 0], before[0, :, 0])
-    assert torch.equal(keys[1, :, 1], new[1, :, 0])
-    assert torch.equal(values[:, :, :2], -keys[:, :, :2])
-
-
 def test_a_slot_that_is_full_is_copied_too():
     cache = SlotCache([SlotLayer(2)])
     cache.begin_pass(plan([0, 1], [0, 0], num_new=128, num_attended=128))

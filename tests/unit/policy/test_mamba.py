@@ -63,7 +63,7 @@ def assert_close(ours: torch.Tensor, expected: torch.Tensor) -> None:
     assert (ours - expected).abs().max() <= 5e-6 * expected.abs().max()
 
 
-@pytest.mark.parametrize("tokens", [2, 64, 65, 130])
+@pytest.mark.parametrize("tokens", [2, 65, 130])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("scale", [0.01, 500.0])
 def test_given_tokens_run_as_by_transformers_formula(tokens, groups, scale):

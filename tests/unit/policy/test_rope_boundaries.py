@@ -1,7 +1,5 @@
 """Sampling beyond the original context of RoPE, where frequencies depend on the pass' length."""
 
-import functools
-
 import pytest
 
 from fakes.decoding import (
@@ -9,15 +7,13 @@ from fakes.decoding import (
     decode_all,
     engine_for,
     generated,
+    loaded_family,
     play_replies,
     random_prompts,
     run_to_end,
     sequence_of,
 )
-from fakes.families import ORIGINAL_CONTEXT, build_family
-from fakes.tiny_models import build_tokenizer
-from stillroom.models.load import LoadedModel
-from stillroom.models.resolve import ModelLocation
+from fakes.families import ORIGINAL_CONTEXT
 from stillroom.types import SamplingSettings
 
 SAMPLED = SamplingSettings(temperature=1.0, max_tokens=8)
@@ -26,16 +22,9 @@ GREEDY = SamplingSettings(temperature=0.0, max_tokens=8)
 LENGTHS = tuple(ORIGINAL_CONTEXT + step for step in (-18, -9, -8, -3, 0, 1, 12))
 
 
-@functools.cache
-def family(name: str) -> LoadedModel:
-    tokenizer = build_tokenizer()
-    model = build_family(name, tokenizer)
-    return LoadedModel(ModelLocation(name, name, is_local=True), model, tokenizer, frozenset())
-
-
 @pytest.mark.parametrize("name", ["phi4-mini", "phimoe", "llama-dynamic"])
 def test_log_probabilities_are_those_of_one_pass_on_both_sides_of_the_boundary(name):
-    loaded = family(name)
+    loaded = loaded_family(name)
     prompts = random_prompts(LENGTHS, seed=1)
     sequences = [sequence_of(p, SAMPLED, seed=i) for i, p in enumerate(prompts)]
 
@@ -46,7 +35,7 @@ def test_log_probabilities_are_those_of_one_pass_on_both_sides_of_the_boundary(n
 
 
 def test_a_reply_that_crosses_the_boundary_changes_no_turn_from_that_of_transformers():
-    loaded = family("phi4-mini")
+    loaded = loaded_family("phi4-mini")
     prompts = random_prompts((5, 9, 20, 30), seed=2)
     replies = random_prompts((3, 12, 5, 1), seed=3)
     sequences = [sequence_of(prompt, GREEDY) for prompt in prompts]
@@ -61,7 +50,7 @@ def test_a_reply_that_crosses_the_boundary_changes_no_turn_from_that_of_transfor
 
 
 def test_a_prefix_is_not_copied_to_a_conversation_beyond_the_boundary():
-    loaded = family("phi4-mini")
+    loaded = loaded_family("phi4-mini")
     trunk, leaf = random_prompts((20, 15), seed=4)
     prompts = [trunk, [*trunk, *leaf], [*trunk, *leaf], trunk]
     sequences = [sequence_of(p, SAMPLED, seed=i) for i, p in enumerate(prompts)]

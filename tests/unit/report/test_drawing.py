@@ -12,7 +12,6 @@ from stillroom.report.drawing import (
     nice_ticks,
     thin,
     tick_texts,
-    trend,
 )
 
 
@@ -29,13 +28,6 @@ def test_long_runs_are_thinned_without_losing_their_extremes() -> None:
     assert len(chart.raw.split()) <= MAX_POINTS
 
 
-def test_trend_is_a_moving_average() -> None:
-    points = [Point(step, float(step % 2)) for step in range(100)]
-    averaged = trend(points)
-    assert averaged[50].value == pytest.approx(4 / 9)
-    assert trend(points[:10]) == ()
-
-
 def test_ticks_are_round_and_enclose_the_values() -> None:
     assert nice_ticks([0.02, 0.41]) == pytest.approx([0, 0.2, 0.4, 0.6])
     assert nice_ticks([46, 60]) == pytest.approx([45, 50, 55, 60])
@@ -49,9 +41,3 @@ def test_ticks_have_as_many_decimals_as_tell_them_apart() -> None:
     assert tick_texts([0.996, 0.998, 1.0, 1.002]) == ["0.996", "0.998", "1.000", "1.002"]
     assert tick_texts([0, 0.2, 0.4]) == ["0", "0.2", "0.4"]
     assert nice_ticks([0.0, 0.0])[0] == 0
-
-
-def test_one_step_is_drawn_as_a_mark() -> None:
-    chart = line_chart(Series("loss", [Point(1, 0.5)]), title="Loss", unit="nats")
-    assert chart.change == "0.5"
-    assert len(chart.marks) == len(chart.x_ticks) == 1

@@ -86,15 +86,3 @@ def test_the_operation_writes_the_page_inside_the_workspace_only(tmp_path: Path)
         api.inspect_examples(workspace, InspectExamples(path="rows.jsonl", html="../p.html"))
     with pytest.raises(ValidationError, match="html"):
         InspectExamples(path="rows.jsonl", html="rows.jsonl")
-
-
-@pytest.mark.usefixtures("warm_python")
-def test_with_a_model_the_tokens_come_from_a_process_of_their_own(tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.jsonl", [{"messages": TALK, "tools": [PRICE]}])
-    request = InspectExamples(path="rows.jsonl", model="demo/student", html="p.html")
-
-    done = api.inspect_examples(Workspace(tmp_path), request)
-
-    assert done.examples[0].num_trained_tokens
-    page = (tmp_path / "p.html").read_text(encoding="utf-8")
-    assert page.count(' trained"') > done.examples[0].num_trained_tokens / 2

@@ -173,9 +173,8 @@ def test_a_run_that_trained_a_whole_model_is_not_resumed_on_its_text_part(tmp_pa
     assert "model.path" in caught.value.fix
 
 
-@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5"])
-def test_a_multimodal_model_is_distilled_exported_evaluated_and_distilled_again(tmp_path, name):
-    base, teacher = (save_multimodal(tmp_path, name, seed=seed) for seed in (0, 1))
+def test_a_multimodal_model_is_distilled_exported_evaluated_and_distilled_again(tmp_path):
+    base, teacher = (save_multimodal(tmp_path, "qwen3_5", seed=seed) for seed in (0, 1))
     project = make_project(
         tmp_path,
         "distill",

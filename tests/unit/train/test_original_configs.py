@@ -57,7 +57,7 @@ trainer:
   save_step: -1
 evals: []
 """
-LOSSES = ("loss_fn: ppo", "loss_fn: importance_sampling", "")
+LOSSES = ("loss_fn: ppo", "")
 
 
 def project_of(root, tiny_models, text):
@@ -93,21 +93,6 @@ def test_a_documented_configuration_runs_unchanged(tmp_path, tiny_models, loss):
     assert reported["reward"] > 0
     assert {"teacher_kl", "ratio", "entropy", "response_tokens"} <= reported.keys()
     assert ("advantage" in reported) == bool(loss)
-
-
-def test_the_shortest_documented_configuration_runs_too(tmp_path, tiny_models):
-    text = """
-dataset_type: distill
-data: {train_file: train.jsonl, batch_size: 2, group_size: 2}
-model: {path: STUDENT}
-teacher: {path: TEACHER}
-algorithm: {kl_penalty_coef: 0.1}
-rollout: {max_turns: 2, max_tokens: 8, termination_policy: last_tool}
-trainer: {num_epochs: 1}
-"""
-    project = project_of(tmp_path, tiny_models, text)
-
-    assert project.train().steps == 1
 
 
 SKILL_CONFIGS = {
@@ -200,13 +185,8 @@ def test_a_key_that_asks_for_a_hosted_service_is_refused_with_its_reason(
     assert fix in caught.value.fix
 
 
-@pytest.mark.parametrize(
-    "teacher", ["gpt-5-nano", "openai/gpt-5-pro", "claude-opus-4-5", "gemini-2.5-pro"]
-)
-def test_teachers_that_cannot_score_are_refused_before_a_model_is_loaded(
-    tmp_path, tiny_models, teacher
-):
-    text = DOCUMENTED.replace("LOSS", LOSSES[0]).replace("TEACHER", teacher)
+def test_teachers_that_cannot_score_are_refused_before_a_model_is_loaded(tmp_path, tiny_models):
+    text = DOCUMENTED.replace("LOSS", LOSSES[0]).replace("TEACHER", "openai/gpt-5-pro")
     project = project_of(tmp_path, tiny_models, text)
 
     with pytest.raises(EngineError) as caught:

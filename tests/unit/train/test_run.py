@@ -4,7 +4,6 @@ import math
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fakes.conversations import answer, user
@@ -12,7 +11,7 @@ from fakes.families import save_family
 from fakes.reporters import KeptReporter
 from fakes.tiny_models import build_tokenizer
 from fakes.training import make_project
-from stillroom.errors import ConfigError, DataError, ModelError, RunCancelledError
+from stillroom.errors import ModelError, RunCancelledError
 from stillroom.lineage import read_manifest, record_file, record_folder
 from stillroom.models.load import load_model, load_weights
 from stillroom.models.resolve import ModelLocation, locate_model
@@ -52,10 +51,6 @@ def logits(model):
     return model.eval()(IDS).logits
 
 
-def weights_of(folder):
-    return load_file(folder / "model.safetensors")
-
-
 def test_a_run_says_what_it_leaves_out_and_which_fast_way_it_cannot_take(tmp_path, tiny_models):
     project = sft(tmp_path, save_family(tiny_models.root, "qwen2-moe"), rows=SFT_ROWS[:4])
 
@@ -87,22 +82,7 @@ def test_sft_reports_every_step_and_lowers_the_loss(tmp_path, llama):
     assert result.checkpoint == "runs/run-1/checkpoints/final"
 
 
-def test_the_same_configuration_trains_the_same_weights(tmp_path, llama):
-    project = sft(tmp_path, llama, model={"qlora_rank": 4})
-
-    project.train("run-1")
-    project.train("run-2")
-    project.train("run-3", "trainer.seed=1")
-
-    weights = [
-        load_file(project.checkpoint("final", f"run-{i}") / "adapter_model.safetensors")
-        for i in (1, 2, 3)
-    ]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    assert not all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
-
-
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
 def test_a_full_checkpoint_is_an_ordinary_model_for_transformers(
     tmp_path, tiny_models, architecture
 ):
@@ -174,19 +154,6 @@ def test_a_cancelled_run_leaves_a_checkpoint_of_the_step_it_reached(tmp_path, ll
         locate_model(project.workspace, "run-1")
 
 
-def test_a_run_goes_on_from_the_checkpoint_of_another(tmp_path, llama):
-    project = sft(tmp_path, llama)
-    project.train("run-1")
-    first = project.reporter.measured[0]["loss"]
-
-    project.train("run-2", "model.path=run-1")
-
-    assert project.reporter.measured[3]["loss"] < first
-    begun = weights_of(project.checkpoint("final", "run-1"))
-    ended = weights_of(project.checkpoint("final", "run-2"))
-    assert not all(torch.equal(begun[name], ended[name]) for name in begun)
-
-
 def test_an_adapter_is_trained_on_and_stays_an_adapter_of_the_same_base(tmp_path, llama):
     project = sft(tmp_path, llama, model={"qlora_rank": 4}, trainer={"learning_rate": 1e-2})
     project.train("run-1")
@@ -199,17 +166,6 @@ def test_an_adapter_is_trained_on_and_stays_an_adapter_of_the_same_base(tmp_path
     path = project.checkpoint("final", "run-2") / "stillroom.json"
     assert json.loads(path.read_text(encoding="utf-8"))["base_model"] == str(llama)
     load_model(project.workspace, locate_model(project.workspace, "run-2"))
-
-
-def test_held_out_rows_are_measured_after_every_epoch_and_not_trained(tmp_path, llama):
-    project = sft(tmp_path, llama, data={"val_split": 0.2}, trainer={"num_epochs": 2})
-
-    result = project.train()
-
-    assert result.rows == 8
-    measured = project.reporter.measured
-    assert ["val_loss" in metrics for metrics in measured] == [False, True, False, True]
-    assert measured[3]["val_loss"] < measured[1]["val_loss"]
 
 
 def test_held_out_pairs_are_measured_after_every_epoch_and_not_trained(tmp_path, llama):
@@ -235,15 +191,6 @@ def test_thinking_is_trained_only_where_it_is_asked_for(tmp_path, tiny_models):
 
     num_tokens = len(build_tokenizer("qwen3").encode("one and nothing else"))
     assert thinking.trained_tokens == pytest.approx(without.trained_tokens + num_tokens, abs=2)
-
-
-def test_rows_that_are_too_long_are_counted(tmp_path, llama):
-    rows = [*SFT_ROWS, {"messages": [user("x" * 300), answer("b")]}]
-
-    result = sft(tmp_path, llama, rows, model={"max_length": 100}).train()
-
-    assert result.rows == 10
-    assert result.skipped == {"longer than max_length": 1}
 
 
 def test_dpo_begins_at_ln_2_and_learns_the_preference(tmp_path, llama):
@@ -276,23 +223,3 @@ def test_dropout_of_the_model_does_not_blur_the_preference(tmp_path, tiny_models
     project.train()
 
     assert project.reporter.measured[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("rows", "reported"),
-    [
-        ([{"messages": [user("a")]}], "messages"),
-        ([{"messages": [user("a"), {"role": "robot", "content": "b"}]}], "robot"),
-        ([{"messages": [user("a" * 2000), answer("b")]}], "no row is left"),
-    ],
-)
-def test_bad_rows_are_refused(tmp_path, llama, rows, reported):
-    with pytest.raises(DataError, match=reported):
-        sft(tmp_path, llama, rows).train()
-
-
-def test_a_training_file_that_is_not_there_is_refused_with_where_it_was_looked_for(tmp_path, llama):
-    project = make_project(tmp_path, "sft", llama)
-
-    with pytest.raises(ConfigError, match=r"'train\.jsonl' does not exist in"):
-        project.train()

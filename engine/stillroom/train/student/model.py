@@ -1,9 +1,6 @@
 """The model being trained: all its weights, or a LoRA adapter on a frozen base."""
 
 import math
-import re
-import resource
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -24,6 +21,7 @@ from stillroom.models.placement import enable_gradient_checkpointing, input_devi
 from stillroom.models.precision import Precision
 from stillroom.models.probe import choose_passes
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
+from stillroom.processes import peak_memory_bytes
 from stillroom.settings import Workspace
 from stillroom.train.config.sections import ModelSection, TrainerSection
 from stillroom.train.student.adapters import load_trained_adapter, new_adapter
@@ -411,10 +409,4 @@ def peak_memory_gb(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 1e9
     if device.type == "mps":
         return torch.mps.driver_allocated_memory() / 1e9
-    status = Path("/proc/self/status")
-    if status.is_file():
-        # Not getrusage, whose peak includes the memory of the parent process.
-        [kilobytes] = re.findall(r"^VmHWM:\s+(\d+) kB$", status.read_text("ascii"), re.MULTILINE)
-        return int(kilobytes) * 1024 / 1e9
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+    return peak_memory_bytes() / 1e9

@@ -1,5 +1,4 @@
 import random
-from bisect import bisect_left
 
 import pytest
 import torch
@@ -124,22 +123,6 @@ def test_next_bytes_and_their_divergence_are_those_of_brute_force(name):
     assert torch.allclose(values, torch.stack(expected), atol=1e-12)
     assert torch.allclose(gradient, given.grad, atol=1e-12)
     assert (values >= -1e-12).all()
-
-
-def test_a_trie_finds_the_tokens_of_any_prefix():
-    draws = random.Random(0)
-    words = [bytes(draws.choices(b"ab\x00\xff", k=draws.randint(1, 5))) for _ in range(300)]
-    trie = ByteTrie(TokenBytes([*words, b"mark", b""], frozenset([len(words)])))
-    ordered = [words[i] for i in trie.order]
-    assert ordered == sorted(words)
-    prefixes = {word[:n] for word in words for n in range(len(word) + 1)}
-    for prefix in sorted(prefixes):
-        node = trie.node(prefix)
-        assert ordered[node.low : node.high] == [w for w in ordered if w.startswith(prefix)]
-        for letter in b"ab\x00\xff":
-            following = ordered[node.starts[letter] : node.starts[letter + 1]]
-            assert following == [w for w in ordered if w.startswith(prefix + bytes([letter]))]
-        assert node.starts[0] == bisect_left(ordered, prefix + b"\x00", node.low, node.high)
 
 
 def test_a_tile_keeps_only_the_sums_that_its_units_need_whichever_way_they_are_added_up():

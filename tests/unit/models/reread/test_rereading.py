@@ -173,27 +173,6 @@ def test_every_byte_that_a_student_wrote_is_compared_once_at_the_same_text(stude
     assert num_read == TURNS
 
 
-def test_the_random_turns_have_all_that_is_hard_to_align():
-    rng = random.Random(0)
-    turns = [random_turn(rng, calls=[0, 1, 2, 3], thinks=True) for _ in range(200)]
-    texts = [part.text for turn in turns for part in parts_of(turn)]
-    for hard in ("👩‍👩‍👧‍👦".encode(), b"\r\n", b"\\u00e9", b'\\"q', b"  "):
-        assert any(hard in text for text in texts)
-    assert {len(turn.get("tool_calls", [])) for turn in turns} == {0, 1, 2, 3}
-    assert any(turn["content"] and turn.get("tool_calls") for turn in turns)
-    assert any(not turn["content"] for turn in turns)
-    assert any("reasoning_content" in turn for turn in turns)
-    marks = [
-        [
-            pair_of("qwen", kind).choices([SCHEMA]).student.marks,
-            pair_of("qwen", kind).choices([SCHEMA]).teacher.marks,
-        ]
-        for kind in ("chatml", "glm")
-    ]
-    assert all(one.call_to_call is not None for one in marks[0])
-    assert all(one.has_thought for one in marks[1])
-
-
 def test_a_call_that_the_students_own_template_hides_is_left_out_and_counted():
     pair = pair_of("glm", "qwen")
     written = (

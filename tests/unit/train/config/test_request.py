@@ -4,7 +4,7 @@ from fakes.conversations import answer, user
 from fakes.rollout_rows import rollout_row
 from fakes.training import PRICE_TOOL, make_project
 from stillroom.data.inspect import InspectExamples
-from stillroom.errors import ConfigError, DataError, ModelError
+from stillroom.errors import DataError, ModelError
 from stillroom.jobs.child_work import inspect_examples
 from stillroom.train.config.request import StartTraining, plan_request
 
@@ -23,18 +23,6 @@ def project(tmp_path):
 def plan(project, *overrides):
     project.write_config()
     return plan_request(project.workspace, StartTraining(overrides=overrides))
-
-
-def test_the_training_file_is_beside_the_configuration(project, tmp_path):
-    folder = tmp_path / "inner"
-    folder.mkdir()
-    project.write_config()
-    (tmp_path / "config.yml").rename(folder / "config.yml")
-    (tmp_path / "train.jsonl").rename(folder / "train.jsonl")
-
-    request = StartTraining(config="inner/config.yml")
-
-    assert plan_request(project.workspace, request).train_file == folder / "train.jsonl"
 
 
 def test_the_users_tools_and_rewards_are_for_distill(project, tmp_path):
@@ -62,13 +50,6 @@ def test_a_model_that_does_not_exist_is_refused_before_anything_is_loaded(projec
         plan(project, "dataset_type=distill", f"{key}=nowhere")
 
 
-def test_an_api_teacher_is_refused_with_the_off_policy_way(project):
-    project.write([{"prompt": "a"}])
-
-    with pytest.raises(ConfigError, match="Unsupported teacher model 'gpt-5'"):
-        plan(project, "dataset_type=distill", "teacher.path=gpt-5")
-
-
 NAMING_ROW = {
     "messages": [user("What is a lamp?"), answer("12")],
     "tools": ["price"],
@@ -78,6 +59,8 @@ NAMING_ROW = {
 
 def test_rows_that_name_tools_get_those_of_tools_py_and_it_is_said(project, tmp_path):
     project.write([NAMING_ROW])
+    with pytest.raises(DataError, match=r"there is no tools\.py"):
+        plan(project)
     (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
 
     found = plan(project)
@@ -95,13 +78,6 @@ def test_rollouts_that_are_trained_as_they_came_are_said_to_be(project):
     (note,) = plan(project).notes
 
     assert note.startswith("train.jsonl holds unfiltered rollouts: unsuccessful ones are")
-
-
-def test_rows_that_name_tools_need_a_tools_py(project):
-    project.write([NAMING_ROW])
-
-    with pytest.raises(DataError, match=r"there is no tools\.py"):
-        plan(project)
 
 
 def test_the_mask_of_a_row_that_names_its_tools_shows_their_schemas(tmp_path, tiny_models):

@@ -41,7 +41,6 @@ DPO_ROWS = [
     for i in range(8)
 ]
 PROMPTS = [{"prompt": f"Item {i}?"} for i in range(6)]
-STEPS = 10
 DROPOUT = {"attention_dropout": 0.3}
 
 
@@ -74,9 +73,7 @@ def project_of(method, root, tiny_models, rank=0):
     ("method", "rank", "quantization"),
     [
         ("sft", 0, None),
-        ("sft", 4, None),
         ("sft", 4, "nf4"),
-        ("dpo", 0, None),
         ("dpo", 4, None),
         ("distill", 0, None),
     ],
@@ -149,25 +146,15 @@ def test_the_curves_of_a_resumed_run_are_whole(tmp_path, tiny_models):
     assert "resumes at step 4 of killed" in project.reporter.notes
 
 
-@pytest.mark.parametrize(
-    ("change", "reported"),
-    [
-        (("trainer", "learning_rate", 2e-3), "trainer.learning_rate was 0.001 and is 0.002"),
-        (("data", "batch_size", 5), "data.batch_size was 2 and is 5"),
-    ],
-)
-def test_another_configuration_is_refused_with_the_difference(
-    tmp_path, tiny_models, change, reported
-):
+def test_another_configuration_is_refused_with_the_difference(tmp_path, tiny_models):
     project = project_of("sft", tmp_path, tiny_models)
     killed(project, "killed", 3)
-    section, key, value = change
-    project.config[section][key] = value
+    project.config["trainer"]["learning_rate"] = 2e-3
 
     with pytest.raises(RunError, match="cannot be resumed") as caught:
         project.train("resumed", resume="killed")
 
-    assert reported in caught.value.problem
+    assert "trainer.learning_rate was 0.001 and is 0.002" in caught.value.problem
 
 
 def test_other_rows_are_refused(tmp_path, tiny_models):

@@ -67,13 +67,7 @@ def test_alpha_is_twice_the_rank_unless_it_is_given(tmp_path):
     ("key", "nearest"),
     [
         ("dataset_typ", "dataset_type"),
-        ("trainer.num_epoch", "num_epochs"),
-        ("trainer.learnin_rate", "learning_rate"),
-        ("data.batchsize", "batch_size"),
         ("model.lora_rank", "qlora_rank"),
-        ("rollout.max_turn", "max_turns"),
-        ("algorithm.loss_fun", "loss_fn"),
-        ("teacher.paths", "path"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_name(tmp_path, key, nearest):
@@ -96,27 +90,13 @@ def test_a_missing_key_is_named(tmp_path, key):
     ("key", "value"),
     [
         ("data.batch_size", 0),
-        ("data.group_size", 65),
-        ("data.val_split", 1),
-        ("model.qlora_rank", -1),
-        ("model.precision", "fp8"),
-        ("trainer.num_epochs", 0),
         ("trainer.num_epochs", 1.5),
         ("trainer.num_epochs", "three"),
-        ("trainer.learning_rate", 0),
-        ("trainer.schedule", "step"),
-        ("dpo.beta", 0),
-        ("dpo.label_smoothing", 0.5),
-        ("rollout.temperature", 0),
-        ("rollout.max_turns", 0),
-        ("algorithm.clip_ratio", 1),
         ("algorithm.loss_fn", "reinforce"),
     ],
 )
 def test_a_value_outside_its_range_is_refused_by_key_and_value(tmp_path, key, value):
-    method = {"data.val_split": "sft", "dpo": "dpo"}
-    dataset_type = method.get(key) or method.get(key.partition(".")[0]) or "distill"
-    error = refusal(tmp_path, having(key, value, {**DISTILL, "dataset_type": dataset_type}))
+    error = refusal(tmp_path, having(key, value, DISTILL))
 
     assert key in error.problem
     assert repr(value) in error.problem
@@ -132,9 +112,9 @@ def test_what_other_systems_offer_and_this_one_does_not_is_refused_with_another_
     assert error.fix == fix
 
 
-@pytest.mark.parametrize("key", UNSUPPORTED)
 @pytest.mark.parametrize("nothing", [None, False, []])
-def test_an_unsupported_key_that_asks_for_nothing_is_let_through(tmp_path, key, nothing):
+def test_an_unsupported_key_that_asks_for_nothing_is_let_through(tmp_path, nothing):
+    key = next(iter(UNSUPPORTED))
     assert load(tmp_path, having(key, nothing, DISTILL)) == load(tmp_path, DISTILL)
 
 
@@ -194,6 +174,8 @@ def test_which_loss_is_taken_by_itself_depends_on_where_the_teacher_is():
 
     assert (here.loss_fn, served.loss_fn) == ("full_reverse_kl", "top_k_reverse_kl")
     assert here.kl_coef == served.kl_coef == 0.5
+    own = [AlgorithmSection(loss_fn=loss).kl_coef for loss in ("ppo", "full_reverse_kl")]
+    assert own == [0.1, 1.0]
     named = AlgorithmSection(loss_fn="ppo")
     assert named.resolved(remote) is named
 
@@ -236,14 +218,6 @@ def test_a_loss_is_not_taken_for_another_one():
         functions.listed_divergence(*[torch.zeros(1)] * 4)
     with pytest.raises(NotImplementedError):
         functions.sampled_loss(*[torch.zeros(1)] * 3, AlgorithmSection())
-
-
-@pytest.mark.parametrize("loss_fn", get_args(LossName))
-def test_a_coefficient_that_is_not_said_is_the_losss_own(loss_fn):
-    own = 0.1 if LOSSES[loss_fn].is_sampled else 1.0
-
-    assert AlgorithmSection(loss_fn=loss_fn).kl_coef == own
-    assert AlgorithmSection(loss_fn=loss_fn, kl_penalty_coef=0.5).kl_coef == 0.5
 
 
 @pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo"])
@@ -370,12 +344,6 @@ def test_an_entry_that_a_list_does_not_have_is_refused_with_how_many_it_has(tmp_
 )
 def test_an_override_that_cannot_be_used_is_refused(tmp_path, override, reported):
     assert reported in refusal(tmp_path, SFT, override).problem
-
-
-def test_small_numbers_may_be_written_as_everybody_writes_them(tmp_path):
-    text = yaml.safe_dump(SFT).replace("num_epochs: 1", "num_epochs: 1\n  learning_rate: 1e-4")
-
-    assert load(tmp_path, text).trainer.learning_rate == 1e-4
 
 
 def test_a_section_without_keys_says_nothing(tmp_path):

@@ -225,7 +225,6 @@ def test_accelerate_is_told_what_was_asked():
 )
 def test_what_a_launcher_cannot_use_is_refused_by_name(project, given, reported):
     project.config["launcher"] = given
-    project.write_config()
 
     with pytest.raises(ConfigError, match=reported):
         project.train()
@@ -238,25 +237,28 @@ def test_the_name_of_a_launcher_is_enough():
     assert process_count(LauncherSection(kind="accelerate", num_processes=3)) == 3
 
 
-def test_weights_of_4_bits_are_not_shared_out(project):
-    project.config["launcher"] = {"kind": "accelerate", "num_processes": 2, "strategy": "fsdp2"}
-    project.config["model"] |= {"quantization": "nf4", "qlora_rank": 4}
-
-    with pytest.raises(ConfigError, match="fsdp2 cannot shard 4-bit weights"):
-        project.train()
+DISTILL = {"dataset_type": "distill", "teacher": {"path": "demo/teacher"}}
 
 
 @pytest.mark.parametrize(
-    ("strategy", "rollout", "reported"),
+    ("strategy", "sections", "reported"),
     [
-        ("fsdp2", {}, "fsdp2 shards the weights that distill samples from"),
-        ("ddp", {"max_staleness": 1}, "rollout.max_staleness needs a single process"),
+        (
+            "fsdp2",
+            {"model": {"path": "demo/student", "quantization": "nf4", "qlora_rank": 4}},
+            "fsdp2 cannot shard 4-bit weights",
+        ),
+        ("fsdp2", DISTILL, "fsdp2 shards the weights that distill samples from"),
+        (
+            "ddp",
+            {**DISTILL, "rollout": {"max_staleness": 1}},
+            "rollout.max_staleness needs a single process",
+        ),
     ],
 )
-def test_what_distill_does_in_one_process_only_is_refused(project, strategy, rollout, reported):
+def test_what_one_process_alone_can_do_is_refused(project, strategy, sections, reported):
     launcher = {"kind": "accelerate", "num_processes": 2, "strategy": strategy}
-    project.config |= {"dataset_type": "distill", "teacher": {"path": "demo/teacher"}}
-    project.config |= {"launcher": launcher, "rollout": rollout}
+    project.config |= {"launcher": launcher, **sections}
 
     with pytest.raises(ConfigError, match=reported):
         project.train()

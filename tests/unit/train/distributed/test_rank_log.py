@@ -2,11 +2,11 @@
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 from fakes.user_files import wait_for
 from fakes.waiting import run_async
+from fakes.warm_python import worker_program
 
 KEY = "sk-live-0123456789abcdef"
 PRINTS = f"""
@@ -23,11 +23,13 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_the_log_of_a_killed_process_has_its_last_words_and_no_key(tmp_path: Path) -> None:
-    log = tmp_path / "rank_0.log"
+def test_the_log_of_a_killed_process_has_its_last_words_and_no_key(
+    tmp_path: Path, warm_program: Path
+) -> None:
+    log, python = tmp_path / "rank_0.log", worker_program(warm_program)
 
     done = subprocess.run(
-        [sys.executable, "-c", PRINTS, str(log)], capture_output=True, check=False, timeout=60
+        [str(python), "-c", PRINTS, str(log)], capture_output=True, check=False, timeout=60
     )
 
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fakes.mcp_servers import odd_server, serve_odd
+from fakes.mcp_servers import odd_server
 from fakes.training import Project, make_project, make_student
 from fakes.waiting import run_async
 from fakes.websites import Response, open_website
@@ -44,15 +44,7 @@ def assert_tools_answer(project: Project) -> None:
         assert metrics["logprob_gap"] < 1e-5
 
 
-def test_an_mcp_server_at_an_address_gives_the_tools(project):
-    with serve_odd() as server:
-        project.config["rollout"]["mcp_url"] = f"http://127.0.0.1:{server.server_port}/mcp"
-        project.train()
-
-    assert_tools_answer(project)
-
-
-def test_mcp_servers_may_be_several_and_stand_beside_tools_py(project):
+def test_mcp_servers_stand_beside_tools_py(project):
     (project.root / "tools.py").write_text(
         PRICE.replace("price", "weigh").replace("price", "weight"), encoding="utf-8"
     )

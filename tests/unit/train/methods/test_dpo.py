@@ -118,7 +118,7 @@ def test_margin_and_accuracy_say_how_many_pairs_stand_the_right_way_round(tiny_m
     assert stats.accuracy == 0.5
 
 
-@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("kind", ["sigmoid", "ipo with nll"])
 def test_held_out_pairs_are_measured_as_trained_ones_without_a_gradient(tiny_models, folder, kind):
     student = make_student(tiny_models, folder)
     referenced = add_reference(student, encoded(student), is_mean=LOSSES[kind].loss == "ipo")

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fakes.conversations import answer, user
 from fakes.killed_runs import assert_resumes_exactly, weights
 from fakes.training import PRICE_TOOL, gradients, largest_gap, make_project, make_student
 from stillroom.errors import EngineError, ModelError
@@ -20,14 +19,6 @@ from stillroom.train.on_policy.policy_update import UpdateStats, accumulate_grad
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.planning.plan import plan_training
 from stillroom.types import TokenTrace
-
-LENGTH_REWARD = """
-from stillroom.tools import reward
-
-@reward
-def length(args, messages) -> float:
-    return len(str(messages)) % 7
-"""
 
 
 def project_of(tmp_path, student, teacher_folder, **sections):
@@ -50,13 +41,12 @@ def project_of(tmp_path, student, teacher_folder, **sections):
     return project
 
 
-@pytest.mark.parametrize("rank", [0, 4])
-def test_a_student_comes_nearer_to_a_teacher_with_other_tokens(tmp_path, tiny_models, rank):
+def test_a_student_comes_nearer_to_a_teacher_with_other_tokens(tmp_path, tiny_models):
     project = project_of(
         tmp_path,
         tiny_models.folder("llama", "clerk"),
         tiny_models.folder("llama", "llama3", seed=1),
-        model={"qlora_rank": rank},
+        model={"qlora_rank": 4},
         data={"batch_size": 8, "group_size": 1},
         trainer={"num_epochs": 10, "learning_rate": 2e-2, "schedule": "constant"},
     )
@@ -85,7 +75,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, tiny_models):
             "stragglers": 0.5,
             "termination_policy": "max_turns",
         },
-        algorithm={"substeps": 2},
+        algorithm={"substeps": 2, "mask_special_tokens": True},
         trainer={"num_epochs": 1, "save_step": 1},
     )
 
@@ -238,53 +228,6 @@ def test_a_teacher_that_cannot_be_shown_tool_calls_is_refused_for_a_student_with
     assert project.reporter.measured == []
     project.write([{"prompt": "Item?", "tools": []}])
     assert plan_training(project.workspace, PlanTraining()).fits
-
-
-def test_turns_with_tools_are_read_by_the_teachers_own_template(tmp_path, tiny_models):
-    project = project_of(
-        tmp_path,
-        tiny_models.folder("llama", "clerk"),
-        tiny_models.folder("llama", "llama3", seed=1),
-        rollout={"max_turns": 4, "max_tokens": 8},
-    )
-    (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
-
-    project.train()
-
-    measured = project.reporter.measured
-    assert measured[0]["turns"] > 1
-    assert measured[0]["byte_share"] > 0.5
-    assert measured[0]["teacher_tokens"] > 1
-
-
-def test_rewards_a_cold_start_and_curricula_go_with_a_teacher_that_rereads(tmp_path, tiny_models):
-    project = project_of(
-        tmp_path,
-        tiny_models.folder("llama", "clerk"),
-        tiny_models.folder("llama", "llama3", seed=1),
-        algorithm={"reward_coef": 0.5, "substeps": 2},
-        cold_start={"train_file": "sft.jsonl", "num_epochs": 1},
-        curriculum={"first_turns": 1, "turn_steps": 1},
-        data={"batch_size": 2, "group_size": 2},
-        rollout={"max_turns": 2, "max_tokens": 8, "termination_policy": "max_turns"},
-    )
-    (tmp_path / "rewards.py").write_text(LENGTH_REWARD, encoding="utf-8")
-    rows = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(4)]
-    project.write(rows, name="sft.jsonl")
-    project.write([{"prompt": f"Item {i}?"} for i in range(4)])
-
-    project.train()
-
-    measured = project.reporter.measured
-    cold, ours = ([m for m in measured if key in m] for key in ("cold_start_loss", "teacher_kl"))
-    assert len(cold) == 2
-    assert [m["max_turns"] for m in ours] == [1, 2]
-    for metrics in ours:
-        assert metrics["byte_share"] > 0.9
-        assert metrics["teacher_kl"] > 0
-        assert metrics["logprob_gap"] < 1e-5
-    # Of rewards alone: the divergence is a part of the loss, and no advantage.
-    assert sum(metrics["advantage_std"] for metrics in ours) > 0
 
 
 def test_each_files_teacher_reads_it_in_tokens_of_its_own(tmp_path, tiny_models):

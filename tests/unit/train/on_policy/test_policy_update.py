@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fakes.decoding import random_prompts
-from fakes.training import gradients, largest_gap, make_student, one_by_one
+from fakes.training import gradients, largest_gap, make_student
 from stillroom.errors import DataError, TeacherError
 from stillroom.models.batches import TokenSequence
 from stillroom.models.lm_head import OutputHead
@@ -45,7 +45,6 @@ KINDS = {
     "top_k_reverse_kl": AlgorithmSection(loss_fn="top_k_reverse_kl", top_k=3),
 }
 WITHOUT_REWARDS = [name for name, algorithm in KINDS.items() if algorithm.reward_coef == 0]
-TOLD = ["importance_sampling", "importance_sampling, capped", "ppo", "top_k_reverse_kl"]
 REWARDS = [1.0, 0.0, None, 1.0]
 
 
@@ -180,21 +179,6 @@ def test_loss_and_gradient_are_those_of_the_formulas_in_float64(
     assert largest_gap(ours, gradients(student)) < 1e-5
 
 
-@pytest.mark.parametrize("kind", TOLD)
-def test_a_served_teacher_teaches_what_the_same_one_in_process_does(student, teacher, kind):
-    prepared = prepare_sequences(sampled_by(student.loaded.model), KINDS[kind])
-    here, served = UpdateStats(), UpdateStats()
-
-    accumulate_gradient(student, {0: teacher}, prepared, KINDS[kind], here)
-    wanted = gradients(student)
-    reported = scored_by_server(teacher.loaded.model, prepared, k=5)
-    accumulate_gradient(student, {}, reported, KINDS[kind], served)
-
-    assert served.loss == pytest.approx(here.loss, abs=1e-4)
-    assert served.teacher_kl == pytest.approx(here.teacher_kl, abs=1e-4)
-    assert largest_gap(gradients(student), wanted) < 1e-5
-
-
 def test_a_server_that_told_too_few_tokens_is_an_error(student, teacher):
     algorithm = AlgorithmSection(loss_fn="top_k_reverse_kl", top_k=6)
     prepared = prepare_sequences(sampled_by(student.loaded.model), algorithm)
@@ -248,20 +232,6 @@ def test_a_student_that_is_its_teacher_does_not_drift(tiny_models, student, kind
 
     # Adam would make steps of the learning rate's size of what rounding leaves.
     assert reverse_kl(student.loaded.model, twin.loaded.model, sequences) < 1e-9
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_microbatches_of_one_give_the_gradient_of_the_whole_batch(student, teacher, kind):
-    prepared = prepare_sequences(sampled_by(student.loaded.model), KINDS[kind])
-    whole, single = UpdateStats(), UpdateStats()
-
-    accumulate_gradient(student, {0: teacher}, prepared, KINDS[kind], whole)
-    together = gradients(student)
-    accumulate_gradient(one_by_one(student), {0: teacher}, prepared, KINDS[kind], single)
-
-    assert single.loss == pytest.approx(whole.loss, abs=1e-4)
-    assert single.num_tokens == whole.num_tokens
-    assert largest_gap(gradients(student), together) < 1e-5
 
 
 @pytest.mark.parametrize("loss_fn", ["full_reverse_kl", "jsd", "top_k_reverse_kl"])

@@ -2,10 +2,9 @@
 
 import pytest
 
-from fakes.killed_runs import assert_resumes_exactly
 from fakes.model_server import FakeModelServer
 from fakes.training import PRICE_TOOL, make_project
-from stillroom.errors import ConfigError, EngineError, RunError
+from stillroom.errors import ConfigError, EngineError
 from stillroom.train.config.request import PlanTraining
 from stillroom.train.planning.plan import plan_training
 
@@ -101,20 +100,6 @@ def test_a_few_listed_tokens_bring_a_student_nearer(tmp_path, folders, loaded):
     )
 
 
-def test_a_killed_run_goes_on_bit_for_bit(tmp_path, folders, loaded):
-    student, teacher = folders
-    with FakeModelServer(loaded) as server:
-        project = project_of(
-            tmp_path,
-            student,
-            served(server, teacher),
-            data={"batch_size": 1, "group_size": 2},
-            algorithm={"loss_fn": "byte_reverse_kl", "mask_special_tokens": True},
-            trainer={"num_epochs": 1, "save_step": 1},
-        )
-        assert_resumes_exactly(project, 3)
-
-
 def test_a_rollout_that_could_not_be_scored_has_failed(tmp_path, folders, loaded):
     student, teacher = folders
     scored = []
@@ -130,25 +115,6 @@ def test_a_rollout_that_could_not_be_scored_has_failed(tmp_path, folders, loaded
         project.train()
 
     assert numbers(project)["failed"] == 1 / 4
-
-
-def test_an_iteration_that_lost_most_of_its_rollouts_is_not_trained_on(tmp_path, folders, loaded):
-    student, teacher = folders
-    scored = []
-
-    def before(path, body):
-        if path == "/v1/completions":
-            scored.append(body)
-        is_refused = path == "/v1/completions" and 5 <= len(scored) <= 7
-        return (400, {"error": {"message": "no"}}) if is_refused else None
-
-    with FakeModelServer(loaded, before=before) as server:
-        project = project_of(tmp_path, student, served(server, teacher))
-        with pytest.raises(RunError, match="3 of 4 rollouts of iteration 1 failed") as caught:
-            project.train()
-
-    assert "resume the run" in caught.value.fix
-    assert project.reporter.measured == []
 
 
 def test_with_equal_tokens_the_loss_is_that_over_the_likeliest_tokens(tmp_path, tiny_models):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fakes.decoding import random_prompts
-from fakes.killed_runs import assert_resumes_exactly, killed, measured
+from fakes.killed_runs import assert_resumes_exactly, measured
 from fakes.model_server import FakeModelServer
 from fakes.training import (
     PRICE_TOOL,
@@ -20,7 +20,7 @@ from fakes.training import (
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import Task
 from stillroom.data.instruction import Instruction, PromptViews
-from stillroom.errors import ConfigError, DataError, ModelError, RunError
+from stillroom.errors import ConfigError, DataError, ModelError
 from stillroom.models.batches import PADDED, TokenSequence
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
@@ -230,28 +230,6 @@ def test_a_model_is_taught_its_own_prompt(tmp_path, tiny_models):
     assert any("the student's prompt has" in n for n in instructed.reporter.notes)
 
 
-def test_with_tools_and_rows_that_have_a_message_both_read_what_is_theirs(tmp_path, tiny_models):
-    clerk = tiny_models.folder("llama", "clerk")
-    project = distill(
-        tmp_path,
-        clerk,
-        path=tiny_models.folder("llama", "clerk", seed=1),
-        teacher={"system": SYSTEM},
-        model={"system": ""},
-        rollout={"max_turns": 3, "max_tokens": 8},
-    )
-    own = {"role": "system", "content": "You are a clerk."}
-    project.write({"messages": [own, {"role": "user", "content": f"Item {i}?"}]} for i in range(4))
-    (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
-
-    project.train()
-
-    assert project.reporter.measured[0]["logprob_gap"] < 1e-5
-    (note,) = [note for note in project.reporter.notes if "the student's prompt has" in note]
-    num_student, num_teacher, *_ = map(int, re.findall(r"\d+", note))
-    assert num_teacher - num_student > 10
-
-
 @pytest.mark.parametrize("top_k", [None, 4])
 def test_a_served_teacher_reads_its_own_prompt(tmp_path, tiny_models, top_k):
     loss = {"loss_fn": "importance_sampling"} if top_k is None else {"top_k": 4}
@@ -299,21 +277,6 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, tiny_models):
     assert_resumes_exactly(project, 3)
 
 
-def test_a_run_whose_context_changed_is_not_resumed(tmp_path, tiny_models):
-    project = small(
-        tmp_path,
-        tiny_models,
-        teacher={"context_file": "rules.md"},
-        data={"batch_size": 2},
-        trainer={"save_step": 1},
-    )
-    killed(project, "run-1", 3)
-    (tmp_path / "rules.md").write_text("Add eight.", encoding="utf-8")
-
-    with pytest.raises(RunError, match=r"rules\.md differs"):
-        project.train("run-2", resume="run-1")
-
-
 def test_rollouts_beyond_the_teachers_context_are_left_out_and_counted(tmp_path, tiny_models):
     project = small(tmp_path, tiny_models, teacher={"context_file": "rules.md"})
     renderer = ChatRenderer(tiny_models.load("llama", "chatml").tokenizer)
@@ -356,7 +319,7 @@ def test_a_plan_counts_what_the_teacher_reads(tmp_path, tiny_models):
     assert forecast.seconds
 
 
-def test_turns_that_the_teacher_writes_come_after_its_own_prompt(tmp_path, tiny_models):
+def test_with_tools_and_turns_of_the_teacher_both_read_what_is_theirs(tmp_path, tiny_models):
     clerk = tiny_models.folder("llama", "clerk")
     project = distill(
         tmp_path,
@@ -366,11 +329,15 @@ def test_turns_that_the_teacher_writes_come_after_its_own_prompt(tmp_path, tiny_
         data={"batch_size": 8, "group_size": 4},
         rollout={"max_turns": 3, "max_tokens": 8},
         curriculum={"teacher_share": 0.6, "teacher_steps": 2},
+        model={"system": ""},
     )
+    own = {"role": "system", "content": "You are a clerk."}
+    project.write({"messages": [own, {"role": "user", "content": f"Item {i}?"}]} for i in range(8))
     (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
 
     project.train()
 
     assert project.reporter.measured[0]["teacher_turns"] > 0
+    assert any("the student's prompt has" in note for note in project.reporter.notes)
     assert all(metrics["logprob_gap"] < 1e-5 for metrics in project.reporter.measured)
     assert all(metrics["failed"] == 0 for metrics in project.reporter.measured)

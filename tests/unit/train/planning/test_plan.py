@@ -3,10 +3,8 @@
 import json
 import time
 
-import anyio
 import pytest
 import torch
-from mcp import Client
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 
 from fakes.conversations import LAMP, answer, calls, reply, user
@@ -24,7 +22,6 @@ from stillroom.train.planning import forecast
 from stillroom.train.planning.forecast import ModelSize, describe_learning, describe_steps
 from stillroom.train.planning.plan import plan_training
 from stillroom.train.planning.unloaded_models import sampling_bytes, size_of
-from stillroom_mcp.app import build_server
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}. " * 8)]} for i in range(12)]
 PAIRS = [
@@ -122,15 +119,9 @@ def size_on_disk(folder) -> int:
 
 
 @pytest.mark.usefixtures("warm_python")
-@pytest.mark.parametrize(("rank", "factor"), [(0, 4), (8, 1)])
-def test_the_forecast_of_a_run_is_what_the_run_comes_to(tmp_path, tiny_models, rank, factor):
+def test_the_forecast_of_a_run_is_what_the_run_comes_to(tmp_path, tiny_models):
     start = tiny_models.folder("llama", "chatml", **LARGE)
-    project = project_of(
-        tmp_path,
-        start,
-        model={"qlora_rank": rank},
-        trainer={"save_step": 1, "keep_checkpoints": 1},
-    )
+    project = project_of(tmp_path, start, trainer={"save_step": 1, "keep_checkpoints": 1})
 
     progress = []
     with api.report_progress_to(progress.append):
@@ -146,8 +137,8 @@ def test_the_forecast_of_a_run_is_what_the_run_comes_to(tmp_path, tiny_models, r
     assert reported.rows == report.result["rows"] == 12
     measured = report.metrics["memory_gb"]
     process = reported.memory_parts_gb["process"]
-    # What the model takes: all weights trained need four times their size, an adapter little more.
-    assert reported.memory_gb - process > factor * reported.memory_parts_gb["weights"]
+    # What the model takes: weights that are all trained need four times their size.
+    assert reported.memory_gb - process > 4 * reported.memory_parts_gb["weights"]
     # What libraries and the allocator hold beside it differs from process to process.
     assert reported.memory_gb == pytest.approx(measured, rel=0.3)
     assert reported.measured_memory_gb == pytest.approx(measured, rel=0.3)
@@ -167,26 +158,6 @@ def test_the_forecast_of_a_run_is_what_the_run_comes_to(tmp_path, tiny_models, r
     assert trained / reported.tokens_per_s == pytest.approx(steps_s(reported), rel=1e-6)
     steps_took_s = report.result["seconds"] - trained / report.metrics["tokens_per_s"]
     assert 0 < steps_took_s < report.result["seconds"]
-
-
-@pytest.mark.usefixtures("warm_python")
-def test_an_agent_reads_an_estimate_before_the_trial(tmp_path, tiny_models):
-    project = project_of(tmp_path, tiny_models.folder("llama", "chatml"))
-    texts = []
-
-    async def on_progress(_done, _total, text):
-        texts.append(text)
-
-    async def scenario():
-        async with Client(build_server(project.workspace)) as client:
-            called = await client.call_tool("plan_training", {}, progress_callback=on_progress)
-            assert not called.is_error, called.content
-
-    anyio.run(scenario)
-
-    [estimate] = texts
-    assert "3 steps on cpu, at most" in estimate
-    assert "two steps are tried now" in estimate
 
 
 def test_a_plan_of_pairs_counts_both_sides(tmp_path, tiny_models):
@@ -410,10 +381,6 @@ def test_a_model_far_too_large_is_told_without_loading_it(tmp_path, tiny_models)
     assert reported.changes
     assert "model.qlora_rank=32" in reported.changes[0]
     assert "still too much: use a smaller model" in reported.changes[0]
-
-
-def test_layers_that_are_computed_again_keep_their_inputs_and_one_layer():
-    assert forecast.recomputed_bytes(1200, num_layers=4, state_bytes=16) == 64 + 300
 
 
 def test_smaller_passes_and_layers_computed_again_need_less(tmp_path, tiny_models):

@@ -1,6 +1,3 @@
-import multiprocessing
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -70,26 +67,6 @@ def test_a_store_that_was_cut_anywhere_keeps_its_complete_records(tmp_path):
                 writer.add(sequence_key(sequence), drawn(sequence, header(k=2)))
         assert num_kept == max(0, (size - begin) * 5 // (len(data) - begin))
         assert (tmp_path / "cut.top").read_bytes() == data
-
-
-def kill_after(path, num):
-    with writing(path, header()) as writer:
-        for sequence in SEQUENCES[:num]:
-            writer.add(sequence_key(sequence), drawn(sequence, header()))
-        os.kill(os.getpid(), 9)
-
-
-def test_a_killed_process_leaves_what_it_had_scored_and_no_store(tmp_path):
-    process = multiprocessing.get_context("fork").Process(
-        target=kill_after, args=(tmp_path / "a.top", 3)
-    )
-    process.start()
-    process.join(30)
-
-    assert process.exitcode == -9
-    assert find_store(tmp_path, header(), set()) is None
-    with writing(tmp_path / "a.top", header()) as writer:
-        assert writer.done == {sequence_key(one) for one in SEQUENCES[:3]}
 
 
 def test_a_changed_byte_is_noticed_wherever_it_is(tmp_path):

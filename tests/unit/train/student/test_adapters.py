@@ -74,9 +74,7 @@ def test_an_adapter_is_on_mixers_and_mlps_but_not_on_routers_and_experts(family,
 
 
 @pytest.mark.parametrize("choice", ["auto", "all-linear"])
-@pytest.mark.parametrize(
-    "family", ["qwen3-moe", "qwen3.5", "gpt-oss", "deepseek-v3", "nemotron-h", "jamba", "zamba2"]
-)
+@pytest.mark.parametrize("family", ["qwen3-moe", "qwen3.5", "gpt-oss", "nemotron-h", "zamba2"])
 def test_a_trained_adapter_is_merged_and_read_again_exactly(tmp_path, family, choice):
     ids = torch.randint(0, 352, (1, max(FAMILIES[family].lengths)))
     model = trained(new_adapter(build_family(family), section(lora_targets=choice)))

@@ -1,8 +1,5 @@
 """Two processes that train together do what one does: losses, weights, checkpoints, resumption."""
 
-import os
-import signal
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -11,7 +8,6 @@ from fakes.conversations import answer, user
 from fakes.ranks import in_processes
 from fakes.reporters import KeptReporter
 from fakes.training import make_project, write_run_files
-from fakes.waiting import wait_until
 from stillroom.errors import DivergedError, RunCancelledError
 from stillroom.train.config.request import StartTraining, plan_request
 from stillroom.train.run import train_in_process
@@ -39,7 +35,6 @@ WAYS = [
     ("sft", 0, False),
     ("sft", 0, True),
     ("sft", 2, True),
-    ("dpo", 0, False),
     ("dpo", 2, False),
     ("dpo", 2, True),
 ]
@@ -75,10 +70,17 @@ def train_part(project, run, peers, *, reporter=None, resume=None):
     return result, reported.measured
 
 
-def write_run(project, run):
-    """Leaves what a run's folder holds that has ended early."""
+def stop_early(project, folder, *, is_sharded):
+    """Two processes train until the first is asked to stop after two steps."""
+
+    def work(peers):
+        reporter = KeptReporter(lambda: peers.is_first and len(reporter.measured) >= 2)
+        with pytest.raises(RunCancelledError):
+            train_part(project, "stopped", peers, reporter=reporter)
+
+    in_processes(work, folder, is_sharded=is_sharded)
     request = StartTraining(config="config.yml")
-    write_run_files(project.root / "runs" / run, request, RunStatus.CANCELLED)
+    write_run_files(project.root / "runs" / "stopped", request, RunStatus.CANCELLED)
 
 
 def weights_of(project, run, name="final"):
@@ -153,101 +155,32 @@ def test_two_processes_distil_as_one_does(tmp_path, tiny_models, rank, substeps,
         torch.testing.assert_close(ours[name], tensor, atol=WEIGHT_GAP, rtol=0)
 
 
-def test_processes_that_distil_stop_together_while_they_sample(tmp_path, tiny_models):
-    project = distill_project(tmp_path, tiny_models)
-
-    def stop_early(peers):
-        reporter = KeptReporter(lambda: peers.is_first and len(reporter.measured) >= 1)
-        with pytest.raises(RunCancelledError):
-            train_part(project, "stopped", peers, reporter=reporter)
-
-    in_processes(stop_early, tmp_path / "ranks")
-
-    assert project.checkpoints("stopped") == ["step_000001"]
-
-
-class KilledTogether(KeptReporter):
-    """Kills its process after the second step, once all the others are there too."""
-
-    def __init__(self, folder, rank):
-        super().__init__()
-        self._folder, self._rank = folder, rank
-
-    def metrics(self, step, values):
-        super().metrics(step, values)
-        if step == 2:
-            (self._folder / f"{self._rank}.there").touch()
-            wait_until(lambda: len(list(self._folder.glob("*.there"))) == 2, timeout_s=60)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_processes_that_were_killed_while_they_learnt_a_prompt_go_on_as_if_not(
-    tmp_path, tiny_models
-):
-    project = distill_project(
-        tmp_path, tiny_models, teacher=OWN_PROMPT, trainer={"save_step": 1, "keep_checkpoints": 2}
-    )
-    folder = tmp_path / "a"
-
-    # A process that is killed leaves no result.
-    with pytest.raises(FileNotFoundError, match=r"\.pt"):
-        in_processes(
-            lambda peers: train_part(
-                project, "killed", peers, reporter=KilledTogether(folder, peers.rank)
-            ),
-            folder,
-        )
-    write_run(project, "killed")
-    (_, went_on), _ = in_processes(
-        lambda peers: train_part(project, "resumed", peers, resume="killed"), tmp_path / "b"
-    )
-    (_, unbroken), _ = in_processes(
-        lambda peers: train_part(project, "whole", peers), tmp_path / "c"
-    )
-
-    assert len(list(folder.glob("*.there"))) == 2
-    assert project.checkpoints("killed") == ["step_000001"]
-    timed = UNLIKE | {"sample_s", "update_s"}
-    ours, reference = (
-        [{name: value for name, value in step.items() if name not in timed} for step in steps]
-        for steps in (went_on, unbroken[1:])
-    )
-    assert ours == reference
-    weights, whole = weights_of(project, "resumed"), weights_of(project, "whole")
-    assert all(torch.equal(weights[name], tensor) for name, tensor in whole.items())
-
-
-def stopped_after(peers, steps):
-    """A reporter that stops the run after so many steps, told to the first process alone."""
-    reporter = KeptReporter(lambda: peers.is_first and len(reporter.measured) >= steps)
-    return reporter
-
-
-@pytest.mark.parametrize(("method", "rank", "is_sharded"), [("sft", 0, False), ("dpo", 2, True)])
+@pytest.mark.parametrize(
+    ("method", "rank", "is_sharded"),
+    [("sft", 0, False), ("dpo", 2, True), ("distill", 0, False)],
+)
 def test_processes_stop_together_and_go_on_as_if_they_had_not(
     tmp_path, tiny_models, method, rank, is_sharded
 ):
-    # With dropout each process's random numbers must go on as they were.
-    project = project_of(method, tmp_path, tiny_models, rank, dropout=0.3)
+    if method == "distill":
+        project = distill_project(tmp_path, tiny_models, teacher=OWN_PROMPT)
+    else:
+        # With dropout each process's random numbers must go on as they were.
+        project = project_of(method, tmp_path, tiny_models, rank, dropout=0.3)
 
-    def stop_early(peers):
-        with pytest.raises(RunCancelledError):
-            train_part(project, "stopped", peers, reporter=stopped_after(peers, 2))
-
-    in_processes(stop_early, tmp_path / "a", is_sharded=is_sharded)
+    stop_early(project, tmp_path / "a", is_sharded=is_sharded)
     assert project.checkpoints("stopped") == ["step_000002"]
-    write_run(project, "stopped")
-    went_on = in_processes(
+    (_, went_on), _ = in_processes(
         lambda peers: train_part(project, "resumed", peers, resume="stopped"),
         tmp_path / "b",
         is_sharded=is_sharded,
     )
-    unbroken = in_processes(
+    (_, unbroken), _ = in_processes(
         lambda peers: train_part(project, "whole", peers), tmp_path / "c", is_sharded=is_sharded
     )
 
-    losses = [metrics["loss"] for metrics in unbroken[0][1]]
-    assert [metrics["loss"] for metrics in went_on[0][1]] == losses[2:]
+    losses = [metrics["loss"] for metrics in unbroken]
+    assert [metrics["loss"] for metrics in went_on] == losses[2:]
     ours, reference = weights_of(project, "resumed"), weights_of(project, "whole")
     assert all(torch.equal(ours[name], tensor) for name, tensor in reference.items())
 
@@ -255,12 +188,7 @@ def test_processes_stop_together_and_go_on_as_if_they_had_not(
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path, tiny_models):
     project = project_of("sft", tmp_path, tiny_models, 0)
 
-    def stop_early(peers):
-        with pytest.raises(RunCancelledError):
-            train_part(project, "stopped", peers, reporter=stopped_after(peers, 2))
-
-    in_processes(stop_early, tmp_path / "ranks", is_sharded=True)
-    write_run(project, "stopped")
+    stop_early(project, tmp_path / "ranks", is_sharded=True)
     alone, _ = train_part(project, "alone", ALONE, resume="stopped")
     in_processes(
         lambda peers: train_part(project, "three", peers, resume="stopped"),
