@@ -15,16 +15,6 @@ WRITES = """\
 held = sorted(path.name for path in Path(model).iterdir())
 Path(outfile).write_bytes(b"GGUF" + json.dumps([outtype, held]).encode())
 print("converted")"""
-WRITES_F16 = """\
-import struct
-def text(words):
-    return struct.pack("<Q", len(words)) + words
-values = text(b"general.name") + struct.pack("<I", 8) + text(Path(model).name.encode())
-values += text(b"tokens") + struct.pack("<IIQ", 9, 8, 2) + text(b"a") + text(b"bb")
-values += text(b"ids") + struct.pack("<IIQ", 9, 4, 2) + bytes(8)
-values += text(b"general.file_type") + struct.pack("<II", 4, 1)
-Path(outfile).write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 4) + values)"""
-"""A file as the converter writes it, with its name and its number format (F16)."""
 FAILS = "sys.exit('Model FooForCausalLM is not supported')"
 LACKS_A_PACKAGE = "import sentencepiece_of_nobody"
 LACKS_A_LIBRARY = "sys.exit('LlamaModel requires the SentencePiece library but it was not found')"

@@ -24,7 +24,17 @@ from stillroom_mcp.early_server import LISTING, listing_of
 GOLDEN = Path(__file__).parent.parent / "golden" / "tools.json"
 TOKEN_LIMIT = 5300
 CORE_TOKEN_LIMIT = 3000
-HEAVY = ("torch", "transformers", "playwright", "datasets", "peft", "numpy", "aiohttp")
+HEAVY = (
+    "torch",
+    "transformers",
+    "playwright",
+    "datasets",
+    "peft",
+    "numpy",
+    "aiohttp",
+    "gguf",
+    "xllamacpp",
+)
 
 
 @asynccontextmanager

@@ -102,7 +102,7 @@ def _wait_until_loaded(
 
 def _failure(command: Sequence[str], log: Path, outcome: str) -> RunError:
     return RunError(
-        f"{Path(command[0]).name} {outcome}, so the written files could not be verified and were "
+        f"the server of the written files {outcome}, so the files could not be verified and were "
         "deleted",
         f"read its output in {log}; a newer version may support this model. To keep the files, "
         f"export without verify, then test them with `{shlex.join(command)}`",

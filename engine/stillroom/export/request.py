@@ -11,7 +11,8 @@ from pydantic import Field
 
 from stillroom.errors import InputError, missing_extra
 from stillroom.export.folder import TensorFileError, check_output, require_space, stored_bytes
-from stillroom.export.gguf import find_converter
+from stillroom.export.gguf.converter import SCRIPT, find_converter
+from stillroom.export.gguf.families import ARCHITECTURES, NAMES, text_settings
 from stillroom.export.verify_plan import Verification, plan_verification
 from stillroom.lineage import ModelRecord
 from stillroom.models.precision import Precision
@@ -30,10 +31,12 @@ class ExportModel(PlacedRequest, ReplacingRequest):
     output: str
     """The output folder: new, or an earlier export."""
     format: ExportFormat = "merged"
-    precision: Literal["bf16", "fp32"] | None = None
-    """None means the number format of the model's files (or of the adapter's base)."""
+    precision: Literal["bf16", "fp32", "fp16", "q8_0"] | None = None
+    """fp16 and q8_0 are for gguf. None means the number format of the model's files (or of the
+    adapter's base); for gguf fp16 in place of fp32."""
     llama_cpp: str | None = None
-    """For gguf: a checkout of llama.cpp; by default LLAMA_CPP and the PATH are searched."""
+    """For gguf: a checkout of llama.cpp whose converter is used, as it is for models of other
+    families; for those LLAMA_CPP and the PATH are searched too."""
     licence: Annotated[str | None, Field(description="If unstated")] = None
     """The id of the base's licence, such as apache-2.0, if its own files do not state it."""
     verify: Annotated[
@@ -43,8 +46,8 @@ class ExportModel(PlacedRequest, ReplacingRequest):
 
     @property
     def number_format(self) -> Precision:
-        """The number format to write; `auto` means that of the files."""
-        return self.precision or "auto"
+        """The number format of the weights to write; `auto` means that of the files."""
+        return self.precision if self.precision in ("bf16", "fp32") else "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class ExportPlan:
     """The base model of an adapter; None if the checkpoint has all weights."""
     output: Path
     converter: Sequence[str] | None
-    """The command of llama.cpp's converter, for format gguf."""
+    """The command of llama.cpp's converter, for a GGUF file that is not written here."""
     verification: Verification | None = None
     """How the written files are verified; None without verification."""
 
@@ -83,15 +86,15 @@ def plan_export(workspace: Workspace, request: ExportModel) -> ExportPlan:
     checkpoint = _checkpoint(workspace, request.model)
     base = adapter_base(workspace, checkpoint) if checkpoint.is_adapter else None
     output = workspace.writable(request.output, label="output")
-    converter = None
     if request.format == "adapter":
         _check_adapter(request, checkpoint)
     elif base is not None:
         _check_mergeable(checkpoint)
     if request.format == "gguf":
-        converter = find_converter(workspace, request.llama_cpp)
-    elif request.llama_cpp is not None:
-        raise InputError("llama_cpp is for format gguf", "leave llama_cpp out, or set format gguf")
+        converter = _converter(workspace, request, base or checkpoint)
+    else:
+        converter = None
+        _check_no_gguf_option(request)
     check_output(output, overwrite=request.overwrite)
     verification = None
     if request.verify is not None:
@@ -108,6 +111,43 @@ def plan_export(workspace: Workspace, request: ExportModel) -> ExportPlan:
     if (num_bytes := _size(request, plan)) is not None:
         require_space(output, num_bytes)
     return plan
+
+
+def _converter(
+    workspace: Workspace, request: ExportModel, model: ModelLocation
+) -> Sequence[str] | None:
+    """Returns the converter's command; None if the GGUF file is written here."""
+    kind = _model_type(model)
+    is_known = kind is None or kind in ARCHITECTURES
+    if request.llama_cpp is None and is_known and importlib.util.find_spec("gguf") is not None:
+        return None
+    if (converter := find_converter(workspace, request.llama_cpp)) is not None:
+        return converter
+    if is_known:
+        raise missing_extra("gguf", "format gguf")
+    raise InputError(
+        f"format gguf is for {NAMES} models, and {model.name!r} is of type {kind!r}: llama.cpp's "
+        f"{SCRIPT} may know it, and is neither on the PATH nor in LLAMA_CPP",
+        "clone ggml-org/llama.cpp and give llama_cpp=<its folder>, or use format merged",
+    )
+
+
+def _model_type(model: ModelLocation) -> str | None:
+    """Returns the type of a model's text part; None if its files are not here."""
+    if not model.is_local:
+        return None
+    config = msgspec.json.decode((model.folder / "config.json").read_bytes())
+    return text_settings(config).get("model_type")
+
+
+def _check_no_gguf_option(request: ExportModel) -> None:
+    if request.llama_cpp is not None:
+        raise InputError("llama_cpp is for format gguf", "leave llama_cpp out, or set format gguf")
+    if request.precision in ("fp16", "q8_0"):
+        raise InputError(
+            f"precision {request.precision} is for format gguf",
+            "set format gguf, or use precision bf16 or fp32",
+        )
 
 
 def _checkpoint(workspace: Workspace, model: str) -> ModelLocation:

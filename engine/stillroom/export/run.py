@@ -11,7 +11,8 @@ import msgspec
 from stillroom import __version__
 from stillroom.export.card import CARD, CardFacts, render_card
 from stillroom.export.folder import MANIFEST, ExportManifest, export_folder, record_files
-from stillroom.export.gguf import SCRIPT, convert, stored_precision
+from stillroom.export.gguf.converter import SCRIPT, convert
+from stillroom.export.gguf.write import check_convertible, write_gguf
 from stillroom.export.history import History, read_history
 from stillroom.export.multimodal import find_multimodal_base, is_multimodal
 from stillroom.export.provenance import Licence, licence_of, public_name
@@ -87,7 +88,14 @@ def export_model(
         written, gguf_file = _write(export, target, folder, reporter)
         RunFolder(folder).check_inputs()
         served = _served(export, written)
-        verified = _verify(export, target, gguf_file, served, folder, reporter)
+        verified = []
+        if plan.verification is not None:
+            # Imported here, since only this needs the rollouts' code.
+            from stillroom.export.verify import WrittenFiles, verify_files
+
+            local = replace(served, path=str(target), base=_base_path(plan, served))
+            files = WrittenFiles(target, gguf_file, local, folder, written.max_context)
+            verified = verify_files(workspace, plan.verification, files, reporter)
         trained, with_tools = history.conversation, history.with_tools
         if with_tools is not None and with_tools.conversation is not None:
             write_json(target / TOOLS, with_tools.conversation.tool_schemas)
@@ -114,26 +122,6 @@ def export_model(
         return result
     warnings = [warning for warning in result.warnings if warning != _NOT_LOADED]
     return msgspec.structs.replace(result, verified=verified, warnings=warnings)
-
-
-def _verify(
-    export: _Export,
-    target: Path,
-    gguf_file: str | None,
-    served: Served,
-    run: Path,
-    reporter: Reporter,
-) -> list[Verified]:
-    """Evaluates the written files if that was requested, and returns the results."""
-    verification = export.plan.verification
-    if verification is None:
-        return []
-    # Imported here because only the verification needs the rollout code.
-    from stillroom.export.verify import WrittenFiles, verify_files
-
-    local = replace(served, path=str(target), base=_base_path(export.plan, served))
-    files = WrittenFiles(target, gguf_file, local, run)
-    return verify_files(export.workspace, verification, files, reporter)
 
 
 def _result(
@@ -175,23 +163,43 @@ def _write(
     precision = request.number_format
     if request.format == "adapter" and plan.base is not None:
         return _with_other_parts(export, write_adapter(plan.checkpoint, plan.base, target)), None
+    if request.format == "gguf":
+        return _write_gguf(export, target, run, reporter)
     multimodal = find_multimodal_base(export.workspace, plan) if request.format != "text" else None
+    written = write_merged(
+        plan, target, precision=precision, reporter=reporter, multimodal=multimodal
+    )
+    return _with_other_parts(export, written), None
+
+
+def _write_gguf(
+    export: _Export, target: Path, run: Path, reporter: Reporter
+) -> tuple[Written, str | None]:
+    """Writes the GGUF file of the merged model; returns its facts and its name."""
+    plan, request = export.plan, export.request
+    multimodal = find_multimodal_base(export.workspace, plan)
     if plan.converter is None:
-        written = write_merged(
-            plan, target, precision=precision, reporter=reporter, multimodal=multimodal
-        )
-        return _with_other_parts(export, written), None
+        check_convertible(plan.base or plan.checkpoint, plan.checkpoint)
     # The converter names the model after its folder.
     merged = target / plan.output.name
     written = write_merged(
-        plan, merged, precision=precision, reporter=reporter, multimodal=multimodal
+        plan,
+        merged,
+        precision=request.number_format,
+        reporter=reporter,
+        multimodal=multimodal if plan.converter is not None else None,
     )
-    reporter.note("converting to GGUF")
+    precision = request.precision or ("bf16" if written.precision == "bf16" else "fp16")
+    reporter.note(f"converting to GGUF ({precision})")
     output = target / f"{plan.output.name}.gguf"
-    log = run / LOG
-    convert(plan.converter, merged, output, precision=precision, log=log, reporter=reporter)
+    if plan.converter is None:
+        name = plan.output.name
+        write_gguf(merged, output, name=name, precision=precision, reporter=reporter)
+    else:
+        log = run / LOG
+        convert(plan.converter, merged, output, precision=precision, log=log, reporter=reporter)
     shutil.rmtree(merged)
-    written = replace(written, precision=stored_precision(output))
+    written = replace(written, precision=precision, is_multimodal=multimodal is not None)
     return _with_other_parts(export, written), output.name
 
 

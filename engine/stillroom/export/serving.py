@@ -72,15 +72,20 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     """The files' accuracy minus the checkpoint's, paired by task."""
     evaluation: str
     """The run that evaluated the checkpoint."""
+    same_answers: float | None = None
+    """The share of answers that repeat the checkpoint's word for word; None if it sampled them."""
 
     @property
     def sentence(self) -> str:
-        """The result in one sentence."""
-        return (
+        """The result in one or two sentences."""
+        text = (
             f"{self.served_by} loaded the written files to verify this export: they "
             f"solved {self.accuracy:.1%} of {self.tasks} tasks of run {self.evaluation}; the "
             f"checkpoint solved {self.checkpoint_accuracy:.1%}."
         )
+        if self.same_answers is None:
+            return text
+        return f"{text} {self.same_answers:.0%} of the answers are the same word for word."
 
 
 @dataclass(frozen=True, slots=True)

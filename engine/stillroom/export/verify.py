@@ -4,11 +4,14 @@ import functools
 import shlex
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import anyio
+import msgspec
 import torch
 
 from stillroom.errors import RunError
@@ -20,11 +23,16 @@ from stillroom.evaluate.scores import score_tasks
 from stillroom.export.programs import running_server
 from stillroom.export.serving import Served, Verified, serve_command
 from stillroom.export.verify_plan import Verification
+from stillroom.lines import read_lines
 from stillroom.reporting import Reporter
 from stillroom.rollout.episode.collect import specs_for
 from stillroom.settings import Workspace
+from stillroom.types import Message, Trajectory
 
 _LEAST_TASKS = 2
+_LLAMA_CONTEXT = 16384
+_CALL_S = 600.0
+"""Without a GPU an answer may take minutes."""
 _REMEDIES = {
     "transformers": "export with precision fp32, or format adapter; if that also fails, the tools, "
     "rewards or settings have changed since the evaluation: repeat the evaluation",
@@ -46,6 +54,8 @@ class WrittenFiles:
     """The facts for serving the files, with local paths of the folder and the base."""
     log_folder: Path
     """The folder of the run, for the logs of servers."""
+    max_context: int | None
+    """The maximum number of tokens that the model has positions for."""
 
 
 def verify_files(
@@ -61,9 +71,11 @@ def verify_files(
     check = functools.partial(_evaluate_files, workspace, verification, reporter)
     if files.gguf_file is not None:
         gguf = str(files.folder / files.gguf_file)
-        command = [str(verification.llama_server), "-m", gguf, "--jinja"]
-        with running_server(command, log=log, reporter=reporter) as address:
-            return [check("llama.cpp", name, address)]
+        context = min(files.max_context or _LLAMA_CONTEXT, _LLAMA_CONTEXT)
+        command = [*verification.llama_server, "-m", gguf, "--jinja", "-c", str(context)]
+        # One prompt at a time: what else is computed with it changes the last digits.
+        with running_server([*command, "-np", "1"], log=log, reporter=reporter) as address:
+            return [check("llama.cpp", name, address, concurrency=1)]
     verified = [check("transformers", str(files.folder), None)]
     command = shlex.split(serve_command(files.served) or "")
     if command and shutil.which(command[0]) is not None and torch.cuda.is_available():
@@ -79,10 +91,19 @@ def _evaluate_files(
     program: str,
     model: str,
     address: str | None,
+    **options: int,
 ) -> Verified:
     """Evaluates the files that a server at `address` loaded; in this process without an address."""
     provider = "hf" if address is None else "openai"
-    plan = verification.of_files(workspace, model=model, provider=provider, base_url=address)
+    timeout_s = max(verification.request.request_timeout, _CALL_S)
+    plan = verification.of_files(
+        workspace,
+        model=model,
+        provider=provider,
+        base_url=address,
+        request_timeout=timeout_s,
+        **options,
+    )
     specs = specs_for(plan.rollouts.load_tasks(), 1)
     temperature = verification.request.temperature
     answering = Answering(plan.rollouts, specs, temperature, f"verify with {program}", None)
@@ -95,11 +116,54 @@ def _evaluate_files(
             f"read the run's log for the failures; if the prompts of run {verification.run_id} "
             "have changed, evaluate the checkpoint again",
         )
-    return _compare_with_checkpoint(program, pairs, verification)
+    same = same_answers(verification, answers.rollouts) if temperature == 0 else None
+    return _compare_with_checkpoint(program, pairs, verification, same)
+
+
+class _Answers(msgspec.Struct):
+    """What is read of an evaluation's rollouts."""
+
+    task_id: str
+    messages: list[Message]
+
+
+def same_answers(verification: Verification, rollouts: Sequence[Trajectory]) -> float | None:
+    """Returns the share of rollouts that repeat the checkpoint's word for word.
+
+    None if those of the evaluation are gone.
+    """
+    name = Path(verification.evaluation.result.rollouts).name
+    path = verification.run_folder / name
+    before: dict[str, list[Any]] = {}
+    try:
+        for line in read_lines(path):
+            with suppress(msgspec.DecodeError, RecursionError):
+                row = msgspec.json.decode(line.data, type=_Answers)
+                before.setdefault(row.task_id, _said(row.messages))
+    except OSError:
+        return None
+    known = [rollout for rollout in rollouts if rollout.task_id in before]
+    if not known:
+        return None
+    return fmean(_said(rollout.messages) == before[rollout.task_id] for rollout in known)
+
+
+def _said(messages: Sequence[Message]) -> list[Any]:
+    """Returns the model's texts and calls, without spaces around the texts and the calls' ids."""
+    said: list[Any] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            content = message.get("content") or ""
+            text = content.strip() if isinstance(content, str) else content
+            said.append((text, [call["function"] for call in message.get("tool_calls") or []]))
+    return said
 
 
 def _compare_with_checkpoint(
-    program: str, pairs: Sequence[tuple[TaskScore, TaskScore]], verification: Verification
+    program: str,
+    pairs: Sequence[tuple[TaskScore, TaskScore]],
+    verification: Verification,
+    same: float | None,
 ) -> Verified:
     difference = mean_estimate([new.success - old.success for old, new in pairs], limits=(-1, 1))
     verified = Verified(
@@ -108,9 +172,12 @@ def _compare_with_checkpoint(
         accuracy=fmean(new.success for _, new in pairs),
         checkpoint_accuracy=fmean(old.success for old, _ in pairs),
         difference=difference,
+        same_answers=same,
         evaluation=verification.run_id,
     )
-    if difference.value < 0 and (excludes_zero(difference) or verified.accuracy == 0):
+    is_worse = difference.value < 0 and (excludes_zero(difference) or verified.accuracy == 0)
+    # Where no task is solved by either, only the answers themselves show that the files work.
+    if is_worse or (verified.accuracy == 0 and same == 0):
         raise RunError(
             f"with {program}, the written files solve {verified.accuracy:.0%} of {len(pairs)} "
             f"tasks and the checkpoint {verified.checkpoint_accuracy:.0%}, so the files were "

@@ -1,7 +1,9 @@
 """The plan for verifying an export: the last evaluation of its checkpoint, and the programs."""
 
+import importlib.util
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,20 +21,26 @@ from stillroom.settings import Workspace
 
 LLAMA_SERVER = "llama-server"
 _IN_CHECKOUT = ("build/bin", "bin", ".")
+OUR_SERVER = (sys.executable, "-P", "-m", "stillroom.export.gguf.server")
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
     """A validated plan for verifying an export."""
 
-    run_id: str
-    """The run that evaluated the checkpoint."""
+    run_folder: Path
+    """The folder of the run that evaluated the checkpoint."""
     evaluation: Evaluation
     request: EvaluateModel
     """The request that evaluated the checkpoint, limited to the number of prompts to verify."""
     plan: EvaluationPlan
-    llama_server: Path | None
-    """llama.cpp's server, for format gguf."""
+    llama_server: Sequence[str]
+    """The command of llama.cpp's server, for format gguf."""
+
+    @property
+    def run_id(self) -> str:
+        """The run that evaluated the checkpoint."""
+        return self.run_folder.name
 
     def of_files(self, workspace: Workspace, **changes: Any) -> EvaluationPlan:
         """Returns the plan of the same evaluation for another model."""
@@ -49,11 +57,11 @@ def plan_verification(
             continue
         request = request.model_copy(update={"n": min(n, request.n or n)})
         return Verification(
-            file.parent.name,
+            file.parent,
             read_json(file, Evaluation),
             request,
             plan_evaluation(workspace, request),
-            _llama_server(workspace, checkout) if is_gguf else None,
+            _llama_server(workspace, checkout) if is_gguf else (),
         )
     raise InputError(
         f"verify compares with an evaluation of {checkpoint.name!r}, but there is none",
@@ -89,7 +97,7 @@ def _is_of(workspace: Workspace, request: EvaluateModel, checkpoint: ModelLocati
         return False  # the model was moved or deleted
 
 
-def _llama_server(workspace: Workspace, checkout: str | None) -> Path:
+def _llama_server(workspace: Workspace, checkout: str | None) -> Sequence[str]:
     folders = (
         []
         if checkout is None
@@ -98,10 +106,12 @@ def _llama_server(workspace: Workspace, checkout: str | None) -> Path:
     built = next((f / LLAMA_SERVER for f in folders if (f / LLAMA_SERVER).is_file()), None)
     installed = built or shutil.which(LLAMA_SERVER)
     if installed is not None:
-        return Path(installed)
+        return [str(installed)]
+    if importlib.util.find_spec("xllamacpp") is not None:
+        return OUR_SERVER
     raise InputError(
-        f"verify needs llama.cpp's {LLAMA_SERVER}, which is neither on the PATH nor in the "
-        "checkout (build/bin)",
-        f"install llama.cpp, or build it: `cmake -B build && cmake --build build -t {LLAMA_SERVER}`"
-        "; or leave out verify and test the file by hand",
+        f"verify loads the GGUF file with llama.cpp, but the package xllamacpp is not installed and "
+        f"{LLAMA_SERVER} is neither on the PATH nor in the checkout (build/bin)",
+        "run `pip install 'stillroom[gguf]'`, or install llama.cpp; or leave out verify and test the "
+        "file by hand",
     )

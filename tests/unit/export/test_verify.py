@@ -104,13 +104,12 @@ def test_without_an_evaluation_there_is_nothing_to_compare_with(project) -> None
 def test_a_gguf_file_is_loaded_by_llama_cpp(project, tmp_path) -> None:
     checkout = write_checkout(tmp_path / "llama.cpp")
     fields = {"format": "gguf", "llama_cpp": str(checkout)}
-    missing = refused(project, **fields)
-    assert "llama-server, which is neither on the PATH" in missing.problem
-
     write_server(checkout, "It costs 12.", start="sys.exit('unknown architecture')")
     broken = refused(project, **fields)
-    assert "llama-server ended with code 1: unknown architecture" in broken.problem
+    expected = "the server of the written files ended with code 1: unknown architecture"
+    assert expected in broken.problem
     assert "verify_server.txt" in broken.fix
+    assert "build/bin/llama-server -m" in broken.fix
 
     write_server(checkout, "It costs 12.")
     result = export(project, **fields)
@@ -119,3 +118,35 @@ def test_a_gguf_file_is_loaded_by_llama_cpp(project, tmp_path) -> None:
     card = (project.root / "out" / "README.md").read_text("utf-8")
     assert "llama.cpp loaded the written files" in card
     assert "was not loaded" not in card
+
+
+def test_without_llama_server_a_package_loads_it_and_it_answers_as_the_checkpoint(project) -> None:
+    pytest.importorskip("xllamacpp", reason="the extra gguf is not installed")
+    result = export(project, format="gguf", precision="fp32")
+    (verified,) = result.verified
+    assert (verified.served_by, verified.tasks, verified.accuracy) == ("llama.cpp", 4, 1.0)
+    assert verified.same_answers == 1.0
+    card = (project.root / "out" / "README.md").read_text("utf-8")
+    assert "100% of the answers are the same word for word." in card
+
+
+def test_a_gguf_file_that_no_program_can_load_is_not_verified(project, tmp_path) -> None:
+    pytest.importorskip("xllamacpp", reason="the extra gguf is not installed")
+    checkout = write_checkout(tmp_path / "llama.cpp")
+    error = refused(project, format="gguf", llama_cpp=str(checkout))
+    assert "the server of the written files ended with code" in error.problem
+    assert "stillroom.export.gguf.server" in error.fix
+
+
+def test_files_that_solve_nothing_and_answer_nothing_alike_are_not_kept(project, tmp_path) -> None:
+    (project.root / "rewards.py").write_text(REWARDS.format(right=False), encoding="utf-8")
+    evaluated = project.runs / "evaluate-1" / "evaluation.json"
+    text = evaluated.read_text("utf-8").replace('"success":1.0', '"success":0.0')
+    evaluated.write_text(text.replace('"success": 1.0', '"success": 0.0'), encoding="utf-8")
+    assert export(project).verified[0].same_answers == 1.0
+
+    checkout = write_checkout(tmp_path / "llama.cpp")
+    write_server(checkout, "Something else.")
+    fields = {"format": "gguf", "llama_cpp": str(checkout), "output": "out-2"}
+    with pytest.raises(EngineError, match="solve 0% of 4 tasks, and the checkpoint 0%"):
+        export(project, **fields)

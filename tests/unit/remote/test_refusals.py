@@ -77,7 +77,7 @@ def generate(**options: Any) -> GenerateRollouts:
         (lambda: generate(dry_run=True), "dry_run calls nothing"),
         (lambda: EvaluateModel(data="d", model="m", where="box", dry_run=True), "dry_run"),
         (lambda: generate(ray_address="auto"), "ray_address and where: box"),
-        (lambda: ExportModel(model="m", output="o", format="gguf", where="box"), "llama.cpp"),
+        (lambda: ExportModel(model="m", output="o", format="gguf", where="box"), "format gguf"),
         (lambda: StartTraining(where="free", budget_usd=1), "whose price is unknown"),
         (lambda: StartTraining(budget_usd=1), "training on this machine is free"),
         (

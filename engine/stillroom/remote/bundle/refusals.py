@@ -44,7 +44,7 @@ def refuse_request(request: PlacedRequest, machine: Machine) -> None:
         )
     if isinstance(request, ExportModel) and request.format == "gguf":
         raise InputError(
-            "format gguf needs llama.cpp's folder, which is on the local machine",
+            "format gguf is written on the local machine only",
             f"export with format merged and where: {machine.name}, or with gguf without where",
         )
     # Checked before keys, so that the user is not asked to allow a key for an unusable address.

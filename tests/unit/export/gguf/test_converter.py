@@ -13,7 +13,6 @@ from fakes.llama_cpp import (
     NO_MEMORY,
     NO_VOCABULARY,
     OWN_TOKENIZER,
-    WRITES_F16,
     WRITES_NOTHING,
     WRITES_OTHER,
     read_gguf,
@@ -21,7 +20,7 @@ from fakes.llama_cpp import (
 )
 from fakes.reporters import KeptReporter
 from stillroom.errors import EngineError, InputError, RunCancelledError, RunError
-from stillroom.export.gguf import find_converter
+from stillroom.export.gguf.converter import find_converter
 from stillroom.export.request import ExportModel
 from stillroom.export.run import export_model
 from stillroom.settings import Workspace
@@ -46,7 +45,7 @@ def export(workspace, output, reporter=None, **fields):
     return export_model(workspace, request, folder=folder, reporter=reporter or KeptReporter())
 
 
-@pytest.mark.parametrize(("precision", "outtype"), [(None, "auto"), ("bf16", "bf16")])
+@pytest.mark.parametrize(("precision", "outtype"), [(None, "f16"), ("bf16", "bf16")])
 def test_the_converter_makes_a_gguf_file_of_the_merged_model(
     workspace, tmp_path, precision, outtype
 ):
@@ -65,24 +64,15 @@ def test_the_converter_makes_a_gguf_file_of_the_merged_model(
     assert result.serve == f"llama-server -m {output}/{output}.gguf --jinja"
     card = (out / "README.md").read_text("utf-8")
     assert f"llama-server -m ./{output}/{output}.gguf --jinja" in card
+    named = {"f16": "fp16", "bf16": "bf16"}[outtype]
+    assert result.precision == named
+    assert f"| number format | {named} |" in card
     assert "- gguf" in card
     assert "The merged weights, from which the GGUF file was made, were reloaded" in card
     assert "The GGUF file itself was not loaded." in card
     assert any("GGUF file itself was not loaded" in warning for warning in result.warnings)
     log = (workspace.runs / "export-1" / "llama_cpp.txt").read_text("utf-8")
     assert log == "converted\n"
-
-
-def test_the_result_names_the_format_of_the_file_and_the_file_its_model(workspace, tmp_path):
-    checkout = write_checkout(tmp_path / "llama.cpp", WRITES_F16)
-
-    result = export(workspace, "clerk-1", llama_cpp=str(checkout))
-
-    assert result.precision == "fp16"
-    file = workspace.root / "clerk-1" / "clerk-1.gguf"
-    assert b"clerk-1" in file.read_bytes()
-    card = (file.parent / "README.md").read_text("utf-8")
-    assert "| number format | fp16 |" in card
 
 
 @pytest.mark.parametrize(
@@ -113,7 +103,7 @@ def test_a_converter_that_fails_leaves_nothing_but_its_words_and_their_meaning(
     assert problem in caught.value.problem
     assert "llama_cpp.txt" in caught.value.fix
     assert fix in caught.value.fix
-    command = f"{sys.executable} {checkout}/convert_hf_to_gguf.py <output> --outtype auto"
+    command = f"{sys.executable} {checkout}/convert_hf_to_gguf.py <output> --outtype f16"
     assert command in caught.value.fix
     assert sorted(path.name for path in workspace.root.iterdir()) == before
 
@@ -127,17 +117,9 @@ def test_a_converter_that_hangs_ends_when_the_run_is_cancelled(workspace, tmp_pa
     assert not begun.parent.exists()
 
 
-def test_without_llama_cpp_the_error_has_the_commands_to_run(workspace):
-    with pytest.raises(InputError) as caught:
-        export(workspace, "out")
-    assert "neither on the PATH nor in LLAMA_CPP" in caught.value.problem
-    assert "llama_cpp=<its folder>" in caught.value.fix
-    assert "source package of llama-cpp-python" in caught.value.fix
-    assert "convert_hf_to_gguf.py <output> --outfile model.gguf" in caught.value.fix
-
-
 def test_the_converter_is_found_where_the_user_has_it(tmp_path, monkeypatch):
     workspace = Workspace(tmp_path)
+    assert find_converter(workspace, None) is None
     checkout = write_checkout(tmp_path / "llama.cpp")
     script = str(checkout / "convert_hf_to_gguf.py")
     assert find_converter(workspace, "llama.cpp") == [sys.executable, script]

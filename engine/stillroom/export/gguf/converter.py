@@ -1,21 +1,16 @@
-"""Converts models to GGUF files with llama.cpp's converter, which the user installs."""
+"""Converts models to GGUF files with llama.cpp's converter, from a checkout of the user."""
 
-import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
-from stillroom import bounds
 from stillroom.errors import InputError, RunError
 from stillroom.export.programs import running_program
 from stillroom.lines import last_line
-from stillroom.models.precision import Precision
 from stillroom.reporting import Reporter, stop_if_cancelled
 from stillroom.settings import Workspace, llama_cpp_variable
 
@@ -33,29 +28,21 @@ _TOKENIZER = re.compile(
 )
 _MODEL = re.compile(r"(?:Model|Architecture) ['\"]?(\w+)['\"]? (?:is )?not supported")
 _MEMORY = re.compile(r"MemoryError|out of memory|can't allocate memory", re.IGNORECASE)
-_OUTTYPES = {"auto": "auto", "fp32": "f32", "bf16": "bf16"}
+_OUTTYPES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "q8_0": "q8_0"}
 
 
-def find_converter(workspace: Workspace, checkout: str | None) -> list[str]:
+def find_converter(workspace: Workspace, checkout: str | None) -> list[str] | None:
     """Returns the command of the converter in a checkout, in LLAMA_CPP, or on the PATH.
 
-    Raises InputError, which says how to install it, if it is not found.
+    None if the user has named none. Raises InputError for a folder without it.
     """
     if checkout is not None:
         return _in_checkout(workspace.existing(checkout, label="llama_cpp"))
     if (checkout_path := llama_cpp_variable()) is not None:
         return _in_checkout(workspace.existing(checkout_path, label="LLAMA_CPP"))
     installed = next((path for name in _NAMES if (path := shutil.which(name))), None)
-    if installed is not None:
-        # The first line of the script names the Python with its packages.
-        return [installed]
-    raise InputError(
-        f"format gguf needs llama.cpp's {SCRIPT}, which is neither on the PATH nor in LLAMA_CPP",
-        "clone ggml-org/llama.cpp and set llama_cpp=<its folder>; without access to GitHub, get it "
-        "from vendor/llama.cpp in the source package of llama-cpp-python (`pip download "
-        "--no-deps --no-binary :all: llama-cpp-python`). Or export with format merged and run "
-        f"`python llama.cpp/{SCRIPT} <output> --outfile model.gguf --outtype auto`",
-    )
+    # The first line of the script names the Python with its packages.
+    return None if installed is None else [installed]
 
 
 def _in_checkout(path: Path) -> list[str]:
@@ -75,7 +62,7 @@ def convert(
     model: Path,
     output: Path,
     *,
-    precision: Precision,
+    precision: str,
     log: Path,
     reporter: Reporter,
 ) -> None:
@@ -143,49 +130,3 @@ def _is_gguf(path: Path) -> bool:
         return False
     with path.open("rb") as stream:
         return stream.read(len(_MAGIC)) == _MAGIC
-
-
-_FILE_TYPES = {0: "fp32", 1: "fp16", 32: "bf16"}
-_STRING, _ARRAY = 8, 9
-_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""The size of a value in bytes, by the id of its type."""
-_LONGEST_VALUE = bounds.GGUF_VALUE.most
-
-
-def stored_precision(path: Path) -> str:
-    """Returns the number format that a GGUF file states; `auto` if it is not a `Precision`.
-
-    Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-    """
-    try:
-        with path.open("rb") as stream:
-            _, _, _, num_values = struct.unpack("<4sIQQ", stream.read(24))
-            for _ in range(num_values):
-                key = stream.read(_length(stream))
-                (kind,) = struct.unpack("<I", stream.read(4))
-                if key == b"general.file_type":
-                    return _FILE_TYPES.get(struct.unpack("<I", stream.read(4))[0], "auto")
-                _skip_value(stream, kind)
-    except (struct.error, KeyError, ValueError):
-        pass  # another version of the format
-    return "auto"
-
-
-def _skip_value(stream: BinaryIO, kind: int) -> None:
-    if kind == _ARRAY:
-        (inner,) = struct.unpack("<I", stream.read(4))
-        num = _length(stream)
-        if inner in _SIZES:
-            stream.seek(num * _SIZES[inner], os.SEEK_CUR)
-            return
-        for _ in range(num):
-            _skip_value(stream, inner)
-    else:
-        stream.seek(_length(stream) if kind == _STRING else _SIZES[kind], os.SEEK_CUR)
-
-
-def _length(stream: BinaryIO) -> int:
-    (length,) = struct.unpack("<Q", stream.read(8))
-    if length > _LONGEST_VALUE:
-        raise ValueError(length)
-    return length
