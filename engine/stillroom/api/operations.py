@@ -1,7 +1,7 @@
 """The table of all operations, which defines the server's tools, the commands and the runs.
 
 A new operation needs an entry here, its function, its next step in
-`server/stillroom_mcp/next_steps.py`, and a set of tools in `server/stillroom_mcp/toolsets.py`.
+`server/stillroom_mcp/next_steps.py`, and a set of `TOOLSETS` in `server/stillroom_mcp/commands.py`.
 """
 
 from stillroom import bounds

@@ -110,8 +110,8 @@ def _llama_server(workspace: Workspace, checkout: str | None) -> Sequence[str]:
     if importlib.util.find_spec("xllamacpp") is not None:
         return OUR_SERVER
     raise InputError(
-        f"verify loads the GGUF file with llama.cpp, but the package xllamacpp is not installed and "
-        f"{LLAMA_SERVER} is neither on the PATH nor in the checkout (build/bin)",
-        "run `pip install 'stillroom[gguf]'`, or install llama.cpp; or leave out verify and test the "
-        "file by hand",
+        "verify loads the GGUF file with llama.cpp, but the package xllamacpp is not installed, "
+        f"and {LLAMA_SERVER} is neither on the PATH nor in the checkout (build/bin)",
+        "run `pip install 'stillroom[gguf]'`, or install llama.cpp; or leave out verify and test "
+        "the file by hand",
     )

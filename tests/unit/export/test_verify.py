@@ -148,5 +148,5 @@ def test_files_that_solve_nothing_and_answer_nothing_alike_are_not_kept(project,
     checkout = write_checkout(tmp_path / "llama.cpp")
     write_server(checkout, "Something else.")
     fields = {"format": "gguf", "llama_cpp": str(checkout), "output": "out-2"}
-    with pytest.raises(EngineError, match="solve 0% of 4 tasks, and the checkpoint 0%"):
+    with pytest.raises(EngineError, match="solve 0% of 4 tasks and the checkpoint 0%"):
         export(project, **fields)
