@@ -127,3 +127,16 @@ def write_rnow(folder: Path, *rows: dict[str, Any]) -> None:
         path = folder / "rollout_1" / f"sample_{number}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(row, indent=2), encoding="utf-8")
+
+
+def write_stored_rnow(path: Path, *rows: dict[str, Any]) -> Path:
+    """Writes rows as `rnow test --store` does: lines of text, then one document."""
+    data = {"status": "completed", "results": rows, "billing": {"prompt_tokens": 0}}
+    head = (
+        f"Rollout ID: {path.stem}\nStatus: completed\nS3 Path: rollouts/{path.stem}/result.json\n"
+    )
+    summary = f"\nSuccessful: {len(rows)}/{len(rows)}\nMean Reward: 0.750\n"
+    text = head + summary + "\n--- Full Results ---\n" + json.dumps(data, indent=2)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path

@@ -51,7 +51,7 @@ def test_the_whole_chain_ends_with_its_table_and_report(
         assert re.search(rf"{name} +│ +[01]\.\d", shown), name
     assert "SFT, tokens → SFT, soft:" in shown
     assert "SFT, soft → on-policy:" in shown
-    assert "exports/clerk/README.md: from demo/student, taught by demo/teacher" in shown
+    assert "exports/clerk/README.md: base demo/student, taught by demo/teacher" in shown
     report = (tmp_path / "demo/report.html").read_text(encoding="utf-8")
     assert "on-policy" in report
     runs = api.list_runs(Workspace(tmp_path / "demo"), api.ListRuns(limit=50)).runs

@@ -6,7 +6,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from stillroom.api.placement import placed
+from stillroom.api.placement import resolve_machine
 from stillroom.errors import ConfigError, InputError
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.jobs.operations import load
@@ -177,18 +177,18 @@ def cluster_workspace(tmp_path: Path) -> Workspace:
 
 def test_rollouts_go_over_the_cluster(cluster_workspace):
     request = GenerateRollouts(model="m", input="prompts.txt", where="cluster", temperature=0.2)
-    given, machine = placed(cluster_workspace, request)
+    given, machine = resolve_machine(cluster_workspace, request)
     assert machine is None
     assert (given.where, given.ray_address, given.ray_workers) == (None, "ray://head:10001", 4)
     assert given.temperature == 0.2
     assert given.model_fields_set >= {"input", "temperature", "ray_address"}
     own = GenerateRollouts(model="m", input="prompts.txt", where="cluster", ray_workers=9)
-    assert placed(cluster_workspace, own)[0].ray_workers == 9
+    assert resolve_machine(cluster_workspace, own)[0].ray_workers == 9
 
 
 def test_training_is_launched_by_the_cluster(cluster_workspace):
     request = StartTraining(where="cluster", overrides=("trainer.num_epochs=2",))
-    given, machine = placed(cluster_workspace, request)
+    given, machine = resolve_machine(cluster_workspace, request)
     assert machine is None
     assert given.overrides == (
         "trainer.num_epochs=2",
@@ -197,8 +197,8 @@ def test_training_is_launched_by_the_cluster(cluster_workspace):
         "launcher.num_processes=4",
     )
     own = StartTraining(where="cluster", overrides=("launcher.num_processes=2",))
-    assert "launcher.num_processes=4" not in placed(cluster_workspace, own)[0].overrides
-    plain = placed(cluster_workspace, StartTraining(where="plain"))[0]
+    assert "launcher.num_processes=4" not in resolve_machine(cluster_workspace, own)[0].overrides
+    plain = resolve_machine(cluster_workspace, StartTraining(where="plain"))[0]
     assert plain.overrides == ("launcher.kind=ray", "launcher.address=head:6379")
 
 
@@ -215,7 +215,7 @@ def test_training_is_launched_by_the_cluster(cluster_workspace):
 )
 def test_what_a_cluster_cannot_do_is_refused(cluster_workspace, request_, text):
     with pytest.raises(InputError, match=text):
-        placed(cluster_workspace, request_)
+        resolve_machine(cluster_workspace, request_)
 
 
 def test_each_kind_is_a_section_of_an_entry_and_a_field_that_says_how_it_is_reached():

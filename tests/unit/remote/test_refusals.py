@@ -15,8 +15,8 @@ from fakes.training import Project, make_project
 from stillroom.api.placement import (
     check_not_running_elsewhere,
     check_not_written_elsewhere,
-    packed,
-    placed,
+    pack_job,
+    resolve_machine,
     with_budget_left,
     with_spec,
 )
@@ -90,7 +90,7 @@ def generate(**options: Any) -> GenerateRollouts:
 )
 def test_a_request_that_means_this_machine_is_refused(workspace, request_of, reported):
     with pytest.raises(InputError, match=reported) as caught:
-        placed(workspace, request_of())
+        resolve_machine(workspace, request_of())
     assert len(caught.value.fix.split()) > 3
 
 
@@ -171,7 +171,7 @@ def test_what_a_run_lacks_here_is_no_reason_not_to_do_it_elsewhere(workspace, ti
 
 def test_an_output_that_is_written_elsewhere_is_not_written_here_too(workspace):
     plan = plan_generation(workspace, generate(model="teacher", provider="demo"))
-    spec = packed(workspace, box(workspace), lambda: needs_of_generation(plan))
+    spec = pack_job(workspace, box(workspace), lambda: needs_of_generation(plan))
     run = create_run(workspace, RunKind.ROLLOUTS, {}, with_spec(NewRun(), spec))
     with pytest.raises(OutputHeldError, match=f"is being written by {run.run_id} on box"):
         check_not_written_elsewhere(workspace, plan.output)
@@ -184,16 +184,16 @@ def test_an_export_elsewhere_goes_to_a_new_folder(workspace, tiny_models):
     (workspace.root / "out").mkdir()
     request = ExportModel(model="run-1", output="out", where="box")
     plan = plan_export(workspace, request)
-    spec = packed(workspace, box(workspace), lambda: needs_of_export(request, plan))
+    spec = pack_job(workspace, box(workspace), lambda: needs_of_export(request, plan))
     assert spec is not None
     assert spec.spec.outputs == ["out"]
     (workspace.root / "out" / "config.json").touch()
     with pytest.raises(InputError, match="has an earlier export"):
-        packed(workspace, box(workspace), lambda: needs_of_export(request, plan))
+        pack_job(workspace, box(workspace), lambda: needs_of_export(request, plan))
 
 
 def test_a_run_that_may_go_on_elsewhere_is_resumed_only_once_it_was_asked_to_stop(workspace):
-    spec = packed(workspace, box(workspace), Needs)
+    spec = pack_job(workspace, box(workspace), Needs)
     run = create_run(workspace, RunKind.SFT, {}, with_spec(NewRun(), spec))
     with pytest.raises(RunError, match=r"may still be running on box.*could run it twice"):
         check_not_running_elsewhere(workspace, run.run_id)
@@ -261,7 +261,7 @@ def test_a_teacher_on_this_machine_is_refused_before_its_key_is_looked_at(worksp
         input="prompts.jsonl", model="t", base_url=url, api_key_env="SOME_KEY", where="box"
     )
     with pytest.raises(InputError, match=r"which .* cannot reach"):
-        placed(workspace, request)
+        resolve_machine(workspace, request)
 
 
 def test_all_runs_on_a_machine_stay_within_its_own_budget(workspace):
@@ -284,7 +284,7 @@ def test_all_runs_on_a_machine_stay_within_its_own_budget(workspace):
     add_remote_run(workspace, RemoteView(where="gpu-box", phase="over", machine_usd=50.0))
 
     def budget(asked: float | None = None, num_runs: int = 1) -> tuple[float | None, str]:
-        job = packed(workspace, machine, Needs, budget_usd=asked, num_runs=num_runs)
+        job = pack_job(workspace, machine, Needs, budget_usd=asked, num_runs=num_runs)
         assert job is not None
         return job.spec.budget_usd, "".join(job.notes)
 
@@ -300,10 +300,10 @@ def test_all_runs_on_a_machine_stay_within_its_own_budget(workspace):
 
 
 def test_a_run_without_a_budget_says_what_it_may_cost(workspace):
-    spec = packed(workspace, box(workspace), Needs)
+    spec = pack_job(workspace, box(workspace), Needs)
     assert spec is not None
     [note] = spec.notes
     assert note.startswith("no budget_usd: this run may cost up to $48.00 on box (max_hours: 24")
-    capped = packed(workspace, box(workspace), Needs, budget_usd=1)
+    capped = pack_job(workspace, box(workspace), Needs, budget_usd=1)
     assert capped is not None
     assert capped.notes == []
