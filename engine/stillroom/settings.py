@@ -24,7 +24,10 @@ _DOT_ENV_LINE = re.compile(r"\s*(export\s+)?(?P<name>[A-Za-z_]\w*)\s*=(?P<value>
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """The folder with the user's projects; nothing is written outside it."""
+    """The folder with the user's projects; nothing is written outside it.
+
+    Models that are converted from GGUF files are an exception: they are in the user's cache folder.
+    """
 
     root: Path
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False, compare=False)

@@ -20,6 +20,7 @@ from stillroom.lineage import (
     is_as_recorded,
     read_manifest,
 )
+from stillroom.models.gguf.header import read_header
 from stillroom.models.resolve import ModelLocation
 from stillroom.settings import Workspace
 from stillroom.versions import copy_of, versions_with
@@ -241,6 +242,8 @@ def licence_of(base: ModelLocation | None, stated: str | None = None) -> Licence
     licence = None
     if base is not None and base.name in DEMO_MODELS:
         licence = Licence(_DEMO_LICENCE)
+    elif base is not None and base.is_gguf:
+        licence = _licence_in_gguf(base.folder)
     elif base is not None:
         card = base.folder / _CARD if base.is_local else _card_on_hub(base.location)
         if card is not None and card.is_file():
@@ -250,6 +253,13 @@ def licence_of(base: ModelLocation | None, stated: str | None = None) -> Licence
     return licence or (
         None if stated is None else Licence(stated, source="the user who exported it")
     )
+
+
+def _licence_in_gguf(path: Path) -> Licence | None:
+    values = read_header(path).values
+    fields = (values.get(f"general.license{part}") for part in ("", ".name", ".link"))
+    named, name, link = (text if isinstance(text, str) and text else None for text in fields)
+    return Licence(named, name, link, source=f"the metadata of {path.name}") if named else None
 
 
 def _read_beginning(path: Path) -> str:

@@ -15,6 +15,7 @@ from stillroom.export.gguf.converter import SCRIPT, find_converter
 from stillroom.export.gguf.families import ARCHITECTURES, NAMES, text_settings
 from stillroom.export.verify_plan import Verification, plan_verification
 from stillroom.lineage import ModelRecord
+from stillroom.models.gguf.header import read_header
 from stillroom.models.precision import Precision
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.outputs import ReplacingRequest
@@ -194,6 +195,12 @@ def _check_multimodal_model(plan: ExportPlan) -> None:
     )
 
 
+def _weight_bytes(files: Path, precision: Precision) -> int:
+    if files.is_file():
+        return read_header(files).loaded_bytes(bits=32 if precision == "fp32" else None)
+    return stored_bytes(files, precision)
+
+
 def _size(request: ExportModel, plan: ExportPlan) -> int | None:
     """Returns the maximum size of the export in bytes; None if the base is only on the hub."""
     source = plan.checkpoint if request.format == "adapter" else plan.base or plan.checkpoint
@@ -206,7 +213,7 @@ def _size(request: ExportModel, plan: ExportPlan) -> int | None:
     if not folders:
         return None
     try:
-        weights = sum(stored_bytes(folder, request.number_format) for folder in folders)
+        weights = sum(_weight_bytes(folder, request.number_format) for folder in folders)
     except TensorFileError as error:
         raise InputError(str(error), "use a complete checkpoint of safetensors files") from error
     # The merged model, from which the GGUF file is converted, needs space at the same time.

@@ -25,6 +25,7 @@ from stillroom.export.multimodal import MultimodalBase, write_multimodal
 from stillroom.export.request import ExportPlan
 from stillroom.export.serving import PROBE_TOOL, SENTINEL, ReadBack, Written, tool_parser
 from stillroom.files import write_json
+from stillroom.models.gguf.folder import files_of
 from stillroom.models.load import attach_adapter, load_tokenizer, read_weights, stop_token_ids
 from stillroom.models.multimodal import (
     convert_to_multimodal,
@@ -163,7 +164,7 @@ def _load_model(plan: ExportPlan, precision: Precision) -> Any:
     if base is None:
         return read_weights(plan.checkpoint, dtype="auto").eval()
     # Checked first, since a quantised model cannot be loaded without the quantiser's library.
-    settings, _ = PretrainedConfig.get_config_dict(base.location)
+    settings, _ = PretrainedConfig.get_config_dict(files_of(base))
     if settings.get("quantization_config"):
         raise ModelError(
             f"the base model {base.name!r} is quantised, so no adapter can be merged into it",
@@ -193,7 +194,9 @@ def write_adapter(checkpoint: ModelLocation, base: ModelLocation, target: Path) 
     for path in weights:
         shutil.copyfile(path, target / path.name)
     config = msgspec.json.decode((checkpoint.folder / "adapter_config.json").read_bytes())
-    write_json(target / "adapter_config.json", {**config, "base_model_name_or_path": base.location})
+    write_json(
+        target / "adapter_config.json", {**config, "base_model_name_or_path": files_of(base)}
+    )
     multimodal = multimodal_config(base)
     if multimodal is not None and not is_for_multimodal(weight_names(target)):
         convert_to_multimodal(target, multimodal.model_type)
@@ -211,7 +214,7 @@ def _stored_dtype(base: ModelLocation) -> str:
     The serving command needs it: by default, some servers load fp32 weights in half precision.
     """
     try:
-        settings, _ = PretrainedConfig.get_config_dict(base.location)
+        settings, _ = PretrainedConfig.get_config_dict(files_of(base))
     except OSError:
         return "auto"
     text: dict[str, Any] = settings.get("text_config") or {}

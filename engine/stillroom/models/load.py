@@ -17,6 +17,7 @@ from transformers.utils.hub import cached_file
 
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import ModelError
+from stillroom.models.gguf.folder import files_of
 from stillroom.models.multimodal import (
     KEY_MAPPING,
     is_for_multimodal,
@@ -118,7 +119,7 @@ def context_length(model: Any) -> int:
 def load_tokenizer(location: ModelLocation) -> Any:
     """Returns a model's tokenizer. Raises ModelError unless it has exactly one chat template."""
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(location.location)
+        tokenizer: Any = AutoTokenizer.from_pretrained(files_of(location))
     except (OSError, ValueError, KeyError) as error:
         raise _cannot_load("tokenizer", location, error) from error
     if not tokenizer.chat_template:
@@ -141,7 +142,7 @@ def _processor_template(location: ModelLocation) -> Any:
     """Returns the chat template in a multimodal model's processor files, or None."""
     for name in ("chat_template.json", "processor_config.json"):
         try:
-            path = cached_file(location.location, name)
+            path = cached_file(files_of(location), name)
             settings = json.loads(Path(path).read_bytes()) if path is not None else {}
         except (OSError, ValueError):
             continue  # most models have no such file
@@ -221,7 +222,7 @@ def read_weights(
         part = text_options(location)
         with silence_unused_weights() if part else nullcontext():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                location.location,
+                files_of(location),
                 dtype=dtype,
                 use_safetensors=True,
                 output_loading_info=True,
@@ -239,6 +240,9 @@ def read_weights(
         )
     if part:
         make_standalone(model)
+    if location.is_gguf:
+        # An adapter's files name the model that the user knows, not the folder made of it.
+        model.name_or_path = location.location
     set_num_threads(model)
     return model
 

@@ -20,6 +20,7 @@ from transformers.utils import logging
 
 from stillroom.errors import ModelError
 from stillroom.files import write_json
+from stillroom.models.gguf.folder import files_of
 from stillroom.models.resolve import ModelLocation
 
 # Text parts that transformers has no causal language model for, and equivalent model types: their
@@ -45,7 +46,7 @@ def multimodal_config(location: ModelLocation) -> Any | None:
     A model that runs as a whole, but whose text part cannot run alone, counts as text-only.
     Raises OSError, ValueError or KeyError if the configuration cannot be read.
     """
-    config: Any = AutoConfig.from_pretrained(location.location)
+    config: Any = AutoConfig.from_pretrained(files_of(location))
     return config if _has_text_part(config) else None
 
 
@@ -55,7 +56,7 @@ def language_config(location: ModelLocation) -> Any:
     Raises ModelError if transformers has no causal language model for it, and the errors of
     `multimodal_config`.
     """
-    config: Any = AutoConfig.from_pretrained(location.location)
+    config: Any = AutoConfig.from_pretrained(files_of(location))
     language = _text_config(config) if _has_text_part(config) else config
     if type(language) not in MODEL_FOR_CAUSAL_LM_MAPPING and not hasattr(config, "auto_map"):
         part = "" if language is config else f", text part {language.model_type!r}"

@@ -11,7 +11,8 @@ import msgspec
 from stillroom.demo import DEMO_MODELS
 from stillroom.errors import ModelError
 from stillroom.home_paths import home_path
-from stillroom.lineage import ModelRecord, record_folder
+from stillroom.lineage import ModelRecord, record_file, record_folder
+from stillroom.models.gguf.header import SUFFIX, check_gguf, is_gguf
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 
@@ -22,8 +23,8 @@ RECORD = "stillroom.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SERVICE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ACCEPTED = (
-    "give a folder with config.json, the id of a finished training run, a hub id such as "
-    "Qwen/Qwen3-0.6B, or one of " + ", ".join(DEMO_MODELS)
+    "give a folder with config.json, a GGUF file, the id of a finished training run, a hub id such "
+    "as Qwen/Qwen3-0.6B, or one of " + ", ".join(DEMO_MODELS)
 )
 
 
@@ -41,7 +42,7 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """Where a model is: a local folder (`is_local`) or a hub id."""
+    """Where a model is: a local folder or GGUF file (`is_local`), or a hub id."""
 
     name: str
     """The name that the user wrote."""
@@ -50,17 +51,22 @@ class ModelLocation:
 
     @property
     def folder(self) -> Path:
-        """The local folder; only for local models."""
+        """The local folder or GGUF file; only for local models."""
         return Path(self.location)
 
     @property
+    def is_gguf(self) -> bool:
+        """Whether this is a GGUF file, which `gguf.folder.converted` makes a folder of."""
+        return self.is_local and self.folder.is_file()
+
+    @property
     def recorded(self) -> str:
-        """Its name in records: a hub id, or the folder's path on the user's machine."""
+        """Its name in records: a hub id, or its path on the user's machine."""
         return home_path(self.location) if self.is_local else self.location
 
     @property
     def inputs(self) -> list[Path]:
-        """The folder of a local model, whose hash a run records; [] for a model on the hub."""
+        """The files of a local model, whose hash a run records; [] for a model on the hub."""
         return [self.folder] if self.is_local else []
 
     @property
@@ -85,14 +91,17 @@ class ModelLocation:
 def locate_model(workspace: Workspace, name: str) -> ModelLocation:
     """Returns the location of the model that the user called `name`.
 
-    Tried in this order: a demo model, a local folder, a run id, a hub id. Raises ModelError, which
-    lists what was tried.
+    Tried in this order: a demo model, a local folder or GGUF file, a run id, a hub id. Raises
+    ModelError, which lists what was tried, or says what is not supported in the GGUF file.
     """
     if name in DEMO_MODELS:
         return ModelLocation(name, str(DEMO_MODELS[name]), is_local=True)
     path = workspace.path(name)
     if path.is_dir():
         return _local_folder(name, path)
+    if is_gguf(path):
+        check_gguf(path)
+        return ModelLocation(name, str(path.resolve()), is_local=True)
     run = workspace.runs / name
     if "/" not in name and run.is_dir():
         return _checkpoint_of_run(name, run)
@@ -119,9 +128,10 @@ def _local_folder(name: str, path: Path) -> ModelLocation:
         return _checkpoint_of_run(name, path)
     if any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
         return ModelLocation(name, str(path.resolve()), is_local=True)
+    inside = sorted(path.glob(f"*{SUFFIX}"))
     raise ModelError(
         f"the folder {path} is not a model: it has neither config.json nor adapter_config.json",
-        _ACCEPTED,
+        f"give its GGUF file, {Path(name) / inside[0].name}" if inside else _ACCEPTED,
     )
 
 
@@ -139,10 +149,11 @@ def _checkpoint_of_run(name: str, run: Path) -> ModelLocation:
 def identify(location: ModelLocation, *, role: str) -> ModelRecord:
     """Returns the manifest's record of a model: its name, with a content hash or commit.
 
-    The hash is of a local folder's files, the commit of a hub model.
+    The hash is of a local folder's files or of a GGUF file, the commit of a hub model.
     """
     if location.is_local:
-        sha256 = record_folder(location.folder).sha256
+        record = record_file if location.is_gguf else record_folder
+        sha256 = record(location.folder).sha256
         return ModelRecord(role=role, name=location.name, location=location.recorded, sha256=sha256)
     revision = _hub_commit(location.location)
     return ModelRecord(role=role, name=location.name, location=location.location, revision=revision)

@@ -39,7 +39,8 @@ class Checker:
         folder = Path(record.location)
         if record.sha256 is None:
             return State.UNCHECKED
-        size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+        files = [folder] if folder.is_file() else folder.rglob("*")
+        size = sum(p.stat().st_size for p in files if p.is_file())
         return self.file(
             FileRecord(path=record.location, sha256=record.sha256, num_bytes=size), folder
         )

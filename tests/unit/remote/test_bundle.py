@@ -10,6 +10,7 @@ import pytest
 
 from fakes.conversations import answer, user
 from fakes.elsewhere import away, box, lay_out, own_machine, packed_run
+from fakes.gguf_files import write_gguf
 from fakes.training import make_project, write_run_files
 from stillroom.errors import InputError, RunError
 from stillroom.files import file_sha256, write_json
@@ -114,6 +115,34 @@ def test_a_models_run_and_the_base_of_an_adapter_go_with_it(tmp_path, workspace,
     assert f"outside{base}/model.safetensors" in places
     # What is part of Stillroom is there already.
     assert not [place for place in places if "demo" in place]
+
+
+def test_a_gguf_file_goes_as_it_is_and_is_converted_elsewhere(tmp_path, workspace, tiny_models):
+    real = write_gguf(tmp_path / "tiny.gguf", tiny_models.load("llama"))
+    (workspace.root / "link.gguf").symlink_to(real)
+    project = make_project(workspace.root, "sft", Path("link.gguf"))
+    project.write(ROWS)
+    project.write_config()
+    request = StartTraining()
+    needs = needs_of_training(request, plan_request(workspace, request))
+
+    packed, run = packed_run(workspace, Needs(models=needs.models, extras=needs.extras))
+    base = tmp_path / "there"
+    variable = lay_out(run, packed.spec, base)
+
+    assert [place for place in places_of(workspace, needs) if place.endswith("gguf")] == [
+        f"outside{real}"
+    ]
+    assert "gguf" in packed.spec.extras
+    with away(variable):
+        for name in ("link.gguf", str(real)):
+            location = locate_model(Workspace(base / "workspace"), name)
+            assert location.folder == base / f"outside{real}"
+            record = identify(location, role="student")
+            assert (record.location, record.sha256) == (str(real), file_sha256(real))
+    student = make_project(workspace.root, "sft", Path("demo/student"))
+    student.write_config()
+    assert needs_of_training(request, plan_request(workspace, request)).extras == ["train"]
 
 
 def test_a_run_goes_on_elsewhere_from_its_last_checkpoint(workspace, tiny_models):

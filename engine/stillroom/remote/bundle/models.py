@@ -31,7 +31,7 @@ def add_model(workspace: Workspace, places: FileLayout, model: ModelLocation) ->
     """Adds a local model with its run's records and, if it is an adapter, its base model."""
     if not model.is_local:
         return
-    places.add_folder(model.folder)
+    places.add_all([model.folder])
     _add_alias(workspace, places, model)
     _add_checkpoint_run(workspace, places, model.folder)
     if model.is_adapter:
@@ -49,14 +49,18 @@ def add_tokenizer_files(workspace: Workspace, places: FileLayout, name: str) -> 
     with suppress(EngineError):
         model = locate_model(workspace, name)
         if model.is_local:
-            places.add_folder(model.folder, most_bytes=_TOKENIZER_BYTES)
+            # The tokenizer of a GGUF file is in the file.
+            if model.is_gguf:
+                places.add(model.folder)
+            else:
+                places.add_folder(model.folder, most_bytes=_TOKENIZER_BYTES)
             _add_alias(workspace, places, model)
 
 
 def _add_alias(workspace: Workspace, places: FileLayout, model: ModelLocation) -> None:
-    """Maps the model's name, as written in config.yml or a request, to its folder's place."""
+    """Maps the model's name, as written in config.yml or a request, to the place of its files."""
     named = workspace.path(model.name)
-    if named.is_dir() and not RunFolder(named).is_run:
+    if named.exists() and not RunFolder(named).is_run:
         places.add_alias(model.name, model.folder)
 
 
@@ -81,7 +85,7 @@ def add_resume_files(workspace: Workspace, places: FileLayout, run_id: str) -> N
 def add_card_inputs(workspace: Workspace, places: FileLayout, model: ModelLocation) -> None:
     """Adds the inputs of an export's model card: earlier runs, their rows, and evaluations."""
     for stage in _stages(workspace, model):
-        if stage.folder != model.folder:
+        if stage.folder != model.folder and not stage.is_gguf:
             places.add_folder(stage.folder, most_bytes=_SMALL_BYTES)
         _add_checkpoint_run(workspace, places, stage.folder)
         if stage.record is not None:

@@ -58,6 +58,7 @@ def needs_of_training(request: StartTraining, plan: TrainingPlan) -> Needs:
     sections = (config.model, *(teacher.section for teacher in config.teachers))
     extras = {
         "train": True,
+        "gguf": any(model.is_gguf for model in plan.models),
         "qlora": any(section.quantization is not None for section in sections),
         "browse": config.rollout.browse,
         "track": trainer.tensorboard or trainer.wandb_project is not None,
@@ -115,11 +116,12 @@ def needs_of_export(request: ExportModel, plan: ExportPlan) -> Needs:
     needs = needs_of_evaluation(verified) if verified is not None else Needs()
     base = [plan.base] if plan.base is not None else []
     models = [plan.checkpoint, *base, *needs.models]
+    extras = {"train", *needs.extras} | ({"gguf"} if any(m.is_gguf for m in models) else set())
     return replace(
         needs,
         models=models,
         outputs=[request.output],
-        extras=sorted({"train", *needs.extras}),
+        extras=sorted(extras),
         exported=plan.checkpoint,
     )
 
@@ -141,7 +143,11 @@ def _needs_of_rollouts(
         "the judge": plan.judge.endpoint if plan.judge is not None else None,
         "the critic": policies[1],
     }
-    extras = {"train": bool(loaded), "browse": plan.options.browse}
+    extras = {
+        "train": bool(loaded),
+        "gguf": any(model.is_gguf for model in loaded),
+        "browse": plan.options.browse,
+    }
     return Needs(
         files=[*(p for p in plan.inputs if p not in _folders(loaded)), *prompts],
         prompts=[plan.prompts_file, *prompts],

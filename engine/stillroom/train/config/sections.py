@@ -28,7 +28,7 @@ class ModelSection(ConfigSection):
     """The student: which model it is, and how it is loaded."""
 
     path: str
-    """The student: a hub id, folder, run id or demo/student."""
+    """The student: a hub id, folder, GGUF file, run id or demo/student."""
     qlora_rank: Annotated[int, Field(ge=0, le=1024)] = 32
     """The rank of the LoRA adapter; 0 trains all weights instead."""
     qlora_alpha: Annotated[int, Field(ge=1)] | None = None

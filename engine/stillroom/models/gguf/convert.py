@@ -1,0 +1,245 @@
+"""Writes a GGUF file's model as a Hugging Face folder: configuration, weights and tokenizer.
+
+transformers reads such files too, but takes sizes from defaults that the file states, and leaves
+out weights without a word.
+"""
+
+import contextlib
+import io
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GenerationConfig,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from stillroom.errors import ModelError
+from stillroom.models.gguf.header import OTHER_FORM, GgufHeader, StoredTensor, read_header
+from stillroom.models.gguf.tokenizer import check_saved, special_ids, tokenizer_of
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16}
+"""The dtypes of files of floats; weights from blocks are stored in bf16, as models come."""
+_SPARE_BYTES = 64 << 20
+_TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_IN_A_LAYER = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+_IN_A_GEMMA_LAYER = {
+    **_IN_A_LAYER,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+"""The names of weights in llama.cpp and in transformers."""
+_CONFIGS: dict[str, Any] = {
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "gemma3": Gemma3TextConfig,
+}
+_ROPE_FACTORS = "rope_freqs.weight"
+# Of Llama 3.1 and later; only the factor differs between their sizes.
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_LLAMA3_FACTORS = (8.0, 16.0, 32.0)
+_GEMMA3_27B_LAYERS = 62
+
+
+def write_folder(path: Path, target: Path) -> None:
+    """Writes the model of a GGUF file to the folder `target`, from which transformers loads it.
+
+    Raises ModelError unless exactly the file's weights are those of its model.
+    """
+    header = read_header(path)
+    dtype = _DTYPES.get(header.number_format, torch.bfloat16)
+    _require_space(target, header.loaded_bytes())
+    transformers.utils.logging.disable_progress_bar()
+    # Whether a run converts or finds the folder must not change its random numbers.
+    with torch.random.fork_rng(), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            tokenizer = tokenizer_of(header)
+            model = _load(header, dtype)
+        except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+            raise ModelError(
+                f"{path} cannot be converted: {type(error).__name__}: {error}", OTHER_FORM
+            ) from error
+        tokenizer.save_pretrained(target)
+        model.save_pretrained(target)
+        check_saved(tokenizer, target, header)
+
+
+def _load(header: GgufHeader, dtype: torch.dtype) -> Any:
+    config = _config(header)
+    # Without weights, which the file's replace; only the file's are saved.
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    weights = {name: tensor.to(dtype) for name, tensor in _weights(header)}
+    report = model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set[str]()
+    if missing := sorted({*report.missing_keys} - tied):
+        raise ModelError(
+            f"{header.path} lacks {len(missing)} of its model's weights, e.g. {missing[0]}",
+            OTHER_FORM,
+        )
+    if unknown := report.unexpected_keys:
+        raise ModelError(
+            f"{header.path} holds {len(unknown)} weights that the {header.architecture} of "
+            f"transformers does not take, e.g. {unknown[0]}",
+            OTHER_FORM,
+        )
+    special = special_ids(header)
+    model.generation_config = GenerationConfig(
+        bos_token_id=special.bos, eos_token_id=special.ends, pad_token_id=special.pad
+    )
+    return model
+
+
+def _weights(header: GgufHeader) -> Iterator[tuple[str, Tensor]]:
+    """Yields each weight under its name in transformers, as transformers computes with it."""
+    kind = header.architecture
+    inside = _IN_A_GEMMA_LAYER if kind == "gemma3" else _IN_A_LAYER
+    heads = {
+        "attn_q": header.of_model("attention.head_count"),
+        "attn_k": header.of_model("attention.head_count_kv"),
+    }
+    for stored, tensor in header.tensors.items():
+        if stored == _ROPE_FACTORS:
+            continue
+        part, _, ending = stored.rpartition(".")
+        *layer, part = part.split(".")
+        # A weight without a known name is reported under its own.
+        name = _TOP.get(part) if not layer else inside.get(part)
+        data = _read(header, tensor)
+        if kind == "llama" and part in heads:
+            data = _apart(data, heads[part])
+        if kind == "gemma3" and part.endswith("norm"):
+            data -= 1
+        before = f"model.layers.{layer[1]}." if layer[:1] == ["blk"] else ""
+        yield (f"{before}{name}.{ending}" if name else stored), data
+
+
+def _read(header: GgufHeader, tensor: StoredTensor) -> Tensor:
+    """Returns the numbers of a tensor, computed from its blocks."""
+    import gguf
+
+    start = header.weights_start + tensor.offset
+    data = np.fromfile(header.path, np.uint8, count=tensor.num_bytes, offset=start)
+    rows = data.reshape(*tensor.shape[:-1], -1)
+    kind = gguf.GGMLQuantizationType(tensor.kind)
+    floats = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
+    numbers = rows.view(floats[kind]) if kind in floats else gguf.dequantize(rows, kind)
+    return torch.from_numpy(numbers.astype(np.float32))
+
+
+def _apart(data: Tensor, num_heads: int) -> Tensor:
+    """Returns a projection with the halves of each head apart, which llama.cpp interleaves."""
+    half = data.shape[0] // num_heads // 2
+    return data.reshape(num_heads, half, 2, *data.shape[1:]).transpose(1, 2).reshape(data.shape)
+
+
+def _config(header: GgufHeader) -> Any:
+    """Returns the configuration that the file states, or llama.cpp implies."""
+
+    def of(key: str) -> Any:
+        if (value := header.of_model(key)) is None:
+            raise ValueError(f"it does not say its {key}")
+        return value
+
+    width, heads = of("embedding_length"), of("attention.head_count")
+    lengths = ("attention.key_length", "rope.dimension_count")
+    head_dim = next((n for key in lengths if (n := header.of_model(key))), width // heads)
+    special = special_ids(header)
+    settings: dict[str, Any] = {
+        "vocab_size": header.tensors["token_embd.weight"].shape[0],
+        "hidden_size": width,
+        "intermediate_size": of("feed_forward_length"),
+        "num_hidden_layers": of("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": header.of_model("attention.head_count_kv") or heads,
+        "max_position_embeddings": of("context_length"),
+        "rms_norm_eps": of("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "bos_token_id": special.bos,
+        "eos_token_id": special.ends,
+        "pad_token_id": special.pad,
+    }
+    theta = {"rope_type": "default", "rope_theta": header.of_model("rope.freq_base") or 10_000.0}
+    has_bias = "blk.0.attn_q.bias" in header.tensors
+    match header.architecture:
+        case "qwen2":
+            own = {"rope_parameters": theta}
+        case "gemma3":
+            is_largest = of("block_count") == _GEMMA3_27B_LAYERS
+            own = {
+                "head_dim": head_dim,
+                "sliding_window": of("attention.sliding_window"),
+                "query_pre_attn_scalar": width // heads if is_largest else head_dim,
+                # Layers with a window have another base, which no file states.
+                "rope_parameters": {
+                    "full_attention": theta,
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+                },
+            }
+        case _:
+            own = {"rope_parameters": theta, "head_dim": head_dim, "attention_bias": has_bias}
+    config = _CONFIGS[header.architecture](**settings, **own)
+    if _ROPE_FACTORS in header.tensors:
+        _set_llama3_rope(config, header)
+    return config
+
+
+def _set_llama3_rope(config: Any, header: GgufHeader) -> None:
+    """Finds the scaling of Llama 3's positions, of which the file holds only the result."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    stored = _read(header, header.tensors[_ROPE_FACTORS]).double()
+    theta, dimension = config.rope_parameters["rope_theta"], config.head_dim
+    unscaled = 1.0 / theta ** (torch.arange(0, dimension, 2, dtype=torch.float64) / dimension)
+    for factor in _LLAMA3_FACTORS:
+        config.rope_parameters = {"rope_theta": theta, "factor": factor, **_LLAMA3_ROPE}
+        scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+        if torch.allclose(unscaled / scaled.double(), stored, rtol=1e-3):
+            return
+    raise ModelError(
+        f"{header.path} scales its positions in a way that is none of Llama 3's", OTHER_FORM
+    )
+
+
+def _require_space(target: Path, num_bytes: int) -> None:
+    free, needed = shutil.disk_usage(target).free, num_bytes + _SPARE_BYTES
+    if free < needed:
+        raise ModelError(
+            f"the converted model needs about {needed / 1e9:.1f} GB, and {target.parent} has "
+            f"{free / 1e9:.1f} GB",
+            "free disk space there, or set XDG_CACHE_HOME to a folder on another disk",
+        )

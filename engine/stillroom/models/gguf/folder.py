@@ -1,0 +1,100 @@
+"""The Hugging Face folder of a GGUF file, converted once into the user's cache folder."""
+
+import os
+import shutil
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from stillroom.errors import ModelError, missing_extra
+from stillroom.files import FileLock, file_sha256, wait_for_disk
+from stillroom.models.gguf.header import check_gguf
+from stillroom.models.resolve import ModelLocation
+from stillroom.places import make_folder, rename_folder
+
+# To be raised when a conversion writes something else than before.
+_CONVERSION = 1
+_POLL_S = 0.2
+_LONGEST_WAIT_S = 2 * 3600.0
+
+
+def files_of(location: ModelLocation) -> str:
+    """Returns what transformers loads: a hub id, or a folder, to which a GGUF file is converted."""
+    return str(converted(location.folder)) if location.is_gguf else location.location
+
+
+def converted(path: Path) -> Path:
+    """Returns the folder that holds a GGUF file's model, and converts the file first if need be.
+
+    Of several processes one converts, while the others wait. Raises ModelError for a file that
+    cannot be converted, and MissingExtraError without the package gguf.
+    """
+    check_gguf(path)
+    before = _stamp(path)
+    folder = cache_folder() / f"{_sha256(path, before)[:32]}-{_CONVERSION}"
+    if folder.is_dir():
+        return folder
+    if find_spec("gguf") is None:
+        raise missing_extra("gguf", f"the GGUF file {path.name}")
+    lock = FileLock(folder.with_suffix(".lock"))
+    try:
+        make_folder(folder.parent)
+        _acquire(lock, path)
+        if not folder.is_dir():
+            _convert(path, folder, before)
+    except OSError as error:
+        raise ModelError(
+            f"{path} cannot be converted into {folder.parent}: {error}",
+            "free disk space there, or set XDG_CACHE_HOME to a folder on another disk",
+        ) from error
+    finally:
+        lock.release()
+    return folder
+
+
+def cache_folder() -> Path:
+    """Returns the folder of converted models: `stillroom/gguf` in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    # Nothing is written through a link, and a home folder may be one.
+    return (Path(base) if base else Path.home() / ".cache").resolve() / "stillroom" / "gguf"
+
+
+def _convert(path: Path, folder: Path, before: tuple[int, int]) -> None:
+    # It loads torch.
+    from stillroom.models.gguf.convert import write_folder
+
+    partial = folder.with_name(f".{folder.name}.partial")
+    # What a process that was killed left behind: this one has the lock.
+    shutil.rmtree(partial, ignore_errors=True)
+    make_folder(partial)
+    try:
+        write_folder(path, partial)
+        if _stamp(path) != before:
+            raise ModelError(
+                f"{path} has changed while it was converted",
+                "repeat the call once no other program writes to the file",
+            )
+        for file in (*partial.iterdir(), partial):
+            wait_for_disk(file)
+        rename_folder(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _acquire(lock: FileLock, path: Path) -> None:
+    if not lock.acquire_within(_LONGEST_WAIT_S, poll_s=_POLL_S):
+        raise ModelError(
+            f"another process has been converting {path} for {_LONGEST_WAIT_S / 3600:g} hours",
+            f"end the process that holds {lock.path}",
+        )
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
+@lru_cache(maxsize=32)
+def _sha256(path: Path, _stamp: tuple[int, int]) -> str:
+    return file_sha256(path)

@@ -1,0 +1,266 @@
+"""Reads what a GGUF file says of its model, within bounds; needs no torch.
+
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+import math
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from stillroom import bounds
+from stillroom.errors import ModelError
+
+SUFFIX = ".gguf"
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+"""The architectures whose conversion was compared with llama.cpp's answers."""
+_WORDS = ("gpt-2", "smollm", "llama-bpe", "qwen2")
+"""The ways to cut a text into words (`tokenizer.ggml.pre`) of byte-level tokenizers."""
+
+OTHER_FORM = "give the model's Hugging Face folder or hub id"
+
+_MAGIC, _VERSIONS = b"GGUF", (2, 3)
+_STRING, _ARRAY = 8, 9
+_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
+            12: "d"}  # fmt: skip
+_ALIGNMENT = 32
+_FLOATS = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2)}
+_BLOCKS = {
+    2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56),
+}  # fmt: skip
+"""By the number of a tensor's type: its name, the weights of a block and the block's bytes."""
+_TYPES = {**_FLOATS, **_BLOCKS}
+_OTHER_TYPES = {34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor of a GGUF file: its place, and how its numbers are stored."""
+
+    name: str
+    shape: tuple[int, ...]
+    """The size of each dimension, the one whose weights are next to one another last."""
+    kind: int
+    offset: int
+    """From the start of the weights, in bytes."""
+
+    @property
+    def num_weights(self) -> int:
+        """The number of its weights."""
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that it takes in the file. Raises KeyError for an unknown type."""
+        _, weights, size = _TYPES[self.kind]
+        return self.num_weights // weights * size
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """All that a GGUF file says before its weights."""
+
+    path: Path
+    values: Mapping[str, Any]
+    """The metadata; of a list of texts only its length."""
+    tensors: Mapping[str, StoredTensor]
+    weights_start: int
+
+    @property
+    def architecture(self) -> str:
+        """The kind of model, as llama.cpp names it."""
+        return str(self.values.get("general.architecture"))
+
+    @property
+    def number_format(self) -> str:
+        """The format of its numbers: `F32`, `F16`, `BF16`, or the name of most of its blocks."""
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            name = _TYPES[tensor.kind][0]
+            sizes[name] = sizes.get(name, 0) + tensor.num_weights
+        blocks = {name: size for name, size in sizes.items() if name not in _float_names()}
+        return max(blocks or sizes, key=lambda name: sizes[name], default="F32")
+
+    def loaded_bytes(self, *, bits: int | None = None) -> int:
+        """Returns the bytes of its weights once converted, or in a format of so many bits."""
+        num_weights = sum(tensor.num_weights for tensor in self.tensors.values())
+        return num_weights * (bits or (32 if self.number_format == "F32" else 16)) // 8
+
+    def of_model(self, key: str) -> Any:
+        """Returns the architecture's own value under a key, such as `block_count`, or None."""
+        return self.values.get(f"{self.architecture}.{key}")
+
+
+def _float_names() -> set[str]:
+    return {name for name, _, _ in _FLOATS.values()}
+
+
+def is_gguf(path: Path) -> bool:
+    """Returns whether a path is a file that names itself a GGUF file, or is named like one."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(len(_MAGIC)) == _MAGIC or path.suffix == SUFFIX
+
+
+def check_gguf(path: Path) -> None:
+    """Raises ModelError for a GGUF file that cannot be converted, naming what it has."""
+    stat = path.stat()
+    _check(path, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=32)
+def _check(path: Path, size: int, _changed: int) -> None:
+    header = read_header(path)
+    _check_kind(header)
+    _check_tokenizer(header)
+    _check_weights(header, size)
+
+
+def _refuse(header: GgufHeader, has: str, fix: str) -> ModelError:
+    return ModelError(f"{header.path} {has}", fix)
+
+
+def _check_kind(header: GgufHeader) -> None:
+    if header.architecture not in ARCHITECTURES:
+        raise _refuse(
+            header,
+            f"holds a model of architecture {header.architecture!r}, which is not converted",
+            f"{OTHER_FORM}; GGUF files are taken of {', '.join(ARCHITECTURES)}",
+        )
+    if (num_parts := header.values.get("split.count", 0)) > 1:
+        raise _refuse(
+            header,
+            f"is one of {num_parts} parts of a model",
+            "join them with llama.cpp's `llama-gguf-split --merge`, and give the whole file",
+        )
+    if num_experts := header.of_model("expert_count"):
+        raise _refuse(header, f"has {num_experts} experts, which are not converted", OTHER_FORM)
+    scaling = header.of_model("rope.scaling.type")
+    if scaling not in (None, "none"):
+        raise _refuse(header, f"has rope scaling of type {scaling!r}, not converted", OTHER_FORM)
+
+
+def _check_tokenizer(header: GgufHeader) -> None:
+    model = header.values.get("tokenizer.ggml.model")
+    words = header.values.get("tokenizer.ggml.pre", "default")
+    is_gemma = header.architecture.startswith("gemma")
+    if model == ("llama" if is_gemma else "gpt2") and (is_gemma or words in _WORDS):
+        return
+    raise _refuse(
+        header,
+        f"has a tokenizer of kind {model!r} that cuts text as {words!r}, which is not converted: "
+        "texts would get other tokens than the model was trained on",
+        f"{OTHER_FORM}; kinds that are converted: gpt2 with {', '.join(_WORDS)}, and Gemma's",
+    )
+
+
+def _check_weights(header: GgufHeader, size: int) -> None:
+    for tensor in header.tensors.values():
+        if tensor.kind not in _TYPES:
+            name = _OTHER_TYPES.get(tensor.kind, f"number {tensor.kind}")
+            raise _refuse(
+                header,
+                f"stores {tensor.name} in the type {name}, which is not converted",
+                f"give a file with {', '.join(name for name, _, _ in _TYPES.values())}",
+            )
+    ends = [tensor.offset + tensor.num_bytes for tensor in header.tensors.values()]
+    if (end := header.weights_start + max(ends, default=0)) > size:
+        raise _refuse(header, f"is incomplete: {size} bytes of {end}", "download or copy it again")
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Returns the header of a GGUF file.
+
+    Raises ModelError for a file that is damaged or of another version.
+    """
+    with path.open("rb") as stream:
+        try:
+            reader = _Reader(stream, os.fstat(stream.fileno()).st_size)
+            return _read(path, reader)
+        except (struct.error, ValueError, OverflowError, KeyError) as error:
+            reason = str(error) or "it ends early"
+            raise ModelError(
+                f"{path} is no readable GGUF file: {reason}", "download or copy it again"
+            ) from error
+
+
+def _read(path: Path, reader: "_Reader") -> GgufHeader:
+    magic, version, num_tensors, num_values = reader.unpack("<4sIQQ")
+    if magic != _MAGIC:
+        raise ValueError("it does not begin with GGUF")
+    if version not in _VERSIONS:
+        raise ValueError(f"its version {version} is none of {_VERSIONS} (little-endian)")
+    if max(num_tensors, num_values) > bounds.GGUF_ENTRIES.most:
+        raise ValueError(f"it says it has {num_values} values and {num_tensors} tensors")
+    values: dict[str, Any] = {}
+    for _ in range(num_values):
+        key = reader.text()
+        values[key] = reader.value()
+    tensors: dict[str, StoredTensor] = {}
+    for _ in range(num_tensors):
+        name = reader.text()
+        (num_dimensions,) = reader.unpack("<I")
+        if num_dimensions > 4:
+            raise ValueError(f"its tensor {name} has {num_dimensions} dimensions")
+        shape = reader.unpack(f"<{num_dimensions}Q")
+        kind, offset = reader.unpack("<IQ")
+        tensors[name] = StoredTensor(name, shape[::-1], kind, offset)
+    alignment = int(values.get("general.alignment", _ALIGNMENT)) or _ALIGNMENT
+    start = -(-reader.place // alignment) * alignment
+    return GgufHeader(path, values, tensors, start)
+
+
+class _Reader:
+    """Reads values one after the other, never more than the file and the bounds hold."""
+
+    def __init__(self, stream: BinaryIO, size: int) -> None:
+        self._stream, self._left = stream, min(size, bounds.GGUF_HEADER.most)
+        self.place = 0
+
+    def _take(self, num_bytes: int) -> None:
+        self._left -= num_bytes
+        self.place += num_bytes
+        if self._left < 0:
+            raise ValueError("it ends early, or its metadata is longer than a model's")
+
+    def unpack(self, layout: str) -> tuple[Any, ...]:
+        """Returns the next values of a fixed layout."""
+        size = struct.calcsize(layout)
+        self._take(size)
+        return struct.unpack(layout, self._stream.read(size))
+
+    def text(self) -> str:
+        """Returns the next text."""
+        (length,) = self.unpack("<Q")
+        self._take(length)
+        return self._stream.read(length).decode("utf-8", errors="replace")
+
+    def value(self) -> Any:
+        """Returns the next value; of a list of texts only its length."""
+        (kind,) = self.unpack("<I")
+        if kind == _STRING:
+            return self.text()
+        if kind != _ARRAY:
+            return self.unpack(f"<{_FORMATS[kind]}")[0]
+        inner, num = self.unpack("<IQ")
+        if inner in _FORMATS:
+            if num > self._left:
+                raise ValueError(f"it has a list of {num} values")
+            return list(self.unpack(f"<{num}{_FORMATS[inner]}"))
+        if inner != _STRING:
+            raise ValueError(f"it has a list of type {inner}")
+        for _ in range(num):
+            (length,) = self.unpack("<Q")
+            self._take(length)
+            self._stream.seek(length, os.SEEK_CUR)
+        return num
