@@ -1,5 +1,7 @@
 """Ten families of chat templates, each in the shape of a well-known one and written for the tests.
 
+The three templates that come with Stillroom follow them.
+
 With each goes a tokenizer of the same kind as the family's, trained here on a few lines. The
 shapes keep what makes masks hard: dropped thinking, other ends of earlier turns, headers in the
 midst of a turn, no header at all, tools that move with the conversation.
@@ -13,6 +15,7 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from fakes import chat_templates
+from stillroom.data.chat.named import template_file
 
 # Calls between marks, replies after them without a header, thinking never repeated.
 DEEPSEEK = """\
@@ -263,6 +266,20 @@ MASK_FAMILIES = {
          "<|observation|>"),
         _HERMES_MARKUP,
         has_thinking=True,
+    ),
+    "our-chatml": MaskFamily(
+        template_file("chatml").read_text("utf-8"),
+        ("<|endoftext|>", "<|im_end|>", "<|im_start|>"),
+    ),
+    "our-llama3": MaskFamily(
+        template_file("llama3").read_text("utf-8"),
+        ("<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"),
+    ),
+    "our-gemma": MaskFamily(
+        template_file("gemma").read_text("utf-8"),
+        ("<bos>", "<end_of_turn>", "<start_of_turn>"),
+        kind=blanks_as_marks,
+        has_tools=False,
     ),
 }  # fmt: skip
 

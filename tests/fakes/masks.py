@@ -1,4 +1,4 @@
-"""What masks are held against: ten families' tokenizers, what ends their turns, what is trained."""
+"""What masks are held against: the families' tokenizers, what ends their turns, what is trained."""
 
 from fakes.conversations import PRICE
 from fakes.mask_families import MASK_FAMILIES, mask_tokenizer
@@ -13,6 +13,8 @@ ENDS = {
     "deepseek": {"<|eos|>"},
     "harmony": {"<|return|>", "<|call|>"},
     "glm": {"<|endoftext|>"},
+    "our-llama3": {"<|eot_id|>"},
+    "our-gemma": {"<end_of_turn>"},
 }
 SEES = {**PRICE, "function": {**PRICE["function"], "description": "It looks up a price."}}
 

@@ -116,18 +116,24 @@ def context_length(model: Any) -> int:
     return int(trained * stretch)
 
 
-def load_tokenizer(location: ModelLocation) -> Any:
-    """Returns a model's tokenizer. Raises ModelError unless it has exactly one chat template."""
+def load_tokenizer(location: ModelLocation, *, chat_template: str | None = None) -> Any:
+    """Returns a model's tokenizer, on request with another chat template than its own.
+
+    Raises ModelError unless it has exactly one chat template.
+    """
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(files_of(location))
     except (OSError, ValueError, KeyError) as error:
         raise _cannot_load("tokenizer", location, error) from error
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
     if not tokenizer.chat_template:
         tokenizer.chat_template = _processor_template(location)
     if not tokenizer.chat_template:
         raise ModelError(
             f"the tokenizer of {location.name!r} has no chat template",
-            "use an instruct model, or add chat_template.jinja to the model's folder",
+            "use an instruct model; to train this one, set model.chat_template in config.yml; or "
+            "add chat_template.jinja to the model's folder",
         )
     if not isinstance(tokenizer.chat_template, str):
         names = ", ".join(sorted(tokenizer.chat_template))

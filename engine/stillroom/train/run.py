@@ -74,7 +74,8 @@ def train_in_process(
     config = plan.config
     point = find_resume_point(workspace, request.resume) if request.resume else None
     rows = [*plan.train_files, *plan.rows_files]
-    files = [plan.config_file, *rows, *plan.context_files, *plan.code_files]
+    others = [*plan.context_files, *plan.code_files, *plan.template_files]
+    files = [plan.config_file, *rows, *others]
     # The files are hashed while they are read, and must be unchanged since the start.
     with Recording(files, copies={plan.config_file: plan.config_source}) as recording:
         prompts = read_prompts(plan)

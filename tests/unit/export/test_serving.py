@@ -26,6 +26,9 @@ PARSERS = {
     "deepseek": None,  # marks of its own, not those of the model it is shaped after
     "harmony": "openai",
     "glm": "glm45",
+    "our-chatml": "hermes",
+    "our-llama3": "llama3_json",
+    "our-gemma": None,
 }
 
 

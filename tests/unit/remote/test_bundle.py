@@ -145,6 +145,27 @@ def test_a_gguf_file_goes_as_it_is_and_is_converted_elsewhere(tmp_path, workspac
     assert needs_of_training(request, plan_request(workspace, request)).extras == ["train"]
 
 
+def test_the_chat_template_of_a_training_goes_with_it_without_its_models_weights(workspace):
+    other = model_folder(workspace.root / "other")
+    with (other / "model.safetensors").open("wb") as weights:
+        weights.truncate(1 << 30)
+    written(workspace.root / "mine.jinja")
+    project = make_project(workspace.root, "sft", Path("demo/student"))
+    project.write(ROWS)
+    request = StartTraining()
+
+    def sent(template: str) -> list[str]:
+        project.config["model"]["chat_template"] = template
+        project.write_config()
+        needs = needs_of_training(request, plan_request(workspace, request))
+        return places_of(workspace, Needs(files=needs.files, tokenizers=needs.tokenizers))
+
+    rows = ["workspace/train.jsonl"]
+    assert sent("mine.jinja") == [*rows, "workspace/mine.jinja"]
+    assert sent("other") == [*rows, "workspace/other/config.json"]
+    assert sent("chatml") == rows
+
+
 def test_a_run_goes_on_elsewhere_from_its_last_checkpoint(workspace, tiny_models):
     start = tiny_models.folder("llama", "chatml")
     project = make_project(workspace.root, "sft", start, trainer={"save_step": 1, "num_epochs": 2})

@@ -11,6 +11,7 @@ from stillroom.rollout.plan import GenerationPlan, RolloutPlan
 from stillroom.rollout.rescore.request import ScoreRollouts, ScoringPlan
 from stillroom.teachers.providers import Endpoint
 from stillroom.tools.user.file import UserFile
+from stillroom.train.config.chat_template import TemplateSource
 from stillroom.train.config.request import StartTraining, TrainingPlan
 
 
@@ -73,7 +74,8 @@ def needs_of_training(request: StartTraining, plan: TrainingPlan) -> Needs:
             teacher.tokenizer or teacher.path
             for teacher in config.teachers
             if teacher.section.is_served
-        ],
+        ]
+        + _named_model(plan.template),
         code=_files(plan.tools_file, plan.rewards_file),
         servers=config.rollout.mcp_servers,
         addresses=list(_addresses_of_training(plan)),
@@ -184,6 +186,13 @@ def _folders(models: Sequence[ModelLocation]) -> set[Path]:
 
 def _files(*files: UserFile | None) -> list[UserFile]:
     return [file for file in files if file is not None]
+
+
+def _named_model(template: TemplateSource | None) -> list[str]:
+    """Returns the model whose chat template the student gets, or []."""
+    if template is None or not isinstance(template.origin, ModelLocation):
+        return []
+    return [template.name]
 
 
 def _enabled(extras: dict[str, bool]) -> list[str]:

@@ -30,6 +30,7 @@ from stillroom.settings import Workspace
 from stillroom.tools.mcp.spec import parse_spec
 from stillroom.tools.user.file import UserFile, read_user_file
 from stillroom.tools.user.pool import TOOLS_FILE, schemas_in
+from stillroom.train.config.chat_template import TemplateSource, template_source
 from stillroom.train.config.distill_sections import served_teacher
 from stillroom.train.config.file import config_notes, load_config, read_config
 from stillroom.train.config.resume import TrainingState, find_resume_point, run_to_resume
@@ -165,6 +166,8 @@ class TrainingPlan:
     context_file: Path | None = None
     """The file that is appended to the teacher's system message."""
     views: PromptViews = UNCHANGED
+    template: TemplateSource | None = None
+    """The chat template for the student; None: its own."""
     notes: tuple[str, ...] = ()
     """Notes for the user on ignored keys and defaults of config.yml."""
 
@@ -184,6 +187,7 @@ class TrainingPlan:
             *self.context_files,
             *self.eval_files.values(),
             *self.code_files,
+            *self.template_files,
             *models,
         ]
 
@@ -212,6 +216,11 @@ class TrainingPlan:
     def context_files(self) -> list[Path]:
         """The file that is appended to the teacher's system message, or []."""
         return [self.context_file] if self.context_file is not None else []
+
+    @property
+    def template_files(self) -> list[Path]:
+        """The user's own file with the student's chat template, or []."""
+        return self.template.files if self.template is not None else []
 
     @property
     def key_names(self) -> list[str | None]:
@@ -279,6 +288,7 @@ def plan_request(
         models=models,
         context_file=context_file,
         views=_views(workspace, config, context_file),
+        template=template_source(workspace, config.model.chat_template),
         notes=tuple(notes),
     )
 

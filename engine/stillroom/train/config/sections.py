@@ -29,6 +29,9 @@ class ModelSection(ConfigSection):
 
     path: str
     """The student: a hub id, folder, GGUF file, run id or demo/student."""
+    chat_template: Annotated[str, Field(min_length=1)] | None = None
+    """The template of a base model, which its checkpoints keep: chatml, gemma, llama3, a .jinja
+    file, or a model whose template is taken. None: the model's own."""
     qlora_rank: Annotated[int, Field(ge=0, le=1024)] = 32
     """The rank of the LoRA adapter; 0 trains all weights instead."""
     qlora_alpha: Annotated[int, Field(ge=1)] | None = None

@@ -30,6 +30,7 @@ from stillroom.train.methods.sft import Targets, accumulate_nll, cold_start_step
 from stillroom.train.on_policy.policy_update import update_student
 from stillroom.train.on_policy.teachers import load_local_teacher, load_teachers, own_prompt
 from stillroom.train.on_policy.training_sequences import TrainingSequence
+from stillroom.train.planning.end_token import end_token_notes
 from stillroom.train.planning.forecast import RowTokens, Speed
 from stillroom.train.planning.unloaded_models import UnloadedStudent
 from stillroom.train.soft_targets.targets import SoftTargets, teacher_sequences
@@ -56,7 +57,7 @@ class Trial:
     load_s: float
     """The seconds that loading the student took."""
     notes: list[str]
-    """Notes on how rows run: packed, padded or one by one."""
+    """Notes on how rows run (packed, padded or one by one) and on how answers end."""
     reading_token_s: float = 0.0
     """The seconds per token of a teacher that scores rows before the first step; 0 without one."""
 
@@ -80,6 +81,8 @@ def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) 
             targets = SoftTargets(settings, teacher=teacher)
         else:
             reading_s = _scoring_seconds(teacher, light)
+    answers = [unit.chosen if isinstance(unit, TokenPair) else unit for unit in light]
+    end_notes = end_token_notes(student, config.model, answers)
     _step(student, config, heavy, optimizer, targets)
     accumulate_s, step_s = _step(student, config, light, optimizer, targets)
     num_light = sum(map(num_tokens, light))
@@ -89,7 +92,7 @@ def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) 
         memory_gb=peak_memory_gb(student.loaded.device),
         is_partial=len(heavy) < len(longest) or len(light) < len(units[:size]),
         load_s=load_s,
-        notes=student.head.notes,
+        notes=[*student.head.notes, *end_notes],
         reading_token_s=reading_s / num_light,
     )
 

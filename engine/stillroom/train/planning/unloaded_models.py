@@ -50,6 +50,7 @@ from stillroom.train.student.adapters import (
     describe_adapter,
     new_adapter,
 )
+from stillroom.train.student.chat import student_tokenizer
 from stillroom.train.student.collective import gathered_bytes
 from stillroom.train.student.model import max_pass_tokens, router_notes
 
@@ -214,7 +215,7 @@ def load_without_weights(
     Raises EngineError if the config cannot train it.
     """
     location = locate_model(workspace, config.model.path)
-    tokenizer = load_tokenizer(location)
+    tokenizer = student_tokenizer(workspace, config.model, location)
     if config.dataset_type == "distill":
         reasoning_variables(tokenizer.chat_template, config.rollout.reasoning_mode)
     base = adapter_base(workspace, location) if location.is_adapter else location

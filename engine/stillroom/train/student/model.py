@@ -15,7 +15,7 @@ from stillroom.lineage import ModelRecord
 from stillroom.models.batches import TokenBatch, TokenSequence, add_empty_passes, microbatches
 from stillroom.models.cpu.gradients import HandGradients
 from stillroom.models.lm_head import OutputHead
-from stillroom.models.load import LoadedModel, load_tokenizer, load_weights, stop_token_ids
+from stillroom.models.load import LoadedModel, load_weights, stop_token_ids
 from stillroom.models.multimodal import multimodal_config
 from stillroom.models.placement import enable_gradient_checkpointing, input_device
 from stillroom.models.precision import Precision
@@ -25,6 +25,7 @@ from stillroom.processes import peak_memory_bytes
 from stillroom.settings import Workspace
 from stillroom.train.config.sections import ModelSection, TrainerSection
 from stillroom.train.student.adapters import load_trained_adapter, new_adapter
+from stillroom.train.student.chat import student_tokenizer
 from stillroom.train.student.collective import ALONE, Collective, like, run_inside, shard, whole
 
 _FINAL_SHARE = 0.1
@@ -327,7 +328,7 @@ def load_student(
     """
     location = locate_model(workspace, section.path)
     torch.manual_seed(seed)
-    tokenizer = load_tokenizer(location)
+    tokenizer = student_tokenizer(workspace, section, location, resumed=resumed)
     if location.is_adapter:
         model = load_trained_adapter(workspace, location, section, keep_on_cpu=peers.is_sharded)
         base = adapter_base(workspace, location)

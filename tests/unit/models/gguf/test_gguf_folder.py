@@ -158,7 +158,7 @@ def test_the_ends_of_texts_and_of_turns_both_stop_the_model(tmp_path):
     assert names == ["<|endoftext|>", "<|im_end|>"]
     with pytest.raises(ModelError, match="no chat template") as caught:
         load_tokenizer(locate_model(Workspace(tmp_path), "tiny.gguf"))
-    assert "chat template" in str(caught.value)
+    assert "model.chat_template" in caught.value.fix
 
 
 def test_the_beginning_of_a_text_is_added_where_the_file_says_so(tmp_path):

@@ -1,0 +1,52 @@
+"""Finds the chat template that config.yml names for the student; loads no model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from stillroom import bounds
+from stillroom.data.chat.named import NAMED_TEMPLATES, template_file
+from stillroom.errors import ConfigError, EngineError
+from stillroom.models.resolve import ModelLocation, locate_model
+from stillroom.settings import Workspace
+
+_FIX = (
+    f"give one of {', '.join(NAMED_TEMPLATES)}, a .jinja file, or a model whose template is to be "
+    "used; paths are relative to the workspace"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSource:
+    """Where a chat template comes from: a file or a model."""
+
+    name: str
+    """What config.yml says."""
+    origin: Path | ModelLocation
+    """The file, or the model whose template is taken."""
+
+    @property
+    def files(self) -> list[Path]:
+        """The user's own file, or []."""
+        if self.name in NAMED_TEMPLATES or isinstance(self.origin, ModelLocation):
+            return []
+        return [self.origin]
+
+
+def template_source(workspace: Workspace, name: str | None) -> TemplateSource | None:
+    """Returns the source of `model.chat_template`; None if config.yml names none.
+
+    Raises EngineError if there is no such template, file or model.
+    """
+    if name is None:
+        return None
+    if name in NAMED_TEMPLATES:
+        return TemplateSource(name, template_file(name))
+    if name.endswith(".jinja"):
+        file = workspace.existing(name, label="model.chat_template")
+        if not file.is_file() or file.stat().st_size > bounds.INSTRUCTION.most:
+            raise ConfigError(f"model.chat_template {name!r} is not a file of a template", _FIX)
+        return TemplateSource(name, file)
+    try:
+        return TemplateSource(name, locate_model(workspace, name))
+    except EngineError as error:
+        raise ConfigError(f"model.chat_template {name!r}: {error.problem}", _FIX) from error
