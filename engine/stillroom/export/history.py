@@ -61,6 +61,8 @@ class TrainingStage:
     """The conversation format of its rows for the student; None if they have changed since."""
     answered_by: frozenset[str] | None = None
     """The models that answered its rows, according to the rollouts; None if unknown."""
+    stated_licence: str | None = None
+    """The licence of its starting model according to its config.yml."""
     eval_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """The evaluation metrics during training at this step, by name."""
 
@@ -101,6 +103,11 @@ class History:
     def conversation(self) -> TrainedConversation | None:
         """The conversation format of the last training; None if unknown."""
         return self.stages[-1].conversation if self.stages else None
+
+    @property
+    def stated_licence(self) -> str | None:
+        """The licence of the base that a training's config.yml states; None if none does."""
+        return next((s.stated_licence for s in self.stages if s.stated_licence), None)
 
     @property
     def with_tools(self) -> TrainingStage | None:
@@ -247,6 +254,7 @@ def _stage(
         instruction=_instruction(config, manifest),
         conversation=conversation,
         answered_by=answering_models(workspace, rows, ids) if rows else None,
+        stated_licence=(config.get("model") or {}).get("license"),
         eval_metrics=_eval_metrics(workspace, record),
     )
 

@@ -234,7 +234,7 @@ class Licence:
     """Who or what states the licence."""
 
 
-def licence_of(base: ModelLocation | None, stated: str | None = None) -> Licence | None:
+def licence_of(base: ModelLocation | None, stated: Licence | None = None) -> Licence | None:
     """Returns the licence of the base from its model card, else from its LICENSE file.
 
     If neither states a licence, it is the one that the user `stated`, or None.
@@ -250,9 +250,7 @@ def licence_of(base: ModelLocation | None, stated: str | None = None) -> Licence
             licence = read_licence(_read_beginning(card))
         if licence is None and base.is_local:
             licence = _licence_file(base.folder)
-    return licence or (
-        None if stated is None else Licence(stated, source="the user who exported it")
-    )
+    return licence or stated
 
 
 def _licence_in_gguf(path: Path) -> Licence | None:

@@ -84,7 +84,8 @@ def export_model(
     started = time.monotonic()
     plan = plan_export(workspace, request)
     history = read_history(workspace, plan.checkpoint, plan.base)
-    export = _Export(workspace, request, plan, history, licence_of(history.base, request.licence))
+    licence = licence_of(history.base, _stated_licence(request, history))
+    export = _Export(workspace, request, plan, history, licence)
     with export_folder(plan.output, run=folder, overwrite=request.overwrite) as target:
         written, gguf_file = _write(export, target, folder, reporter)
         RunFolder(folder).check_inputs()
@@ -123,6 +124,14 @@ def export_model(
         return result
     warnings = [warning for warning in result.warnings if warning != _NOT_LOADED]
     return msgspec.structs.replace(result, verified=verified, warnings=warnings)
+
+
+def _stated_licence(request: ExportModel, history: History) -> Licence | None:
+    """Returns the licence that the request, or a training's config.yml, states, if any."""
+    if request.licence is not None:
+        return Licence(request.licence, source="the user who exported it")
+    stated = history.stated_licence
+    return Licence(stated, source="the user's config.yml") if stated is not None else None
 
 
 def _result(
@@ -299,8 +308,14 @@ def _warnings(
 ) -> Iterator[str]:
     if licence is None:
         yield (
-            f"the licence of {history.base_name} is unknown: look it up before publishing, and "
-            "export again with licence=<its id>"
+            f"the licence of {history.base_name} is unknown: look it up before publishing, "
+            "and export again with licence=<its id> to state it (before training: model.license)"
+        )
+    stated = history.stated_licence
+    if licence is not None and stated not in (None, licence.id):
+        yield (
+            f"model.license in config.yml says {stated}, but {licence.source} says {licence.id}, "
+            "which the card shows"
         )
     if not history.evaluations:
         yield "this checkpoint was not evaluated, so the model card has no evaluation"

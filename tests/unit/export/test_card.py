@@ -146,21 +146,22 @@ def test_the_licence_comes_from_the_bases_own_files_or_from_the_user(tmp_path):
     assert licence_of(None) is None
     assert licence_of(BASE) is None  # never fetched from the hub
     assert licence_of(ModelLocation("demo/student", "/", is_local=True)) == Licence("apache-2.0")
-    stated = licence_of(base, "mit")
-    assert stated == Licence("mit", source="the user who exported it")
-    assert "Base model: mit, according to the user who exported it." in render_card(
+    mine = Licence("mit", source="the user's config.yml")
+    stated = licence_of(base, mine)
+    assert stated == mine
+    assert "Base model: mit, according to the user's config.yml." in render_card(
         facts(licence=stated)
     )
 
     text = "                 Apache License\n           Version 2.0, January 2004\n"
     (tmp_path / "LICENSE").write_text(text, encoding="utf-8")
     source = "LICENSE in its folder"
-    assert licence_of(base, "mit") == Licence("apache-2.0", link="LICENSE", source=source)
+    assert licence_of(base, mine) == Licence("apache-2.0", link="LICENSE", source=source)
     (tmp_path / "LICENSE").write_text("Terms of Mine", encoding="utf-8")
     assert licence_of(base) == Licence("other", link="LICENSE", source=source)
     text = "---\nlicense: gemma\n---\n# Mine"
     (tmp_path / "README.md").write_text(text, encoding="utf-8")
-    assert licence_of(base, "mit") == Licence("gemma")
+    assert licence_of(base, mine) == Licence("gemma")
 
 
 def test_rows_that_say_what_their_teacher_read_are_synthetic():

@@ -93,6 +93,21 @@ def test_what_is_not_on_record_is_said_and_not_invented(project):
     assert result.warnings[1] == NO_EVALUATION
 
 
+def test_a_licence_in_config_yml_is_shown_as_the_users_statement(project):
+    path = project.runs / "run-1" / "config.json"
+    config = json.loads(path.read_bytes())
+    config["model"]["license"] = "cc-by-4.0"
+    path.write_text(json.dumps(config), "utf-8")
+
+    result = export(project)
+
+    card = (project.root / "out" / "README.md").read_text("utf-8")
+    assert result.licence == header_of(card)["license"] == "cc-by-4.0"
+    assert "Base model: cc-by-4.0, as the user's config.yml says." in card
+    other = export(project, output="other", licence="mit")
+    assert other.licence == "mit"
+
+
 def test_the_card_shows_evaluations_of_this_checkpoint_only(project):
     right = [answer(i, is_right=i < 18) for i in range(20)]
     write_evaluation(project.runs, "evaluate-a", right, model="run-1", data="heldout.jsonl")

@@ -99,6 +99,20 @@ def test_merged_weights_and_an_adapter_answer_as_the_checkpoint_does(project):
     assert named == str(converted(project.root / "tiny.gguf"))
 
 
+def test_a_stated_licence_gives_way_to_that_of_the_file(project):
+    project.config["model"]["license"] = "apache-2.0"
+    project.train()
+
+    result = export(project, "merged")
+
+    assert result.licence == "mit"
+    [said] = [line for line in result.warnings if "model.license" in line]
+    assert said == (
+        "model.license in config.yml says apache-2.0, but the metadata of tiny.gguf says mit, "
+        "which the card shows"
+    )
+
+
 def test_the_first_run_and_the_next_train_the_same_weights(project):
     weights = []
     for run in ("run-1", "run-2"):

@@ -34,6 +34,7 @@ _FREE_KEYS = frozenset(
         "launcher.strategy",
         "model.description",
         "model.gradient_checkpointing",
+        "model.license",
         "model.microbatch_tokens",
         "model.name",
         "project_id",

@@ -32,6 +32,8 @@ class ModelSection(ConfigSection):
     chat_template: Annotated[str, Field(min_length=1)] | None = None
     """The template of a base model, which its checkpoints keep: chatml, gemma, llama3, a .jinja
     file, or a model whose template is taken. None: the model's own."""
+    license: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """The id of the model's licence, such as apache-2.0, where its own files name none."""
     qlora_rank: Annotated[int, Field(ge=0, le=1024)] = 32
     """The rank of the LoRA adapter; 0 trains all weights instead."""
     qlora_alpha: Annotated[int, Field(ge=1)] | None = None
