@@ -63,8 +63,8 @@ def _check_end_of_turn(tokenizer: Any, name: str, model: str) -> None:
         _ = template.end_of_turn
     except ModelError as error:
         end = answered.partition(SENTINEL)[2].strip()
-        ends = [token for token in template.control if _ENDS.search(token)]
-        shown = ", ".join((ends or template.control)[:_MOST_NAMED]) or "none"
+        ends = [token for token in template.control_tokens if _ENDS.search(token)]
+        shown = ", ".join((ends or template.control_tokens)[:_MOST_NAMED]) or "none"
         raise ConfigError(
             f"model.chat_template {name!r} ends an answer with {end[:80]!r}, which is no special "
             f"token of {model!r}: it could not learn to stop",
