@@ -11,9 +11,11 @@ from typing import Any
 
 from stillroom.processes import end_with_parent
 
+_MOST_S = 24 * 3600.0
+
 
 def main() -> None:
-    """Serves a GGUF file until this process is ended."""
+    """Serves a GGUF file until this process is ended, for a day at most."""
     options = argparse.ArgumentParser()
     options.add_argument("-m", required=True)
     options.add_argument("-c", type=int, required=True)
@@ -30,12 +32,14 @@ def main() -> None:
     params.model.path = given.m
     params.hostnames, params.port = [given.host], given.port
     params.n_ctx, params.n_parallel, params.use_jinja = given.c, given.np, given.jinja
-    params.cpuparams.n_threads = os.cpu_count() or 1
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    # Its threads wait for one another at full speed, so more of them than free cores are slow.
+    params.cpuparams.n_threads = int(threads) if threads.isdigit() else os.cpu_count() or 1
     # Caches of earlier prompts may take 8 GB.
     params.warmup, params.cache_ram_mib = False, 0
     server = xllamacpp.Server(params)
     print(f"serving {given.m} at {server.listening_address}", flush=True)  # noqa: T201
-    threading.Event().wait()
+    threading.Event().wait(_MOST_S)
 
 
 if __name__ == "__main__":
