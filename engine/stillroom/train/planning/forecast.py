@@ -16,7 +16,10 @@ GB = 1e9
 _USABLE_SHARE = 0.9
 # Adapters need about ten times the learning rate of full fine-tuning (Schulman et al. 2025, LoRA
 # without regret). Below a hundred million parameters, an adapter's rank is too low to learn much.
-_SMALL_MODEL, _SMALL_RATE = 100_000_000, 1e-3
+_TINY_MODEL, _TINY_RATE = 100_000_000, 1e-3
+# In SmolLM2-135M all weights at 2e-4 learnt most, and an adapter at 1e-4 hardly anything
+# (benchmarks/real/sweep.py).
+_SMALL_MODEL, _SMALL_FULL_RATE, _SMALL_LORA_RATE = 400_000_000, 2e-4, 1e-3
 # An optimiser step changes a weight by about the learning rate: 16 of 1e-4 left a loss of 3.95.
 _FEW_STEPS = 40
 _MOST_FULL_RATE, _LEAST_LORA_RATE = 5e-5, 3e-5
@@ -219,17 +222,24 @@ def fits(need: float, free: float) -> bool:
 def describe_learning(config: TrainConfig, num_parameters: int) -> list[str]:
     """Returns notes on a learning rate or an adapter that is unusual for a model of this size."""
     rate, is_lora, note = config.trainer.learning_rate, config.model.qlora_rank > 0, None
-    if is_lora and num_parameters < _SMALL_MODEL:
+    is_sft = config.dataset_type == "sft"
+    if is_lora and num_parameters < _TINY_MODEL:
         note = (
             "an adapter learns little in such a small model; model.qlora_rank=0 trains all "
-            f"weights, at a learning rate of {_SMALL_RATE:.0e} or more"
+            f"weights, at a learning rate of {_TINY_RATE:.0e} or more"
+        )
+    elif is_lora and is_sft and num_parameters < _SMALL_MODEL and rate < _SMALL_LORA_RATE / 2:
+        note = (
+            f"an adapter with a learning rate of {rate:.0e} learns little in such a small model: "
+            f"use trainer.learning_rate={_SMALL_LORA_RATE:.0e}, or train all weights, which learnt "
+            f"more: model.qlora_rank=0 and trainer.learning_rate={_SMALL_FULL_RATE:.0e}"
         )
     elif not is_lora and num_parameters >= _SMALL_MODEL and rate > _MOST_FULL_RATE:
         note = (
             f"full fine-tuning with a learning rate of {rate:.0e}, which suits adapters: "
             "trainer.learning_rate=1e-5 is usual"
         )
-    elif is_lora and config.dataset_type == "sft" and rate < _LEAST_LORA_RATE:
+    elif is_lora and is_sft and rate < _LEAST_LORA_RATE:
         note = (
             f"an adapter with a learning rate of {rate:.0e}, which suits full fine-tuning: "
             "trainer.learning_rate=1e-4 is usual"

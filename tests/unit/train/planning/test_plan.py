@@ -62,6 +62,10 @@ def steps_s(reported):
         (32, 1e-5, 600, "sft", "which suits full fine-tuning: trainer.learning_rate=1e-4"),
         (32, 5e-6, 600, "dpo", None),
         (32, 1e-4, 600, "sft", None),
+        (32, 1e-4, 135, "sft", "model.qlora_rank=0 and trainer.learning_rate=2e-04"),
+        (32, 1e-3, 135, "sft", None),
+        (32, 1e-5, 135, "dpo", None),
+        (0, 2e-4, 135, "sft", None),
     ],
 )
 def test_a_plan_tells_of_a_learning_rate_or_an_adapter_that_does_not_suit_the_model(
