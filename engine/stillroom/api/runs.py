@@ -54,7 +54,7 @@ class ListRuns(StrictModel):
         Field(description="Only this status"),
     ] = None
     limit: Annotated[int, Field(ge=1, le=100)] = 20
-    cursor: Annotated[str | None, Field(description="next_cursor of the page before")] = None
+    cursor: Annotated[str | None, Field(description="next_cursor of the previous page")] = None
 
 
 class GetRunLogs(StrictModel):

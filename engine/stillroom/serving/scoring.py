@@ -92,12 +92,12 @@ class ScoringRequest:
         self, position: int, logprobs: Mapping[int, float], top_k: int
     ) -> tuple[list[int], list[float]]:
         # The entry also has the scored token itself, which may not be in the top k.
-        likeliest = sorted(logprobs, key=lambda token: -logprobs[token])[:top_k]
-        if len(likeliest) < top_k:
+        top_tokens = sorted(logprobs, key=lambda token: -logprobs[token])[:top_k]
+        if len(top_tokens) < top_k:
             raise UnreadableAnswerError(
-                f"expected {top_k} top tokens at index {position}, got {len(likeliest)}"
+                f"expected {top_k} top tokens at index {position}, got {len(top_tokens)}"
             )
-        return likeliest, [_check_logprob(logprobs[token], position) for token in likeliest]
+        return top_tokens, [_check_logprob(logprobs[token], position) for token in top_tokens]
 
     def _parse_vllm(self, body: bytes) -> dict[int, dict[int, float]]:
         choices = decode_answer(body, _VllmAnswer).choices
