@@ -78,7 +78,6 @@ JUDGED = Bound(
 )
 VERDICT = Bound(20_000, "characters", _MODEL, "a judge's reply", "the rest is not read")
 TENSOR_HEADER = Bound(100 << 20, "bytes", _MODEL, "the header of a weights file", "an error")
-GGUF_VALUE = Bound(1 << 28, "bytes", _MODEL, "a value in a GGUF file", "an error")
 GGUF_ENTRIES = Bound(1 << 16, "values", _MODEL, "values, or tensors, of a GGUF file", "an error")
 GGUF_HEADER = Bound(1 << 28, "bytes", _MODEL, "a GGUF file before its weights", "an error")
 LICENCE = Bound(200_000, "characters", _MODEL, "its card or licence", "the rest is not read")

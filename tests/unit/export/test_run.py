@@ -103,7 +103,7 @@ def test_a_licence_in_config_yml_is_shown_as_the_users_statement(project):
 
     card = (project.root / "out" / "README.md").read_text("utf-8")
     assert result.licence == header_of(card)["license"] == "cc-by-4.0"
-    assert "Base model: cc-by-4.0, as the user's config.yml says." in card
+    assert "Base model: cc-by-4.0, according to the user's config.yml." in card
     other = export(project, output="other", licence="mit")
     assert other.licence == "mit"
 

@@ -93,7 +93,7 @@ def test_merged_weights_and_an_adapter_answer_as_the_checkpoint_does(project):
     assert not torch.allclose(base, trained, atol=1e-2)
     card = (merged / "README.md").read_text("utf-8")
     assert f"tiny.gguf (sha256 {file_sha256(project.root / 'tiny.gguf')[:12]})" in card
-    assert "Base model: mit, as the metadata of tiny.gguf says." in card
+    assert "Base model: mit, according to the metadata of tiny.gguf." in card
     # Other programs find the base in the folder that was made of the file.
     named = json.loads((adapter / "adapter_config.json").read_bytes())["base_model_name_or_path"]
     assert named == str(converted(project.root / "tiny.gguf"))
