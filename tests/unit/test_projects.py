@@ -110,5 +110,5 @@ def test_check_setup_names_every_extra_of_all(tmp_path: Path) -> None:
 
     checked = {check.name for check in check_setup(Workspace(tmp_path), CheckSetup()).checks}
 
-    assert {"curate", "traces", "qlora"} <= set(names)
+    assert {"curate", "traces", "qlora", "gguf"} <= set(names)
     assert {f"[{name}]" for name in names} <= checked

@@ -24,6 +24,7 @@ from stillroom.validation import StrictModel, Where
 _EXTRAS = {
     "train": ("torch", "transformers", "peft"),
     "qlora": ("bitsandbytes",),
+    "gguf": ("gguf", "xllamacpp"),
     "curate": ("rensa", "eld"),
     "traces": ("pyarrow", "brotli"),
     "browse": ("playwright",),
