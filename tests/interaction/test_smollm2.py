@@ -138,7 +138,9 @@ def test_its_gguf_file_answers_in_llama_cpp_as_the_model(smollm2, tmp_path, monk
         await evaluate_model(workspace, request, folder=folder, reporter=KeptReporter())
 
     anyio.run(evaluate)
-    export = ExportModel(model=str(smollm2), output="clerk", format="gguf", verify=len(SURE))
+    export = ExportModel(
+        model=str(smollm2), output="clerk", format="gguf", precision="fp16", verify=len(SURE)
+    )
     folder = workspace.runs / "export-1"
     folder.mkdir()
     result = export_model(workspace, export, folder=folder, reporter=KeptReporter())

@@ -171,7 +171,7 @@ def folder_notes(workspace: Workspace, name: str) -> list[str]:
     try:
         sources = _sources_of(workspace, name) if path.is_dir() else None
     except OSError:
-        sources = None  # A file beside the rows cannot be opened, and is not needed.
+        sources = None  # Another file of the folder cannot be opened, and is not needed.
     if sources is None:
         return []
     read = set(_row_files(path))
