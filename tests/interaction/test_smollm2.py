@@ -12,15 +12,23 @@ from fakes.decoding import decode_all, generated, sequence_of
 from fakes.reporters import KeptReporter
 from fakes.smollm2 import smollm2_folder
 from fakes.training import make_project
+from stillroom.data.chat.named import template_file
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.evaluate.run import evaluate_model
 from stillroom.export.request import ExportModel
 from stillroom.export.run import export_model
 from stillroom.files import write_json
+from stillroom.models.batches import TokenSequence
 from stillroom.models.load import load_model
+from stillroom.models.reread.pair_check import open_pair
 from stillroom.models.resolve import ModelLocation
 from stillroom.settings import Workspace
+from stillroom.teachers.local_hf import LocalTeacher
+from stillroom.train.config.sections import ModelSection
+from stillroom.train.on_policy.training_sequences import TrainingSequence
+from stillroom.train.planning.model_checks import end_token_notes, prompt_note, teaching_note
+from stillroom.train.student.model import load_student
 from stillroom.types import SamplingSettings
 
 # At each of the first 16 tokens of its answers the model is sure of the next one.
@@ -117,6 +125,33 @@ def test_the_loss_of_a_step_is_transformers_cross_entropy(smollm2, tmp_path):
     project.train()
     [step] = project.reporter.measured
     assert step["loss"] == pytest.approx(cross_entropy(smollm2), abs=1e-5)
+
+
+def test_a_plan_says_what_a_teacher_can_teach_it(smollm2):
+    student = load_student(Workspace(smollm2.parent), ModelSection(path=str(smollm2)), seed=0)
+    rows = [ChatRenderer(student.loaded.tokenizer).conversation(row, []) for row in ROWS]
+    sequences = [TokenSequence(row.ids, row.trained) for row in rows]
+    answers = [TrainingSequence(row, [-1.0] * row.num_trained) for row in sequences]
+    teacher = LocalTeacher(load_model(Workspace(smollm2.parent), student.loaded.location))
+    assert "this teacher will teach little" in teaching_note(student, teacher, answers)
+    [note] = end_token_notes(student, sequences, teacher)
+    assert "its soft targets would teach the student to continue there" in note
+    own = [user("What is the capital of Germany?"), answer("The capital of Germany is Berlin.")]
+    [row] = ChatRenderer(student.loaded.tokenizer).sequences(own, [])
+    assert end_token_notes(student, [TokenSequence(row.ids, row.trained)], teacher) == []
+
+    student.loaded.tokenizer.chat_template = template_file("chatml").read_text("utf-8")
+    pair = open_pair(student.loaded, teacher.loaded)
+    assert pair is not None
+    note = prompt_note(pair, ROWS[0][:1])
+    assert note is not None
+    assert "You are a helpful AI assistant named SmolLM" in note
+    assert prompt_note(pair, ROWS[2][:2]) is None
+
+    with torch.no_grad():
+        for layer in teacher.loaded.model.base_model.layers[-8:]:
+            layer.mlp.down_proj.weight.zero_()
+    assert "learns slowly" in teaching_note(student, teacher, answers)
 
 
 def test_its_gguf_file_answers_in_llama_cpp_as_the_model(smollm2, tmp_path, monkeypatch):

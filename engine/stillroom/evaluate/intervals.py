@@ -11,6 +11,8 @@ _NEGLIGIBLE = 1e-17
 _MOST_EXACT = 1000
 """With more tasks than this, exact numbers would have so many digits that they take minutes."""
 _Z = NormalDist().inv_cdf(0.5 + _LEVEL / 2)
+_POWER_Z = NormalDist().inv_cdf(0.8)
+_DISCORDANT = 0.2
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +132,14 @@ def t_quantile(degrees: int) -> float:
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
     return z + sum(term / d**power for power, term in enumerate(terms, start=1))
+
+
+def smallest_difference(n: int) -> float:
+    """Returns the difference of two accuracies that n paired tasks show in four cases of five.
+
+    Assumes that the two models' answers differ in being right on a fifth of the tasks.
+    """
+    return min(1.0, (_Z + _POWER_Z) * math.sqrt(_DISCORDANT / n))
 
 
 def sign_test_p(wins: int, losses: int) -> float:

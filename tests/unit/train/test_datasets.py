@@ -86,7 +86,8 @@ def test_a_plan_counts_all_datasets_and_checks_all_teachers(tmp_path, tiny_model
 
     assert (reported.rows, reported.steps) == (8, 2)
     assert reported.memory_parts_gb["teacher"] == 2 * reported.memory_parts_gb["weights"]
-    assert len(reported.checks) == 2
+    assert len(reported.checks) == 3
+    assert reported.checks[2].startswith("on ")
 
 
 @pytest.mark.parametrize(

@@ -1,50 +1,143 @@
-"""Measures whether the student knows the token that ends answers in the template it is given."""
+"""Checks with loaded models before a run: can answers end, and what can the teacher teach?
+
+Shapes: N sampled tokens, V vocabulary, K most likely tokens.
+"""
 
 from collections.abc import Sequence
+from statistics import fmean
 
 import torch
 
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.models.batches import TokenSequence
-from stillroom.train.config.sections import ModelSection
+from stillroom.models.divergence import shared_logprobs
+from stillroom.models.reread.rereading import Reader, ReadingPair
+from stillroom.teachers.local_hf import LocalTeacher
+from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.student.model import Student
+from stillroom.types import Message
 
 # About a hundred times the share of a vocabulary of 100,000 tokens.
 _UNLIKELY = 1e-3
+# A teacher that ends fewer answers than this where the rows end them would write longer ones.
+_UNSURE = 0.2
 _VOCABULARY_LAYERS = ("lm_head", "embed", "wte")
+_TOP_K = 16
+# Nats per token. Two seeds of the same training differ by more.
+_SAME_KL = 0.01
+_LITTLE_OVERLAP = 0.25
 
 
 def end_token_notes(
-    student: Student, section: ModelSection, sequences: Sequence[TokenSequence]
+    student: Student, sequences: Sequence[TokenSequence], teacher: LocalTeacher | None = None
 ) -> list[str]:
-    """Returns a warning if a LoRA adapter has to teach an end token that the base never writes.
+    """Returns a note for each model that would not end the given answers where they end.
 
-    It is measured at the ends of the given answers, before the first step, and only for a template
-    that config.yml gives to the model.
+    For a LoRA adapter, which cannot teach an end token that its base never writes, and for a
+    teacher of soft targets, which would teach the student not to end.
     """
-    if section.chat_template is None or section.qlora_rank == 0 or _trains_vocabulary(student):
-        return []
     tokenizer = student.loaded.tokenizer
     end = ChatRenderer(tokenizer).end_of_turn
     batch = student.collate(sequences)
-    with torch.no_grad():
-        logprobs_N = student.logprobs(batch)
     is_end_N = batch.targets_N == tokenizer.convert_tokens_to_ids(end)
     if not bool(is_end_N.any()):
         return []
-    probability = logprobs_N[is_end_N].mean().exp().item()
-    if probability >= _UNLIKELY:
-        return []
-    note = (
-        f"where the first answers end, the student gives {end} a probability of "
-        f"{probability:.1g} (mean of {int(is_end_N.sum())}), and this adapter leaves embeddings "
-        "and output head as they are: after training, check that answers end by themselves "
-        "(stop reasons of evaluate_model); if not, train longer or all weights "
-        "(model.qlora_rank: 0), or give a template whose end token the model knows"
-    )
-    return [note]
+    notes: list[str] = []
+    measured = f"(mean of {int(is_end_N.sum())})"
+    if student.is_adapter and not _trains_vocabulary(student):
+        with torch.no_grad():
+            probability = student.logprobs(batch)[is_end_N].mean().exp().item()
+        if probability < _UNLIKELY:
+            notes.append(
+                f"where the first answers end, the student gives {end} a probability of "
+                f"{probability:.1g} {measured}, and this adapter leaves embeddings and output head "
+                "as they are: after training, check that answers end by themselves (stop reasons "
+                "of evaluate_model); if not, train longer or all weights (model.qlora_rank: 0), or "
+                "give a template whose end token the model knows"
+            )
+    if teacher is not None:
+        scores_N = torch.cat(teacher.score_tokens(sequences))
+        probability = scores_N[is_end_N.cpu()].mean().exp().item()
+        if probability < _UNSURE:
+            notes.append(
+                f"where the first answers end, the teacher gives {end} a probability of "
+                f"{probability:.1g} {measured}: its soft targets would teach the student to "
+                "continue there; use rows that this teacher wrote, or train on tokens (leave "
+                "soft_targets out)"
+            )
+    return notes
 
 
 def _trains_vocabulary(student: Student) -> bool:
     trained = (name for name, p in student.module.named_parameters() if p.requires_grad)
     return any(part in name for name in trained for part in _VOCABULARY_LAYERS)
+
+
+@torch.no_grad()
+def teaching_note(
+    student: Student, teacher: LocalTeacher, sequences: Sequence[TrainingSequence]
+) -> str:
+    """Returns how far apart student and teacher are on the student's own tokens, and what follows.
+
+    Measured as reverse KL, and as the share of the K most likely tokens that both have in common.
+    """
+    kls: list[float] = []
+    overlaps: list[float] = []
+    for sequence in sequences:
+        own = student.head.batch_logits(student.collate([sequence.tokens]))
+        read = sequence.teacher_tokens or sequence.tokens
+        student_NV, teacher_NV = shared_logprobs(own, teacher.logits(teacher.collate([read])))
+        kls += (student_NV.exp() * (student_NV - teacher_NV)).sum(dim=-1).tolist()
+        num = min(_TOP_K, student_NV.shape[1])
+        top_NK, other_NK = (one_NV.topk(num).indices for one_NV in (student_NV, teacher_NV))
+        is_shared_NK = (top_NK[:, :, None] == other_NK[:, None, :]).any(dim=-1)
+        overlaps += is_shared_NK.float().mean(dim=-1).tolist()
+    kl, overlap = fmean(kls), fmean(overlaps)
+    note = (
+        f"on {len(sequences)} short answers of the student, its reverse KL to the teacher is "
+        f"{kl:.2g} nats per token, and they share {overlap:.0%} of their {_TOP_K} most likely "
+        "tokens"
+    )
+    if kl < _SAME_KL:
+        return note + (
+            ": this teacher will teach little; compare both with evaluate_model first, and look "
+            "for a stronger teacher or harder prompts"
+        )
+    if overlap < _LITTLE_OVERLAP:
+        return note + (
+            ": so far apart, on-policy distillation learns slowly; train the student on the "
+            "teacher's answers first (dataset_type: sft)"
+        )
+    return note
+
+
+def prompt_note(pair: ReadingPair, messages: Sequence[Message]) -> str | None:
+    """Returns what only one model's chat template adds to a prompt; None if there is nothing.
+
+    For example a system prompt of its own, or the date.
+    """
+    student, teacher = (_added_lines(one, messages) for one in (pair.student, pair.teacher))
+    differing = [(pair.student.name, student - teacher), (pair.teacher.name, teacher - student)]
+    parts = [
+        f"the chat template of {name} adds {', '.join(map(repr, sorted(lines)))}"
+        for name, lines in differing
+        if lines
+    ]
+    if not parts:
+        return None
+    return (
+        "; ".join(parts) + ": so the models answer different prompts; give a system message of "
+        "your own if that matters"
+    )
+
+
+def _added_lines(reader: Reader, messages: Sequence[Message]) -> set[str]:
+    """Returns the lines of a rendered prompt that are neither of a message nor markup."""
+    text = reader.renderer.decode(reader.renderer.prompt_ids(messages, []))
+    for message in messages:
+        text = text.replace(str(message.get("content", "")).strip(), "\n")
+    for token in reader.tokenizer.added_tokens_decoder.values():
+        if token.special:
+            text = text.replace(str(token), "\n")
+    # A role is one word.
+    return {line.strip() for line in text.splitlines() if len(line.split()) > 1}

@@ -1,6 +1,7 @@
 """plan_training: forecasts a run's memory, disk and time, and suggests changes if it won't fit."""
 
 import functools
+import itertools
 import math
 import shutil
 import time
@@ -11,9 +12,11 @@ import msgspec
 import psutil
 import torch
 
+from stillroom.data.formats import RowFormat, read_rows
+from stillroom.evaluate.intervals import smallest_difference
 from stillroom.models.batches import TokenSequence
 from stillroom.settings import Workspace
-from stillroom.train.config.request import PlanTraining, plan_request
+from stillroom.train.config.request import PlanTraining, TrainingPlan, plan_request
 from stillroom.train.config.schema import DistillConfig, TrainConfig
 from stillroom.train.planning import forecast, trial
 from stillroom.train.planning.forecast import GB, TrainingForecast
@@ -34,6 +37,9 @@ from stillroom.train.planning.unloaded_models import (
     suggest_settings,
 )
 from stillroom.train.soft_targets.targets import check_room, teacher_sequences
+
+# Below this, an evaluation is fine enough for most decisions.
+_MANY_POINTS = 10
 
 
 def plan_training(
@@ -88,11 +94,12 @@ def plan_training(
                 parts = parts_of(tokens, cache)
                 result = _with_memory(result, parts, rollout_tokens=expected)
             result = _with_iteration(plan.config, result, spread, tried_iteration)
+            checks += tried_iteration.checks
     if result.seconds is not None and result.start_s is not None:
         start_s = import_s + result.start_s
         result = msgspec.structs.replace(result, start_s=start_s, seconds=start_s + result.seconds)
     limit = forecast.describe_limit(plan.config, result.steps, result.seconds, result.start_s)
-    notes = [*plan.notes, *rows.notes, *limit, *result.notes]
+    notes = [*plan.notes, *rows.notes, *limit, *result.notes, *_eval_notes(plan)]
     return msgspec.structs.replace(result, checks=checks, notes=notes)
 
 
@@ -259,6 +266,21 @@ def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> lis
     if config.evals:
         notes.append("evaluations during training are not included in the time")
     return notes + (tried.notes if tried is not None else [])
+
+
+def _eval_notes(plan: TrainingPlan) -> list[str]:
+    """Returns the difference that each evaluation's number of prompts can show."""
+    notes: list[str] = []
+    for section in plan.config.evals:
+        rows = read_rows(plan.eval_files[section.name], RowFormat.PROMPTS)
+        num = sum(1 for _ in itertools.islice(rows, section.n))
+        points = 100 * smallest_difference(num)
+        advice = "; more prompts show less" if points > _MANY_POINTS else ""
+        notes.append(
+            f"the {num} prompts of the evaluation {section.name!r} can show a difference of about "
+            f"{points:.0f} percentage points between two models{advice}"
+        )
+    return notes
 
 
 def _free_bytes(device: torch.device) -> float:

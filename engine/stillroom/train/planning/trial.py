@@ -30,8 +30,8 @@ from stillroom.train.methods.sft import Targets, accumulate_nll, cold_start_step
 from stillroom.train.on_policy.policy_update import update_student
 from stillroom.train.on_policy.teachers import load_local_teacher, load_teachers, own_prompt
 from stillroom.train.on_policy.training_sequences import TrainingSequence
-from stillroom.train.planning.end_token import end_token_notes
 from stillroom.train.planning.forecast import RowTokens, Speed
+from stillroom.train.planning.model_checks import end_token_notes, teaching_note
 from stillroom.train.planning.unloaded_models import UnloadedStudent
 from stillroom.train.soft_targets.targets import SoftTargets, teacher_sequences
 from stillroom.train.student.model import Optimizer, Student, load_student, peak_memory_gb
@@ -82,7 +82,7 @@ def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) 
         else:
             reading_s = _scoring_seconds(teacher, light)
     answers = [unit.chosen if isinstance(unit, TokenPair) else unit for unit in light]
-    end_notes = end_token_notes(student, config.model, answers)
+    end_notes = end_token_notes(student, answers, teacher)
     _step(student, config, heavy, optimizer, targets)
     accumulate_s, step_s = _step(student, config, light, optimizer, targets)
     num_light = sum(map(num_tokens, light))
@@ -179,6 +179,8 @@ class RolloutTrial:
     memory_gb: float
     load_s: float
     """The seconds that loading student and teachers took."""
+    checks: list[str]
+    """What the sampled answers say of student and teacher."""
 
     def seconds(self, config: DistillConfig, steps: int, *, token_s: float) -> float:
         """Returns the seconds of `steps` iterations whose rollouts have one turn each."""
@@ -209,16 +211,22 @@ def try_iteration(
     tokens = [sequence.tokens.num_trained for sequence in sequences]
     if not sum(tokens):
         return None
+    sampled_s = time.monotonic() - started
+    # A teacher with another tokenizer has other tokens.
+    is_same = pair is None
+    checks = [teaching_note(student, teachers.local[0], sequences)] if is_same else []
+    started = time.monotonic()
     optimizer = student.optimizer(config.trainer, total_steps=config.algorithm.substeps)
     update_student(student, teachers.local, sequences, optimizer, config, 0)
     is_cut = max_tokens < config.rollout.max_tokens and max(tokens) >= max_tokens
     return RolloutTrial(
-        token_s=(time.monotonic() - started) / sum(tokens),
+        token_s=(sampled_s + time.monotonic() - started) / sum(tokens),
         answer_tokens=config.rollout.max_tokens if is_cut else sum(tokens) / len(tokens),
         is_cut=is_cut,
         longest_tokens=max(len(sequence.tokens.ids) for sequence in sequences),
         memory_gb=peak_memory_gb(student.loaded.device),
         load_s=load_s,
+        checks=checks,
     )
 
 

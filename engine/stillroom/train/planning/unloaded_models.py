@@ -44,6 +44,7 @@ from stillroom.train.on_policy.preflight import (
 from stillroom.train.on_policy.teachers import open_served_pair
 from stillroom.train.planning import forecast
 from stillroom.train.planning.forecast import ONE_PROCESS, ModelSize, RowTokens, Speed, Spread
+from stillroom.train.planning.model_checks import prompt_note
 from stillroom.train.student.adapters import (
     check_no_new_targets,
     choose_targets,
@@ -345,6 +346,10 @@ def check_models(
     rooms = {dataset: room for dataset, room in known.items() if room is not None}
     checks += check_contexts(leads, rooms, max_context=max_context)
     checks += [note for notes in teachers.cross_tokenizer.values() for note in notes]
+    first = {task.dataset: task for task in reversed(tasks)}
+    for dataset, pair in pairs.items():
+        if dataset in first and (note := prompt_note(pair, first[dataset].messages)) is not None:
+            checks.append(note)
     return checks + check_teacher_server(
         workspace,
         config,
