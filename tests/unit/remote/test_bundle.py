@@ -326,6 +326,14 @@ def test_the_file_that_says_which_key_may_go_where_is_found_elsewhere(tmp_path, 
         assert tool_variables() == {"SEARCH_KEY"}
 
 
+def test_without_a_keys_file_none_is_looked_for_in_the_machines_own_folders(tmp_path, workspace):
+    # The machine may have a folder of that name, such as /root, that the run may not enter.
+    packed, run = packed_run(workspace, code(workspace, "x = 1"))
+    with away(lay_out(run, packed.spec, tmp_path / "there")):
+        assert keys_file().is_relative_to(tmp_path / "there" / "outside")
+        assert tool_variables() == frozenset()
+
+
 def test_a_machine_of_the_workspaces_own_file_gets_no_keys(workspace, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789abcdef")
     monkeypatch.setenv("HF_TOKEN", "hf_0123456789abcdef")

@@ -102,8 +102,10 @@ class FileLayout:
 
     def add_keys_file(self) -> None:
         """Adds the user's keys.yml, which lists the hosts that each key may be sent to, no keys."""
+        # Mapped even if there is none: the machine may have a home folder of this path that the run
+        # may not read.
+        self._home.setdefault(str(Path.home() / ".config" / "stillroom"), _CONFIG)
         if (path := keys_file()).is_file():
-            self._home.setdefault(str(Path.home() / ".config" / "stillroom"), _CONFIG)
             self._files.setdefault(f"{_CONFIG}/{path.name}", str(path))
 
     def add_alias(self, name: str, path: Path) -> None:
