@@ -92,7 +92,8 @@ def after_validate_dataset(request: object, result: api.ValidationReport) -> str
     return (
         _notes_first(result.notes)
         + {
-            "prompts": "generate_rollouts with this file as input",
+            "prompts": "generate_rollouts with this file as input; evaluate_model with it as data, "
+            "if these prompts are held out",
             "rollouts": "filter_dataset, then convert_rollouts or make_dpo_pairs",
             "sft": "start_training with dataset_type sft and data.train_file set to this file",
             "dpo": "start_training with dataset_type dpo and data.train_file set to this file",

@@ -96,10 +96,11 @@ def _evaluation_remarks(outcome: Mapping[str, Any]) -> Iterator[str]:
         )
     sampled = outcome.get("sampled_accuracy")
     if sampled and sampled["high"] is not None and sampled["high"] < (accuracy["low"] or 0.0):
+        temperature = f"temperature {outcome.get('temperature') or 0:g}"
         yield (
-            f"tell the user that the model solves {sampled['value']:.0%} of the tasks at "
-            f"temperature 1, and {accuracy['value']:.0%} at {outcome.get('temperature') or 0:g}: "
-            "serve it at that temperature, or continue training"
+            f"tell the user that the model solves {accuracy['value']:.0%} of the tasks at "
+            f"{temperature}, but {sampled['value']:.0%} at temperature 1: serve it at "
+            f"{temperature}, or continue training"
         )
 
 

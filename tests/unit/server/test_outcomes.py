@@ -60,7 +60,7 @@ ACCURACY = {"value": 0.7, "low": 0.6, "high": 0.8, "n": 100}
         (
             RunKind.EVALUATE,
             {"accuracy": ACCURACY, "sampled_accuracy": {"value": 0.1, "high": 0.2}},
-            "the model solves 10% of the tasks at temperature 1, and 70% at 0: serve it at",
+            "70% of the tasks at temperature 0, but 10% at temperature 1: serve it at temperature 0",
         ),
         (
             RunKind.EVALUATE,
@@ -69,7 +69,7 @@ ACCURACY = {"value": 0.7, "low": 0.6, "high": 0.8, "n": 100}
                 "sampled_accuracy": {"value": 0.1, "high": 0.2},
                 "temperature": 0.3,
             },
-            "and 70% at 0.3: serve it at that temperature",
+            "but 10% at temperature 1: serve it at temperature 0.3, or continue training",
         ),
         (RunKind.SFT, {"steps": 3}, ""),
         (RunKind.SFT, {"rows": 99, "skipped": {"longer than max_length": 3}}, ""),
