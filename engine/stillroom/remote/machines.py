@@ -290,9 +290,10 @@ def _check_duplicate_keys(path: Path, node: yaml.Node) -> None:
     if not isinstance(node, yaml.MappingNode):
         return
     lines = dict[str, int]()
-    for key, value in node.value:
+    for key, value in cast("list[tuple[yaml.Node, yaml.Node]]", node.value):
         line = key.start_mark.line + 1
-        if lines.setdefault(key.value if isinstance(key.value, str) else "", line) != line:
+        # A list or a mapping as a key has no text; `read_yaml` rejects it if its value is read.
+        if isinstance(key, yaml.ScalarNode) and lines.setdefault(key.value, line) != line:
             raise ConfigError(
                 f"{path}:{line}: duplicate key {key.value!r}, already on line {lines[key.value]}",
                 "remove one of them",
