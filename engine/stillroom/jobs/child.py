@@ -28,15 +28,15 @@ from stillroom.settings import Workspace
 
 _Result = TypeVar("_Result")
 _POLL_S = 0.1
-_KILLED_S = 5.0
-_LAST_OUTPUT = 4096
-_PER_PROCESSOR = 64 << 20
+_KILL_WAIT_S = 5.0
+_TAIL_BYTES = 4096
+_RESERVED_PER_PROCESSOR = 64 << 20
 """Address space in bytes that libraries reserve per thread; they start one thread per processor."""
 
 
 class _ChildInput(msgspec.Struct):
     action: str
-    parent: int
+    parent_pid: int
     workspace: str
     function: str
     request_type: str
@@ -82,7 +82,10 @@ _STOP: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
 
 @contextmanager
 def kill_children_on(event: threading.Event) -> Generator[None]:
-    """Kills children that the block, or a thread with its context, starts once the event is set."""
+    """Once the event is set, kills the children that the block has started.
+
+    Includes those of threads that run in a copy of the block's context.
+    """
     token = _STOP.set(event)
     try:
         yield
@@ -109,14 +112,14 @@ def run_in_child(
     action = work.action.format_map(dict(request))
     child_input = _ChildInput(
         action=action,
-        parent=os.getpid(),
+        parent_pid=os.getpid(),
         workspace=str(workspace.root),
         function=work.function,
         request_type=f"{kind.__module__}:{kind.__qualname__}",
         request=request.model_dump(mode="json"),
         # The limit that still holds if no process is left to kill the child.
         cpu_s=work.timeout_s * (os.cpu_count() or 1),
-        memory_bytes=memory + _PER_PROCESSOR * (os.cpu_count() or 1),
+        memory_bytes=memory + _RESERVED_PER_PROCESSOR * (os.cpu_count() or 1),
         secrets=dict(secrets or {}),
     )
     with tempfile.TemporaryFile() as printed:
@@ -147,15 +150,15 @@ def _run_child(
         env=run_environment(Path(child_input.workspace)),
         start_new_session=True,
     )
-    rest: bytes | None = msgspec.json.encode(child_input)
+    stdin: bytes | None = msgspec.json.encode(child_input)
     try:
         while True:
             try:
-                output, _ = process.communicate(rest, timeout=_POLL_S)
+                output, _ = process.communicate(stdin, timeout=_POLL_S)
                 return process.returncode, output
             except subprocess.TimeoutExpired:
-                # The first call keeps the input, and a later one must not have any.
-                rest = None
+                # `communicate` keeps its input, which must not be passed again.
+                stdin = None
                 if listener is not None:
                     num_read = _forward_progress(printed, num_read, listener)
                 if stop is not None and stop.is_set():
@@ -169,25 +172,26 @@ def _run_child(
             kill_family(process.pid)
             # A process that has left the family may still hold the pipe.
             with suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=_KILLED_S)
+                process.communicate(timeout=_KILL_WAIT_S)
 
 
 def _forward_progress(printed: IO[bytes], num_read: int, listener: Callable[[str], None]) -> int:
     """Passes on progress reports after byte `num_read`; returns the number of bytes read so far."""
     # The child writes at the offset that both share, so the parent reads without moving it.
-    lines = os.pread(printed.fileno(), _LAST_OUTPUT, num_read)
+    lines = os.pread(printed.fileno(), _TAIL_BYTES, num_read)
     whole = lines[: lines.rfind(b"\n") + 1]
     for line in whole.splitlines():
         if line.startswith(_PROGRESS):
             listener(line.removeprefix(_PROGRESS).decode(errors="replace"))
-    return num_read + (len(whole) or (len(lines) if len(lines) == _LAST_OUTPUT else 0))
+    return num_read + (len(whole) or (len(lines) if len(lines) == _TAIL_BYTES else 0))
 
 
 def _failure_reason(code: int, printed: IO[bytes]) -> str:
+    """Returns why a child failed: the last line that it printed, its signal or its exit code."""
     if code == -signal.SIGXCPU:
         return "it exceeded its CPU time limit"
     size = printed.seek(0, os.SEEK_END)
-    printed.seek(max(0, size - _LAST_OUTPUT))
+    printed.seek(max(0, size - _TAIL_BYTES))
     written = printed.read().splitlines()
     kept = b"\n".join(line for line in written if not line.startswith(_PROGRESS))
     lines = kept.decode("utf-8", errors="replace").strip().splitlines()
@@ -199,7 +203,7 @@ def _failure_reason(code: int, printed: IO[bytes]) -> str:
 def main() -> None:
     """Executes the request on standard input and writes its result to standard output."""
     child_input = msgspec.json.decode(sys.stdin.buffer.read(), type=_ChildInput)
-    end_with_parent(child_input.parent)
+    end_with_parent(child_input.parent_pid)
     limit_this_process(cpu_s=child_input.cpu_s, memory_bytes=child_input.memory_bytes)
     # From here on, what libraries print goes to standard error and not into the answer.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")

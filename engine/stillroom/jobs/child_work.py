@@ -42,19 +42,19 @@ def convert_rows(workspace: Workspace, request: ConvertRollouts) -> ConvertResul
 def inspect_examples(workspace: Workspace, request: InspectExamples) -> Inspection:
     """Returns rows as text, with the mask of trained tokens if the request names a model."""
     tokenizer = _tokenizer(workspace, request.model, "showing a model's mask")
-    named = None
+    named_tools = None
     if tokenizer is not None:
-        named = tools_named_in(workspace.existing(request.path, label="path"), workspace.root)
-    return inspect_rows(workspace, request, tokenizer=tokenizer, named_tools=named)
+        named_tools = tools_named_in(workspace.existing(request.path, label="path"), workspace.root)
+    return inspect_rows(workspace, request, tokenizer=tokenizer, named_tools=named_tools)
 
 
 def count_tokens(workspace: Workspace, request: CountTokens) -> TokenCounts:
     """Returns the rows' token counts under the chat template of the request's model."""
     tokenizer = _tokenizer(workspace, request.model, "counting tokens")
     files = dict.fromkeys(Path(str(place[0])) for place in request.places)
-    named = (tools_named_in(file, workspace.root) for file in files)
-    known = next((tools for tools in named if tools is not None), None)
-    return count_row_tokens(request, tokenizer, named_tools=known)
+    of_files = (tools_named_in(file, workspace.root) for file in files)
+    named_tools = next((tools for tools in of_files if tools is not None), None)
+    return count_row_tokens(request, tokenizer, named_tools=named_tools)
 
 
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
@@ -62,7 +62,8 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
 
     Raises an EngineError if the extra `train` is not installed.
     """
-    # A run imports the same libraries, which may take longer than a small training run.
+    # The forecast includes the time of these imports, which a run needs as well: for a small
+    # training run, they may take most of it.
     started = time.monotonic()
     try:
         from stillroom.train.planning.plan import plan_training as forecast_training
@@ -72,4 +73,5 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
 
 
 def _tokenizer(workspace: Workspace, model: str | None, purpose: str) -> Any:
+    """Returns the model's tokenizer, or None without a model; `purpose` is for error messages."""
     return None if model is None else tokenizer_for(workspace, model, purpose)

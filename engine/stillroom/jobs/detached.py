@@ -24,24 +24,24 @@ def start_detached(
     log: Path,
     environment: Mapping[str, str],
     secrets: Mapping[str, str],
-    kept_open: Sequence[int] = (),
+    inherited_fds: Sequence[int] = (),
 ) -> int:
     """Starts `python -m MODULE FOLDER` in a session of its own and returns its pid.
 
     The secrets are written to its standard input, so that they are in no file and no environment.
-    The file descriptors `kept_open` are inherited, with the locks that this process holds on them.
+    inherited_fds: file descriptors that are inherited, with the locks that this process holds.
     """
-    reading, writing = os.pipe()
+    read_fd, write_fd = os.pipe()
     data = msgspec.json.encode(secrets)
-    with os.fdopen(writing, "wb") as stream:
+    with os.fdopen(write_fd, "wb") as stream:
         if is_early := len(data) <= _PIPE_BUFFER_BYTES:
             # The new process gets all secrets even if this one is killed right after the start.
             stream.write(data)
             stream.flush()
         try:
-            process = _start(module, folder, cwd, log, environment, reading, kept_open)
+            process = _start(module, folder, cwd, log, environment, read_fd, inherited_fds)
         finally:
-            os.close(reading)
+            os.close(read_fd)
         if not is_early:
             # The process may have exited already; its state then records why.
             with suppress(BrokenPipeError):
@@ -58,18 +58,19 @@ def _start(
     cwd: Path,
     log: Path,
     environment: Mapping[str, str],
-    secrets: int,
-    kept_open: Sequence[int],
+    stdin: int,
+    inherited_fds: Sequence[int],
 ) -> subprocess.Popen[bytes]:
+    """Starts the process, with `stdin` as its standard input and its output appended to `log`."""
     with os.fdopen(open_real(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as output:
         return subprocess.Popen(
             # -P: modules in a user's folder must not shadow ours.
             [sys.executable, "-P", "-m", module, str(folder)],
             cwd=cwd,
             env={**environment, "PYTHONUNBUFFERED": "1"},
-            stdin=secrets,
+            stdin=stdin,
             stdout=output,
             stderr=output,
             start_new_session=True,
-            pass_fds=tuple(kept_open),
+            pass_fds=tuple(inherited_fds),
         )

@@ -22,10 +22,10 @@ KILLED_AT_LIMIT = "killed, as it did not stop in time: "
 """The prefix of the last log line of a run that was killed at a limit, before the limit itself."""
 _TRAINING = frozenset({RunKind.SFT, RunKind.DPO, RunKind.DISTILL})
 # Parts of torch's messages when memory runs out: on CUDA, on the CPU, and in CUDA's libraries.
-_NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")
+_OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "alloc_failed")
 _MIN_FREE_BYTES = 1 << 16
 """With fewer free bytes, the disk counts as full: run.json may not fit on it."""
-_SMALLER = (
+_USE_LESS_MEMORY = (
     "lower model.microbatch_tokens, model.max_length or concurrency, set "
     "model.gradient_checkpointing, or train an adapter (model.qlora_rank)"
 )
@@ -38,13 +38,15 @@ def failure_of(error: BaseException, folder: RunFolder, kind: RunKind) -> RunFai
     if isinstance(error, EngineError):
         return RunFailure(problem=error.problem, fix=error.fix + resume_hint(folder, kind))
     name, text = type(error).__name__, writable_text(str(error).strip())
-    if isinstance(error, MemoryError) or any(mark in text.lower() for mark in _NO_MEMORY):
+    if isinstance(error, MemoryError) or any(mark in text.lower() for mark in _OUT_OF_MEMORY_TEXTS):
         return RunFailure(
             problem=f"out of memory: {text[:300] or name}",
-            fix=_SMALLER + _smaller_microbatches_hint(folder, kind) + _new_run_hint(folder, kind),
+            fix=_USE_LESS_MEMORY
+            + _smaller_microbatches_hint(folder, kind)
+            + _new_run_hint(folder, kind),
         )
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        full = _full_disk(folder, f"the disk: {text}", f"under {folder.path.parent}")
+        full = _disk_full_failure(folder, f"the disk: {text}", f"under {folder.path.parent}")
         return msgspec.structs.replace(full, fix=full.fix + resume_hint(folder, kind))
     if isinstance(error, OSError) and error.errno is not None:
         if _was_sent_here(folder):
@@ -52,8 +54,8 @@ def failure_of(error: BaseException, folder: RunFolder, kind: RunKind) -> RunFai
             text = f"{error.strerror}, on the machine that the run was on"
         return RunFailure(
             problem=f"the operating system reported an error: {text}",
-            fix=f"check free disk space and permissions, then start again; details in {folder.log}"
-            + resume_hint(folder, kind),
+            fix=f"check free disk space and permissions; details are in {folder.log}"
+            + _restart_hint(folder, kind),
         )
     return RunFailure(
         problem=f"unexpected {name}: {text[:500]}",
@@ -75,24 +77,27 @@ def outcome_of_dead_process(
         return RunStatus.FAILED, RunFailure(
             problem="out of memory: the operating system killed the run's process, which used "
             f"{end.memory_bytes / 1e9:.1f} GB",
-            fix=_SMALLER + _smaller_microbatches_hint(folder, kind) + _new_run_hint(folder, kind),
+            fix=_USE_LESS_MEMORY
+            + _smaller_microbatches_hint(folder, kind)
+            + _new_run_hint(folder, kind),
         )
-    if end is None and _is_full(folder):
-        full = _full_disk(folder, f"the disk of {folder.path}", "on it")
+    if end is None and _is_disk_full(folder):
+        full = _disk_full_failure(folder, f"the disk of {folder.path}", "on it")
         return RunStatus.FAILED, RunFailure(
             problem=f"{full.problem}: the run could not write its final state",
-            fix=f"{full.fix}; the reason is in {folder.log}" + _restart_hint(folder, kind),
+            fix=f"{full.fix}; why the run ended is in {folder.log}" + _restart_hint(folder, kind),
         )
     ended = "before finishing" if state.status is not RunStatus.STARTING else "before it started"
     last = last_line(folder.log)
     return RunStatus.INTERRUPTED, RunFailure(
-        problem=f"the run's process exited {ended}{_exit_reason(end)}"
+        problem=f"the run's process exited {ended}{_exit_text(end)}"
         + (f"; its log ends with: {last}" if last else ""),
-        fix=_first_fix(folder, last) + _restart_hint(folder, kind),
+        fix=_fix_of_exit(folder, last) + _restart_hint(folder, kind),
     )
 
 
-def _first_fix(folder: RunFolder, last: str | None) -> str:
+def _fix_of_exit(folder: RunFolder, last: str | None) -> str:
+    """Returns the fix for a process that exited early, given the last line of its log."""
     was_at_limit = last is not None and KILLED_AT_LIMIT in last
     return "raise the limit that the log names" if was_at_limit else f"read {folder.log}"
 
@@ -100,28 +105,32 @@ def _first_fix(folder: RunFolder, last: str | None) -> str:
 def stopped_at_limit(folder: RunFolder, kind: RunKind, reason: str) -> RunFailure:
     """Returns the limit at which a run stopped, and how to resume it; its work is kept."""
     return RunFailure(
-        problem=f"the run was stopped with its work kept: {reason}",
+        problem=f"the run was stopped, and its work is kept: {reason}",
         fix="raise that limit" + _restart_hint(folder, kind),
     )
 
 
-def _full_disk(folder: RunFolder, disk: str, place: str) -> RunFailure:
-    """Returns the problem and fix for a full disk: the user's own, or that of a remote machine."""
+def _disk_full_failure(folder: RunFolder, disk: str, where: str) -> RunFailure:
+    """Returns the problem and fix for a full disk: the user's own, or that of a remote machine.
+
+    disk, where: the user's disk, and where to free space on it, in words.
+    """
     if _was_sent_here(folder):
-        disk, place = "the disk of the machine that the run was on", "on it (see list_machines)"
-    return RunFailure(problem=f"no space left on {disk}", fix=f"free some space {place}")
+        disk, where = "the disk of the machine that the run was on", "on it (see list_machines)"
+    return RunFailure(problem=f"no space left on {disk}", fix=f"free some space {where}")
 
 
 def _was_sent_here(folder: RunFolder) -> bool:
-    """Whether the run was sent here from another machine, where its messages are read."""
+    """Returns whether the run was sent here from the user's machine, which shows its messages."""
     return (folder.path / LIMITS_FILE).exists()
 
 
-def _is_full(folder: RunFolder) -> bool:
+def _is_disk_full(folder: RunFolder) -> bool:
     return shutil.disk_usage(folder.path).free < _MIN_FREE_BYTES
 
 
-def _exit_reason(end: ProcessEnd | None) -> str:
+def _exit_text(end: ProcessEnd | None) -> str:
+    """Returns a process's exit code or signal in parentheses; "" if it is unknown."""
     if end is None:
         return ""
     if end.signal is None:
@@ -170,7 +179,8 @@ def _new_run_hint(folder: RunFolder, kind: RunKind) -> str:
     step = _last_step(folder, kind)
     if step is None:
         return ""
-    return f"; model.path={folder.path / CHECKPOINTS / step} starts from the last good checkpoint"
+    path = folder.path / CHECKPOINTS / step
+    return f"; a new run with model.path={path} starts from the last good checkpoint"
 
 
 def _last_step(folder: RunFolder, kind: RunKind) -> str | None:

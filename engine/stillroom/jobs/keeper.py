@@ -1,4 +1,4 @@
-"""The process above a run's process: `python -m stillroom.jobs.keeper FOLDER`.
+"""The parent of a run's process: `python -m stillroom.jobs.keeper FOLDER`.
 
 It forks the run's process, copies the output of the process and its children to log.txt, whose size
 is bounded, and records how the process exited. Then it kills every process that the run has left
@@ -33,13 +33,14 @@ from stillroom.processes import (
 from stillroom.secrecy.redaction import RedactedStream, Redactor
 
 _WORKER = "stillroom.api.worker"
-_BLOCK = 1 << 16
-_LOOK_EVERY_S = 2.0
+_BLOCK_BYTES = 1 << 16
+_SAMPLE_EVERY_S = 2.0
 _NUM_SAMPLES = 5
-"""Samples to look back over: a large process may take seconds to exit after it was killed."""
-_KILL_FOR_S = 8.0
-_AGAIN_S = 0.02
-_SIGNALLED = 128
+"""The number of samples kept: a large process may take seconds to exit after it was killed."""
+_KILL_LIMIT_S = 8.0
+_KILL_POLL_S = 0.02
+_SIGNAL_EXIT_CODE = 128
+"""Added to the number of a signal that ended the process, as shells do."""
 _MAX_LOG_BYTES = bounds.LOG.most
 
 
@@ -48,8 +49,8 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(arguments[0])
     is_adopting = adopt_orphans()
     mark = token_hex(16)
-    output, prints = os.pipe()
-    handed_over, handing = os.pipe()
+    output, output_end = os.pipe()
+    secrets_end, secrets_pipe = os.pipe()
     secrets = _read_secrets()
     keeper = os.getpid()
     # A signal that comes before the run's process can handle it must not end it.
@@ -57,23 +58,24 @@ def main(arguments: Sequence[str]) -> int:
     worker = os.fork()
     if worker == 0:
         os.close(output)
-        os.close(handing)
-        os.dup2(handed_over, 0)
-        os.close(handed_over)
-        _become_worker(folder, mark, prints, keeper)
-    os.close(prints)
-    os.close(handed_over)
+        os.close(secrets_pipe)
+        os.dup2(secrets_end, 0)
+        os.close(secrets_end)
+        _become_worker(folder, mark, output_end, keeper)
+    os.close(output_end)
+    os.close(secrets_end)
     # The process may have exited already.
-    with suppress(BrokenPipeError), os.fdopen(handing, "wb") as stream:
+    with suppress(BrokenPipeError), os.fdopen(secrets_pipe, "wb") as stream:
         stream.write(secrets)
-    known = Redactor(json.loads(secrets).values() if secrets else ())
-    process = _RunProcess(worker, output, BoundedLog(folder / "log.txt"), known)
+    redactor = Redactor(json.loads(secrets).values() if secrets else ())
+    process = _RunProcess(worker, output, BoundedLog(folder / "log.txt"), redactor)
     code = process.wait()  # no limit: a run may take weeks
+    # With 0 or 1, the process has written the run's final state itself.
     if code < 0 or code > 1:
-        _note_end(folder, process, code)
-    _kill_rest(process, mark, is_adopting=is_adopting)
+        _write_process_end(folder, process, code)
+    _kill_leftovers(process, mark, is_adopting=is_adopting)
     process.drain()
-    return code if code >= 0 else _SIGNALLED - code
+    return code if code >= 0 else _SIGNAL_EXIT_CODE - code
 
 
 def _read_secrets() -> bytes:
@@ -81,12 +83,16 @@ def _read_secrets() -> bytes:
     return b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
 
 
-def _become_worker(folder: Path, mark: str, prints: int, keeper: int) -> None:
+def _become_worker(folder: Path, mark: str, output: int, keeper: int) -> None:
+    """Makes this forked process the run's process, which prints to the descriptor `output`.
+
+    mark: a random value in the environment of all the run's processes. keeper: the parent's pid.
+    """
     os.setsid()
     end_with_parent(keeper)
-    os.dup2(prints, 1)
-    os.dup2(prints, 2)
-    os.close(prints)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
     os.environ[RUN_MARK_VARIABLE] = mark
     sys.argv = [_WORKER, str(folder)]
     runpy.run_module(_WORKER, run_name="__main__", alter_sys=True)
@@ -101,24 +107,28 @@ class BoundedLog:
 
     def __init__(self, path: Path, *, max_bytes: int = _MAX_LOG_BYTES) -> None:
         self._path = path
-        self._max, self._head, self._tail = max_bytes, max_bytes // 8, 3 * max_bytes // 8
-        self._left_out = self._refused = 0
+        self._max_bytes, self._head_bytes, self._tail_bytes = (
+            max_bytes,
+            max_bytes // 8,
+            3 * max_bytes // 8,
+        )
+        self._num_omitted = self._num_unwritten = 0
         self._stream = FileIO(open_real(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a")
         self._size = path.stat().st_size
         self._note = b""
 
     def write(self, data: bytes) -> None:
         """Appends bytes."""
-        if self._refused:
-            data = _omission_note(self._refused, "the disk was full") + data
+        if self._num_unwritten:
+            data = _omission_note(self._num_unwritten, "the disk was full") + data
         try:
             written = self._stream.write(data)
         except OSError:
-            self._refused += len(data)
+            self._num_unwritten += len(data)
             return
-        self._refused = len(data) - written
+        self._num_unwritten = len(data) - written
         self._size += written
-        if self._size > self._max:
+        if self._size > self._max_bytes:
             with suppress(OSError):
                 self._shorten()
 
@@ -129,12 +139,12 @@ class BoundedLog:
     def _shorten(self) -> None:
         """Replaces the middle of the file with a note on the omitted bytes."""
         with self._path.open("rb") as stream:
-            head = stream.read(self._head)
+            head = stream.read(self._head_bytes)
             # The earlier note follows the same beginning, and is replaced.
-            stream.seek(-self._tail, 2)
+            stream.seek(-self._tail_bytes, 2)
             tail = stream.read()
-        self._left_out += self._size - len(head) - len(self._note) - len(tail)
-        note = _omission_note(self._left_out, "the log was too long")
+        self._num_omitted += self._size - len(head) - len(self._note) - len(tail)
+        note = _omission_note(self._num_omitted, "the log was too long")
         temporary = self._path.with_name(f".{self._path.name}.shorter")
         try:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC
@@ -154,65 +164,70 @@ class BoundedLog:
 class _RunProcess:
     """The run's process and its output pipe; secrets are removed from what it prints."""
 
-    def __init__(self, worker: int, output: int, log: BoundedLog, known: Redactor) -> None:
+    def __init__(self, worker: int, output: int, log: BoundedLog, redactor: Redactor) -> None:
         self._worker, self._output, self._log = worker, output, log
-        self._clean = RedactedStream(known, log.write)
+        self._redacted_log = RedactedStream(redactor, log.write)
         self._code: int | None = None
         self.memory_bytes = 0
         """The process's peak resident memory in bytes."""
-        self._samples = [(time.monotonic(), out_of_memory_kills())]
+        self._oom_samples = [(time.monotonic(), out_of_memory_kills())]
+        """Times, each with the number of OOM kills until then."""
         self._is_printing = True
 
     def wait(self) -> int:
-        """Writes the log until the process exits; returns its exit code, or minus the signal."""
-        woken, waking = os.pipe()
-        os.set_blocking(waking, False)
-        os.set_blocking(woken, False)
-        signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+        """Copies the process's output to the log until it exits.
+
+        Returns its exit code, or minus the number of the signal that ended it.
+        """
+        wakeups, wakeup_end = os.pipe()
+        os.set_blocking(wakeup_end, False)
+        os.set_blocking(wakeups, False)
+        signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda number, _frame: self._pass_on(number))
+            signal.signal(number, lambda number, _frame: self._forward_signal(number))
         self._reap()
         while self._code is None:
-            sources = [self._output, woken] if self._is_printing else [woken]
-            ready, _, _ = select.select(sources, [], [], _LOOK_EVERY_S)
+            sources = [self._output, wakeups] if self._is_printing else [wakeups]
+            ready, _, _ = select.select(sources, [], [], _SAMPLE_EVERY_S)
             if self._output in ready:
-                self._is_printing = self._copy()
-            if woken in ready:
+                self._is_printing = self._copy_output()
+            if wakeups in ready:
                 with suppress(BlockingIOError):
-                    os.read(woken, _BLOCK)
-            self._sample()
+                    os.read(wakeups, _BLOCK_BYTES)
+            self._sample_oom_kills()
             self._reap()
         return self._code
 
     @property
     def has_run_out_of_memory(self) -> bool:
         """Whether the kernel's out-of-memory killer killed a process in the last seconds."""
-        return out_of_memory_kills() > self._samples[0][1]
+        return out_of_memory_kills() > self._oom_samples[0][1]
 
     def drain(self) -> None:
         """Writes what is still in the pipe to the log, and closes the log."""
-        while select.select([self._output], [], [], 0)[0] and self._copy():
+        while select.select([self._output], [], [], 0)[0] and self._copy_output():
             pass
-        self._clean.flush()
+        self._redacted_log.flush()
         self._log.close()
 
     def reap(self) -> bool:
         """Reaps children that have exited; returns whether any children are left."""
         return self._reap()
 
-    def _pass_on(self, number: int) -> None:
+    def _forward_signal(self, number: int) -> None:
         if self._code is None:
             os.kill(self._worker, number)
 
-    def _sample(self) -> None:
+    def _sample_oom_kills(self) -> None:
         clock = time.monotonic()
-        if clock - self._samples[-1][0] >= _LOOK_EVERY_S:
-            self._samples = [*self._samples[-_NUM_SAMPLES:], (clock, out_of_memory_kills())]
+        if clock - self._oom_samples[-1][0] >= _SAMPLE_EVERY_S:
+            self._oom_samples = [*self._oom_samples[-_NUM_SAMPLES:], (clock, out_of_memory_kills())]
 
-    def _copy(self) -> bool:
-        data = os.read(self._output, _BLOCK)
-        self._clean.write(data)
+    def _copy_output(self) -> bool:
+        """Copies available output to the log; returns False at the end of the output."""
+        data = os.read(self._output, _BLOCK_BYTES)
+        self._redacted_log.write(data)
         return bool(data)
 
     def _reap(self) -> bool:
@@ -231,7 +246,7 @@ class _RunProcess:
                 self.memory_bytes = usage.ru_maxrss * unit
 
 
-def _note_end(folder: Path, process: _RunProcess, code: int) -> None:
+def _write_process_end(folder: Path, process: _RunProcess, code: int) -> None:
     """Writes ended.json: how a process exited that did not write its own final state."""
     end: dict[str, Any] = {
         "exit_code": code if code >= 0 else None,
@@ -248,9 +263,9 @@ def _note_end(folder: Path, process: _RunProcess, code: int) -> None:
         temporary.replace(folder / "ended.json")
 
 
-def _kill_rest(process: _RunProcess, mark: str, *, is_adopting: bool) -> None:
-    """Kills the processes that the run has started, until none is left or time is up."""
-    deadline = time.monotonic() + _KILL_FOR_S
+def _kill_leftovers(process: _RunProcess, mark: str, *, is_adopting: bool) -> None:
+    """Kills the processes that the run has left behind, for at most 8 seconds."""
+    deadline = time.monotonic() + _KILL_LIMIT_S
     if not is_adopting:
         kill_marked({mark}, variable=RUN_MARK_VARIABLE)
     # `descendants` loads a library, so it is called only while there are children.
@@ -258,11 +273,11 @@ def _kill_rest(process: _RunProcess, mark: str, *, is_adopting: bool) -> None:
         for child in descendants(os.getpid()):
             kill(child)
         # A killed process that prints must not wait for room in the pipe.
-        time.sleep(_AGAIN_S)
+        time.sleep(_KILL_POLL_S)
 
 
 def out_of_memory_kills() -> int:
-    """Returns how many processes the kernel's out-of-memory killer has killed; 0 if unknown.
+    """Returns how many processes the kernel's out-of-memory (OOM) killer has killed; 0 if unknown.
 
     Counts those in this process's control group, or else those on the whole machine.
     """
@@ -276,6 +291,7 @@ def out_of_memory_kills() -> int:
 
 
 def _oom_counters() -> list[tuple[Path, str]]:
+    """Returns the files that count OOM kills, each with its counter's name, best first."""
     groups: list[tuple[Path, str]] = []
     root = Path("/sys/fs/cgroup")
     with suppress(OSError):

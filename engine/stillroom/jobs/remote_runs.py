@@ -32,7 +32,7 @@ from stillroom.settings import Workspace
 LOCK_VARIABLE = "STILLROOM_FOLLOWER_LOCK"
 """The environment variable with the inherited file descriptor of the follower's lock."""
 _FOLLOWER = "stillroom.remote.follower.__main__"
-_AGAIN_AFTER_S = 5.0
+_RESTART_AFTER_S = 5.0
 """The minimum number of seconds between two starts of a follower."""
 
 
@@ -88,18 +88,18 @@ def ensure_follower(folder: RunFolder) -> None:
         if not lock.try_acquire():
             return
         try:
-            known = read_follower_start(folder)
-            if abs(time.time() - known.started_at) >= _AGAIN_AFTER_S:
+            start = read_follower_start(folder)
+            if abs(time.time() - start.started_at) >= _RESTART_AFTER_S:
                 root = Path(folder.read_request().workspace)
                 spec = read_json(folder.path / REMOTE_FILE, _JobSpec)
                 secrets = Workspace(root).read_keys(spec.key_names)
-                _start(folder, lock, secrets, run_environment(root), known.secret_names)
+                _start(folder, lock, secrets, run_environment(root), start.secret_names)
         finally:
             lock.release()
 
 
 def ask_to_kill(folder: RunFolder) -> None:
-    """Writes the mark on which the follower kills the run's processes on the other machine."""
+    """Writes the mark file that makes the follower kill the run's processes on its machine."""
     with suppress(FileExistsError):
         (folder.path / KILL_MARK).touch(exist_ok=False)
 
@@ -111,8 +111,9 @@ def _start(
     environment: Mapping[str, str],
     secret_names: list[str],
 ) -> None:
-    known = FollowerStart(secret_names=secret_names, started_at=time.time())
-    write_json(folder.path / FOLLOWER_FILE, known)
+    """Starts the follower's process, which inherits the lock, and writes follower.json."""
+    start = FollowerStart(secret_names=secret_names, started_at=time.time())
+    write_json(folder.path / FOLLOWER_FILE, start)
     root = Path(folder.read_request().workspace)
     if read_json(folder.path / REMOTE_FILE, _JobSpec).is_rented:
         environment = {**environment, **renting_environment(root)}
@@ -123,5 +124,5 @@ def _start(
         log=folder.path / FOLLOWER_LOG,
         environment={**environment, LOCK_VARIABLE: str(lock.handle)},
         secrets=secrets,
-        kept_open=[lock.handle],
+        inherited_fds=[lock.handle],
     )

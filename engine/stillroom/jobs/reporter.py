@@ -16,8 +16,8 @@ from stillroom.secrecy.redaction import NO_SECRETS, Redactor
 _WRITE_EVERY_S = 0.5
 _MAX_NOTES = 12
 _NUM_WRITES = 3
-"""One step reports its metrics, alarms and progress; none may wait for the next step to be written.
-"""
+"""The most writes of run.json in that time: one step reports metrics, alarms and progress, and each
+must be written before the next step, which may take minutes."""
 
 
 class JobReporter:
@@ -33,6 +33,8 @@ class JobReporter:
         self._events = AppendLog(folder.events)
         self._is_cancelled = False
         self._phase_started = (0.0, 0, "")
+        """When the current phase started (monotonic), what was done by then, and its name."""
+        # The times of the latest writes of run.json, oldest first.
         self._written_at = deque([-math.inf] * _NUM_WRITES, maxlen=_NUM_WRITES)
 
     def cancel(self) -> None:
@@ -45,11 +47,11 @@ class JobReporter:
 
     def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
         """Records the phase's progress, with an ETA extrapolated from its rate so far."""
-        clock = time.monotonic()
+        now_s = time.monotonic()
         if self._phase_started[2] != phase:
-            self._phase_started = (clock, done, phase)
+            self._phase_started = (now_s, done, phase)
         started, first, _ = self._phase_started
-        rate = (done - first) / (clock - started) if clock > started else 0.0
+        rate = (done - first) / (now_s - started) if now_s > started else 0.0
         eta_s = round((total - done) / rate, 1) if rate > 0 else None
         progress = Progress(phase=phase, done=done, total=total, unit=unit, eta_s=eta_s)
         self._update(progress=progress)
@@ -64,7 +66,7 @@ class JobReporter:
         self._update(metrics={**self.state.metrics, **finite})
 
     def note(self, text: str) -> None:
-        """Appends a note to events.jsonl, and the first ones to run.json."""
+        """Appends a note to events.jsonl, and to run.json if it has fewer than twelve notes."""
         text = self.redactor.text(text)
         self._events.append(RunEvent(time=now(), event="note", text=text))
         if len(self.state.notes) < _MAX_NOTES and text not in self.state.notes:
@@ -85,11 +87,12 @@ class JobReporter:
         self._events.close()
 
     def _update(self, **changes: Any) -> None:
+        """Changes the state, and writes run.json unless it was written three times just before."""
         self.state = msgspec.structs.replace(self.state, **changes)
-        clock = time.monotonic()
-        if clock - self._written_at[0] >= _WRITE_EVERY_S:
+        now_s = time.monotonic()
+        if now_s - self._written_at[0] >= _WRITE_EVERY_S:
             self._folder.write(self.state, durable=False)
-            self._written_at.append(clock)
+            self._written_at.append(now_s)
 
 
 def _subject(alarm: str) -> str:

@@ -78,11 +78,11 @@ def launch_run(
     *,
     environment: Mapping[str, str],
     secrets: Mapping[str, str],
-    kept_open: Sequence[int] = (),
+    inherited_fds: Sequence[int] = (),
 ) -> None:
     """Starts the detached process of a run whose folder has its request, and records its pid.
 
-    The file descriptors `kept_open` are inherited, with the locks that this process holds on them.
+    inherited_fds: file descriptors that are inherited, with the locks that this process holds.
     """
     pid = start_detached(
         "stillroom.jobs.keeper",
@@ -91,7 +91,7 @@ def launch_run(
         log=folder.log,
         environment=environment,
         secrets=secrets,
-        kept_open=kept_open,
+        inherited_fds=inherited_fds,
     )
     launch = _Launch(pid=pid, process_start=process_start(pid))
     if launch.process_start is not None:
@@ -134,21 +134,21 @@ def cancel_run(folder: RunFolder) -> RunState:
         return state
     if folder.is_remote:
         return _cancel_by_follower(folder)
-    process = _process_of(folder, state)
+    pid = _live_pid(folder, state)
     waited_s = folder.cancel_waited_s()
     if waited_s is None:
         # The run's process polls for this mark, so it stops even if no signal can reach it.
         folder.ask_to_cancel()
-        if process is not None:
+        if pid is not None:
             with suppress(ProcessLookupError):  # it has exited since
-                os.kill(process, signal.SIGTERM)
-    elif waited_s >= _KILL_AFTER_S and process is not None:
+                os.kill(pid, signal.SIGTERM)
+    elif waited_s >= _KILL_AFTER_S and pid is not None:
         return kill_run(folder)
     return state
 
 
 def _cancel_by_follower(folder: RunFolder) -> RunState:
-    """Records the cancellation of a run on another machine, which its follower forwards."""
+    """Records a cancellation, which the run's follower forwards to the other machine."""
     if (folder.cancel_waited_s() or 0.0) >= _KILL_AFTER_S:
         remote_runs.ask_to_kill(folder)
     folder.ask_to_cancel()
@@ -160,11 +160,11 @@ def kill_run(folder: RunFolder) -> RunState:
     state = read_run(folder)
     if state.status.is_final:
         return state
-    process = _process_of(folder, state)
+    pid = _live_pid(folder, state)
     folder.ask_to_cancel()
-    if process is None:
+    if pid is None:
         return read_run(folder)
-    kill_family(process)
+    kill_family(pid)
     return _wait_until_dead(folder)
 
 
@@ -176,23 +176,23 @@ def _may_be_starting(folder: RunFolder, state: RunState) -> bool:
     """
     if state.status is not RunStatus.STARTING:
         return False
-    launch = _launch_of(folder)
+    launch = _read_launch(folder)
     if launch is not None:
         return _is_alive(launch)
     return abs(time.time() - folder.request_file.stat().st_mtime) < _START_LIMIT_S
 
 
-def _process_of(folder: RunFolder, state: RunState) -> int | None:
+def _live_pid(folder: RunFolder, state: RunState) -> int | None:
     """Returns the pid of the run's process; None if it has exited, even if its pid is reused."""
-    known = _launch_of(folder)
+    launch = _read_launch(folder)
     if state.pid is not None:
-        known = _Launch(
+        launch = _Launch(
             pid=state.pid, pid_started_at=state.pid_started_at, process_start=state.process_start
         )
-    return known.pid if known is not None and _is_alive(known) else None
+    return launch.pid if launch is not None and _is_alive(launch) else None
 
 
-def _launch_of(folder: RunFolder) -> _Launch | None:
+def _read_launch(folder: RunFolder) -> _Launch | None:
     """Returns the content of launch.json; None if it is missing or unreadable."""
     try:
         data = (folder.path / LAUNCH_FILE).read_bytes()
@@ -201,13 +201,14 @@ def _launch_of(folder: RunFolder) -> _Launch | None:
         return None
 
 
-def _is_alive(known: _Launch) -> bool:
-    start = process_start(known.pid)
-    if start is None or known.process_start is not None:
-        return start is not None and start == known.process_start
+def _is_alive(launch: _Launch) -> bool:
+    """Returns whether the launched process still runs, and no later one has its pid."""
+    start = process_start(launch.pid)
+    if start is None or launch.process_start is not None:
+        return start is not None and start == launch.process_start
     # Started by an older version.
     with suppress(psutil.NoSuchProcess):
-        return psutil.Process(known.pid).create_time() == known.pid_started_at
+        return psutil.Process(launch.pid).create_time() == launch.pid_started_at
     return False
 
 
@@ -223,7 +224,10 @@ def _wait_until_dead(folder: RunFolder) -> RunState:
 
 
 def _close_dead_run(folder: RunFolder, state: RunState) -> RunState:
-    """Writes the final state of a run whose process is gone; the caller holds its lock."""
+    """Writes and returns the final state of a run whose process is gone.
+
+    The caller holds the run's lock.
+    """
     status, error = RunStatus.CANCELLED, None
     if folder.cancel_waited_s() is None:
         status, error = outcome_of_dead_process(folder, state, _wait_for_process_end(folder))
@@ -239,7 +243,7 @@ def _close_dead_run(folder: RunFolder, state: RunState) -> RunState:
 
 def _wait_for_process_end(folder: RunFolder) -> ProcessEnd | None:
     """Returns how the run's process exited; waits a moment for its keeper to record that."""
-    launch = _launch_of(folder)
+    launch = _read_launch(folder)
     deadline = time.monotonic() + _END_WAIT_S
     while True:
         if (end := folder.read_process_end()) is not None:

@@ -28,10 +28,10 @@ from stillroom.teachers.run_limits import RunLimits, read_limits
 from stillroom.types import RunKind, RunStatus
 
 _WAIT_POLL_S = 0.5
-_LOOK_FOR_CANCEL_S = 0.5
+_CANCEL_POLL_S = 0.5
 _END_WAIT_S = 5.0
 _SPARE_BYTES = 1 << 16
-_LOOK_EVERY_S = 0.5
+_LIMITS_POLL_S = 0.5
 
 
 def main(
@@ -58,24 +58,24 @@ def main(
     )
     folder.write(state)
     reporter = JobReporter(folder, state, Redactor(secrets.values()))
-    stop = _Stop(reporter)
-    signal.signal(signal.SIGTERM, lambda _number, _frame: stop.cancel_now())
-    watched = _watching_for_cancel(folder, stop)
-    with _reserved_disk_space(folder), watched, watching_limits(folder, stop):
-        ending = _work(operation_of_run(state.kind), folder, stop, secrets)
-        ending = _close_reporter(reporter, ending, folder)
-    if ending["status"] is RunStatus.CANCELLED and stop.limit is not None:
-        ending["error"] = stopped_at_limit(folder, state.kind, stop.limit)
-    is_whole = ending["status"] is RunStatus.SUCCEEDED
+    canceller = _Canceller(reporter)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: canceller.cancel_now())
+    watched = _watching_for_cancel(folder, canceller)
+    with _reserved_disk_space(folder), watched, watching_limits(folder, canceller):
+        outcome = _work(operation_of_run(state.kind), folder, canceller, secrets)
+        outcome = _close_reporter(reporter, outcome, folder)
+    if outcome["status"] is RunStatus.CANCELLED and canceller.limit is not None:
+        outcome["error"] = stopped_at_limit(folder, state.kind, canceller.limit)
+    is_whole = outcome["status"] is RunStatus.SUCCEEDED
     progress = ended_progress(reporter.state.progress, is_whole=is_whole)
-    final = msgspec.structs.replace(reporter.state, ended_at=now(), progress=progress, **ending)
+    final = msgspec.structs.replace(reporter.state, ended_at=now(), progress=progress, **outcome)
     folder.write(final)
     lock.release()
     return 0 if is_whole else 1
 
 
-class _Stop:
-    """Cancels a run's work, either through its reporter or by an exception."""
+class _Canceller:
+    """Cancels a run's work: its reporter says so when asked, or an exception is raised."""
 
     def __init__(self, reporter: JobReporter) -> None:
         self.reporter = reporter
@@ -130,18 +130,18 @@ def _reserved_disk_space(folder: RunFolder) -> Generator[None]:
 
 
 @contextmanager
-def _watching_for_cancel(folder: RunFolder, stop: _Stop) -> Generator[None]:
+def _watching_for_cancel(folder: RunFolder, canceller: _Canceller) -> Generator[None]:
     """Cancels the run once its folder has the cancel mark, even if no signal arrives."""
     ended = threading.Event()
 
     def watch() -> None:
         while not folder.cancel_mark.exists():
-            if ended.wait(_LOOK_FOR_CANCEL_S):
+            if ended.wait(_CANCEL_POLL_S):
                 return
-        stop.cancel_from_any_thread()
+        canceller.cancel_from_any_thread()
 
     if folder.cancel_mark.exists():
-        stop.reporter.cancel()
+        canceller.reporter.cancel()
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
@@ -152,16 +152,16 @@ def _watching_for_cancel(folder: RunFolder, stop: _Stop) -> Generator[None]:
 
 
 def _close_reporter(
-    reporter: JobReporter, ending: dict[str, Any], folder: RunFolder
+    reporter: JobReporter, outcome: dict[str, Any], folder: RunFolder
 ) -> dict[str, Any]:
     """Closes the reporter; returns the outcome, which is a failure if events cannot be written."""
     try:
         reporter.close()
     except OSError as error:
         sys.stderr.write(reporter.redactor.text(traceback.format_exc()))
-        if ending["status"] is RunStatus.SUCCEEDED:
-            return _failure_fields(error, folder, reporter)
-    return ending
+        if outcome["status"] is RunStatus.SUCCEEDED:
+            return _outcome_of_error(error, folder, reporter)
+    return outcome
 
 
 def piped_secrets() -> dict[str, str]:
@@ -178,29 +178,30 @@ def piped_secrets() -> dict[str, str]:
 
 
 def _work(
-    operation: Operation, folder: RunFolder, stop: _Stop, secrets: Mapping[str, str]
+    operation: Operation, folder: RunFolder, canceller: _Canceller, secrets: Mapping[str, str]
 ) -> dict[str, Any]:
     """Does the run's work and returns the fields of its final state: status, result or error."""
-    reporter = stop.reporter
+    reporter = canceller.reporter
     try:
         stop_if_cancelled(reporter)
-        _wait_for_others(folder, reporter)
+        _wait_for_earlier_runs(folder, reporter)
         folder.check_inputs()
-        # Work that a call can also do inline has no reporter to poll, so a cancellation is raised.
-        with stop.raising(is_raising=operation.large is not None):
+        # Work that can also be done within a call has no reporter to poll, so a cancellation is
+        # raised as an exception.
+        with canceller.raising(is_raising=operation.large is not None):
             result = run_operation(operation, folder, reporter, secrets)
         error = operation.run.error_of(result) if operation.run is not None else None
         shown = reporter.redactor.value(msgspec.to_builtins(result))
         if error is None:
             return {"status": RunStatus.SUCCEEDED, "result": shown}
-        return {**_failure_fields(error, folder, reporter), "result": shown}
+        return {**_outcome_of_error(error, folder, reporter), "result": shown}
     # A run's outermost handler: any error becomes its final state, and the log gets the traceback.
     except BaseException as error:
         sys.stderr.write(reporter.redactor.text(traceback.format_exc()))
-        return _failure_fields(_main_error(error), folder, reporter)
+        return _outcome_of_error(_main_error(error), folder, reporter)
 
 
-def _wait_for_others(folder: RunFolder, reporter: JobReporter) -> None:
+def _wait_for_earlier_runs(folder: RunFolder, reporter: JobReporter) -> None:
     """Waits until the runs that this one is queued behind have ended, successfully or not.
 
     Raises RunCancelledError if the run is cancelled.
@@ -215,9 +216,10 @@ def _wait_for_others(folder: RunFolder, reporter: JobReporter) -> None:
             time.sleep(_WAIT_POLL_S)
 
 
-def _failure_fields(
+def _outcome_of_error(
     error: BaseException, folder: RunFolder, reporter: JobReporter
 ) -> dict[str, Any]:
+    """Returns the fields of the final state for the error that ended a run, or its cancellation."""
     redactor = reporter.redactor
     if isinstance(error, RunCancelledError):
         result = redactor.value(msgspec.to_builtins(error.result))
@@ -260,7 +262,8 @@ class Stoppable(Protocol):
 
 
 def _kill_this_process(reason: str) -> None:
-    # The run's final state quotes this last line of the log.
+    """Kills this process, and writes the limit that it exceeded as the log's last line."""
+    # The run's final state quotes it.
     sys.stderr.write(f"{KILLED_AT_LIMIT}{reason}\n")
     sys.stderr.flush()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -291,17 +294,18 @@ def watch(
     clock: Callable[[], float] = time.monotonic,
     kill: Callable[[str], None] = _kill_this_process,
 ) -> None:
-    """Checks the limits until the run has ended.
+    """Cancels the work when a limit is reached, and calls `kill` if it does not stop in time.
 
-    `has_ended` waits up to the given number of seconds for the end, and returns whether it came.
+    `has_ended` waits up to the given number of seconds for the work to end, and returns whether it
+    has. `kill` gets the limit as a text.
     """
-    stopping: str | None = None
-    while not has_ended(_LOOK_EVERY_S):
+    reached: str | None = None
+    while not has_ended(_LIMITS_POLL_S):
         teacher_usd = work.teacher_usd
-        if stopping is not None and limits.is_overdue(clock(), teacher_usd):
-            kill(stopping)
+        if reached is not None and limits.is_overdue(clock(), teacher_usd):
+            kill(reached)
             return
-        reason = None if stopping is not None else limits.reached(clock(), teacher_usd)
+        reason = None if reached is not None else limits.reached(clock(), teacher_usd)
         if reason is not None:
-            stopping = reason
+            reached = reason
             work.cancel_from_any_thread(reason)

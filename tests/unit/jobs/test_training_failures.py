@@ -161,7 +161,11 @@ def test_every_way_to_run_out_of_memory_is_told_as_such(run_with_checkpoint) -> 
             "resume={id}) resumes at",
         ),
         (KeyError("x"), "unexpected KeyError", "resume={id}) resumes at step_000004"),
-        (DivergedError("the gradient is nan", "lower it"), "nan", "lower it; model.path="),
+        (
+            DivergedError("the gradient is nan", "lower it"),
+            "nan",
+            "lower it; a new run with model.path=",
+        ),
         (DataError("row 3 is bad", "mend it"), "row 3", "mend it; then start_training(resume={id}"),
     ],
 )

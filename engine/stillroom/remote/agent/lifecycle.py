@@ -101,7 +101,7 @@ def _launch(agent: AgentFolder, run: AgentRun, request: LaunchRequest, keeper: F
         | variable
         | {PIPED_VARIABLES: ",".join(request.variables)},
         secrets=request.secrets,
-        kept_open=[keeper.handle],
+        inherited_fds=[keeper.handle],
     )
 
 
